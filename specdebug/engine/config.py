@@ -1,0 +1,257 @@
+"""Engine configuration: frozen, loud about unknown keys, and free of torch so that tools can check it fast.
+
+Derived quantities (how many slots a decode step may claim, how wide a row table must be) are properties of the
+config that owns the facts they derive from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from specdebug.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+# The scheduler plans one batch while another is in flight, so a request reserves slots for both.
+STEPS_IN_FLIGHT = 2
+
+
+class InvalidOption(ConfigError):
+    """One option is wrong; ``key_path`` says which, e.g. ``("speculative", "eagle_topk")``."""
+
+    def __init__(self, message: str, key_path: tuple[str, ...] = ()) -> None:
+        self.key_path = key_path
+        self.reason = message
+        super().__init__(f"engine.{'.'.join(key_path)}: {message}" if key_path else message)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeculativeConfig:
+    """EAGLE drafting. Symbols: S num_steps, K eagle_topk, T num_draft_tokens (tree nodes, root included)."""
+
+    algorithm: Literal["EAGLE", "EAGLE3"] = "EAGLE"
+    draft_model: str | None = None
+    num_steps: int = 5
+    eagle_topk: int = 1
+    num_draft_tokens: int | None = None
+    draft_kv_on_hit: Literal["recompute", "zero_fill"] = "recompute"
+    threshold_single: float = 1.0
+    threshold_acc: float = 1.0
+
+    @property
+    def tree_size(self) -> int:
+        """T: nodes of the verify tree, root included."""
+        return self.num_draft_tokens if self.num_draft_tokens is not None else self.num_steps + 1
+
+    @property
+    def max_tree_nodes(self) -> int:
+        """Most nodes S selections of K can offer, root included: 1 + K + K²(S-1)."""
+        return 1 + self.eagle_topk + self.eagle_topk**2 * (self.num_steps - 1)
+
+    def check(self) -> None:
+        path = "speculative"
+        for name in ("num_steps", "eagle_topk"):
+            if getattr(self, name) < 1:
+                raise InvalidOption(f"must be at least 1, got {getattr(self, name)}", (path, name))
+        if self.num_steps > 64:
+            raise InvalidOption(f"at most 64, got {self.num_steps}", (path, "num_steps"))
+        if self.eagle_topk > 64:
+            raise InvalidOption(f"at most 64, got {self.eagle_topk}", (path, "eagle_topk"))
+        if self.eagle_topk == 1 and self.tree_size != self.num_steps + 1:
+            raise InvalidOption(
+                f"must be num_steps + 1 = {self.num_steps + 1} when eagle_topk is 1, got {self.tree_size}",
+                (path, "num_draft_tokens"),
+            )
+        if not 2 <= self.tree_size <= self.max_tree_nodes:
+            raise InvalidOption(
+                f"must be in 2..{self.max_tree_nodes} (1 + topk + topk²·(steps-1)), got {self.tree_size}",
+                (path, "num_draft_tokens"),
+            )
+        for name in ("threshold_single", "threshold_acc"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise InvalidOption(f"must be in (0, 1], got {getattr(self, name)}", (path, name))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CudaGraphConfig:
+    """Graph runners: captured batch sizes and whether they are used (on a CPU the callable runs directly)."""
+
+    enabled: bool = True
+    max_bs: int = 8
+    capture_bs: tuple[int, ...] | None = None
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Captured batch sizes, ascending: 1, 2, 4, 8, ... and ``max_bs`` unless given."""
+        if self.capture_bs is not None:
+            return tuple(sorted(set(self.capture_bs)))
+        sizes = {self.max_bs}
+        size = 1
+        while size < self.max_bs:
+            sizes.add(size)
+            size *= 2
+        return tuple(sorted(sizes))
+
+    def check(self) -> None:
+        if not 1 <= self.max_bs <= 512:
+            raise InvalidOption(f"must be in 1..512, got {self.max_bs}", ("cuda_graph", "max_bs"))
+        if self.capture_bs is not None and (not self.capture_bs or min(self.capture_bs) < 1):
+            raise InvalidOption("needs at least one batch size, all positive", ("cuda_graph", "capture_bs"))
+        if self.capture_bs is not None and max(self.capture_bs) > self.max_bs:
+            raise InvalidOption(f"holds a size above max_bs={self.max_bs}", ("cuda_graph", "capture_bs"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryConfig:
+    """KV slots, and what fresh or released memory holds (a GPU promises nothing; ``zeros`` is the kindest)."""
+
+    num_slots: int = 16384
+    fill: Literal["zeros", "nan", "garbage"] = "zeros"
+    guards: bool = False
+
+    def check(self) -> None:
+        if not 1 <= self.num_slots <= 2**26:
+            raise InvalidOption(f"must be in 1..{2**26}, got {self.num_slots}", ("memory", "num_slots"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """Everything that decides what an engine does. Build from plain data with :meth:`from_dict`."""
+
+    model: str = "tiny"
+    attention_backend: Literal["flashinfer", "fa3", "triton"] = "flashinfer"
+    page_size: int = 1
+    context_length: int = 2048
+    max_running_requests: int = 8
+    chunked_prefill_size: int | None = None
+    radix_cache: bool = True
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "cpu"
+    seed: int = 0
+    speculative: SpeculativeConfig | None = None
+    cuda_graph: CudaGraphConfig = field(default_factory=CudaGraphConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> EngineConfig:
+        """Build and check. Raises :class:`InvalidOption` naming the key, with the nearest known one."""
+        config = _build(cls, data, ())
+        config.check()
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data from which :meth:`from_dict` makes an equal config."""
+        plain = dataclasses.asdict(self)
+        if self.cuda_graph.capture_bs is not None:
+            plain["cuda_graph"]["capture_bs"] = list(self.cuda_graph.capture_bs)
+        return plain
+
+    @property
+    def alloc_len_per_decode(self) -> int:
+        """Slots one decode step may touch beyond the committed length.
+
+        A chain or page_size 1 packs K branches of S draft slots; with both topk and page_size above one every
+        branch owns whole pages, the first sharing the prefix's tail page (SGLang ``get_alloc_len_per_decode``).
+        """
+        spec = self.speculative
+        if spec is None:
+            return 1
+        steps, topk, page = spec.num_steps, spec.eagle_topk, self.page_size
+        if topk == 1 or page == 1:
+            return max(steps * topk, spec.tree_size)
+        return max(-(-(page - 1 + steps) // page) * page * topk, spec.tree_size)
+
+    @property
+    def row_headroom(self) -> int:
+        """Cells a ``req_to_token`` row needs beyond ``context_length``: the reservation of a request whose
+        committed length is at the context limit, in whole pages (SGLang PR 26972)."""
+        tree = self.speculative.tree_size if self.speculative else 0
+        return max(4 + tree, STEPS_IN_FLIGHT * self.alloc_len_per_decode) + self.page_size - 1
+
+    @property
+    def usable_slots(self) -> int:
+        """N: KV slots handed out, rounded up to whole pages; page 0 comes on top as padding."""
+        return _round_up(self.memory.num_slots, self.page_size)
+
+    def check(self) -> None:
+        """Reject impossible values. Raises :class:`InvalidOption`."""
+        if not 1 <= self.page_size <= 1024:
+            raise InvalidOption(f"must be in 1..1024, got {self.page_size}", ("page_size",))
+        if not 8 <= self.context_length <= 2**20:
+            raise InvalidOption(f"must be in 8..{2**20}, got {self.context_length}", ("context_length",))
+        if not 1 <= self.max_running_requests <= 512:
+            raise InvalidOption(f"must be in 1..512, got {self.max_running_requests}", ("max_running_requests",))
+        if self.chunked_prefill_size is not None and self.chunked_prefill_size < 1:
+            raise InvalidOption(
+                f"must be at least 1, got {self.chunked_prefill_size}", ("chunked_prefill_size",)
+            )
+        if self.device != "cpu" and self.device.split(":")[0] != "cuda":
+            raise InvalidOption(f"must be cpu or cuda[:N], got {self.device!r}", ("device",))
+        if self.speculative is not None:
+            self.speculative.check()
+        self.cuda_graph.check()
+        self.memory.check()
+        smallest = _round_up(STEPS_IN_FLIGHT * self.alloc_len_per_decode + self.page_size, self.page_size)
+        if self.usable_slots < smallest:
+            raise InvalidOption(
+                f"{self.memory.num_slots} slots cannot hold one request's decode reservation; "
+                f"needs at least {smallest}",
+                ("memory", "num_slots"),
+            )
+
+
+def _build(cls: type[T], data: Any, path: tuple[str, ...]) -> T:
+    if not isinstance(data, Mapping):
+        raise InvalidOption(f"must be a mapping, got {_kind(data)}", path)
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for key, value in data.items():
+        if key not in hints:
+            raise InvalidOption(f"unknown option {key!r}{did_you_mean(str(key), hints)}", (*path, str(key)))
+        values[key] = _coerce(hints[key], value, (*path, key))
+    return cls(**values)
+
+
+def _coerce(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
+    origin = typing.get_origin(hint)
+    if origin in (types.UnionType, typing.Union):
+        options = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+        return None if value is None else _coerce(options[0], value, path)
+    if origin is Literal:
+        choices = typing.get_args(hint)
+        if value not in choices or isinstance(value, bool):
+            raise InvalidOption(f"must be one of {', '.join(map(str, choices))}; got {value!r}", path)
+        return value
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise InvalidOption(f"must be a list, got {_kind(value)}", path)
+        return tuple(_coerce(typing.get_args(hint)[0], item, path) for item in value)
+    if dataclasses.is_dataclass(hint):
+        return _build(hint, value, path) if isinstance(hint, type) else value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
+        raise InvalidOption(f"must be {_ARTICLE[hint]}, got {_kind(value)}", path)
+    return value
+
+
+_ARTICLE = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    return repr(value) if len(repr(value)) <= 40 else type(value).__name__

@@ -1,0 +1,160 @@
+"""Who owns which KV slot: allocators handing out slot ids of one pool shared by target and draft.
+
+With ``P = page_size`` and ``N = num_slots`` (a multiple of P), slots 0..P-1 (page 0) are padding: rows of a
+padded graph batch read and write them, so they are never handed out. Usable are slots P..N+P-1; a pool
+therefore holds N+P rows.
+
+The books are kept on the host (numpy), because the scheduler decides there; returned ids live on
+``device``. ``alloc`` takes from the head of an ascending list, so ids are contiguous as long as the pool is
+not fragmented (contiguous ids make KV gathers plain copies), and costs O(n). Freed pages wait in a side list
+and are merged and sorted in only when the head runs short. Which ids a sequence of calls gets depends on
+nothing else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+_Ids = npt.NDArray[np.int64]
+
+
+class InvalidFree(RuntimeError):
+    """A slot was freed that the allocator never hands out: page 0, or outside the pool."""
+
+
+class DoubleFree(InvalidFree):
+    """A slot was freed that nobody owns."""
+
+
+class SlotAllocator(ABC):
+    """Books of whole pages; subclasses say how slots and pages correspond. Use :func:`make_allocator`."""
+
+    def __init__(self, num_slots: int, page_size: int, device: torch.device | str = "cpu") -> None:
+        """Raises ``ValueError`` when ``num_slots`` is not a positive multiple of ``page_size``."""
+        if page_size < 1 or num_slots < 1 or num_slots % page_size:
+            raise ValueError(f"num_slots {num_slots} must be a positive multiple of page_size {page_size}")
+        self.num_slots = num_slots
+        self.page_size = page_size
+        self.device = torch.device(device)
+        self._num_pages = num_slots // page_size
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every owner: all slots are free again, in ascending order."""
+        self._free: _Ids = np.arange(1, self._num_pages + 1, dtype=np.int64)
+        self._head = 0
+        self._released: list[_Ids] = []
+        self._num_free_pages = self._num_pages
+        self._owned = np.zeros(self._num_pages + 1, dtype=np.bool_)
+
+    @property
+    def num_free(self) -> int:
+        """Slots that can be allocated now."""
+        return self._num_free_pages * self.page_size
+
+    def alloc(self, n: int) -> torch.Tensor | None:
+        """Take ``n`` slots (a multiple of the page size): int64 [n] in whole pages, ascending within a page.
+
+        None, and nothing changed, when fewer than ``n`` are free. Raises ``ValueError`` for a bad ``n``.
+        """
+        num_pages, rest = divmod(n, self.page_size)
+        if rest or n < 0:
+            raise ValueError(f"cannot allocate {n} slots: not a multiple of page_size {self.page_size}")
+        if num_pages > self._num_free_pages:
+            return None
+        stop = self._head + num_pages
+        if stop > self._free.size:
+            self._merge_released()
+            stop = num_pages
+        pages = self._free[self._head : stop]
+        self._head = stop
+        self._num_free_pages -= num_pages
+        self._owned[pages] = True
+        return self._to_tensor(self._slots_of(pages))
+
+    def free(self, slots: torch.Tensor) -> None:
+        """Give back every page that holds one of ``slots`` (any integer dtype and shape; may be empty).
+
+        Raises :class:`InvalidFree` or :class:`DoubleFree` naming a slot; nothing is freed then.
+        A CUDA tensor is copied to the host, which waits for the stream.
+        """
+        if slots.numel() == 0:
+            return
+        ids = slots.detach().to("cpu", torch.int64).numpy().reshape(-1)
+        if ids.min() < self.page_size or ids.max() >= self.num_slots + self.page_size:
+            bad = ids[(ids < self.page_size) | (ids >= self.num_slots + self.page_size)][0]
+            last = self.num_slots + self.page_size - 1
+            raise InvalidFree(f"slot {bad} cannot be freed: usable slots are {self.page_size}..{last}")
+        pages = self._pages_of(ids)
+        owned = self._owned[pages]
+        if not owned.all():
+            page = pages[~owned][0]
+            slot = ids[ids // self.page_size == page][0]
+            raise DoubleFree(f"slot {slot} is freed but not allocated")
+        self._owned[pages] = False
+        self._released.append(pages)
+        self._num_free_pages += pages.size
+
+    def free_slots(self) -> torch.Tensor:
+        """All free slots, ascending, int64 [num_free]; for accounting, O(N)."""
+        return self._to_tensor(self._slots_of(np.flatnonzero(~self._owned[1:]) + 1))
+
+    def _merge_released(self) -> None:
+        self._free = np.concatenate([self._free[self._head :], *self._released])
+        self._free.sort()
+        self._head = 0
+        self._released = []
+
+    def _to_tensor(self, ids: _Ids) -> torch.Tensor:
+        tensor = torch.from_numpy(ids)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device)
+
+    @abstractmethod
+    def _slots_of(self, pages: _Ids) -> _Ids:
+        """Slots of these pages, in the order of the pages; never a view of the books."""
+
+    @abstractmethod
+    def _pages_of(self, slots: _Ids) -> _Ids:
+        """The distinct pages of these slots, ascending."""
+
+
+class TokenAllocator(SlotAllocator):
+    """Pages of one slot: a slot is its own page, and naming a slot twice in one ``free`` is a double free."""
+
+    def __init__(self, num_slots: int, device: torch.device | str = "cpu") -> None:
+        super().__init__(num_slots, 1, device)
+
+    def _slots_of(self, pages: _Ids) -> _Ids:
+        return pages.copy()
+
+    def _pages_of(self, slots: _Ids) -> _Ids:
+        pages = np.sort(slots)
+        repeated = pages[1:] == pages[:-1]
+        if repeated.any():
+            raise DoubleFree(f"slot {pages[1:][repeated][0]} is freed twice in one call")
+        return pages
+
+
+class PagedAllocator(SlotAllocator):
+    """Pages of several slots: freeing any slot of a page frees the whole page."""
+
+    def __init__(self, num_slots: int, page_size: int, device: torch.device | str = "cpu") -> None:
+        super().__init__(num_slots, page_size, device)
+        self._within = np.arange(page_size, dtype=np.int64)
+
+    def _slots_of(self, pages: _Ids) -> _Ids:
+        return (pages[:, None] * self.page_size + self._within).reshape(-1)
+
+    def _pages_of(self, slots: _Ids) -> _Ids:
+        return np.unique(slots // self.page_size)
+
+
+def make_allocator(num_slots: int, page_size: int, device: torch.device | str = "cpu") -> SlotAllocator:
+    """The allocator for ``num_slots`` usable slots in pages of ``page_size``."""
+    if page_size == 1:
+        return TokenAllocator(num_slots, device)
+    return PagedAllocator(num_slots, page_size, device)

@@ -1,0 +1,315 @@
+"""The prefix cache: a radix tree from token prefixes to the KV slots that already hold them.
+
+The tree owns the slots it stores. Every node holds a run of slots in whole pages, so matches, splits and
+evictions are multiples of the page size. A path that a running request reads is locked; what is not locked
+may be evicted, least recently used leaves first, by a logical clock (no wall time: the same calls give the
+same evictions). Slots are shared by the target and the draft pool, but a prefix may have been cached by a
+request that did not speculate; a node therefore says whether the *draft* KV of its slots was ever written.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+@dataclass(frozen=True, eq=False)
+class RadixKey:
+    """What the first ``len(tokens) - 1`` slots of a sequence are cached under.
+
+    Draft KV of slot p is a function of token p+1 (the draft embeds the next token beside target hidden p), so
+    an engine that drafts caches slot p under the pair (t_p, t_{p+1}): ``bigram``. Under t_p alone, two
+    prompts that diverge right after a shared page would share draft KV that is wrong for one of them. The
+    last slot has no next token yet and is never cached, with either kind of key.
+    """
+
+    tokens: Sequence[int] | npt.NDArray[np.int64]
+    bigram: bool
+
+    @property
+    def lookahead(self) -> int:
+        """Tokens beyond slot p that slot p depends on: all that tells the two kinds of key apart."""
+        return 1 if self.bigram else 0
+
+    @cached_property
+    def array(self) -> npt.NDArray[np.int64]:
+        """``tokens`` as int64 [len + 1]."""
+        return np.asarray(self.tokens, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return max(len(self.tokens) - 1, 0)
+
+    def part(self, start: int, stop: int) -> RadixKey:
+        """The key of slots ``start:stop``."""
+        return RadixKey(self.array[start : stop + 1], self.bigram)
+
+    def match_length(self, other: RadixKey) -> int:
+        """How many leading slots of the two keys are the same."""
+        n = min(len(self), len(other))
+        if n == 0:
+            return 0
+        differs = self.array[: n + self.lookahead] != other.array[: n + self.lookahead]
+        first = int(differs.argmax())
+        return max(first - self.lookahead, 0) if differs[first] else n
+
+    def child_key(self, page_size: int) -> bytes:
+        """What a node beginning with this key is found by: the key's first page."""
+        return self.array[: page_size + self.lookahead].tobytes()
+
+
+class TreeNode:
+    """A run of cached slots continuing its parent's. The root holds none."""
+
+    __slots__ = ("children", "draft_written", "key", "last_access", "lock_ref", "parent", "serial", "slots")
+
+    def __init__(
+        self, key: RadixKey, slots: torch.Tensor, parent: TreeNode | None, *, draft_written: bool, serial: int
+    ) -> None:
+        self.key = key
+        self.slots = slots  # int64 [len(key)]
+        self.parent = parent
+        self.children: dict[bytes, TreeNode] = {}
+        self.draft_written = draft_written
+        self.lock_ref = 0
+        self.last_access = 0
+        self.serial = serial  # order of creation
+
+    def path(self) -> Iterator[TreeNode]:
+        """This node and its ancestors, up to but without the root."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixMatch:
+    """Slots already holding a prefix."""
+
+    slots: torch.Tensor
+    """int64 [M], M a multiple of the page size."""
+    node: TreeNode
+    """Where the match ends: lock it for as long as the slots are read."""
+    draft_written: torch.Tensor
+    """bool [M]: the slot's draft KV was written, not only its target KV."""
+
+
+@dataclass(frozen=True, eq=False)
+class InsertResult:
+    """What the tree did with the slots it was offered."""
+
+    prefix_len: int
+    """The tree had this many already; of the offered ones, those that differ stay the caller's to free."""
+    length: int
+    """Slots the tree now holds for the key: its length floored to pages. What is beyond is the caller's."""
+    node: TreeNode
+    """Where the key ends."""
+    heal_src: torch.Tensor
+    """int64 [X]: offered slots whose draft KV the tree's slots lack. Copy before freeing them."""
+    heal_dst: torch.Tensor
+    """int64 [X]: the tree's slots to copy that draft KV to, in the draft pool."""
+
+
+class RadixCache:
+    """The tree of one engine. Raises ``ValueError`` for misuse, ``RuntimeError`` for an unbalanced unlock."""
+
+    def __init__(self, page_size: int, device: torch.device | str = "cpu") -> None:
+        if page_size < 1:
+            raise ValueError(f"page_size {page_size} must be positive")
+        self.page_size = page_size
+        self._none = torch.empty(0, dtype=torch.int64, device=device)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, locks included. The caller resets the allocator as well."""
+        self._clock = 0
+        self._serial = 0
+        self._evictable = 0
+        self._protected = 0
+        self._leaves: dict[int, TreeNode] = {}  # by serial; only those that may be evicted
+        self.root = TreeNode(RadixKey((), False), self._none, None, draft_written=True, serial=0)
+
+    @property
+    def evictable_size(self) -> int:
+        """Cached slots that no request reads."""
+        return self._evictable
+
+    @property
+    def protected_size(self) -> int:
+        """Cached slots on a locked path."""
+        return self._protected
+
+    @property
+    def total_size(self) -> int:
+        """All cached slots."""
+        return self._evictable + self._protected
+
+    def all_slots(self) -> torch.Tensor:
+        """Every slot the tree owns, int64 [total_size]; for accounting."""
+        return self._cat([node.slots for node in self.nodes()])
+
+    def nodes(self) -> Iterator[TreeNode]:
+        """Every node but the root, parents first, children in the order they came."""
+        stack = list(reversed(self.root.children.values()))
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children.values()))
+
+    def match_prefix(self, key: RadixKey, *, require_draft_kv: bool) -> PrefixMatch:
+        """The longest cached prefix of ``key`` in whole pages; a node it ends inside is split there.
+
+        With ``require_draft_kv`` the prefix stops before the first slot whose draft KV was never written.
+        """
+        matched = list(self._descend(key, require_draft_kv=require_draft_kv))
+        written = [torch.full_like(node.slots, node.draft_written, dtype=torch.bool) for node in matched]
+        return PrefixMatch(
+            slots=self._cat([node.slots for node in matched]),
+            node=matched[-1] if matched else self.root,
+            draft_written=torch.cat(written) if written else self._none.to(torch.bool),
+        )
+
+    def insert(self, key: RadixKey, slots: torch.Tensor, *, draft_written: bool) -> InsertResult:
+        """Hand ``slots`` (integers, at least ``len(key)`` floored to pages) to the tree as holding ``key``.
+
+        Where the tree has the prefix already it keeps its own slots. Where those lack draft KV and the
+        offered ones have it (``draft_written``), the caller must copy ``heal_src`` to ``heal_dst``: the tree
+        counts that draft KV as written from now on. Raises ``ValueError`` when slots are missing.
+        """
+        length = len(key) // self.page_size * self.page_size
+        if slots.numel() < length:
+            raise ValueError(f"{slots.numel()} slots offered for a key of {length}")
+        node, done = self.root, 0
+        heal_src, heal_dst = [self._none], [self._none]
+        for node in self._descend(key.part(0, length)):
+            if draft_written and not node.draft_written:
+                offered = slots[done : done + len(node.key)].to(torch.int64)
+                moved = offered != node.slots
+                heal_src.append(offered[moved])
+                heal_dst.append(node.slots[moved])
+                node.draft_written = True
+            done += len(node.key)
+        if done < length:
+            own = slots[done:length].to(torch.int64, copy=True)
+            node = self._add_child(node, key.part(done, length), own, draft_written=draft_written)
+        return InsertResult(
+            prefix_len=done,
+            length=length,
+            node=node,
+            heal_src=torch.cat(heal_src),
+            heal_dst=torch.cat(heal_dst),
+        )
+
+    def lock(self, node: TreeNode) -> None:
+        """Keep ``node`` and everything above it from eviction until as many :meth:`unlock`."""
+        for member in node.path():
+            if member.lock_ref == 0:
+                self._evictable -= len(member.key)
+                self._protected += len(member.key)
+                self._leaves.pop(member.serial, None)
+            member.lock_ref += 1
+
+    def unlock(self, node: TreeNode) -> None:
+        """Undo one :meth:`lock` of ``node``."""
+        for member in node.path():
+            if member.lock_ref == 0:
+                raise RuntimeError(f"radix node {member.serial} is unlocked more often than locked")
+            member.lock_ref -= 1
+            if member.lock_ref == 0:
+                self._protected -= len(member.key)
+                self._evictable += len(member.key)
+                self._note_leaf(member)
+
+    def evict(self, num_slots: int) -> torch.Tensor:
+        """Drop whole unlocked leaves, least recently used first, until ``num_slots`` slots are dropped.
+
+        Returns their slots, int64, now the caller's to free; fewer than asked for when too much is locked.
+        """
+        heap = [(leaf.last_access, serial) for serial, leaf in self._leaves.items()]
+        heapq.heapify(heap)
+        freed: list[torch.Tensor] = []
+        missing = num_slots
+        while heap and missing > 0:
+            _, serial = heapq.heappop(heap)
+            leaf = self._leaves.pop(serial)
+            parent = leaf.parent
+            assert parent is not None  # the root is never among the leaves
+            del parent.children[leaf.key.child_key(self.page_size)]
+            self._evictable -= len(leaf.key)
+            missing -= len(leaf.key)
+            freed.append(leaf.slots)
+            if self._note_leaf(parent):
+                heapq.heappush(heap, (parent.last_access, parent.serial))
+        return self._cat(freed)
+
+    def _descend(self, key: RadixKey, *, require_draft_kv: bool = False) -> Iterator[TreeNode]:
+        """The nodes that spell the longest cached prefix of ``key``, splitting the one it ends inside."""
+        self._clock += 1
+        node, done, length = self.root, 0, len(key)
+        while length - done >= self.page_size:
+            rest = key.part(done, length)
+            child = node.children.get(rest.child_key(self.page_size))
+            if child is None or (require_draft_kv and not child.draft_written):
+                return
+            whole = len(child.key)
+            shared = child.key.match_length(rest) // self.page_size * self.page_size
+            node = self._split(child, shared) if shared < whole else child
+            node.last_access = self._clock
+            yield node
+            if shared < whole:
+                return
+            done += shared
+
+    def _split(self, node: TreeNode, length: int) -> TreeNode:
+        """Cut the first ``length`` slots off into a new parent, and return it.
+
+        ``node`` stays the lower part, so that whoever locked it still unlocks the whole path.
+        """
+        parent = node.parent
+        assert parent is not None
+        upper = self._new_node(
+            node.key.part(0, length), node.slots[:length].clone(), parent, draft_written=node.draft_written
+        )
+        upper.lock_ref = node.lock_ref
+        upper.last_access = node.last_access
+        parent.children[upper.key.child_key(self.page_size)] = upper
+        node.key = node.key.part(length, len(node.key))
+        node.slots = node.slots[length:].clone()
+        node.parent = upper
+        upper.children[node.key.child_key(self.page_size)] = node
+        return upper
+
+    def _add_child(
+        self, parent: TreeNode, key: RadixKey, slots: torch.Tensor, *, draft_written: bool
+    ) -> TreeNode:
+        # The key is copied: a view would keep the whole prompt alive for as long as the node lives.
+        key = RadixKey(key.array.copy(), key.bigram)
+        child = self._new_node(key, slots, parent, draft_written=draft_written)
+        child.last_access = self._clock
+        parent.children[key.child_key(self.page_size)] = child
+        self._leaves.pop(parent.serial, None)
+        self._leaves[child.serial] = child
+        self._evictable += len(key)
+        return child
+
+    def _new_node(
+        self, key: RadixKey, slots: torch.Tensor, parent: TreeNode, *, draft_written: bool
+    ) -> TreeNode:
+        self._serial += 1
+        return TreeNode(key, slots, parent, draft_written=draft_written, serial=self._serial)
+
+    def _note_leaf(self, node: TreeNode) -> bool:
+        """Register ``node`` as evictable if it is; the root never is."""
+        evictable = node.parent is not None and not node.children and node.lock_ref == 0
+        if evictable:
+            self._leaves[node.serial] = node
+        return evictable
+
+    def _cat(self, slots: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([self._none, *slots])

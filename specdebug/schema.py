@@ -1,0 +1,180 @@
+"""A small kit to check loaded YAML: an ``Item`` is one value that knows its name and its place in the file.
+
+Toggles, probe packs and scenarios all validate with it, so that they complain alike. A reader takes what it
+wants and every wrong type, bad range or unknown key becomes a ``ContentError`` at the right line and column::
+
+    top = load_yaml(path).root.table(required=("pr", "title"), optional=("aliases",))
+    pr = top["pr"].integer(low=1)
+    title = top["title"].text()
+    aliases = [a.integer(low=1) for a in top["aliases"].items()] if "aliases" in top else []
+    for name, arm in top["arms"].entries().items():      # a mapping whose keys are the user's own
+        arm.table(optional=("revert", "engine"))
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specdebug.errors import ContentError, Where, did_you_mean
+from specdebug.yamlio import Doc, KeyPath, one_line
+
+
+@dataclass(frozen=True)
+class Item:
+    """One value of a document. Its methods return the value as the asked type or raise ``ContentError``."""
+
+    doc: Doc
+    path: KeyPath
+    value: Any
+
+    @property
+    def where(self) -> Where:
+        """Place of the value."""
+        return self.doc.where(*self.path)
+
+    @property
+    def where_key(self) -> Where:
+        """Place of the key that holds the value."""
+        return self.doc.where_key(*self.path)
+
+    @property
+    def name(self) -> str:
+        """How the value is reached, as in ``workload[0].prompt.tokens``."""
+        text = ""
+        for step in self.path:
+            if isinstance(step, int):
+                text += f"[{step}]"
+            else:
+                text += ("." if text else "") + one_line(step, 40)
+        return text or "the file"
+
+    @property
+    def is_null(self) -> bool:
+        """Whether the value is absent: ``key:`` or ``key: null``."""
+        return self.value is None
+
+    def error(self, message: str) -> ContentError:
+        """An error at this value's place; ``message`` follows the value's name."""
+        return ContentError(f"{self.name} {message}", self.where)
+
+    def expected(self, what: str) -> ContentError:
+        """The error for a value that is not ``what``; it says what it is instead."""
+        return self.error(f"must be {what}, not {describe(self.value)}")
+
+    def text(self, *, choices: Sequence[str] = (), pattern: str | None = None, empty: bool = False) -> str:
+        """A string: not blank unless ``empty``, one of ``choices`` if given, fitting all of ``pattern``."""
+        if not isinstance(self.value, str):
+            hint = "; quote it" if isinstance(self.value, bool | int | float) else ""
+            raise self.error(f"must be text, not {describe(self.value)}{hint}")
+        if not empty and not self.value.strip():
+            raise self.error("must not be empty")
+        if choices and self.value not in choices:
+            nearest = did_you_mean(self.value, choices)
+            raise self.error(f"cannot be '{one_line(self.value, 60)}'{nearest}")
+        if pattern is not None and not re.fullmatch(pattern, self.value):
+            raise self.error(f"'{one_line(self.value, 60)}' does not fit the form {pattern}")
+        return self.value
+
+    def integer(self, *, low: int | None = None, high: int | None = None) -> int:
+        """A whole number with ``low <= value <= high``."""
+        if isinstance(self.value, bool) or not isinstance(self.value, int):
+            raise self.expected(f"a whole number{_range(low, high)}")
+        if (low is not None and self.value < low) or (high is not None and self.value > high):
+            raise self.expected(f"a whole number{_range(low, high)}")
+        return self.value
+
+    def number(self, *, low: float | None = None, high: float | None = None) -> float:
+        """A finite number with ``low <= value <= high``, returned as a float."""
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+            raise self.expected(f"a number{_range(low, high)}")
+        if (low is not None and self.value < low) or (high is not None and self.value > high):
+            raise self.expected(f"a number{_range(low, high)}")
+        try:
+            as_float = float(self.value)
+        except OverflowError:
+            as_float = math.inf
+        if not math.isfinite(as_float):
+            raise self.expected("a finite number")
+        return as_float
+
+    def boolean(self) -> bool:
+        """``true`` or ``false``; YAML 1.1's ``yes`` and ``on`` are text here."""
+        if not isinstance(self.value, bool):
+            raise self.expected("true or false")
+        return self.value
+
+    def items(self, *, at_least: int = 0) -> list[Item]:
+        """The items of a list of at least ``at_least``."""
+        if not isinstance(self.value, list):
+            raise self.expected("a list")
+        if len(self.value) < at_least:
+            raise self.error(f"needs at least {at_least} item{'s' if at_least > 1 else ''}")
+        return [Item(self.doc, (*self.path, index), item) for index, item in enumerate(self.value)]
+
+    def one_or_many(self, *, at_least: int = 1) -> list[Item]:
+        """The items of a list, or the value itself as the only one."""
+        return self.items(at_least=at_least) if isinstance(self.value, list) else [self]
+
+    def entries(self) -> dict[str, Item]:
+        """The values of a mapping whose keys are free (names of arms, engines, groups)."""
+        if not isinstance(self.value, dict):
+            raise self.expected("a mapping")
+        return {key: Item(self.doc, (*self.path, key), item) for key, item in self.value.items()}
+
+    def table(self, *, required: Sequence[str] = (), optional: Sequence[str] = ()) -> Table:
+        """The values of a mapping whose keys are fixed: an unknown or a missing one is an error."""
+        entries = self.entries()
+        known = (*required, *optional)
+        for key, item in entries.items():
+            if key not in known:
+                inside = f" in {self.name}" if self.path else ""
+                message = f"unknown key '{one_line(key, 60)}'{inside}{did_you_mean(key, known)}"
+                raise ContentError(message, item.where_key)
+        for key in required:
+            if key not in entries:
+                raise self.error(f"lacks the key '{key}'")
+        return Table(self, entries)
+
+
+@dataclass(frozen=True)
+class Table(Mapping[str, Item]):
+    """A mapping whose keys have been checked; ``table.get("key")`` is None for an absent optional one."""
+
+    item: Item
+    entries: dict[str, Item]
+
+    def __getitem__(self, key: str) -> Item:
+        return self.entries[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+def describe(value: Any) -> str:
+    """A value as an error shows it: short, on one line."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, str):
+        return f"'{one_line(value, 60)}'"
+    return one_line(str(value), 60)
+
+
+def _range(low: float | None, high: float | None) -> str:
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    if low is not None:
+        return f" of at least {low}"
+    return f" of at most {high}" if high is not None else ""

@@ -1,0 +1,378 @@
+"""Parent side of the workers: start the fork server, run jobs in forks of it, survive whatever they do.
+
+One selector loop owns everything: events, logs, deadlines and memory. A worker may end in any way; its
+:class:`WorkerEnd` says which, and whatever it had reported by then has been delivered.
+
+**Memory.** The limit is on resident memory, watched from here. ``RLIMIT_AS`` cannot be used (torch reserves
+address space by the tens of GiB), and ``RLIMIT_DATA`` counts what is mapped rather than used and turns an
+overrun into whatever the allocator's caller makes of a null pointer. A worker wedged in C cannot watch
+itself, so the parent polls ``/proc`` every :data:`TICK_S`; at the rate one core can fault pages in, a
+runaway overshoots its limit by tens of MiB. Where there is no ``/proc``, the limit is not enforced.
+
+**Hangs.** At its deadline a worker is first asked where it is (``faulthandler`` dumps every thread to the
+log), then killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Protocol
+
+from specdebug.errors import SpecDebugError
+from specdebug.targets.forkserver import DUMP_SIGNAL
+from specdebug.targets.wire import JOB, SIGNAL, LineReader, send
+
+TICK_S = 0.02
+DUMP_GRACE_S = 0.3
+LOG_LIMIT = 64 * 1024
+PRELOAD = ("torch", "numpy", "safetensors.torch", "tokenizers", "yaml")
+
+EndKind = Literal["done", "exit", "signal", "timeout", "memory", "interrupted", "lost"]
+
+
+class WorkerStartError(SpecDebugError):
+    """No worker can be started: torch does not import, or the system refuses processes."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run in a worker: ``target`` (``module:function``) is called there with ``payload`` and a sink."""
+
+    name: str
+    target: str
+    payload: Any
+    timeout_s: float = 120.0
+    memory_mb: float = 4096.0
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """How a worker ended. ``status``: exit status, negative for a signal. ``log``: the end of its output."""
+
+    kind: EndKind
+    status: int
+    wall_s: float
+    peak_rss_mb: float
+    log: str
+
+    @property
+    def signal_name(self) -> str:
+        """``SIGSEGV`` and so on, empty when no signal ended it."""
+        return signal.Signals(-self.status).name if self.status < 0 else ""
+
+
+class Listener(Protocol):
+    """Who wants to know. Called from :meth:`WorkerPool.run`, in the order things happened."""
+
+    def started(self, job: Job) -> None:
+        """The job's worker exists."""
+
+    def event(self, job: Job, event: dict[str, Any]) -> None:
+        """The job's worker reported something."""
+
+    def ended(self, job: Job, end: WorkerEnd) -> None:
+        """The job's worker is gone; no event of it will follow."""
+
+
+@dataclass
+class _Worker:
+    job: Job
+    event_fd: int
+    log_fd: int
+    pid: int = 0
+    started_at: float = 0.0
+    deadline: float = float("inf")
+    dump_until: float | None = None
+    peak_rss_mb: float = 0.0
+    killed_for: EndKind | None = None
+    lines: LineReader = field(default_factory=LineReader)
+    log: deque[bytes] = field(default_factory=deque)
+    log_size: int = 0
+
+
+class WorkerPool:
+    """Runs jobs, at most ``jobs`` at a time. A context manager: leaving it ends the fork server and every
+    worker."""
+
+    def __init__(self, jobs: int = 0, preload: Sequence[str] = PRELOAD) -> None:
+        self._limit = jobs or cpu_count()
+        self._preload = tuple(preload)
+        self._selector = selectors.DefaultSelector()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._sock: socket.socket | None = None
+        self._replies = LineReader()
+        self._server_log = b""
+        self._ready = False
+        self._workers: dict[str, _Worker] = {}
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Launch the fork server and return at once; it loads torch while the caller goes on."""
+        if self._server is not None:
+            return
+        ours, theirs = socket.socketpair()
+        env = {name: value for name, value in os.environ.items() if name != "SGLANG_DEBUG_REVERT_PR"}
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
+            env[name] = "1"
+        env.update(TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
+        command = [sys.executable, "-m", "specdebug.targets.forkserver", str(theirs.fileno()), *self._preload]
+        try:
+            # A session of its own, so that a Ctrl-C in the terminal reaches the parent alone.
+            self._server = subprocess.Popen(
+                command,
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=env,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise WorkerStartError(f"cannot start a worker process: {error}") from error
+        theirs.close()
+        self._sock, self._replies, self._server_log, self._ready = ours, LineReader(), b"", False
+        self._selector.register(ours.fileno(), selectors.EVENT_READ, self._on_reply)
+        stderr = self._server.stderr
+        assert stderr is not None  # for the type checker: we asked for a pipe
+        self._selector.register(stderr.fileno(), selectors.EVENT_READ, self._on_server_log)
+
+    def run(self, jobs: Sequence[Job], listener: Listener) -> None:
+        """Run every job to its end, first come first served. Names must be unique.
+
+        A KeyboardInterrupt ends all workers, reports them as ``interrupted`` and is raised again.
+        """
+        waiting = deque(jobs)
+        try:
+            while waiting or self._workers:
+                while waiting and len(self._workers) < self._limit:
+                    self.start()
+                    self._launch(waiting.popleft())
+                for key, _ in self._selector.select(TICK_S):
+                    # An earlier callback of this round may have ended this worker, or the whole server.
+                    if self._selector.get_map().get(key.fd) == key:
+                        key.data(listener)
+                self._watch()
+        except KeyboardInterrupt:
+            for worker in list(self._workers.values()):
+                self._signal(worker, signal.SIGKILL)
+                worker.killed_for = "interrupted"
+                self._finish(worker, listener, -int(signal.SIGKILL))
+            raise
+
+    def close(self) -> None:
+        """End the fork server (and with it every worker). Can be started again."""
+        if self._server is None or self._sock is None:
+            return
+        for worker in list(self._workers.values()):
+            self._release(worker)
+        self._unregister(self._sock.fileno())
+        self._sock.close()
+        stderr = self._server.stderr
+        if stderr is not None:
+            self._unregister(stderr.fileno())
+            stderr.close()
+        # With workers alive the closed socket makes the server end them; without, there is nothing to wait
+        # for.
+        if not self._ready:
+            self._server.kill()
+        self._server.wait()
+        self._server = self._sock = None
+
+    def _launch(self, job: Job) -> None:
+        event_read, event_write = os.pipe()
+        log_read, log_write = os.pipe()
+        for fd in (event_read, log_read):
+            os.set_blocking(fd, False)
+        worker = _Worker(job, event_read, log_read)
+        self._workers[job.name] = worker
+        self._selector.register(event_read, selectors.EVENT_READ, lambda on: self._on_events(worker, on))
+        self._selector.register(log_read, selectors.EVENT_READ, lambda on: self._on_log(worker))
+        # Pickled twice: the server must not unpickle what the worker gets, or it would import that code
+        # itself.
+        message = {"job": job.name, "target": job.target, "payload": pickle.dumps(job.payload)}
+        assert self._sock is not None
+        # A server that has died shows as a closed socket in the next round of the loop.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            send(self._sock, JOB, message, (event_write, log_write))
+        os.close(event_write)
+        os.close(log_write)
+
+    def _on_reply(self, listener: Listener) -> None:
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(1 << 16)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._server_lost(listener)
+            return
+        for reply in self._replies.feed(data):
+            if "ready" in reply:
+                self._ready = True
+            elif "started" in reply:
+                worker = self._workers.get(reply["started"])
+                if worker is not None:
+                    worker.pid = reply["pid"]
+                    worker.started_at = time.monotonic()
+                    worker.deadline = worker.started_at + worker.job.timeout_s
+                    listener.started(worker.job)
+            elif "ended" in reply and reply["ended"] in self._workers:
+                self._finish(self._workers[reply["ended"]], listener, reply["status"])
+
+    def _server_lost(self, listener: Listener) -> None:
+        """The fork server is gone: its workers are too. Jobs still waiting get a new one."""
+        assert self._server is not None
+        was_ready, server = self._ready, self._server
+        for worker in list(self._workers.values()):
+            worker.killed_for = "lost"
+        status = server.wait()
+        if server.stderr is not None:
+            with contextlib.suppress(OSError):
+                self._server_log += server.stderr.read() or b""
+        workers = list(self._workers.values()) if was_ready else []
+        for worker in workers:
+            self._finish(worker, listener, status)
+        log = self._server_log.decode("utf-8", "replace").strip()
+        self.close()
+        if not was_ready:
+            last = log.splitlines()[-1] if log else f"exit status {status}"
+            raise WorkerStartError(f"the worker process could not start: {last}")
+
+    def _on_server_log(self, listener: Listener) -> None:
+        assert self._server is not None
+        assert self._server.stderr is not None
+        data = os.read(self._server.stderr.fileno(), 1 << 16)
+        if not data:
+            self._unregister(self._server.stderr.fileno())
+        self._server_log = (self._server_log + data)[-LOG_LIMIT:]
+
+    def _on_events(self, worker: _Worker, listener: Listener) -> bool:
+        """Deliver what is there; False when nothing was."""
+        data = _read(worker.event_fd)
+        if not data:
+            self._unregister(worker.event_fd)
+            return False
+        for event in worker.lines.feed(data):
+            listener.event(worker.job, event)
+        return True
+
+    def _on_log(self, worker: _Worker) -> bool:
+        data = _read(worker.log_fd)
+        if not data:
+            self._unregister(worker.log_fd)
+            return False
+        worker.log.append(data)
+        worker.log_size += len(data)
+        while worker.log_size > LOG_LIMIT and len(worker.log) > 1:
+            worker.log_size -= len(worker.log.popleft())
+        return True
+
+    def _watch(self) -> None:
+        """Deadlines and memory."""
+        now = time.monotonic()
+        for worker in self._workers.values():
+            if not worker.pid or worker.killed_for in ("timeout", "memory"):
+                if worker.dump_until is not None and now >= worker.dump_until:
+                    worker.dump_until = None
+                    self._signal(worker, signal.SIGKILL)
+                continue
+            rss = _rss_mb(worker.pid)
+            worker.peak_rss_mb = max(worker.peak_rss_mb, rss)
+            if rss > worker.job.memory_mb:
+                worker.killed_for = "memory"
+                self._signal(worker, signal.SIGKILL)
+            elif now >= worker.deadline:
+                worker.killed_for = "timeout"
+                worker.dump_until = now + DUMP_GRACE_S
+                self._signal(worker, DUMP_SIGNAL)
+
+    def _signal(self, worker: _Worker, number: int) -> None:
+        assert self._sock is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            send(self._sock, SIGNAL, {"job": worker.job.name, "signal": int(number)})
+
+    def _finish(self, worker: _Worker, listener: Listener, status: int) -> None:
+        while self._on_events(worker, listener):
+            pass
+        while self._on_log(worker):
+            pass
+        self._release(worker)
+        kind: EndKind = worker.killed_for or ("done" if status == 0 else "signal" if status < 0 else "exit")
+        wall_s = time.monotonic() - worker.started_at if worker.started_at else 0.0
+        log = b"".join(worker.log).decode("utf-8", "replace")[-LOG_LIMIT:]
+        listener.ended(worker.job, WorkerEnd(kind, status, wall_s, worker.peak_rss_mb, log))
+
+    def _release(self, worker: _Worker) -> None:
+        for fd in (worker.event_fd, worker.log_fd):
+            self._unregister(fd)
+            os.close(fd)
+        del self._workers[worker.job.name]
+
+    def _unregister(self, fd: int) -> None:
+        with contextlib.suppress(KeyError):  # its end of file has been seen before
+            self._selector.unregister(fd)
+
+
+def _read(fd: int) -> bytes:
+    """What is there to read, nothing when the other side has closed or has not written."""
+    try:
+        return os.read(fd, 1 << 16)
+    except BlockingIOError:
+        return b""
+
+
+def _rss_mb(pid: int) -> float:
+    """Resident memory of a process in MiB, 0 when it is gone or the system has no /proc."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    except (OSError, IndexError):
+        return 0.0
+
+
+def cpu_count() -> int:
+    """Cores this process may use."""
+    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def run_one(pool: WorkerPool, job: Job) -> tuple[list[dict[str, Any]], WorkerEnd]:
+    """Run a single job and collect what it reports."""
+    collected = _Collector()
+    pool.run([job], collected)
+    assert collected.end is not None
+    return collected.events, collected.end
+
+
+class _Collector:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.end: WorkerEnd | None = None
+
+    def started(self, job: Job) -> None:
+        """Nothing to note."""
+
+    def event(self, job: Job, event: dict[str, Any]) -> None:
+        self.events.append(event)
+
+    def ended(self, job: Job, end: WorkerEnd) -> None:
+        self.end = end

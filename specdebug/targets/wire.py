@@ -1,0 +1,98 @@
+"""How the parent, the fork server and the workers talk.
+
+Parent and server share one Unix socket: requests are a fixed header (tag and length), then a pickled
+payload; a job's header carries two file descriptors with it (where the worker writes its events and its
+log). Replies and events are JSON lines. JSON for whatever a dying process writes: half a line is recognised
+and dropped, and a corrupt worker cannot make the parent execute anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+_HEADER = struct.Struct("!cQ")
+
+JOB = b"J"
+SIGNAL = b"S"
+
+
+class Sink(Protocol):
+    """Where a worker's target reports what happens, as it happens."""
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Report one event. It reaches the parent even if the process dies the moment after."""
+
+
+class PipeSink:
+    """Writes each event as one JSON line straight to a file descriptor (no buffer to lose in a crash)."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Raises BrokenPipeError when the parent is gone."""
+        line = json.dumps({"event": event, **fields}, separators=(",", ":"), default=_plain)
+        data = memoryview(line.encode("ascii") + b"\n")
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+
+def _plain(value: Any) -> Any:
+    """JSON form of what JSON does not know: numpy and torch scalars, paths; anything else by its ``str``."""
+    item = getattr(value, "item", None)
+    return item() if callable(item) else str(value)
+
+
+class LineReader:
+    """Splits a byte stream into JSON lines; keeps an unfinished tail for later and drops what is not JSON."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
+        """Yield the objects completed by ``data``."""
+        *lines, self._tail = (self._tail + data).split(b"\n")
+        for line in lines:
+            try:
+                value = json.loads(line)
+            except ValueError:  # half a line of a killed worker, or bytes a broken library wrote to the pipe
+                continue
+            if isinstance(value, dict):
+                yield value
+
+
+def send(sock: socket.socket, tag: bytes, payload: Any, fds: tuple[int, ...] = ()) -> None:
+    """Send one request. The descriptors travel with the header; the receiver gets duplicates."""
+    body = pickle.dumps(payload)
+    header = _HEADER.pack(tag, len(body))
+    if fds:
+        socket.send_fds(sock, [header], list(fds))
+    else:
+        sock.sendall(header)
+    sock.sendall(body)
+
+
+def receive(sock: socket.socket) -> tuple[bytes, Any, list[int]] | None:
+    """Read one request: tag, payload, descriptors. None when the other side has closed."""
+    header, fds, _flags, _address = socket.recv_fds(sock, _HEADER.size, 2)
+    if not header:
+        return None
+    while len(header) < _HEADER.size:
+        more = sock.recv(_HEADER.size - len(header))
+        if not more:
+            return None
+        header += more
+    tag, size = _HEADER.unpack(header)
+    body = bytearray()
+    while len(body) < size:
+        more = sock.recv(min(size - len(body), 1 << 20))
+        if not more:
+            return None
+        body += more
+    return tag, pickle.loads(bytes(body)), list(fds)

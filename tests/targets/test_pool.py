@@ -1,0 +1,188 @@
+"""Every way a worker can end is told apart, loses nothing it had reported, and leaves the others alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from specdebug.targets.pool import Job, WorkerEnd, WorkerPool, WorkerStartError, run_one
+
+VICTIMS = "tests.targets.victims"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(2, preload=()) as pool:
+        yield pool
+
+
+def victim(name: str, payload: Any = None, **limits: float) -> Job:
+    return Job(name, f"{VICTIMS}:{name}", payload, **limits)
+
+
+def test_a_job_runs_elsewhere_and_reports(pool: WorkerPool) -> None:
+    events, end = run_one(pool, victim("obey", {"deep": [1, (2, 3)]}))
+    assert [event["event"] for event in events] == ["echo"]
+    assert events[0]["payload"] == {"deep": [1, [2, 3]]}
+    assert events[0]["pid"] != os.getpid()
+    assert end.kind == "done"
+
+
+@pytest.mark.parametrize(
+    ("job", "kind", "signal_name"),
+    [
+        (victim("die", int(signal.SIGKILL)), "signal", "SIGKILL"),
+        (victim("die", int(signal.SIGTERM)), "signal", "SIGTERM"),
+        (victim("die", int(signal.SIGABRT)), "signal", "SIGABRT"),
+        (victim("segfault"), "signal", "SIGSEGV"),
+        (victim("leave", 0), "done", ""),
+        (victim("leave", 7), "exit", ""),
+        (victim("raise_error", "oh no"), "exit", ""),
+        (victim("sleep_forever", timeout_s=0.3), "timeout", "SIGKILL"),
+        (victim("ignore_everything", timeout_s=0.3), "timeout", "SIGKILL"),
+        (victim("eat_memory", memory_mb=120), "memory", "SIGKILL"),
+        (victim("half_a_line"), "signal", "SIGKILL"),
+    ],
+    ids=lambda value: value.name if isinstance(value, Job) else str(value),
+)
+def test_each_death_is_named_and_what_came_before_it_is_kept(
+    pool: WorkerPool, job: Job, kind: str, signal_name: str
+) -> None:
+    events, end = run_one(pool, job)
+    assert events == [{"event": "before", "n": 1}]
+    assert (end.kind, end.signal_name) == (kind, signal_name)
+
+
+def test_a_crash_and_a_hang_leave_a_stack_in_the_log(pool: WorkerPool) -> None:
+    _, crash = run_one(pool, victim("segfault"))
+    assert "string_at" in crash.log
+    _, hang = run_one(pool, victim("sleep_forever", timeout_s=0.3))
+    assert "in sleep_forever" in hang.log
+    _, error = run_one(pool, victim("raise_error", "oh no"))
+    assert "RuntimeError: oh no" in error.log
+
+
+def test_the_memory_watch_stops_a_runaway_near_its_limit(pool: WorkerPool) -> None:
+    _, end = run_one(pool, victim("eat_memory", memory_mb=150))
+    assert 150 < end.peak_rss_mb < 400
+
+
+def test_long_reports_arrive_whole_and_long_logs_are_cut_in_front(pool: WorkerPool) -> None:
+    events, end = run_one(pool, victim("chatter", 5000))
+    assert [event["n"] for event in events] == list(range(5000))
+    assert 0 < len(end.log) <= 64 * 1024
+
+
+def test_bytes_that_are_no_event_are_dropped(pool: WorkerPool) -> None:
+    events, end = run_one(pool, victim("garbage"))
+    assert events == [{"event": "after", "n": 1}]
+    assert end.kind == "done"
+
+
+class Record:
+    def __init__(self) -> None:
+        self.ends: dict[str, WorkerEnd] = {}
+        self.alive = self.most_alive = 0
+
+    def started(self, job: Job) -> None:
+        self.alive += 1
+        self.most_alive = max(self.most_alive, self.alive)
+
+    def event(self, job: Job, event: dict[str, Any]) -> None:
+        pass
+
+    def ended(self, job: Job, end: WorkerEnd) -> None:
+        self.alive -= 1
+        self.ends[job.name] = end
+
+
+def test_one_death_does_not_touch_the_others(pool: WorkerPool) -> None:
+    record = Record()
+    jobs = [
+        victim("die", int(signal.SIGKILL)),
+        victim("obey"),
+        victim("sleep_forever", timeout_s=0.3),
+        victim("chatter", 10),
+    ]
+    pool.run(jobs, record)
+    kinds = {name: end.kind for name, end in record.ends.items()}
+    assert kinds == {"die": "signal", "obey": "done", "sleep_forever": "timeout", "chatter": "done"}
+    assert record.most_alive == 2
+
+
+def test_a_lost_fork_server_is_replaced() -> None:
+    record = Record()
+    with WorkerPool(1, preload=()) as pool:
+        pool.run([victim("kill_server"), victim("obey")], record)
+    assert {name: end.kind for name, end in record.ends.items()} == {"kill_server": "lost", "obey": "done"}
+
+
+def test_a_preload_that_fails_is_one_line() -> None:
+    with (
+        WorkerPool(1, preload=("no_such_module",)) as pool,
+        pytest.raises(WorkerStartError, match=r"^the worker process could not start: ModuleNotFoundError.*$"),
+    ):
+        run_one(pool, victim("obey"))
+
+
+def test_workers_see_no_revert_variable_and_the_server_imports_no_engine(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "27338")
+    with WorkerPool(1, preload=()) as fresh:
+        events, _ = run_one(fresh, victim("environment"))
+    assert events[0]["revert"] is None
+    assert not [name for name in events[0]["modules"] if name.startswith("specdebug.engine")]
+
+
+def test_an_interrupt_ends_every_worker_and_reports_it(pool: WorkerPool) -> None:
+    record = Record()
+    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    began = time.monotonic()
+    with WorkerPool(2, preload=()) as own, pytest.raises(KeyboardInterrupt):
+        own.run([victim("sleep_forever"), victim("ignore_everything"), victim("obey")], record)
+    timer.join()
+    assert time.monotonic() - began < 5
+    assert {name: end.kind for name, end in record.ends.items()} == {
+        "sleep_forever": "interrupted",
+        "ignore_everything": "interrupted",
+    }
+
+
+PARENT = """
+import sys
+from specdebug.targets.pool import Job, WorkerPool
+class Show:
+    def started(self, job): pass
+    def event(self, job, event): print(event["pid"], flush=True)
+    def ended(self, job, end): pass
+with WorkerPool(1, preload=()) as pool:
+    pool.run([Job("a", "tests.targets.test_pool:report_pid_and_sleep", None)], Show())
+"""
+
+
+def report_pid_and_sleep(payload: Any, sink: Any) -> None:
+    sink.emit("pid", pid=os.getpid())
+    time.sleep(60)
+
+
+def test_workers_do_not_outlive_a_killed_parent() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and os.path.exists(f"/proc/{pid}"):
+        time.sleep(0.02)
+    assert not os.path.exists(f"/proc/{pid}")

@@ -1,24 +1,27 @@
 """What a scenario says, as frozen values: a workload, an engine, what must hold, and the arms to run.
 
-These classes hold facts only. ``scenario.py`` reads them from YAML and checks them, ``workload.py`` turns the groups
-into requests. ``to_dict`` gives the file's own grammar back, so a scenario can be shipped to a worker or saved.
+These classes hold facts only. ``scenario.py`` reads them from YAML and checks them, ``workload.py`` turns the
+groups into requests. ``to_dict`` gives the file's own grammar back, so a scenario can be shipped to a worker
+or saved.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from specdebug.errors import Where
+from specdebug.harness.outcome import Verdict
+from specdebug.yamlio import Doc, parse_yaml
 
-Verdict = Literal["pass", "fail", "unknown"]
 ProbeMode = Literal["assert", "record"]
 Span = tuple[int, int]
 """Inclusive bounds of a number drawn per request; equal bounds are a plain number."""
-KeyPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class TokenPrompt:
 
 @dataclass(frozen=True)
 class CorpusPrompt:
-    """A slice of a corpus, ``tokens`` long. ``offset`` fixes where it starts (in tokens), else it is drawn."""
+    """A slice of a corpus. ``offset`` (in tokens) fixes where it starts, else a line is drawn."""
 
     tokens: Span
     corpus: str = "stdlib"
@@ -61,7 +64,7 @@ SimplePrompt = TextPrompt | TokenPrompt | CorpusPrompt
 
 @dataclass(frozen=True)
 class SharedPrefixPrompt:
-    """One prefix for all requests of the group (of all groups, if it has a ``name``), and a suffix for each."""
+    """One prefix for all requests (of all groups that use its ``name``), and a suffix for each."""
 
     prefix: SimplePrompt
     suffix: SimplePrompt
@@ -79,7 +82,7 @@ Prompt = SimplePrompt | SharedPrefixPrompt
 
 @dataclass(frozen=True)
 class Turns:
-    """Conversations: each round's prompt is its client's whole history and ``input_tokens`` new corpus tokens."""
+    """Conversations: a round's prompt is its client's whole history and ``input_tokens`` of corpus."""
 
     clients: int
     rounds: int
@@ -112,7 +115,7 @@ class Arrive:
 
 @dataclass(frozen=True)
 class Abort:
-    """Abort these requests of the group (all of them, if none are named) that many steps after they arrived."""
+    """Abort these requests of the group (None: all) that many steps after they arrived."""
 
     after_steps: int
     requests: tuple[int, ...] | None = None
@@ -141,6 +144,11 @@ class WorkloadGroup:
     speculative: bool = True
     arrive: Arrive = Arrive()
     abort: Abort | None = None
+
+    @property
+    def num_requests(self) -> int:
+        """How many requests the group makes, every round of a conversation counted."""
+        return self.requests if self.turns is None else self.turns.clients * self.turns.rounds
 
     @property
     def rids(self) -> tuple[str, ...]:
@@ -229,7 +237,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Expectation:
-    """The verdict an arm must come to; a failure's signature must match one of ``signatures``, if there are any."""
+    """The verdict an arm must come to; a failure's signature must match one of ``signatures``, if any."""
 
     verdict: Verdict = "pass"
     signatures: tuple[str, ...] = ()
@@ -264,15 +272,11 @@ class Scenario:
     oracles: OracleSpec = OracleSpec()
     limits: Limits = Limits()
     path: Path = Path("<scenario>")
-    source_where: Mapping[KeyPath, Where] = field(default_factory=dict, compare=False, repr=False)
+    source: Doc | None = field(default=None, compare=False, repr=False)
 
     def where(self, *path: str | int) -> Where:
         """The place in the file of a key, or of its nearest enclosing key that the file has."""
-        for length in range(len(path), -1, -1):
-            found = self.source_where.get(path[:length])
-            if found is not None:
-                return found
-        return Where(str(self.path))
+        return Where(str(self.path)) if self.source is None else self.source.where_key(*path)
 
     def engine_of(self, arm: str) -> dict[str, Any]:
         """Engine options of an arm: the scenario's with the arm's laid over them, mapping by mapping."""
@@ -303,13 +307,29 @@ class Scenario:
             "expect": {name: expectation.to_dict() for name, expectation in self.expect.items()},
         }
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], path: str | Path = "<scenario>") -> Scenario:
+        """Inverse of :meth:`to_dict`, also after a trip through JSON. Raises ContentError as a file would.
+
+        References to toggles and packs are not looked up again.
+        """
+        from specdebug.harness.scenario_reader import read_scenario  # which imports this module
+
+        # JSON is YAML but for non-ASCII characters, some of which YAML takes for line breaks or refuses.
+        text = re.sub(
+            r"[^\x20-\x7e]", lambda odd: f"\\U{ord(odd[0]):08x}", json.dumps(data, ensure_ascii=False)
+        )
+        return replace(read_scenario(parse_yaml(text, str(path))), source=None)
+
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """``over`` laid on ``base``: mappings are merged key by key, anything else (lists, null too) replaces."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
-        merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        merged[key] = (
+            merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        )
     return merged
 
 

@@ -1,0 +1,42 @@
+"""Scenarios: read from YAML, checked as a whole, ready to run.
+
+``load_scenario`` finds everything that can be found wrong without a checkpoint or a GPU, in a few
+milliseconds and without importing torch, and says where it stands. The grammar is ``scenarios/README.md``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specdebug.harness.scenario_checks import KnownNames, check_scenario, engine_config
+from specdebug.harness.scenario_model import Arm, Expectation, Scenario, WorkloadGroup
+from specdebug.harness.scenario_reader import read_scenario
+from specdebug.harness.scenario_schema import json_schema
+from specdebug.yamlio import Doc, load_yaml
+
+__all__ = [
+    "Arm",
+    "Expectation",
+    "KnownNames",
+    "Scenario",
+    "WorkloadGroup",
+    "engine_config",
+    "json_schema",
+    "load_scenario",
+    "scenario_of",
+]
+
+
+def load_scenario(path: str | Path, registry: KnownNames) -> Scenario:
+    """Read and check the scenario in ``path``. ``registry`` holds the toggles and packs it may refer to.
+
+    Raises ContentError, ``file:line:col: what; did you mean``.
+    """
+    return scenario_of(load_yaml(path), registry)
+
+
+def scenario_of(doc: Doc, registry: KnownNames) -> Scenario:
+    """Like ``load_scenario``, of a document already parsed."""
+    scenario = read_scenario(doc)
+    check_scenario(scenario, registry)
+    return scenario

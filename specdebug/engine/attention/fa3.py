@@ -1,0 +1,177 @@
+"""FlashAttention-3's plan: page tables and lengths; trees and branches become a cascade of two passes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
+from specdebug.engine.attention.planner import (
+    AttentionPlanner,
+    DraftLayout,
+    assert_fits,
+    indptr,
+    query_indptr,
+)
+from specdebug.engine.attention.workspace import Workspace
+from specdebug.engine.kernels.expand_page_table import set_expand_page_table
+from specdebug.engine.kernels.kv_indices import gather_page_table
+from specdebug.engine.memory.arena import ArenaLayout
+
+
+class FlashAttention3Planner(AttentionPlanner):
+    """page_table / cache_seqlens (int32), with an expand pass for topk > 1."""
+
+    name = "fa3"
+
+    def extend(
+        self, req_pool_indices: Tensor, prefix_lens: Tensor, extend_lens: Tensor, workspace: Workspace
+    ) -> Metadata:
+        kv_lens = prefix_lens + extend_lens
+        cu_seqlens = workspace.take("extend.cu_seqlens_q", (kv_lens.numel() + 1,), torch.int32)
+        return self._pages(
+            req_pool_indices, kv_lens, indptr(extend_lens, cu_seqlens), None, "extend", workspace, causal=True
+        )
+
+    def extend_uniform(
+        self, req_pool_indices: Tensor, seq_lens: Tensor, q_len: int, workspace: Workspace
+    ) -> Metadata:
+        cu_seqlens = query_indptr(seq_lens.numel(), q_len, seq_lens.device)
+        return self._pages(
+            req_pool_indices, seq_lens + q_len, cu_seqlens, q_len, "extend", workspace, causal=True
+        )
+
+    def verify(
+        self, req_pool_indices: Tensor, seq_lens: Tensor, tree_mask: Tensor, workspace: Workspace
+    ) -> Metadata:
+        batch, nodes = tree_mask.shape[:2]
+        cu_seqlens = query_indptr(batch, nodes, seq_lens.device)
+        if self.topk == 1:
+            return self._pages(
+                req_pool_indices, seq_lens + nodes, cu_seqlens, nodes, "verify", workspace, causal=True
+            )
+        prefix = self._pages(
+            req_pool_indices, seq_lens, cu_seqlens, nodes, "verify", workspace, causal=False
+        )
+        return CascadeMetadata(prefix, self._verify_expand(req_pool_indices, seq_lens, tree_mask, workspace))
+
+    def draft_decode(self, batch: DraftLayout, workspace: Workspace) -> list[Metadata]:
+        if self.topk == 1:
+            return self._draft_chain(batch, workspace)
+        bs = batch.req_pool_indices.numel()
+        rows = bs * self.topk
+        tail = batch.seq_lens % self.page_size
+        prefix = self._pages(
+            batch.req_pool_indices,
+            batch.seq_lens - tail,
+            query_indptr(bs, self.topk, tail.device),
+            self.topk,
+            "draft",
+            workspace,
+            causal=False,
+        )
+        cu_seqlens = query_indptr(rows, 1, tail.device)
+        branch_tail = tail.repeat_interleave(self.topk)
+        plans: list[Metadata] = []
+        for step in range(self.num_steps - 1):
+            decode_length = step + 1
+            page_table = workspace.take(
+                f"draft.expand_page_table.{step}", (rows, decode_length + 1), torch.int32
+            )
+            cache_loc = batch.out_cache_loc[:, :decode_length]
+            assert_fits(
+                cache_loc.shape[1], page_table.shape[1], "attention.draft.plan", "a branch's page_table row"
+            )
+            if self.page_size > 1:
+                set_expand_page_table(cache_loc, self.page_size, page_table)
+            else:
+                page_table[:rows, :decode_length] = cache_loc[:, :decode_length]
+            seqlens = workspace.take(f"draft.expand_cache_seqlens.{step}", (rows,), torch.int32)[:rows]
+            torch.add(branch_tail, decode_length, out=seqlens)
+            expand = PagedMetadata(page_table[:rows], seqlens, cu_seqlens, 1, self.page_size, causal=False)
+            plans.append(CascadeMetadata(prefix, expand))
+        return plans
+
+    def declare_extend(self, layout: ArenaLayout, max_bs: int, q_len: int) -> None:
+        self._declare_pages(layout, "extend", max_bs, self.context_length + q_len)
+
+    def declare_verify(self, layout: ArenaLayout, max_bs: int) -> None:
+        self._declare_pages(layout, "verify", max_bs, self.max_kv_len)
+        if self.topk > 1:
+            nodes = max_bs * self.tree_size
+            layout.add("verify.expand_page_table", (nodes, self.tree_size), torch.int32)
+            layout.add("verify.expand_cache_seqlens", (nodes,), torch.int32)
+
+    def declare_draft(self, layout: ArenaLayout, max_bs: int) -> None:
+        self._declare_pages(layout, "draft", max_bs, self.max_kv_len)
+        rows = max_bs * self.topk
+        for step in range(self.num_steps - 1):
+            if self.topk > 1:
+                layout.add(f"draft.expand_page_table.{step}", (rows, step + 2), torch.int32)
+                layout.add(f"draft.expand_cache_seqlens.{step}", (rows,), torch.int32)
+            else:
+                layout.add(f"draft.cache_seqlens.{step}", (max_bs,), torch.int32)
+
+    def _draft_chain(self, batch: DraftLayout, workspace: Workspace) -> list[Metadata]:
+        """topk 1: the branch continues the row, so one page table serves every forward."""
+        bs = batch.req_pool_indices.numel()
+        cu_seqlens = query_indptr(bs, 1, batch.seq_lens.device)
+        longest = batch.seq_lens + (self.num_steps - 1)
+        pages = self._page_table(batch.req_pool_indices, longest, "draft", workspace)
+        plans: list[Metadata] = []
+        for step in range(self.num_steps - 1):
+            seqlens = workspace.take(f"draft.cache_seqlens.{step}", (bs,), torch.int32)[:bs]
+            torch.add(batch.seq_lens, step + 1, out=seqlens)
+            plans.append(PagedMetadata(pages, seqlens, cu_seqlens, 1, self.page_size))
+        return plans
+
+    def _verify_expand(
+        self, req_pool_indices: Tensor, seq_lens: Tensor, tree_mask: Tensor, workspace: Workspace
+    ) -> PagedMetadata:
+        """Each node attends its ancestors' slots: the row cells L + ancestor, valid ones first."""
+        batch, nodes = tree_mask.shape[:2]
+        rows = batch * nodes
+        table = self.req_to_token.table
+        column = seq_lens.unsqueeze(1) + torch.arange(nodes, device=seq_lens.device)
+        slots = table[req_pool_indices.unsqueeze(1), column].unsqueeze(1).expand(batch, nodes, nodes)
+        order = (~tree_mask).to(torch.int8).sort(dim=-1, stable=True).indices
+        page_table = workspace.take("verify.expand_page_table", (rows, nodes), torch.int32)[:rows]
+        page_table.copy_(slots.gather(2, order).reshape(rows, nodes))
+        seqlens = workspace.take("verify.expand_cache_seqlens", (rows,), torch.int32)[:rows]
+        seqlens.copy_(tree_mask.sum(dim=-1).reshape(rows))
+        return PagedMetadata(
+            page_table, seqlens, query_indptr(rows, 1, seq_lens.device), 1, page_size=1, causal=False
+        )
+
+    def _pages(
+        self,
+        req_pool_indices: Tensor,
+        kv_lens: Tensor,
+        cu_seqlens_q: Tensor,
+        q_len: int | None,
+        scope: str,
+        workspace: Workspace,
+        *,
+        causal: bool,
+    ) -> PagedMetadata:
+        page_table = self._page_table(req_pool_indices, kv_lens, scope, workspace)
+        bs = kv_lens.numel()
+        seqlens = workspace.take(f"{scope}.cache_seqlens", (bs,), torch.int32)[:bs]
+        seqlens.copy_(kv_lens)
+        return PagedMetadata(page_table, seqlens, cu_seqlens_q, q_len, self.page_size, causal=causal)
+
+    def _page_table(
+        self, req_pool_indices: Tensor, kv_lens: Tensor, scope: str, workspace: Workspace
+    ) -> Tensor:
+        bs = kv_lens.numel()
+        pages = max(-(-int(kv_lens.max()) // self.page_size), 1)
+        page_table = workspace.take(f"{scope}.page_table", (bs, pages), torch.int32)
+        assert_fits(pages, page_table.shape[1], "attention.plan", f"{scope}.page_table")
+        page_table[:bs, :pages] = gather_page_table(
+            self.req_to_token.table, req_pool_indices, pages, self.page_size
+        )
+        return page_table[:bs]
+
+    def _declare_pages(self, layout: ArenaLayout, scope: str, max_bs: int, kv_len: int) -> None:
+        layout.add(f"{scope}.page_table", (max_bs, -(-kv_len // self.page_size) + 1), torch.int32)
+        layout.add(f"{scope}.cache_seqlens", (max_bs,), torch.int32)

@@ -1,0 +1,136 @@
+"""FlashInfer's plan: every sequence is a slice of one packed index list; trees ride on a flat bit mask."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdebug.async_probe import maybe_detect_oob
+from specdebug.engine.attention.metadata import Metadata, RaggedMetadata
+from specdebug.engine.attention.planner import (
+    AttentionPlanner,
+    DraftLayout,
+    assert_fits,
+    indptr,
+    query_indptr,
+)
+from specdebug.engine.attention.workspace import Workspace
+from specdebug.engine.kernels.kv_indices import create_kv_indices, generate_draft_decode_kv_indices
+from specdebug.engine.kernels.tree_mask import flat_tree_mask
+from specdebug.engine.memory.arena import ArenaLayout
+
+
+class FlashInferPlanner(AttentionPlanner):
+    """kv_indptr / kv_indices (int32)."""
+
+    name = "flashinfer"
+    index_dtype = torch.int32
+
+    def extend(
+        self, req_pool_indices: Tensor, prefix_lens: Tensor, extend_lens: Tensor, workspace: Workspace
+    ) -> Metadata:
+        batch = req_pool_indices.numel()
+        kv_lens = prefix_lens + extend_lens
+        kv_indptr = indptr(kv_lens, workspace.take("extend.kv_indptr", (batch + 1,), torch.int32))
+        qo_indptr = indptr(extend_lens, workspace.take("extend.qo_indptr", (batch + 1,), torch.int32))
+        kv_indices = self._fill_indices(req_pool_indices, kv_lens, kv_indptr, "extend.kv_indices", workspace)
+        return RaggedMetadata(kv_indptr, kv_indices, qo_indptr, q_len=None)
+
+    def extend_uniform(
+        self, req_pool_indices: Tensor, seq_lens: Tensor, q_len: int, workspace: Workspace
+    ) -> Metadata:
+        batch = req_pool_indices.numel()
+        kv_lens = seq_lens + q_len
+        kv_indptr = indptr(kv_lens, workspace.take("extend.kv_indptr", (batch + 1,), torch.int32))
+        kv_indices = self._fill_indices(req_pool_indices, kv_lens, kv_indptr, "extend.kv_indices", workspace)
+        return RaggedMetadata(
+            kv_indptr,
+            kv_indices,
+            query_indptr(batch, q_len, seq_lens.device),
+            q_len=q_len,
+            num_kv_splits=self._splits(kv_lens, q_len),
+        )
+
+    def verify(
+        self, req_pool_indices: Tensor, seq_lens: Tensor, tree_mask: Tensor, workspace: Workspace
+    ) -> Metadata:
+        batch, nodes = tree_mask.shape[:2]
+        kv_lens = seq_lens + nodes
+        kv_indptr = indptr(kv_lens, workspace.take("verify.kv_indptr", (batch + 1,), torch.int32))
+        kv_indices = self._fill_indices(req_pool_indices, kv_lens, kv_indptr, "verify.kv_indices", workspace)
+        num_bits = int(kv_lens.sum()) * nodes
+        bits = workspace.take("verify.custom_mask", (num_bits,), torch.bool)
+        assert_fits(num_bits, bits.numel(), "attention.verify.plan", "custom_mask")
+        mask_indptr = flat_tree_mask(tree_mask, seq_lens, bits)
+        return RaggedMetadata(
+            kv_indptr,
+            kv_indices,
+            query_indptr(batch, nodes, seq_lens.device),
+            q_len=nodes,
+            causal=False,
+            custom_mask=bits,
+            mask_indptr=mask_indptr,
+        )
+
+    def draft_decode(self, batch: DraftLayout, workspace: Workspace) -> list[Metadata]:
+        bs = batch.req_pool_indices.numel()
+        rows = bs * self.topk
+        forwards = self.num_steps - 1
+        needed = batch.seq_lens_sum * self.topk + rows * self.num_steps
+        kv_indices = workspace.take("draft.kv_indices", (self.num_steps, needed), self.index_dtype)
+        kv_indptr = workspace.take("draft.kv_indptr", (self.num_steps, rows + 1), torch.int32)
+        assert_fits(needed, kv_indices.shape[1], "attention.draft.plan", "a kv_indices row")
+        generate_draft_decode_kv_indices(
+            self.req_to_token.table,
+            batch.req_pool_indices,
+            batch.seq_lens,
+            batch.out_cache_loc,
+            self.topk,
+            kv_indices,
+            forwards,
+        )
+        plans: list[Metadata] = []
+        qo_indptr = query_indptr(rows, 1, batch.positions.device)
+        for step in range(forwards):
+            lengths = batch.positions + (step + 1)
+            step_indptr = indptr(lengths, kv_indptr[step])
+            used = batch.seq_lens_sum * self.topk + rows * (step + 1)
+            maybe_detect_oob(step_indptr, 0, used + 1, "draft.plan.kv_indptr")
+            plans.append(
+                RaggedMetadata(
+                    step_indptr,
+                    kv_indices[step, :used],
+                    qo_indptr,
+                    q_len=1,
+                    num_kv_splits=self._splits(lengths, 1),
+                )
+            )
+        return plans
+
+    def declare_extend(self, layout: ArenaLayout, max_bs: int, q_len: int) -> None:
+        layout.add("extend.kv_indptr", (max_bs + 1,), torch.int32)
+        layout.add("extend.kv_indices", (max_bs * (self.context_length + q_len),), self.index_dtype)
+
+    def declare_verify(self, layout: ArenaLayout, max_bs: int) -> None:
+        layout.add("verify.kv_indptr", (max_bs + 1,), torch.int32)
+        layout.add("verify.kv_indices", (max_bs * self.max_kv_len,), self.index_dtype)
+        layout.add("verify.custom_mask", (max_bs * self.max_kv_len * self.tree_size,), torch.bool)
+
+    def declare_draft(self, layout: ArenaLayout, max_bs: int) -> None:
+        width = max_bs * self.topk * self.max_kv_len
+        layout.add("draft.kv_indices", (self.num_steps, width), self.index_dtype)
+        layout.add("draft.kv_indptr", (self.num_steps, max_bs * self.topk + 1), torch.int32)
+
+    def _fill_indices(
+        self, req_pool_indices: Tensor, kv_lens: Tensor, kv_indptr: Tensor, name: str, workspace: Workspace
+    ) -> Tensor:
+        total = int(kv_indptr[-1])
+        kv_indices = workspace.take(name, (total,), self.index_dtype)
+        assert_fits(total, kv_indices.numel(), "attention.plan", name)
+        create_kv_indices(self.req_to_token.table, req_pool_indices, kv_lens, kv_indptr, kv_indices)
+        maybe_detect_oob(kv_indices[:total], 0, self.num_slots + self.page_size, "attention.plan.kv_indices")
+        return kv_indices[:total]
+
+    def _splits(self, kv_lens: Tensor, q_len: int) -> Tensor | None:
+        """num_kv_splits for a decode-like batch; FlashInfer decides inside its own planner."""
+        return None

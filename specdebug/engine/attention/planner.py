@@ -1,0 +1,109 @@
+"""The planner interface: one per metadata family, and the sizes its static buffers need under a graph.
+
+Symbols: B sequences, L committed length, K topk, S num_steps, T tree nodes, P page size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.attention.metadata import Metadata
+from specdebug.engine.attention.workspace import Workspace
+from specdebug.engine.config import EngineConfig
+from specdebug.engine.errors import PlanAssertion
+from specdebug.engine.memory.arena import ArenaLayout
+from specdebug.engine.memory.req_to_token import ReqToToken
+
+
+@dataclass(frozen=True)
+class DraftLayout:
+    """What a draft decode plan needs to know of a batch.
+
+    req_pool_indices, seq_lens: int64 [B] (rows, L). positions: int64 [B * K], L per branch, 0 on padding.
+    out_cache_loc: int64 [B * K, S], slot of draft step j of each branch.
+    seq_lens_sum: ΣL over live requests, padding not counted.
+    """
+
+    req_pool_indices: Tensor
+    seq_lens: Tensor
+    positions: Tensor
+    out_cache_loc: Tensor
+    seq_lens_sum: int
+
+
+class AttentionPlanner(ABC):
+    """Builds metadata for one engine configuration. Stateless between calls."""
+
+    name: str
+
+    def __init__(self, config: EngineConfig, req_to_token: ReqToToken) -> None:
+        self.req_to_token = req_to_token
+        self.page_size = config.page_size
+        self.context_length = config.context_length
+        self.num_slots = config.usable_slots
+        spec = config.speculative
+        self.topk = spec.eagle_topk if spec else 1
+        self.num_steps = spec.num_steps if spec else 1
+        self.tree_size = spec.tree_size if spec else 1
+
+    @property
+    def max_kv_len(self) -> int:
+        """Most keys one sequence of a verify or draft batch can have."""
+        return self.context_length + max(self.tree_size, self.num_steps)
+
+    @abstractmethod
+    def extend(
+        self, req_pool_indices: Tensor, prefix_lens: Tensor, extend_lens: Tensor, workspace: Workspace
+    ) -> Metadata:
+        """Prefill: sequence b has ``extend_lens[b]`` causal queries after ``prefix_lens[b]`` cached positions."""
+
+    @abstractmethod
+    def extend_uniform(
+        self, req_pool_indices: Tensor, seq_lens: Tensor, q_len: int, workspace: Workspace
+    ) -> Metadata:
+        """Every sequence has ``q_len`` causal queries at positions L .. L + q_len - 1 (decode, draft extend)."""
+
+    @abstractmethod
+    def verify(
+        self, req_pool_indices: Tensor, seq_lens: Tensor, tree_mask: Tensor, workspace: Workspace
+    ) -> Metadata:
+        """T tree nodes per sequence after L; ``tree_mask`` bool [B, T, T], ancestors and self."""
+
+    @abstractmethod
+    def draft_decode(self, batch: DraftLayout, workspace: Workspace) -> list[Metadata]:
+        """Metadata of the S - 1 draft forwards; forward i sees L positions and i + 1 of its branch's slots."""
+
+    @abstractmethod
+    def declare_extend(self, layout: ArenaLayout, max_bs: int, q_len: int) -> None:
+        """Declare the static buffers of :meth:`extend_uniform` for up to ``max_bs`` sequences."""
+
+    @abstractmethod
+    def declare_verify(self, layout: ArenaLayout, max_bs: int) -> None:
+        """Declare the static buffers of :meth:`verify`."""
+
+    @abstractmethod
+    def declare_draft(self, layout: ArenaLayout, max_bs: int) -> None:
+        """Declare the static buffers of :meth:`draft_decode`."""
+
+
+def assert_fits(needed: int, capacity: int, site: str, what: str) -> None:
+    """Raise :class:`PlanAssertion` when a buffer is too small; host-side, always on."""
+    if needed > capacity:
+        raise PlanAssertion(site, f"{what}: needs {needed}, the buffer holds {capacity}")
+
+
+def indptr(lengths: Tensor, out: Tensor) -> Tensor:
+    """Exclusive prefix sums of int ``lengths`` [B] into int32 ``out`` (at least B + 1 long); returns [B + 1]."""
+    filled = out[: lengths.numel() + 1]
+    filled[0] = 0
+    torch.cumsum(lengths, 0, out=filled[1:])
+    return filled
+
+
+def query_indptr(batch: int, q_len: int, device: torch.device) -> Tensor:
+    """int32 [B + 1]: 0, q_len, 2·q_len, ..."""
+    return torch.arange(0, batch * q_len + 1, q_len, dtype=torch.int32, device=device)

@@ -1,0 +1,39 @@
+"""Where planners put metadata: fresh memory for an eager batch, a runner's static buffers for a graph."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.memory.arena import Arena
+from specdebug.engine.memory.fill import Scratch
+
+
+class Workspace(Protocol):
+    """Hands out metadata buffers by name."""
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A buffer of ``shape``, or the larger static one declared under ``name``; content undefined."""
+        ...
+
+
+class EagerWorkspace:
+    """Every buffer is fresh memory of exactly the asked shape."""
+
+    def __init__(self, scratch: Scratch) -> None:
+        self._scratch = scratch
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self._scratch.empty(shape, dtype)
+
+
+class ArenaWorkspace:
+    """The static buffers of one runner: what was declared is what every replay gets."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self._arena[name]

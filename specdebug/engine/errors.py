@@ -1,0 +1,36 @@
+"""What can go wrong inside an engine at run time. All are :class:`SpecDebugError`, so a user sees one line."""
+
+from __future__ import annotations
+
+from specdebug.errors import SpecDebugError
+
+
+class EngineError(SpecDebugError):
+    """Base of the engine's run-time errors."""
+
+    exit_code = 1
+
+
+class IllegalAddress(EngineError):
+    """An access through a raw pointer left its allocation: what a GPU reports as an illegal memory access.
+
+    ``site`` names the kernel and buffer.
+    """
+
+    def __init__(self, site: str, detail: str) -> None:
+        self.site = site
+        super().__init__(f"illegal address in {site}: {detail}")
+
+
+class PlanAssertion(EngineError):
+    """A planner's always-on size check failed before any kernel ran; ``site`` names the planner."""
+
+    def __init__(self, site: str, detail: str) -> None:
+        self.site = site
+        super().__init__(f"assertion in {site}: {detail}")
+
+
+class RequestRejected(EngineError):
+    """A request cannot be served under this configuration (too long, empty, duplicate id, bad token ids)."""
+
+    exit_code = 2

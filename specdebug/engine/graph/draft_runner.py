@@ -1,0 +1,131 @@
+"""The whole draft loop as one graph."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdebug.async_probe import maybe_detect_nan, maybe_detect_oob
+from specdebug.engine.attention.planner import AttentionPlanner, DraftLayout
+from specdebug.engine.config import CudaGraphConfig
+from specdebug.engine.graph.runner import StaticBuffers, padded_size
+from specdebug.engine.memory.arena import ArenaLayout, GuardViolation
+from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs, DraftLoop
+
+
+class DraftGraphRunner:
+    """Replays :class:`DraftLoop` at captured batch sizes.
+
+    Padding rows must be coherent with each other: kv_indptr comes from ``positions``, index lists from ``seq_lens``
+    and ``req_pool_indices``; all zero makes a padded branch attend only its own slot 0.
+    """
+
+    def __init__(
+        self,
+        config: CudaGraphConfig,
+        loop: DraftLoop,
+        planner: AttentionPlanner,
+        *,
+        num_rows: int,
+        hidden_dtype: torch.dtype,
+        guards: bool,
+        fill: FillPolicy,
+        device: torch.device,
+    ) -> None:
+        self.capture_bs = config.batch_sizes
+        self._loop = loop
+        self._planner = planner
+        self._num_rows = num_rows
+        topk, steps, nodes = loop.topk, loop.num_steps, loop.tree_size
+        max_bs = self.capture_bs[-1]
+        metadata = ArenaLayout(guards=guards)
+        planner.declare_draft(metadata, max_bs)
+        self.buffers = StaticBuffers(
+            inputs=[
+                ("draft.topk_p", (max_bs, topk), torch.float32),
+                ("draft.topk_index", (max_bs, topk), torch.int64),
+                ("draft.hidden_states", (max_bs, loop.model.hidden_size), hidden_dtype),
+                ("draft.req_pool_indices", (max_bs,), torch.int64),
+                ("draft.seq_lens", (max_bs,), torch.int64),
+                ("draft.positions", (max_bs * topk,), torch.int64),
+                ("draft.out_cache_loc", (max_bs * topk, steps), torch.int64),
+            ],
+            metadata=metadata,
+            outputs=[
+                ("draft.parent_list", (max_bs, topk * (steps - 1) + 1 if steps > 1 else 0), torch.int64),
+                ("draft.top_scores_index", (max_bs, nodes - 1), torch.int64),
+                ("draft.draft_tokens", (max_bs, nodes - 1), torch.int64),
+            ],
+            fill=fill,
+            device=device,
+        )
+
+    def can_run(self, batch_size: int) -> bool:
+        return padded_size(self.capture_bs, batch_size) is not None
+
+    def replay(self, inputs: DraftInputs, seq_lens_sum: int) -> DraftCandidates:
+        """Run at the padded size; the result views static outputs, valid until the next replay."""
+        raw_bs = inputs.topk_p.shape[0]
+        bs = padded_size(self.capture_bs, raw_bs)
+        assert bs is not None
+        topk = self._loop.topk
+        buffers = self.buffers
+        if bs != raw_bs:
+            buffers["draft.seq_lens"].zero_()
+            buffers["draft.out_cache_loc"].zero_()
+            buffers["draft.positions"].zero_()
+            buffers["draft.topk_p"].zero_()
+            buffers["draft.topk_index"].zero_()
+            buffers["draft.hidden_states"].zero_()
+            buffers["draft.req_pool_indices"].zero_()
+        buffers["draft.topk_p"][:raw_bs] = inputs.topk_p
+        buffers["draft.topk_index"][:raw_bs] = inputs.topk_index
+        buffers["draft.hidden_states"][:raw_bs] = inputs.hidden_states
+        buffers["draft.req_pool_indices"][:raw_bs] = inputs.req_pool_indices
+        buffers["draft.seq_lens"][:raw_bs] = inputs.seq_lens
+        buffers["draft.positions"][: raw_bs * topk] = inputs.positions
+        buffers["draft.out_cache_loc"][: raw_bs * topk] = inputs.out_cache_loc
+        padded = self._padded(bs)
+        self._probe(padded)
+        plans = self._planner.draft_decode(
+            DraftLayout(
+                padded.req_pool_indices, padded.seq_lens, padded.positions, padded.out_cache_loc, seq_lens_sum
+            ),
+            buffers.workspace,
+        )
+        result = self._loop.run(padded, plans)
+        candidates = DraftCandidates(
+            self._output("draft.parent_list", result.parent_list, raw_bs),
+            self._output("draft.top_scores_index", result.top_scores_index, raw_bs),
+            self._output("draft.draft_tokens", result.draft_tokens, raw_bs),
+        )
+        buffers.release_inputs()
+        return candidates
+
+    def check_guards(self) -> list[GuardViolation]:
+        return self.buffers.check_guards()
+
+    def _padded(self, bs: int) -> DraftInputs:
+        buffers, rows = self.buffers, bs * self._loop.topk
+        return DraftInputs(
+            topk_p=buffers["draft.topk_p"][:bs],
+            topk_index=buffers["draft.topk_index"][:bs],
+            hidden_states=buffers["draft.hidden_states"][:bs],
+            req_pool_indices=buffers["draft.req_pool_indices"][:bs],
+            seq_lens=buffers["draft.seq_lens"][:bs],
+            positions=buffers["draft.positions"][:rows],
+            out_cache_loc=buffers["draft.out_cache_loc"][:rows],
+        )
+
+    def _probe(self, padded: DraftInputs) -> None:
+        """Padded rows included: they are embedded, gathered and attended like live ones."""
+        maybe_detect_oob(padded.topk_index, 0, self._loop.model.vocab_size, "draft_graph.replay.topk_index")
+        maybe_detect_oob(padded.req_pool_indices, 0, self._num_rows, "draft_graph.replay.req_pool_indices")
+        maybe_detect_nan(padded.topk_p, "draft_graph.replay.topk_p")
+        maybe_detect_nan(padded.hidden_states, "draft_graph.replay.hidden_states")
+
+    def _output(self, name: str, value: Tensor, raw_bs: int) -> Tensor:
+        static = self.buffers[name]
+        static[: value.shape[0]] = value
+        return static[:raw_bs]

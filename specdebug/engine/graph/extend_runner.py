@@ -1,0 +1,168 @@
+"""Draft extend after a verify, as a graph: T tokens per request, whatever was accepted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdebug.async_probe import maybe_detect_inf, maybe_detect_nan, maybe_detect_oob
+from specdebug.engine.attention.executor import TorchAttention
+from specdebug.engine.attention.planner import AttentionPlanner
+from specdebug.engine.config import CudaGraphConfig
+from specdebug.engine.graph.runner import StaticBuffers, padded_size
+from specdebug.engine.memory.arena import ArenaLayout, GuardViolation
+from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.model.interface import DraftModel
+from specdebug.engine.speculative.draft import top_k_probs
+
+
+@dataclass(frozen=True)
+class ExtendInputs:
+    """input_ids, positions, out_cache_loc: int64 [B·T]. features: [B·T, F]. accept_lengths, req_pool_indices,
+    seq_lens (L before the step): int64 [B]."""
+
+    input_ids: Tensor
+    positions: Tensor
+    out_cache_loc: Tensor
+    features: Tensor
+    accept_lengths: Tensor
+    req_pool_indices: Tensor
+    seq_lens: Tensor
+
+
+@dataclass(frozen=True)
+class ExtendOutputs:
+    """What the next draft loop starts from: topk_p, topk_index [B, K]; hidden_states [B, Hd]."""
+
+    topk_p: Tensor
+    topk_index: Tensor
+    hidden_states: Tensor
+
+
+class ExtendForward:
+    """The callable: one draft forward over the accepted tokens, read out at each request's last accepted row."""
+
+    def __init__(self, model: DraftModel, pool: KVPool, *, topk: int) -> None:
+        self.model = model
+        self.pool = pool
+        self.topk = topk
+
+    def run(self, inputs: ExtendInputs, tokens_per_request: int, attention: TorchAttention) -> ExtendOutputs:
+        hidden = self.model.forward(
+            inputs.input_ids, inputs.positions, self.model.project(inputs.features), attention
+        )
+        first = torch.arange(0, inputs.input_ids.numel(), tokens_per_request, device=hidden.device)
+        return self.read_out(hidden[first + inputs.accept_lengths - 1])
+
+    def read_out(self, hidden: Tensor) -> ExtendOutputs:
+        """hidden [B, Hd] at each request's last position."""
+        logits = self.model.logits(hidden)
+        maybe_detect_nan(logits, "draft_extend.logits")
+        maybe_detect_inf(logits, "draft_extend.logits")
+        topk_p, topk_index = top_k_probs(logits, self.topk)
+        return ExtendOutputs(topk_p, topk_index, hidden)
+
+
+class ExtendGraphRunner:
+    """Replays :class:`ExtendForward` at captured batch sizes; a padded row "accepts" all T of its zero tokens."""
+
+    def __init__(
+        self,
+        config: CudaGraphConfig,
+        forward: ExtendForward,
+        planner: AttentionPlanner,
+        *,
+        tree_size: int,
+        target_vocab_size: int,
+        dtype: torch.dtype,
+        guards: bool,
+        fill: FillPolicy,
+        device: torch.device,
+    ) -> None:
+        self.capture_bs = config.batch_sizes
+        self._forward = forward
+        self._planner = planner
+        self._tree_size = tree_size
+        self._target_vocab_size = target_vocab_size
+        max_bs, model = self.capture_bs[-1], forward.model
+        tokens = max_bs * tree_size
+        metadata = ArenaLayout(guards=guards)
+        planner.declare_extend(metadata, max_bs, tree_size)
+        self.buffers = StaticBuffers(
+            inputs=[
+                ("draft_extend.input_ids", (tokens,), torch.int64),
+                ("draft_extend.positions", (tokens,), torch.int64),
+                ("draft_extend.out_cache_loc", (tokens,), torch.int64),
+                ("draft_extend.features", (tokens, model.target_feature_size), dtype),
+                ("draft_extend.accept_lengths", (max_bs,), torch.int64),
+                ("draft_extend.req_pool_indices", (max_bs,), torch.int64),
+                ("draft_extend.seq_lens", (max_bs,), torch.int64),
+            ],
+            metadata=metadata,
+            outputs=[
+                ("draft_extend.topk_p", (max_bs, forward.topk), torch.float32),
+                ("draft_extend.topk_index", (max_bs, forward.topk), torch.int64),
+                ("draft_extend.hidden_states", (max_bs, model.hidden_size), dtype),
+            ],
+            fill=fill,
+            device=device,
+        )
+
+    def can_run(self, batch_size: int) -> bool:
+        return padded_size(self.capture_bs, batch_size) is not None
+
+    def replay(self, inputs: ExtendInputs) -> ExtendOutputs:
+        """Run at the padded size; the result views static outputs, valid until the next replay."""
+        raw_bs, nodes, buffers = inputs.seq_lens.numel(), self._tree_size, self.buffers
+        bs = padded_size(self.capture_bs, raw_bs)
+        assert bs is not None
+        live, rows = raw_bs * nodes, bs * nodes
+        if bs != raw_bs:
+            buffers["draft_extend.input_ids"].zero_()
+            buffers["draft_extend.positions"].zero_()
+            buffers["draft_extend.out_cache_loc"].zero_()
+            buffers["draft_extend.features"].zero_()
+            buffers["draft_extend.accept_lengths"].fill_(nodes)
+            buffers["draft_extend.req_pool_indices"].zero_()
+            buffers["draft_extend.seq_lens"].zero_()
+        buffers["draft_extend.input_ids"][:live] = inputs.input_ids
+        buffers["draft_extend.positions"][:live] = inputs.positions
+        buffers["draft_extend.out_cache_loc"][:live] = inputs.out_cache_loc
+        buffers["draft_extend.features"][:live] = inputs.features
+        buffers["draft_extend.accept_lengths"][:raw_bs] = inputs.accept_lengths
+        buffers["draft_extend.req_pool_indices"][:raw_bs] = inputs.req_pool_indices
+        buffers["draft_extend.seq_lens"][:raw_bs] = inputs.seq_lens
+        padded = ExtendInputs(
+            input_ids=buffers["draft_extend.input_ids"][:rows],
+            positions=buffers["draft_extend.positions"][:rows],
+            out_cache_loc=buffers["draft_extend.out_cache_loc"][:rows],
+            features=buffers["draft_extend.features"][:rows],
+            accept_lengths=buffers["draft_extend.accept_lengths"][:bs],
+            req_pool_indices=buffers["draft_extend.req_pool_indices"][:bs],
+            seq_lens=buffers["draft_extend.seq_lens"][:bs],
+        )
+        maybe_detect_oob(padded.input_ids, 0, self._target_vocab_size, "draft_extend_graph.replay.input_ids")
+        maybe_detect_oob(padded.accept_lengths, 1, nodes + 1, "draft_extend_graph.replay.accept_lengths")
+        metadata = self._planner.extend_uniform(
+            padded.req_pool_indices, padded.seq_lens, nodes, buffers.workspace
+        )
+        attention = TorchAttention(metadata, self._forward.pool, padded.out_cache_loc)
+        result = self._forward.run(padded, nodes, attention)
+        for name, value in (
+            ("draft_extend.topk_p", result.topk_p),
+            ("draft_extend.topk_index", result.topk_index),
+            ("draft_extend.hidden_states", result.hidden_states),
+        ):
+            buffers[name][:bs] = value
+        buffers.release_inputs()
+        return ExtendOutputs(
+            buffers["draft_extend.topk_p"][:raw_bs],
+            buffers["draft_extend.topk_index"][:raw_bs],
+            buffers["draft_extend.hidden_states"][:raw_bs],
+        )
+
+    def check_guards(self) -> list[GuardViolation]:
+        return self.buffers.check_guards()

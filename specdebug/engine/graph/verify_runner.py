@@ -1,0 +1,137 @@
+"""Target verify as a graph: T tokens per request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.attention.executor import TorchAttention
+from specdebug.engine.attention.planner import AttentionPlanner
+from specdebug.engine.config import CudaGraphConfig
+from specdebug.engine.graph.runner import StaticBuffers, padded_size
+from specdebug.engine.memory.arena import ArenaLayout, GuardViolation
+from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.model.llama import TargetModel
+
+
+@dataclass(frozen=True)
+class VerifyInputs:
+    """input_ids, positions, out_cache_loc: int64 [B·T]. mask: bool [B, T, T]. req_pool_indices, seq_lens: int64 [B]."""
+
+    input_ids: Tensor
+    positions: Tensor
+    out_cache_loc: Tensor
+    mask: Tensor
+    req_pool_indices: Tensor
+    seq_lens: Tensor
+
+
+@dataclass(frozen=True)
+class VerifyOutputs:
+    """logits: [B·T, V]. features: [B·T, F], what the draft consumes."""
+
+    logits: Tensor
+    features: Tensor
+
+
+class VerifyForward:
+    """The callable: one target forward over a tree batch."""
+
+    def __init__(self, model: TargetModel, pool: KVPool, aux_layers: tuple[int, ...], feature_size: int) -> None:
+        self.model = model
+        self.pool = pool
+        self.aux_layers = aux_layers
+        self.feature_size = feature_size
+
+    def run(self, inputs: VerifyInputs, attention: TorchAttention) -> VerifyOutputs:
+        output = self.model.forward(inputs.input_ids, inputs.positions, attention, self.aux_layers)
+        features = output.hidden if output.aux is None else output.aux
+        return VerifyOutputs(self.model.logits(output.hidden), features)
+
+
+class VerifyGraphRunner:
+    """Replays :class:`VerifyForward` at captured batch sizes. Padded rows are empty requests on slot 0."""
+
+    def __init__(
+        self,
+        config: CudaGraphConfig,
+        forward: VerifyForward,
+        planner: AttentionPlanner,
+        *,
+        tree_size: int,
+        dtype: torch.dtype,
+        guards: bool,
+        fill: FillPolicy,
+        device: torch.device,
+    ) -> None:
+        self.capture_bs = config.batch_sizes
+        self._forward = forward
+        self._planner = planner
+        self._tree_size = tree_size
+        max_bs = self.capture_bs[-1]
+        tokens = max_bs * tree_size
+        metadata = ArenaLayout(guards=guards)
+        planner.declare_verify(metadata, max_bs)
+        self.buffers = StaticBuffers(
+            inputs=[
+                ("verify.input_ids", (tokens,), torch.int64),
+                ("verify.positions", (tokens,), torch.int64),
+                ("verify.out_cache_loc", (tokens,), torch.int64),
+                ("verify.tree_mask", (max_bs, tree_size, tree_size), torch.bool),
+                ("verify.req_pool_indices", (max_bs,), torch.int64),
+                ("verify.seq_lens", (max_bs,), torch.int64),
+            ],
+            metadata=metadata,
+            outputs=[
+                ("verify.logits", (tokens, forward.model.config.vocab_size), dtype),
+                ("verify.features", (tokens, forward.feature_size), dtype),
+            ],
+            fill=fill,
+            device=device,
+        )
+
+    def can_run(self, batch_size: int) -> bool:
+        return padded_size(self.capture_bs, batch_size) is not None
+
+    def replay(self, inputs: VerifyInputs) -> VerifyOutputs:
+        """Run at the padded size; the result views static outputs, valid until the next replay."""
+        raw_bs, nodes, buffers = inputs.seq_lens.numel(), self._tree_size, self.buffers
+        bs = padded_size(self.capture_bs, raw_bs)
+        assert bs is not None
+        live, rows = raw_bs * nodes, bs * nodes
+        if bs != raw_bs:
+            buffers["verify.input_ids"].zero_()
+            buffers["verify.positions"].zero_()
+            buffers["verify.out_cache_loc"].zero_()
+            buffers["verify.tree_mask"].fill_(True)
+            buffers["verify.req_pool_indices"].zero_()
+            buffers["verify.seq_lens"].zero_()
+        buffers["verify.input_ids"][:live] = inputs.input_ids
+        buffers["verify.positions"][:live] = inputs.positions
+        buffers["verify.out_cache_loc"][:live] = inputs.out_cache_loc
+        buffers["verify.tree_mask"][:raw_bs] = inputs.mask
+        buffers["verify.req_pool_indices"][:raw_bs] = inputs.req_pool_indices
+        buffers["verify.seq_lens"][:raw_bs] = inputs.seq_lens
+        padded = VerifyInputs(
+            input_ids=buffers["verify.input_ids"][:rows],
+            positions=buffers["verify.positions"][:rows],
+            out_cache_loc=buffers["verify.out_cache_loc"][:rows],
+            mask=buffers["verify.tree_mask"][:bs],
+            req_pool_indices=buffers["verify.req_pool_indices"][:bs],
+            seq_lens=buffers["verify.seq_lens"][:bs],
+        )
+        metadata = self._planner.verify(
+            padded.req_pool_indices, padded.seq_lens, padded.mask, buffers.workspace
+        )
+        attention = TorchAttention(metadata, self._forward.pool, padded.out_cache_loc)
+        result = self._forward.run(padded, attention)
+        buffers["verify.logits"][:rows] = result.logits
+        buffers["verify.features"][:rows] = result.features
+        buffers.release_inputs()
+        return VerifyOutputs(buffers["verify.logits"][:live], buffers["verify.features"][:live])
+
+    def check_guards(self) -> list[GuardViolation]:
+        return self.buffers.check_guards()

@@ -1,0 +1,72 @@
+"""kv_indices: the slots each sequence attends, packed one sequence after another."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.kernels.pointer import raw_block, raw_gather
+
+
+def create_kv_indices(
+    table: Tensor, req_pool_indices: Tensor, kv_lens: Tensor, kv_indptr: Tensor, kv_indices: Tensor
+) -> None:
+    """Copy the first ``kv_lens[b]`` cells of each request's row to ``kv_indices[kv_indptr[b] :]``.
+
+    table: int32 [R + 1, width]. req_pool_indices, kv_lens: int [B]. kv_indptr: int [B + 1]. kv_indices: 1-D.
+
+    Raises:
+        IllegalAddress: a row or an offset lies outside its allocation.
+    """
+    starts = kv_indptr.tolist()
+    for row, length, start in zip(req_pool_indices.tolist(), kv_lens.tolist(), starts, strict=False):
+        cells = raw_block(table, row * table.stride(0), length, "create_kv_indices.req_to_token")
+        raw_block(kv_indices, start, length, "create_kv_indices.kv_indices").copy_(cells)
+
+
+def generate_draft_decode_kv_indices(
+    table: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    out_cache_loc: Tensor,
+    topk: int,
+    kv_indices: Tensor,
+    num_forwards: int,
+) -> None:
+    """Fill row i of ``kv_indices`` for draft forward i: per branch, the prefix and its first i + 1 draft slots.
+
+    Branch (b, k) of row i starts at K·Σ_{a<b}(L_a + i + 1) + k·(L_b + i + 1). Rows are one ``stride(0)`` apart and
+    nothing checks that a row's content fits: what is too long runs on into the next row, as on a device.
+
+    table: int32 [R + 1, width]. req_pool_indices, seq_lens: int64 [B]. out_cache_loc: int64 [B·K, S].
+    kv_indices: int [at least num_forwards, width]; written. Source: SGLang PR 27338 and its kernel of this name.
+
+    Raises:
+        IllegalAddress: an access leaves its allocation.
+    """
+    rows, lengths = req_pool_indices.tolist(), seq_lens.tolist()
+    prefixes = [
+        raw_block(table, row * table.stride(0), length, "generate_draft_decode_kv_indices.req_to_token")
+        for row, length in zip(rows, lengths, strict=True)
+    ]
+    branches = out_cache_loc.view(len(rows), topk, -1)
+    for step in range(num_forwards):
+        offset = step * kv_indices.stride(0)
+        for b, (prefix, length) in enumerate(zip(prefixes, lengths, strict=True)):
+            span = length + step + 1
+            block = raw_block(kv_indices, offset, topk * span, "generate_draft_decode_kv_indices.kv_indices")
+            cells = block.view(topk, span)
+            cells[:, :length] = prefix
+            cells[:, length:] = branches[b, :, : step + 1]
+            offset += topk * span
+
+
+def gather_page_table(table: Tensor, req_pool_indices: Tensor, num_pages: int, page_size: int) -> Tensor:
+    """int32 [B, num_pages]: the page of every page_size-th cell of each row.
+
+    Raises:
+        IllegalAddress: a row lies outside the table's allocation.
+    """
+    column = torch.arange(0, num_pages * page_size, page_size, device=table.device)
+    offsets = req_pool_indices.unsqueeze(1) * table.stride(0) + column
+    return raw_gather(table, offsets, "gather_page_table.req_to_token") // page_size

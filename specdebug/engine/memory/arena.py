@@ -1,0 +1,112 @@
+"""One allocation for all static buffers of a graph runner, with guard regions between them.
+
+In a CUDA-graph memory pool static buffers lie next to each other, so a kernel that writes past one silently
+damages the next. The arena keeps that layout on every device, and a guard region after each buffer tells which
+buffer was overrun, into whom, and how far.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.memory.fill import FillPolicy
+
+_ALIGN = 64
+_GUARD_BYTES = 256
+_GUARD_BYTE = 0xA5
+
+
+@dataclass(frozen=True)
+class GuardViolation:
+    """A guard region that no longer holds its pattern.
+
+    ``overran`` is the byte distance from the end of ``buffer`` to the last damaged guard byte (capped by the
+    guard's size, so a long overrun reads as "at least").
+    """
+
+    buffer: str
+    victim: str
+    first_byte: int
+    overran: int
+    damaged: int
+
+    def __str__(self) -> str:
+        return f"{self.buffer} overran by at least {self.overran} bytes into {self.victim}"
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    start: int
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.nbytes
+
+
+class ArenaLayout:
+    """Collects buffers, then :meth:`build` makes the one allocation that holds them in that order."""
+
+    def __init__(self, *, guards: bool) -> None:
+        self.guards = guards
+        self.buffers: list[_Buffer] = []
+        self.nbytes = 0
+
+    def add(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Reserve a contiguous buffer. Raises ValueError on a repeated name."""
+        if any(buffer.name == name for buffer in self.buffers):
+            raise ValueError(f"arena buffer {name!r} declared twice")
+        nbytes = math.prod(shape) * dtype.itemsize
+        self.buffers.append(_Buffer(name, shape, dtype, self.nbytes, nbytes))
+        tail = _GUARD_BYTES if self.guards else 0
+        self.nbytes = -(-(self.nbytes + nbytes + tail) // _ALIGN) * _ALIGN
+
+    def build(self, fill: FillPolicy, device: torch.device) -> Arena:
+        """Allocate, paint every buffer with ``fill`` and arm the guards."""
+        return Arena(self, fill, device)
+
+
+class Arena:
+    """The allocation. ``arena[name]`` is a buffer view; nothing reached through it lies outside the arena."""
+
+    def __init__(self, layout: ArenaLayout, fill: FillPolicy, device: torch.device) -> None:
+        self._bytes = torch.empty(max(layout.nbytes, _ALIGN), dtype=torch.uint8, device=device)
+        self._views: dict[str, Tensor] = {}
+        for buffer in layout.buffers:
+            view = self._bytes[buffer.start : buffer.end].view(buffer.dtype).view(buffer.shape)
+            fill.paint(view)
+            self._views[buffer.name] = view
+        self._guards: list[tuple[str, str, int, int]] = []
+        if layout.guards:
+            ends = [buffer.start for buffer in layout.buffers[1:]] + [layout.nbytes]
+            names = [buffer.name for buffer in layout.buffers[1:]] + ["end of arena"]
+            self._guards = [
+                (buffer.name, victim, buffer.end, stop)
+                for buffer, victim, stop in zip(layout.buffers, names, ends, strict=True)
+            ]
+            index = [torch.arange(start, stop) for _, _, start, stop in self._guards]
+            self._guard_index = torch.cat(index).to(device)
+            self._bytes[self._guard_index] = _GUARD_BYTE
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._views[name]
+
+    def check_guards(self) -> list[GuardViolation]:
+        """Damaged guard regions, in layout order; each is re-armed, so damage is reported once."""
+        if not self._guards or bool((self._bytes[self._guard_index] == _GUARD_BYTE).all()):
+            return []
+        found = []
+        for name, victim, start, stop in self._guards:
+            region = self._bytes[start:stop]
+            bad = (region != _GUARD_BYTE).nonzero().flatten()
+            if bad.numel():
+                found.append(GuardViolation(name, victim, int(bad[0]), int(bad[-1]) + 1, int(bad.numel())))
+                region.fill_(_GUARD_BYTE)
+        return found

@@ -1,0 +1,32 @@
+"""The engine's KV memory: one allocator over the slots that target and draft pools share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.memory.allocator import SlotAllocator
+from specdebug.engine.memory.kv_pool import KVPool
+
+
+class KVMemory:
+    """Slots and what they hold. Released slots are poisoned in both pools, so a late read is noticed."""
+
+    def __init__(self, allocator: SlotAllocator, target: KVPool, draft: KVPool | None) -> None:
+        self.allocator = allocator
+        self.target = target
+        self.draft = draft
+
+    def alloc(self, num_slots: int) -> Tensor | None:
+        """int64 [num_slots] in whole pages, or None when there are not enough."""
+        return self.allocator.alloc(num_slots)
+
+    def free(self, slots: Tensor) -> None:
+        """Release whole pages."""
+        if slots.numel() == 0:
+            return
+        self.allocator.free(slots)
+        slots = slots.to(torch.int64)
+        self.target.poison(slots)
+        if self.draft is not None:
+            self.draft.poison(slots)

@@ -1,0 +1,80 @@
+"""Keys and values by slot. Target and draft pools are separate tensors that share slot ids.
+
+A slot therefore always names both models' KV of a position, even when only one of the two was ever written.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdebug.async_probe import maybe_detect_nan, maybe_detect_oob
+from specdebug.engine.memory.fill import FillPolicy
+
+
+class KVPool:
+    """``k[layer]``, ``v[layer]``: [N + P, num_kv_heads, head_dim]. Slots 0..P-1 are padding and start as zeros."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        num_layers: int,
+        num_slots: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        fill: FillPolicy,
+        device: torch.device | None = None,
+    ) -> None:
+        self.name = name
+        self.page_size = page_size
+        self.num_layers = num_layers
+        self.size = num_slots + page_size
+        self._fill = fill
+        shape = (self.size, num_kv_heads, head_dim)
+        self.k = [self._fresh(shape, dtype, device) for _ in range(num_layers)]
+        self.v = [self._fresh(shape, dtype, device) for _ in range(num_layers)]
+
+    def _fresh(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None) -> Tensor:
+        if not self._fill.poisons:
+            return torch.zeros(shape, dtype=dtype, device=device)
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        self._fill.paint(tensor)
+        tensor[: self.page_size] = 0
+        return tensor
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store k, v [n, num_kv_heads, head_dim] at int64 ``slots`` [n]."""
+        if layer == 0:
+            maybe_detect_oob(slots, 0, self.size, "kv_pool.write.loc")
+        maybe_detect_nan(k, "kv_pool.write.k")
+        maybe_detect_nan(v, "kv_pool.write.v")
+        self.k[layer].index_copy_(0, slots, k)
+        self.v[layer].index_copy_(0, slots, v)
+
+    def move_kv_cache(self, tgt_loc: Tensor, src_loc: Tensor) -> None:
+        """Copy every layer's KV from ``src_loc`` to ``tgt_loc`` (int64 [m]); reads finish before writes."""
+        maybe_detect_oob(tgt_loc, 0, self.size, "move_kv_cache.tgt_loc")
+        maybe_detect_oob(src_loc, 0, self.size, "move_kv_cache.src_loc")
+        for buffer in (*self.k, *self.v):
+            buffer[tgt_loc] = buffer[src_loc]
+
+    def zero(self, slots: Tensor) -> None:
+        """Zero every layer's KV at ``slots``."""
+        for buffer in (*self.k, *self.v):
+            buffer[slots] = 0
+
+    def poison(self, slots: Tensor) -> None:
+        """Make released slots hold what unwritten memory holds under the fill policy."""
+        if not self._fill.poisons:
+            return
+        for buffer in (*self.k, *self.v):
+            content = torch.empty((slots.numel(), *buffer.shape[1:]), dtype=buffer.dtype, device=buffer.device)
+            self._fill.paint(content)
+            buffer[slots] = content
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of k and v at ``slots`` [n]: each [num_layers, n, num_kv_heads, head_dim]."""
+        return torch.stack([k[slots] for k in self.k]), torch.stack([v[slots] for v in self.v])

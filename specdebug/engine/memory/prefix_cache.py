@@ -1,0 +1,115 @@
+"""Prefix reuse for requests: what a request may take from the radix cache, and what it leaves there."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdebug.async_probe import maybe_detect_page_aligned
+from specdebug.engine.config import EngineConfig
+from specdebug.engine.memory.kv_memory import KVMemory
+from specdebug.engine.memory.radix_cache import RadixCache, RadixKey
+from specdebug.engine.memory.req_to_token import ReqToToken
+from specdebug.engine.request import Request
+
+
+class PrefixCache:
+    """Moves slots between requests' rows and the radix tree. With the cache off it only allocates and frees."""
+
+    def __init__(self, config: EngineConfig, memory: KVMemory, req_to_token: ReqToToken) -> None:
+        self.memory = memory
+        self.req_to_token = req_to_token
+        self.page_size = config.page_size
+        self.enabled = config.radix_cache
+        self.radix = RadixCache(config.page_size)
+        spec = config.speculative
+        self._bigram = spec is not None
+        self._recompute = spec is not None and spec.draft_kv_on_hit == "recompute"
+
+    @property
+    def available(self) -> int:
+        """Slots a request could get: free now, or after evicting every unlocked prefix."""
+        return self.memory.allocator.num_free + self.radix.evictable_size
+
+    def alloc(self, num_slots: int) -> Tensor | None:
+        """Allocate, evicting least recently used prefixes if that is what it takes; None when it does not."""
+        missing = num_slots - self.memory.allocator.num_free
+        if missing > 0:
+            if missing > self.radix.evictable_size:
+                return None
+            self.memory.free(self.radix.evict(missing))
+        return self.memory.alloc(num_slots)
+
+    def attach(self, request: Request) -> None:
+        """Give a waiting request the longest prefix it can use; its row must be assigned.
+
+        A prefix cached while speculation was off has target KV only. With ``recompute`` a speculating request
+        matches no further than the draft KV reaches; otherwise it remembers which slots lack it.
+        """
+        if not self.enabled:
+            return
+        key = RadixKey(request.all_ids, self._bigram)
+        match = self.radix.match_prefix(key, require_draft_kv=request.speculative and self._recompute)
+        self.radix.lock(match.node)
+        request.node = match.node
+        request.protected_len = request.kv_len = request.kv_allocated = match.slots.numel()
+        self.req_to_token.write(request.row, 0, match.slots)
+        if request.speculative:
+            request.unwritten_draft_slots = match.slots[~match.draft_written]
+
+    def publish(self, request: Request) -> None:
+        """Put the committed prompt of a request that goes on into the tree; duplicates give way to the tree's."""
+        if not self.enabled:
+            return
+        key = RadixKey(request.all_ids[: request.kv_len], self._bigram)
+        length = len(key) // self.page_size * self.page_size
+        if length <= request.protected_len:
+            return
+        self._insert(request, key)
+        match = self.radix.match_prefix(key, require_draft_kv=False)
+        self.req_to_token.write(request.row, request.protected_len, match.slots[request.protected_len :])
+        self.radix.lock(match.node)
+        if request.node is not None:
+            self.radix.unlock(request.node)
+        request.node = match.node
+        request.protected_len = match.slots.numel()
+
+    def release(self, request: Request, *, keep: bool) -> None:
+        """Take a request's row and slots back; with ``keep``, what it computed stays cached for others.
+
+        Only tokens that were really emitted are cached: a verify step may have committed KV beyond a stop token.
+        """
+        kept = request.protected_len
+        if keep and self.enabled:
+            key = RadixKey(request.all_ids[: request.kv_len + 1], self._bigram)
+            kept = max(kept, self._insert(request, key))
+        first_free = self.req_to_token.slots(request.row, kept, min(kept + 1, request.kv_allocated))
+        maybe_detect_page_aligned(first_free, self.page_size, "prefix_cache.release.first_free")
+        self.memory.free(self.req_to_token.slots(request.row, kept, request.kv_allocated))
+        if request.node is not None:
+            self.radix.unlock(request.node)
+        self.req_to_token.free_row(request.row)
+        request.row = request.kv_len = request.kv_allocated = request.protected_len = 0
+        request.node = request.unwritten_draft_slots = None
+
+    def flush(self) -> None:
+        """Drop every cached prefix that no request reads."""
+        self.memory.free(self.radix.evict(self.radix.evictable_size))
+
+    def _insert(self, request: Request, key: RadixKey) -> int:
+        """Offer the row's slots under ``key``; frees duplicates and returns how many positions the tree covers."""
+        slots = self.req_to_token.slots(request.row, 0, len(key))
+        result = self.radix.insert(key, slots, draft_written=request.speculative)
+        if self.memory.draft is not None and result.heal_src.numel():
+            self.memory.draft.move_kv_cache(result.heal_dst, result.heal_src)
+        if result.prefix_len > request.protected_len:
+            duplicates = slots[request.protected_len : result.prefix_len]
+            self.memory.free(duplicates)
+        return result.length
+
+
+def own_slots(request: Request, req_to_token: ReqToToken) -> Tensor:
+    """Slots this request owns itself, int64: those of its row that the tree does not."""
+    if request.row == 0:
+        return torch.empty(0, dtype=torch.int64)
+    return req_to_token.slots(request.row, request.protected_len, request.kv_allocated)

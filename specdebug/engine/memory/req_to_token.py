@@ -1,0 +1,76 @@
+"""Rows of slot ids: cell ``[row, p]`` is the KV slot of position ``p`` of the request that owns the row.
+
+Row 0 belongs to nobody and holds zeros, so that padded batch rows resolve to the padding slot.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.kernels.pointer import raw_block
+from specdebug.engine.memory.arena import GuardViolation
+from specdebug.engine.memory.fill import FillPolicy
+
+PADDING_ROW = 0
+_GUARD_COLUMNS = 16
+_GUARD_CELL = -0x5AFE
+
+
+class ReqToToken:
+    """``table`` is int32 [rows + 1, width] with row stride ``width`` (+ guard columns)."""
+
+    def __init__(
+        self, rows: int, width: int, *, fill: FillPolicy, guards: bool, device: torch.device | None = None
+    ) -> None:
+        self.width = width
+        guard = _GUARD_COLUMNS if guards else 0
+        self._cells = torch.empty((rows + 1, width + guard), dtype=torch.int32, device=device)
+        fill.paint(self._cells)
+        self._cells[PADDING_ROW] = 0
+        self._guard = self._cells[:, width:]
+        self._guard.fill_(_GUARD_CELL)
+        self.table = self._cells[:, :width]
+        self._free_rows = list(range(rows, 0, -1))
+        self._rows = rows
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
+
+    def alloc_row(self) -> int | None:
+        """A free row, the lowest number first; None when all are taken."""
+        return self._free_rows.pop() if self._free_rows else None
+
+    def free_row(self, row: int) -> None:
+        """Give a row back. Raises ValueError for the padding row or a row already free."""
+        if not 1 <= row <= self._rows or row in self._free_rows:
+            raise ValueError(f"row {row} is not in use")
+        self._free_rows.append(row)
+        self._free_rows.sort(reverse=True)
+
+    def write(self, row: int, start: int, slots: Tensor) -> None:
+        """Store slot ids in cells [start, start + len) of ``row``, by flat offset as the kernel does."""
+        offset = row * self._cells.stride(0) + start
+        raw_block(self.table, offset, slots.numel(), "req_to_token.write").copy_(slots)
+
+    def slots(self, row: int, start: int, stop: int) -> Tensor:
+        """Cells [start, stop) of ``row`` as int64 slot ids (a copy)."""
+        return self.table[row, start:stop].to(torch.int64)
+
+    def check_guards(self) -> list[GuardViolation]:
+        """Rows whose guard columns were written, i.e. whose owner stored past its row; re-armed on report."""
+        if not self._guard.numel() or bool((self._guard == _GUARD_CELL).all()):
+            return []
+        found = []
+        for row in (self._guard != _GUARD_CELL).any(dim=1).nonzero().flatten().tolist():
+            bad = (self._guard[row] != _GUARD_CELL).nonzero().flatten()
+            victim = f"req_to_token.row{row + 1}" if row < self._rows else "end of req_to_token"
+            size = self._guard.element_size()
+            found.append(
+                GuardViolation(
+                    "req_to_token.row", victim, int(bad[0]) * size, (int(bad[-1]) + 1) * size, int(bad.numel()) * size
+                )
+            )
+        self._guard.fill_(_GUARD_CELL)
+        return found

@@ -1,0 +1,95 @@
+"""A request: what was asked, what it holds, what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+
+from specdebug.engine.memory.radix_cache import TreeNode
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen. temperature 0 is greedy; top_k 0 and top_p 1.0 mean no restriction."""
+
+    max_new_tokens: int = 32
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise ValueError(f"sampling parameters out of range: {self}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Request:
+    """One request. Lengths count tokens or positions; ``kv_len`` is L: positions with committed target KV.
+
+    While running, ``len(all_ids) == kv_len + 1``: the newest token (the bonus) has no KV yet.
+    """
+
+    rid: str
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    speculative: bool
+    serial: int
+
+    status: Status = Status.WAITING
+    output_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    cached_tokens: int = 0
+    """Prompt positions served from the prefix cache at first admission."""
+    accept_lengths: list[int] = field(default_factory=list)
+    """Tokens kept by each verify step, the bonus included."""
+    retractions: int = 0
+
+    row: int = 0
+    kv_len: int = 0
+    kv_allocated: int = 0
+    protected_len: int = 0
+    """Leading positions whose slots belong to the prefix cache, not to this request."""
+    node: TreeNode | None = None
+    unwritten_draft_slots: torch.Tensor | None = None
+    """Slots of the matched prefix whose draft KV nobody has written."""
+    generator: torch.Generator | None = None
+
+    @property
+    def all_ids(self) -> list[int]:
+        return self.prompt_ids + self.output_ids
+
+    @property
+    def finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+    def accept_tokens(self, tokens: Sequence[int]) -> list[int]:
+        """Append tokens until one of them ends the request; returns those kept."""
+        kept: list[int] = []
+        for token in tokens:
+            kept.append(token)
+            self.output_ids.append(token)
+            if token in self.sampling.stop_token_ids:
+                self.finish_reason = "stop"
+            elif len(self.output_ids) >= self.sampling.max_new_tokens:
+                self.finish_reason = "length"
+            if self.finish_reason is not None:
+                break
+        return kept

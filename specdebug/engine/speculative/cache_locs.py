@@ -1,0 +1,63 @@
+"""Which reserved slots the draft loop writes.
+
+With topk 1 or page size 1, branch k's step j takes row cell L + k·S + j. With both above 1 a branch must own whole
+pages: branch k takes cells from L - r + k·n·P (r = L mod P, n = ceil((r + S) / P)), its draft slots start at + r,
+and the r prefix positions that share the tail page are duplicated into branches 1..K-1 of the draft pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.kernels.pointer import raw_gather
+
+
+@dataclass(frozen=True)
+class DraftCacheLocs:
+    """out_cache_loc: int64 [B·K, S]. dup_src, dup_tgt: int64, prefix-tail copies to make in the draft pool."""
+
+    out_cache_loc: Tensor
+    dup_src: Tensor | None
+    dup_tgt: Tensor | None
+
+
+def assign_draft_cache_locs(
+    table: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, *, topk: int, num_steps: int, page_size: int
+) -> DraftCacheLocs:
+    """Read the draft slots of a batch from its reserved row cells.
+
+    table: int32 [R + 1, width]. req_pool_indices, seq_lens: int64 [B].
+    Source: SGLang ``assign_draft_cache_locs``, ``duplicate_prefix_tail_to_draft_branches``.
+    """
+    device = seq_lens.device
+    row = (req_pool_indices * table.stride(0)).view(-1, 1, 1)
+    branch = torch.arange(topk, device=device).view(1, -1, 1)
+    step = torch.arange(num_steps, device=device).view(1, 1, -1)
+    lengths = seq_lens.view(-1, 1, 1)
+    if topk == 1 or page_size == 1:
+        cells = row + lengths + branch * num_steps + step
+        slots = raw_gather(table, cells, "assign_draft_cache_locs.req_to_token")
+        return DraftCacheLocs(slots.reshape(-1, num_steps).to(torch.int64), None, None)
+    tail = lengths % page_size
+    branch_cells = (tail + num_steps + page_size - 1) // page_size * page_size
+    start = row + lengths - tail + branch * branch_cells
+    slots = raw_gather(table, start + tail + step, "assign_draft_cache_locs.req_to_token")
+    column = torch.arange(page_size, device=device).view(1, 1, -1)
+    shared = (column < tail).expand(-1, topk - 1, -1)
+    src = raw_gather(table, (row + lengths - tail + column) * (column < tail), "assign_draft_cache_locs.prefix_tail")
+    tgt = raw_gather(table, (start[:, 1:] + column) * shared, "assign_draft_cache_locs.branch_head")
+    return DraftCacheLocs(
+        slots.reshape(-1, num_steps).to(torch.int64),
+        src.expand(-1, topk - 1, -1)[shared].to(torch.int64),
+        tgt[shared].to(torch.int64),
+    )
+
+
+def verify_cache_locs(table: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, num_tokens: int) -> Tensor:
+    """Row cells [L, L + num_tokens) of each request: int64 [B·num_tokens]."""
+    column = torch.arange(num_tokens, device=seq_lens.device)
+    cells = (req_pool_indices * table.stride(0) + seq_lens).unsqueeze(1) + column
+    return raw_gather(table, cells, "verify_cache_locs.req_to_token").reshape(-1).to(torch.int64)

@@ -1,0 +1,49 @@
+"""Probes in the middle of a model: they look at a tensor without waiting for the device.
+
+A probe names its site and, when off, costs one check of one global::
+
+    maybe_detect_oob(topk_index, 0, vocab_size, "draft_graph.replay.topk_index")
+
+``SGLANG_ENABLE_ASYNC_ASSERT=1`` makes every probe assert; :func:`configure` chooses site by site between
+asserting (``torch._assert_async``: on a GPU the process dies at the next synchronisation, on a CPU the call
+raises) and recording (a ring on the device, read with :func:`drain`; the run goes on).
+
+The package needs torch and nothing else, so it can be used, or copied, on its own.
+"""
+
+from .gate import ENVIRONMENT_VARIABLE, KINDS, MODES, Rule, mode_from_environment
+from .probes import (
+    configure,
+    drain,
+    maybe_detect_inf,
+    maybe_detect_nan,
+    maybe_detect_oob,
+    maybe_detect_page_aligned,
+    prepare,
+    reached,
+    reset,
+    set_step,
+    totals,
+)
+from .violation import Violation, parse_message
+
+__all__ = [
+    "ENVIRONMENT_VARIABLE",
+    "KINDS",
+    "MODES",
+    "Rule",
+    "Violation",
+    "configure",
+    "drain",
+    "maybe_detect_inf",
+    "maybe_detect_nan",
+    "maybe_detect_oob",
+    "maybe_detect_page_aligned",
+    "mode_from_environment",
+    "parse_message",
+    "prepare",
+    "reached",
+    "reset",
+    "set_step",
+    "totals",
+]

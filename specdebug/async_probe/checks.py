@@ -1,0 +1,101 @@
+"""What is wrong with a tensor: pure functions of tensors, without gates, sites or records.
+
+``subject`` brings a tensor into a form every check can work on, ``is_clean`` is the quick answer for a CPU,
+and ``parts`` lists the masks that say exactly which elements are bad. A mask is a bool tensor of the
+subject's shape; computing one never waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+Bound = int | float
+
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing that can be wrong: its mask over the subject, and the bound it breaks (if any)."""
+
+    bad: torch.Tensor
+    phrase: str
+    """What a bad value is with regard to ``limit``, as in ``not below``; empty when there is no bound."""
+    limit: Bound
+    """An int for integer values, a float for floating-point ones."""
+
+
+def bound_text(phrase: str, limit: Bound) -> str | None:
+    """How a broken bound reads, None for a check without one."""
+    return f"{phrase} {limit!r}" if phrase else None
+
+
+def subject(tensor: torch.Tensor, relative_to: torch.Tensor | None) -> torch.Tensor:
+    """What is checked: ``tensor``, less ``relative_to`` (broadcast) if given; any shape and strides.
+
+    Types that torch does little with (fp8, bool, small unsigned integers) become float32 or int64.
+    """
+    tensor = tensor.detach()
+    if relative_to is not None:
+        if not tensor.is_floating_point():
+            tensor = tensor.to(torch.int64)
+        return tensor - relative_to.detach()
+    if tensor.is_floating_point():
+        return tensor.to(torch.float32) if tensor.element_size() == 1 else tensor
+    return tensor if tensor.dtype in (torch.int32, torch.int64) else tensor.to(torch.int64)
+
+
+def applies(kind: str, values: torch.Tensor) -> bool:
+    """Whether such values can fail a check of this kind at all."""
+    if values.numel() == 0:
+        return False
+    return values.is_floating_point() or kind in ("oob", "page_aligned")
+
+
+def is_clean(kind: str, values: torch.Tensor, low: Bound, high: Bound) -> bool:
+    """Whether nothing is wrong, or False if that is not quickly seen. Reads the tensor: for CPUs only."""
+    if kind in ("nan", "inf"):
+        # One pass and no mask: a sum is finite only if every term is. float32 keeps fp16 from overflowing.
+        total = values.sum() if values.element_size() >= 4 else values.sum(dtype=torch.float32)
+        return math.isfinite(total.item())
+    if kind == "oob":
+        least, most = torch.aminmax(values)
+        return bool(least.item() >= low and most.item() < high)
+    return not bool((values % high).any())
+
+
+def parts(kind: str, values: torch.Tensor, low: Bound, high: Bound) -> Iterator[Part]:
+    """Everything that can be wrong: one part, or for oob one for each bound that a value can break.
+
+    ``low``/``high`` are the bounds of an oob check; for page_aligned ``high`` is the page size.
+    """
+    if kind == "nan":
+        yield Part(torch.isnan(values), "", 0.0)
+    elif kind == "inf":
+        yield Part(torch.isinf(values), "", 0.0)
+    elif kind == "page_aligned":
+        yield Part((values % high) != 0, "not a multiple of", high)
+    elif values.is_floating_point():
+        # In float64 a bound is compared as it was given; a NaN is not >= low, so it breaks that bound.
+        exact = values.to(torch.float64)
+        yield Part(~(exact >= low), "below", float(low))
+        yield Part(exact >= high, "not below", float(high))
+    else:
+        # A bound beyond the type would wrap around in the comparison, so such a one is not compared at all.
+        exact = values.to(torch.int64)
+        low, high = _whole(low), _whole(high)
+        if low > _INT64_MIN:
+            yield Part(exact <= min(low - 1, _INT64_MAX), "below", min(low, _INT64_MAX))
+        if high <= _INT64_MAX:
+            yield Part(exact >= max(high, _INT64_MIN), "not below", max(high, _INT64_MIN))
+
+
+def _whole(bound: Bound) -> int:
+    """The integer that bounds integers as ``bound`` does."""
+    if math.isinf(bound):
+        return _INT64_MAX + 1 if bound > 0 else _INT64_MIN
+    return math.ceil(bound)

@@ -1,0 +1,23 @@
+"""The models the engine runs: a Llama-family target and its EAGLE and EAGLE-3 draft heads, inference only.
+
+The engine owns attention and the KV cache; a model calls back into it once per layer (``LayerAttention``).
+"""
+
+from specdebug.engine.model.eagle import EagleDraft
+from specdebug.engine.model.eagle3 import Eagle3Draft
+from specdebug.engine.model.interface import DraftModel, LayerAttention, TargetOutput
+from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.model.loader import load_draft, load_target
+from specdebug.engine.model.tokenizer import Tokenizer
+
+__all__ = [
+    "DraftModel",
+    "Eagle3Draft",
+    "EagleDraft",
+    "LayerAttention",
+    "TargetModel",
+    "TargetOutput",
+    "Tokenizer",
+    "load_draft",
+    "load_target",
+]

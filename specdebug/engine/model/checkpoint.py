@@ -1,0 +1,193 @@
+"""A checkpoint folder as a lazy mapping from tensor names to tensors.
+
+Reads ``model.safetensors``, ``model.safetensors.index.json`` with its shards, or ``pytorch_model.bin``
+(published EAGLE heads ship that). A tensor is read when it is asked for, so a big model is never held twice.
+Every way in which a folder can be broken ends in a one-line CheckpointError.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from specdebug.errors import CheckpointError
+
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Checkpoint:
+    """The names, shapes and tensors of one folder, and which of them have been used."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open ``folder``.
+
+        Raises:
+            CheckpointError: there is no config, or no weights that can be read.
+        """
+        self.folder = folder
+        self.config_file = folder / "config.json"
+        self.config = read_json_object(self.config_file)
+        self._sources = _open_weights(folder)
+        self._asked: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sources
+
+    def error(self, name: str, message: str) -> CheckpointError:
+        """An error about one tensor, naming the file that holds it (or the folder that does not)."""
+        source = self._sources.get(name)
+        return CheckpointError(f"{source.file if source else self.folder}: tensor '{name}' {message}")
+
+    def floats(self, name: str, *shape: int) -> Tensor:
+        """The tensor ``name`` as stored: bf16, fp16 or fp32, of exactly ``shape``.
+
+        Raises:
+            CheckpointError: it is missing, of another shape or of another dtype, or its file breaks off.
+        """
+        tensor = self.any(name, *shape)
+        if tensor.dtype not in FLOAT_DTYPES:
+            raise self.error(name, f"is {_plain(tensor.dtype)}; convert the weights to bf16, fp16 or fp32")
+        return tensor
+
+    def any(self, name: str, *shape: int) -> Tensor:
+        """As ``floats``, of whatever dtype."""
+        source = self._sources.get(name)
+        if source is None:
+            raise self.error(name, "is missing; fetch the checkpoint again, or its config.json")
+        self._asked.add(name)
+        found = source.shape(name)
+        if found != shape:
+            raise self.error(
+                name, f"has shape {list(found)}, but {self.config_file.name} calls for {list(shape)}"
+            )
+        return source.tensor(name)
+
+    def refuse_leftovers(self, ignored: Iterable[str] = ()) -> None:
+        """Raise CheckpointError for a tensor that nobody asked for: the model would compute something else.
+        """
+        skip = self._asked.union(ignored)
+        for name in sorted(self._sources):
+            if name not in skip and not name.endswith("rotary_emb.inv_freq"):
+                raise self.error(name, "has no place in this architecture; is config.json another model's?")
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """Parse one JSON object. Raises CheckpointError when the file is absent or holds something else."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing; give a Hugging Face checkpoint folder") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file} cannot be read: {_line(error)}") from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not JSON: {_line(error)}; fetch the checkpoint again") from None
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{file} holds a {type(data).__name__}, not a JSON object")
+    return data
+
+
+class _Source(Protocol):
+    """One weights file."""
+
+    file: Path
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def tensor(self, name: str) -> Tensor: ...
+
+
+class _Safetensors:
+    """A safetensors file, mapped into memory; opening it checks its header against its length."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        try:
+            handle: Any = safe_open(str(file), framework="pt")
+        except FileNotFoundError:
+            raise CheckpointError(f"{file} is missing; fetch the checkpoint again") from None
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{file} is truncated or not safetensors ({_line(error)}); fetch it again"
+            ) from None
+        self._handle: Any = handle
+        self.names: list[str] = list(self._handle.keys())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._handle.get_slice(name).get_shape())
+
+    def tensor(self, name: str) -> Tensor:
+        tensor: Tensor = self._handle.get_tensor(name)
+        return tensor
+
+
+class _Pickled:
+    """A ``torch.save`` state dict, loaded by the restricted unpickler and mapped where the format allows."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        try:
+            loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"{file} is truncated or not a plain state dict ({_line(error)}); fetch it again"
+            ) from None
+        if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
+            raise CheckpointError(f"{file} is not a plain state dict; save the model's state_dict() alone")
+        self._tensors: dict[str, Tensor] = loaded
+        self.names = list(loaded)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+def _open_weights(folder: Path) -> dict[str, _Source]:
+    """Tensor name -> the file that holds it."""
+    single, index, pickled = (
+        folder / name for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+    )
+    if single.is_file():
+        safetensors = _Safetensors(single)
+        return dict.fromkeys(safetensors.names, safetensors)
+    if index.is_file():
+        return _open_shards(index)
+    if pickled.is_file():
+        state_dict = _Pickled(pickled)
+        return dict.fromkeys(state_dict.names, state_dict)
+    raise CheckpointError(f"{folder} holds no weights: none of {single.name}, {index.name}, {pickled.name}")
+
+
+def _open_shards(index: Path) -> dict[str, _Source]:
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise CheckpointError(f"{index} has no weight_map from tensor names to files; fetch it again")
+    shards: dict[str, _Safetensors] = {}
+    for file in sorted(set(weight_map.values())):
+        if Path(file).name != file:
+            raise CheckpointError(f"{index} names the shard {file!r}, which is not a file beside it")
+        shards[file] = _Safetensors(index.parent / file)
+    for name, file in weight_map.items():
+        if name not in shards[file].names:
+            raise CheckpointError(
+                f"{index.parent / file}: tensor '{name}' is missing, but {index.name} puts it here"
+            )
+    return {name: shards[file] for name, file in weight_map.items()}
+
+
+def _line(error: BaseException) -> str:
+    """The first line of somebody else's message."""
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,259 @@
+"""``config.json`` of a Llama-family model, read into a frozen value; whatever it asks for that we lack is
+refused.
+
+Both spellings of RoPE are read: transformers 4 (``rope_theta`` and ``rope_scaling`` beside each other) and
+transformers 5 (one ``rope_parameters``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specdebug.errors import CheckpointError
+
+# architecture -> do q, k and v carry a bias when config.json does not say
+TARGET_ARCHITECTURES = {"LlamaForCausalLM": False, "MistralForCausalLM": False, "Qwen2ForCausalLM": True}
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """The llama3 frequency rescaling: wavelengths beyond the original context are stretched by ``factor``."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Shapes and constants of a decoder. Sizes count elements; ``head_dim`` need not be
+    hidden_size/num_heads.
+    """
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    tie_word_embeddings: bool
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...]
+    qkv_bias: bool
+    output_bias: bool
+
+    @property
+    def q_size(self) -> int:
+        """Width of all query heads together, Hq*D."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads together, Hkv*D."""
+        return self.num_kv_heads * self.head_dim
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str) -> LlamaConfig:
+        """Read the parsed ``config.json``; ``where`` (its path) opens every message.
+
+        Raises:
+            CheckpointError: a key is missing or of the wrong kind, or asks for what the engine does not do.
+        """
+        keys = _Keys(data, where)
+        _refuse_the_unsupported(keys)
+        hidden_size = keys.positive_int("hidden_size")
+        num_heads = keys.positive_int("num_attention_heads")
+        num_kv_heads = keys.positive_int("num_key_value_heads", num_heads)
+        if num_heads % num_kv_heads:
+            raise keys.error(
+                f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
+            )
+        if data.get("head_dim") is None and hidden_size % num_heads:
+            raise keys.error(
+                f"hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}; set head_dim"
+            )
+        head_dim = keys.positive_int("head_dim", hidden_size // num_heads)
+        if head_dim % 2:
+            raise keys.error(f"head_dim {head_dim} is odd; RoPE turns pairs")
+        theta, scaling = _rope(keys)
+        architectures = data.get("architectures") or [""]
+        bias = keys.flag("attention_bias")
+        return cls(
+            hidden_size=hidden_size,
+            num_layers=keys.positive_int("num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            intermediate_size=keys.positive_int("intermediate_size"),
+            vocab_size=keys.positive_int("vocab_size"),
+            rms_norm_eps=keys.positive_float("rms_norm_eps", 1e-6),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            tie_word_embeddings=keys.flag("tie_word_embeddings"),
+            max_position_embeddings=keys.positive_int("max_position_embeddings", 2048),
+            eos_token_ids=_eos(keys),
+            qkv_bias=bias or TARGET_ARCHITECTURES.get(architectures[0], False),
+            output_bias=bias,
+        )
+
+
+@dataclass(frozen=True)
+class Eagle3Options:
+    """What the ``config.json`` of a draft head says beyond its decoder; an EAGLE head leaves all of it unset.
+    """
+
+    decoder: Mapping[str, Any]  # where the keys of LlamaConfig lie
+    draft_vocab_size: int | None
+    aux_layer_ids: tuple[int, ...] | None  # as written
+    norm_before_residual: bool
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str) -> Eagle3Options:
+        """Read either layout: flat, as EAGLE and SpecForge write it, or with a nested
+        ``transformer_layer_config``.
+
+        Raises:
+            CheckpointError: an option is of the wrong kind or not supported.
+        """
+        keys = _Keys(data, where)
+        nested = keys.section("transformer_layer_config")
+        for option in ("norm_before_fc", "fc_norm", "norm_output"):
+            if keys.flag(option):
+                raise keys.error(f"{option} true is not supported")
+        eagle = _Keys(keys.section("eagle_config"), where)
+        if eagle.data.get("use_aux_hidden_state") is False:
+            raise keys.error("eagle_config.use_aux_hidden_state false is not supported")
+        ids = eagle.data.get("eagle_aux_hidden_state_layer_ids", data.get("eagle_aux_hidden_state_layer_ids"))
+        if ids is not None and not (isinstance(ids, list) and ids and all(type(i) is int for i in ids)):
+            raise keys.error(f"eagle_aux_hidden_state_layer_ids must be a list of layer numbers, not {ids!r}")
+        return cls(
+            decoder=nested or data,
+            draft_vocab_size=keys.positive_int("draft_vocab_size") if data.get("draft_vocab_size") else None,
+            aux_layer_ids=None if ids is None else tuple(ids),
+            # speculators for vLLM, which nest, take true for granted (vllm's update_eagle3)
+            norm_before_residual=keys.flag("norm_before_residual", bool(nested)),
+        )
+
+    def aux_layers_for(self, num_layers: int, where: str) -> tuple[int, ...]:
+        """The layers of a target of ``num_layers`` whose *inputs* the head reads, ascending.
+
+        Checkpoints number them in two ways. Lists that start with 1 name layers whose output is meant, that
+        is the input of the next one; all others name the input itself (sgl-project/sglang pull request
+        25454). Without a list it is layers 2, n//2 and n-3.
+
+        Raises:
+            CheckpointError: the layers are not ascending or not this target's.
+        """
+        layers = self.aux_layer_ids or (2, num_layers // 2, num_layers - 3)
+        if layers[0] == 1:
+            layers = tuple(layer + 1 for layer in layers)
+        if list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] > num_layers:
+            raise CheckpointError(
+                f"{where}: auxiliary layers {list(layers)} do not ascend within the target's {num_layers} "
+                "layers; set eagle_config.eagle_aux_hidden_state_layer_ids"
+            )
+        return layers
+
+
+def require_target_architecture(data: Mapping[str, Any], where: str) -> None:
+    """Refuse a ``config.json`` whose model is not one the target loader reads.
+
+    Raises:
+        CheckpointError: the architecture is absent or another one.
+    """
+    names = data.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in TARGET_ARCHITECTURES:
+        raise CheckpointError(
+            f"{where}: architecture {names!r} is none of {', '.join(TARGET_ARCHITECTURES)}; give one of those"
+        )
+
+
+def _refuse_the_unsupported(keys: _Keys) -> None:
+    """What would load without complaint and then compute something else."""
+    data = keys.data
+    if data.get("hidden_act", "silu") != "silu":
+        raise keys.error(f"hidden_act {data['hidden_act']!r} is not supported, only 'silu'")
+    if data.get("mlp_bias"):
+        raise keys.error("mlp_bias true is not supported; no published Llama uses it")
+    if data.get("quantization_config"):
+        raise keys.error("the weights are quantised; dequantise them to bf16, fp16 or fp32 first")
+    # Qwen2 writes a window width and switches it off beside it
+    if data.get("sliding_window") and data.get("use_sliding_window", True):
+        raise keys.error(f"sliding_window {data['sliding_window']!r} is not supported, only full attention")
+
+
+def _rope(keys: _Keys) -> tuple[float, RopeScaling | None]:
+    """The base of the frequencies, and the llama3 rescaling if one is set."""
+    merged = keys.section("rope_scaling") | keys.section("rope_parameters")
+    rope = _Keys({"rope_theta": keys.data.get("rope_theta")} | merged, keys.where)
+    theta = rope.positive_float("rope_theta", 10000.0)
+    kind = merged.get("rope_type", merged.get("type", "default"))
+    if kind == "default":
+        return theta, None
+    if kind != "llama3":
+        raise keys.error(f"RoPE scaling {kind!r} is not supported, only 'llama3' and 'default'")
+    return theta, RopeScaling(
+        factor=rope.positive_float("factor"),
+        low_freq_factor=rope.positive_float("low_freq_factor"),
+        high_freq_factor=rope.positive_float("high_freq_factor"),
+        original_max_position_embeddings=rope.positive_int("original_max_position_embeddings"),
+    )
+
+
+def _eos(keys: _Keys) -> tuple[int, ...]:
+    value = keys.data.get("eos_token_id")
+    if value is None:
+        return ()
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise keys.error(f"eos_token_id must be a token id or a list of them, not {value!r}")
+    return tuple(ids)
+
+
+class _Keys:
+    """Typed look-ups in one JSON object; a null counts as absent, as transformers reads it."""
+
+    def __init__(self, data: Mapping[str, Any], where: str) -> None:
+        self.data = data
+        self.where = where
+
+    def error(self, message: str) -> CheckpointError:
+        return CheckpointError(f"{self.where}: {message}")
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.data.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise self.error(f"{key} is missing")
+        return value
+
+    def positive_int(self, key: str, default: int | None = None) -> int:
+        value = self._get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise self.error(f"{key} must be a positive integer, not {value!r}")
+        return value
+
+    def positive_float(self, key: str, default: float | None = None) -> float:
+        value = self._get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise self.error(f"{key} must be a positive number, not {value!r}")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.error(f"{key} must be true or false, not {value!r}")
+        return value
+
+    def section(self, key: str) -> dict[str, Any]:
+        value = self._get(key, {})
+        if not isinstance(value, dict):
+            raise self.error(f"{key} must be a JSON object, not {value!r}")
+        return value

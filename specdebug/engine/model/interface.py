@@ -1,0 +1,92 @@
+"""What a model and the engine ask of each other.
+
+Shapes: n tokens of the batch, one after another; H target hidden size, Hd draft hidden size, V and Vd the two
+vocabularies, Hq query heads, Hkv key-value heads, D head size. Models hold no state between calls.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class LayerAttention(Protocol):
+    """The engine's side of one layer: write this batch's keys and values to the pool, then attend."""
+
+    def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [n, Hq, D]; k, v [n, Hkv, D], q and k already rotated -> [n, Hq*D].
+
+        All three are slices of one [n, Hq + 2*Hkv, D] tensor, valid during this call only. Within each head
+        of q and k the two halves that RoPE rotates against each other are interleaved (0, D/2, 1, D/2+1,
+        ...): dot products are what they were, but a pool's keys are not in Hugging Face order.
+        """
+        ...
+
+
+class TargetOutput(NamedTuple):
+    """hidden [n, H] after the final norm; aux [n, len(aux_layers)*H], or None when no layer was asked for."""
+
+    hidden: Tensor
+    aux: Tensor | None
+
+
+class DraftModel(Protocol):
+    """A draft head: one recurrent pass over (token at p+1, feature at p)."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that write draft KV; ``LayerAttention`` is called with 0 .. num_layers-1."""
+        ...
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads, Hq."""
+        ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key-value heads, Hkv."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """Head size, D."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Hd, the width of the hidden that forward() takes and returns."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Vd, the width of logits()."""
+        ...
+
+    @property
+    def target_feature_size(self) -> int:
+        """F, the width of the target features that project() takes."""
+        ...
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """What to ask of ``TargetModel.forward``; () means that its final hidden is the feature."""
+        ...
+
+    def project(self, target_features: Tensor) -> Tensor:
+        """[n, F] features of the target -> [n, Hd], the hidden that forward() takes."""
+        ...
+
+    def forward(self, input_ids: Tensor, positions: Tensor, hidden: Tensor, attn: LayerAttention) -> Tensor:
+        """Ids [n] i64 in the *target* vocabulary, positions [n] i64, hidden [n, Hd] -> next hidden [n, Hd].
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[m, Hd] as forward() returned it -> [m, Vd] in the model's dtype."""
+        ...
+
+    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Draft-vocabulary ids, any shape, i64 -> the target's ids."""
+        ...

@@ -1,0 +1,52 @@
+"""The target model: a Llama-family decoder over a flat batch of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.model.config import LlamaConfig
+from specdebug.engine.model.interface import LayerAttention, TargetOutput
+from specdebug.engine.model.layers import DecoderLayer, Norm
+from specdebug.engine.model.rope import Rotary
+
+
+@dataclass(frozen=True)
+class TargetModel:
+    """Made by ``loader.load_target``; stateless, so one may serve any number of engines."""
+
+    config: LlamaConfig
+    rotary: Rotary
+    embedding: Tensor  # [V, H]
+    layers: Sequence[tuple[Norm, DecoderLayer]]
+    final_norm: Norm
+    lm_head: Tensor  # [H, V]; a view of the embedding when the two are tied
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attn: LayerAttention, aux_layers: tuple[int, ...] = ()
+    ) -> TargetOutput:
+        """Ids [n] i64, positions [n] i64 -> final-normed hidden [n, H] and the *inputs* of ``aux_layers``.
+
+        ``aux_layers`` ascends; an entry equal to the number of layers is the last layer's output before the
+        norm.
+
+        Raises:
+            IndexError: an id is outside the vocabulary, or a position outside the RoPE table.
+        """
+        phases = self.rotary.at(positions)
+        x = torch.embedding(self.embedding, input_ids)
+        captured: list[Tensor] = []
+        for index, (norm, layer) in enumerate(self.layers):
+            if index in aux_layers:
+                captured.append(x)
+            x = layer.forward(norm(x), x, phases, attn)
+        if len(self.layers) in aux_layers:
+            captured.append(x)
+        return TargetOutput(self.final_norm.with_gain(x), torch.cat(captured, 1) if captured else None)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[m, H] as ``forward`` returned it -> [m, V] in the model's dtype."""
+        return torch.mm(hidden, self.lm_head)

@@ -1,0 +1,196 @@
+"""From a checkpoint folder to a model; every mismatch is reported in one line.
+
+Tensor names are those of the published checkpoints: Llama's for the target; ``fc``, ``layers.N`` for EAGLE
+heads; ``fc``, ``midlayer`` (or ``layers.0``, as speculators for vLLM write it), ``norm``, ``lm_head``,
+``d2t`` and ``t2d`` for EAGLE-3 heads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.model.checkpoint import Checkpoint
+from specdebug.engine.model.config import Eagle3Options, LlamaConfig, require_target_architecture
+from specdebug.engine.model.eagle import EagleDraft
+from specdebug.engine.model.eagle3 import Eagle3Draft
+from specdebug.engine.model.layers import DecoderLayer, Norm
+from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.model.rope import Rotary
+from specdebug.engine.model.weights import Weights
+from specdebug.errors import CheckpointError
+
+
+def load_target(
+    path: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    max_positions: int | None = None,
+) -> TargetModel:
+    """Load a Llama-family target from a checkpoint folder.
+
+    ``max_positions`` is the length of the RoPE table, by default the model's ``max_position_embeddings``.
+
+    Raises:
+        CheckpointError: the folder, its config or a tensor is not what a Llama-family model needs.
+    """
+    checkpoint = Checkpoint(Path(path))
+    where = str(checkpoint.config_file)
+    require_target_architecture(checkpoint.config, where)
+    config = LlamaConfig.from_dict(checkpoint.config, where)
+    weights = Weights(checkpoint, config, dtype, torch.device(device))
+    rotary = Rotary(config, max_positions or config.max_position_embeddings, weights.device)
+    embedding = weights.plain("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    layers = []
+    for index in range(config.num_layers):
+        prefix = f"model.layers.{index}"
+        norm = weights.norm(f"{prefix}.input_layernorm.weight")
+        layers.append((norm, weights.layer(prefix, index, rotary, norm, config.hidden_size)))
+    final_norm = weights.norm("model.norm.weight")
+    if config.tie_word_embeddings:
+        lm_head = embedding
+    else:
+        lm_head = weights.plain("lm_head.weight", config.vocab_size, config.hidden_size)
+    checkpoint.refuse_leftovers(ignored=("lm_head.weight",) if config.tie_word_embeddings else ())
+    return TargetModel(config, rotary, embedding, tuple(layers), final_norm, lm_head.t())
+
+
+def load_draft(
+    path: str | Path,
+    *,
+    algorithm: Literal["EAGLE", "EAGLE3"],
+    target: TargetModel,
+    max_positions: int | None = None,
+) -> EagleDraft | Eagle3Draft:
+    """Load the draft head at ``path`` for ``target``, in the target's dtype and on its device.
+
+    ``max_positions`` is the length of the RoPE table, by default the target's ``max_position_embeddings``:
+    published heads were trained on short texts and state a limit of their own, which no server minds.
+
+    Raises:
+        CheckpointError: the folder, its config or a tensor is not such a head's, or not one for this target.
+    """
+    checkpoint = Checkpoint(Path(path))
+    where = str(checkpoint.config_file)
+    options = Eagle3Options.from_dict(checkpoint.config, where)
+    config = LlamaConfig.from_dict(options.decoder, where)
+    if config.vocab_size != target.config.vocab_size:
+        raise CheckpointError(
+            f"{where}: vocab_size {config.vocab_size} is not the target's {target.config.vocab_size}; "
+            "this head drafts for another model"
+        )
+    weights = Weights(checkpoint, config, target.embedding.dtype, target.embedding.device)
+    rotary = Rotary(config, max_positions or target.config.max_position_embeddings, weights.device)
+    if algorithm == "EAGLE":
+        return _load_eagle(weights, rotary, target)
+    return _load_eagle3(weights, rotary, target, options)
+
+
+def _load_eagle(weights: Weights, rotary: Rotary, target: TargetModel) -> EagleDraft:
+    config, size = weights.config, weights.config.hidden_size
+    if size != target.config.hidden_size:
+        raise CheckpointError(
+            f"{weights.checkpoint.config_file}: hidden_size {size} is not the target's "
+            f"{target.config.hidden_size}; an EAGLE head shares the target's hidden and lm_head"
+        )
+    layers: list[tuple[Norm | None, DecoderLayer]] = []
+    for index in range(config.num_layers):
+        norm_name = f"layers.{index}.input_layernorm.weight"
+        norm = weights.norm(norm_name) if index or weights.has(norm_name) else None
+        layers.append((norm, weights.layer(f"layers.{index}", index, rotary, norm, size)))
+    draft = EagleDraft(
+        config,
+        rotary=rotary,
+        embedding=_embedding(weights, target),
+        fc=weights.linear(2 * size, ("fc.weight", size)),
+        fc_bias=weights.plain("fc.bias", size) if weights.has("fc.bias") else None,
+        layers=tuple(layers),
+        lm_head=target.lm_head,
+    )
+    # a head saved together with a copy of the target's lm_head still drafts with the target's own
+    weights.checkpoint.refuse_leftovers(ignored=("lm_head.weight",))
+    return draft
+
+
+def _load_eagle3(
+    weights: Weights, rotary: Rotary, target: TargetModel, options: Eagle3Options
+) -> Eagle3Draft:
+    config, size = weights.config, weights.config.hidden_size
+    where = str(weights.checkpoint.config_file)
+    if config.num_layers != 1:
+        raise CheckpointError(f"{where}: num_hidden_layers {config.num_layers}; an EAGLE-3 head has one")
+    aux_layers = options.aux_layers_for(target.config.num_layers, where)
+    prefix = "midlayer" if weights.has("midlayer.hidden_norm.weight") else "layers.0"
+    input_norms = weights.norm(f"{prefix}.input_layernorm.weight", f"{prefix}.hidden_norm.weight")
+    embedding = _embedding(weights, target)
+    final_norm = weights.norm("norm.weight")
+    lm_head = _eagle3_lm_head(weights, target, embedding, options.draft_vocab_size or config.vocab_size)
+    draft = Eagle3Draft(
+        config,
+        aux_layers=aux_layers,
+        rotary=rotary,
+        embedding=embedding,
+        fc=weights.linear(len(aux_layers) * target.config.hidden_size, ("fc.weight", size)),
+        fc_bias=weights.plain("fc.bias", size) if weights.has("fc.bias") else None,
+        input_norms=input_norms,
+        residual_is_normed=options.norm_before_residual,
+        layer=weights.layer(prefix, 0, rotary, input_norms, 2 * size),
+        final_norm=final_norm,
+        lm_head=final_norm.fold_into(lm_head.t().contiguous()),
+        d2t=_d2t(weights, lm_head.shape[0]),
+    )
+    weights.checkpoint.refuse_leftovers(ignored=("t2d",))
+    return draft
+
+
+def _embedding(weights: Weights, target: TargetModel) -> Tensor:
+    """The head's own token embedding [V, Hd], else the target's."""
+    size = weights.config.hidden_size
+    if weights.has("embed_tokens.weight"):
+        return weights.plain("embed_tokens.weight", target.config.vocab_size, size)
+    if size != target.config.hidden_size:
+        raise weights.checkpoint.error(
+            "embed_tokens.weight",
+            f"is missing, and the target's is {target.config.hidden_size} wide where the head needs {size}",
+        )
+    return target.embedding
+
+
+def _eagle3_lm_head(weights: Weights, target: TargetModel, embedding: Tensor, vocab_size: int) -> Tensor:
+    """[Vd, Hd]: the head's own, else its embedding if they are tied, else the target's if that fits."""
+    if weights.has("lm_head.weight"):
+        return weights.plain("lm_head.weight", vocab_size, weights.config.hidden_size)
+    if vocab_size == target.config.vocab_size:
+        if weights.config.tie_word_embeddings:
+            return embedding
+        if weights.config.hidden_size == target.config.hidden_size:
+            return target.lm_head.t()
+    raise weights.checkpoint.error("lm_head.weight", "is missing, and the target's does not fit this head")
+
+
+def _d2t(weights: Weights, vocab_size: int) -> Tensor | None:
+    """The offsets from draft ids to target ids, [Vd] i64, checked against the target vocabulary and ``t2d``.
+    """
+    checkpoint, target_vocab_size = weights.checkpoint, weights.config.vocab_size
+    name = weights.name("d2t")
+    if name not in checkpoint:
+        if vocab_size == target_vocab_size:
+            return None
+        raise checkpoint.error(
+            "d2t", f"is missing, yet draft_vocab_size {vocab_size} is not the target's {target_vocab_size}"
+        )
+    offsets = checkpoint.any(name, vocab_size).long()
+    ids = offsets + torch.arange(vocab_size)
+    if bool(((ids < 0) | (ids >= target_vocab_size)).any()):
+        raise checkpoint.error(
+            name, f"leads outside {target_vocab_size} target ids; it holds offsets: target id = i + d2t[i]"
+        )
+    if "t2d" in checkpoint and not bool(checkpoint.any("t2d", target_vocab_size).bool()[ids].all()):
+        raise checkpoint.error(
+            name, "leads to ids that t2d does not list; it must hold offsets, target id = i + d2t[i]"
+        )
+    return offsets.to(weights.device)

@@ -1,0 +1,74 @@
+"""Rotary position embedding as one complex product over the fused q, k and v of a token.
+
+Rotating a pair (a, b) by an angle is multiplying a + ib by e^(i angle). With the pairs adjacent in memory
+(the loader interleaves the rows of the q and k projections, see ``interleave_pairs``), the whole fused row is
+a row of complex numbers, and one in-place multiplication turns every head at once; the value heads are
+multiplied by one. That is two small operations a layer where slicing, negating and concatenating halves takes
+six.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.model.config import LlamaConfig, RopeScaling
+
+
+def interleave_pairs(rows: Tensor, head_dim: int) -> Tensor:
+    """Reorder projection rows [heads*D, ...] within each head so that pairs (i, i+D/2) become adjacent."""
+    split = rows.view(-1, 2, head_dim // 2, *rows.shape[1:])
+    return split.transpose(1, 2).reshape(rows.shape)
+
+
+def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
+    """Radians per position for each pair, [D/2] f32, computed in f32 as transformers computes them.
+
+    With llama3 scaling (Llama 3.1 model card; ``_compute_llama3_parameters`` in transformers), wavelengths
+    longer than ``original/low_freq_factor`` are slowed by ``factor``, those shorter than
+    ``original/high_freq_factor`` are kept, and those between are blended linearly in original/wavelength.
+    """
+    frequency = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    if scaling is None:
+        return frequency
+    original = scaling.original_max_position_embeddings
+    turns = original / (2 * math.pi / frequency)  # full turns within the original context
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - keep) * frequency / scaling.factor + keep * frequency
+
+
+class Rotary:
+    """The phases of every position, and the product that applies them."""
+
+    def __init__(self, config: LlamaConfig, max_positions: int, device: torch.device) -> None:
+        """Tabulate positions 0 .. max_positions-1."""
+        frequency = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequency
+        phases = torch.polar(torch.ones_like(angles), angles)
+        self.table = torch.stack((phases, torch.ones_like(phases)), dim=1).to(device)  # [P, 2, D/2] c64
+        turned = config.num_heads + config.num_kv_heads
+        self._row_of_head = torch.tensor([0] * turned + [1] * config.num_kv_heads, device=device)
+        self._head_counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        self._shape = (sum(self._head_counts), config.head_dim)
+
+    def at(self, positions: Tensor) -> Tensor:
+        """Phases for positions [n] i64, once per forward: [n, heads*D/2] c64.
+
+        Raises:
+            IndexError: a position is outside the table.
+        """
+        return self.table.index_select(0, positions).index_select(1, self._row_of_head).flatten(1)
+
+    def split(self, qkv: Tensor, phases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Turn fused qkv [n, heads*D] (in place when f32) and cut it into q, k, v [n, heads, D]."""
+        if qkv.dtype == torch.float32:
+            qkv.view(torch.complex64).mul_(phases)
+        else:
+            turned = qkv.float().view(torch.complex64).mul_(phases)
+            qkv = turned.view(torch.float32).to(qkv.dtype)
+        # the free function: Tensor.split is a Python wrapper that costs as much as the product itself
+        q, k, v = torch.split_with_sizes(qkv.view(qkv.shape[0], *self._shape), self._head_counts, 1)
+        return q, k, v

@@ -1,0 +1,43 @@
+"""A target's ``tokenizer.json``: text to ids and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as _Tokenizer
+
+from specdebug.errors import CheckpointError
+
+
+class Tokenizer:
+    """Byte-exact text <-> ids. No chat template and no special tokens added: a prompt is what was written."""
+
+    def __init__(self, file: str | Path, eos_token_ids: Sequence[int] = ()) -> None:
+        """Read ``file``; ``eos_token_ids`` come from the model's config, as its generation does.
+
+        Raises:
+            CheckpointError: the file is missing or not a tokenizer.
+        """
+        path = Path(file)
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing; the tokenizer lies beside the target's weights")
+        try:
+            self._tokenizer = _Tokenizer.from_file(str(path))
+        except Exception as error:  # the binding raises bare Exception for every malformed file
+            reason = str(error).strip().split("\n")[0]
+            raise CheckpointError(f"{path} is not a tokenizer ({reason}); fetch it again") from None
+        self.eos_token_ids = tuple(eos_token_ids)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids it can produce, added tokens included."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str) -> list[int]:
+        """Text -> ids."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids -> text, special tokens included; bytes cut off in mid-character become U+FFFD."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))

@@ -1,0 +1,104 @@
+"""Tensors of a checkpoint in the form the layers use: right dtype and device, fused, transposed, gains folded
+in.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.model.checkpoint import Checkpoint
+from specdebug.engine.model.config import LlamaConfig
+from specdebug.engine.model.layers import DecoderLayer, Norm
+from specdebug.engine.model.rope import Rotary, interleave_pairs
+
+
+class Weights:
+    """Reads one checkpoint for one model; every method raises CheckpointError when a tensor is not as it
+    should be.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, config: LlamaConfig, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+
+    def name(self, name: str) -> str:
+        """``name`` as this checkpoint spells it: some publishers of heads put ``model.`` before it."""
+        longer = f"model.{name}"
+        return longer if name not in self.checkpoint and longer in self.checkpoint else name
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds ``name`` in either spelling."""
+        return self.name(name) in self.checkpoint
+
+    def plain(self, name: str, *shape: int) -> Tensor:
+        """The tensor in its stored layout."""
+        return self.checkpoint.floats(self.name(name), *shape).to(self.device, self.dtype)
+
+    def norm(self, *names: str) -> Norm:
+        """The norm of one weight [hidden_size], or of several side by side."""
+        gains = [self.plain(name, self.config.hidden_size) for name in names]
+        return Norm(gains[0] if len(gains) == 1 else torch.stack(gains), self.config.rms_norm_eps)
+
+    def linear(self, size_in: int, *parts: tuple[str, int], rotated: int = 0) -> Tensor:
+        """Projections of one input, fused to [size_in, sum of outputs]; the first ``rotated`` ones go through
+        RoPE.
+        """
+        fused = torch.empty(size_in, sum(size for _, size in parts), dtype=self.dtype, device=self.device)
+        start = 0
+        for index, (name, size) in enumerate(parts):
+            rows = self.checkpoint.floats(self.name(name), size, size_in)
+            if index < rotated:
+                rows = interleave_pairs(rows, self.config.head_dim)
+            fused[:, start : start + size].copy_(rows.t())
+            start += size
+        return fused
+
+    def layer(self, prefix: str, index: int, rotary: Rotary, norm: Norm | None, size_in: int) -> DecoderLayer:
+        """Layer ``index``, its tensors under ``prefix``; ``norm`` is what its q, k and v read, ``size_in``
+        wide.
+        """
+        config = self.config
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        qkv = self.linear(
+            size_in,
+            (f"{attention}.q_proj.weight", config.q_size),
+            (f"{attention}.k_proj.weight", config.kv_size),
+            (f"{attention}.v_proj.weight", config.kv_size),
+            rotated=2,
+        )
+        mlp_norm = self.norm(f"{prefix}.post_attention_layernorm.weight")
+        gate_up = self.linear(
+            config.hidden_size,
+            (f"{mlp}.gate_proj.weight", config.intermediate_size),
+            (f"{mlp}.up_proj.weight", config.intermediate_size),
+        )
+        return DecoderLayer(
+            layer_id=index,
+            rotary=rotary,
+            qkv=norm.fold_into(qkv) if norm else qkv,
+            qkv_bias=self._qkv_bias(attention),
+            output=self.linear(config.q_size, (f"{attention}.o_proj.weight", config.hidden_size)),
+            output_bias=self._output_bias(attention),
+            mlp_norm=mlp_norm,
+            gate_up=mlp_norm.fold_into(gate_up),
+            down=self.linear(config.intermediate_size, (f"{mlp}.down_proj.weight", config.hidden_size)),
+        )
+
+    def _output_bias(self, attention: str) -> Tensor | None:
+        if not self.config.output_bias:
+            return None
+        return self.plain(f"{attention}.o_proj.bias", self.config.hidden_size)
+
+    def _qkv_bias(self, attention: str) -> Tensor | None:
+        config = self.config
+        if not config.qkv_bias:
+            return None
+        q = self.plain(f"{attention}.q_proj.bias", config.q_size)
+        k = self.plain(f"{attention}.k_proj.bias", config.kv_size)
+        v = self.plain(f"{attention}.v_proj.bias", config.kv_size)
+        return torch.cat((interleave_pairs(q, config.head_dim), interleave_pairs(k, config.head_dim), v))

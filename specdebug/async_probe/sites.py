@@ -55,7 +55,9 @@ def scan(package_dir: Path | str) -> list[Site]:
             kind, position = _PROBES[_called(node.func)]
             argument = _site_argument(node, position)
             if not isinstance(argument, ast.Constant) or not isinstance(argument.value, str):
-                problems.append(f"{path}:{node.lineno}: the site of a {kind} probe must be a string literal")
+                problems.append(
+                    f"{path}:{node.lineno}: the site of this {kind} probe must be a string literal"
+                )
             elif not _NAME.fullmatch(argument.value):
                 problems.append(f"{path}:{node.lineno}: the site {argument.value!r} must be a dotted name")
             else:

@@ -1,0 +1,169 @@
+"""Detection against numpy, and at the edges of types."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from specdebug.async_probe import checks
+
+FLOATS = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
+
+
+def _masks(kind: str, tensor: torch.Tensor, low: float = 0, high: float = 0) -> dict[str, list[bool]]:
+    values = checks.subject(tensor, None)
+    return {part.phrase: part.bad.reshape(-1).tolist() for part in checks.parts(kind, values, low, high)}
+
+
+def _clean(kind: str, tensor: torch.Tensor, low: float = 0, high: float = 0) -> bool:
+    return checks.is_clean(kind, checks.subject(tensor, None), low, high)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nan_in_every_float_type(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([1.0, math.nan, -2.0]).to(dtype)
+    assert _masks("nan", tensor) == {"": [False, True, False]}
+    assert not _clean("nan", tensor)
+    assert _clean("nan", torch.ones(3).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [t for t in FLOATS if t != torch.float8_e4m3fn])  # e4m3fn has no infinity
+def test_inf_in_every_float_type(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([1.0, math.inf, -math.inf, math.nan]).to(dtype)
+    assert _masks("inf", tensor) == {"": [False, True, True, False]}
+    assert not _clean("inf", tensor)
+
+
+def test_half_precision_sums_that_overflow_are_still_clean() -> None:
+    assert _clean("inf", torch.full((4096,), 60000.0, dtype=torch.float16))
+
+
+def test_opposite_infinities_do_not_cancel() -> None:
+    assert not _clean("inf", torch.tensor([math.inf, -math.inf]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+def test_bounds_in_every_integer_type(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([0, 5, 9, 10], dtype=dtype)
+    assert _masks("oob", tensor, 5, 10) == {
+        "below": [True, False, False, False],
+        "not below": [False, False, False, True],
+    }
+    assert not _clean("oob", tensor, 5, 11)
+    assert _clean("oob", tensor, 0, 11)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_bounds_beyond_the_type_do_not_wrap(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([1, 2], dtype=dtype)
+    assert _masks("oob", tensor, -(2**40), 2**40) == {"below": [False, False], "not below": [False, False]}
+    assert _masks("oob", tensor, 2**40, 2**41)["below"] == [True, True]
+
+
+def test_bounds_at_the_ends_of_int64() -> None:
+    least, most = -(2**63), 2**63 - 1
+    tensor = torch.tensor([least, 0, most])
+    assert _masks("oob", tensor, least, 2**63) == {}
+    assert _masks("oob", tensor, 2**70, 2**71) == {"below": [True, True, True]}
+    assert _masks("oob", tensor, -(2**71), -(2**70)) == {"not below": [True, True, True]}
+    assert _masks("oob", tensor, -math.inf, math.inf) == {}
+
+
+def test_fractional_bounds_of_integers() -> None:
+    tensor = torch.tensor([0, 1, 2])
+    assert _masks("oob", tensor, 0.5, 1.5) == {
+        "below": [True, False, False],
+        "not below": [False, False, True],
+    }
+
+
+def test_float_bounds_are_not_rounded_to_a_narrow_type() -> None:
+    ones = torch.ones(2, dtype=torch.bfloat16)
+    assert _masks("oob", ones, 0, 1.0000001)["not below"] == [False, False]
+    assert _masks("oob", ones, 1.0000001, 2)["below"] == [True, True]
+
+
+def test_a_nan_is_below_the_lower_bound_only() -> None:
+    tensor = torch.tensor([0.5, math.nan])
+    assert not _clean("oob", tensor, 0, 1)
+    assert _masks("oob", tensor, 0, 1) == {"below": [False, True], "not below": [False, False]}
+
+
+def test_page_alignment_of_negative_values() -> None:
+    tensor = torch.tensor([-4, -3, 0, 8, 9], dtype=torch.int32)
+    assert _masks("page_aligned", tensor, 0, 4) == {"not a multiple of": [False, True, False, False, True]}
+
+
+def test_relative_values_broadcast_and_do_not_underflow() -> None:
+    values = checks.subject(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8), torch.tensor([[2], [3]]))
+    assert values.tolist() == [[-1, 0], [0, 1]]
+
+
+def test_integers_hold_no_nan_and_nothing_is_wrong_with_nothing() -> None:
+    assert not checks.applies("nan", torch.tensor([1]))
+    assert not checks.applies("inf", torch.tensor([1]))
+    assert checks.applies("oob", torch.tensor([1]))
+    for kind in ("nan", "inf", "oob", "page_aligned"):
+        assert not checks.applies(kind, torch.empty(0))
+
+
+_FLOAT_VALUES = [0.0, -1.5, 2.0, 3e38, np.nan, np.inf, -np.inf]
+_SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, max_side=5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    array=hnp.arrays(
+        np.float32, _SHAPES, elements=st.sampled_from([0.0, -1.5, 2.0, 3e38, np.nan, np.inf, -np.inf])
+    ),
+    low=st.sampled_from([-2.0, 0.0, 1.0]),
+    high=st.sampled_from([0.0, 2.0, 5.0]),
+    strided=st.booleans(),
+)
+def test_floats_against_numpy(array: np.ndarray, low: float, high: float, strided: bool) -> None:
+    tensor = torch.from_numpy(array)
+    if strided and array.ndim:
+        array, tensor = array.T[::2], tensor.permute(*reversed(range(array.ndim)))[::2]
+    assert _masks("nan", tensor) == {"": np.isnan(array).ravel().tolist()}
+    assert _masks("inf", tensor) == {"": np.isinf(array).ravel().tolist()}
+    assert _masks("oob", tensor, low, high) == {
+        "below": (~(array >= low)).ravel().tolist(),
+        "not below": (array >= high).ravel().tolist(),
+    }
+    # The quick answer may be "not sure", never "clean" when it is not.
+    for kind in ("nan", "inf", "oob"):
+        if _clean(kind, tensor, low, high):
+            assert not any(any(mask) for mask in _masks(kind, tensor, low, high).values())
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    array=hnp.arrays(np.int64, _SHAPES, elements=st.integers(-8, 8)),
+    low=st.integers(-9, 9),
+    high=st.integers(-9, 9),
+    page_size=st.sampled_from([1, 2, 4]),
+)
+def test_integers_against_numpy(array: np.ndarray, low: int, high: int, page_size: int) -> None:
+    tensor = torch.from_numpy(array)
+    masks = _masks("oob", tensor, low, high)
+    assert masks == {
+        "below": (array < low).ravel().tolist(),
+        "not below": (array >= high).ravel().tolist(),
+    }
+    assert _clean("oob", tensor, low, high) == (not any(any(mask) for mask in masks.values()))
+    unaligned = array % page_size != 0
+    assert _masks("page_aligned", tensor, 0, page_size) == {"not a multiple of": unaligned.ravel().tolist()}
+    assert _clean("page_aligned", tensor, 0, page_size) == (not unaligned.any())

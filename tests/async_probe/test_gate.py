@@ -1,0 +1,66 @@
+"""Which probe does what."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdebug.async_probe.gate import Gate, Rule, mode_from_environment
+
+
+def test_without_rules_every_probe_runs_in_the_mode() -> None:
+    gate = Gate("record")
+    assert gate.active
+    assert gate.mode("a.b", "nan") == "record"
+
+
+def test_with_rules_the_others_are_off() -> None:
+    gate = Gate("assert", [Rule("draft.*")])
+    assert gate.mode("draft.step.logits", "nan") == "assert"
+    assert gate.mode("target.logits", "nan") == "off"
+
+
+def test_the_last_rule_that_covers_a_probe_decides() -> None:
+    gate = Gate("record", [Rule("*"), Rule("draft.*", "assert", ("oob",)), Rule("draft.noisy.*", "off")])
+    assert gate.mode("verify.ids", "oob") == "record"
+    assert gate.mode("draft.ids", "oob") == "assert"
+    assert gate.mode("draft.ids", "nan") == "record"
+    assert gate.mode("draft.noisy.ids", "oob") == "off"
+
+
+def test_off_silences_every_rule() -> None:
+    gate = Gate("off", [Rule("*", "assert")])
+    assert not gate.active
+    assert gate.mode("a.b", "nan") == "off"
+
+
+def test_rules_that_are_all_off_leave_nothing_active() -> None:
+    assert not Gate("record", [Rule("*", "off")]).active
+
+
+def test_unknown_words_are_refused() -> None:
+    with pytest.raises(ValueError, match="unknown probe mode 'asert', expected one of off, assert, record"):
+        Gate("asert")
+    with pytest.raises(ValueError, match="unknown probe mode 'rec'"):
+        Rule("*", "rec")
+    with pytest.raises(ValueError, match="unknown probe kind 'nans', expected one of nan, inf, oob"):
+        Rule("*", kinds=("nans",))
+
+
+@pytest.mark.parametrize("text", ["1", "true", "Yes", " ON "])
+def test_environment_asks_for_assertions(text: str) -> None:
+    assert mode_from_environment({"SGLANG_ENABLE_ASYNC_ASSERT": text}) == "assert"
+
+
+@pytest.mark.parametrize("text", ["0", "False", "no", "off", ""])
+def test_environment_asks_for_none(text: str) -> None:
+    assert mode_from_environment({"SGLANG_ENABLE_ASYNC_ASSERT": text}) == "off"
+
+
+def test_environment_unset_is_off() -> None:
+    assert mode_from_environment({}) == "off"
+
+
+def test_environment_that_says_neither_is_an_error() -> None:
+    expected = "SGLANG_ENABLE_ASYNC_ASSERT is 'maybe', expected 1/true/yes/on or 0/false/no/off"
+    with pytest.raises(ValueError, match=expected):
+        mode_from_environment({"SGLANG_ENABLE_ASYNC_ASSERT": "maybe"})

@@ -1,0 +1,249 @@
+"""The four probes, in both modes, on everything a model can hand them."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from specdebug import async_probe
+from specdebug.async_probe import (
+    Rule,
+    Violation,
+    maybe_detect_inf,
+    maybe_detect_nan,
+    maybe_detect_oob,
+    maybe_detect_page_aligned,
+    parse_message,
+)
+
+Probe = Callable[[torch.Tensor | None], None]
+
+PROBES: dict[str, Probe] = {
+    "nan": lambda t: maybe_detect_nan(t, "test.nan"),
+    "inf": lambda t: maybe_detect_inf(t, "test.inf"),
+    "oob": lambda t: maybe_detect_oob(t, 0, 10, "test.oob"),
+    "page_aligned": lambda t: maybe_detect_page_aligned(t, 4, "test.page_aligned"),
+}
+CLEAN = {
+    "nan": torch.tensor([1.0, math.inf]),
+    "inf": torch.tensor([1.0, math.nan]),
+    "oob": torch.tensor([0, 9]),
+    "page_aligned": torch.tensor([0, 8]),
+}
+BAD = {
+    "nan": torch.tensor([[1.0, 2.0], [math.nan, math.nan]]),
+    "inf": torch.tensor([[1.0, 2.0], [-math.inf, math.inf]]),
+    "oob": torch.tensor([[1, 2], [-3, -4]]),
+    "page_aligned": torch.tensor([[4, 8], [7, 9]]),
+}
+BOUND = {"nan": None, "inf": None, "oob": "below 0", "page_aligned": "not a multiple of 4"}
+VALUE = {"inf": -math.inf, "oob": -3, "page_aligned": 7}
+KINDS = list(PROBES)
+
+
+def _raised(run: Callable[[], object]) -> Violation:
+    with pytest.raises(RuntimeError) as caught:
+        run()
+    violation = parse_message(str(caught.value))
+    assert violation is not None
+    return violation
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_off_does_nothing(kind: str) -> None:
+    PROBES[kind](BAD[kind])
+    assert async_probe.drain() == []
+    assert async_probe.reached() == {}
+
+
+@pytest.mark.parametrize("mode", ["assert", "record"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_clean_empty_and_none_are_silent(kind: str, mode: str) -> None:
+    async_probe.configure(mode)
+    for tensor in (None, torch.empty(0), torch.empty((3, 0), dtype=torch.int64)):
+        PROBES[kind](tensor)
+    assert async_probe.reached() == {}
+    PROBES[kind](CLEAN[kind])
+    assert async_probe.drain() == []
+    assert async_probe.reached() == {f"test.{kind}": 1}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_record_says_what_where_and_how_much(kind: str) -> None:
+    async_probe.configure("record")
+    async_probe.set_step(7)
+    PROBES[kind](BAD[kind])
+    (found,) = async_probe.drain()
+    assert (found.site, found.kind, found.step) == (f"test.{kind}", kind, 7)
+    assert (found.index, found.count, found.bound) == (2, 2, BOUND[kind])
+    if kind == "nan":
+        assert found.value is not None
+        assert math.isnan(found.value)
+    else:
+        assert found.value == VALUE[kind]
+    assert async_probe.totals() == {(f"test.{kind}", kind): 2}
+    assert async_probe.drain() == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_assert_says_what_where_and_how_much(kind: str) -> None:
+    async_probe.configure("assert")
+    async_probe.set_step(7)
+    found = _raised(lambda: PROBES[kind](BAD[kind]))
+    assert found.signature == f"{kind}@test.{kind}"
+    assert (found.step, found.index, found.count, found.bound) == (7, 2, 2, BOUND[kind])
+    assert async_probe.drain() == []
+
+
+def test_each_bound_is_named_apart() -> None:
+    async_probe.configure("assert")
+    assert _raised(lambda: maybe_detect_oob(torch.tensor([3, -1]), 0, 10, "a.b")).bound == "below 0"
+    assert _raised(lambda: maybe_detect_oob(torch.tensor([3, 10]), 0, 10, "a.b")).bound == "not below 10"
+    async_probe.configure("record")
+    maybe_detect_oob(torch.tensor([10, -1, 11], dtype=torch.int32), 0, 10, "a.b")
+    low, high = async_probe.drain()
+    assert (low.bound, low.index, low.value, low.count) == ("below 0", 1, -1, 1)
+    assert (high.bound, high.index, high.value, high.count) == ("not below 10", 0, 10, 2)
+    assert async_probe.totals() == {("a.b", "oob"): 3}
+
+
+def test_relative_bounds() -> None:
+    async_probe.configure("record")
+    index = torch.tensor([[0, 1], [4, 8]], dtype=torch.int32)
+    start = torch.tensor([[0], [4]])
+    maybe_detect_oob(index, 0, 4, "a.b", relative_to=start)
+    (found,) = async_probe.drain()
+    assert (found.index, found.value, found.bound) == (3, 4, "not below 4")
+    maybe_detect_oob(index[:, :1], 0, 4, "a.b", relative_to=start)
+    assert async_probe.drain() == []
+
+
+def test_integers_keep_all_their_digits() -> None:
+    async_probe.configure("record")
+    maybe_detect_oob(torch.tensor([0, -4886055425978319163]), 0, 2048, "a.b")
+    assert async_probe.drain()[0].value == -4886055425978319163
+
+
+def test_a_tensor_that_requires_grad_stays_out_of_the_ring() -> None:
+    async_probe.configure("record")
+    maybe_detect_nan(torch.tensor([math.nan], requires_grad=True), "a.b")
+    assert async_probe.drain()[0].index == 0
+
+
+def test_inference_mode_can_come_and_go() -> None:
+    async_probe.configure("record")
+    with torch.inference_mode():
+        maybe_detect_nan(torch.tensor([math.nan]), "a.b")
+    maybe_detect_nan(torch.tensor([math.nan]), "a.b")
+    async_probe.set_step(1)
+    with torch.inference_mode():
+        maybe_detect_nan(torch.tensor([math.nan]), "a.b")
+    assert [found.step for found in async_probe.drain()] == [0, 0, 1]
+
+
+def test_integers_hold_no_nan() -> None:
+    async_probe.configure("assert")
+    maybe_detect_nan(torch.tensor([1, 2]), "a.b")
+    maybe_detect_inf(torch.tensor([1, 2]), "a.b")
+    assert async_probe.reached() == {}
+
+
+def test_rules_choose_probe_by_probe() -> None:
+    async_probe.configure("record", [Rule("draft.*"), Rule("draft.ids", "assert", ("oob",))])
+    bad = torch.tensor([math.nan])
+    maybe_detect_nan(bad, "verify.logits")
+    maybe_detect_nan(bad, "draft.ids")
+    with pytest.raises(RuntimeError, match=r"oob@draft\.ids"):
+        maybe_detect_oob(bad, 0, 1, "draft.ids")
+    assert [found.signature for found in async_probe.drain()] == ["nan@draft.ids"]
+    assert async_probe.reached() == {"draft.ids": 2}
+
+
+def test_configure_and_reset_forget() -> None:
+    async_probe.configure("record")
+    async_probe.set_step(5)
+    maybe_detect_nan(torch.tensor([math.nan]), "a.b")
+    async_probe.reset()
+    assert (async_probe.drain(), async_probe.totals(), async_probe.reached()) == ([], {}, {})
+    maybe_detect_nan(torch.tensor([math.nan]), "a.b")
+    assert async_probe.drain()[0].step == 0
+    with pytest.raises(ValueError, match="capacity 0 must be at least 1"):
+        async_probe.configure("record", capacity=0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    arrays=st.lists(
+        hnp.arrays(
+            np.int64,
+            hnp.array_shapes(min_dims=1, max_dims=3, max_side=4),
+            elements=st.integers(-3, 12),
+        ),
+        max_size=6,
+    ),
+    capacity=st.integers(1, 6),
+    transposed=st.booleans(),
+)
+def test_recordings_against_numpy(arrays: list[np.ndarray], capacity: int, transposed: bool) -> None:
+    async_probe.configure("record", capacity=capacity)
+    expected: list[Violation] = []
+    total = 0
+    for step, array in enumerate(arrays):
+        tensor = torch.from_numpy(array)
+        if transposed:
+            array, tensor = array.T, tensor.permute(*reversed(range(array.ndim)))
+        async_probe.set_step(step)
+        maybe_detect_oob(tensor, 0, 10, "a.b")
+        for bound, bad in (("below 0", array < 0), ("not below 10", array >= 10)):
+            flat = bad.ravel()
+            if flat.any():
+                first = int(flat.argmax())
+                value, count = int(array.ravel()[first]), int(flat.sum())
+                expected.append(Violation("a.b", "oob", step, first, value, count, bound))
+                total += count
+    assert async_probe.drain() == expected[:capacity]
+    assert async_probe.totals() == ({("a.b", "oob"): total} if total else {})
+    # Drained, the ring has room again.
+    maybe_detect_oob(torch.tensor([-1]), 0, 10, "a.b")
+    assert len(async_probe.drain()) == 1
+
+
+def _in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_environment_decides_at_import_and_nothing_else_is_imported() -> None:
+    code = (
+        "import sys, torch, specdebug\n"
+        "before = set(sys.modules)\n"
+        "from specdebug import async_probe\n"
+        "own = {m for m in sys.modules if m.startswith('specdebug')}\n"
+        "assert all(m == 'specdebug' or m.startswith('specdebug.async_probe') for m in own), own\n"
+        "roots = {m.partition('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names)\n"
+        "assert roots <= {'specdebug', 'torch'}, roots\n"
+        "async_probe.maybe_detect_nan(torch.tensor([float('nan')]), 'a.b')\n"
+    )
+    on = _in_a_process(code, SGLANG_ENABLE_ASYNC_ASSERT="yes")
+    assert on.returncode == 1
+    assert "RuntimeError: async probe nan@a.b" in on.stderr
+    off = _in_a_process(code, SGLANG_ENABLE_ASYNC_ASSERT="0")
+    assert (off.returncode, off.stderr) == (0, "")
+    odd = _in_a_process(code, SGLANG_ENABLE_ASYNC_ASSERT="perhaps")
+    assert odd.returncode == 1
+    assert "ValueError: SGLANG_ENABLE_ASYNC_ASSERT is 'perhaps'" in odd.stderr

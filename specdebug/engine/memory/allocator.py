@@ -19,10 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from specdebug.engine.errors import EngineError
+
 _Ids = npt.NDArray[np.int64]
 
 
-class InvalidFree(RuntimeError):
+class InvalidFree(EngineError):
     """A slot was freed that the allocator never hands out: page 0, or outside the pool."""
 
 

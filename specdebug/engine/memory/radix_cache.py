@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from specdebug.engine.errors import EngineError
+
 
 @dataclass(frozen=True, eq=False)
 class RadixKey:
@@ -117,7 +119,7 @@ class InsertResult:
 
 
 class RadixCache:
-    """The tree of one engine. Raises ``ValueError`` for misuse, ``RuntimeError`` for an unbalanced unlock."""
+    """The tree of one engine. Raises ``ValueError`` for misuse, ``EngineError`` for an unbalanced unlock."""
 
     def __init__(self, page_size: int, device: torch.device | str = "cpu") -> None:
         if page_size < 1:
@@ -219,7 +221,7 @@ class RadixCache:
         """Undo one :meth:`lock` of ``node``."""
         for member in node.path():
             if member.lock_ref == 0:
-                raise RuntimeError(f"radix node {member.serial} is unlocked more often than locked")
+                raise EngineError(f"radix node {member.serial} is unlocked more often than locked")
             member.lock_ref -= 1
             if member.lock_ref == 0:
                 self._protected -= len(member.key)

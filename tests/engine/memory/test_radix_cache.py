@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdebug.engine.errors import EngineError
 from specdebug.engine.memory.radix_cache import RadixCache, RadixKey, TreeNode
 
 
@@ -162,7 +163,7 @@ def test_lock_survives_a_split_of_the_locked_node() -> None:
 def test_unlocking_too_often_is_an_error() -> None:
     cache = RadixCache(page_size=1)
     node = cache.insert(_key(1, 2), _slots(1), draft_written=True).node
-    with pytest.raises(RuntimeError, match="unlocked more often"):
+    with pytest.raises(EngineError, match="unlocked more often"):
         cache.unlock(node)
 
 

@@ -47,7 +47,7 @@ class WorkloadDriver:
         self._unfinished: dict[str, set[str]] = {}
         for request in workload.requests:
             self._unfinished.setdefault(request.group, set()).add(request.rid)
-        self._started: dict[str, int] = {}
+        self._started = {group: 0 for group in self._unfinished if not self._after.get(group)}
         self._prompts: dict[str, tuple[int, ...]] = {}
         self._abort_at: dict[str, int] = {}
         self._step = 0

@@ -53,11 +53,12 @@ def engine_config(scenario: Scenario, arm: str) -> EngineConfig:
     try:
         return EngineConfig.from_dict(scenario.engine_of(arm))
     except InvalidOption as error:
+        path = _option_path(scenario, arm, error.key_path)
         name = "engine" if not error.key_path else f"engine.{one_line('.'.join(error.key_path), 80)}"
-        raise ContentError(
-            f"{name}: {one_line(error.reason, 200)}",
-            scenario.where(*_option_path(scenario, arm, error.key_path)),
-        ) from None
+        # The option may be the scenario's, and wrong only beside what the arm says.
+        beside = f" (in arm '{arm}')" if path[0] == "engine" and scenario.arms[arm].engine else ""
+        message = f"{name}: {one_line(error.reason, 200)}{beside}"
+        raise ContentError(message, scenario.where_key(*path)) from None
 
 
 def _option_path(scenario: Scenario, arm: str, option: tuple[str, ...]) -> tuple[str, ...]:
@@ -95,7 +96,8 @@ def _check_groups(scenario: Scenario) -> None:
                 )
     total = sum(group.num_requests for group in scenario.workload)
     if total > MAX_REQUESTS:
-        raise ContentError(f"asks for {total} requests, more than {MAX_REQUESTS}", scenario.where("workload"))
+        where = scenario.where_key("workload")
+        raise ContentError(f"asks for {total} requests, more than {MAX_REQUESTS}", where)
     _check_no_cycle(scenario)
 
 
@@ -160,7 +162,7 @@ def _check_expectations(scenario: Scenario) -> None:
         if arm not in scenario.arms:
             raise ContentError(
                 f"expect names no arm '{one_line(arm, 60)}'{did_you_mean(arm, scenario.arms)}",
-                scenario.where("expect", arm),
+                scenario.where_key("expect", arm),
             )
         where = scenario.where("expect", arm, "signature")
         if expectation.signatures and expectation.verdict != "fail":
@@ -187,7 +189,7 @@ def _check_prompts_fit(scenario: Scenario, arm: str, config: EngineConfig) -> No
             raise ContentError(
                 f"a prompt of group '{group.id}' can reach {longest} tokens, but the context_length of arm "
                 f"'{arm}' is {config.context_length}; shorten it or raise engine.context_length",
-                scenario.where("workload", number, "turns" if group.turns else "prompt"),
+                scenario.where_key("workload", number, "turns" if group.turns else "prompt"),
             )
 
 

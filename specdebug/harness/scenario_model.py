@@ -275,7 +275,11 @@ class Scenario:
     source: Doc | None = field(default=None, compare=False, repr=False)
 
     def where(self, *path: str | int) -> Where:
-        """The place in the file of a key, or of its nearest enclosing key that the file has."""
+        """The place in the file of a value, or of the nearest value around it that the file has."""
+        return Where(str(self.path)) if self.source is None else self.source.where(*path)
+
+    def where_key(self, *path: str | int) -> Where:
+        """Like :meth:`where`, of the key that holds the value."""
         return Where(str(self.path)) if self.source is None else self.source.where_key(*path)
 
     def engine_of(self, arm: str) -> dict[str, Any]:

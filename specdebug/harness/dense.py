@@ -1,0 +1,125 @@
+"""The reference model run over what an engine was given and gave back, reusing what earlier runs computed.
+
+A causal model's states at a prefix depend on that prefix alone. Requests share prefixes and are looked at
+more than once (after prefill, at the end), so the last few sequences are kept with their keys and values,
+and a new one starts from the longest prefix any of them shares with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdebug.assets import checkpoint_path
+from specdebug.reference import DenseCache, DraftHead, draft_kv, load_draft, load_weights, target_forward
+from specdebug.reference.target import target_logits
+
+MAX_KEPT_TOKENS = 8192
+"""Of all kept sequences together; some 18 KiB a token with the shipped target."""
+
+CHUNK = 1024
+"""Tokens a forward takes at once; bounds the memory that logits over a large vocabulary need."""
+
+
+@dataclass
+class _Sequence:
+    ids: list[int]
+    cache: DenseCache
+    hidden: Tensor
+    aux: Tensor
+
+    def shared_with(self, ids: Sequence[int]) -> int:
+        """Length of the common prefix."""
+        for index, (mine, other) in enumerate(zip(self.ids, ids, strict=False)):
+            if mine != other:
+                return index
+        return min(len(self.ids), len(ids))
+
+
+class DenseReference:
+    """float32 target and (optionally) draft head of two checkpoints, evaluated densely on the CPU."""
+
+    def __init__(self, model: str, draft_model: str | None) -> None:
+        """Load. Names or paths; raises CheckpointError."""
+        self.weights, self.config = load_weights(checkpoint_path(model))
+        self.head: DraftHead | None = None
+        if draft_model is not None:
+            self.head = load_draft(checkpoint_path(draft_model), self.weights, self.config)
+        self._kept: list[_Sequence] = []
+
+    @torch.no_grad()
+    def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float]]:
+        """What greedy decoding says at positions ``start`` (at least 1) up to the end of ``ids``.
+
+        Returns the target's choice at each, and how far its logit stands above the logit of the token given
+        (0.0 where they agree).
+        """
+        states = self._states(ids[:-1])
+        logits = target_logits(self.weights, self.config, states.hidden[start - 1 : len(ids) - 1])
+        best, choice = logits.max(-1)
+        given = logits.gather(-1, torch.tensor(ids[start:])[:, None])[:, 0]
+        choices: list[int] = choice.tolist()
+        margins: list[float] = (best - given).tolist()
+        return choices, margins
+
+    @torch.no_grad()
+    def draft_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]:
+        """Draft keys (rotated) and values of positions [0, stop), each float32 [stop, Hkv, D].
+
+        Position p is written from token p+1 and the target's state at p, so ``stop`` is less than
+        ``len(ids)``.
+        """
+        if self.head is None:
+            raise ValueError("no draft head was loaded")
+        states = self._states(ids[:stop])
+        hidden = (states.aux if self.head.is_eagle3 else states.hidden)[:stop]
+        k, v = draft_kv(self.head, torch.tensor(ids[1 : stop + 1]), hidden, torch.arange(stop))
+        return k.transpose(-2, -3), v.transpose(-2, -3)
+
+    def _states(self, ids: Sequence[int]) -> _Sequence:
+        """The kept sequence that begins with ``ids``, computed as far as necessary."""
+        best, shared = None, 0
+        for sequence in self._kept:
+            length = sequence.shared_with(ids)
+            if length > shared or best is None:
+                best, shared = sequence, length
+        if best is None or shared < min(len(best.ids), len(ids)):
+            best = self._fork(best, shared)
+        else:
+            self._kept.remove(best)
+        self._kept.append(best)  # newest last
+        self._extend(best, ids)
+        while len(self._kept) > 1 and sum(len(sequence.ids) for sequence in self._kept) > MAX_KEPT_TOKENS:
+            self._kept.pop(0)
+        return best
+
+    def _fork(self, parent: _Sequence | None, length: int) -> _Sequence:
+        cache = DenseCache(self.config, 0)
+        if parent is None:
+            empty = torch.empty(0, self.config.hidden_size)
+            return _Sequence([], cache, empty, torch.empty(0, 0))
+        cache.keys = parent.cache.keys[:, :, :length].clone()
+        cache.values = parent.cache.values[:, :, :length].clone()
+        cache.length = length
+        return _Sequence(parent.ids[:length], cache, parent.hidden[:length], parent.aux[:length])
+
+    def _extend(self, sequence: _Sequence, ids: Sequence[int]) -> None:
+        aux_layers = self.head.config.aux_layers if self.head is not None else None
+        missing = len(ids) - sequence.cache.length
+        if missing > 0:
+            cache = sequence.cache
+            room = torch.zeros(*cache.keys.shape[:2], missing, cache.keys.shape[-1])
+            cache.keys = torch.cat([cache.keys[:, :, : cache.length], room], dim=2)
+            cache.values = torch.cat([cache.values[:, :, : cache.length], room], dim=2)
+        while sequence.cache.length < len(ids):
+            start = sequence.cache.length
+            piece = list(ids[start : start + CHUNK])
+            _, hidden, aux = target_forward(
+                self.weights, self.config, torch.tensor(piece), cache=sequence.cache, aux_layers=aux_layers
+            )
+            sequence.ids.extend(piece)
+            sequence.hidden = torch.cat([sequence.hidden, hidden])
+            sequence.aux = torch.cat([sequence.aux, aux]) if start else aux

@@ -1,0 +1,222 @@
+"""What the parent knows of a run: a worker's events, folded one by one, then judged.
+
+Workers send events only; the outcome is always put together here. So a worker that dies leaves the same kind
+of outcome as one that finishes, just with fewer events behind it and its death among the violations.
+
+Events (see ``arm.py``, which emits them): ``stage``, ``setup``, ``arrive``, ``step``, ``violation``, ``tie``,
+``request``, ``cold``, ``coverage``, ``note``, ``impossible``, ``usage``, ``done``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specdebug.harness.deaths import death_of
+from specdebug.harness.outcome import (
+    Evidence,
+    Metrics,
+    Outcome,
+    RequestResult,
+    Tie,
+    Violation,
+    decide,
+    mean,
+    merge_violations,
+)
+from specdebug.targets.pool import WorkerEnd
+
+TRACED = ("step", "kind", "rids", "emitted", "accept", "cached", "finished", "retracted")
+"""What of a step enters the trace hash: everything a step decides, nothing of how long it took."""
+
+LOG_TAIL = 4000
+"""Characters of a worker's log kept in its outcome."""
+
+
+@dataclass
+class _Request:
+    rid: str
+    group: str
+    prompt_tokens: int
+    cached_tokens: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str | None = None
+    accept_lengths: list[int] = field(default_factory=list)
+    cold: tuple[int, ...] | None = None
+    ties: list[Tie] = field(default_factory=list)
+
+    def result(self) -> RequestResult:
+        return RequestResult(
+            rid=self.rid,
+            group=self.group,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            output_ids=tuple(self.output_ids),
+            text=self.text,
+            finish_reason=self.finish_reason,
+            accept_lengths=tuple(self.accept_lengths),
+            cold_accept_lengths=self.cold,
+            ties=tuple(self.ties),
+        )
+
+
+class Ledger:
+    """The state of one arm's run, built from its worker's events."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.stage = "start"
+        self.planned_requests = 0
+        self.usage_error: str | None = None
+        self._stages: dict[str, float] = {}
+        self._requests: dict[str, _Request] = {}
+        self._violations: list[Violation] = []
+        self._notes: list[str] = []
+        self._impossible: str | None = None
+        self._probes_enabled = 0
+        self._reached: dict[str, int] = {}
+        self._reverts: dict[str, dict[str, int]] = {}
+        self._engine_s = 0.0
+        self._steps = 0
+        self._peak_rss_mb = 0.0
+        self._done = False
+        self._trace = hashlib.blake2b(digest_size=16)
+
+    @property
+    def finished_requests(self) -> int:
+        """Requests that have come to their end."""
+        return sum(request.finish_reason is not None for request in self._requests.values())
+
+    @property
+    def violations(self) -> tuple[Violation, ...]:
+        """What has been found so far, in recorded order."""
+        return tuple(self._violations)
+
+    def fold(self, event: Mapping[str, Any]) -> None:
+        """Take in one event. Events of kinds this ledger does not know change nothing."""
+        handler = getattr(self, f"_on_{event.get('event')}", None)
+        if handler is not None:
+            handler(event)
+
+    def outcome(self, end: WorkerEnd) -> Outcome:
+        """Judge the run, now that its worker has ended."""
+        violations = list(self._violations)
+        death = None if self._done else death_of(end, self.step, self.stage)
+        if death is not None and self._impossible is None:
+            violations.append(death)
+        ordered = merge_violations(violations)
+        requests = tuple(request.result() for request in self._requests.values())
+        evidence = Evidence(
+            reverts=self._reverts,
+            probes_enabled=self._probes_enabled,
+            sites_reached=sum(count > 0 for count in self._reached.values()),
+            generated=sum(len(request.output_ids) for request in requests),
+            impossible=self._impossible,
+            interrupted=end.kind == "interrupted",
+        )
+        verdict, reasons = decide(ordered, evidence)
+        first = ordered[0] if ordered else None
+        return Outcome(
+            verdict=verdict,
+            signature=first.signature if first else None,
+            site=first.site or None if first else None,
+            detail=first.detail if first else "; ".join(reasons),
+            where_step=first.step if first else None,
+            violations=ordered,
+            reasons=reasons,
+            notes=tuple(self._notes),
+            metrics=self._metrics(requests, end),
+            trace_hash=self._trace.hexdigest(),
+            reverted_hits={number: dict(edits) for number, edits in self._reverts.items()},
+            reached_sites=dict(self._reached),
+            requests=requests,
+            log_tail=end.log[-LOG_TAIL:],
+        )
+
+    def _metrics(self, requests: tuple[RequestResult, ...], end: WorkerEnd) -> Metrics:
+        generated = sum(len(request.output_ids) for request in requests)
+        hit = [n for r in requests if r.cold_accept_lengths is not None for n in r.accept_lengths]
+        cold = [n for r in requests for n in r.cold_accept_lengths or ()]
+        return Metrics(
+            steps=self._steps,
+            generated_tokens=generated,
+            cached_tokens=sum(request.cached_tokens for request in requests),
+            accept_mean=mean([n for request in requests for n in request.accept_lengths]),
+            accept_hit=mean(hit),
+            accept_cold=mean(cold),
+            tokens_per_s=generated / self._engine_s if self._engine_s > 0 else None,
+            engine_s=self._engine_s,
+            wall_s=end.wall_s,
+            peak_rss_mb=max(self._peak_rss_mb, end.peak_rss_mb),
+            stages_s=dict(self._stages),
+        )
+
+    def _on_stage(self, event: Mapping[str, Any]) -> None:
+        self.stage = event["name"]
+
+    def _on_setup(self, event: Mapping[str, Any]) -> None:
+        self._probes_enabled = event["probes_enabled"]
+        self.planned_requests = event["requests"]
+
+    def _on_reverts(self, event: Mapping[str, Any]) -> None:
+        self._reverts = {number: dict(edits) for number, edits in event["hits"].items()}
+
+    def _on_arrive(self, event: Mapping[str, Any]) -> None:
+        self._requests[event["rid"]] = _Request(event["rid"], event["group"], event["prompt_tokens"])
+
+    def _on_step(self, event: Mapping[str, Any]) -> None:
+        self.step = event["step"]
+        self._steps += 1
+        self._engine_s += event["s"]
+        for rid, tokens in event["emitted"].items():
+            self._requests[rid].output_ids.extend(tokens)
+        for rid, length in event["accept"].items():
+            self._requests[rid].accept_lengths.append(length)
+        for rid, cached in event["cached"].items():
+            self._requests[rid].cached_tokens = cached
+        facts = [event[key] for key in TRACED]
+        self._trace.update(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode())
+
+    def _on_violation(self, event: Mapping[str, Any]) -> None:
+        self._violations.append(
+            Violation(
+                event["kind"],
+                event["site"],
+                event["step"],
+                event["detail"],
+                event.get("count", 1),
+                event.get("data", {}),
+            )
+        )
+
+    def _on_tie(self, event: Mapping[str, Any]) -> None:
+        self._requests[event["rid"]].ties.append(Tie(event["position"], event["margin"]))
+
+    def _on_request(self, event: Mapping[str, Any]) -> None:
+        request = self._requests[event["rid"]]
+        request.text, request.finish_reason = event["text"], event["finish_reason"]
+
+    def _on_cold(self, event: Mapping[str, Any]) -> None:
+        self._requests[event["rid"]].cold = tuple(event["accept_lengths"])
+
+    def _on_coverage(self, event: Mapping[str, Any]) -> None:
+        self._reached = dict(event["reached"])
+        self._reverts = {number: dict(edits) for number, edits in event["hits"].items()}
+
+    def _on_note(self, event: Mapping[str, Any]) -> None:
+        self._notes.append(event["text"])
+
+    def _on_impossible(self, event: Mapping[str, Any]) -> None:
+        self._impossible = event["reason"]
+
+    def _on_usage(self, event: Mapping[str, Any]) -> None:
+        self.usage_error = event["message"]
+
+    def _on_done(self, event: Mapping[str, Any]) -> None:
+        self._done = True
+        self._stages = dict(event["stages_s"])
+        self._peak_rss_mb = event["peak_rss_mb"]

@@ -1,0 +1,204 @@
+"""Judges of a run, called by the engine while a request's memory is still there to be looked at.
+
+**Lossless.** Every token of a greedy request must be the target's argmax given what precedes it. Checked
+against an independent dense model, teacher-forced, one forward a request. Where the reference's own best two
+logits are closer than the stated margin, either is right: a tie, reported with its margin.
+
+**Draft KV.** Position p of the draft cache is a function of token p+1 and the target's state at p; it is
+compared with the reference's at every committed position whose next token is known. A wrong draft cache
+never changes the output, only how much of a draft is accepted, so nothing else would notice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specdebug.harness.outcome import Tie, Violation
+
+TIE_MARGIN = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
+"""In logits, by the engine's dtype: how far the reference (always float32) may prefer another token."""
+
+KV_TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 8e-2}
+"""Relative, in the norm of one position's key or value, by the engine's dtype."""
+
+
+class Reference(Protocol):
+    """What the oracles ask of the dense model."""
+
+    def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float]]: ...
+
+    def draft_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class OracleSettings:
+    """Which oracles judge, and by what measure. ``zero_fill``: unwritten draft KV is zeroed on a hit by
+    policy."""
+
+    lossless: bool
+    draft_kv: bool
+    dtype: str = "float32"
+    zero_fill: bool = False
+
+    @property
+    def tie_margin(self) -> float:
+        return TIE_MARGIN[self.dtype]
+
+    @property
+    def kv_tolerance(self) -> float:
+        return KV_TOLERANCE[self.dtype]
+
+
+@dataclass(frozen=True)
+class Losslessness:
+    """What the lossless oracle says of one request: wrong positions (of the output), and ties."""
+
+    wrong: tuple[int, ...]
+    choices: tuple[int, ...]
+    ties: tuple[Tie, ...]
+
+
+def judge_output(
+    reference: Reference, prompt_ids: Sequence[int], output_ids: Sequence[int], tie_margin: float
+) -> Losslessness:
+    """Judge a greedy output. Positions count from the first output token."""
+    if not output_ids:
+        return Losslessness((), (), ())
+    choices, margins = reference.judge([*prompt_ids, *output_ids], len(prompt_ids))
+    wrong, ties = [], []
+    for position, (token, choice, margin) in enumerate(zip(output_ids, choices, margins, strict=True)):
+        if token == choice:
+            continue
+        if margin <= tie_margin:
+            ties.append(Tie(position, margin))
+        else:
+            wrong.append(position)
+    return Losslessness(tuple(wrong), tuple(choices), tuple(ties))
+
+
+def first_bad_position(ours: Tensor, expected: Tensor, tolerance: float) -> tuple[int, float] | None:
+    """First row of [n, heads, D] that is off by more than ``tolerance`` of its norm, and by how much; else
+    None."""
+    difference = (ours.float() - expected).flatten(1).norm(dim=1)
+    off = difference / expected.flatten(1).norm(dim=1).clamp_min(1e-6)
+    bad = ~(off <= tolerance)  # written so that NaN is bad
+    if not bool(bad.any()):
+        return None
+    index = int(bad.nonzero()[0])
+    return index, float(off[index])
+
+
+class Judge:
+    """The engine's observer: runs the oracles and hands what they find to ``report``.
+
+    ``seconds`` is the time spent judging, which is not the engine's.
+    """
+
+    def __init__(
+        self,
+        settings: OracleSettings,
+        reference: Reference | None,
+        report: Callable[[Violation], None],
+        tie: Callable[[str, Tie], None],
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
+        self._settings = settings
+        self._reference = reference
+        self._report = report
+        self._tie = tie
+        self._decode = decode
+        self._boundaries: dict[str, set[int]] = {}
+        self._steps: dict[str, list[int]] = {}
+        self.step = 0
+        self.seconds = 0.0
+        self.active = True
+        self.zero_filled: dict[str, int] = {}
+        """By request: positions whose draft KV was zero-filled by policy, and so not compared."""
+
+    def on_prefilled(self, engine: Any, request: Any) -> None:
+        """The prompt has its KV in both pools."""
+        self._timed(self._check_draft_kv, engine, request)
+
+    def on_finishing(self, engine: Any, request: Any) -> None:
+        """The request is done, its slots not yet released."""
+        self._timed(self._check_draft_kv, engine, request)
+        self._timed(self._check_output, engine, request)
+
+    def after_step(self, requests: Sequence[Any], emitted: dict[str, list[int]]) -> None:
+        """Note how far prefills have come and in which step each token was emitted: both place a failure."""
+        for request in requests:
+            if not request.output_ids:
+                self._boundaries.setdefault(request.rid, set()).add(request.kv_len)
+        for rid, tokens in emitted.items():
+            self._steps.setdefault(rid, []).extend([self.step] * len(tokens))
+
+    def _timed(self, check: Callable[[Any, Any], None], engine: Any, request: Any) -> None:
+        if not self.active or self._reference is None:
+            return
+        began = time.perf_counter()
+        check(engine, request)
+        self.seconds += time.perf_counter() - began
+
+    @torch.no_grad()
+    def _check_draft_kv(self, engine: Any, request: Any) -> None:
+        stop = min(request.kv_len, len(request.all_ids)) - 1
+        if not self._settings.draft_kv or not request.speculative or stop < 1 or self._reference is None:
+            return
+        expected = self._reference.draft_kv(request.all_ids, stop)
+        ours = tuple(pool[0].float().cpu() for pool in engine.draft_kv(request, 0, stop))
+        skipped = torch.zeros(stop, dtype=torch.bool)
+        if self._settings.zero_fill:
+            skipped = (ours[0].flatten(1) == 0).all(1) & (ours[1].flatten(1) == 0).all(1)
+            skipped[request.cached_tokens :] = False
+            if bool(skipped.any()):
+                self.zero_filled[request.rid] = int(skipped.sum())
+        kept = (~skipped).nonzero().flatten()
+        for name, got, want in zip(("key", "value"), ours, expected, strict=True):
+            found = first_bad_position(got[kept], want[kept], self._settings.kv_tolerance)
+            if found is not None:
+                position, off = int(kept[found[0]]), found[1]
+                detail = (
+                    f"draft {name} of {request.rid} is off by {off:.2g} of its norm at position {position} "
+                    f"of {stop}, {self._place(request, position)}"
+                )
+                data = {"rid": request.rid, "position": position, "off": off}
+                self._report(Violation("mismatch", "draft_kv", self.step, detail, data=data))
+                return
+
+    def _place(self, request: Any, position: int) -> str:
+        if position == request.cached_tokens - 1:
+            return "the last of the cached prefix"
+        if position < request.cached_tokens:
+            return "inside the cached prefix"
+        if position + 1 in self._boundaries.get(request.rid, ()) and position + 1 < len(request.prompt_ids):
+            return "the last of a prefill chunk"
+        return "in the prompt" if position < len(request.prompt_ids) - 1 else "in the output"
+
+    def _check_output(self, engine: Any, request: Any) -> None:
+        if not self._settings.lossless or request.sampling.temperature != 0 or self._reference is None:
+            return
+        output = list(request.output_ids)
+        found = judge_output(self._reference, request.prompt_ids, output, self._settings.tie_margin)
+        for tie in found.ties:
+            self._tie(request.rid, tie)
+        if not found.wrong:
+            return
+        position = found.wrong[0]
+        got, expected = output[position], found.choices[position]
+        steps = self._steps.get(request.rid, [])
+        self._report(
+            Violation(
+                "mismatch",
+                "request",
+                steps[position] if position < len(steps) else self.step,
+                f"{request.rid} output {position}: got {got} {self._decode([got])!r}, expected {expected} "
+                f"{self._decode([expected])!r} ({len(found.wrong)} of {len(output)} tokens differ)",
+                data={"rid": request.rid, "position": position, "got": got, "expected": expected},
+            )
+        )

@@ -1,0 +1,1 @@
+"""Results for people (``terminal``), for programs (``document``) and for CI (``junit``)."""

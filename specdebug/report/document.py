@@ -1,0 +1,46 @@
+"""Results as one JSON document."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from specdebug import __version__
+from specdebug.harness.compare import Comparison
+from specdebug.harness.replay import ArmResult, Replay
+
+
+def replay_document(replay: Replay, *, interrupted: bool = False) -> dict[str, Any]:
+    """A replay as plain data."""
+    return {
+        "specdebug": __version__,
+        "scenario": replay.scenario.name,
+        "path": str(replay.scenario.path),
+        "exit_code": 130 if interrupted else replay.exit_code,
+        "interrupted": interrupted,
+        "wall_s": round(replay.wall_s, 3),
+        "arms": [arm_document(result) for result in replay.results],
+    }
+
+
+def arm_document(result: ArmResult) -> dict[str, Any]:
+    """One arm: what was run, what was expected, what happened."""
+    expectation = result.run.expectation
+    return {
+        "arm": result.run.arm,
+        "seed": result.run.seed,
+        "reverted": list(result.run.reverts),
+        "expected": None if expectation is None else expectation.to_dict(),
+        "met": result.met,
+        **result.outcome.to_dict(),
+    }
+
+
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
+    """A comparison as plain data."""
+    return {"specdebug": __version__, "exit_code": comparison.exit_code, **comparison.to_dict()}
+
+
+def to_json(document: Any) -> str:
+    """Strict JSON (no NaN), readable, ending without a newline."""
+    return json.dumps(document, indent=2, allow_nan=False)

@@ -1,0 +1,221 @@
+"""Results for a person at a terminal: one table, the evidence below it, one closing line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import IO
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from specdebug.harness.compare import Comparison
+from specdebug.harness.outcome import Metrics, Outcome, RequestResult, Violation
+from specdebug.harness.replay import ArmResult, Replay
+
+PLAIN_WIDTH = 160
+"""Columns where the output is no terminal: a table in a log should not be folded at 80."""
+
+VERDICT_STYLE = {"pass": "green", "fail": "bold red", "unknown": "yellow"}
+MAX_VIOLATIONS = 6
+MAX_REQUESTS = 40
+
+
+def console(stream: IO[str] | None = None) -> Console:
+    """A console on ``stream`` (stdout unless given)."""
+    stream = stream or sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def render_replay(replay: Replay) -> RenderableType:
+    """Table, evidence, closing line."""
+    return Group(
+        results_table(replay.scenario.name, replay.results),
+        *(evidence(result) for result in replay.results if wants_evidence(result)),
+        Text(closing_line(replay)),
+    )
+
+
+def results_table(title: str, results: Sequence[ArmResult]) -> Table:
+    """One row an arm."""
+    table = Table(title=escape(title), title_justify="left", title_style="bold")
+    table.add_column("arm")
+    table.add_column("verdict")
+    table.add_column("expected")
+    table.add_column("signature", overflow="fold")
+    table.add_column("site", overflow="fold")
+    table.add_column("accept length", justify="right")
+    table.add_column("cached", justify="right")
+    table.add_column("tokens/s", justify="right")
+    table.add_column("time", justify="right")
+    for result in results:
+        outcome, metrics = result.outcome, result.outcome.metrics
+        table.add_row(
+            escape(result.run.arm),
+            Text(outcome.verdict, VERDICT_STYLE[outcome.verdict]),
+            _met(result),
+            escape(outcome.signature or ""),
+            escape(_site(outcome)),
+            accept_text(metrics),
+            str(metrics.cached_tokens),
+            _number(metrics.tokens_per_s, 0),
+            f"{metrics.wall_s:.1f} s",
+        )
+    return table
+
+
+def accept_text(metrics: Metrics) -> str:
+    """Mean accept length; where cache hits were served again cold, both: ``2.31 (hit 2.10, cold 2.31)``."""
+    text = _number(metrics.accept_mean, 2)
+    if metrics.accept_cold is not None:
+        text += f" (hit {_number(metrics.accept_hit, 2)}, cold {metrics.accept_cold:.2f})"
+    return text
+
+
+def wants_evidence(result: ArmResult) -> bool:
+    """Whether an arm's story is more than its row: it failed, came to no verdict, or has something to
+    note."""
+    outcome = result.outcome
+    return bool(outcome.violations or outcome.reasons or outcome.notes)
+
+
+def evidence(result: ArmResult) -> RenderableType:
+    """What was found in an arm, first things first."""
+    outcome = result.outcome
+    lines = [Text(f"\n{result.run.arm}", "bold")]
+    reverted = ", ".join(map(str, result.run.reverts))
+    if reverted:
+        lines[0].append(f"  fixes reverted: {reverted}", "dim")
+    lines += [_violation_line(v, first=n == 0) for n, v in enumerate(outcome.violations[:MAX_VIOLATIONS])]
+    if len(outcome.violations) > MAX_VIOLATIONS:
+        lines.append(Text(f"  and {len(outcome.violations) - MAX_VIOLATIONS} more kinds (see --json)", "dim"))
+    lines += [Text(f"  {reason}", "yellow") for reason in outcome.reasons]
+    lines += [Text(f"  {note}", "dim") for note in outcome.notes]
+    if outcome.log_tail and any(_is_death(violation) for violation in outcome.violations):
+        lines.append(Text("  the worker's last words:", "dim"))
+        lines += [Text(f"    {line}", "dim") for line in outcome.log_tail.strip().splitlines()[-12:]]
+    return Group(*lines)
+
+
+def closing_line(replay: Replay) -> str:
+    """What the exit code says, in words."""
+    name, seconds = replay.scenario.name, f"{replay.wall_s:.1f} s"
+    if not replay.plain:
+        met = sum(result.met is True for result in replay.results)
+        return f"{name}: {met} of {len(replay.results)} arms as expected ({seconds})"
+    verdicts = ", ".join(
+        f"{result.run.arm} {result.outcome.verdict}"
+        + (f" {result.outcome.signature}" if result.outcome.signature else "")
+        for result in replay.results
+    )
+    return f"{name}: {verdicts} ({seconds})"
+
+
+def render_comparison(scenario: str, comparison: Comparison) -> RenderableType:
+    """Metrics side by side, then the requests."""
+    table = Table(title=escape(scenario), title_justify="left", title_style="bold")
+    table.add_column("")
+    for name in comparison.names:
+        table.add_column(escape(name), overflow="fold")
+    left, right = comparison.outcomes
+    for label, value in _COMPARED.items():
+        table.add_row(label, *(escape(value(outcome)) for outcome in (left, right)))
+    differing = [request for request in comparison.requests if not request.same_output]
+    closing = "outputs and verdicts agree" if comparison.agree else "the arms differ"
+    if not comparison.agree and not differing:
+        closing += " in their verdict"
+    elif differing:
+        closing += f": {len(differing)} of {len(comparison.requests)} requests have other outputs"
+    if comparison.same_trace:
+        closing += "; every step was the same"
+    return Group(table, _request_table(comparison), Text(closing))
+
+
+_COMPARED: dict[str, Callable[[Outcome], str]] = {
+    "verdict": lambda outcome: outcome.verdict,
+    "signature": lambda outcome: outcome.signature or "",
+    "accept length": lambda outcome: accept_text(outcome.metrics),
+    "cached tokens": lambda outcome: str(outcome.metrics.cached_tokens),
+    "generated tokens": lambda outcome: str(outcome.metrics.generated_tokens),
+    "engine steps": lambda outcome: str(outcome.metrics.steps),
+    "tokens/s": lambda outcome: _number(outcome.metrics.tokens_per_s, 0),
+    "peak memory": lambda outcome: f"{outcome.metrics.peak_rss_mb:.0f} MiB",
+    "trace": lambda outcome: outcome.trace_hash,
+}
+
+
+def _request_table(comparison: Comparison) -> RenderableType:
+    table = Table()
+    table.add_column("request")
+    table.add_column("output", overflow="fold")
+    for name in comparison.names:
+        table.add_column(f"accept, {escape(name)}", justify="right")
+    for name in comparison.names:
+        table.add_column(f"cached, {escape(name)}", justify="right")
+    ranked = sorted(comparison.requests, key=lambda request: request.same_output)
+    for request in ranked[:MAX_REQUESTS]:
+        if request.left is None or request.right is None:
+            output = f"only in {comparison.names[0] if request.right is None else comparison.names[1]}"
+        elif request.position is None:
+            output = f"same {len(request.left.output_ids)} tokens"
+        else:
+            output = f"token {request.position}: {request.left_text!r} | {request.right_text!r}"
+        sides = (request.left, request.right)
+        table.add_row(
+            escape(request.rid),
+            escape(output),
+            *(_request_accept(side) for side in sides),
+            *("" if side is None else str(side.cached_tokens) for side in sides),
+        )
+    if len(ranked) > MAX_REQUESTS:
+        table.caption = f"{len(ranked) - MAX_REQUESTS} more requests with the same output"
+    return table
+
+
+def _request_accept(request: RequestResult | None) -> str:
+    if request is None:
+        return ""
+    text = _number(request.accept_mean, 2)
+    cold = request.cold_accept_mean
+    return text if cold is None else f"{text} (cold {cold:.2f})"
+
+
+def _met(result: ArmResult) -> Text:
+    if result.run.expectation is None:
+        return Text("-", "dim")
+    if result.met:
+        return Text("yes", "green")
+    expectation = result.run.expectation
+    wanted = " ".join([expectation.verdict, *expectation.signatures])
+    return Text(f"no: {wanted}", "bold red")
+
+
+def _site(outcome: Outcome) -> str:
+    if outcome.signature is None:
+        return ""
+    step = "" if outcome.where_step is None else f"step {outcome.where_step}"
+    return ", ".join(part for part in (outcome.site, step) if part)
+
+
+def _violation_line(violation: Violation, *, first: bool) -> Text:
+    line = Text("  " if first else "    then ")
+    line.append(violation.signature, "bold red" if first else "red")
+    if violation.step is not None:
+        line.append(f" at step {violation.step}", "dim")
+    if violation.count > 1:
+        line.append(f", {violation.count} times", "dim")
+    line.append(f"  {violation.detail}")
+    return line
+
+
+def _is_death(violation: Violation) -> bool:
+    kind = violation.kind
+    return kind in ("hang", "oom") or kind.startswith("crash:") or violation.site == "worker"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

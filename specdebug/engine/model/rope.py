@@ -72,3 +72,9 @@ class Rotary:
         # the free function: Tensor.split is a Python wrapper that costs as much as the product itself
         q, k, v = torch.split_with_sizes(qkv.view(qkv.shape[0], *self._shape), self._head_counts, 1)
         return q, k, v
+
+
+def separate_pairs(keys: Tensor) -> Tensor:
+    """Undo :func:`interleave_pairs` on the last dimension [.., D]: rotated keys in Hugging Face's order."""
+    pairs = keys.unflatten(-1, (-1, 2))
+    return pairs.transpose(-1, -2).flatten(-2)

@@ -1,0 +1,333 @@
+"""The engine: add requests, step, read tokens.
+
+A step is one batch: prompt chunks if any are due, else one decode iteration of everything that runs, plain and
+speculative requests each in a batch of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from specdebug import async_probe
+from specdebug.assets import checkpoint_path
+from specdebug.engine.attention.fa3 import FlashAttention3Planner
+from specdebug.engine.attention.flashinfer import FlashInferPlanner
+from specdebug.engine.attention.planner import AttentionPlanner
+from specdebug.engine.attention.triton import TritonPlanner
+from specdebug.engine.attention.workspace import EagerWorkspace
+from specdebug.engine.batch import PrefillBatch
+from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.engine.errors import RequestRejected
+from specdebug.engine.memory.accounting import check_pools
+from specdebug.engine.memory.allocator import make_allocator
+from specdebug.engine.memory.arena import GuardViolation
+from specdebug.engine.memory.fill import FillPolicy, Scratch
+from specdebug.engine.memory.kv_memory import KVMemory
+from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.prefix_cache import PrefixCache
+from specdebug.engine.memory.req_to_token import ReqToToken
+from specdebug.engine.model.interface import DraftModel
+from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.model.loader import load_draft, load_target
+from specdebug.engine.model.rope import separate_pairs
+from specdebug.engine.request import Request, SamplingParams, Status
+from specdebug.engine.scheduler import Scheduler
+from specdebug.engine.speculative.worker import EagleWorker, Pools
+from specdebug.engine.target_worker import TargetWorker
+
+PLANNERS: dict[str, type[AttentionPlanner]] = {
+    "flashinfer": FlashInferPlanner,
+    "fa3": FlashAttention3Planner,
+    "triton": TritonPlanner,
+}
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did. emitted: new tokens by request. accept_lengths: tokens each verify accepted, bonus included.
+
+    cached: prompt positions served from the prefix cache, for requests admitted in this step.
+    """
+
+    step: int
+    kind: Literal["prefill", "decode", "idle"]
+    rids: tuple[str, ...] = ()
+    emitted: dict[str, list[int]] = field(default_factory=dict)
+    accept_lengths: dict[str, int] = field(default_factory=dict)
+    cached: dict[str, int] = field(default_factory=dict)
+    finished: tuple[str, ...] = ()
+    retracted: tuple[str, ...] = ()
+
+
+class EngineObserver(Protocol):
+    """Told about requests at the two moments when their KV can still be looked at."""
+
+    def on_prefilled(self, engine: Engine, request: Request) -> None:
+        """The whole prompt has KV; the first token is sampled."""
+        ...
+
+    def on_finishing(self, engine: Engine, request: Request) -> None:
+        """The last token is out; slots are released right after."""
+        ...
+
+
+class Engine:
+    """One target, at most one draft, one KV memory.
+
+    Raises:
+        InvalidOption: the configuration contradicts the checkpoint.
+        CheckpointError: a checkpoint cannot be read.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.requests: dict[str, Request] = {}
+        self.observer: EngineObserver | None = None
+        self._step = 0
+        self._serial = 0
+        device, dtype = torch.device(config.device), getattr(torch, config.dtype)
+        spec = config.speculative
+        reach = config.context_length + (max(spec.tree_size, spec.num_steps) if spec else 1)
+        target = load_target(
+            checkpoint_path(config.model), dtype=dtype, device=device, max_positions=reach
+        )
+        self.model: TargetModel = target
+        if reach > target.config.max_position_embeddings:
+            raise InvalidOption(
+                f"{config.context_length} plus a step's tokens exceeds the model's "
+                f"{target.config.max_position_embeddings} positions",
+                ("context_length",),
+            )
+        draft: DraftModel | None = None
+        if spec is not None:
+            name = spec.draft_model or f"{config.model}-{spec.algorithm.lower()}"
+            draft = load_draft(
+                checkpoint_path(name), algorithm=spec.algorithm, target=target, max_positions=reach
+            )
+            if spec.eagle_topk > draft.vocab_size:
+                raise InvalidOption(
+                    f"{spec.eagle_topk} exceeds the draft vocabulary of {draft.vocab_size}",
+                    ("speculative", "eagle_topk"),
+                )
+        fill = FillPolicy(config.memory.fill, config.seed)
+        self._req_to_token = ReqToToken(
+            config.max_running_requests,
+            config.context_length + config.row_headroom,
+            fill=fill,
+            guards=config.memory.guards,
+            device=device,
+        )
+        self._memory = KVMemory(
+            make_allocator(config.usable_slots, config.page_size, device),
+            _pool("target", target.config, config, dtype, fill, device),
+            None if draft is None else _pool("draft", draft, config, dtype, fill, device),
+        )
+        self._cache = PrefixCache(config, self._memory, self._req_to_token)
+        self._scheduler = Scheduler(config, self._cache)
+        planner = PLANNERS[config.attention_backend](config, self._req_to_token)
+        self._target_worker = TargetWorker(
+            target,
+            self._memory.target,
+            planner,
+            self._req_to_token,
+            EagerWorkspace(Scratch(fill, device)),
+            aux_layers=() if draft is None else draft.aux_layers,
+            seed=config.seed,
+            device=device,
+        )
+        self._eagle_worker: EagleWorker | None = None
+        if spec is not None and draft is not None and self._memory.draft is not None:
+            pools = Pools(self._memory.target, self._memory.draft, self._req_to_token)
+            self._eagle_worker = EagleWorker(
+                config, spec, target, draft, pools, planner, dtype=dtype, fill=fill, device=device
+            )
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def add_request(
+        self, rid: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, speculative: bool = True
+    ) -> Request:
+        """Queue a request. ``speculative`` is ignored by an engine without a draft model.
+
+        Raises:
+            RequestRejected: the id is taken, a token id is outside the vocabulary, or it can never fit.
+        """
+        if rid in self.requests:
+            raise RequestRejected(f"request {rid!r} exists already")
+        prompt = [int(token) for token in prompt_ids]
+        vocab = self.model.config.vocab_size
+        if not prompt:
+            raise RequestRejected(f"request {rid!r} has an empty prompt")
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            raise RequestRejected(f"request {rid!r} holds a token id outside [0, {vocab})")
+        longest = len(prompt) + sampling.max_new_tokens
+        if longest > self.config.context_length:
+            raise RequestRejected(
+                f"request {rid!r} needs {longest} positions, context_length is {self.config.context_length}"
+            )
+        if longest + self.config.row_headroom > self.config.usable_slots:
+            raise RequestRejected(
+                f"request {rid!r} needs {longest + self.config.row_headroom} KV slots with its decode reservation, "
+                f"memory.num_slots gives {self.config.usable_slots}"
+            )
+        self._serial += 1
+        speculative = speculative and self._eagle_worker is not None
+        request = Request(rid, prompt, sampling, speculative, self._serial)
+        self.requests[rid] = request
+        self._scheduler.add(request)
+        return request
+
+    def abort(self, rid: str) -> None:
+        """End a request where it is; its slots are free at once. Unknown or finished ids are ignored."""
+        request = self.requests.get(rid)
+        if request is None or request.finished:
+            return
+        request.finish_reason = "abort"
+        self._scheduler.drop(request, keep=False)
+
+    @torch.inference_mode()
+    def step(self) -> StepReport:
+        """Run one batch."""
+        self._step += 1
+        async_probe.set_step(self._step)
+        chunks = self._scheduler.next_prefill()
+        if chunks:
+            return self._prefill(chunks)
+        if self._scheduler.running:
+            return self._decode()
+        return StepReport(self._step, "idle")
+
+    def flush_cache(self) -> None:
+        """Drop every cached prefix that no request reads."""
+        self._cache.flush()
+
+    def check_pools(self) -> list[str]:
+        """Violated conservation laws of the slot pool; see :mod:`specdebug.engine.memory.accounting`."""
+        return check_pools(self._cache, self._scheduler.holders)
+
+    def check_guards(self) -> list[GuardViolation]:
+        """Guard regions damaged since the last call, of the row table and of every runner's arena."""
+        found = self._req_to_token.check_guards()
+        if self._eagle_worker is not None:
+            found += self._eagle_worker.check_guards()
+        return found
+
+    def draft_kv(self, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Draft keys and values of positions [start, stop) of a request that holds a row.
+
+        Each [layers, n, num_kv_heads, head_dim], keys rotated, in Hugging Face's order of dimensions.
+        """
+        if self._memory.draft is None:
+            raise ValueError("this engine has no draft model")
+        return self._read_kv(self._memory.draft, request, start, stop)
+
+    def target_kv(self, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """As :meth:`draft_kv`, of the target."""
+        return self._read_kv(self._memory.target, request, start, stop)
+
+    def _read_kv(self, pool: KVPool, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        k, v = pool.read(self._req_to_token.slots(request.row, start, stop))
+        return separate_pairs(k), v
+
+    def _prefill(self, chunks: list[tuple[Request, int]]) -> StepReport:
+        batch = PrefillBatch.build(chunks, self._req_to_token, self._target_worker.device)
+        first = {r.rid: r.cached_tokens for r in batch.requests if r.kv_len == r.cached_tokens}
+        output = self._target_worker.prefill(batch)
+        speculating = [i for i, request in enumerate(batch.requests) if request.speculative]
+        if self._eagle_worker is not None and speculating:
+            if len(speculating) == len(batch.requests):
+                self._eagle_worker.prefill(batch, output.next_ids, output.features)
+            else:
+                rows = batch.rows_of(speculating)
+                index = torch.tensor(speculating, device=output.next_ids.device)
+                self._eagle_worker.prefill(batch.select(speculating), output.next_ids[index], output.features[rows])
+        report = StepReport(self._step, "prefill", tuple(r.rid for r in batch.requests), cached=first)
+        finished: list[str] = []
+        next_ids = output.next_ids.tolist()
+        for (request, length), token in zip(chunks, next_ids, strict=True):
+            request.kv_len += length
+            self._scheduler.prefilled(request)
+            self._cache.publish(request)
+            if request.status is Status.RUNNING:
+                report.emitted[request.rid] = request.accept_tokens([token])
+                if self.observer is not None:
+                    self.observer.on_prefilled(self, request)
+                self._finish_if_done(request, finished)
+        return _with_finished(report, finished, ())
+
+    def _decode(self) -> StepReport:
+        retracted = self._scheduler.prepare_decode()
+        running = list(self._scheduler.running)
+        report = StepReport(self._step, "decode", tuple(r.rid for r in running))
+        finished: list[str] = []
+        plain = [request for request in running if not request.speculative]
+        speculating = [request for request in running if request.speculative]
+        if plain:
+            for request, token in zip(plain, self._target_worker.decode(plain), strict=True):
+                report.emitted[request.rid] = request.accept_tokens([token])
+                self._advance(request, finished)
+        if self._eagle_worker is not None and speculating:
+            for request, tokens in zip(speculating, self._eagle_worker.decode(speculating), strict=True):
+                request.accept_lengths.append(len(tokens))
+                report.accept_lengths[request.rid] = len(tokens)
+                report.emitted[request.rid] = request.accept_tokens(tokens)
+                self._advance(request, finished)
+        return _with_finished(report, finished, tuple(request.rid for request in retracted))
+
+    def _advance(self, request: Request, finished: list[str]) -> None:
+        """Every token but the newest has KV. What a verify committed beyond a stop token is not counted."""
+        request.kv_len = len(request.prompt_ids) + len(request.output_ids) - 1
+        self._finish_if_done(request, finished)
+
+    def _finish_if_done(self, request: Request, finished: list[str]) -> None:
+        if request.finish_reason is None:
+            return
+        if self.observer is not None:
+            self.observer.on_finishing(self, request)
+        self._scheduler.drop(request, keep=True)
+        finished.append(request.rid)
+
+
+def _with_finished(report: StepReport, finished: list[str], retracted: tuple[str, ...]) -> StepReport:
+    return StepReport(
+        report.step,
+        report.kind,
+        report.rids,
+        report.emitted,
+        report.accept_lengths,
+        report.cached,
+        tuple(finished),
+        retracted,
+    )
+
+
+class _Shape(Protocol):
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+def _pool(
+    name: str, model: _Shape, config: EngineConfig, dtype: torch.dtype, fill: FillPolicy, device: torch.device
+) -> KVPool:
+    return KVPool(
+        name=name,
+        num_layers=model.num_layers,
+        num_slots=config.usable_slots,
+        page_size=config.page_size,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=dtype,
+        fill=fill,
+        device=device,
+    )

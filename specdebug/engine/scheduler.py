@@ -1,0 +1,162 @@
+"""Who runs next, with which slots. First come first served, prefill before decode, chunk by chunk.
+
+Decisions depend on nothing but the order of calls: no clock, no randomness.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from specdebug.engine.config import STEPS_IN_FLIGHT, EngineConfig
+from specdebug.engine.errors import EngineError
+from specdebug.engine.memory.prefix_cache import PrefixCache
+from specdebug.engine.request import Request, Status
+
+
+class Scheduler:
+    """Owns the queues. Slots and rows come from the prefix cache and go back to it."""
+
+    def __init__(self, config: EngineConfig, cache: PrefixCache) -> None:
+        self._config = config
+        self._cache = cache
+        self._page_size = config.page_size
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.chunked: Request | None = None
+        self._hold_admission = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running or self.chunked)
+
+    @property
+    def holders(self) -> list[Request]:
+        """Requests that hold a row."""
+        return self.running + ([self.chunked] if self.chunked is not None else [])
+
+    def add(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def next_prefill(self) -> list[tuple[Request, int]]:
+        """(request, chunk length) pairs of the next prefill batch; empty when decoding should go on."""
+        budget = self._config.chunked_prefill_size
+        left = budget if budget is not None else 1 << 60
+        chunks: list[tuple[Request, int]] = []
+        if self.chunked is not None:
+            length = min(len(self.chunked.all_ids) - self.chunked.kv_len, left)
+            if not self._grow(self.chunked, self.chunked.kv_len + length):
+                return []
+            chunks.append((self.chunked, length))
+            left -= length
+        while self.waiting and left > 0 and not self._hold_admission:
+            if len(self.running) + len(chunks) >= self._config.max_running_requests:
+                break
+            request = self.waiting[0]
+            if not self._admit(request):
+                break
+            self.waiting.popleft()
+            length = min(len(request.all_ids) - request.kv_len, left)
+            if not self._grow(request, request.kv_len + length):
+                raise EngineError(f"request {request.rid!r} was admitted without slots for its first chunk")
+            chunks.append((request, length))
+            left -= length
+        return chunks
+
+    def prefilled(self, request: Request) -> None:
+        """A chunk of ``request`` was computed and ``kv_len`` advanced; it goes on prefilling or starts to run."""
+        if request.kv_len < len(request.all_ids):
+            self.chunked = request
+            request.status = Status.PREFILLING
+            return
+        if self.chunked is request:
+            self.chunked = None
+        request.status = Status.RUNNING
+        self.running.append(request)
+
+    def prepare_decode(self) -> list[Request]:
+        """Reserve slots for every running request's next steps; returns those retracted to make room.
+
+        The latest admitted goes first, because it loses least and may still hit what it leaves in the cache.
+        """
+        retracted: list[Request] = []
+        index = 0
+        while index < len(self.running):
+            request = self.running[index]
+            if self._grow(request, request.kv_len + STEPS_IN_FLIGHT * self._alloc_len(request)):
+                index += 1
+                continue
+            victim = self.chunked if self.chunked is not None else self.running[-1]
+            if victim is request and len(self.running) == 1:
+                raise EngineError(
+                    f"request {request.rid!r} alone does not fit in {self._config.usable_slots} KV slots; "
+                    "raise memory.num_slots"
+                )
+            self._retract(victim)
+            retracted.append(victim)
+        return retracted
+
+    def drop(self, request: Request, *, keep: bool) -> None:
+        """Take a request out for good (finished or aborted); ``keep`` leaves its KV in the prefix cache."""
+        if request.status is Status.WAITING:
+            self.waiting.remove(request)
+        else:
+            self._detach(request)
+            self._cache.release(request, keep=keep)
+        request.status = Status.FINISHED
+        self._hold_admission = False
+
+    def _admit(self, request: Request) -> bool:
+        """Give a row and a prefix to ``request`` if its whole prompt and first decode steps will fit."""
+        row = self._cache.req_to_token.alloc_row()
+        if row is None:
+            return False
+        request.row = row
+        self._cache.attach(request)
+        tokens = len(request.all_ids) + STEPS_IN_FLIGHT * self._alloc_len(request)
+        if self._round_up(tokens) - request.kv_allocated > self._cache.available - self._promised():
+            self._cache.release(request, keep=False)
+            return False
+        request.status = Status.PREFILLING
+        if request.retractions == 0:
+            request.cached_tokens = request.kv_len
+        return True
+
+    def _promised(self) -> int:
+        """Slots that a half prefilled request was admitted for and has not taken yet."""
+        if self.chunked is None:
+            return 0
+        tokens = len(self.chunked.all_ids) + STEPS_IN_FLIGHT * self._alloc_len(self.chunked)
+        return max(self._round_up(tokens) - self.chunked.kv_allocated, 0)
+
+    def _grow(self, request: Request, num_tokens: int) -> bool:
+        """Extend the request's row to at least ``num_tokens`` cells, in whole pages."""
+        target = self._round_up(num_tokens)
+        missing = target - request.kv_allocated
+        if missing <= 0:
+            return True
+        slots = self._cache.alloc(missing)
+        if slots is None:
+            return False
+        self._cache.req_to_token.write(request.row, request.kv_allocated, slots)
+        request.kv_allocated = target
+        return True
+
+    def _retract(self, request: Request) -> None:
+        self._detach(request)
+        self._cache.release(request, keep=True)
+        request.retractions += 1
+        request.status = Status.WAITING
+        self.waiting.appendleft(request)
+        self._hold_admission = len(self.running) > 0
+
+    def _detach(self, request: Request) -> None:
+        if self.chunked is request:
+            self.chunked = None
+        elif request in self.running:
+            self.running.remove(request)
+
+    def _alloc_len(self, request: Request) -> int:
+        return self._config.alloc_len_per_decode if request.speculative else 1
+
+    def _round_up(self, tokens: int) -> int:
+        return -(-tokens // self._page_size) * self._page_size

@@ -1,0 +1,277 @@
+"""One EAGLE iteration: draft, verify, commit, publish lengths, draft extend.
+
+The target's output decides every emitted token; whatever the draft does wrong only costs accepted length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdebug.async_probe import (
+    maybe_detect_inf,
+    maybe_detect_nan,
+    maybe_detect_oob,
+    maybe_detect_page_aligned,
+)
+from specdebug.engine.attention.executor import TorchAttention
+from specdebug.engine.attention.planner import AttentionPlanner, DraftLayout
+from specdebug.engine.attention.workspace import EagerWorkspace
+from specdebug.engine.batch import PrefillBatch
+from specdebug.engine.config import EngineConfig, SpeculativeConfig
+from specdebug.engine.graph.draft_runner import DraftGraphRunner
+from specdebug.engine.graph.extend_runner import ExtendForward, ExtendGraphRunner, ExtendInputs, ExtendOutputs
+from specdebug.engine.graph.verify_runner import VerifyForward, VerifyGraphRunner, VerifyInputs, VerifyOutputs
+from specdebug.engine.memory.arena import GuardViolation
+from specdebug.engine.memory.fill import FillPolicy, Scratch
+from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.req_to_token import ReqToToken
+from specdebug.engine.model.interface import DraftModel
+from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.request import Request
+from specdebug.engine.sampler import request_generator, target_probs
+from specdebug.engine.speculative.accept import Acceptance, accept_greedy, accept_sampling
+from specdebug.engine.speculative.cache_locs import assign_draft_cache_locs, verify_cache_locs
+from specdebug.engine.speculative.commit import Compacted, compact_accept_to_front, get_src_tgt_cache_loc
+from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs, DraftLoop
+from specdebug.engine.speculative.state import DraftState, DraftStateTable
+from specdebug.engine.speculative.tree import TreeBuilder, VerifyTree
+
+
+@dataclass(frozen=True)
+class Pools:
+    """The two pools that share slot ids, and the table that maps positions to slots."""
+
+    target: KVPool
+    draft: KVPool
+    req_to_token: ReqToToken
+
+
+class EagleWorker:
+    """Speculation for one engine: owns the draft model's state, the runners and the draft pool's content."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: SpeculativeConfig,
+        target: TargetModel,
+        draft: DraftModel,
+        pools: Pools,
+        planner: AttentionPlanner,
+        *,
+        dtype: torch.dtype,
+        fill: FillPolicy,
+        device: torch.device,
+    ) -> None:
+        self._spec = spec
+        self._pools = pools
+        self._planner = planner
+        self._page_size = config.page_size
+        self._seed = config.seed
+        self._device = device
+        self._vocab_size = target.config.vocab_size
+        self._draft_model = draft
+        self._scratch = Scratch(fill, device)
+        self._workspace = EagerWorkspace(self._scratch)
+        rows = config.max_running_requests
+        self._state = DraftStateTable(
+            rows, topk=spec.eagle_topk, hidden_size=draft.hidden_size, dtype=dtype, device=device
+        )
+        self._loop = DraftLoop(
+            draft,
+            pools.draft,
+            topk=spec.eagle_topk,
+            num_steps=spec.num_steps,
+            tree_size=spec.tree_size,
+            target_vocab_size=self._vocab_size,
+        )
+        self._tree_builder = TreeBuilder(
+            topk=spec.eagle_topk, num_steps=spec.num_steps, tree_size=spec.tree_size, device=device
+        )
+        self._verify_forward = VerifyForward(
+            target, pools.target, draft.aux_layers, draft.target_feature_size
+        )
+        self._extend_forward = ExtendForward(draft, pools.draft, topk=spec.eagle_topk)
+        self._draft_runner: DraftGraphRunner | None = None
+        self._verify_runner: VerifyGraphRunner | None = None
+        self._extend_runner: ExtendGraphRunner | None = None
+        if config.cuda_graph.enabled:
+            guards = config.memory.guards
+            graph = config.cuda_graph
+            self._draft_runner = DraftGraphRunner(
+                graph, self._loop, planner, num_rows=rows + 1, hidden_dtype=dtype, guards=guards, fill=fill,
+                device=device,
+            )
+            self._verify_runner = VerifyGraphRunner(
+                graph, self._verify_forward, planner, tree_size=spec.tree_size, dtype=dtype, guards=guards,
+                fill=fill, device=device,
+            )
+            self._extend_runner = ExtendGraphRunner(
+                graph, self._extend_forward, planner, tree_size=spec.tree_size,
+                target_vocab_size=self._vocab_size, dtype=dtype, guards=guards, fill=fill, device=device,
+            )
+
+    def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
+        """Write the chunks' draft KV; after a final chunk keep what the first draft loop starts from.
+
+        next_ids: int64 [B], the target's sample after each chunk. features: [Σext, F].
+        """
+        for request in batch.requests:
+            self._prepare_cached_prefix(request)
+        tail = self._tail_tokens(batch, next_ids)
+        input_ids = torch.roll(batch.input_ids, -1)
+        last = batch.last_rows()
+        input_ids[last] = tail
+        maybe_detect_oob(input_ids, 0, self._vocab_size, "draft_prefill.input_ids")
+        metadata = self._planner.extend(
+            batch.req_pool_indices, batch.prefix_lens, batch.extend_lens, self._workspace
+        )
+        attention = TorchAttention(metadata, self._pools.draft, batch.out_cache_loc)
+        hidden = self._draft_model.forward(
+            input_ids, batch.positions, self._draft_model.project(features), attention
+        )
+        maybe_detect_nan(hidden, "draft_prefill.hidden_states")
+        start = self._extend_forward.read_out(hidden[last])
+        rows = batch.req_pool_indices
+        self._state.store_lengths(rows, batch.prefix_lens + batch.extend_lens, next_ids)
+        self._store_draft(rows, start)
+
+    def decode(self, requests: Sequence[Request]) -> list[list[int]]:
+        """One iteration; the tokens each request gained, at least one."""
+        rows = torch.tensor([request.row for request in requests], device=self._device)
+        state = self._state.gather(rows)
+        maybe_detect_oob(state.bonus, 0, self._vocab_size, "draft.bonus")
+        candidates = self._draft(rows, state, sum(request.kv_len for request in requests))
+        tree = self._tree_builder.build(candidates, state.bonus, state.seq_lens)
+        out_cache_loc = verify_cache_locs(
+            self._pools.req_to_token.table, rows, state.seq_lens, self._spec.tree_size
+        )
+        verified = self._verify(rows, state.seq_lens, tree, out_cache_loc)
+        acceptance = self._accept(requests, tree, verified.logits)
+        acceptance.check(self._spec.tree_size, self._vocab_size)
+        self._commit_kv(acceptance, out_cache_loc)
+        compacted = compact_accept_to_front(acceptance, verified.features, self._spec.tree_size)
+        bonus = compacted.predict.view(len(requests), -1).gather(
+            1, compacted.accept_lengths.unsqueeze(1) - 1
+        )
+        self._state.store_lengths(rows, state.seq_lens + compacted.accept_lengths, bonus.squeeze(1))
+        self._draft_extend(rows, state.seq_lens, compacted, out_cache_loc)
+        tokens = compacted.predict.view(len(requests), -1).tolist()
+        lengths = compacted.accept_lengths.tolist()
+        return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
+
+    def check_guards(self) -> list[GuardViolation]:
+        """Overruns of any runner's static buffers since the last call."""
+        runners = (self._draft_runner, self._verify_runner, self._extend_runner)
+        return [violation for runner in runners if runner is not None for violation in runner.check_guards()]
+
+    def _prepare_cached_prefix(self, request: Request) -> None:
+        """Under ``zero_fill``: a matched prefix may lack draft KV, and unwritten memory may hold anything."""
+        slots = request.unwritten_draft_slots
+        if slots is not None and slots.numel():
+            self._pools.draft.zero(slots)
+        request.unwritten_draft_slots = None
+
+    def _tail_tokens(self, batch: PrefillBatch, next_ids: Tensor) -> Tensor:
+        """The token after each chunk: the sampled one, or on a non-final chunk the prompt's own next token."""
+        return torch.where(batch.final, next_ids, batch.next_prompt_ids)
+
+    def _draft(self, rows: Tensor, state: DraftState, seq_lens_sum: int) -> DraftCandidates:
+        topk, steps = self._spec.eagle_topk, self._spec.num_steps
+        table = self._pools.req_to_token.table
+        locs = assign_draft_cache_locs(
+            table, rows, state.seq_lens, topk=topk, num_steps=steps, page_size=self._page_size
+        )
+        maybe_detect_oob(locs.out_cache_loc, 0, self._pools.draft.size, "draft.out_cache_loc")
+        if locs.dup_src is not None and locs.dup_tgt is not None:
+            tail_start = table[rows, state.seq_lens - state.seq_lens % self._page_size]
+            maybe_detect_page_aligned(tail_start, self._page_size, "draft.prefix_tail")
+            self._pools.draft.move_kv_cache(locs.dup_tgt, locs.dup_src)
+        positions = state.seq_lens.repeat_interleave(topk) if topk > 1 else state.seq_lens
+        inputs = DraftInputs(
+            topk_p=state.topk_p,
+            topk_index=state.topk_index,
+            hidden_states=state.hidden_states,
+            req_pool_indices=rows,
+            seq_lens=state.seq_lens,
+            positions=positions,
+            out_cache_loc=locs.out_cache_loc,
+        )
+        if self._draft_runner is not None and self._draft_runner.can_run(rows.numel()):
+            return self._draft_runner.replay(inputs, seq_lens_sum)
+        layout = DraftLayout(rows, state.seq_lens, positions, locs.out_cache_loc, seq_lens_sum)
+        return self._loop.run(inputs, self._planner.draft_decode(layout, self._workspace))
+
+    def _verify(self, rows: Tensor, seq_lens: Tensor, tree: VerifyTree, out_cache_loc: Tensor) -> VerifyOutputs:
+        input_ids = tree.tokens.reshape(-1)
+        maybe_detect_oob(input_ids, 0, self._vocab_size, "verify.input_ids")
+        inputs = VerifyInputs(input_ids, tree.positions.reshape(-1), out_cache_loc, tree.mask, rows, seq_lens)
+        if self._verify_runner is not None and self._verify_runner.can_run(rows.numel()):
+            outputs = self._verify_runner.replay(inputs)
+        else:
+            metadata = self._planner.verify(rows, seq_lens, tree.mask, self._workspace)
+            attention = TorchAttention(metadata, self._pools.target, out_cache_loc)
+            outputs = self._verify_forward.run(inputs, attention)
+        maybe_detect_nan(outputs.logits, "verify.logits")
+        maybe_detect_inf(outputs.logits, "verify.logits")
+        maybe_detect_nan(outputs.features, "verify.hidden_states")
+        return outputs
+
+    def _accept(self, requests: Sequence[Request], tree: VerifyTree, logits: Tensor) -> Acceptance:
+        batch, nodes = tree.tokens.shape
+        argmax = logits.argmax(dim=-1).view(batch, nodes)
+        if all(request.sampling.greedy for request in requests):
+            return accept_greedy(tree, argmax, self._spec.num_steps)
+        rows = logits.view(batch, nodes, -1)
+        probs = torch.zeros(rows.shape, dtype=torch.float32, device=logits.device)
+        coins = torch.zeros(batch, self._spec.num_steps + 2)
+        for b, request in enumerate(requests):
+            if request.sampling.greedy:
+                probs[b].scatter_(1, argmax[b].unsqueeze(1), 1.0)
+            else:
+                probs[b] = target_probs(rows[b], request.sampling)
+                coins[b] = torch.rand(coins.shape[1], generator=request_generator(request, self._seed))
+        return accept_sampling(
+            tree,
+            probs,
+            coins,
+            self._spec.num_steps,
+            threshold_single=self._spec.threshold_single,
+            threshold_acc=self._spec.threshold_acc,
+        )
+
+    def _commit_kv(self, acceptance: Acceptance, out_cache_loc: Tensor) -> None:
+        """Bring accepted nodes' target KV to the front. A chain's already is."""
+        if self._spec.eagle_topk == 1:
+            return
+        plan = get_src_tgt_cache_loc(acceptance, out_cache_loc, self._spec.tree_size, self._scratch)
+        self._pools.target.move_kv_cache(plan.tgt_loc, plan.src_loc)
+
+    def _draft_extend(self, rows: Tensor, seq_lens: Tensor, compacted: Compacted, out_cache_loc: Tensor) -> None:
+        nodes = self._spec.tree_size
+        maybe_detect_oob(compacted.predict, 0, self._vocab_size, "draft_extend.input_ids")
+        maybe_detect_nan(compacted.features, "draft_extend.features")
+        inputs = ExtendInputs(
+            input_ids=compacted.predict,
+            positions=(seq_lens.unsqueeze(1) + torch.arange(nodes, device=self._device)).view(-1),
+            out_cache_loc=out_cache_loc,
+            features=compacted.features,
+            accept_lengths=compacted.accept_lengths,
+            req_pool_indices=rows,
+            seq_lens=seq_lens,
+        )
+        if self._extend_runner is not None and self._extend_runner.can_run(rows.numel()):
+            start = self._extend_runner.replay(inputs)
+        else:
+            metadata = self._planner.extend_uniform(rows, seq_lens, nodes, self._workspace)
+            attention = TorchAttention(metadata, self._pools.draft, out_cache_loc)
+            start = self._extend_forward.run(inputs, nodes, attention)
+        self._store_draft(rows, start)
+
+    def _store_draft(self, rows: Tensor, start: ExtendOutputs) -> None:
+        maybe_detect_nan(start.topk_p, "draft_extend.topk_p")
+        maybe_detect_oob(start.topk_index, 0, self._draft_model.vocab_size, "draft_extend.topk_index")
+        self._state.store_draft(rows, start.topk_p, start.topk_index, start.hidden_states)

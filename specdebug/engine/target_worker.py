@@ -1,0 +1,89 @@
+"""The target model on its own: prefill of prompt chunks, and plain one-token decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdebug.async_probe import maybe_detect_inf, maybe_detect_nan, maybe_detect_oob
+from specdebug.engine.attention.executor import TorchAttention
+from specdebug.engine.attention.planner import AttentionPlanner
+from specdebug.engine.attention.workspace import Workspace
+from specdebug.engine.batch import PrefillBatch
+from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.req_to_token import ReqToToken
+from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.request import Request
+from specdebug.engine.sampler import sample
+
+
+@dataclass(frozen=True)
+class PrefillOutput:
+    """next_ids: int64 [B], sampled after each chunk. features: [Σext, F], what a draft consumes."""
+
+    next_ids: Tensor
+    features: Tensor
+
+
+class TargetWorker:
+    """Runs the target eagerly over one KV pool."""
+
+    def __init__(
+        self,
+        model: TargetModel,
+        pool: KVPool,
+        planner: AttentionPlanner,
+        req_to_token: ReqToToken,
+        workspace: Workspace,
+        *,
+        aux_layers: tuple[int, ...],
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.model = model
+        self.pool = pool
+        self._planner = planner
+        self._req_to_token = req_to_token
+        self._workspace = workspace
+        self._aux_layers = aux_layers
+        self._seed = seed
+        self.device = device
+
+    def prefill(self, batch: PrefillBatch) -> PrefillOutput:
+        """Write the chunks' KV, return what follows each and the features of every token."""
+        vocab = self.model.config.vocab_size
+        maybe_detect_oob(batch.input_ids, 0, vocab, "target_prefill.input_ids")
+        metadata = self._planner.extend(
+            batch.req_pool_indices, batch.prefix_lens, batch.extend_lens, self._workspace
+        )
+        attention = TorchAttention(metadata, self.pool, batch.out_cache_loc)
+        output = self.model.forward(batch.input_ids, batch.positions, attention, self._aux_layers)
+        features = output.hidden if output.aux is None else output.aux
+        if features.shape[0] != batch.input_ids.numel():
+            raise AssertionError("target features must have one row per prompt token")
+        logits = self.model.logits(output.hidden[batch.last_rows()])
+        maybe_detect_nan(logits, "target_prefill.logits")
+        maybe_detect_inf(logits, "target_prefill.logits")
+        maybe_detect_nan(features, "target_prefill.hidden_states")
+        return PrefillOutput(sample(logits, batch.requests, self._seed), features)
+
+    def decode(self, requests: Sequence[Request]) -> list[int]:
+        """One token for each request, whose newest token sits at position ``kv_len``."""
+        lengths = [request.kv_len for request in requests]
+        rows = torch.tensor([request.row for request in requests], device=self.device)
+        seq_lens = torch.tensor(lengths, device=self.device)
+        last = [request.output_ids[-1] if request.output_ids else request.prompt_ids[-1] for request in requests]
+        input_ids = torch.tensor(last, device=self.device)
+        maybe_detect_oob(input_ids, 0, self.model.config.vocab_size, "target_decode.input_ids")
+        loc = self._req_to_token.table[rows, seq_lens].to(torch.int64)
+        metadata = self._planner.extend_uniform(rows, seq_lens, 1, self._workspace)
+        attention = TorchAttention(metadata, self.pool, loc)
+        output = self.model.forward(input_ids, seq_lens, attention)
+        logits = self.model.logits(output.hidden)
+        maybe_detect_nan(logits, "target_decode.logits")
+        maybe_detect_inf(logits, "target_decode.logits")
+        ids: list[int] = sample(logits, requests, self._seed).tolist()
+        return ids

@@ -1,0 +1,100 @@
+"""Small random checkpoints in Hugging Face layout, for tests that must not depend on trained weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTER = 64, 4, 2, 16, 96
+
+
+def make_target(path: Path, *, vocab: int = 128, layers: int = 6, seed: int = 0, scale: float = 0.4) -> LlamaForCausalLM:
+    """A random Llama, its weights large enough for decided argmaxes; saved to ``path`` and returned in fp32."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=INTER,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        vocab_size=vocab,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=vocab - 1,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2:
+                weight.normal_(0, scale / weight.shape[1] ** 0.5 * 2.5 if "lm_head" not in name else 0.5)
+    model.save_pretrained(path)
+    return model
+
+
+def _layer(prefix: str, qkv_in: int) -> dict[str, torch.Tensor]:
+    def weight(rows: int, cols: int) -> torch.Tensor:
+        return torch.randn(rows, cols) / cols**0.5
+
+    return {
+        f"{prefix}.self_attn.q_proj.weight": weight(HEADS * HEAD_DIM, qkv_in),
+        f"{prefix}.self_attn.k_proj.weight": weight(KV_HEADS * HEAD_DIM, qkv_in),
+        f"{prefix}.self_attn.v_proj.weight": weight(KV_HEADS * HEAD_DIM, qkv_in),
+        f"{prefix}.self_attn.o_proj.weight": weight(HIDDEN, HEADS * HEAD_DIM),
+        f"{prefix}.mlp.gate_proj.weight": weight(INTER, HIDDEN),
+        f"{prefix}.mlp.up_proj.weight": weight(INTER, HIDDEN),
+        f"{prefix}.mlp.down_proj.weight": weight(HIDDEN, INTER),
+        f"{prefix}.post_attention_layernorm.weight": torch.ones(HIDDEN),
+    }
+
+
+def _save(path: Path, target: Path, tensors: dict[str, torch.Tensor], **extra: object) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    config = json.loads((target / "config.json").read_text())
+    config |= {"num_hidden_layers": 1, **extra}
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, path / "model.safetensors")
+
+
+def make_eagle(path: Path, target: Path, *, seed: int = 1) -> None:
+    """A random EAGLE head for the target at ``target``."""
+    torch.manual_seed(seed)
+    fc = torch.cat([torch.eye(HIDDEN), torch.eye(HIDDEN)], dim=1) + 0.05 * torch.randn(HIDDEN, 2 * HIDDEN)
+    _save(
+        path,
+        target,
+        {"fc.weight": fc, **_layer("layers.0", HIDDEN)},
+        architectures=["LlamaForCausalLMEagle"],
+    )
+
+
+def make_eagle3(path: Path, target: Path, *, draft_vocab: int = 64, seed: int = 1) -> None:
+    """A random EAGLE-3 head drafting every other id of the target's vocabulary."""
+    torch.manual_seed(seed)
+    vocab = json.loads((target / "config.json").read_text())["vocab_size"]
+    ids = torch.arange(draft_vocab) * (vocab // draft_vocab)
+    t2d = torch.zeros(vocab, dtype=torch.bool)
+    t2d[ids] = True
+    tensors = {
+        "fc.weight": torch.randn(HIDDEN, 3 * HIDDEN) / (3 * HIDDEN) ** 0.5,
+        **_layer("midlayer", 2 * HIDDEN),
+        "midlayer.input_layernorm.weight": torch.ones(HIDDEN),
+        "midlayer.hidden_norm.weight": torch.ones(HIDDEN),
+        "norm.weight": torch.ones(HIDDEN),
+        "lm_head.weight": 0.5 * torch.randn(draft_vocab, HIDDEN),
+        "d2t": ids - torch.arange(draft_vocab),
+        "t2d": t2d,
+    }
+    _save(
+        path,
+        target,
+        tensors,
+        architectures=["LlamaForCausalLMEagle3"],
+        draft_vocab_size=draft_vocab,
+        eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 4]},
+    )

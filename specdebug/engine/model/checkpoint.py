@@ -71,8 +71,7 @@ class Checkpoint:
         return source.tensor(name)
 
     def refuse_leftovers(self, ignored: Iterable[str] = ()) -> None:
-        """Raise CheckpointError for a tensor that nobody asked for: the model would compute something else.
-        """
+        """Raise CheckpointError for a tensor nobody asked for: the model would compute something else."""
         skip = self._asked.union(ignored)
         for name in sorted(self._sources):
             if name not in skip and not name.endswith("rotary_emb.inv_freq"):

@@ -106,8 +106,7 @@ class LlamaConfig:
 
 @dataclass(frozen=True)
 class Eagle3Options:
-    """What the ``config.json`` of a draft head says beyond its decoder; an EAGLE head leaves all of it unset.
-    """
+    """What the ``config.json`` of a draft head says beyond its decoder; an EAGLE head sets none of it."""
 
     decoder: Mapping[str, Any]  # where the keys of LlamaConfig lie
     draft_vocab_size: int | None

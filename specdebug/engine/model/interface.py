@@ -79,8 +79,7 @@ class DraftModel(Protocol):
         ...
 
     def forward(self, input_ids: Tensor, positions: Tensor, hidden: Tensor, attn: LayerAttention) -> Tensor:
-        """Ids [n] i64 in the *target* vocabulary, positions [n] i64, hidden [n, Hd] -> next hidden [n, Hd].
-        """
+        """Ids [n] i64 of the *target*, positions [n] i64, hidden [n, Hd] -> next hidden [n, Hd]."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

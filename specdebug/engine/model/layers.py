@@ -48,8 +48,7 @@ class Norm:
         return self(x).mul_(self.gain) if self.folds_gain else self(x)
 
     def fold_into(self, weight: Tensor) -> Tensor:
-        """The [in, out] weight of the linear layer that reads this norm, gain included if it is to be folded.
-        """
+        """The [in, out] weight of the linear layer that reads this norm, the gain folded in if it must be."""
         return weight.mul_(self.gain.flatten()[:, None]) if self.folds_gain else weight
 
 

@@ -84,10 +84,21 @@ def load_draft(
             "this head drafts for another model"
         )
     weights = Weights(checkpoint, config, target.embedding.dtype, target.embedding.device)
+    _require_kind(weights, algorithm)
     rotary = Rotary(config, max_positions or target.config.max_position_embeddings, weights.device)
     if algorithm == "EAGLE":
         return _load_eagle(weights, rotary, target)
     return _load_eagle3(weights, rotary, target, options)
+
+
+def _require_kind(weights: Weights, algorithm: Literal["EAGLE", "EAGLE3"]) -> None:
+    """Name a mix-up as such; only an EAGLE-3 layer norms the hidden it is given."""
+    folder = weights.checkpoint.folder
+    if weights.has("midlayer.hidden_norm.weight") or weights.has("layers.0.hidden_norm.weight"):
+        if algorithm == "EAGLE":
+            raise CheckpointError(f"{folder} is an EAGLE-3 head; set speculative.algorithm to EAGLE3")
+    elif weights.has("layers.0.mlp.up_proj.weight") and algorithm == "EAGLE3":
+        raise CheckpointError(f"{folder} is an EAGLE head; set speculative.algorithm to EAGLE")
 
 
 def _load_eagle(weights: Weights, rotary: Rotary, target: TargetModel) -> EagleDraft:
@@ -124,7 +135,7 @@ def _load_eagle3(
     if config.num_layers != 1:
         raise CheckpointError(f"{where}: num_hidden_layers {config.num_layers}; an EAGLE-3 head has one")
     aux_layers = options.aux_layers_for(target.config.num_layers, where)
-    prefix = "midlayer" if weights.has("midlayer.hidden_norm.weight") else "layers.0"
+    prefix = "layers.0" if weights.has("layers.0.hidden_norm.weight") else "midlayer"
     input_norms = weights.norm(f"{prefix}.input_layernorm.weight", f"{prefix}.hidden_norm.weight")
     embedding = _embedding(weights, target)
     final_norm = weights.norm("norm.weight")
@@ -173,8 +184,7 @@ def _eagle3_lm_head(weights: Weights, target: TargetModel, embedding: Tensor, vo
 
 
 def _d2t(weights: Weights, vocab_size: int) -> Tensor | None:
-    """The offsets from draft ids to target ids, [Vd] i64, checked against the target vocabulary and ``t2d``.
-    """
+    """The offsets from draft ids to target ids, [Vd] i64, checked against the target vocabulary and ``t2d``."""
     checkpoint, target_vocab_size = weights.checkpoint, weights.config.vocab_size
     name = weights.name("d2t")
     if name not in checkpoint:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
 from specdebug.engine.model import load_target
+from tests.engine.model.helpers import DenseAttention, make_target
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -15,16 +18,18 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
     "rope_theta": 500000.0,
 }
+IDS = torch.randint(0, 97, (300,), generator=torch.Generator().manual_seed(1))
+POSITIONS = torch.arange(300)
 
 
-def reference(model, ids):
+def reference(model):
     with torch.inference_mode():
-        out = model(ids[None], output_hidden_states=True)
-    return out.logits[0], [h[0] for h in out.hidden_states]
+        out = model(IDS[None], output_hidden_states=True)
+    return out.logits[0], [hidden[0] for hidden in out.hidden_states]
 
 
 def assert_same_logits(ours, theirs):
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * theirs.abs().max().item())
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
 
 
@@ -33,7 +38,7 @@ def assert_same_logits(ours, theirs):
     [
         pytest.param({}, id="untied"),
         pytest.param({"tie_word_embeddings": True}, id="tied"),
-        pytest.param({"shards": "60KB"}, id="sharded"),
+        pytest.param({"shard_size": "60KB"}, id="sharded"),
         pytest.param({"num_key_value_heads": 1}, id="one-kv-head"),
         pytest.param({"num_key_value_heads": 4}, id="no-groups"),
         pytest.param({"head_dim": 24}, id="explicit-head-dim"),
@@ -45,19 +50,86 @@ def assert_same_logits(ours, theirs):
         pytest.param({"kind": "Qwen2"}, id="qwen2"),
     ],
 )
-def test_logits_and_hidden_states_equal_transformers(hf_target, dense, overrides):
-    theirs, folder = hf_target(**overrides)
-    if "shards" in overrides:
-        assert len(list(folder.glob("*.safetensors"))) > 2
-    ours = load_target(folder)
-    ids = torch.randint(0, 97, (300,), generator=torch.Generator().manual_seed(1))
-    logits, hidden_states = reference(theirs, ids)
+def test_logits_and_hidden_states_equal_transformers(tmp_path, overrides):
+    theirs = make_target(tmp_path, **overrides)
+    if "shard_size" in overrides:
+        assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    ours = load_target(tmp_path)
+    logits, hidden_states = reference(theirs)
     with torch.inference_mode():
-        out = ours.forward(ids, torch.arange(300), dense(), aux_layers=(0, 3, 7))
+        out = ours.forward(IDS, POSITIONS, DenseAttention(), aux_layers=(0, 3, 7))
         assert_same_logits(ours.logits(out.hidden), logits)
-    torch.testing.assert_close(out.hidden, hidden_states[-1], rtol=1e-4, atol=1e-4)
-    # transformers norms its last entry, so input 7 (the last layer's output) is checked through the norm
-    aux = out.aux.view(300, 3, 64)
-    torch.testing.assert_close(aux[:, 0], hidden_states[0], rtol=0, atol=0)
-    torch.testing.assert_close(aux[:, 1], hidden_states[3], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(theirs.model.norm(aux[:, 2]), hidden_states[-1], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(out.hidden, hidden_states[-1], rtol=1e-4, atol=1e-5)
+        aux = out.aux.view(300, 3, 64)
+        torch.testing.assert_close(aux[:, 0], hidden_states[0], rtol=0, atol=0)
+        torch.testing.assert_close(aux[:, 1], hidden_states[3], rtol=1e-4, atol=1e-5)
+        # transformers' last entry is normed, so the last layer's output is compared through the norm
+        torch.testing.assert_close(theirs.model.norm(aux[:, 2]), hidden_states[-1], rtol=1e-4, atol=1e-5)
+
+
+def test_error_against_float64_is_no_larger_than_transformers(tmp_path):
+    theirs = make_target(tmp_path, initializer_range=0.2)  # wild enough for rounding to show
+    ours = load_target(tmp_path)
+    exact, _ = reference(copy.deepcopy(theirs).double())
+    logits, _ = reference(theirs)
+    with torch.inference_mode():
+        mine = ours.logits(ours.forward(IDS, POSITIONS, DenseAttention()).hidden)
+    assert (mine - exact).square().mean().sqrt() < 1.5 * (logits - exact).square().mean().sqrt()
+
+
+def test_chunks_and_single_tokens_give_what_one_pass_gives(tmp_path):
+    make_target(tmp_path)
+    model = load_target(tmp_path)
+    attention = DenseAttention()
+    with torch.inference_mode():
+        whole = model.forward(IDS, POSITIONS, DenseAttention(), aux_layers=(2,))
+        parts = [
+            model.forward(IDS[a:b], POSITIONS[a:b], attention, aux_layers=(2,))
+            for a, b in ((0, 100), (100, 297), (297, 298), (298, 298), (298, 299), (299, 300))
+        ]
+    torch.testing.assert_close(torch.cat([part.hidden for part in parts]), whole.hidden, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.cat([part.aux for part in parts]), whole.aux, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16, torch.float16])
+def test_any_stored_dtype_loads_as_any_other(tmp_path, stored, wanted):
+    theirs = make_target(tmp_path, save_dtype=stored)
+    ours = load_target(tmp_path, dtype=wanted)
+    logits, _ = reference(theirs)
+    with torch.inference_mode():
+        out = ours.forward(IDS, POSITIONS, DenseAttention(), aux_layers=(1,))
+        mine = ours.logits(out.hidden)
+    assert mine.dtype == out.hidden.dtype == out.aux.dtype == wanted
+    if wanted == torch.float32:
+        assert_same_logits(mine, logits)
+    else:  # rounding to 8 or 11 bits at each of some forty operations
+        relative = (mine.float() - logits).norm() / logits.norm()
+        assert relative < (0.03 if wanted == torch.bfloat16 else 0.004)
+
+
+def test_no_auxiliary_layers_means_none(tmp_path):
+    make_target(tmp_path)
+    model = load_target(tmp_path)
+    with torch.inference_mode():
+        assert model.forward(IDS, POSITIONS, DenseAttention()).aux is None
+
+
+@pytest.mark.parametrize(("ids", "positions"), [([97], [0]), ([-1], [0]), ([5], [40]), ([5], [-1])])
+def test_an_index_outside_its_table_raises(tmp_path, ids, positions):
+    make_target(tmp_path)
+    model = load_target(tmp_path, max_positions=40)
+    with torch.inference_mode(), pytest.raises(IndexError, match="out of range"):
+        model.forward(torch.tensor(ids), torch.tensor(positions), DenseAttention())
+
+
+def test_geometry_comes_from_the_config(tmp_path):
+    make_target(tmp_path, eos_token_id=[2, 5], rope_parameters=LLAMA3, head_dim=32)
+    config = load_target(tmp_path).config
+    assert (config.hidden_size, config.num_layers, config.num_heads, config.num_kv_heads) == (64, 7, 4, 2)
+    assert (config.head_dim, config.intermediate_size, config.vocab_size) == (32, 96, 97)
+    assert config.eos_token_ids == (2, 5)
+    assert config.rope_theta == 500000.0
+    assert config.rope_scaling.factor == 8.0
+    assert config.max_position_embeddings == 512
+    assert not config.tie_word_embeddings

@@ -8,24 +8,32 @@ A probe names its site and, when off, costs one check of one global::
 asserting (``torch._assert_async``: on a GPU the process dies at the next synchronisation, on a CPU the call
 raises) and recording (a ring on the device, read with :func:`drain`; the run goes on).
 
-The package needs torch and nothing else, so it can be used, or copied, on its own.
+The package needs torch and nothing else, so it can be used, or copied, on its own. Names are resolved lazily:
+modes, rules, messages and the table of sites can be read without importing torch.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .gate import ENVIRONMENT_VARIABLE, KINDS, MODES, Rule, mode_from_environment
-from .probes import (
-    configure,
-    drain,
-    maybe_detect_inf,
-    maybe_detect_nan,
-    maybe_detect_oob,
-    maybe_detect_page_aligned,
-    prepare,
-    reached,
-    reset,
-    set_step,
-    totals,
-)
 from .violation import Violation, parse_message
+
+if TYPE_CHECKING:
+    from .probes import (
+        configure,
+        drain,
+        maybe_detect_inf,
+        maybe_detect_nan,
+        maybe_detect_oob,
+        maybe_detect_page_aligned,
+        prepare,
+        reached,
+        reset,
+        set_step,
+        totals,
+    )
 
 __all__ = [
     "ENVIRONMENT_VARIABLE",
@@ -47,3 +55,11 @@ __all__ = [
     "set_step",
     "totals",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.probes"), name)
+    globals()[name] = value  # so that the next look costs no call
+    return value

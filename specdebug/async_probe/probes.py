@@ -44,8 +44,7 @@ def maybe_detect_oob(
     low: Bound,
     high: Bound,
     site: str,
-    *,
-    relative_to: torch.Tensor | None = None,
+    relative_to: torch.Tensor | None = None,  # not keyword-only: CPython 3.11 makes such calls half as dear
 ) -> None:
     """Probe that ``low <= element < high``, of ``tensor - relative_to`` (broadcast) if that is given.
 

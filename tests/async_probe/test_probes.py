@@ -247,3 +247,18 @@ def test_the_environment_decides_at_import_and_nothing_else_is_imported() -> Non
     odd = _in_a_process(code, SGLANG_ENABLE_ASYNC_ASSERT="perhaps")
     assert odd.returncode == 1
     assert "ValueError: SGLANG_ENABLE_ASYNC_ASSERT is 'perhaps'" in odd.stderr
+
+
+def test_modes_messages_and_sites_can_be_read_without_torch() -> None:
+    code = (
+        "import sys\n"
+        "from specdebug.async_probe import KINDS, Rule, parse_message\n"
+        "from specdebug.async_probe.sites import scan\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    assert _in_a_process(code).returncode == 0
+
+
+def test_unknown_names_are_no_attributes() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'maybe_detect_noon'"):
+        async_probe.maybe_detect_noon  # type: ignore[attr-defined]  # noqa: B018

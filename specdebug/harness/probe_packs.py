@@ -1,0 +1,118 @@
+"""Probe packs: YAML files that say which probes are live and what they do.
+
+    name: ids
+    description: Indices and token ids only
+    mode: record                      # of every entry without a mode of its own: record or assert
+    sites:
+      - glob: "*"                     # '*' matches dots too
+        kinds: [oob, page_aligned]    # default: all
+      - glob: "sampler.*"
+        mode: off
+
+Of the entries that cover a probe the last one decides; a probe that none covers is off. Several packs
+together read like one, in the order they are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from specdebug.async_probe.gate import ASSERT, KINDS, MODES, OFF, RECORD, Rule
+from specdebug.async_probe.sites import Site
+from specdebug.errors import ContentError, Where, did_you_mean
+from specdebug.schema import Item
+from specdebug.yamlio import Doc, load_yaml
+
+NAME = r"[a-z0-9]+(-[a-z0-9]+)*"
+GLOB = r"[A-Za-z0-9_.*?\[\]!-]+"
+MAX_ENTRIES = 1000
+LIVE_MODES = (RECORD, ASSERT)
+
+
+@dataclass(frozen=True)
+class PackEntry:
+    """One entry of ``sites``, with its place in the file."""
+
+    rule: Rule
+    where: Where
+
+
+@dataclass(frozen=True)
+class ProbePack:
+    """A pack as read; the rule of every entry has a mode."""
+
+    name: str
+    description: str
+    mode: str
+    entries: tuple[PackEntry, ...]
+    path: str
+
+
+def load_pack(path: Path | str) -> ProbePack:
+    """Read a pack from a file. Raises ``ContentError`` with ``file:line:col`` for anything malformed."""
+    return read_pack(load_yaml(path))
+
+
+def read_pack(doc: Doc) -> ProbePack:
+    """The pack a document holds. Raises ``ContentError``."""
+    top = doc.root.table(required=("name", "mode", "sites"), optional=("description",))
+    mode = top["mode"].text(choices=LIVE_MODES)
+    sites = top["sites"].items(at_least=1)
+    if len(sites) > MAX_ENTRIES:
+        raise top["sites"].error(f"has more than {MAX_ENTRIES} entries")
+    return ProbePack(
+        name=top["name"].text(pattern=NAME),
+        description=top["description"].text(empty=True) if "description" in top else "",
+        mode=mode,
+        entries=tuple(_entry(item, mode) for item in sites),
+        path=doc.path,
+    )
+
+
+def check_globs(pack: ProbePack, sites: Iterable[Site]) -> None:
+    """Raise ``ContentError`` at the first entry that covers none of ``sites``: most likely a misspelling."""
+    known = list(sites)
+    for entry in pack.entries:
+        rule = entry.rule
+        named = [site for site in known if fnmatchcase(site.name, rule.glob)]
+        if not named:
+            hint = did_you_mean(rule.glob, (site.name for site in known)) if known else ""
+            # A list of every site would not be of help.
+            hint = hint if "did you mean" in hint else "; `specdebug probes list` shows them"
+            raise ContentError(f"no site matches '{rule.glob}'{hint}", entry.where)
+        if not any(rule.covers(site.name, site.kind) for site in named):
+            kinds = ", ".join(sorted({site.kind for site in named}))
+            raise ContentError(f"sites that match '{rule.glob}' probe {kinds} only", entry.where)
+
+
+def rules(packs: Sequence[ProbePack], mode: str | None = None) -> tuple[Rule, ...]:
+    """The rules of several packs in order; ``mode`` (record or assert) replaces every mode but off."""
+    return tuple(
+        Rule(rule.glob, rule.mode if mode is None or rule.mode == OFF else mode, rule.kinds)
+        for pack in packs
+        for rule in (entry.rule for entry in pack.entries)
+    )
+
+
+def activate(packs: Sequence[ProbePack], mode: str | None = None) -> None:
+    """Configure this process's probes as the packs say, and forget earlier findings. No packs: all off."""
+    from specdebug import async_probe  # here, because probing needs torch and reading packs does not
+
+    chosen = rules(packs, mode)
+    async_probe.configure(RECORD if chosen else OFF, chosen)
+
+
+def _entry(item: Item, mode: str) -> PackEntry:
+    table = item.table(required=("glob",), optional=("kinds", "mode"))
+    kinds: tuple[str, ...] = KINDS
+    if "kinds" in table:
+        kinds = tuple(kind.text(choices=KINDS) for kind in table["kinds"].items(at_least=1))
+    rule = Rule(
+        glob=table["glob"].text(pattern=GLOB),
+        mode=table["mode"].text(choices=MODES) if "mode" in table else mode,
+        kinds=kinds,
+    )
+    return PackEntry(rule, table["glob"].where)

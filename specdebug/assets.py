@@ -1,0 +1,40 @@
+"""Where the shipped checkpoints lie, and how a user's word for a checkpoint becomes a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specdebug.errors import CheckpointError, did_you_mean
+
+CHECKPOINTS = Path(__file__).parent / "_assets" / "checkpoints"
+NAMES = ("tiny", "tiny-eagle", "tiny-eagle3")
+
+
+def checkpoint_path(name_or_path: str | Path) -> Path:
+    """The checkpoint's folder, which holds a ``config.json``.
+
+    A shipped name wins over a folder of the same name in the current directory (``./tiny`` is that one).
+    Raises CheckpointError when it is neither a shipped name nor such a folder.
+    """
+    text = str(name_or_path)
+    if text in NAMES:
+        path = CHECKPOINTS / text
+        if not (path / "config.json").is_file():
+            raise CheckpointError(f"shipped checkpoint '{text}' is missing from {path}; reinstall specdebug")
+        return path
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise CheckpointError(f"{path} holds no config.json; give a Hugging Face checkpoint folder")
+        return path
+    raise CheckpointError(
+        f"no checkpoint '{text}': neither a folder nor a shipped name{did_you_mean(text, NAMES)}"
+    )
+
+
+def tokenizer_path(name_or_path: str | Path) -> Path:
+    """The ``tokenizer.json`` of a target checkpoint. Raises CheckpointError when the folder has none."""
+    path = checkpoint_path(name_or_path) / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing; the tokenizer lies beside the target's weights")
+    return path

@@ -1,0 +1,81 @@
+"""The text checkpoints are trained on and scenarios draw prompts from: the interpreter's own library sources.
+
+Every machine that can run specdebug has it, so nothing is downloaded or shipped. A file's place in the
+split depends on its path inside the library alone: what Python 3.11 holds out, 3.12 holds out too.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+import zlib
+from functools import lru_cache
+from pathlib import Path
+
+HELD_OUT_ONE_IN = 10
+
+# Not prose-like source: other people's packages, tests (absent from many builds), generated tables and text.
+_SKIPPED_FOLDERS = frozenset(
+    {
+        "site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "lib2to3", "ensurepip",
+        "turtledemo", "encodings", "pydoc_data", "__pycache__",
+    }
+)  # fmt: skip
+
+
+def stdlib_root() -> Path:
+    """The folder that holds the running interpreter's standard library."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def is_held_out(relative_path: str) -> bool:
+    """Whether the file at this POSIX path, relative to the library's root, is kept out of all training."""
+    return zlib.crc32(relative_path.encode()) % HELD_OUT_ONE_IN == 0
+
+
+def heldout_files() -> tuple[Path, ...]:
+    """Library sources no checkpoint was trained on, by relative path, ascending."""
+    return tuple(stdlib_root() / name for name in _relative_paths() if is_held_out(name))
+
+
+def train_files() -> tuple[Path, ...]:
+    """Library sources that checkpoints are trained on, by relative path, ascending."""
+    return tuple(stdlib_root() / name for name in _relative_paths() if not is_held_out(name))
+
+
+def read_source(path: Path) -> str:
+    """One source file as text; undecodable bytes become U+FFFD, so that no file can stop a run."""
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+@lru_cache(maxsize=1)
+def heldout_text() -> str:
+    """All held-out files in order, each ended by a blank line."""
+    return "\n\n".join(read_source(path).rstrip() for path in heldout_files()) + "\n"
+
+
+def digest() -> str:
+    """SHA-256 over every path and its bytes: two machines with equal digests draw equal prompts."""
+    root = stdlib_root()
+    total = hashlib.sha256()
+    for name in _relative_paths():
+        data = (root / name).read_bytes()
+        total.update(f"{name}\0{len(data)}\0".encode())
+        total.update(data)
+    return total.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _relative_paths() -> tuple[str, ...]:
+    root = stdlib_root()
+    names = []
+    for path in root.rglob("*.py"):
+        relative = path.relative_to(root)
+        folders = relative.parts[:-1]
+        # config-3.11-x86_64-linux-gnu and _sysconfigdata_* describe one build, not the library.
+        if _SKIPPED_FOLDERS.isdisjoint(folders) and not relative.as_posix().startswith(
+            ("config-", "_sysconfigdata")
+        ):
+            names.append(relative.as_posix())
+    return tuple(sorted(names))

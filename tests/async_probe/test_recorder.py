@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from specdebug import async_probe
 from specdebug.async_probe import checks, recorder
@@ -75,3 +76,18 @@ def test_prepare_makes_the_ring_before_the_first_finding() -> None:
     async_probe.prepare("cpu")
     async_probe.maybe_detect_oob(torch.tensor([5]), 0, 1, "a.b")
     assert len(async_probe.drain()) == 1
+
+
+@pytest.mark.parametrize("kind", ["nan", "inf", "oob", "page_aligned"])
+def test_recording_never_reads_a_value_back(kind: str) -> None:
+    # Fake tensors have no values: whatever would make the host wait for a device raises here.
+    with FakeTensorMode():
+        ring = recorder.Ring(torch.device("cpu"), capacity=4, step=0)
+        for dtype in (torch.float16, torch.int64):
+            values = checks.subject(torch.zeros((3, 4), dtype=dtype).t(), None)
+            if checks.applies(kind, values):
+                for part in checks.parts(kind, values, 0, 8):
+                    ring.write(0, values, part)
+        ring.set_step(1)
+        with pytest.raises(DataDependentOutputException):
+            ring.rows()

@@ -1,0 +1,157 @@
+"""EAGLE and EAGLE-3 draft heads, dense, in their published layouts.
+
+Position p of a draft head pairs token p+1 with the target's hidden state at p, and guesses token p+2. The key
+and value it writes at p depend on that pair and on p alone (one layer), which is what makes them checkable.
+
+While drafting, the hidden state of a token the target has not seen is the head's own previous output.
+Unrolled over known text, pass k at position p therefore reads pass k-1's output at p-1, and attends to
+
+    pass 0 at 0..p-k   (true target states)      and      pass 1 at p-k+1, pass 2 at p-k+2, ..., pass k at p
+
+which is the chain that started k tokens earlier, for every starting point at once. Training and measuring
+both use it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specdebug.reference.config import ModelConfig
+from specdebug.reference.layers import (
+    Weights,
+    causal_attention,
+    gated_mlp,
+    merge_heads,
+    project_qkv,
+    repeat_kv,
+    rms_norm,
+    rope_tables,
+)
+
+
+@dataclass(frozen=True)
+class DraftHead:
+    """A head and the two target tensors it borrows.
+
+    ``weights`` has the published names. ``embed`` is the target's [V, H]; ``lm_head`` is the target's [V, H]
+    for EAGLE and unused by EAGLE-3, which brings its own over ``draft_vocab_size`` tokens.
+    """
+
+    weights: Weights
+    config: ModelConfig
+    embed: Tensor
+    lm_head: Tensor
+
+    @property
+    def is_eagle3(self) -> bool:
+        return "midlayer.hidden_norm.weight" in self.weights
+
+    @property
+    def layer(self) -> str:
+        """Prefix of the single decoder layer's names."""
+        return "midlayer." if self.is_eagle3 else "layers.0."
+
+
+def reduce_aux(head: DraftHead, hidden: Tensor) -> Tensor:
+    """EAGLE-3 only: three auxiliary target states [..., n, 3H] -> [..., n, H]."""
+    return F.linear(hidden, head.weights["fc.weight"], head.weights.get("fc.bias"))
+
+
+def _layer_input(head: DraftHead, next_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """What attention projects, and the residual; ``hidden`` is [..., n, H], already reduced for EAGLE-3."""
+    embedded = F.embedding(next_ids, head.embed)
+    if head.is_eagle3:
+        normed_token = rms_norm(embedded, head.weights["midlayer.input_layernorm.weight"], head.config)
+        normed_hidden = rms_norm(hidden, head.weights["midlayer.hidden_norm.weight"], head.config)
+        return torch.cat([normed_token, normed_hidden.to(embedded.dtype)], dim=-1), hidden
+    pair = torch.cat([embedded, hidden.to(embedded.dtype)], dim=-1)
+    x = F.linear(pair, head.weights["fc.weight"], head.weights.get("fc.bias"))
+    return x, x
+
+
+def draft_kv(head: DraftHead, next_ids: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The rotated key and the value the head writes, each [..., Hkv, n, D].
+
+    ``next_ids`` int64 [..., n] is token p+1 for each p in ``positions`` [n]; ``hidden`` is the target's state
+    at p: [..., n, H] for EAGLE, the auxiliary states [..., n, 3H] for EAGLE-3.
+    """
+    hidden = reduce_aux(head, hidden) if head.is_eagle3 else hidden
+    x, _ = _layer_input(head, next_ids, hidden)
+    _, k, v = project_qkv(
+        head.weights, f"{head.layer}self_attn.", head.config, x, rope_tables(head.config, positions)
+    )
+    return k, v
+
+
+def _finish_layer(head: DraftHead, attended: Tensor, residual: Tensor) -> Tensor:
+    """Output projection, residual, MLP, residual: the state handed to the next draft step [..., n, H]."""
+    x = residual + F.linear(attended, head.weights[f"{head.layer}self_attn.o_proj.weight"])
+    normed = rms_norm(x, head.weights[f"{head.layer}post_attention_layernorm.weight"], head.config)
+    return x + gated_mlp(head.weights, f"{head.layer}mlp.", normed)
+
+
+def draft_logits(head: DraftHead, output: Tensor) -> Tensor:
+    """[..., Vd] from a draft step's output [..., H]; draft-vocabulary ids for EAGLE-3."""
+    if head.is_eagle3:
+        normed = rms_norm(output, head.weights["norm.weight"], head.config)
+        return F.linear(normed, head.weights["lm_head.weight"])
+    return F.linear(output, head.lm_head)
+
+
+def to_target_ids(head: DraftHead, draft_ids: Tensor) -> Tensor:
+    """Draft-vocabulary ids to target ids: EAGLE-3's d2t is an offset, EAGLE's vocabulary is the target's."""
+    return draft_ids + head.weights["d2t"][draft_ids] if head.is_eagle3 else draft_ids
+
+
+def _chain_attention(
+    q: Tensor, first: tuple[Tensor, Tensor], chain: list[tuple[Tensor, Tensor]], config: ModelConfig
+) -> Tensor:
+    """Pass k = len(chain) of the unrolled head: see this module's docstring for which position sees what."""
+    n, depth = q.shape[-2], len(chain)
+    keys, values = repeat_kv(first[0], config), repeat_kv(first[1], config)
+    scores = (q @ keys.transpose(-1, -2)).float()
+    visible = torch.ones(n, n, dtype=torch.bool, device=q.device).tril(-depth)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    own = []
+    for back, (k, _) in enumerate(reversed(chain)):
+        own.append((q * _delayed(repeat_kv(k, config), back)).float().sum(-1, keepdim=True))
+    probs = (torch.cat([scores, *own], dim=-1) * q.shape[-1] ** -0.5).softmax(-1).to(values.dtype)
+    out: Tensor = probs[..., :n] @ values
+    for back, (_, v) in enumerate(reversed(chain)):
+        out = out + probs[..., n + back : n + back + 1] * _delayed(repeat_kv(v, config), back)
+    return out
+
+
+def _delayed(x: Tensor, back: int) -> Tensor:
+    """Row p becomes what row p - back was; rows before the start are zero and belong to no real chain."""
+    return F.pad(x, (0, 0, back, 0))[..., : x.shape[-2], :] if back else x
+
+
+def draft_unroll(head: DraftHead, next_ids: Tensor, hidden: Tensor, num_steps: int) -> list[Tensor]:
+    """``num_steps`` passes over known text; pass k holds step k of every chain. Each output is [..., n, H].
+
+    Arguments as for ``draft_kv``, with positions 0..n-1. Entry [k][..., p, :] guesses token p+2 in the chain
+    whose true states end at p-k; rows p < k belong to no real chain.
+    """
+    n = next_ids.shape[-1]
+    rope = rope_tables(head.config, torch.arange(n, device=next_ids.device))
+    hidden = reduce_aux(head, hidden) if head.is_eagle3 else hidden
+    first: tuple[Tensor, Tensor] | None = None
+    chain: list[tuple[Tensor, Tensor]] = []
+    outputs: list[Tensor] = []
+    for _ in range(num_steps):
+        x, residual = _layer_input(head, next_ids, hidden)
+        q, k, v = project_qkv(head.weights, f"{head.layer}self_attn.", head.config, x, rope)
+        if first is None:
+            first = (k, v)
+            attended = causal_attention(q, k, v, head.config)
+        else:
+            chain.append((k, v))
+            attended = _chain_attention(q, first, chain, head.config)
+        outputs.append(_finish_layer(head, merge_heads(attended), residual))
+        hidden = _delayed(outputs[-1], 1)
+    return outputs

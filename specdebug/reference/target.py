@@ -1,0 +1,132 @@
+"""The target model, dense: all positions at once, or step by step over a plain key/value cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specdebug.reference.config import ModelConfig
+from specdebug.reference.layers import (
+    Weights,
+    causal_attention,
+    gated_mlp,
+    merge_heads,
+    project_qkv,
+    rms_norm,
+    rope_tables,
+)
+
+
+class DenseCache:
+    """Keys (rotated) and values of every layer for one batch: [layers, ..., Hkv, capacity, D]."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        capacity: int,
+        *,
+        batch: tuple[int, ...] = (),
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        shape = (config.num_layers, *batch, config.num_kv_heads, capacity, config.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.length = 0
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store [..., Hkv, n, D] behind the committed length; return everything up to there."""
+        stop = self.length + k.shape[-2]
+        self.keys[layer][..., self.length : stop, :] = k
+        self.values[layer][..., self.length : stop, :] = v
+        return self.keys[layer][..., :stop, :], self.values[layer][..., :stop, :]
+
+
+def target_forward(
+    weights: Weights,
+    config: ModelConfig,
+    ids: Tensor,
+    *,
+    cache: DenseCache | None = None,
+    aux_layers: tuple[int, ...] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One pass over int64 ids [..., n].
+
+    Returns logits [..., n, V], hidden [..., n, H] (after the final norm: what an EAGLE head reads) and aux
+    [..., n, len(aux_layers) * H] (the inputs of those layers, 2, n//2, n-3 unless given: what EAGLE-3 reads).
+    With a cache, ids continue it and its length grows by n.
+    """
+    start = 0 if cache is None else cache.length
+    rope = rope_tables(config, torch.arange(start, start + ids.shape[-1], device=ids.device))
+    aux_layers = config.default_aux_layers() if aux_layers is None else aux_layers
+    aux = []
+    x = F.embedding(ids, weights["model.embed_tokens.weight"])
+    for layer in range(config.num_layers):
+        if layer in aux_layers:
+            aux.append(x)
+        prefix = f"model.layers.{layer}."
+        normed = rms_norm(x, weights[f"{prefix}input_layernorm.weight"], config)
+        q, k, v = project_qkv(weights, f"{prefix}self_attn.", config, normed, rope)
+        if cache is not None:
+            k, v = cache.extend(layer, k, v)
+        attended = merge_heads(causal_attention(q, k, v, config))
+        x = x + F.linear(attended, weights[f"{prefix}self_attn.o_proj.weight"])
+        normed = rms_norm(x, weights[f"{prefix}post_attention_layernorm.weight"], config)
+        x = x + gated_mlp(weights, f"{prefix}mlp.", normed)
+    if cache is not None:
+        cache.length += ids.shape[-1]
+    hidden = rms_norm(x, weights["model.norm.weight"], config)
+    return target_logits(weights, config, hidden), hidden, torch.cat(aux, dim=-1)
+
+
+def target_logits(weights: Weights, config: ModelConfig, hidden: Tensor) -> Tensor:
+    """[..., V] from final-normed hidden [..., H]."""
+    name = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+    return F.linear(hidden, weights[name])
+
+
+@torch.no_grad()
+def greedy_generate(
+    weights: Weights,
+    config: ModelConfig,
+    ids: Tensor,
+    max_new_tokens: int,
+    *,
+    pick: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """``ids`` [..., n] and ``max_new_tokens`` more, int64 [..., n + max_new_tokens]; no stop token ends it.
+
+    ``pick`` turns last-position logits [..., V] into tokens [...]; the argmax when not given.
+    """
+    choose = pick or (lambda logits: logits.argmax(-1))
+    embedding = weights["model.embed_tokens.weight"]
+    cache = DenseCache(
+        config,
+        ids.shape[-1] + max_new_tokens,
+        batch=tuple(ids.shape[:-1]),
+        dtype=embedding.dtype,
+        device=ids.device,
+    )
+    out, step_ids = [ids], ids
+    for _ in range(max_new_tokens):
+        logits, _, _ = target_forward(weights, config, step_ids, cache=cache)
+        step_ids = choose(logits[..., -1, :])[..., None]
+        out.append(step_ids)
+    return torch.cat(out, dim=-1)
+
+
+@torch.no_grad()
+def greedy_margin(weights: Weights, config: ModelConfig, ids: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    """Judge ids [n] from position ``start`` (at least 1) on, teacher-forced, as a greedy output.
+
+    Returns the target's choice int64 [n - start] and, float32 [n - start], how far its logit stands above the
+    logit of the token given: 0 where they agree, small at a near-tie, large where the output is wrong.
+    """
+    logits, _, _ = target_forward(weights, config, ids[:-1])
+    logits = logits[start - 1 :]
+    best, choice = logits.max(-1)
+    given = logits.gather(-1, ids[start:, None])[:, 0]
+    return choice, (best - given).float()

@@ -1,0 +1,55 @@
+"""Checkpoint folders as plain mappings, and drafts joined to the target tensors they borrow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from specdebug.errors import CheckpointError
+from specdebug.reference.config import ModelConfig, read_config
+from specdebug.reference.draft import DraftHead
+from specdebug.reference.layers import Weights
+
+
+def load_weights(
+    path: Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> tuple[dict[str, Tensor], ModelConfig]:
+    """All tensors of a folder's safetensors files, floating ones cast, and its config.
+
+    Raises CheckpointError when the folder holds no weights.
+    """
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{path} holds no .safetensors file")
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        with safe_open(str(file), framework="pt", device=str(device)) as reader:
+            for name in reader.keys():  # noqa: SIM118 - a safetensors reader is no mapping
+                tensor = reader.get_tensor(name)
+                weights[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+    return weights, read_config(path)
+
+
+def load_draft(
+    path: Path,
+    target_weights: Weights,
+    target_config: ModelConfig,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> DraftHead:
+    """The head in ``path``, borrowing embedding and lm_head from an already loaded target."""
+    weights, config = load_weights(path, dtype=dtype, device=device)
+    return make_head(weights, config, target_weights, target_config)
+
+
+def make_head(
+    weights: Weights, config: ModelConfig, target_weights: Weights, target_config: ModelConfig
+) -> DraftHead:
+    """Join head weights to the target tensors they borrow."""
+    embed = target_weights["model.embed_tokens.weight"]
+    lm_head = embed if target_config.tie_word_embeddings else target_weights["lm_head.weight"]
+    return DraftHead(weights=weights, config=config, embed=embed, lm_head=lm_head)

@@ -1,0 +1,167 @@
+"""The unrolled head against the plain reading of EAGLE: one chain at a time, one token at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specdebug.reference import (
+    DraftHead,
+    ModelConfig,
+    accept_lengths,
+    chain_matches,
+    draft_kv,
+    draft_logits,
+    draft_unroll,
+)
+
+CONFIG = ModelConfig(
+    hidden_size=32, intermediate_size=48, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=50
+)
+DRAFT_VOCAB = 20
+
+
+def make_head(kind: str, seed: int = 0) -> DraftHead:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64) * 0.3
+
+    eagle3 = kind == "eagle3"
+    layer, width = ("midlayer.", 64) if eagle3 else ("layers.0.", 32)
+    weights = {
+        f"{layer}self_attn.q_proj.weight": normal(32, width),
+        f"{layer}self_attn.k_proj.weight": normal(16, width),
+        f"{layer}self_attn.v_proj.weight": normal(16, width),
+        f"{layer}self_attn.o_proj.weight": normal(32, 32),
+        f"{layer}post_attention_layernorm.weight": 1 + normal(32),
+        f"{layer}mlp.gate_proj.weight": normal(48, 32),
+        f"{layer}mlp.up_proj.weight": normal(48, 32),
+        f"{layer}mlp.down_proj.weight": normal(32, 48),
+    }
+    if eagle3:
+        kept = torch.arange(DRAFT_VOCAB) * 2 + 1
+        weights |= {
+            "fc.weight": normal(32, 96),
+            "midlayer.input_layernorm.weight": 1 + normal(32),
+            "midlayer.hidden_norm.weight": 1 + normal(32),
+            "norm.weight": 1 + normal(32),
+            "lm_head.weight": normal(DRAFT_VOCAB, 32),
+            "d2t": kept - torch.arange(DRAFT_VOCAB),
+        }
+    else:
+        weights |= {"fc.weight": normal(32, 64), "fc.bias": normal(32)}
+    return DraftHead(weights=weights, config=CONFIG, embed=normal(50, 32), lm_head=normal(50, 32))
+
+
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x * (x.pow(2).mean(-1, keepdim=True) + CONFIG.rms_norm_eps).rsqrt() * weight
+
+
+def rotate(x: Tensor, position: int) -> Tensor:
+    """[heads, 8] at one position, pair by pair."""
+    out = x.clone()
+    for i in range(4):
+        angle = torch.tensor(position * CONFIG.rope_theta ** (-2 * i / 8))
+        out[:, i] = x[:, i] * angle.cos() - x[:, i + 4] * angle.sin()
+        out[:, i + 4] = x[:, i + 4] * angle.cos() + x[:, i] * angle.sin()
+    return out
+
+
+def one_step(
+    head: DraftHead, token: int, hidden: Tensor, position: int, past: list[tuple[Tensor, Tensor]]
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Output [H] and the key and value written, for one pair; ``hidden`` is [H]."""
+    w, layer = head.weights, head.layer
+    if head.is_eagle3:
+        token_part = norm(head.embed[token], w["midlayer.input_layernorm.weight"])
+        x = torch.cat([token_part, norm(hidden, w["midlayer.hidden_norm.weight"])])
+        residual = hidden
+    else:
+        x = residual = w["fc.weight"] @ torch.cat([head.embed[token], hidden]) + w["fc.bias"]
+    q = rotate((w[f"{layer}self_attn.q_proj.weight"] @ x).view(4, 8), position)
+    k = rotate((w[f"{layer}self_attn.k_proj.weight"] @ x).view(2, 8), position)
+    v = (w[f"{layer}self_attn.v_proj.weight"] @ x).view(2, 8)
+    seen = [*past, (k, v)]
+    rows = []
+    for h in range(4):
+        scores = torch.stack([q[h] @ key[h // 2] for key, _ in seen]) / 8**0.5
+        rows.append(sum(p * value[h // 2] for p, (_, value) in zip(scores.softmax(0), seen, strict=True)))
+    x = residual + w[f"{layer}self_attn.o_proj.weight"] @ torch.cat(rows)
+    y = norm(x, w[f"{layer}post_attention_layernorm.weight"])
+    gate = F.silu(w[f"{layer}mlp.gate_proj.weight"] @ y) * (w[f"{layer}mlp.up_proj.weight"] @ y)
+    return x + w[f"{layer}mlp.down_proj.weight"] @ gate, (k, v)
+
+
+def naive_chain(head: DraftHead, ids: Tensor, hidden: Tensor, start: int, num_steps: int) -> list[Tensor]:
+    """Outputs of the chain whose true states end at ``start``, fed with the text's own tokens."""
+    states = hidden @ head.weights["fc.weight"].T if head.is_eagle3 else hidden
+    past: list[tuple[Tensor, Tensor]] = []
+    for p in range(start):
+        past.append(one_step(head, int(ids[p + 1]), states[p], p, past)[1])
+    outputs, state = [], states[start]
+    for step in range(num_steps):
+        p = start + step
+        state, written = one_step(head, int(ids[p + 1]), state, p, past)
+        past.append(written)
+        outputs.append(state)
+    return outputs
+
+
+@pytest.fixture(params=["eagle", "eagle3"])
+def head(request: pytest.FixtureRequest) -> DraftHead:
+    return make_head(request.param)
+
+
+def text(head: DraftHead, n: int = 12) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(50, (n,), generator=generator)
+    width = 96 if head.is_eagle3 else 32
+    return ids, torch.randn(n, width, generator=generator, dtype=torch.float64)
+
+
+def test_every_chain_of_the_unrolled_head_is_the_sequential_chain(head: DraftHead) -> None:
+    ids, hidden = text(head)
+    unrolled = draft_unroll(head, ids[1:], hidden[:-1], 4)
+    for start in (0, 3, 7):
+        for step, expected in enumerate(naive_chain(head, ids, hidden, start, 4)):
+            torch.testing.assert_close(unrolled[step][start + step], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_written_keys_and_values_depend_on_pair_and_position_alone(head: DraftHead) -> None:
+    ids, hidden = text(head)
+    positions = torch.arange(3, 9)
+    k, v = draft_kv(head, ids[4:10], hidden[3:9], positions)
+    states = hidden @ head.weights["fc.weight"].T if head.is_eagle3 else hidden
+    for row, p in enumerate(positions.tolist()):
+        expected_k, expected_v = one_step(head, int(ids[p + 1]), states[p], p, [])[1]
+        torch.testing.assert_close(k[:, row], expected_k, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(v[:, row], expected_v, rtol=1e-5, atol=1e-5)
+
+
+def test_batched_unroll_equals_single(head: DraftHead) -> None:
+    ids, hidden = text(head)
+    both = draft_unroll(head, ids[1:].expand(2, -1), hidden[:-1].expand(2, -1, -1), 3)
+    for batched, single in zip(both, draft_unroll(head, ids[1:], hidden[:-1], 3), strict=True):
+        torch.testing.assert_close(batched[1], single)
+
+
+def test_matches_map_draft_ids_by_offset(head: DraftHead) -> None:
+    ids, hidden = text(head)
+    matches = chain_matches(head, ids, hidden, 2)
+    guess = draft_logits(head, draft_unroll(head, ids[1:], hidden[:-1], 2)[1]).argmax(-1)
+    guess = 2 * guess + 1 if head.is_eagle3 else guess  # the kept ids are the odd ones
+    assert matches.shape == (2, len(ids) - 2)
+    assert matches[1].tolist() == (guess[:-1] == ids[2:]).tolist()
+    ids[2:] = guess[:-1]  # a text that step 1 guessed right cannot match nowhere
+    assert (chain_matches(head, ids, hidden, 1).shape) == (1, len(ids) - 2)
+
+
+def test_accept_lengths_walk_from_verify_to_verify() -> None:
+    # A text of 10 tokens, 4 of them prompt; chains of 2. matches[k, p]: step k guessed token p+2.
+    matches = torch.zeros(2, 8, dtype=torch.bool)
+    matches[0, 3] = matches[1, 4] = True  # newest token 4: both guesses (tokens 5, 6) right, then the bonus 7
+    matches[1, 7] = True  # newest token 7: first guess wrong, so the second does not count
+    assert accept_lengths(matches, prompt_length=4) == [3, 1]

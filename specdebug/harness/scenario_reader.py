@@ -33,6 +33,7 @@ from specdebug.harness.scenario_model import (
     Turns,
     WorkloadGroup,
 )
+from specdebug.harness.signatures import complaint
 from specdebug.harness.workload import CORPORA
 from specdebug.schema import Item
 from specdebug.yamlio import Doc, one_line
@@ -270,8 +271,16 @@ def _expectation(item: Item) -> Expectation:
     verdict: Any = table["verdict"].text(choices=get_args(Verdict))
     signatures: tuple[str, ...] = ()
     if "signature" in table:
-        signatures = tuple(pattern.text() for pattern in table["signature"].one_or_many())
+        signatures = tuple(_signature(pattern) for pattern in table["signature"].one_or_many())
     return Expectation(verdict, signatures)
+
+
+def _signature(item: Item) -> str:
+    pattern = item.text()
+    wrong = complaint(pattern)
+    if wrong is not None:
+        raise ContentError(f"signature {one_line(wrong, 200)}", item.where)
+    return pattern
 
 
 def _names(item: Item) -> tuple[str, ...]:

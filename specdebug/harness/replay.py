@@ -10,15 +10,19 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.errors import SpecDebugError, did_you_mean
 from specdebug.harness.ledger import Ledger
 from specdebug.harness.outcome import EXIT_CODES, Outcome
 from specdebug.harness.scenario_model import Arm, Expectation, ProbeMode, Scenario
 from specdebug.targets.pool import Job, WorkerEnd, WorkerPool
+
+if TYPE_CHECKING:
+    from specdebug.harness.probe_packs import ProbePack
+    from specdebug.toggles import Toggle
 
 TARGET = "specdebug.harness.arm:run_arm"
 
@@ -37,7 +41,6 @@ class Choices:
     mode: ProbeMode | None = None
     probes: tuple[str, ...] | None = None
     timeout_s: float | None = None
-    content: tuple[str, ...] = ()
 
     @property
     def plain(self) -> bool:
@@ -47,26 +50,32 @@ class Choices:
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One arm to run. ``key`` names it among the runs it is run with; ``reverts`` is the arm's own and any
-    more."""
+    """One arm to run. ``key`` names it among the runs it is run with.
+
+    ``toggles`` are the fixes to revert: the arm's own and any that were asked for.
+    """
 
     key: str
     scenario: Scenario
     arm: str
-    reverts: tuple[int, ...]
     seed: int
+    packs: tuple[ProbePack, ...] = ()
+    toggles: tuple[Toggle, ...] = ()
     expectation: Expectation | None = None
-    content: tuple[str, ...] = ()
+
+    @property
+    def reverts(self) -> tuple[int, ...]:
+        """Numbers of the fixes reverted."""
+        return tuple(toggle.pr for toggle in self.toggles)
 
     def job(self) -> Job:
-        """The worker's job. The scenario is pickled apart: unpickling imports code that a revert may
-        change."""
+        """The worker's job. Its parts are pickled apart: unpickling one may import what a revert changes."""
         limits = self.scenario.limits
         payload = {
-            "reverts": list(self.reverts),
-            "content": list(self.content),
             "arm": self.arm,
             "seed": self.seed,
+            "toggles": pickle.dumps(self.toggles),
+            "packs": pickle.dumps(self.packs),
             "scenario": pickle.dumps(self.scenario),
         }
         return Job(self.key, TARGET, payload, limits.timeout_s, float(limits.memory_mb))
@@ -93,7 +102,11 @@ class Replay:
     scenario: Scenario
     results: tuple[ArmResult, ...]
     wall_s: float
-    plain: bool
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing was expected, so that the answer is the plain verdict."""
+        return all(result.run.expectation is None for result in self.results)
 
     @property
     def exit_code(self) -> int:
@@ -105,25 +118,36 @@ class Replay:
         return EXIT_CODES["unknown"] if "unknown" in verdicts else EXIT_CODES["pass"]
 
 
-def plan(scenario: Scenario, choices: Choices) -> list[ArmRun]:
-    """The arm runs that the choices ask for. Raises ReplayError for an arm the scenario does not have."""
+class Library(Protocol):
+    """Where packs and toggles come from."""
+
+    def packs(self, names: Sequence[str]) -> tuple[ProbePack, ...]: ...
+
+    def toggles(self, numbers: Sequence[int]) -> tuple[Toggle, ...]: ...
+
+
+def plan(scenario: Scenario, choices: Choices, library: Library) -> list[ArmRun]:
+    """The arm runs that the choices ask for.
+
+    Raises ReplayError for an arm the scenario does not have, ContentError for a pack or fix that is not
+    there.
+    """
     for name in choices.arms:
         if name not in scenario.arms:
             raise ReplayError(f"{scenario.path}: no arm '{name}'{did_you_mean(name, scenario.arms)}")
     names = list(dict.fromkeys(choices.arms)) or list(scenario.arms)
     if choices.reverts and not choices.arms:
         names = names[:1]
-    seed = scenario.seed if choices.seed is None else choices.seed
     changed = _with_choices(scenario, choices)
     return [
         ArmRun(
             key=name,
             scenario=changed,
             arm=name,
-            reverts=tuple(dict.fromkeys((*scenario.arms[name].revert, *choices.reverts))),
-            seed=seed,
+            seed=scenario.seed if choices.seed is None else choices.seed,
+            packs=library.packs(changed.probes_of(name)),
+            toggles=library.toggles((*scenario.arms[name].revert, *choices.reverts)),
             expectation=None if choices.plain else scenario.expect.get(name),
-            content=choices.content,
         )
         for name in names
     ]
@@ -136,7 +160,7 @@ def _with_choices(scenario: Scenario, choices: Choices) -> Scenario:
         return dataclasses.replace(
             arm,
             mode=choices.mode or arm.mode,
-            probes=arm.probes if choices.probes is None else choices.probes,
+            probes=choices.probes or arm.probes,
         )
 
     limits = scenario.limits
@@ -178,6 +202,10 @@ class _Running:
         if self.progress is not None:
             self.progress.arm_moved(self.runs[job.name], ledger)
 
+    def in_order(self) -> list[ArmResult]:
+        """Results so far, in the order of the runs."""
+        return [self.results[key] for key in self.runs if key in self.results]
+
     def ended(self, job: Job, end: WorkerEnd) -> None:
         ledger = self.ledgers.setdefault(job.name, Ledger())
         result = ArmResult(self.runs[job.name], ledger.outcome(end))
@@ -187,34 +215,35 @@ class _Running:
 
 
 class Interrupted(Exception):
-    """Ctrl-C during a run; carries the results known by then, unfinished arms among them as ``unknown``."""
+    """Ctrl-C during a replay; ``answer`` holds what was known by then, unfinished arms as ``unknown``."""
 
-    def __init__(self, results: tuple[ArmResult, ...]) -> None:
+    def __init__(self, answer: Replay) -> None:
         super().__init__("interrupted")
-        self.results = results
+        self.answer = answer
 
 
 def run_arms(pool: WorkerPool, runs: Sequence[ArmRun], progress: Progress | None = None) -> list[ArmResult]:
     """Run them all; results come in the order of ``runs``, whose keys must differ.
 
-    Raises Interrupted on Ctrl-C, and ReplayError when a worker finds the scenario itself at fault.
+    Raises ReplayError when a worker finds the scenario itself at fault. A KeyboardInterrupt passes through.
     """
     running = _Running({run.key: run for run in runs}, progress)
-    try:
-        pool.run([run.job() for run in runs], running)
-    except KeyboardInterrupt:
-        raise Interrupted(tuple(_in_order(runs, running.results))) from None
-    return _in_order(runs, running.results)
-
-
-def _in_order(runs: Iterable[ArmRun], results: dict[str, ArmResult]) -> list[ArmResult]:
-    return [results[run.key] for run in runs if run.key in results]
+    pool.run([run.job() for run in runs], running)
+    return running.in_order()
 
 
 def replay(
-    pool: WorkerPool, scenario: Scenario, choices: Choices, progress: Progress | None = None
+    pool: WorkerPool, scenario: Scenario, runs: Sequence[ArmRun], progress: Progress | None = None
 ) -> Replay:
-    """Run what ``choices`` asks of a scenario."""
+    """Run what :func:`plan` planned. Raises Interrupted on Ctrl-C, else as :func:`run_arms`."""
     began = time.monotonic()
-    results = run_arms(pool, plan(scenario, choices), progress)
-    return Replay(scenario, tuple(results), time.monotonic() - began, choices.plain)
+    running = _Running({run.key: run for run in runs}, progress)
+    stopped = False
+    try:
+        pool.run([run.job() for run in runs], running)
+    except KeyboardInterrupt:
+        stopped = True
+    answer = Replay(scenario, tuple(running.in_order()), time.monotonic() - began)
+    if stopped:
+        raise Interrupted(answer)
+    return answer

@@ -1,0 +1,32 @@
+"""Token ids as text, by a checkpoint's own tokenizer. Imports no torch, so that the parent can use it too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from specdebug.assets import tokenizer_path
+from specdebug.errors import CheckpointError
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def load_tokenizer(model: str) -> Any:
+    """The checkpoint's tokenizer as published (``tokenizers.Tokenizer``). Raises CheckpointError."""
+    from tokenizers import Tokenizer
+
+    path = tokenizer_path(model)
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the binding raises bare Exception for every malformed file
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{path} is not a tokenizer ({reason}); fetch the checkpoint again") from None
+
+
+def decoder(tokenizer: Any) -> Decode:
+    """Ids to text, special tokens included; bytes cut off in mid-character become U+FFFD."""
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    return decode

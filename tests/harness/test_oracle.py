@@ -1,0 +1,198 @@
+"""What the oracles call right, wrong and a tie; and that the dense reference reuses prefixes soundly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from specdebug.harness.dense import DenseReference
+from specdebug.harness.oracle import Judge, OracleSettings, first_bad_position, judge_output
+from specdebug.harness.outcome import Tie, Violation
+from specdebug.reference import target_forward
+from tests.harness.fakes import FakeEngine, FakeReference, FakeRequest
+
+GREEDY = SimpleNamespace(temperature=0.0, max_new_tokens=8)
+
+
+def judge_of(
+    reference: FakeReference | None = None, **settings: Any
+) -> tuple[Judge, list[Violation], list[tuple[str, Tie]]]:
+    found: list[Violation] = []
+    ties: list[tuple[str, Tie]] = []
+    judge = Judge(
+        OracleSettings(**{"lossless": True, "draft_kv": True, **settings}),
+        reference or FakeReference(),
+        report=found.append,
+        tie=lambda rid, tie: ties.append((rid, tie)),
+        decode=lambda ids: " ".join(f"t{token}" for token in ids),
+    )
+    judge.step = 9
+    return judge, found, ties
+
+
+def request(output: Sequence[int] = (11, 12, 13, 14), **changed: Any) -> FakeRequest:
+    fields: dict[str, Any] = {"prompt_ids": list(range(11)), "output_ids": list(output), "kv_len": 14}
+    return FakeRequest("a.0", **{"sampling": GREEDY, **fields, **changed})
+
+
+def test_a_right_output_is_silent() -> None:
+    judge, found, ties = judge_of()
+    judge.on_finishing(FakeEngine(), request())
+    assert (found, ties) == ([], [])
+
+
+def test_a_wrong_token_is_named_with_what_should_have_been() -> None:
+    judge, found, _ = judge_of()
+    judge.after_step([], {"a.0": [11]})
+    judge.step = 10
+    judge.after_step([], {"a.0": [12, 40, 14]})
+    judge.step = 30
+    judge.on_finishing(FakeEngine(), request((11, 12, 40, 14)))
+    (violation,) = found
+    assert violation.signature == "mismatch@request"
+    assert violation.step == 10  # the step that emitted it, not the one in which it was noticed
+    assert violation.data == {"rid": "a.0", "position": 2, "got": 40, "expected": 13}
+    assert "got 40 't40', expected 13 't13' (2 of 4 tokens differ)" in violation.detail
+
+
+def test_a_near_tie_is_reported_with_its_margin_and_is_no_failure() -> None:
+    reference = FakeReference()
+    reference.margin = 0.0009
+    judge, found, ties = judge_of(reference)
+    judge.on_finishing(FakeEngine(), request((11, 12, 40, 41)))
+    assert found == []
+    assert ties == [("a.0", Tie(2, 0.0009))]
+    reference.margin = 0.0011
+    judge.on_finishing(FakeEngine(), request((11, 12, 40, 41)))
+    assert [violation.signature for violation in found] == ["mismatch@request"]
+
+
+def test_sampled_requests_are_not_judged_by_the_argmax() -> None:
+    judge, found, _ = judge_of()
+    judge.on_finishing(FakeEngine(), request((90, 91), sampling=SimpleNamespace(temperature=0.7), kv_len=0))
+    assert found == []
+
+
+def test_nothing_generated_is_judged_as_nothing() -> None:
+    assert judge_output(FakeReference(), [1, 2], [], 1e-3).wrong == ()
+
+
+class BrokenDraft(FakeEngine):
+    """Draft KV that is wrong at one position."""
+
+    def __init__(self, position: int, value: float, side: int = 0) -> None:
+        super().__init__()
+        self.position, self.value, self.side = position, value, side
+
+    def draft_kv(self, request: FakeRequest, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        both = super().draft_kv(request, start, stop)
+        both[self.side][0, self.position] *= self.value
+        return both
+
+
+@pytest.mark.parametrize("value", [1.01, 0.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("side", [0, 1])
+def test_wrong_draft_kv_is_named_with_its_position(value: float, side: int) -> None:
+    judge, found, _ = judge_of()
+    judge.on_prefilled(BrokenDraft(6, value, side), request())
+    (violation,) = found
+    assert (violation.signature, violation.step) == ("mismatch@draft_kv", 9)
+    assert violation.data["position"] == 6
+    assert ("draft value" if side else "draft key") in violation.detail
+
+
+def test_rounding_is_not_an_error() -> None:
+    judge, found, _ = judge_of()
+    judge.on_prefilled(BrokenDraft(6, 1.0005), request())
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("position", "cached", "place"),
+    [
+        (6, 7, "the last of the cached prefix"),
+        (2, 7, "inside the cached prefix"),
+        (8, 7, "the last of a prefill chunk"),
+        (9, 7, "in the prompt"),
+        (11, 7, "in the output"),
+    ],
+)
+def test_where_a_wrong_position_lies(position: int, cached: int, place: str) -> None:
+    judge, found, _ = judge_of()
+    judge.after_step([request(output=(), kv_len=9)], {})
+    judge.on_finishing(BrokenDraft(position, 2.0), request(cached_tokens=cached))
+    assert found[0].detail.endswith(place)
+
+
+def test_zero_filled_positions_are_counted_only_where_policy_put_them() -> None:
+    judge, found, _ = judge_of(zero_fill=True)
+    judge.on_finishing(BrokenDraft(3, 0.0), request(cached_tokens=7))
+    assert [v.data["position"] for v in found] == [3]  # a zero key with a live value was not zero-filled
+    found.clear()
+
+    class Zeroed(FakeEngine):
+        def draft_kv(self, request: FakeRequest, start: int, stop: int) -> Any:
+            k, v = super().draft_kv(request, start, stop)
+            k[0, 2:9], v[0, 2:9] = 0, 0
+            return k, v
+
+    judge.on_finishing(Zeroed(), request(cached_tokens=9))
+    assert found == []
+    assert judge.zero_filled == {"a.0": 7}
+    judge.on_finishing(Zeroed(), request(cached_tokens=7))
+    assert found[0].data["position"] == 7
+    strict, found, _ = judge_of(zero_fill=False)
+    strict.on_finishing(Zeroed(), request(cached_tokens=9))
+    assert found[0].data["position"] == 2
+
+
+def test_a_request_that_does_not_speculate_has_no_draft_kv_to_compare() -> None:
+    judge, found, _ = judge_of()
+    judge.on_prefilled(BrokenDraft(3, 2.0), request(speculative=False))
+    assert found == []
+
+
+def test_an_inactive_judge_is_silent_and_costs_nothing() -> None:
+    judge, found, _ = judge_of()
+    judge.active = False
+    judge.on_finishing(BrokenDraft(3, 2.0), request((90, 91)))
+    assert (found, judge.seconds) == ([], 0.0)
+
+
+def test_judging_time_is_kept_apart() -> None:
+    judge, _, _ = judge_of()
+    judge.on_finishing(FakeEngine(), request())
+    assert judge.seconds > 0
+
+
+def test_first_bad_position_is_relative_to_each_position() -> None:
+    expected = torch.tensor([[[1000.0]], [[0.01]], [[1.0]]])
+    assert first_bad_position(expected + 0.005, expected, 1e-3) == (1, pytest.approx(0.5, rel=1e-3))
+    assert first_bad_position(expected, expected, 1e-3) is None
+
+
+@pytest.fixture(scope="module")
+def dense() -> DenseReference:
+    return DenseReference("tiny", "tiny-eagle3")
+
+
+def test_reused_prefixes_change_no_judgement(dense: DenseReference) -> None:
+    torch.manual_seed(0)
+    base = torch.randint(0, 2048, (90,)).tolist()
+    sequences = [base, [*base[:60], 1, 2, 3], [*base[:60], 1, 2, 3, 4], base[:10], [7, *base[:20]], base]
+    for ids in sequences:
+        fresh, _, _ = target_forward(dense.weights, dense.config, torch.tensor(ids))
+        choices, margins = dense.judge(ids, 5)
+        assert choices == fresh[4:-1].argmax(-1).tolist()
+        given = fresh[4:-1].gather(-1, torch.tensor(ids[5:])[:, None])[:, 0]
+        torch.testing.assert_close(
+            torch.tensor(margins), fresh[4:-1].amax(-1) - given, atol=1e-4, rtol=1e-4
+        )
+        k, v = dense.draft_kv(ids, len(ids) - 1)
+        want = DenseReference("tiny", "tiny-eagle3").draft_kv(ids, len(ids) - 1)
+        torch.testing.assert_close((k, v), want, atol=1e-4, rtol=1e-4)
+        assert k.shape[0] == len(ids) - 1

@@ -1,0 +1,168 @@
+"""Which arms are run, how their results add up to an exit code, and what survives an interrupt."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specdebug.harness.outcome import EXIT_CODES, Outcome
+from specdebug.harness.replay import (
+    ArmResult,
+    ArmRun,
+    Choices,
+    Interrupted,
+    Replay,
+    ReplayError,
+    plan,
+    replay,
+)
+from specdebug.harness.scenario_model import Arm, Expectation, Limits, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.targets.pool import WorkerEnd
+from tests.harness.fakes import FakePool
+
+SCENARIO = Scenario(
+    name="sample",
+    workload=(WorkloadGroup("g0", TokenPrompt((1, 2))),),
+    arms={"fixed": Arm("fixed"), "reverted": Arm("reverted", revert=(27338,), mode="assert")},
+    expect={
+        "fixed": Expectation(),
+        "reverted": Expectation("fail", ("guard@draft.kv_indices*",)),
+    },
+    seed=7,
+    limits=Limits(timeout_s=33, memory_mb=512),
+)
+
+
+class FakeLibrary:
+    def packs(self, names: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(SimpleNamespace(name=name) for name in names)
+
+    def toggles(self, numbers: Sequence[int]) -> tuple[Any, ...]:
+        return tuple(SimpleNamespace(pr=number) for number in dict.fromkeys(numbers))
+
+
+def planned(**choices: Any) -> list[ArmRun]:
+    return plan(SCENARIO, Choices(**choices), FakeLibrary())
+
+
+def shape(runs: list[ArmRun]) -> list[tuple[str, tuple[int, ...], bool]]:
+    return [(run.arm, run.reverts, run.expectation is not None) for run in runs]
+
+
+def test_a_plain_replay_runs_every_arm_against_its_expectation() -> None:
+    assert shape(planned()) == [("fixed", (), True), ("reverted", (27338,), True)]
+
+
+def test_reverts_go_on_top_of_the_named_arm_or_the_first() -> None:
+    assert shape(planned(reverts=(1, 2))) == [("fixed", (1, 2), False)]
+    assert shape(planned(arms=("reverted",), reverts=(27338, 2))) == [("reverted", (27338, 2), False)]
+    assert shape(planned(arms=("reverted", "fixed", "reverted"))) == [
+        ("reverted", (27338,), False),
+        ("fixed", (), False),
+    ]
+
+
+def test_an_unknown_arm_is_told_off_with_the_nearest() -> None:
+    with pytest.raises(ReplayError, match="no arm 'fixd'; did you mean 'fixed'"):
+        planned(arms=("fixd",))
+
+
+def test_choices_go_over_the_file() -> None:
+    run = planned(seed=9, mode="record", probes=("graph",), timeout_s=5)[1]
+    assert run.seed == 9
+    assert [pack.name for pack in run.packs] == ["graph"]
+    assert run.scenario.arms["reverted"].mode == "record"
+    assert run.job().timeout_s == 5
+    plain = planned()[1]
+    assert (plain.seed, plain.scenario.arms["reverted"].mode) == (7, "assert")
+    assert [pack.name for pack in plain.packs] == ["default"]
+
+
+def test_a_job_carries_its_parts_sealed() -> None:
+    run = ArmRun("fixed", SCENARIO, "fixed", 7)
+    job = run.job()
+    assert (job.name, job.timeout_s, job.memory_mb) == ("fixed", 33, 512)
+    assert pickle.loads(job.payload["scenario"]) == SCENARIO
+    assert all(isinstance(job.payload[part], bytes) for part in ("scenario", "toggles", "packs"))
+
+
+def result(verdict: Any, signature: str | None, expectation: Expectation | None) -> ArmResult:
+    run = ArmRun("a", SCENARIO, "fixed", 0, expectation=expectation)
+    return ArmResult(run, Outcome(verdict, signature, None, "", None))
+
+
+PASS, FAIL, ANY = Expectation(), Expectation("fail", ("nan@*",)), None
+
+
+@pytest.mark.parametrize(
+    ("results", "code"),
+    [
+        ([("pass", None, PASS)], 0),
+        ([("pass", None, PASS), ("fail", "nan@x", FAIL)], 0),
+        ([("pass", None, PASS), ("fail", "oob@x", FAIL)], 1),
+        ([("pass", None, FAIL)], 1),
+        ([("fail", "nan@x", PASS)], 1),
+        ([("unknown", None, PASS)], 125),
+        ([("unknown", None, PASS), ("pass", None, FAIL)], 1),
+        ([("unknown", None, Expectation("unknown"))], 0),
+        ([("pass", None, ANY)], 0),
+        ([("fail", "nan@x", ANY)], 1),
+        ([("unknown", None, ANY)], 125),
+        ([("pass", None, ANY), ("unknown", None, ANY)], 125),
+        ([("unknown", None, ANY), ("fail", "hang", ANY)], 1),
+    ],
+)
+def test_exit_code_table(results: list[tuple[Any, str | None, Expectation | None]], code: int) -> None:
+    assert Replay(SCENARIO, tuple(result(*parts) for parts in results), 1.0).exit_code == code
+    assert code in EXIT_CODES.values()
+
+
+def good_run(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+    facts: dict[str, Any] = {"rids": ["g0.0"], "cached": {}, "finished": ["g0.0"], "retracted": []}
+    facts |= {"step": 1, "kind": "decode", "emitted": {"g0.0": [4]}, "accept": {"g0.0": 1}, "s": 0.1}
+    events: list[dict[str, Any]] = [
+        {"event": "setup", "probes_enabled": 1, "requests": 1},
+        {"event": "arrive", "rid": "g0.0", "group": "g0", "prompt_tokens": 2},
+        {"event": "step", **facts},
+        {"event": "coverage", "reached": {"x.y": 1}, "hits": {}},
+        {"event": "done", "stages_s": {}, "peak_rss_mb": 1.0},
+    ]
+    return events, WorkerEnd("done", 0, 0.5, 10.0, "")
+
+
+def dying_run(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+    events, _ = good_run(job)
+    return events[:3], WorkerEnd("signal", -9, 0.5, 10.0, "")
+
+
+def mixed_run(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+    return dying_run(job) if job.name == "fixed" else good_run(job)
+
+
+def test_a_dead_arm_is_an_outcome_and_the_others_still_report() -> None:
+    answer = replay(FakePool(mixed_run), SCENARIO, planned())
+    assert [(r.run.arm, r.outcome.verdict, r.outcome.signature) for r in answer.results] == [
+        ("fixed", "fail", "crash:SIGKILL"),
+        ("reverted", "pass", None),
+    ]
+    assert answer.exit_code == 1
+    assert answer.results[0].outcome.requests[0].output_ids == (4,)
+
+
+def test_a_scenario_that_a_worker_finds_at_fault_is_an_error() -> None:
+    def usage(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        return [{"event": "usage", "message": "s.yaml:3:1: too long"}], WorkerEnd("done", 0, 0.1, 1.0, "")
+
+    with pytest.raises(ReplayError, match=r"^s.yaml:3:1: too long$"):
+        replay(FakePool(usage), SCENARIO, planned())
+
+
+def test_an_interrupt_keeps_what_is_known() -> None:
+    with pytest.raises(Interrupted) as stop:
+        replay(FakePool(good_run, interrupt_at="reverted"), SCENARIO, planned())
+    verdicts = [(r.run.arm, r.outcome.verdict) for r in stop.value.answer.results]
+    assert verdicts == [("fixed", "pass"), ("reverted", "unknown")]

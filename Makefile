@@ -1,0 +1,47 @@
+# Everything runs in .venv, set up on first use and again when pyproject.toml changes.
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help:  ## Show this list.
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+demo: $(VENV)/.ready  ## Set up and replay a scenario: the engine hits a cached prefix, fixed and not.
+	$(BIN)/specdebug replay scenarios/cache_hit.yaml
+
+test: $(VENV)/.ready-test  ## Run the tests that need no GPU.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu" tests
+
+lint: $(VENV)/.ready-lint  ## Check style and types.
+	$(BIN)/ruff check specdebug tests tools benchmarks
+	$(BIN)/mypy specdebug
+
+bench: $(VENV)/.ready-test  ## Measure: each benchmark prints its table.
+	@set -e; for file in benchmarks/*.py; do \
+		case $$(basename $$file) in _*) continue;; esac; \
+		echo "== $$file"; $(BIN)/python $$file; done
+
+clean:  ## Remove the environment and every cache.
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install -e .
+	@touch $@
+
+$(VENV)/.ready-test: $(VENV)/.ready
+	$(PIP) install -e '.[test]'
+	@touch $@
+
+$(VENV)/.ready-lint: $(VENV)/.ready-test
+	$(PIP) install -e '.[test,lint]'
+	@touch $@

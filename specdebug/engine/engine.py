@@ -1,7 +1,7 @@
 """The engine: add requests, step, read tokens.
 
-A step is one batch: prompt chunks if any are due, else one decode iteration of everything that runs, plain and
-speculative requests each in a batch of their own.
+A step is one batch: prompt chunks if any are due, else one decode iteration of everything that runs, plain
+and speculative requests each in a batch of their own.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ PLANNERS: dict[str, type[AttentionPlanner]] = {
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did. emitted: new tokens by request. accept_lengths: tokens each verify accepted, bonus included.
-
-    cached: prompt positions served from the prefix cache, for requests admitted in this step.
+    """What one step did. emitted: new tokens by request. accept_lengths: tokens each verify accepted, bonus
+    included. cached: prompt positions served from the prefix cache, for requests admitted in this step.
     """
 
     step: int
@@ -124,8 +123,8 @@ class Engine:
         )
         self._memory = KVMemory(
             make_allocator(config.usable_slots, config.page_size, device),
-            _pool("target", target.config, config, dtype, fill, device),
-            None if draft is None else _pool("draft", draft, config, dtype, fill, device),
+            _pool(target.config, config, dtype, fill, device),
+            None if draft is None else _pool(draft, config, dtype, fill, device),
         )
         self._cache = PrefixCache(config, self._memory, self._req_to_token)
         self._scheduler = Scheduler(config, self._cache)
@@ -174,8 +173,8 @@ class Engine:
             )
         if longest + self.config.row_headroom > self.config.usable_slots:
             raise RequestRejected(
-                f"request {rid!r} needs {longest + self.config.row_headroom} KV slots with its decode reservation, "
-                f"memory.num_slots gives {self.config.usable_slots}"
+                f"request {rid!r} needs {longest + self.config.row_headroom} KV slots with its decode "
+                f"reservation, memory.num_slots gives {self.config.usable_slots}"
             )
         self._serial += 1
         speculative = speculative and self._eagle_worker is not None
@@ -247,7 +246,9 @@ class Engine:
             else:
                 rows = batch.rows_of(speculating)
                 index = torch.tensor(speculating, device=output.next_ids.device)
-                self._eagle_worker.prefill(batch.select(speculating), output.next_ids[index], output.features[rows])
+                self._eagle_worker.prefill(
+                    batch.select(speculating), output.next_ids[index], output.features[rows]
+                )
         report = StepReport(self._step, "prefill", tuple(r.rid for r in batch.requests), cached=first)
         finished: list[str] = []
         next_ids = output.next_ids.tolist()
@@ -318,10 +319,9 @@ class _Shape(Protocol):
 
 
 def _pool(
-    name: str, model: _Shape, config: EngineConfig, dtype: torch.dtype, fill: FillPolicy, device: torch.device
+    model: _Shape, config: EngineConfig, dtype: torch.dtype, fill: FillPolicy, device: torch.device
 ) -> KVPool:
     return KVPool(
-        name=name,
         num_layers=model.num_layers,
         num_slots=config.usable_slots,
         page_size=config.page_size,

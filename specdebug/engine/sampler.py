@@ -1,4 +1,4 @@
-"""Choosing tokens from target logits: argmax, or a draw from temperature, top-k and top-p adjusted probabilities.
+"""Choosing tokens from target logits: argmax, or a draw under temperature, top-k and top-p.
 
 Every request owns a seeded generator, so what it draws does not depend on who shares its batch.
 """

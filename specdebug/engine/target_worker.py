@@ -75,8 +75,7 @@ class TargetWorker:
         lengths = [request.kv_len for request in requests]
         rows = torch.tensor([request.row for request in requests], device=self.device)
         seq_lens = torch.tensor(lengths, device=self.device)
-        last = [request.output_ids[-1] if request.output_ids else request.prompt_ids[-1] for request in requests]
-        input_ids = torch.tensor(last, device=self.device)
+        input_ids = torch.tensor([request.output_ids[-1] for request in requests], device=self.device)
         maybe_detect_oob(input_ids, 0, self.model.config.vocab_size, "target_decode.input_ids")
         loc = self._req_to_token.table[rows, seq_lens].to(torch.int64)
         metadata = self._planner.extend_uniform(rows, seq_lens, 1, self._workspace)

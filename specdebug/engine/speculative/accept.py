@@ -1,7 +1,7 @@
 """Which drafts the target accepts: greedy, or lossless tree speculative sampling.
 
-Both walk the tree from the root: among a node's children take the one the target wants, stop when there is none,
-and emit one more token (the bonus) from the target at the last accepted node.
+Both walk the tree from the root: among a node's children take the one the target wants, stop when there is
+none, and emit one more token (the bonus) from the target at the last accepted node.
 
 Sources: EAGLE (arXiv:2401.15077); tree sampling as in SpecInfer (arXiv:2305.09781), with the target-only coin
 scheme of SGLang's ``tree_speculative_sampling_target_only``.
@@ -21,9 +21,9 @@ from specdebug.engine.speculative.tree import VerifyTree
 
 @dataclass(frozen=True)
 class Acceptance:
-    """predict: int32 [B·T], at an accepted node the token that follows it, 0 elsewhere (every entry is embedded
-    later). accept_index: int32 [B, S+1], flat nodes accepted, root first, -1 after. num_correct_drafts: int32 [B],
-    drafts accepted, so A = num_correct_drafts + 1 tokens are emitted.
+    """predict: int32 [B·T], at an accepted node the token that follows it, 0 elsewhere (every entry is
+    embedded later). accept_index: int32 [B, S+1], flat nodes accepted, root first, -1 after.
+    num_correct_drafts: int32 [B], drafts accepted, so A = num_correct_drafts + 1 tokens are emitted.
     """
 
     predict: Tensor
@@ -34,9 +34,8 @@ class Acceptance:
         """Probe what the next kernels will index with."""
         maybe_detect_oob(self.predict, 0, vocab_size, "accept.predict")
         maybe_detect_oob(self.accept_index, -1, self.predict.numel(), "accept.accept_index")
-        maybe_detect_oob(
-            self.num_correct_drafts, 0, min(tree_size, self.accept_index.shape[1]), "accept.num_correct_drafts"
-        )
+        longest = min(tree_size, self.accept_index.shape[1])
+        maybe_detect_oob(self.num_correct_drafts, 0, longest, "accept.num_correct_drafts")
 
 
 def accept_greedy(tree: VerifyTree, target_ids: Tensor, num_steps: int) -> Acceptance:
@@ -71,11 +70,11 @@ def accept_sampling(
 ) -> Acceptance:
     """Tree speculative sampling; with both thresholds 1.0 the output distribution is exactly the target's.
 
-    At each accepted node one coin serves all children in turn: child c is accepted when the coin falls into the
-    cumulative target mass of the children tried so far. When none is, the bonus is drawn from the target with the
-    rejected children's mass removed.
+    At each accepted node one coin serves all children in turn: child c is accepted when the coin falls into
+    the cumulative target mass of the children tried so far. When none is, the bonus is drawn from the target
+    with the rejected children's mass removed.
 
-    target_probs: float32 [B, T, V], rows sum to 1. coins: float32 [B, S+2] in [0, 1), the last one for the bonus.
+    target_probs: float32 [B, T, V], rows sum to 1. coins: float32 [B, S+2] in [0, 1), the last for the bonus.
     """
     batch, nodes = tree.tokens.shape
     tokens = tree.tokens.tolist()
@@ -117,13 +116,18 @@ def _draw(weights: Tensor, coin: float) -> int:
     """Inverse-CDF draw from unnormalised weights [V]; a token of zero weight is never drawn."""
     cumulative = weights.cumsum(0)
     total = float(cumulative[-1])
-    index = int(torch.searchsorted(cumulative, torch.tensor(coin * total, dtype=cumulative.dtype), right=True))
+    drawn = torch.tensor(coin * total, dtype=cumulative.dtype)
+    index = int(torch.searchsorted(cumulative, drawn, right=True))
     last = weights.nonzero()
     return min(index, int(last[-1]) if last.numel() else weights.numel() - 1)
 
 
 def _pack(
-    paths: Sequence[Sequence[int]], emitted: Sequence[Sequence[int]], nodes: int, num_steps: int, device: torch.device
+    paths: Sequence[Sequence[int]],
+    emitted: Sequence[Sequence[int]],
+    nodes: int,
+    num_steps: int,
+    device: torch.device,
 ) -> Acceptance:
     predict = [0] * (len(paths) * nodes)
     accept_index: list[list[int]] = []

@@ -1,8 +1,9 @@
 """Which reserved slots the draft loop writes.
 
-With topk 1 or page size 1, branch k's step j takes row cell L + k·S + j. With both above 1 a branch must own whole
-pages: branch k takes cells from L - r + k·n·P (r = L mod P, n = ceil((r + S) / P)), its draft slots start at + r,
-and the r prefix positions that share the tail page are duplicated into branches 1..K-1 of the draft pool.
+With topk 1 or page size 1, branch k's step j takes row cell L + k·S + j. With both above 1 a branch must own
+whole pages: branch k takes cells from L - r + k·n·P (r = L mod P, n = ceil((r + S) / P)), its draft slots
+start at + r, and the r prefix positions that share the tail page are duplicated into branches 1..K-1 of the
+draft pool.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from specdebug.engine.kernels.pointer import raw_gather
 
 @dataclass(frozen=True)
 class DraftCacheLocs:
-    """out_cache_loc: int64 [B·K, S]. dup_src, dup_tgt: int64, prefix-tail copies to make in the draft pool."""
+    """out_cache_loc: int64 [B·K, S]. dup_src, dup_tgt: int64, prefix-tail copies due in the draft pool."""
 
     out_cache_loc: Tensor
     dup_src: Tensor | None
@@ -47,7 +48,8 @@ def assign_draft_cache_locs(
     slots = raw_gather(table, start + tail + step, "assign_draft_cache_locs.req_to_token")
     column = torch.arange(page_size, device=device).view(1, 1, -1)
     shared = (column < tail).expand(-1, topk - 1, -1)
-    src = raw_gather(table, (row + lengths - tail + column) * (column < tail), "assign_draft_cache_locs.prefix_tail")
+    tail_cells = (row + lengths - tail + column) * (column < tail)
+    src = raw_gather(table, tail_cells, "assign_draft_cache_locs.prefix_tail")
     tgt = raw_gather(table, (start[:, 1:] + column) * shared, "assign_draft_cache_locs.branch_head")
     return DraftCacheLocs(
         slots.reshape(-1, num_steps).to(torch.int64),

@@ -1,7 +1,7 @@
 """After acceptance: bring what was accepted to the front, in the KV pool and in the draft extend's inputs.
 
-A verify wrote target KV of node i to row cell L + i. Accepted nodes must end up at L, L + 1, ...; everything else
-is over-reserved space that the next step overwrites.
+A verify wrote target KV of node i to row cell L + i. Accepted nodes must end up at L, L + 1, ...; everything
+else is over-reserved space that the next step overwrites.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def get_src_tgt_cache_loc(
 ) -> MovePlan:
     """Where accepted KV lies and where it belongs.
 
-    The buffers cover S + 1 entries per request and only A of them are written, so what the rest holds matters: it is
-    copied all the same. Slot 0 is padding (SGLang PR 26335).
+    The buffers cover S + 1 entries per request and only A of them are written, so what the rest holds
+    matters: it is copied all the same. Slot 0 is padding (SGLang PR 26335).
 
-    out_cache_loc: int64 [B·T], the verify batch's slots, node order; the first A of a request are its targets.
+    out_cache_loc: int64 [B·T], the verify batch's slots in node order; a request's first A are its targets.
     """
     batch, width = acceptance.accept_index.shape
     src_loc = scratch.zeros((batch, width), torch.int64)

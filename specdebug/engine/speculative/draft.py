@@ -1,10 +1,11 @@
-"""The draft loop: S selections and S - 1 draft forwards grow a candidate tree from the last accepted position.
+"""The draft loop: S selections and S - 1 draft forwards grow candidates from the last accepted position.
 
-Selection 0 takes all K roots; selection i keeps the K best of K² continuations. Every candidate ever scored is
-numbered in one list (K roots, then K² per selection); a tree is the best T - 1 of them. A path's score is the
-product of its probabilities and never grows, so a candidate's parent always ranks before it.
+Selection 0 takes all K roots; selection i keeps the K best of K² continuations. Every candidate ever scored
+is numbered in one list (K roots, then K² per selection); a tree is the best T - 1 of them. A path's score is
+the product of its probabilities and never grows, so a candidate's parent always ranks before it.
 
-Sources: EAGLE-2 (arXiv:2406.16858) for the dynamic tree; SGLang ``select_top_k_tokens``, ``organize_draft_results``.
+Sources: EAGLE-2 (arXiv:2406.16858) for the dynamic tree; SGLang ``select_top_k_tokens`` and
+``organize_draft_results``.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from specdebug.engine.model.interface import DraftModel
 class DraftInputs:
     """What the loop starts from.
 
-    topk_p: float32 [B, K], topk_index: int64 [B, K] (draft-vocabulary ids), hidden_states: [B, Hd]: the last draft
-    extend's output at position L - 1. seq_lens, req_pool_indices: int64 [B]. positions: int64 [B·K], L per branch.
-    out_cache_loc: int64 [B·K, S].
+    topk_p: float32 [B, K], topk_index: int64 [B, K] (draft-vocabulary ids), hidden_states: [B, Hd]: the last
+    draft extend's output at position L - 1. seq_lens, req_pool_indices: int64 [B]. positions: int64 [B·K], L
+    per branch. out_cache_loc: int64 [B·K, S].
     """
 
     topk_p: Tensor
@@ -44,7 +45,8 @@ class DraftCandidates:
     """The chosen T - 1 candidates, in candidate order (a parent before its children).
 
     parent_list: int64 [B, K(S-1)+1] ([B, 0] when S = 1): candidate that group g continues, -1 for the root.
-    top_scores_index: int64 [B, T-1] candidate numbers, strictly ascending. draft_tokens: int64 [B, T-1], target ids.
+    top_scores_index: int64 [B, T-1] candidate numbers, strictly ascending. draft_tokens: int64 [B, T-1],
+    target ids.
     """
 
     parent_list: Tensor
@@ -89,7 +91,7 @@ class DraftLoop:
     def _forward(
         self, step: int, tokens: Tensor, hidden: Tensor, inputs: DraftInputs, plan: Metadata
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One draft forward at positions L + step: (probabilities [B·K, K], draft ids [B·K, K], hidden [B·K, Hd])."""
+        """One draft forward at positions L + step: probabilities and draft ids [B·K, K], hidden [B·K, Hd]."""
         positions = inputs.positions + step
         maybe_detect_oob(
             positions.view(-1, self.topk),
@@ -151,7 +153,7 @@ class DraftLoop:
         return self._organize(torch.cat(scores, dim=1), torch.cat(tokens, dim=1), torch.cat(parents, dim=1))
 
     def _organize(self, scores: Tensor, tokens: Tensor, parents: Tensor) -> DraftCandidates:
-        """Best T - 1 candidates. The sort is stable: a child that ties with its parent must not outrank it."""
+        """Best T - 1 candidates. The sort is stable: a child tied with its parent must not outrank it."""
         maybe_detect_nan(scores, "draft.organize.scores")
         order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
         chosen = order[:, : self.tree_size - 1].sort(dim=-1).values

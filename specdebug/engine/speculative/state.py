@@ -26,7 +26,9 @@ class DraftState:
 class DraftStateTable:
     """DraftState for every row of ``req_to_token``."""
 
-    def __init__(self, rows: int, *, topk: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, rows: int, *, topk: int, hidden_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         size = rows + 1
         self._seq_lens = torch.zeros(size, dtype=torch.int64, device=device)
         self._bonus = torch.zeros(size, dtype=torch.int64, device=device)
@@ -37,7 +39,11 @@ class DraftStateTable:
     def gather(self, rows: Tensor) -> DraftState:
         """Copies of the given rows (int64 [B])."""
         return DraftState(
-            self._seq_lens[rows], self._bonus[rows], self._topk_p[rows], self._topk_index[rows], self._hidden[rows]
+            self._seq_lens[rows],
+            self._bonus[rows],
+            self._topk_p[rows],
+            self._topk_index[rows],
+            self._hidden[rows],
         )
 
     def store_lengths(self, rows: Tensor, seq_lens: Tensor, bonus: Tensor) -> None:

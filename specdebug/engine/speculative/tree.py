@@ -19,8 +19,8 @@ from specdebug.engine.speculative.draft import DraftCandidates
 class VerifyTree:
     """tokens, positions: int64 [B, T]. mask: bool [B, T, T], [b, i, j] when j is i or an ancestor of i.
 
-    retrieve_next_token, retrieve_next_sibling: int64 [B, T], first child and next sibling of a node, -1 for none.
-    Siblings are linked best first.
+    retrieve_next_token, retrieve_next_sibling: int64 [B, T], first child and next sibling of a node, -1 for
+    none. Siblings are linked best first.
     """
 
     tokens: Tensor
@@ -89,8 +89,7 @@ class TreeBuilder:
         return reach > 0
 
     def _links(self, parent: Tensor) -> tuple[Tensor, Tensor]:
-        batch, nodes = parent.shape[0], self.tree_size
-        full = torch.cat([parent.new_full((batch, 1), -1), parent], dim=1)
+        full = torch.cat([parent.new_full((parent.shape[0], 1), -1), parent], dim=1)
         is_child = full.unsqueeze(1) == self._node.view(1, -1, 1)
         same = (full.unsqueeze(1) == full.unsqueeze(2)) & self._after
         return self._first(is_child), self._first(same)

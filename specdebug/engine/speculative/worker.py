@@ -176,7 +176,7 @@ class EagleWorker:
         request.unwritten_draft_slots = None
 
     def _tail_tokens(self, batch: PrefillBatch, next_ids: Tensor) -> Tensor:
-        """The token after each chunk: the sampled one, or on a non-final chunk the prompt's own next token."""
+        """The token after each chunk: the sampled one; on a non-final chunk the prompt's own next token."""
         return torch.where(batch.final, next_ids, batch.next_prompt_ids)
 
     def _draft(self, rows: Tensor, state: DraftState, seq_lens_sum: int) -> DraftCandidates:
@@ -205,7 +205,9 @@ class EagleWorker:
         layout = DraftLayout(rows, state.seq_lens, positions, locs.out_cache_loc, seq_lens_sum)
         return self._loop.run(inputs, self._planner.draft_decode(layout, self._workspace))
 
-    def _verify(self, rows: Tensor, seq_lens: Tensor, tree: VerifyTree, out_cache_loc: Tensor) -> VerifyOutputs:
+    def _verify(
+        self, rows: Tensor, seq_lens: Tensor, tree: VerifyTree, out_cache_loc: Tensor
+    ) -> VerifyOutputs:
         input_ids = tree.tokens.reshape(-1)
         maybe_detect_oob(input_ids, 0, self._vocab_size, "verify.input_ids")
         inputs = VerifyInputs(input_ids, tree.positions.reshape(-1), out_cache_loc, tree.mask, rows, seq_lens)
@@ -250,7 +252,9 @@ class EagleWorker:
         plan = get_src_tgt_cache_loc(acceptance, out_cache_loc, self._spec.tree_size, self._scratch)
         self._pools.target.move_kv_cache(plan.tgt_loc, plan.src_loc)
 
-    def _draft_extend(self, rows: Tensor, seq_lens: Tensor, compacted: Compacted, out_cache_loc: Tensor) -> None:
+    def _draft_extend(
+        self, rows: Tensor, seq_lens: Tensor, compacted: Compacted, out_cache_loc: Tensor
+    ) -> None:
         nodes = self._spec.tree_size
         maybe_detect_oob(compacted.predict, 0, self._vocab_size, "draft_extend.input_ids")
         maybe_detect_nan(compacted.features, "draft_extend.features")

@@ -22,8 +22,6 @@ from specdebug.engine.memory.arena import ArenaLayout
 class FlashAttention3Planner(AttentionPlanner):
     """page_table / cache_seqlens (int32), with an expand pass for topk > 1."""
 
-    name = "fa3"
-
     def extend(
         self, req_pool_indices: Tensor, prefix_lens: Tensor, extend_lens: Tensor, workspace: Workspace
     ) -> Metadata:
@@ -50,9 +48,7 @@ class FlashAttention3Planner(AttentionPlanner):
             return self._pages(
                 req_pool_indices, seq_lens + nodes, cu_seqlens, nodes, "verify", workspace, causal=True
             )
-        prefix = self._pages(
-            req_pool_indices, seq_lens, cu_seqlens, nodes, "verify", workspace, causal=False
-        )
+        prefix = self._pages(req_pool_indices, seq_lens, cu_seqlens, nodes, "verify", workspace, causal=False)
         return CascadeMetadata(prefix, self._verify_expand(req_pool_indices, seq_lens, tree_mask, workspace))
 
     def draft_decode(self, batch: DraftLayout, workspace: Workspace) -> list[Metadata]:

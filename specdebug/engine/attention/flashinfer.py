@@ -23,7 +23,6 @@ from specdebug.engine.memory.arena import ArenaLayout
 class FlashInferPlanner(AttentionPlanner):
     """kv_indptr / kv_indices (int32)."""
 
-    name = "flashinfer"
     index_dtype = torch.int32
 
     def extend(

@@ -38,8 +38,6 @@ class DraftLayout:
 class AttentionPlanner(ABC):
     """Builds metadata for one engine configuration. Stateless between calls."""
 
-    name: str
-
     def __init__(self, config: EngineConfig, req_to_token: ReqToToken) -> None:
         self.req_to_token = req_to_token
         self.page_size = config.page_size
@@ -59,13 +57,13 @@ class AttentionPlanner(ABC):
     def extend(
         self, req_pool_indices: Tensor, prefix_lens: Tensor, extend_lens: Tensor, workspace: Workspace
     ) -> Metadata:
-        """Prefill: sequence b has ``extend_lens[b]`` causal queries after ``prefix_lens[b]`` cached positions."""
+        """Prefill: sequence b has ``extend_lens[b]`` causal queries after ``prefix_lens[b]`` positions."""
 
     @abstractmethod
     def extend_uniform(
         self, req_pool_indices: Tensor, seq_lens: Tensor, q_len: int, workspace: Workspace
     ) -> Metadata:
-        """Every sequence has ``q_len`` causal queries at positions L .. L + q_len - 1 (decode, draft extend)."""
+        """``q_len`` causal queries per sequence, at positions L .. L + q_len - 1 (decode, draft extend)."""
 
     @abstractmethod
     def verify(
@@ -75,7 +73,7 @@ class AttentionPlanner(ABC):
 
     @abstractmethod
     def draft_decode(self, batch: DraftLayout, workspace: Workspace) -> list[Metadata]:
-        """Metadata of the S - 1 draft forwards; forward i sees L positions and i + 1 of its branch's slots."""
+        """Metadata of the S - 1 draft forwards: forward i sees L positions and its branch's i + 1 slots."""
 
     @abstractmethod
     def declare_extend(self, layout: ArenaLayout, max_bs: int, q_len: int) -> None:
@@ -97,7 +95,7 @@ def assert_fits(needed: int, capacity: int, site: str, what: str) -> None:
 
 
 def indptr(lengths: Tensor, out: Tensor) -> Tensor:
-    """Exclusive prefix sums of int ``lengths`` [B] into int32 ``out`` (at least B + 1 long); returns [B + 1]."""
+    """0 and the running sums of int ``lengths`` [B], in int32 ``out`` (B + 1 or longer); returns [B + 1]."""
     filled = out[: lengths.numel() + 1]
     filled[0] = 0
     torch.cumsum(lengths, 0, out=filled[1:])

@@ -14,7 +14,6 @@ _MAX_SPLITS = 8
 class TritonPlanner(FlashInferPlanner):
     """kv_indptr / kv_indices (int64) and num_kv_splits (int32) for single-query batches."""
 
-    name = "triton"
     index_dtype = torch.int64
 
     def _splits(self, kv_lens: Tensor, q_len: int) -> Tensor | None:

@@ -13,12 +13,14 @@ from specdebug.engine.memory.fill import FillPolicy
 
 
 class KVPool:
-    """``k[layer]``, ``v[layer]``: [N + P, num_kv_heads, head_dim]. Slots 0..P-1 are padding and start as zeros."""
+    """``k[layer]``, ``v[layer]``: [N + P, num_kv_heads, head_dim].
+
+    Slots 0..P-1 are padding: they start as zeros, and the padded rows of a graph batch write there.
+    """
 
     def __init__(
         self,
         *,
-        name: str,
         num_layers: int,
         num_slots: int,
         page_size: int,
@@ -28,9 +30,7 @@ class KVPool:
         fill: FillPolicy,
         device: torch.device | None = None,
     ) -> None:
-        self.name = name
         self.page_size = page_size
-        self.num_layers = num_layers
         self.size = num_slots + page_size
         self._fill = fill
         shape = (self.size, num_kv_heads, head_dim)
@@ -71,7 +71,9 @@ class KVPool:
         if not self._fill.poisons:
             return
         for buffer in (*self.k, *self.v):
-            content = torch.empty((slots.numel(), *buffer.shape[1:]), dtype=buffer.dtype, device=buffer.device)
+            content = torch.empty(
+                (slots.numel(), *buffer.shape[1:]), dtype=buffer.dtype, device=buffer.device
+            )
             self._fill.paint(content)
             buffer[slots] = content
 

@@ -29,9 +29,10 @@ def raw_block(tensor: Tensor, offset: int, length: int, site: str) -> Tensor:
     """
     flat = flat_storage(tensor)
     start = tensor.storage_offset() + offset
-    if start < 0 or start + length > flat.numel():
+    if start < 0 or length < 0 or start + length > flat.numel():
         raise IllegalAddress(
-            site, f"elements [{offset}, {offset + length}) of a buffer of {tensor.numel()} leave its allocation"
+            site,
+            f"elements [{offset}, {offset + length}) of a buffer of {tensor.numel()} leave its allocation",
         )
     return flat.narrow(0, start, length)
 
@@ -45,7 +46,7 @@ def raw_scatter(tensor: Tensor, offsets: Tensor, values: Tensor, site: str) -> N
     if offsets.numel() == 0:
         return
     flat = flat_storage(tensor)
-    index = offsets.reshape(-1) + tensor.storage_offset()
+    index = offsets.reshape(-1) + int(tensor.storage_offset())
     try:
         flat.scatter_(0, index, values.reshape(-1).to(tensor.dtype))
     except (RuntimeError, IndexError) as error:
@@ -62,7 +63,7 @@ def raw_gather(tensor: Tensor, offsets: Tensor, site: str) -> Tensor:
         IllegalAddress: an offset is not inside the tensor's allocation.
     """
     flat = flat_storage(tensor)
-    index = offsets.reshape(-1) + tensor.storage_offset()
+    index = offsets.reshape(-1) + int(tensor.storage_offset())
     try:
         return flat.gather(0, index).view(offsets.shape)
     except (RuntimeError, IndexError) as error:

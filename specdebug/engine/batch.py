@@ -16,9 +16,9 @@ from specdebug.engine.request import Request
 class PrefillBatch:
     """Prompt chunks, one per request, one after another.
 
-    prefix_lens, extend_lens: int64 [B]. req_pool_indices: int64 [B]. input_ids, positions, out_cache_loc: int64 [Σext].
-    final: bool [B], whether the chunk ends the prompt. next_prompt_ids: int64 [B], the prompt token after the chunk
-    (0 when there is none).
+    prefix_lens, extend_lens, req_pool_indices: int64 [B]. input_ids, positions, out_cache_loc: int64 [Σext].
+    final: bool [B], whether the chunk ends the prompt. next_prompt_ids: int64 [B], the prompt token after the
+    chunk (0 when there is none).
     """
 
     requests: tuple[Request, ...]

@@ -1,7 +1,7 @@
 """Engine configuration: frozen, loud about unknown keys, and free of torch so that tools can check it fast.
 
-Derived quantities (how many slots a decode step may claim, how wide a row table must be) are properties of the
-config that owns the facts they derive from.
+Derived quantities (how many slots a decode step may claim, how wide a row table must be) are properties of
+the config that owns the facts they derive from.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class CudaGraphConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryConfig:
-    """KV slots, and what fresh or released memory holds (a GPU promises nothing; ``zeros`` is the kindest)."""
+    """KV slots, and what fresh or released memory holds: a GPU promises nothing, ``zeros`` is the kindest."""
 
     num_slots: int = 16384
     fill: Literal["zeros", "nan", "garbage"] = "zeros"
@@ -159,8 +159,9 @@ class EngineConfig:
     def alloc_len_per_decode(self) -> int:
         """Slots one decode step may touch beyond the committed length.
 
-        A chain or page_size 1 packs K branches of S draft slots; with both topk and page_size above one every
-        branch owns whole pages, the first sharing the prefix's tail page (SGLang ``get_alloc_len_per_decode``).
+        A chain or page_size 1 packs K branches of S draft slots; with both topk and page_size above one
+        every branch owns whole pages, the first sharing the prefix's tail page (SGLang
+        ``get_alloc_len_per_decode``).
         """
         spec = self.speculative
         if spec is None:
@@ -189,7 +190,9 @@ class EngineConfig:
         if not 8 <= self.context_length <= 2**20:
             raise InvalidOption(f"must be in 8..{2**20}, got {self.context_length}", ("context_length",))
         if not 1 <= self.max_running_requests <= 512:
-            raise InvalidOption(f"must be in 1..512, got {self.max_running_requests}", ("max_running_requests",))
+            raise InvalidOption(
+                f"must be in 1..512, got {self.max_running_requests}", ("max_running_requests",)
+            )
         if self.chunked_prefill_size is not None and self.chunked_prefill_size < 1:
             raise InvalidOption(
                 f"must be at least 1, got {self.chunked_prefill_size}", ("chunked_prefill_size",)

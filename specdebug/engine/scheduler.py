@@ -63,7 +63,7 @@ class Scheduler:
         return chunks
 
     def prefilled(self, request: Request) -> None:
-        """A chunk of ``request`` was computed and ``kv_len`` advanced; it goes on prefilling or starts to run."""
+        """A chunk was computed and ``kv_len`` advanced: the request goes on prefilling, or starts to run."""
         if request.kv_len < len(request.all_ids):
             self.chunked = request
             request.status = Status.PREFILLING

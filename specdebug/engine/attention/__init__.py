@@ -1,1 +1,1 @@
-"""Attention: planners build the metadata a real kernel would get; executors run attention from it, nothing else."""
+"""Attention: planners build the metadata a real kernel would get, executors attend from nothing else."""

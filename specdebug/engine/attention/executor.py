@@ -1,13 +1,14 @@
 """The torch executor: paged attention computed from metadata alone, so wrong metadata gives wrong attention.
 
-Preparing turns metadata into padded slot tables once per forward; every layer then gathers and attends. Padding
-repeats a sequence's own first slot under a mask, because a kernel never loads past a sequence's end: a NaN that
-lies there must not leak, one inside the sequence must.
+Preparing turns metadata into padded slot tables once per forward; every layer then gathers and attends.
+Padding repeats a sequence's own first slot under a mask, because a kernel never loads past a sequence's end:
+a NaN that lies there must not leak, one inside the sequence must.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 @dataclass
 class _Pass:
-    """Uniform sequences: every one has ``q_len`` queries. slots int64 [B, W]; mask additive [B, 1, q_len, W]."""
+    """Sequences of ``q_len`` queries each. slots: int64 [B, W]. mask: additive float32 [B, 1, q_len, W]."""
 
     slots: Tensor
     q_len: int
@@ -119,10 +120,7 @@ class TorchAttention:
         self._uniform: _Pass | None = None
         self._ragged: list[tuple[int, int, _Pass]] = []
         if isinstance(metadata, CascadeMetadata):
-            self._cascade = (
-                _prepare_paged(metadata.prefix),
-                _prepare_paged(metadata.expand),
-            )
+            self._cascade = (_prepare_paged(metadata.prefix), _prepare_paged(metadata.expand))
         elif metadata.q_len is not None:
             self._uniform = _prepare(metadata)
         else:
@@ -137,10 +135,7 @@ class TorchAttention:
             return out.transpose(1, 2).reshape(q.shape[0], -1)
         if self._cascade is not None:
             return self._run_cascade(self._cascade, layer_id, q)
-        outs = []
-        for start, stop, one in self._ragged:
-            part = _attend_sequence(one, q[start:stop], pool, layer_id)
-            outs.append(part)
+        outs = [_attend_sequence(one, q[start:stop], pool, layer_id) for start, stop, one in self._ragged]
         return torch.cat(outs) if len(outs) != 1 else outs[0]
 
     def _run_cascade(self, passes: tuple[_Pass, _Pass], layer_id: int, q: Tensor) -> Tensor:
@@ -270,12 +265,10 @@ def _mask_from_bits(bits: Tensor, indptr: Tensor, lengths: Tensor, q_len: int, w
 
 
 def _prepare_each(metadata: RaggedMetadata | PagedMetadata) -> list[tuple[int, int, _Pass]]:
-    """Sequences of different query counts, one pass each; the prefix is visible to all queries, then causal."""
+    """Sequences of different query counts, one pass each: all queries see the prefix, the rest is causal."""
     prepared = []
-    qo_indptr = (
-        metadata.qo_indptr if isinstance(metadata, RaggedMetadata) else metadata.cu_seqlens_q
-    ).tolist()
-    for b, (start, stop) in enumerate(zip(qo_indptr[:-1], qo_indptr[1:], strict=True)):
+    qo_indptr = metadata.qo_indptr if isinstance(metadata, RaggedMetadata) else metadata.cu_seqlens_q
+    for b, (start, stop) in enumerate(pairwise(qo_indptr.tolist())):
         q_len = stop - start
         if isinstance(metadata, RaggedMetadata):
             kv_start, kv_stop = metadata.kv_indptr[b : b + 2].tolist()
@@ -286,7 +279,12 @@ def _prepare_each(metadata: RaggedMetadata | PagedMetadata) -> list[tuple[int, i
         else:
             length = metadata.cache_seqlens[b : b + 1]
             one = PagedMetadata(
-                metadata.page_table[b : b + 1], length, metadata.cu_seqlens_q, 1, metadata.page_size, causal=False
+                metadata.page_table[b : b + 1],
+                length,
+                metadata.cu_seqlens_q,
+                1,
+                metadata.page_size,
+                causal=False,
             )
             slots = _prepare_paged(one).slots
             width = slots.shape[1]

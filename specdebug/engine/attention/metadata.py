@@ -14,10 +14,11 @@ from torch import Tensor
 class RaggedMetadata:
     """FlashInfer and Triton: sequence ``b`` attends slots ``kv_indices[kv_indptr[b] : kv_indptr[b + 1]]``.
 
-    kv_indptr: int32 [B + 1]. kv_indices: int32 (FlashInfer) or int64 (Triton), 1-D, at least kv_indptr[-1] long.
+    kv_indptr: int32 [B + 1]. kv_indices: int32 (FlashInfer) or int64 (Triton), 1-D, kv_indptr[-1] or longer.
     qo_indptr: int32 [B + 1], rows of q; ``q_len`` is set when all sequences have that many queries.
-    custom_mask: bool, flat; sequence b holds q_len_b × kv_len_b bits starting at ``mask_indptr[b]`` (int64).
-    causal: without a custom mask, query i of n sees the first kv_len - n + i + 1 keys.
+    causal: without a custom mask, query i of n sees the first kv_len - n + i + 1 keys; always so for prefills
+    (``q_len`` None).
+    custom_mask: bool, flat; sequence b holds q_len × kv_len_b bits starting at ``mask_indptr[b]`` (int64).
     num_kv_splits: int32 [B], Triton's split-KV decode: how many partial passes are merged by log-sum-exp.
     """
 
@@ -35,8 +36,8 @@ class RaggedMetadata:
 class PagedMetadata:
     """FlashAttention-3: sequence ``b`` attends the first ``cache_seqlens[b]`` slots of its pages.
 
-    page_table: int32 [B, W] ids of pages of ``page_size`` slots (1: the table holds slots). cache_seqlens: int32 [B].
-    cu_seqlens_q: int32 [B + 1]; ``q_len`` as above.
+    page_table: int32 [B, W] ids of pages of ``page_size`` slots (1: the table holds slots).
+    cache_seqlens: int32 [B]. cu_seqlens_q: int32 [B + 1], rows of q. q_len, causal: as above.
     """
 
     page_table: Tensor
@@ -49,7 +50,7 @@ class PagedMetadata:
 
 @dataclass(frozen=True)
 class CascadeMetadata:
-    """Two passes over disjoint keys merged by log-sum-exp: the shared prefix, then each query's own branch."""
+    """Two passes over disjoint keys merged by log-sum-exp: a shared prefix, then each query's own branch."""
 
     prefix: PagedMetadata
     expand: PagedMetadata

@@ -1,1 +1,1 @@
-"""Graph runners: fixed shapes, static buffers, padded batches. On a CPU the captured callable runs as it is."""
+"""Graph runners: fixed shapes, static buffers, padded batches. On a CPU the callable runs as it is."""

@@ -17,8 +17,8 @@ from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs, Dra
 class DraftGraphRunner:
     """Replays :class:`DraftLoop` at captured batch sizes.
 
-    Padding rows must be coherent with each other: kv_indptr comes from ``positions``, index lists from ``seq_lens``
-    and ``req_pool_indices``; all zero makes a padded branch attend only its own slot 0.
+    Padding rows must be coherent with each other: kv_indptr comes from ``positions``, index lists from
+    ``seq_lens`` and ``req_pool_indices``; all zero makes a padded branch attend only its own slot 0.
     """
 
     def __init__(

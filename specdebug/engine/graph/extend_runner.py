@@ -43,7 +43,7 @@ class ExtendOutputs:
 
 
 class ExtendForward:
-    """The callable: one draft forward over the accepted tokens, read out at each request's last accepted row."""
+    """The callable: one draft forward over accepted tokens, read out at each request's last accepted row."""
 
     def __init__(self, model: DraftModel, pool: KVPool, *, topk: int) -> None:
         self.model = model
@@ -67,7 +67,7 @@ class ExtendForward:
 
 
 class ExtendGraphRunner:
-    """Replays :class:`ExtendForward` at captured batch sizes; a padded row "accepts" all T of its zero tokens."""
+    """Replays :class:`ExtendForward` at captured batch sizes; a padded row accepts all T of its zeros."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """What the three runners share: captured sizes, one arena of static buffers, and the life of a buffer.
 
-A replay copies live rows into static inputs, clears the rows it pads, plans attention into static metadata, runs the
-captured callable and returns views of static outputs. Two rules follow: outputs are valid until the next replay, and
-inputs are only valid during one, because runners of one process may share that memory. Between replays the fill
-policy therefore treats inputs as released.
+A replay copies live rows into static inputs, clears the rows it pads, plans attention into static metadata,
+runs the captured callable and returns views of static outputs. Two rules follow: outputs are valid until the
+next replay, and inputs are only valid during one, because runners of one process may share that memory.
+Between replays the fill policy therefore treats inputs as released.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ class StaticBuffers:
     """One runner's arena: declared inputs, the planner's metadata, then outputs."""
 
     def __init__(
-        self, inputs: Sequence[BufferSpec], metadata: ArenaLayout, outputs: Sequence[BufferSpec], fill: FillPolicy,
+        self,
+        inputs: Sequence[BufferSpec],
+        metadata: ArenaLayout,
+        outputs: Sequence[BufferSpec],
+        fill: FillPolicy,
         device: torch.device,
     ) -> None:
         layout = ArenaLayout(guards=metadata.guards)

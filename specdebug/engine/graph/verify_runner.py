@@ -19,7 +19,8 @@ from specdebug.engine.model.llama import TargetModel
 
 @dataclass(frozen=True)
 class VerifyInputs:
-    """input_ids, positions, out_cache_loc: int64 [B·T]. mask: bool [B, T, T]. req_pool_indices, seq_lens: int64 [B]."""
+    """input_ids, positions, out_cache_loc: int64 [B·T]. mask: bool [B, T, T]. req_pool_indices, seq_lens (L):
+    int64 [B]."""
 
     input_ids: Tensor
     positions: Tensor
@@ -40,7 +41,9 @@ class VerifyOutputs:
 class VerifyForward:
     """The callable: one target forward over a tree batch."""
 
-    def __init__(self, model: TargetModel, pool: KVPool, aux_layers: tuple[int, ...], feature_size: int) -> None:
+    def __init__(
+        self, model: TargetModel, pool: KVPool, aux_layers: tuple[int, ...], feature_size: int
+    ) -> None:
         self.model = model
         self.pool = pool
         self.aux_layers = aux_layers

@@ -11,8 +11,8 @@ from specdebug.engine.kernels.pointer import raw_scatter
 def set_expand_page_table(cache_loc: Tensor, page_size: int, page_table: Tensor) -> None:
     """Write each branch's distinct consecutive pages into its row of ``page_table``.
 
-    cache_loc: int64 [B·K, n] slots in ascending positions. page_table: int32 [at least B·K, width], written by
-    flat offset (row·stride + rank of the page), unchecked: a row with more pages than columns runs into the next.
+    cache_loc: int64 [B·K, n] slots in ascending positions. page_table: int32 [B·K or more, width], written by
+    flat offset (row·stride + rank of the page), unchecked: too many pages for a row run into the next.
     Source: SGLang ``draft_decode_set_expand_metadata``, PR 27360.
 
     Raises:

@@ -33,13 +33,14 @@ def generate_draft_decode_kv_indices(
     kv_indices: Tensor,
     num_forwards: int,
 ) -> None:
-    """Fill row i of ``kv_indices`` for draft forward i: per branch, the prefix and its first i + 1 draft slots.
+    """Fill row i of ``kv_indices`` for draft forward i: per branch, the prefix and i + 1 draft slots.
 
-    Branch (b, k) of row i starts at K·Σ_{a<b}(L_a + i + 1) + k·(L_b + i + 1). Rows are one ``stride(0)`` apart and
-    nothing checks that a row's content fits: what is too long runs on into the next row, as on a device.
+    Branch (b, k) of row i starts at K·Σ_{a<b}(L_a + i + 1) + k·(L_b + i + 1). Rows are one ``stride(0)``
+    apart and nothing checks that a row's content fits: what is too long runs on into the next row, as on a
+    device.
 
     table: int32 [R + 1, width]. req_pool_indices, seq_lens: int64 [B]. out_cache_loc: int64 [B·K, S].
-    kv_indices: int [at least num_forwards, width]; written. Source: SGLang PR 27338 and its kernel of this name.
+    kv_indices: int [num_forwards or more, width]; written. Source: SGLang PR 27338, the kernel of this name.
 
     Raises:
         IllegalAddress: an access leaves its allocation.

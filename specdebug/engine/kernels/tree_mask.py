@@ -12,7 +12,7 @@ def flat_tree_mask(tree_mask: Tensor, seq_lens: Tensor, bits: Tensor) -> Tensor:
     tree_mask: bool [B, T, T]. seq_lens: int64 [B]. bits: bool, 1-D, at least ΣL·T + B·T²; written.
     Returns int64 [B] offsets of each request's first bit.
     """
-    batch, nodes = tree_mask.shape[:2]
+    nodes = tree_mask.shape[1]
     sizes = (seq_lens + nodes) * nodes
     ends = sizes.cumsum(0)
     starts = ends - sizes

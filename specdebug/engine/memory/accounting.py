@@ -13,8 +13,8 @@ from specdebug.engine.request import Request
 def check_pools(cache: PrefixCache, holders: Iterable[Request]) -> list[str]:
     """Violated laws as ``"<law>: <detail>"``; an empty list when all hold.
 
-    ownership: free + cached + held = N and no slot has two owners. liveness: every row cell below the committed
-    length is a real slot. locks: evictable + protected = cached.
+    ownership: free + cached + held = N and no slot has two owners. liveness: every row cell below the
+    committed length is a real slot. locks: evictable + protected = cached.
     """
     problems: list[str] = []
     allocator = cache.memory.allocator
@@ -23,7 +23,11 @@ def check_pools(cache: PrefixCache, holders: Iterable[Request]) -> list[str]:
     free, cached = allocator.free_slots(), cache.radix.all_slots()
     held = [own_slots(request, cache.req_to_token) for request in holders]
     owners = torch.zeros(allocator.num_slots + page, dtype=torch.int64)
-    for label, slots in (("free", free), ("cached", cached), *((r.rid, s) for r, s in zip(holders, held, strict=True))):
+    for label, slots in (
+        ("free", free),
+        ("cached", cached),
+        *((r.rid, s) for r, s in zip(holders, held, strict=True)),
+    ):
         outside = (slots < page) | (slots >= owners.numel())
         if bool(outside.any()):
             problems.append(f"liveness: {label} holds slot {int(slots[outside][0])}, outside the pool")

@@ -1,8 +1,8 @@
 """One allocation for all static buffers of a graph runner, with guard regions between them.
 
 In a CUDA-graph memory pool static buffers lie next to each other, so a kernel that writes past one silently
-damages the next. The arena keeps that layout on every device, and a guard region after each buffer tells which
-buffer was overrun, into whom, and how far.
+damages the next. The arena keeps that layout on every device, and a guard region after each buffer tells
+which buffer was overrun, into whom, and how far.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ _GUARD_BYTE = 0xA5
 
 @dataclass(frozen=True)
 class GuardViolation:
-    """A guard region that no longer holds its pattern.
+    """A guard region that lost its pattern: ``buffer`` was written past its end, towards ``victim``.
 
-    ``overran`` is the byte distance from the end of ``buffer`` to the last damaged guard byte (capped by the
-    guard's size, so a long overrun reads as "at least").
+    Byte distances count from the end of ``buffer``: ``first_byte`` to the first damaged guard byte,
+    ``overran`` to just past the last one (capped by the guard's size, so a long overrun reads as "at least").
+    ``damaged`` counts the bytes that changed.
     """
 
     buffer: str

@@ -45,7 +45,7 @@ class FillPolicy:
 
 
 class Scratch:
-    """Temporaries of one device, as its caching allocator gives them: ``empty`` holds what the policy says."""
+    """Temporaries as a device's caching allocator gives them: ``empty`` holds what the policy says."""
 
     def __init__(self, fill: FillPolicy, device: torch.device) -> None:
         self._fill = fill

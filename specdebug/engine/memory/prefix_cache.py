@@ -14,7 +14,7 @@ from specdebug.engine.request import Request
 
 
 class PrefixCache:
-    """Moves slots between requests' rows and the radix tree. With the cache off it only allocates and frees."""
+    """Moves slots between requests' rows and the radix tree; with the cache off only allocates and frees."""
 
     def __init__(self, config: EngineConfig, memory: KVMemory, req_to_token: ReqToToken) -> None:
         self.memory = memory
@@ -58,7 +58,7 @@ class PrefixCache:
             request.unwritten_draft_slots = match.slots[~match.draft_written]
 
     def publish(self, request: Request) -> None:
-        """Put the committed prompt of a request that goes on into the tree; duplicates give way to the tree's."""
+        """Put what a request that goes on has committed into the tree; duplicates give way to the tree's."""
         if not self.enabled:
             return
         key = RadixKey(request.all_ids[: request.kv_len], self._bigram)
@@ -77,7 +77,7 @@ class PrefixCache:
     def release(self, request: Request, *, keep: bool) -> None:
         """Take a request's row and slots back; with ``keep``, what it computed stays cached for others.
 
-        Only tokens that were really emitted are cached: a verify step may have committed KV beyond a stop token.
+        Only emitted tokens are cached: a verify step may have committed KV beyond a stop token.
         """
         kept = request.protected_len
         if keep and self.enabled:
@@ -97,7 +97,7 @@ class PrefixCache:
         self.memory.free(self.radix.evict(self.radix.evictable_size))
 
     def _insert(self, request: Request, key: RadixKey) -> int:
-        """Offer the row's slots under ``key``; frees duplicates and returns how many positions the tree covers."""
+        """Offer the row's slots under ``key``, free duplicates; returns how many positions it covers."""
         slots = self.req_to_token.slots(request.row, 0, len(key))
         result = self.radix.insert(key, slots, draft_written=request.speculative)
         if self.memory.draft is not None and result.heal_src.numel():

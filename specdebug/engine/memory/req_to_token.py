@@ -69,7 +69,11 @@ class ReqToToken:
             size = self._guard.element_size()
             found.append(
                 GuardViolation(
-                    "req_to_token.row", victim, int(bad[0]) * size, (int(bad[-1]) + 1) * size, int(bad.numel()) * size
+                    "req_to_token.row",
+                    victim,
+                    int(bad[0]) * size,
+                    (int(bad[-1]) + 1) * size,
+                    int(bad.numel()) * size,
                 )
             )
         self._guard.fill_(_GUARD_CELL)

@@ -1,0 +1,232 @@
+"""Apply patches and take them back.
+
+All edits of all patches are placed, checked for overlaps and compiled before anything changes, and what
+changes is undone if the last step fails. Per module there is one record of the original text and the
+edits now active; every apply and restore rewrites the module from those, so patches nest and may be
+restored in any order.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from types import CodeType, FunctionType, ModuleType, TracebackType
+from typing import Literal, TypeAlias
+
+from specdebug.patching.errors import PatchError
+from specdebug.patching.hits import hits_of, new_counter
+from specdebug.patching.hook import PatchFinder
+from specdebug.patching.kernels import Kernels, KernelText
+from specdebug.patching.live import Exchange, LiveFunctions, undo
+from specdebug.patching.match import Placed, check_overlaps, place
+from specdebug.patching.rewrite import Rewritten, rewrite
+from specdebug.patching.source import ModuleSource, find_source
+from specdebug.patching.spec import Patch
+
+Mode: TypeAlias = Literal["import", "inprocess"]
+
+_lock = threading.RLock()
+_modules: dict[str, _Module] = {}
+
+
+class Applied:
+    """Patches in force. Use as a context manager, or call ``restore`` when done."""
+
+    def __init__(self, patches: Sequence[Patch], placed: dict[str, list[Placed]]) -> None:
+        self.patches = tuple(patches)
+        self._placed = placed
+        self._active = True
+
+    def hits(self) -> dict[str, int]:
+        """How often each edit ran, by ``Edit.id``; a Triton kernel's edits count its launches.
+
+        Under ``torch.compile`` a trace counts once. Goes on answering after ``restore``.
+        """
+        return {one.edit.id: hits_of(one.index) for placed in self._placed.values() for one in placed}
+
+    def restore(self) -> None:
+        """Take the patches back; a second call does nothing.
+
+        Functions get the very code objects they had. A module that was imported with its module level or
+        a class body patched cannot be undone in place: it is dropped from ``sys.modules``, so that the
+        next import finds the original.
+        """
+        with _lock:
+            if not self._active:
+                return
+            self._active = False
+            for name, placed in self._placed.items():
+                _modules[name].deactivate(placed)
+            _sync_finder()
+
+    def __enter__(self) -> Applied:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.restore()
+
+
+def apply(patches: Iterable[Patch], mode: Mode = "inprocess") -> Applied:
+    """Put patches in force at once.
+
+    Args:
+        mode: ``import`` compiles modules patched when they are imported, and refuses one that already is;
+            everything in them can be edited. ``inprocess`` exchanges the code of functions of modules
+            that are imported already; what ran at their import (module level, class bodies, defaults,
+            decorators) can no longer be edited.
+
+    Raises:
+        PatchError: an edit does not fit, two overlap, or the result would not run. Nothing was changed.
+    """
+    patches = tuple(patches)
+    with _lock:
+        modules: dict[str, _Module] = {}
+        placed: dict[str, list[Placed]] = {}
+        for patch in patches:
+            module = modules.get(patch.module) or _Module.of(patch)
+            modules[patch.module] = module
+            module.check_mode(patch, mode)
+            here = placed.setdefault(patch.module, [])
+            here.extend(place(module.source, patch, edit, new_counter()) for edit in patch.edits)
+        plans = [(module, module.plan(placed[name])) for name, module in modules.items()]
+        done: list[_Module] = []
+        try:
+            for module, exchange in plans:
+                module.activate(exchange)
+                done.append(module)
+        except BaseException:
+            for module in reversed(done):
+                module.deactivate(placed[module.source.name])
+            raise
+        _modules.update(modules)
+        _sync_finder()
+        return Applied(patches, placed)
+
+
+class _Module:
+    """One patched module: its original, the version in force, and whether it has been imported."""
+
+    def __init__(self, source: ModuleSource) -> None:
+        self.source = source
+        self.base = rewrite(source, ())
+        self.current = self.base
+        self.functions = LiveFunctions(self.base)
+        self.kernels = Kernels()
+
+    @classmethod
+    def of(cls, patch: Patch) -> _Module:
+        """The record of a patch's module, the existing one if it still describes the module."""
+        known = _modules.get(patch.module)
+        if known is not None and known.current.placed:
+            return known
+        source = find_source(patch.module, patch.where)
+        return known if known is not None and known.source == source else cls(source)
+
+    @property
+    def path(self) -> str:
+        return self.source.path
+
+    @property
+    def imported(self) -> bool:
+        return self.source.name in sys.modules
+
+    def check_mode(self, patch: Patch, mode: Mode) -> None:
+        if mode == "import" and self.imported:
+            message = f"{patch.owner}: {patch.module} is imported already; patch it before, or in process"
+            raise PatchError(message, patch.where)
+        if mode == "inprocess" and not self.imported:
+            message = f"{patch.owner}: {patch.module} is not imported yet; import it, or patch by import hook"
+            raise PatchError(message, patch.where)
+
+    def plan(self, placed: Sequence[Placed]) -> Exchange:
+        """Check everything about adding some edits to those in force."""
+        together = [*self.current.placed, *placed]
+        check_overlaps(self.source, together)
+        target = rewrite(self.source, together)
+        return self.functions.plan(self.current, target) if self.imported else Exchange(target, [])
+
+    def activate(self, exchange: Exchange) -> None:
+        """Carry out a plan, wholly or not at all."""
+        before = self.current
+        done: list[tuple[FunctionType, CodeType]] = []
+        try:
+            if self.imported:
+                done = self.functions.commit(exchange)
+            self.current = exchange.target
+            self.kernels.sync(self._kernel_text)
+        except BaseException:
+            self.current = before
+            undo(done)
+            self.kernels.sync(self._kernel_text)
+            raise
+
+    def deactivate(self, placed: Sequence[Placed]) -> None:
+        """Take edits out of force."""
+        rest = [one for one in self.current.placed if one not in placed]
+        target = rewrite(self.source, rest) if rest else self.base
+        try:
+            exchange = self.functions.plan(self.current, target, restoring=True)
+        except PatchError:
+            self.current = target
+            self._drop()
+        else:
+            self.functions.commit(exchange)
+            self.current = exchange.target
+        self.kernels.sync(self._kernel_text)
+
+    def run(self, module: ModuleType) -> None:
+        """Execute the patched code as a freshly made module (called by the import hook)."""
+        with _lock:
+            self.functions.learn(self.current)
+            code = self.current.code
+        exec(code, module.__dict__)
+        with _lock:
+            self.kernels.sync(self._kernel_text)
+
+    def _drop(self) -> None:
+        parent, _, name = self.source.name.rpartition(".")
+        module = sys.modules.pop(self.source.name, None)
+        if (
+            module is not None
+            and parent in sys.modules
+            and getattr(sys.modules[parent], name, None) is module
+        ):
+            delattr(sys.modules[parent], name)
+
+    def _kernel_text(self, function: FunctionType) -> KernelText | None:
+        """The patched text of a function of this module, None if no edit touches it."""
+        return kernel_text(self.current, self.base, function) if self.current.placed else None
+
+
+def kernel_text(current: Rewritten, base: Rewritten, function: FunctionType) -> KernelText | None:
+    """The lines of ``function`` in the version in force, None if it is of another module or unedited."""
+    code = function.__code__
+    key = (code.co_qualname, code.co_firstlineno)
+    if code.co_filename != base.source.path or key not in base.spans or key not in current.spans:
+        return None
+    first, last = base.spans[key]
+    counters = tuple(one.index for one in current.placed if first <= one.start and one.stop <= last)
+    if not counters:
+        return None
+    start, stop = current.spans[key]
+    return KernelText(current.lines[start - 1 : stop], code.co_firstlineno, counters)
+
+
+def _pending(name: str) -> _Module | None:
+    module = _modules.get(name)
+    return module if module is not None and module.current.placed else None
+
+
+_finder = PatchFinder(_pending)
+
+
+def _sync_finder() -> None:
+    """Hang the import hook in front of the others while any patch is in force, and take it away after."""
+    wanted = any(module.current.placed for module in _modules.values())
+    if wanted and _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    elif not wanted and _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)

@@ -1,0 +1,84 @@
+"""Import hook: a module with pending patches is compiled from its patched text when it is first imported.
+
+Whatever an edit changes, this works, because the module has not run yet. The module keeps its own loader for
+everything but executing: its file, resources and original source text stay what they were.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Protocol
+
+from specdebug.patching.errors import PatchError
+
+
+class Pending(Protocol):
+    """A module waiting to be imported patched."""
+
+    @property
+    def path(self) -> str:
+        """File that the patches were matched against."""
+        ...
+
+    def run(self, module: ModuleType) -> None:
+        """Execute the patched code as the module."""
+        ...
+
+
+class PatchFinder(importlib.abc.MetaPathFinder):
+    """Finds nothing by itself: asks the others and wraps the loader of a module that is to be patched.
+
+    Args:
+        pending: the module of a name, if it is to be patched.
+    """
+
+    is_specdebug_hook = True
+
+    def __init__(self, pending: Callable[[str], Pending | None]) -> None:
+        self._pending = pending
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Spec of a pending module with its loader wrapped, None for any other.
+
+        Raises:
+            PatchError: the import found another file than the patches were matched against.
+        """
+        module = self._pending(fullname)
+        if module is None:
+            return None
+        for finder in sys.meta_path:
+            find_spec = getattr(finder, "find_spec", None)
+            if find_spec is None or getattr(finder, "is_specdebug_hook", False):
+                continue
+            spec: ModuleSpec | None = find_spec(fullname, path, target)
+            if spec is None:
+                continue
+            if spec.origin != module.path:
+                raise PatchError(
+                    f"{fullname} was to be patched in {module.path} but imports from {spec.origin}"
+                )
+            spec.loader = _PatchingLoader(spec.loader, module)
+            return spec
+        return None
+
+
+class _PatchingLoader(importlib.abc.Loader):
+    def __init__(self, inner: Any, pending: Pending) -> None:
+        self._inner = inner
+        self._pending = pending
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._inner.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._pending.run(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)

@@ -1,0 +1,234 @@
+"""Exchange the code of functions that already exist, wherever a program keeps them.
+
+A function object is found through the garbage collector, so it makes no difference whether a module, a
+class, a decorator's closure, a ``functools.wraps`` chain or ``torch.compile`` holds it: setting
+``__code__`` changes it for all of them. Frames and generators that are already running keep the code they
+started with.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from specdebug.patching.codes import CodeTree, FunctionKey
+from specdebug.patching.errors import PatchError
+from specdebug.patching.rewrite import Rewritten, rewrite
+
+_LruCache: type[Any] = type(functools.lru_cache(lambda: None))
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What to do to get from one state of a module to another: which function gets which code."""
+
+    target: Rewritten
+    swaps: list[tuple[FunctionType, CodeType]]
+
+
+class LiveFunctions:
+    """The live functions of one module, whose original text is ``base``."""
+
+    def __init__(self, base: Rewritten) -> None:
+        self.base = base
+        self._keys: dict[CodeType, FunctionKey] = {}
+        self._originals: WeakKeyDictionary[FunctionType, CodeType] = WeakKeyDictionary()
+        self._canonical: dict[FunctionKey, CodeType] = {}
+        self.learn(base)
+
+    def learn(self, version: Rewritten) -> None:
+        """Recognise functions that run the code of this version of the module."""
+        for key, code in self._aligned(version).items():
+            self._keys.setdefault(code, key)
+
+    def plan(self, current: Rewritten, target: Rewritten, *, restoring: bool = False) -> Exchange:
+        """Work out how to turn the functions of ``current`` into those of ``target``; changes nothing.
+
+        Args:
+            restoring: put back what can be put back. A closure made while the patch was on, lacking a
+            variable
+                that the original needs, is then left as it is; otherwise any misfit is an error.
+
+        Raises:
+            PatchError: an edit touches code that ran at import, needs a variable that live closures do not
+                hold, or reaches no live function; or the file is not what was imported.
+        """
+        before, after = self._aligned(current), self._aligned(target)
+        changed = {key for key in self.base.functions.functions if before.get(key) != after.get(key)}
+        live = _functions_of(self.base.source.path)
+        if not restoring:
+            self._refuse_stale(live, changed, target)
+        live = [function for function in live if function.__code__ in self._keys]
+        target = self._keep_closures(live, target, restoring)
+        if not current.functions.same_import(target.functions):
+            raise self._import_time(target)
+        if not restoring:
+            self._refuse_unreachable(live, changed, target)
+        after = self._aligned(target)
+        swaps = []
+        for function in live:
+            code = self._fitting(function, after, target, restoring)
+            if code is not None and code is not function.__code__:
+                swaps.append((function, code))
+        return Exchange(target, swaps)
+
+    def commit(self, exchange: Exchange) -> list[tuple[FunctionType, CodeType]]:
+        """Carry out a plan, wholly or not at all; returns what ``undo`` needs to take it back.
+
+        Raises:
+            PatchError: the interpreter refused; everything is as it was before.
+        """
+        self.learn(exchange.target)
+        done: list[tuple[FunctionType, CodeType]] = []
+        try:
+            for function, code in exchange.swaps:
+                old = function.__code__
+                self._remember(function, old)
+                self._keys.setdefault(code, self._keys[old])
+                function.__code__ = code
+                done.append((function, old))
+        except (ValueError, TypeError) as error:
+            undo(done)
+            raise PatchError(f"{self.base.source.name}: {error}") from None
+        forget_results([function for function, _ in done])
+        return done
+
+    def _aligned(self, version: Rewritten) -> dict[FunctionKey, CodeType]:
+        return version.functions.aligned(self.base.functions)
+
+    def _refuse_stale(
+        self, live: Sequence[FunctionType], changed: set[FunctionKey], target: Rewritten
+    ) -> None:
+        for function in live:
+            code = function.__code__
+            key = FunctionKey(code.co_qualname, code.co_firstlineno)
+            if code not in self._keys and key in changed:
+                message = (
+                    f"{key.qualname} does not run what {self.base.source.path}:{key.line} says; was the file"
+                )
+                raise self._blame(target, key, f"{message} or the function changed after the import?")
+
+    def _refuse_unreachable(
+        self, live: Sequence[FunctionType], changed: set[FunctionKey], target: Rewritten
+    ) -> None:
+        reached = {self._keys[function.__code__] for function in live}
+        for key in self.base.functions.outermost:
+            if key in changed and key not in reached:
+                message = f"no live function runs {key.qualname} as {self.base.source.path}:{key.line} has it"
+                raise self._blame(target, key, f"{message}, so nothing would change")
+
+    def _keep_closures(self, live: Sequence[FunctionType], target: Rewritten, restoring: bool) -> Rewritten:
+        """``target`` with every variable kept that the closures of live functions hold."""
+        after = self._aligned(target)
+        kept: dict[FunctionKey, Sequence[str]] = {}
+        for function in live:
+            key = self._keys[function.__code__]
+            code, held = after.get(key), function.__code__.co_freevars
+            if code is None or code.co_freevars == held or code == self.base.functions.functions[key]:
+                continue
+            missing = sorted(set(code.co_freevars) - set(held))
+            if not missing:
+                kept[FunctionKey(code.co_qualname, code.co_firstlineno)] = held
+            elif not restoring:
+                message = f"{key.qualname} would need '{missing[0]}' of an enclosing scope"
+                message += ", which a live closure lacks; patch before the module is imported"
+                raise self._blame(target, key, message)
+        return rewrite(target.source, target.placed, kept) if kept else target
+
+    def _fitting(
+        self,
+        function: FunctionType,
+        after: Mapping[FunctionKey, CodeType],
+        target: Rewritten,
+        restoring: bool,
+    ) -> CodeType | None:
+        """The code of ``target`` in a form that fits the function's closure; None to leave it alone."""
+        now = function.__code__
+        key = self._keys[now]
+        code = after.get(key)
+        if code is None:
+            return None
+        if code == self.base.functions.functions[key]:
+            if code == now:
+                return None
+            code = self._originals.get(function) or self._canonical.get(key, code)
+        if code.co_freevars == now.co_freevars:
+            return code
+        held = {FunctionKey(code.co_qualname, code.co_firstlineno): now.co_freevars}
+        padded = self._aligned(rewrite(target.source, target.placed, held)).get(key)
+        if padded is not None and padded.co_freevars == now.co_freevars:
+            return padded
+        if restoring:
+            return None
+        raise self._blame(target, key, f"{key.qualname} would hold other variables of its enclosing scope")
+
+    def _remember(self, function: FunctionType, code: CodeType) -> None:
+        """Keep the very code object a function had before it was first patched, and those inside it."""
+        key = self._keys[code]
+        if function in self._originals or code != self.base.functions.functions[key]:
+            return
+        self._originals[function] = code
+        for inner in CodeTree(code).functions.values():
+            if inner in self._keys:
+                self._canonical.setdefault(self._keys[inner], inner)
+
+    def _blame(self, target: Rewritten, key: FunctionKey, message: str) -> PatchError:
+        """The error of the first edit inside a function."""
+        first, last = self.base.spans.get((key.qualname, key.line), (key.line, key.line))
+        placed = next((one for one in target.placed if first <= one.start <= last), None)
+        if placed is None:
+            return PatchError(f"{target.source.name}: {message}")
+        return PatchError(f"{placed.name}: {message}", placed.edit.match_at)
+
+    def _import_time(self, target: Rewritten) -> PatchError:
+        """The error of an edit that changes what ran when the module was imported."""
+        what = f"code that ran when {target.source.name} was imported"
+        what += " (module level, class body, default, decorator)"
+        for one in target.placed:
+            if not rewrite(target.source, [one]).functions.same_import(self.base.functions):
+                message = f"{one.name} changes {what}; patch before the module is imported"
+                return PatchError(message, one.edit.match_at)
+        return PatchError(f"the edits together change {what}")
+
+
+def undo(done: Sequence[tuple[FunctionType, CodeType]]) -> None:
+    """Give functions back the codes they had."""
+    for function, code in done:
+        function.__code__ = code
+    forget_results([function for function, _ in done])
+
+
+def forget_results(functions: Sequence[FunctionType]) -> None:
+    """Drop what was computed from the functions' old code: ``lru_cache`` entries and compiled graphs."""
+    if not functions:
+        return
+    identities = {id(function) for function in functions}
+    for thing in gc_objects():
+        if issubclass(type(thing), _LruCache) and id(getattr(thing, "__wrapped__", None)) in identities:
+            thing.cache_clear()
+    # A graph that inlined a method may hold no guard on that method's code, so every graph goes.
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
+
+
+def gc_objects() -> list[Any]:
+    """Every container object, also those that ``gc.freeze()`` set aside, as fork servers do."""
+    frozen = gc.get_freeze_count() > 0
+    if frozen:
+        gc.unfreeze()
+    try:
+        return gc.get_objects()
+    finally:
+        if frozen:
+            gc.freeze()
+
+
+def _functions_of(path: str) -> list[FunctionType]:
+    functions = (thing for thing in gc_objects() if type(thing) is FunctionType)
+    return [function for function in functions if function.__code__.co_filename == path]

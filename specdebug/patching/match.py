@@ -1,0 +1,177 @@
+"""Place an edit: find the one run of lines inside its target that says what the edit expects."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from dataclasses import dataclass
+from itertools import pairwise
+
+from specdebug.errors import did_you_mean
+from specdebug.patching.errors import PatchError
+from specdebug.patching.source import ModuleSource, first_line
+from specdebug.patching.spec import Edit, Patch
+from specdebug.yamlio import one_line
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An edit that fits: lines ``start..stop`` (from 1, inclusive) of the module become ``lines``.
+
+    Attributes:
+        index: number of its hit counter.
+        offset: blank lines dropped at the top of the replacement's text, so that a line of ``lines`` can be
+            traced back to the toggle file.
+    """
+
+    patch: Patch
+    edit: Edit
+    start: int
+    stop: int
+    lines: tuple[str, ...]
+    offset: int
+    index: int
+
+    @property
+    def name(self) -> str:
+        """The edit as errors name it."""
+        number = self.patch.edits.index(self.edit) + 1
+        return f"{self.patch.owner}, edit {number} of {len(self.patch.edits)} in {self.patch.target}"
+
+
+def place(source: ModuleSource, patch: Patch, edit: Edit, index: int) -> Placed:
+    """Match one edit against its module's original text.
+
+    Raises:
+        PatchError: the target does not exist, or the text matches no place or several.
+    """
+    qualname = patch.qualname.replace("<locals>.", "")
+    spans = source.spans.get(qualname)
+    if spans is None:
+        hint = did_you_mean(qualname, filter(None, source.spans))
+        raise PatchError(f"{patch.owner}: {source.path} has no '{patch.qualname}'{hint}", patch.where)
+    wanted, _ = _trim(_split(edit.match))
+    wanted, _ = dedent(wanted)
+    if not wanted:
+        raise PatchError(f"{patch.owner}: the text to match is empty", edit.match_at)
+    found = _find(source, spans, wanted)
+    if len(found) != 1:
+        raise PatchError(_misfit(source, patch, edit, spans, wanted, found), edit.match_at)
+    start, stop = found[0], found[0] + len(wanted) - 1
+    _, indent = dedent(source.lines[start - 1 : stop])
+    replacement, offset = _trim(_split(edit.replacement))
+    replacement, _ = dedent(replacement)
+    if replacement == wanted:
+        raise PatchError(f"{patch.owner}: the replacement equals the match", edit.replacement_at)
+    lines = [indent + line if line else "" for line in replacement]
+    if not any(is_code(line) for line in lines) and _whole_statements(source, start, stop):
+        lines.append(indent + "pass")
+    return Placed(patch, edit, start, stop, tuple(lines), offset, index)
+
+
+def check_overlaps(source: ModuleSource, placed: list[Placed]) -> None:
+    """Refuse two edits that claim a line between them.
+
+    Raises:
+        PatchError: they do; it names both.
+    """
+    ordered = sorted(placed, key=lambda one: (one.start, one.index))
+    for first, second in pairwise(ordered):
+        if second.start <= first.stop:
+            late, early = (first, second) if first.index > second.index else (second, first)
+            if late.edit == early.edit and late.patch == early.patch:
+                raise PatchError(f"{late.patch.owner} is already applied", late.edit.match_at)
+            lines = f"{source.path}:{max(first.start, second.start)}"
+            message = f"{late.name} changes the same lines as {early.name} ({lines}); choose one of them"
+            raise PatchError(message, late.edit.match_at)
+
+
+def dedent(lines: list[str]) -> tuple[list[str], str]:
+    """Lines without common indentation and trailing blanks, and that indentation. Blank lines have none."""
+    stripped = [line.rstrip() for line in lines]
+    indents = [line[: len(line) - len(line.lstrip())] for line in stripped if line]
+    common = min(indents, key=len, default="")
+    while not all(indent.startswith(common) for indent in indents):
+        common = common[:-1]
+    return [line[len(common) :] for line in stripped], common
+
+
+def _split(text: str) -> list[str]:
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def _trim(lines: list[str]) -> tuple[list[str], int]:
+    """Lines without the blank ones at both ends, and how many were dropped at the top."""
+    full = [number for number, line in enumerate(lines) if line.strip()]
+    return (lines[full[0] : full[-1] + 1], full[0]) if full else ([], 0)
+
+
+def is_code(line: str) -> bool:
+    """Whether a line says anything but a comment."""
+    return bool(line.strip()) and not line.lstrip().startswith("#")
+
+
+def _find(source: ModuleSource, spans: list[tuple[int, int]], wanted: list[str]) -> list[int]:
+    """First lines of every place inside the spans that reads as ``wanted``."""
+    found: set[int] = set()
+    head = wanted[0].strip()
+    for first, last in spans:
+        for start in range(first, last - len(wanted) + 2):
+            if source.lines[start - 1].strip() == head:
+                window, _ = dedent(source.lines[start - 1 : start - 1 + len(wanted)])
+                if window == wanted:
+                    found.add(start)
+    return sorted(found)
+
+
+def _misfit(
+    source: ModuleSource,
+    patch: Patch,
+    edit: Edit,
+    spans: list[tuple[int, int]],
+    wanted: list[str],
+    found: list[int],
+) -> str:
+    number = patch.edits.index(edit) + 1
+    text = f"{patch.owner}: edit {number} of {len(patch.edits)} matches {len(found)} places in {patch.target}"
+    if found:
+        places = ", ".join(str(line) for line in found[:8])
+        first = one_line(source.lines[found[0] - 1], 80)
+        return f"{text}: lines {places} of {source.path}, `{first}`; add a line of context"
+    nearest = _nearest(source, spans, wanted)
+    if nearest is None:
+        return text
+    return f"{text}; nearest is {source.path}:{nearest}: `{one_line(source.lines[nearest - 1], 80)}`"
+
+
+def _nearest(source: ModuleSource, spans: list[tuple[int, int]], wanted: list[str]) -> int | None:
+    """Where the text would most likely have stood: most equal lines, then the most alike first line."""
+    best: tuple[float, int] | None = None
+    goal = {line.strip() for line in wanted if line.strip()}
+    head = next(line.strip() for line in wanted if line.strip())
+    for first, last in spans:
+        stripped = [source.lines[number - 1].strip() for number in range(first, last + 1)]
+        for at, line in enumerate(stripped):
+            if not line:
+                continue
+            equal = sum(below in goal for below in stripped[at : at + len(wanted)] if below)
+            alike = difflib.SequenceMatcher(None, head[:200], line[:200]).ratio()
+            if best is None or equal + alike > best[0]:
+                best = (equal + alike, first + at)
+    return best[1] if best else None
+
+
+def _whole_statements(source: ModuleSource, start: int, stop: int) -> bool:
+    """Whether the code in these lines is one or more complete statements of one body."""
+    code = [number for number in range(start, stop + 1) if is_code(source.lines[number - 1])]
+    if not code:
+        return False
+    for node in ast.walk(source.tree):
+        for field in ("body", "orelse", "finalbody"):
+            body = getattr(node, field, None)
+            if not isinstance(body, list):
+                continue
+            inside = [one for one in body if first_line(one) >= code[0] and (one.end_lineno or 0) <= code[-1]]
+            if inside and first_line(inside[0]) == code[0] and inside[-1].end_lineno == code[-1]:
+                return True
+    return False

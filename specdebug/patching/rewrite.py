@@ -1,0 +1,199 @@
+"""Apply placed edits to a module's text and compile it, every unmodified line keeping its original number.
+
+Lines that an edit put in are numbered inside the range it replaced, so a traceback always points at the
+edit's place in the file on disk. They carry no columns: the file shows other text there, and marks under it
+would mislead.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import CodeType
+from typing import Any
+
+from specdebug.errors import Where
+from specdebug.patching.codes import CodeTree, FunctionKey
+from specdebug.patching.errors import PatchError
+from specdebug.patching.match import Placed, is_code
+from specdebug.patching.sites import enclosing_start, insert_counter, without_columns
+from specdebug.patching.source import ModuleSource, first_line, walk_scopes
+from specdebug.yamlio import one_line
+
+# Everything the parser and compiler raise for text that is not a program, however odd.
+_COMPILE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A module with some edits applied.
+
+    Attributes:
+        code: the compiled module.
+        spans: each function's first and last line in ``lines``, by qualified name and original first line.
+    """
+
+    source: ModuleSource
+    placed: tuple[Placed, ...]
+    lines: list[str]
+    code: CodeType
+    spans: Mapping[tuple[str, int], tuple[int, int]]
+
+    @cached_property
+    def functions(self) -> CodeTree:
+        """The functions of ``code``."""
+        return CodeTree(self.code)
+
+
+@dataclass(frozen=True)
+class _Text:
+    """Patched text.
+
+    ``origin[n]`` is line ``n``'s original number (``n`` from 1), ``owner[n]`` the edit it came from and its
+    number there (from 0), None for an unmodified line.
+    """
+
+    lines: list[str]
+    origin: list[int]
+    owner: list[tuple[Placed, int] | None]
+
+
+def rewrite(
+    source: ModuleSource,
+    placed: Sequence[Placed],
+    kept_free: Mapping[FunctionKey, Sequence[str]] | None = None,
+) -> Rewritten:
+    """Build the module with ``placed`` (not overlapping) applied; with none of them, the original.
+
+    Args:
+        kept_free: names that functions must go on holding as free variables, used or not: a live function's
+            closure cannot shrink.
+
+    Raises:
+        PatchError: the result is not valid Python; the message names the edit at fault.
+    """
+    placed = sorted(placed, key=lambda one: one.start)
+    text = _assemble(source, placed)
+    # Compiling text that is someone else's must not print someone else's SyntaxWarnings a second time.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            tree = ast.parse("\n".join(text.lines), source.path)
+        except _COMPILE_ERRORS as error:
+            raise _broken(source, placed, text, error, remapped=False) from None
+        for one in placed:
+            line = _site(source, text, one)
+            if line is not None:
+                insert_counter(tree, line, one.index)
+        spans = _renumber(tree, text)
+        if kept_free:
+            _keep_free(tree, kept_free)
+        try:
+            code = compile(tree, source.path, "exec", dont_inherit=True)
+        except _COMPILE_ERRORS as error:
+            raise _broken(source, placed, text, error, remapped=True) from None
+    return Rewritten(source, tuple(placed), text.lines, code, spans)
+
+
+def _assemble(source: ModuleSource, placed: Sequence[Placed]) -> _Text:
+    text = _Text([], [0], [None])
+    at = 1
+    for one in placed:
+        text.lines.extend(source.lines[at - 1 : one.start - 1])
+        text.origin.extend(range(at, one.start))
+        text.owner.extend([None] * (one.start - at))
+        for number, line in enumerate(one.lines):
+            text.lines.append(line)
+            text.origin.append(min(one.start + number, one.stop))
+            text.owner.append((one, number))
+        at = one.stop + 1
+    text.lines.extend(source.lines[at - 1 :])
+    text.origin.extend(range(at, len(source.lines) + 1))
+    text.owner.extend([None] * (len(source.lines) + 1 - at))
+    return text
+
+
+def _site(source: ModuleSource, text: _Text, one: Placed) -> int | None:
+    """Line of the patched text whose running means that the edit ran.
+
+    That is the edit's first line of code. An edit without any took away part of a statement (whole statements
+    leave a ``pass``): the line where that statement begins, or else the one that closed the gap.
+    """
+    mine = [number for number, owner in enumerate(text.owner) if owner and owner[0] is one]
+    for number in mine:
+        if is_code(text.lines[number - 1]):
+            return number
+    start = enclosing_start(source.tree, one.start)
+    if start in text.origin:
+        return text.origin.index(start)
+    after = (number for number, line in enumerate(text.origin) if line > one.stop)
+    return next((number for number in after if is_code(text.lines[number - 1])), None)
+
+
+def _renumber(tree: ast.Module, text: _Text) -> dict[tuple[str, int], tuple[int, int]]:
+    """Give every node its original lines; return each function's span in the patched text."""
+    spans = {}
+    for qualname, scope in walk_scopes(tree):
+        start = first_line(scope)
+        spans[qualname, text.origin[start]] = (start, scope.end_lineno or scope.lineno)
+    last = len(text.origin) - 1
+    for node in ast.walk(tree):
+        positions: Any = node
+        if not hasattr(node, "lineno"):
+            continue
+        start = min(positions.lineno, last)
+        end = min(positions.end_lineno or start, last)
+        positions.lineno = text.origin[start]
+        positions.end_lineno = max(text.origin[end], positions.lineno)
+        if text.owner[start]:
+            positions.col_offset = positions.end_col_offset = -1
+    return spans
+
+
+def _keep_free(tree: ast.Module, kept_free: Mapping[FunctionKey, Sequence[str]]) -> None:
+    """Mention names in functions without ever evaluating them, after ``if False``."""
+    for qualname, scope in walk_scopes(tree):
+        names = kept_free.get(FunctionKey(qualname, first_line(scope)))
+        if names is None:
+            continue
+        mention = ast.parse("if False:\n    " + ", ".join(names)).body[0]
+        for node in ast.walk(mention):
+            without_columns(node, scope.end_lineno or scope.lineno)
+        scope.body.append(mention)
+
+
+def _broken(
+    source: ModuleSource, placed: Sequence[Placed], text: _Text, error: BaseException, remapped: bool
+) -> PatchError:
+    """Find the edit to blame: the one whose line is named, else the first that does not compile alone."""
+    message = one_line(error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__)
+    line = (error.lineno or 0) if isinstance(error, SyntaxError) else 0
+    blamed: Placed | None = None
+    where: Where | None = None
+    if not remapped and 0 < line < len(text.owner) and (owner := text.owner[line]):
+        blamed = owner[0]
+        where = blamed.edit.replacement_line(owner[1] + blamed.offset + 1)
+        message += f": `{one_line(text.lines[line - 1], 80)}`"
+    elif remapped:
+        blamed = next((one for one in placed if one.start <= line <= one.stop), None)
+    if blamed is None and len(placed) > 1:
+        blamed = next((one for one in placed if _fails_alone(source, one)), None)
+    if blamed is None and placed:
+        blamed = placed[-1]
+    if blamed is None:
+        return PatchError(f"{source.path} does not compile: {message}")
+    near = f" (near {source.path}:{blamed.start})"
+    return PatchError(
+        f"{blamed.name} does not compile: {message}{near}", where or blamed.edit.replacement_line(1)
+    )
+
+
+def _fails_alone(source: ModuleSource, one: Placed) -> bool:
+    try:
+        compile("\n".join(_assemble(source, [one]).lines), source.path, "exec", dont_inherit=True)
+    except _COMPILE_ERRORS:
+        return True
+    return False

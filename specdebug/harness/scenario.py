@@ -27,15 +27,16 @@ __all__ = [
 ]
 
 
-def load_scenario(path: str | Path, registry: KnownNames) -> Scenario:
-    """Read and check the scenario in ``path``. ``registry`` holds the toggles and packs it may refer to.
+def load_scenario(path: str | Path, registry: KnownNames | None = None) -> Scenario:
+    """Read and check the scenario in ``path``.
 
+    ``registry`` holds the toggles and packs it may refer to; without one, such names are taken on trust.
     Raises ContentError, ``file:line:col: what; did you mean``.
     """
     return scenario_of(load_yaml(path), registry)
 
 
-def scenario_of(doc: Doc, registry: KnownNames) -> Scenario:
+def scenario_of(doc: Doc, registry: KnownNames | None = None) -> Scenario:
     """Like ``load_scenario``, of a document already parsed."""
     scenario = read_scenario(doc)
     check_scenario(scenario, registry)

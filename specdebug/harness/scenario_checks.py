@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.errors import ContentError, did_you_mean
@@ -36,12 +37,13 @@ class KnownNames:
     packs: Collection[str]
 
 
-def check_scenario(scenario: Scenario, known: KnownNames) -> None:
-    """Raises ContentError for the first thing found wrong."""
+def check_scenario(scenario: Scenario, known: KnownNames | None) -> None:
+    """Raises ContentError for the first thing found wrong. Without ``known`` outside names are trusted."""
     _check_groups(scenario)
     _check_shared_prefixes(scenario)
-    _check_probes(scenario, known.packs)
-    _check_reverts(scenario, known.toggles)
+    if known is not None:
+        _check_probes(scenario, known.packs)
+        _check_reverts(scenario, known.toggles)
     _check_expectations(scenario)
     for arm in scenario.arms:
         _check_prompts_fit(scenario, arm, engine_config(scenario, arm))
@@ -54,10 +56,19 @@ def engine_config(scenario: Scenario, arm: str) -> EngineConfig:
     except InvalidOption as error:
         path = _option_path(scenario, arm, error.key_path)
         name = "engine" if not error.key_path else f"engine.{one_line('.'.join(error.key_path), 80)}"
-        # The option may be the scenario's, and wrong only beside what the arm says.
-        beside = f" (in arm '{arm}')" if path[0] == "engine" and scenario.arms[arm].engine else ""
+        beside = ""
+        if path[0] == "engine" and _complaint(scenario.engine) != error.reason:
+            beside = f" (in arm '{arm}')"  # the scenario's option is wrong only beside what the arm says
         message = f"{name}: {one_line(error.reason, 200)}{beside}"
         raise ContentError(message, scenario.where_key(*path)) from None
+
+
+def _complaint(options: dict[str, Any]) -> str | None:
+    try:
+        EngineConfig.from_dict(options)
+    except InvalidOption as error:
+        return error.reason
+    return None
 
 
 def _option_path(scenario: Scenario, arm: str, option: tuple[str, ...]) -> tuple[str, ...]:
@@ -151,8 +162,6 @@ def _check_reverts(scenario: Scenario, toggles: Collection[int]) -> None:
             where = scenario.where("arms", name, "revert", index)
             if pr not in toggles:
                 raise ContentError(f"no toggle for PR {pr}{did_you_mean(str(pr), map(str, toggles))}", where)
-            if pr in arm.revert[:index]:
-                raise ContentError(f"PR {pr} is listed twice", where)
 
 
 def _check_expectations(scenario: Scenario) -> None:

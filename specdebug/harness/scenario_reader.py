@@ -258,12 +258,22 @@ def _arm(name: str, item: Item, oracles: OracleSpec) -> Arm:
     mode: Any = table["mode"].text(choices=get_args(ProbeMode)) if "mode" in table else None
     return Arm(
         name=name,
-        revert=tuple(_whole(pr, "pr", 0) for pr in table["revert"].items()) if "revert" in table else (),
+        revert=_reverts(table["revert"]) if "revert" in table else (),
         engine=_engine(table.get("engine")),
         probes=_names(table["probes"]) if "probes" in table else None,
         mode=mode,
         oracles=_oracles(table["oracles"], oracles) if "oracles" in table else None,
     )
+
+
+def _reverts(item: Item) -> tuple[int, ...]:
+    numbers: list[int] = []
+    for each in item.items():
+        number = _whole(each, "pr", 0)
+        if number in numbers:
+            raise ContentError(f"PR {number} is listed twice", each.where)
+        numbers.append(number)
+    return tuple(numbers)
 
 
 def _expectation(item: Item) -> Expectation:

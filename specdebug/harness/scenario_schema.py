@@ -157,7 +157,7 @@ def _limits() -> Schema:
 def _arm() -> Schema:
     arm = _table(
         {
-            "revert": _list_of(_number("pr")),
+            "revert": {**_list_of(_number("pr")), "uniqueItems": True},
             "engine": _ref("engine"),
             "probes": _list_of(_TEXT),
             "mode": {"enum": list(get_args(ProbeMode))},

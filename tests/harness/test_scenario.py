@@ -278,6 +278,9 @@ BAD = {
         "name: x\nworkload: [{prompt: {text: x}}]\n"
         "arms: {a: {engine: {page_size: 256, memory: {num_slots: 8}}}}\n"
     ).replace("8", "256"): "s.yaml:3:46: engine.memory.num_slots: 256 slots cannot hold",
+    (
+        "name: x\nengine: {page_size: 0}\nworkload: [{prompt: {text: x}}]\narms: {a: {engine: {seed: 1}}}\n"
+    ): "s.yaml:2:10: engine.page_size: must be in 1..1024, got 0",
     "name: x\nengine: [1]\nworkload: [{prompt: {text: x}}]\n": "s.yaml:2:9: engine must be a mapping",
 }
 
@@ -288,6 +291,15 @@ def test_what_is_wrong_is_said_in_one_line_with_its_place(text):
     assert BAD[text] in said
     assert "\n" not in said
     assert said.startswith("s.yaml:")
+    assert said.endswith("(in arm 'b')") == ("arm 'b'" in BAD[text])
+
+
+def test_without_a_registry_outside_names_are_taken_on_trust(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(SAMPLE.replace("27338", "1").replace("probes: [default]", "probes: [mine]"))
+    assert load_scenario(path).arms["reverted"].revert == (1,)
+    with pytest.raises(ContentError, match="no probe pack 'mine'"):
+        load_scenario(path, KNOWN)
 
 
 def test_a_missing_file():

@@ -23,7 +23,7 @@ class TargetModel:
     embedding: Tensor  # [V, H]
     layers: Sequence[tuple[Norm, DecoderLayer]]
     final_norm: Norm
-    lm_head: Tensor  # [H, V]; a view of the embedding when the two are tied
+    lm_head: Tensor  # [H, V]
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attn: LayerAttention, aux_layers: tuple[int, ...] = ()

@@ -56,7 +56,10 @@ def load_target(
     else:
         lm_head = weights.plain("lm_head.weight", config.vocab_size, config.hidden_size)
     checkpoint.refuse_leftovers(ignored=("lm_head.weight",) if config.tie_word_embeddings else ())
-    return TargetModel(config, rotary, embedding, tuple(layers), final_norm, lm_head.t())
+    head = lm_head.t()
+    if weights.device.type == "cpu":  # a CPU's matrix product of a few rows is twice as fast on [in, out]
+        head = head.contiguous()
+    return TargetModel(config, rotary, embedding, tuple(layers), final_norm, head)
 
 
 def load_draft(
@@ -184,7 +187,7 @@ def _eagle3_lm_head(weights: Weights, target: TargetModel, embedding: Tensor, vo
 
 
 def _d2t(weights: Weights, vocab_size: int) -> Tensor | None:
-    """The offsets from draft ids to target ids, [Vd] i64, checked against the target vocabulary and ``t2d``."""
+    """The offsets from draft ids to target ids, [Vd] i64, checked against the target and ``t2d``."""
     checkpoint, target_vocab_size = weights.checkpoint, weights.config.vocab_size
     name = weights.name("d2t")
     if name not in checkpoint:

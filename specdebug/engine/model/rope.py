@@ -23,6 +23,11 @@ def interleave_pairs(rows: Tensor, head_dim: int) -> Tensor:
     return split.transpose(1, 2).reshape(rows.shape)
 
 
+def separate_pairs(keys: Tensor) -> Tensor:
+    """Undo ``interleave_pairs`` on the last dimension [..., D]: rotated keys in Hugging Face's order."""
+    return keys.view(*keys.shape[:-1], -1, 2).transpose(-1, -2).reshape(keys.shape)
+
+
 def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
     """Radians per position for each pair, [D/2] f32, computed in f32 as transformers computes them.
 
@@ -72,9 +77,3 @@ class Rotary:
         # the free function: Tensor.split is a Python wrapper that costs as much as the product itself
         q, k, v = torch.split_with_sizes(qkv.view(qkv.shape[0], *self._shape), self._head_counts, 1)
         return q, k, v
-
-
-def separate_pairs(keys: Tensor) -> Tensor:
-    """Undo :func:`interleave_pairs` on the last dimension [.., D]: rotated keys in Hugging Face's order."""
-    pairs = keys.unflatten(-1, (-1, 2))
-    return pairs.transpose(-1, -2).flatten(-2)

@@ -154,7 +154,8 @@ def _load_eagle3(
         residual_is_normed=options.norm_before_residual,
         layer=weights.layer(prefix, 0, rotary, input_norms, 2 * size),
         final_norm=final_norm,
-        lm_head=final_norm.fold_into(lm_head.t().contiguous()),
+        # a copy, because folding writes and the matrix may be the target's
+        lm_head=final_norm.fold_into(lm_head.t().clone(memory_format=torch.contiguous_format)),
         d2t=_d2t(weights, lm_head.shape[0]),
     )
     weights.checkpoint.refuse_leftovers(ignored=("t2d",))

@@ -133,8 +133,8 @@ def test_a_head_may_be_narrower_than_its_target(tmp_path, target):
 def test_without_a_vocabulary_of_its_own_the_targets_head_serves(tmp_path, target):
     tensors = head_tensors(lm_head=None, d2t=False, t2d=False)
     config = {key: value for key, value in CONFIG.items() if key != "draft_vocab_size"}
-    draft = load_draft(write_head(tmp_path / "head", config, tensors), algorithm="EAGLE3", target=target)
     before = target.lm_head.clone()
+    draft = load_draft(write_head(tmp_path / "head", config, tensors), algorithm="EAGLE3", target=target)
     assert draft.vocab_size == 97
     ids = torch.tensor([0, 96])
     assert draft.to_target_ids(ids) is ids

@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
@@ -208,27 +209,35 @@ def forget_results(functions: Sequence[FunctionType]) -> None:
     """Drop what was computed from the functions' old code: ``lru_cache`` entries and compiled graphs."""
     if not functions:
         return
-    identities = {id(function) for function in functions}
-    for thing in gc_objects():
-        if issubclass(type(thing), _LruCache) and id(getattr(thing, "__wrapped__", None)) in identities:
-            thing.cache_clear()
+    with _thawed():
+        holders = gc.get_referrers(*functions)
+    for holder in holders:
+        if issubclass(type(holder), _LruCache):
+            holder.cache_clear()
     # A graph that inlined a method may hold no guard on that method's code, so every graph goes.
     if dynamo := sys.modules.get("torch._dynamo"):
         dynamo.reset()
 
 
 def gc_objects() -> list[Any]:
-    """Every container object, also those that ``gc.freeze()`` set aside, as fork servers do."""
+    """Every container object of the process."""
+    with _thawed():
+        return gc.get_objects()
+
+
+@contextmanager
+def _thawed() -> Iterator[None]:
+    """Let the collector list the objects that ``gc.freeze()`` set aside, as fork servers do."""
     frozen = gc.get_freeze_count() > 0
     if frozen:
         gc.unfreeze()
     try:
-        return gc.get_objects()
+        yield
     finally:
         if frozen:
             gc.freeze()
 
 
 def _functions_of(path: str) -> list[FunctionType]:
-    functions = (thing for thing in gc_objects() if type(thing) is FunctionType)
+    functions = [thing for thing in gc_objects() if type(thing) is FunctionType]
     return [function for function in functions if function.__code__.co_filename == path]

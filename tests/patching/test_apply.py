@@ -1,0 +1,239 @@
+"""apply: all or nothing, overlaps refused, nesting in any order, safe from several threads."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdebug.patching import Patch, PatchError, apply
+from specdebug.patching.live import LiveFunctions
+
+TEXT = """
+def f():
+    a = 1
+    b = 10
+    c = 100
+    return a + b + c
+
+
+def g():
+    return f() + 1000
+"""
+
+
+def edit(name: str, owner: str, old: str, new: str, function: str = "f") -> Patch:
+    return Patch.of(owner, f"{name}:{function}", (old, new))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda name: edit(name, "bad", "z = 1", "z = 2"),
+        lambda name: edit(name, "bad", "c = 100", "c = ("),
+        lambda name: edit(name, "bad", "a = 1\nb = 10", "a = b = 0"),
+        lambda name: edit(name, "bad", "return f() + 1000", "nonlocal q", "g"),
+        lambda name: edit(name, "bad", "def g():", "def g(x=1):", "g"),
+        lambda name: Patch.of("bad", f"{name}:h", ("x", "y")),
+        lambda name: Patch.of("bad", "no_such_module", ("x", "y")),
+    ],
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_one_bad_patch_stops_all(toys, refusal, bad, order):
+    first, second = toys.load(TEXT), toys.load(TEXT)
+    codes = [mod.__dict__[name].__code__ for mod in (first, second) for name in "fg"]
+    names = [dict(vars(mod)) for mod in (first, second)]
+    good = [edit(first.__name__, "one", "a = 1", "a = 2"), edit(second.__name__, "two", "a = 1", "a = 2")]
+    refusal(apply, [*good, bad(second.__name__)][::order])
+    assert [mod.__dict__[name].__code__ for mod in (first, second) for name in "fg"] == codes
+    assert all(
+        mod.__dict__[name].__code__ is code
+        for (mod, name), code in zip(itertools.product((first, second), "fg"), codes, strict=True)
+    )
+    assert [dict(vars(mod)) for mod in (first, second)] == names
+    assert (first.f(), second.f()) == (111, 111)
+
+
+def test_one_bad_patch_stops_all_by_import_hook(toys, refusal):
+    first, second = toys.write(TEXT), toys.write(TEXT)
+    refusal(apply, [edit(first, "one", "a = 1", "a = 2"), edit(second, "two", "a = 2", "")], "import")
+    assert importlib.import_module(first).f() == 111
+
+
+def test_a_failure_while_changing_is_undone(toys, monkeypatch):
+    first, second = toys.load(TEXT), toys.load(TEXT)
+    code = first.f.__code__
+    real = LiveFunctions.commit
+
+    def failing(self, exchange):
+        if self.base.source.name == second.__name__ and exchange.target.placed:
+            raise PatchError("the interpreter refused")
+        return real(self, exchange)
+
+    monkeypatch.setattr(LiveFunctions, "commit", failing)
+    with pytest.raises(PatchError, match="interpreter refused"):
+        apply([edit(mod.__name__, "t", "a = 1", "a = 2") for mod in (first, second)])
+    assert first.f.__code__ is code
+    monkeypatch.undo()
+    sys.path.insert(0, str(toys.folder))  # undo took the path away as well
+    with apply([edit(first.__name__, "t", "a = 1", "a = 2")]):
+        assert first.f() == 112
+    sys.path.remove(str(toys.folder))
+
+
+def test_overlap_of_two_toggles_is_refused_by_name(toys, refusal):
+    mod = toys.load(TEXT)
+    one, two = (
+        edit(mod.__name__, "toggle 1", "a = 1\nb = 10", "a = b = 2"),
+        edit(mod.__name__, "toggle 2", "b = 10", "b = 2"),
+    )
+    for text in (refusal(apply, [one, two]), refusal(apply, [two, one])):
+        assert "toggle 1" in text
+        assert "toggle 2" in text
+        assert f"{mod.__file__}:3" in text
+    with apply([one]):
+        assert mod.f() == 104
+        assert "toggle 1" in refusal(apply, [two])
+        assert "toggle 1 is already applied" in refusal(apply, [one])
+    with apply([two]):
+        assert mod.f() == 103
+
+
+def test_restore_twice_and_after_an_exception(toys):
+    mod = toys.load(TEXT)
+    code = mod.f.__code__
+    applied = apply([edit(mod.__name__, "t", "a = 1", "a = 2")])
+    applied.restore()
+    applied.restore()
+    with pytest.raises(KeyError), apply([edit(mod.__name__, "t", "a = 1", "a = 2")]):
+        {}[mod.f()]
+    assert mod.f.__code__ is code
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_nested_patches_restore_in_any_order(toys, order):
+    mod = toys.load(TEXT)
+    code = mod.f.__code__
+    digits = [1, 1, 1]
+    edits = [("a = 1", "a = 2\na = 5"), ("b = 10", "b = 50"), ("c = 100", "")]
+    applied = []
+    for index, (old, new) in enumerate(edits[:2]):
+        applied.append(apply([edit(mod.__name__, f"t{index}", old, new)]))
+        digits[index] = 5
+    applied.append(apply([edit(mod.__name__, "t2", "c = 100", "c = 500")]))
+    digits[2] = 5
+    for index in order:
+        assert mod.f() == digits[0] + 10 * digits[1] + 100 * digits[2]
+        applied[index].restore()
+        digits[index] = 1
+    assert mod.f() == 111
+    assert mod.f.__code__ is code
+
+
+def test_hits_count_only_their_own_application(toys):
+    mod = toys.load(TEXT)
+    patch = edit(mod.__name__, "t", "a = 1", "a = 2")
+    with apply([patch]) as first:
+        mod.g()
+        mod.f()
+    with apply([patch]) as second:
+        assert second.hits() == {"t#1": 0}
+    assert first.hits() == {"t#1": 2}
+
+
+def test_several_patches_of_one_function_and_module(toys):
+    mod = toys.load(TEXT)
+    patches = [
+        Patch.of("t", f"{mod.__name__}:f", ("a = 1", "a = 2"), ("c = 100", "c = 200")),
+        edit(mod.__name__, "u", "b = 10", "b = 20"),
+        edit(mod.__name__, "u", "return f() + 1000", "return f() + 2000", "g"),
+    ]
+    with apply(patches) as applied:
+        assert mod.g() == 2222
+        assert applied.hits() == {"t#1": 1, "t#2": 1, "u#1": 1}
+
+
+def test_threads(toys):
+    mod = toys.load(TEXT)
+    stop, seen, errors = threading.Event(), set(), []
+
+    def read():
+        while not stop.is_set():
+            seen.add(mod.f())
+
+    def write(owner, old, new):
+        try:
+            for _ in range(5):
+                with apply([edit(mod.__name__, owner, old, new)]):
+                    mod.f()
+        except BaseException as error:
+            errors.append(error)
+
+    reader = threading.Thread(target=read)
+    writers = [
+        threading.Thread(target=write, args=args)
+        for args in (("one", "a = 1", "a = 2"), ("two", "b = 10", "b = 20"), ("three", "c = 100", "c = 200"))
+    ]
+    for thread in (reader, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    stop.set()
+    reader.join()
+    assert errors == []
+    assert seen <= {a + b + c for a in (1, 2) for b in (10, 20) for c in (100, 200)}
+    assert mod.f() == 111
+
+
+LINES = [f"x{n} = {n}" for n in range(8)]
+MANY = (
+    "def f():\n"
+    + "".join(f"    {line}\n" for line in LINES)
+    + "    return ["
+    + ", ".join(f"x{n}" for n in range(8))
+    + "]\n"
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(steps=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=8))
+def test_any_sequence_of_applying_and_restoring(steps):
+    """A model of the lines now patched says what the function returns; restored, the code is the first."""
+    mod = _many()
+    code = mod.f.__code__
+    active: dict[int, tuple] = {}
+    expected = list(range(8))
+    for line, extra in steps:
+        if line in active:
+            active.pop(line).restore()
+            expected[line] = line
+        else:
+            new = "pass\n" * extra + f"x{line} = {100 + line}"
+            active[line] = apply([Patch.of(f"t{line}", f"{mod.__name__}:f", (LINES[line], new))])
+            expected[line] = 100 + line
+        assert mod.f() == expected
+    for applied in active.values():
+        applied.restore()
+    assert mod.f.__code__ is code
+    assert mod.f() == list(range(8))
+
+
+def _many():
+    return sys.modules["toy_many"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _toy_many(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("many")
+    (folder / "toy_many.py").write_text(MANY)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    importlib.import_module("toy_many")
+    yield
+    sys.path.remove(str(folder))
+    del sys.modules["toy_many"]

@@ -1,0 +1,193 @@
+"""Import hook: anything can be edited before it has run, and the module stays itself otherwise."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.resources
+import inspect
+import subprocess
+import sys
+import traceback
+import zipfile
+
+import pytest
+
+from specdebug.patching import Patch, PatchError, apply
+
+TEXT = '''
+"""A module."""
+from __future__ import annotations
+
+LIMIT = 3
+
+
+class Box:
+    width = 2
+
+    def area(self, height=LIMIT):
+        return self.width * height
+
+
+def fail():
+    value = LIMIT
+    raise ValueError(value)
+'''
+
+
+def test_module_level_class_bodies_and_defaults(toys):
+    name = toys.write(TEXT)
+    patches = [
+        Patch.of("t", name, ("LIMIT = 3", "LIMIT = 5")),
+        Patch.of("u", f"{name}:Box", ("width = 2", "width = 10\ncolour = 1")),
+        Patch.of(
+            "v", f"{name}:Box.area", ("def area(self, height=LIMIT):", "def area(self, height=LIMIT + 1):")
+        ),
+    ]
+    with apply(patches, "import") as applied:
+        mod = importlib.import_module(name)
+        assert mod.Box().area() == 60
+        assert mod.Box.colour == 1
+        assert mod.__doc__ == "A module."
+        assert applied.hits() == {"t#1": 1, "u#1": 1, "v#1": 1}
+    assert name not in sys.modules, "its module level cannot be undone in place"
+    assert importlib.import_module(name).Box().area() == 6
+
+
+def test_functions_only_are_restored_in_place(toys):
+    name = toys.write(TEXT)
+    with apply([Patch.of("t", f"{name}:fail", ("value = LIMIT", "value = 9"))], "import"):
+        mod = importlib.import_module(name)
+        with pytest.raises(ValueError, match="9"):
+            mod.fail()
+    assert sys.modules[name] is mod
+    with pytest.raises(ValueError, match="3"):
+        mod.fail()
+
+
+def test_the_module_looks_like_itself(toys):
+    name = toys.write(TEXT, "pack_a.inner")
+    (toys.folder / "pack_a" / "data.txt").write_text("x")
+    with apply(
+        [Patch.of("t", f"{name}:fail", ("value = LIMIT", "value = 9\n" * 30 + "value = 8"))], "import"
+    ):
+        mod = importlib.import_module(name)
+        assert mod.__file__ == toys.path(name)
+        assert mod.__spec__.origin == mod.__file__
+        assert inspect.getsource(mod.fail) == "def fail():\n    value = LIMIT\n    raise ValueError(value)\n"
+        assert importlib.resources.files("pack_a").joinpath("data.txt").read_text() == "x"
+        with pytest.raises(ValueError, match="8") as error:
+            mod.fail()
+        frame = traceback.extract_tb(error.value.__traceback__)[-1]
+        assert frame.line == "raise ValueError(value)"
+        assert importlib.reload(mod) is mod
+        with pytest.raises(ValueError, match="8"):
+            mod.fail()
+
+
+def test_nothing_is_imported_or_run_by_applying(toys):
+    toys.write("raise SystemExit", "pack_b")
+    name = toys.write("x = 1\n", "pack_b.mod")
+    (toys.folder / "pack_b" / "__init__.py").write_text("raise RuntimeError('the parent ran')\n")
+    apply([Patch.of("t", name, ("x = 1", "x = 2"))], "import").restore()
+    assert "pack_b" not in sys.modules
+
+
+def test_patched_code_is_never_written_to_the_bytecode_cache(toys):
+    name = toys.write(TEXT)
+    script = (
+        "import sys; sys.dont_write_bytecode = False; from specdebug.patching import Patch, apply\n"
+        f"with apply([Patch.of('t', '{name}', ('LIMIT = 3', 'LIMIT = 5'))], 'import'):\n"
+        f"    import {name}; assert {name}.LIMIT == 5\n"
+        f"del {name}; import {name}; assert {name}.LIMIT == 3\n"
+    )
+    for _ in range(2):
+        run = subprocess.run([sys.executable, "-c", script], cwd=toys.folder, env=_env(), capture_output=True)
+        assert run.returncode == 0, run.stderr.decode()
+
+
+def _env() -> dict[str, str]:
+    import os
+
+    import specdebug
+
+    root = os.path.dirname(os.path.dirname(specdebug.__file__))
+    return {**os.environ, "PYTHONPATH": root}
+
+
+def test_a_failing_import_can_be_repeated(toys):
+    name = toys.write("x = 1\n")
+    applied = apply([Patch.of("t", name, ("x = 1", "raise KeyError('x')"))], "import")
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            importlib.import_module(name)
+    applied.restore()
+    assert importlib.import_module(name).x == 1
+    assert applied.hits() == {"t#1": 2}
+
+
+def test_modules_in_archives(toys, monkeypatch):
+    archive = toys.folder / "lib.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("zipped_toy.py", TEXT)
+    monkeypatch.syspath_prepend(str(archive))
+    toys.names.append("zipped_toy")
+    with apply([Patch.of("t", "zipped_toy", ("LIMIT = 3", "LIMIT = 4"))], "import"):
+        assert importlib.import_module("zipped_toy").LIMIT == 4
+
+
+def test_modes_are_for_modules_in_the_right_state(toys, refusal):
+    name = toys.write(TEXT)
+    patch = Patch.of("t", f"{name}:fail", ("value = LIMIT", "value = 9"))
+    assert "is not imported yet" in refusal(apply, [patch], "inprocess")
+    importlib.import_module(name)
+    assert "is imported already" in refusal(apply, [patch], "import")
+
+
+def test_in_process_on_top_of_the_hook(toys):
+    name = toys.write(TEXT)
+    with apply([Patch.of("t", f"{name}", ("LIMIT = 3", "LIMIT = 5"))], "import"):
+        mod = importlib.import_module(name)
+        with apply(
+            [Patch.of("u", f"{name}:Box.area", ("return self.width * height", "return height"))]
+        ) as inner:
+            assert mod.Box().area() == 5
+        assert mod.Box().area() == 10
+        assert inner.hits() == {"u#1": 1}
+
+
+def test_an_import_from_elsewhere_than_was_matched_is_refused(toys, tmp_path, monkeypatch):
+    name = toys.write(TEXT)
+    with apply([Patch.of("t", name, ("LIMIT = 3", "LIMIT = 5"))], "import"):
+        other = tmp_path / "other"
+        other.mkdir()
+        (other / f"{name}.py").write_text("LIMIT = 100\n")
+        monkeypatch.syspath_prepend(str(other))
+        with pytest.raises(PatchError, match="was to be patched in"):
+            importlib.import_module(name)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("no_such_toy", "no module named 'no_such_toy'"),
+        ("specdebug.patching.mach", "no module named 'specdebug.patching.mach'; did you mean 'match'?"),
+        ("specdebug.errors.inner", "specdebug.errors is not a package"),
+        ("sys", "sys is built into Python"),
+        ("zipimport", "zipimport is frozen into Python"),
+        ("_ctypes", "_ctypes comes without Python source"),
+    ],
+)
+def test_modules_without_source(target, message, refusal):
+    for mode in ("import", "inprocess"):
+        assert message in refusal(apply, [Patch.of("t", target, ("x", "y"))], mode)
+
+
+def test_namespace_packages_and_broken_files(toys, refusal):
+    (toys.folder / "space").mkdir()
+    assert "space is a namespace package" in refusal(apply, [Patch.of("t", "space", ("x", "y"))], "import")
+    name = toys.write("def f(:\n")
+    assert "does not parse: invalid syntax" in refusal(apply, [Patch.of("t", name, ("x", "y"))], "import")
+    (toys.folder / "latin.py").write_bytes(b"x = '\xe9'\n")
+    assert "the source of latin cannot be read" in refusal(
+        apply, [Patch.of("t", "latin", ("x", "y"))], "import"
+    )

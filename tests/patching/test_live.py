@@ -1,0 +1,306 @@
+"""In process: every function object that holds the code changes, whoever keeps it, and gets it back."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+import traceback
+
+import pytest
+
+from specdebug.patching import Patch, apply
+
+TEXT = """
+import contextlib
+import functools
+
+
+def deco(function):
+    @functools.wraps(function)
+    def wrapper(*args):
+        return function(*args)
+    return wrapper
+
+
+@deco
+@deco
+def decorated(x):
+    return x + 1
+
+
+@functools.lru_cache(maxsize=None)
+def cached(x):
+    return x + 1
+
+
+@contextlib.contextmanager
+def managed(x):
+    y = x
+    yield y
+
+
+def outer(n):
+    m = n * 2
+
+    def inner(x):
+        y = x + m
+        return y
+
+    return inner
+
+
+def generator(n):
+    for i in range(n):
+        yield i
+
+
+async def coroutine():
+    return 1
+
+
+class Base:
+    def go(self):
+        return "base"
+
+
+class Child(Base):
+    def go(self):
+        start = super().go()
+        return start + " child"
+
+    def plain(self):
+        return "plain"
+
+    @property
+    def size(self):
+        return 1
+
+    @staticmethod
+    def fixed():
+        return 1
+
+    @classmethod
+    def made(cls):
+        return cls.__name__
+
+    class Nested:
+        def deep(self):
+            return __class__.__name__
+
+    def __secret(self):
+        return 1
+
+    def reveal(self):
+        value = self.__secret()
+        return value
+
+
+by_name = {"twice": lambda x: x * 2, "thrice": lambda x: x * 3}
+
+
+def default(x=3):
+    return x
+
+
+def shift(x):
+    step = 1
+    return x + step
+"""
+
+
+def test_every_kind_of_function(toys):
+    mod = toys.load(TEXT)
+    kept = [mod.decorated, mod.outer(5), mod.Child().go, mod.Child.__dict__["size"], mod.by_name["twice"]]
+    patches = [
+        Patch.of("a", f"{mod.__name__}:decorated", ("return x + 1", "return x + 10")),
+        Patch.of("b", f"{mod.__name__}:cached", ("return x + 1", "return x + 10")),
+        Patch.of("c", f"{mod.__name__}:managed", ("y = x", "y = 10 + x")),
+        Patch.of("d", f"{mod.__name__}:outer.inner", ("y = x + m", "y = x - m")),
+        Patch.of("e", f"{mod.__name__}:generator", ("yield i", "yield i * 10")),
+        Patch.of("f", f"{mod.__name__}:coroutine", ("return 1", "return 10")),
+        Patch.of("g", f"{mod.__name__}:Child.go", ('return start + " child"', 'return start + " patched"')),
+        Patch.of("h", f"{mod.__name__}:Child.size", ("return 1", "return 10")),
+        Patch.of("i", f"{mod.__name__}:Child.fixed", ("return 1", "return 10")),
+        Patch.of("j", f"{mod.__name__}:Child.made", ("return cls.__name__", "return 10")),
+        Patch.of("k", f"{mod.__name__}:Child.Nested.deep", ("return __class__.__name__", "return __class__")),
+        Patch.of(
+            "l", f"{mod.__name__}:Child.reveal", ("value = self.__secret()", "value = self.__secret() + 9")
+        ),
+    ]
+
+    def observe():
+        child = mod.Child()
+        with mod.managed(1) as managed:
+            pass
+        try:
+            mod.coroutine().send(None)
+        except StopIteration as stop:
+            awaited = stop.value
+        return [
+            mod.decorated(1),
+            mod.cached(1),
+            managed,
+            mod.outer(5)(1),
+            kept[1](1),
+            list(mod.generator(2)),
+            awaited,
+            child.go(),
+            kept[2](),
+            child.size,
+            mod.Child.fixed(),
+            mod.Child.made(),
+            mod.Child.Nested().deep(),
+            child.reveal(),
+        ]
+
+    fixed = [2, 2, 1, 11, 11, [0, 1], 1, "base child", "base child", 1, 1, "Child", "Nested", 1]
+    broken = [
+        11, 11, 11, -9, -9, [0, 10], 10, "base patched", "base patched", 10, 10, 10, mod.Child.Nested, 10,
+    ]  # fmt: skip
+    assert observe() == fixed
+    codes = {name: function.__code__ for name, function in inspect.getmembers(mod, inspect.isfunction)}
+    inner = kept[1].__code__
+    with apply(patches) as applied:
+        assert observe() == broken
+    assert observe() == fixed
+    assert all(count >= 1 for count in applied.hits().values())
+    assert len(applied.hits()) == len(patches)
+    for name, code in codes.items():
+        assert getattr(mod, name).__code__ is code
+    assert kept[1].__code__ is inner
+
+
+def test_super_may_be_taken_away_but_not_brought_in(toys, refusal):
+    mod = toys.load(TEXT)
+    with apply([Patch.of("t", f"{mod.__name__}:Child.go", ("start = super().go()", 'start = "own"'))]):
+        assert mod.Child().go() == "own child"
+    assert mod.Child().go() == "base child"
+    patch = Patch.of("t", f"{mod.__name__}:Child.plain", ('return "plain"', "return super().go()"))
+    assert "would need '__class__' of an enclosing scope" in refusal(apply, [patch])
+    assert mod.Child().plain() == "plain"
+
+
+def test_a_closure_may_lose_a_variable_and_get_it_back(toys):
+    mod = toys.load(TEXT)
+    old = mod.outer(5)
+    with apply([Patch.of("t", f"{mod.__name__}:outer.inner", ("y = x + m", "y = -x"))]) as applied:
+        young = mod.outer(7)
+        assert (old(1), young(1)) == (-1, -1)
+    assert (old(1), young(1)) == (11, 15)
+    assert applied.hits() == {"t#1": 2}
+
+
+def test_a_closure_made_while_patched_returns_with_the_outer_function_edited(toys, refusal):
+    mod = toys.load(TEXT)
+    old = mod.outer(5)
+    patch = Patch.of(
+        "t", f"{mod.__name__}:outer", ("m = n * 2", "m = n * 100"), ("y = x + m", "y = x + m + n")
+    )
+    assert "would need 'n'" in refusal(apply, [patch])
+    del old
+    gc.collect()
+    with apply([patch]):
+        young = mod.outer(1)
+        assert young(0) == 101
+    # The young closure holds n as well, which the original lines do not use.
+    assert young(0) == 100
+    assert mod.outer(1)(0) == 2
+
+
+def test_what_ran_at_import_cannot_be_edited_in_process(toys, refusal):
+    mod = toys.load(TEXT)
+    for target, edit in {
+        "": ("import contextlib", "import contextlib, json"),
+        "default": ("def default(x=3):", "def default(x=4):"),
+        "decorated": ("@deco\n@deco", "@deco"),
+        "Child": ('def plain(self):\n    return "plain"', ""),
+        "shift": ("def shift(x):", "def shift(x: int):"),
+    }.items():
+        text = refusal(apply, [Patch.of("t", f"{mod.__name__}:{target}", edit)])
+        assert "changes code that ran when" in text
+        assert "patch before the module is imported" in text
+    with apply(
+        [
+            Patch.of(
+                "t",
+                f"{mod.__name__}:shift",
+                ("def shift(x):\n    step = 1", "def shift(y, x):\n    step = y"),
+            )
+        ]
+    ):
+        assert mod.shift(2, 1) == 3
+    assert mod.shift(1) == 2
+
+
+def test_a_function_nobody_holds_is_refused(toys, refusal):
+    mod = toys.load(TEXT)
+    del mod.shift
+    gc.collect()
+    text = refusal(apply, [Patch.of("t", f"{mod.__name__}:shift", ("step = 1", "step = 2"))])
+    assert "no live function runs shift" in text
+
+
+def test_a_file_changed_since_the_import_is_refused(toys, refusal):
+    mod = toys.load(TEXT)
+    toys.write(TEXT.replace("step = 1", "step = 5"), mod.__name__)
+    text = refusal(apply, [Patch.of("t", f"{mod.__name__}:shift", ("step = 5", "step = 2"))])
+    assert "shift does not run what" in text
+    assert mod.shift(1) == 2
+
+
+def test_frozen_objects_are_found_and_stay_frozen(toys):
+    mod = toys.load(TEXT)
+    gc.collect()
+    gc.freeze()
+    try:
+        with apply([Patch.of("t", f"{mod.__name__}:shift", ("step = 1", "step = 2"))]):
+            assert mod.shift(1) == 3
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+
+
+def test_running_generators_finish_on_their_old_code(toys):
+    mod = toys.load(TEXT)
+    running = mod.generator(3)
+    assert next(running) == 0
+    with apply([Patch.of("t", f"{mod.__name__}:generator", ("yield i", "yield i * 10"))]) as applied:
+        assert next(running) == 1
+        late = mod.generator(3)
+        assert next(late) == 0
+    assert [*running, *late] == [2, 10, 20]
+    assert applied.hits() == {"t#1": 3}
+
+
+def test_traceback_through_live_patched_code_points_at_the_file(toys):
+    mod = toys.load(TEXT)
+    line = inspect.getsource(mod).splitlines().index("    return x + step") + 1
+    with apply([Patch.of("t", f"{mod.__name__}:shift", ("step = 1", "step = 1\n" * 9 + "step = None"))]):
+        with pytest.raises(TypeError) as error:
+            mod.shift(1)
+        frame = traceback.extract_tb(error.value.__traceback__)[-1]
+        assert (frame.filename, frame.lineno, frame.line) == (mod.__file__, line, "return x + step")
+
+
+def test_a_module_imported_twice_is_patched_in_both(toys):
+    mod = toys.load(TEXT)
+    first = mod.shift
+    del sys.modules[mod.__name__]
+    again = toys.load(TEXT, mod.__name__)
+    assert again.shift is not first
+    with apply([Patch.of("t", f"{mod.__name__}:shift", ("step = 1", "step = 2"))]):
+        assert (first(1), again.shift(1)) == (3, 3)
+    assert (first(1), again.shift(1)) == (2, 2)
+
+
+def test_two_lambdas_of_one_line(toys):
+    mod = toys.load(
+        "pair = [lambda x: x + 1, lambda x: x + 2]\n\n\ndef f():\n    return lambda: 1, lambda: 2\n"
+    )
+    one, two = mod.f()
+    with apply(
+        [Patch.of("t", f"{mod.__name__}:f", ("return lambda: 1, lambda: 2", "return lambda: 3, lambda: 4"))]
+    ):
+        assert [call() for call in (one, two, *mod.f())] == [3, 4, 3, 4]
+    assert [call() for call in (one, two, *mod.f())] == [1, 2, 1, 2]

@@ -1,0 +1,318 @@
+"""rewrite: every line that was not edited keeps its number, and counters land where the edit runs."""
+
+from __future__ import annotations
+
+import ast
+import traceback
+from types import CodeType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdebug.patching import Patch, PatchError
+from specdebug.patching.codes import CodeTree
+from specdebug.patching.hits import hits_of, new_counter
+from specdebug.patching.match import place
+from specdebug.patching.rewrite import rewrite
+from specdebug.patching.source import ModuleSource
+
+
+def patched(text: str, *edits: tuple[str, str], target: str = ""):
+    """Namespace of a text run with some edits, and the numbers of their counters."""
+    source = ModuleSource("mod", "mod.py", text)
+    patch = Patch.of("toggle 1", f"mod:{target}", *edits)
+    placed = [place(source, patch, edit, new_counter()) for edit in patch.edits]
+    names: dict = {"__name__": "mod"}
+    exec(rewrite(source, placed).code, names)
+    return names, [one.index for one in placed]
+
+
+def line_of_error(call) -> int:
+    try:
+        call()
+    except Exception as error:
+        return traceback.extract_tb(error.__traceback__)[-1].lineno
+    raise AssertionError("did not raise")
+
+
+def lines_of(code: CodeType) -> set[int]:
+    """Every line mentioned anywhere in a code object."""
+    found: set[int] = set()
+    work = [code]
+    while work:
+        one = work.pop()
+        found |= {line for _, _, line in one.co_lines() if line}
+        work.extend(const for const in one.co_consts if isinstance(const, CodeType))
+    return found
+
+
+TEXT = '''\
+"""Doc."""
+from __future__ import annotations
+
+
+def first(x):
+    """Doc of first."""
+    y = x
+    z = y
+    return z
+
+
+def second(x):
+    y = (
+        x,
+        x,
+    )
+    raise ValueError(y)
+'''
+
+
+def test_lines_after_a_longer_or_shorter_edit_keep_their_numbers():
+    for replacement in ("", "y = 1", "y = 1\n" * 20):
+        names, _ = patched(TEXT, ("y = x\nz = y", replacement + "\nz = 3"))
+        assert names["first"](0) == 3
+        assert names["second"].__code__.co_firstlineno == 12
+        assert line_of_error(lambda names=names: names["second"](1)) == 17
+
+
+def test_lines_of_an_edit_stay_inside_what_it_replaced():
+    names, _ = patched(TEXT, ("y = x\nz = y", "y = 1\nz = 2\nw = 3\nq = 4\nraise KeyError"))
+    assert line_of_error(lambda: names["first"](0)) == 8
+    names, _ = patched(TEXT, ("z = y", "raise KeyError"))
+    assert line_of_error(lambda: names["first"](0)) == 8
+
+
+def test_a_traceback_marks_nothing_under_replaced_text():
+    names, _ = patched(TEXT, ("z = y", "z = [][x]"))
+    with pytest.raises(IndexError) as error:
+        names["first"](0)
+    frame = traceback.extract_tb(error.value.__traceback__)[-1]
+    assert (frame.lineno, frame.colno) == (8, None)
+
+
+def test_docstrings_and_future_imports_survive_counters():
+    names, counters = patched(TEXT, ("y = x", "y = 2"), target="first")
+    assert names["first"].__doc__ == "Doc of first."
+    assert names["first"].__annotations__ == {}
+    names["first"](1)
+    assert [hits_of(index) for index in counters] == [1]
+    names, counters = patched(TEXT, ('"""Doc."""', '"""Other."""'))
+    assert names["__doc__"] == "Other."
+    assert hits_of(counters[0]) == 1
+
+
+SITES = """\
+def plain(x):
+    y = x
+    return y
+
+
+def branches(x):
+    if x == 1:
+        y = 1
+    elif x == 2:
+        y = 2
+    else:
+        y = 3
+    return y
+
+
+def tries(x):
+    try:
+        y = 1 / x
+    except ZeroDivisionError:
+        y = 0
+    else:
+        y = 1
+    finally:
+        x = 0
+    return y
+
+
+def long(x):
+    y = max(
+        x,
+        1,
+    )
+    for i in range(
+        2
+    ):
+        y += i
+    return y
+
+
+def matches(x):
+    match x:
+        case 1:
+            return "one"
+        case _:
+            return "other"
+
+
+table = {
+    "f":
+        lambda x: (
+            x
+            + 1
+        ),
+}
+
+
+class Box:
+    def get(self, x=1):
+        return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "edit", "calls", "hits", "results"),
+    [
+        ("plain", ("y = x", "y = 5"), "plain(1), plain(2)", 2, (5, 5)),
+        ("plain", ("y = x\nreturn y", "return 7"), "plain(1)", 1, (7,)),
+        ("plain", ("def plain(x):\n    y = x", "def plain(x):\n    y = 9"), "plain(1), plain(1)", 2, (9, 9)),
+        ("branches", ("if x == 1:", "if x == 9:"), "branches(1), branches(2)", 2, (3, 2)),
+        ("branches", ("elif x == 2:", "elif x == 8:"), "branches(1), branches(2)", 1, (1, 3)),
+        ("branches", ("else:\n    y = 3", "else:\n    y = 4"), "branches(1), branches(3)", 1, (1, 4)),
+        ("branches", ("y = 2", ""), "branches(1)", 0, (1,)),
+        ("branches", ("elif x == 2:\n    y = 2", ""), "branches(1), branches(2)", 1, (1, 3)),
+        ("tries", ("except ZeroDivisionError:", "except ArithmeticError:"), "tries(0), tries(1)", 1, (0, 1)),
+        ("tries", ("finally:\n    x = 0", "finally:\n    x = 1"), "tries(0), tries(1)", 2, (0, 1)),
+        ("tries", ("else:\n    y = 1", "else:\n    y = 5"), "tries(0), tries(1)", 1, (0, 5)),
+        ("tries", ("else:\n    y = 1", ""), "tries(2),", 1, (0.5,)),
+        ("long", ("1,", "9,"), "long(0)", 1, (10,)),
+        ("long", ("x,\n1,", "2,\n1,"), "long(0)", 1, (3,)),
+        ("long", ("    2", "    3"), "long(0)", 1, (4,)),
+        ("matches", ("case 1:", "case 2:"), "matches(1), matches(2)", 1, ("other", "one")),
+        ("", ("+ 1", "+ 2"), "table['f'](1), table['f'](1)", 2, (3, 3)),
+        ("Box.get", ("def get(self, x=1):", "def get(self, x=2):"), "Box().get(), Box().get()", 2, (2, 2)),
+        ("Box", ("def get(self, x=1):", "def get(self, x=2):"), "Box().get()", 1, (2,)),
+    ],
+)
+def test_the_counter_counts_runs_of_the_edited_lines(target, edit, calls, hits, results):
+    names, (counter,) = patched(SITES, edit, target=target)
+    text = calls if calls.endswith(",") else calls + ","
+    assert eval(f"({text})", names) == results
+    assert hits_of(counter) == hits
+
+
+PARTS = """\
+def f(x):
+    y = max(
+        x,
+        5,
+        1,
+    )
+    return y
+
+
+def g(x):
+    if x:
+        y = 1
+    else:
+        y = 2
+
+
+def h():
+    return 1
+"""
+
+
+def test_deleting_part_of_a_statement_counts_where_the_statement_begins():
+    names, (counter,) = patched(PARTS, ("5,", ""), target="f")
+    assert (names["f"](0), hits_of(counter)) == (1, 1)
+    names, (counter,) = patched(PARTS, ("else:\n    y = 2", ""), target="g")
+    names["g"](0), names["g"](1), names["h"]()
+    assert hits_of(counter) == 2
+
+
+@pytest.mark.parametrize(
+    ("replacement", "message"),
+    [
+        ("y = (", "'(' was never closed: `y = (`"),
+        ("y = 1\nz ==== 2", "invalid syntax: `z ==== 2`"),
+        ("y = 1\n  z = 2", "unexpected indent"),
+        ("nonlocal q", "no binding for nonlocal 'q' found"),
+        ("await x", "'await' outside async function"),
+        ("y = " + "(" * 3000, "too many nested parentheses"),
+        ("y = " + "-" * 100_000 + "1", "does not compile"),
+        ("break", "'break' outside loop"),
+        ("y = " + "9" * 5000, "Exceeds the limit"),
+    ],
+)
+def test_a_replacement_that_is_no_program_is_refused(replacement, message):
+    with pytest.raises(PatchError) as error:
+        patched(TEXT, ("y = x", replacement), target="first")
+    assert message in str(error.value)
+    assert "toggle 1, edit 1 of 1 in mod:first" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+def test_the_edit_at_fault_is_named_when_another_one_trips():
+    with pytest.raises(PatchError, match="edit 1 of 2"):
+        patched(TEXT, ("y = x", 'y = """'), ("z = y", "z = 1"), target="first")
+
+
+def test_a_multi_line_string_in_an_edit_is_kept():
+    names, _ = patched(TEXT, ("z = y", 'z = """a\n  b"""'), target="first")
+    assert names["first"](1) == "a\n      b"
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_random_edits_move_no_other_line(data):
+    """Edits of whole lines leave every other line's number as it was, in code and in tracebacks."""
+    count = data.draw(st.integers(2, 25))
+    body = [f"seen({n})" if data.draw(st.booleans()) else f"if seen({n}) is None: pass" for n in range(count)]
+    text = "def f(seen):\n" + "".join(f"    {line}\n" for line in body) + "    raise ValueError\n"
+    chosen = data.draw(st.sets(st.integers(0, count - 1)))
+    edits = []
+    for n in chosen:
+        new = [f"seen({1000 + n})"] * data.draw(st.integers(0, 4))
+        edits.append((body[n], "\n".join(new)))
+    source = ModuleSource("mod", "mod.py", text)
+    patch = Patch.of("toggle 1", "mod:f", *edits)
+    placed = [place(source, patch, edit, new_counter()) for edit in patch.edits]
+    result = rewrite(source, placed)
+    names: dict = {}
+    exec(result.code, names)
+    lines = {}
+
+    def seen(n):
+        import sys
+
+        lines.setdefault(n, sys._getframe(1).f_lineno)
+
+    assert line_of_error(lambda: names["f"](seen)) == count + 2
+    for n, line in lines.items():
+        assert line == (n - 1000 if n >= 1000 else n) + 2
+    assert {n for n in lines if n < 1000} == set(range(count)) - chosen
+    assert all(hits_of(one.index) == 1 for one in placed)
+    assert lines_of(result.code) <= set(range(count + 3))
+
+
+def test_without_edits_the_code_is_the_interpreters_own():
+    source = ModuleSource("mod", "mod.py", SITES)
+    own = compile(SITES, "mod.py", "exec", dont_inherit=True)
+    assert rewrite(source, ()).code == own
+    assert CodeTree(own).functions == rewrite(source, ()).functions.functions
+
+
+def test_unedited_functions_of_an_edited_module_keep_their_code():
+    source = ModuleSource("mod", "mod.py", SITES)
+    patch = Patch.of("toggle 1", "mod:plain", ("y = x", "y = 1\ny = 2\ny = 3"))
+    new = rewrite(source, [place(source, patch, patch.edits[0], new_counter())]).functions.functions
+    old = rewrite(source, ()).functions.functions
+    assert new.keys() == old.keys()
+    assert {key.qualname for key in old if old[key] != new[key]} == {"plain"}
+    for key in old:
+        assert key.qualname == "plain" or list(old[key].co_positions()) == list(new[key].co_positions())
+
+
+def test_the_parsed_source_is_not_changed_by_rewriting():
+    source = ModuleSource("mod", "mod.py", SITES)
+    before = ast.dump(source.tree, include_attributes=True)
+    patch = Patch.of("toggle 1", "mod:", ("+ 1", "+ 2"))
+    rewrite(source, [place(source, patch, patch.edits[0], new_counter())])
+    assert ast.dump(source.tree, include_attributes=True) == before

@@ -99,7 +99,7 @@ class RunLoop:
         return self._make_sampling(**asdict(arrival.sampling))
 
     def _one_step(self) -> None:
-        step = self._step
+        step = self._step + 1
         report, seconds = self._advance()
         emitted = {rid: list(tokens) for rid, tokens in report.emitted.items()}
         self._sink.emit(
@@ -126,8 +126,7 @@ class RunLoop:
     def _advance(self) -> tuple[Any, float]:
         """One engine step and the checks after it; what a step recorded before it failed is reported
         first."""
-        step, judge = self._step, self._judge
-        async_probe.set_step(step)
+        step, judge = self._step + 1, self._judge  # the engine counts its steps from 1, and so do reports
         judge.step, judged = step, judge.seconds
         began = time.perf_counter()
         failure: Exception | None = None
@@ -157,8 +156,8 @@ class RunLoop:
             site = f"{guard.buffer}->{guard.victim}"
             self.report(Violation("guard", site, step, str(guard)))
         for found in async_probe.drain():
-            value = found.value  # NaN and infinities are no JSON
-            value = value if value is None or math.isfinite(value) else str(value)
+            finite = found.value is None or math.isfinite(found.value)  # JSON has no NaN and no infinity
+            value = found.value if finite else str(found.value)
             data = {"index": found.index, "value": value, "bound": found.bound}
             count = found.count or 1
             self.report(Violation(found.kind, found.site, step, found.message(), count, data))

@@ -1,0 +1,36 @@
+"""``specdebug doctor``: what this installation runs on."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from specdebug.cli.options import Content, Debug, Json
+from specdebug.cli.output import show, write
+from specdebug.cli.replay import open_library, workers
+
+
+def doctor(as_json: Json = False, content: Content = None, debug: Debug = False) -> int:
+    """Say what is installed, what will be used, and whether a worker runs; exit code 1 when a part is
+    missing."""
+    from specdebug.harness.machine import examine
+
+    began = time.monotonic()
+    with workers(1) as pool:
+        facts, problems = examine(pool, open_library(content))
+    facts["examined in"] = f"{time.monotonic() - began:.1f} s"
+    if as_json:
+        from specdebug.report.document import to_json
+
+        write(to_json({"facts": facts, "problems": problems}))
+    else:
+        from specdebug.report.tables import plain_table
+
+        show(plain_table(("", ""), [(name, _text(value)) for name, value in facts.items()]))
+        for problem in problems:
+            write(f"problem: {problem}")
+    return 1 if problems else 0
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,100 @@
+"""Entry point: the command tree, and how whatever goes wrong ends.
+
+Exit codes: 0 and 1 say whether what was asked holds, 125 that it could not be decided (``git bisect run``
+skips such a commit), 2 is the user's to mend (one line, ``error: ...``), 3 is a fault of specdebug itself,
+130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from specdebug import __version__
+from specdebug.cli import doctor, probes, replay, scenarios, toggles
+from specdebug.cli.options import Debug, debug_wanted, forget_debug
+from specdebug.cli.output import open_standard_streams, write
+from specdebug.errors import SpecDebugError
+
+INTERNAL_ERROR = 3
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="specdebug",
+    help="Debug speculative LLM serving: replay scenarios, revert fixes one by one, and name what breaks.",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("replay")(replay.replay)
+app.command("compare")(replay.compare)
+app.add_typer(toggles.app, name="toggles")
+app.add_typer(probes.app, name="probes")
+app.add_typer(scenarios.app, name="scenarios")
+app.command("doctor")(doctor.doctor)
+
+# Base of everything that can be wrong with a command line. Newer versions of typer keep their click to
+# themselves.
+_USAGE: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        write(f"specdebug {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Options before the command."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line and return its exit code; nothing escapes."""
+    forget_debug()
+    try:
+        code = app(args=list(argv) or ["--help"], prog_name="specdebug", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except SpecDebugError as error:
+        return _failed(str(error), error.exit_code if error.exit_code in (1, 2) else 2, error)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except _USAGE as error:
+        return _failed(_one_line(error), 2, error)
+    except Exception as error:
+        what = f"internal error: {type(error).__name__}: {' '.join(str(error).split())}"
+        hint = "" if debug_wanted() else " (--debug shows where; please report it)"
+        return _failed(what + hint, INTERNAL_ERROR, error)
+
+
+def _one_line(error: Exception) -> str:
+    """What typer has to say about a command line."""
+    message: str = error.format_message()  # type: ignore[attr-defined]
+    return " ".join(message.split()).rstrip(".")
+
+
+def _failed(message: str, code: int, error: BaseException) -> int:
+    if debug_wanted():
+        import traceback
+
+        traceback.print_exception(error, file=sys.stderr)
+    # stderr may be closed or full too; the exit code is then all that is left to say it with.
+    try:
+        print(f"error: {message}", file=sys.stderr, flush=True)
+    except OSError:
+        return code
+    return code
+
+
+def main() -> None:
+    """The ``specdebug`` command."""
+    open_standard_streams()
+    sys.exit(run(sys.argv[1:]))

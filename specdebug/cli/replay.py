@@ -1,0 +1,209 @@
+"""``specdebug replay`` and ``specdebug compare``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specdebug.cli.options import Content, Debug, File, Jobs, Json, Seed, Timeout
+from specdebug.cli.output import check_writable, show, write, write_file
+from specdebug.errors import SpecDebugError
+
+if TYPE_CHECKING:
+    from specdebug.harness.library import Library
+    from specdebug.harness.replay import Choices, Replay
+    from specdebug.harness.scenario_model import Scenario
+    from specdebug.report.progress import LiveProgress, PlainProgress
+    from specdebug.targets.pool import WorkerPool
+
+INTERRUPTED = 130
+
+
+class Mode(StrEnum):
+    """What a probe does that finds something: end the run, or write it down."""
+
+    ASSERT = "assert"
+    RECORD = "record"
+
+
+def replay(
+    file: File,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option("--arm", help="Run this arm only (repeatable); the exit code is its plain verdict."),
+    ] = None,
+    revert: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--revert",
+            metavar="PR[,PR]",
+            help="Revert these fixes as well, in the named arm or the first; exit code: its verdict.",
+        ),
+    ] = None,
+    seed: Seed = None,
+    mode: Annotated[Mode | None, typer.Option("--mode", help="Of every probe, over the packs'.")] = None,
+    probes: Annotated[
+        list[str] | None,
+        typer.Option("--probes", metavar="PACK", help="Probe packs instead of the scenario's."),
+    ] = None,
+    as_json: Json = False,
+    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="JUnit XML, too.")] = None,
+    jobs: Jobs = 0,
+    timeout: Timeout = None,
+    content: Content = None,
+    debug: Debug = False,
+) -> int:
+    """Run a scenario's arms, each in a process of its own, and say what broke where.
+
+    Exit code 0 when every arm did what the scenario expects of it, 1 when one did not, 125 when one came to
+    no verdict. With --arm, --revert or SGLANG_DEBUG_REVERT_PR: the arm's own verdict, 0 pass, 1 fail, 125
+    unknown.
+    """
+    if junit is not None:
+        check_writable(junit)
+    with workers(jobs) as pool:
+        from specdebug.harness import replay as harness
+        from specdebug.toggles import parse_numbers, reverts_from_environment
+
+        library, scenario = _load(file, content)
+        choices = harness.Choices(
+            arms=tuple(arm or ()),
+            reverts=(*parse_numbers(",".join(revert or ())), *reverts_from_environment()),
+            seed=seed,
+            mode=mode.value if mode is not None else None,
+            probes=tuple(probes) if probes else None,
+            timeout_s=_positive(timeout),
+        )
+        return _replay(pool, library, scenario, choices, as_json=as_json, junit=junit)
+
+
+def _replay(
+    pool: WorkerPool,
+    library: Library,
+    scenario: Scenario,
+    choices: Choices,
+    *,
+    as_json: bool,
+    junit: Path | None,
+) -> int:
+    from specdebug.harness import replay as harness
+
+    runs = harness.plan(scenario, choices, library)
+    interrupted = False
+    try:
+        with progress() as watcher:
+            answer = harness.replay(pool, scenario, runs, watcher)
+    except harness.Interrupted as stop:
+        answer, interrupted = stop.answer, True
+    _publish(answer, as_json=as_json, junit=junit, interrupted=interrupted)
+    return INTERRUPTED if interrupted else answer.exit_code
+
+
+def _publish(answer: Replay, *, as_json: bool, junit: Path | None, interrupted: bool) -> None:
+    if as_json:
+        from specdebug.report.document import replay_document, to_json
+
+        write(to_json(replay_document(answer, interrupted=interrupted)))
+    else:
+        from specdebug.report.terminal import render_replay
+
+        show(render_replay(answer))
+    if junit is not None:
+        from specdebug.report.junit import junit_xml
+
+        write_file(junit, junit_xml([answer]))
+
+
+def compare(
+    file: File,
+    arm: Annotated[
+        list[str] | None, typer.Option("--arm", help="Name two; the scenario's first two unless given.")
+    ] = None,
+    seed: Seed = None,
+    as_json: Json = False,
+    jobs: Jobs = 0,
+    timeout: Timeout = None,
+    content: Content = None,
+    debug: Debug = False,
+) -> int:
+    """Run two arms and put them side by side, request by request.
+
+    Exit code 0 when both come to the same verdict and every request to the same output, else 1.
+    """
+    with workers(jobs) as pool:
+        from specdebug.harness import compare as comparing
+        from specdebug.harness import replay as harness
+        from specdebug.harness.scenario import engine_config
+        from specdebug.harness.text import decoder, load_tokenizer
+
+        library, scenario = _load(file, content)
+        names = list(arm or list(scenario.arms)[:2])
+        if len(names) != 2 or names[0] == names[1]:
+            known = ", ".join(scenario.arms)
+            raise SpecDebugError(f"compare needs two different arms; {scenario.path} has {known}")
+        choices = harness.Choices(arms=tuple(names), seed=seed, timeout_s=_positive(timeout))
+        try:
+            with progress() as watcher:
+                answer = harness.replay(pool, scenario, harness.plan(scenario, choices, library), watcher)
+        except harness.Interrupted:
+            return INTERRUPTED
+        left, right = (result.outcome for result in answer.results)
+        decode = decoder(load_tokenizer(engine_config(scenario, names[0]).model))
+        comparison = comparing.compare((names[0], names[1]), (left, right), decode)
+        if as_json:
+            from specdebug.report.document import comparison_document, to_json
+
+            write(to_json(comparison_document(comparison)))
+        else:
+            from specdebug.report.terminal import render_comparison
+
+            show(render_comparison(scenario.name, comparison))
+        return comparison.exit_code
+
+
+@contextmanager
+def workers(jobs: int) -> Iterator[WorkerPool]:
+    """Workers that are being started while the caller reads and checks what they are to do."""
+    from specdebug.targets.pool import WorkerPool
+
+    with WorkerPool(jobs) as pool:
+        pool.start()
+        yield pool
+
+
+@contextmanager
+def progress() -> Iterator[LiveProgress | PlainProgress]:
+    """Progress on stderr, if there is one."""
+    from specdebug.report.progress import progress_on
+
+    with contextlib.ExitStack() as stack:
+        stream = sys.stderr or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        watcher: LiveProgress | PlainProgress = progress_on(stream)
+        with watcher:
+            yield watcher
+
+
+def open_library(content: Sequence[Path] | None) -> Library:
+    """Shipped content, and the folders the command line names."""
+    from specdebug.harness.library import Library
+
+    return Library(content or ())
+
+
+def _load(file: str, content: Sequence[Path] | None) -> tuple[Library, Scenario]:
+    library = open_library(content)
+    return library, library.scenario(file)
+
+
+def _positive(timeout: float | None) -> float | None:
+    if timeout is not None and not timeout > 0:
+        raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
+    return timeout

@@ -1,0 +1,75 @@
+"""``specdebug scenarios``: what there is, whether a file is right, and the schema for editors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specdebug.cli.options import Content, Debug, Json
+from specdebug.cli.output import show, write
+from specdebug.cli.replay import open_library
+from specdebug.errors import SpecDebugError
+
+app = typer.Typer(help="List and check scenarios.", no_args_is_help=False)
+
+
+@app.command("list")
+def list_scenarios(as_json: Json = False, content: Content = None, debug: Debug = False) -> int:
+    """Every scenario that can be named, with its arms."""
+    found = open_library(content).scenarios()
+    if as_json:
+        from specdebug.report.document import to_json
+
+        facts = [
+            {"name": s.name, "path": str(s.path), "description": s.description, "arms": list(s.arms)}
+            for s in found
+        ]
+        write(to_json(facts))
+        return 0
+    from specdebug.report.tables import plain_table
+
+    rows = [(s.path.stem, ", ".join(s.arms), " ".join(s.description.split())) for s in found]
+    show(plain_table(("scenario", "arms", "what it shows"), rows))
+    return 0
+
+
+@app.command("validate")
+def validate(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Scenario files, or shipped names.")],
+    content: Content = None,
+    debug: Debug = False,
+) -> int:
+    """Check scenario files without running them; exit code 2 when one is wrong."""
+    library = open_library(content)
+    wrong = 0
+    for file in files:
+        try:
+            scenario = library.scenario(file)
+        except SpecDebugError as error:
+            wrong += 1
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            write(f"{scenario.path}: ok, {len(scenario.arms)} arms")
+    return 2 if wrong else 0
+
+
+@app.command("schema")
+def schema(
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE")] = None,
+    debug: Debug = False,
+) -> int:
+    """Print the JSON schema of scenario files, for editors that complete and check YAML."""
+    from specdebug.cli.output import check_writable, write_file
+    from specdebug.harness.scenario import json_schema
+    from specdebug.report.document import to_json
+
+    text = to_json(json_schema())
+    if output is None:
+        write(text)
+    else:
+        check_writable(output)
+        write_file(output, text + "\n")
+    return 0

@@ -1,0 +1,92 @@
+"""``specdebug toggles``: the fixes that can be reverted, and whether each is still worth its place."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from specdebug.cli.options import Content, Debug, Jobs, Json
+from specdebug.cli.output import show, write
+from specdebug.cli.replay import INTERRUPTED, open_library, progress, workers
+
+app = typer.Typer(help="List, show and verify the fixes that can be reverted.", no_args_is_help=False)
+
+Number = Annotated[str, typer.Argument(metavar="PR", help="A pull request number.")]
+
+
+@app.command("list")
+def list_toggles(as_json: Json = False, content: Content = None, debug: Debug = False) -> int:
+    """Every registered fix, and what detects it when it is reverted."""
+    from specdebug.report.toggle import toggle_document
+
+    toggles = open_library(content).all_toggles()
+    if as_json:
+        from specdebug.report.document import to_json
+
+        write(to_json([toggle_document(toggle) for toggle in toggles]))
+        return 0
+    from specdebug.report.tables import plain_table
+
+    rows = [
+        (
+            ", ".join(map(str, t.numbers)),
+            t.family,
+            t.title,
+            t.detected_by.scenario,
+            "\n".join(t.detected_by.signatures),
+        )
+        for t in toggles
+    ]
+    show(plain_table(("PR", "family", "title", "scenario", "signature"), rows))
+    return 0
+
+
+@app.command("show")
+def show_toggle(number: Number, as_json: Json = False, content: Content = None, debug: Debug = False) -> int:
+    """One fix: what it mends, what reverting it changes, and what should notice."""
+    from specdebug.report.toggle import describe_toggle, toggle_document
+
+    toggle = open_library(content).registry.select(number)[0]
+    if as_json:
+        from specdebug.report.document import to_json
+
+        write(to_json(toggle_document(toggle)))
+    else:
+        write(describe_toggle(toggle))
+    return 0
+
+
+@app.command("verify")
+def verify(
+    numbers: Annotated[list[str] | None, typer.Argument(metavar="[PR]...", help="All, unless given.")] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds to try, from each scenario's own.")] = 1,
+    jobs: Jobs = 0,
+    as_json: Json = False,
+    content: Content = None,
+    debug: Debug = False,
+) -> int:
+    """Run every fix's scenario with the fix applied (must be silent) and reverted (must fail as stated).
+
+    Exit code 1 when one is rotten; it says which and why.
+    """
+    with workers(jobs) as pool:
+        from specdebug.harness.verify import verify as run_matrix
+
+        library = open_library(content)
+        chosen = library.registry.select(",".join(numbers)) if numbers else library.all_toggles()
+        try:
+            with progress() as watcher:
+                checks = run_matrix(pool, library, chosen, seeds, watcher)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+    if as_json:
+        from specdebug.report.document import to_json
+
+        write(to_json([check.to_dict() for check in checks]))
+    else:
+        from specdebug.report.matrix import render_matrix
+
+        show(render_matrix(checks))
+    return 0 if all(check.live for check in checks) else 1
+

@@ -1,0 +1,195 @@
+"""One arm, inside its worker: put the reverts in place, build the engine, run the workload, look again.
+
+This module is imported by the worker before any revert is in place, so it imports nothing of the engine, and
+of the scenario's classes only what :func:`run_arm` unpickles afterwards. Everything is reported as it
+happens (see ``ledger.py``); whatever goes wrong is reported too, so this function only returns.
+"""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from specdebug.assets import checkpoint_path
+from specdebug.errors import SpecDebugError
+from specdebug.harness.text import Decode, decoder, load_tokenizer
+from specdebug.reference.config import read_config
+from specdebug.targets.wire import Sink
+
+if TYPE_CHECKING:
+    from specdebug.harness.loop import RunLoop
+    from specdebug.harness.oracle import Judge
+    from specdebug.harness.scenario_model import AcceptOracle, OracleSpec, Scenario
+
+
+def run_arm(payload: Mapping[str, Any], sink: Sink) -> None:
+    """Run one arm of a scenario. ``payload`` is what ``replay.ArmRun.job`` packs."""
+    try:
+        _Arm(payload, sink).run()
+    except SpecDebugError as error:
+        sink.emit("usage", message=str(error))
+
+
+class _Arm:
+    def __init__(self, payload: Mapping[str, Any], sink: Sink) -> None:
+        self._payload = payload
+        self._sink = sink
+        self._stages: dict[str, float] = {}
+
+    def run(self) -> None:
+        with self._stage("revert"):
+            hits = self._revert()
+        if hits is None:
+            return
+        scenario: Scenario = pickle.loads(self._payload["scenario"])
+        with self._stage("build"):
+            loop, judge, accept = self._build(scenario)
+        try:
+            self._serve(loop, judge, accept)
+        finally:
+            from specdebug import async_probe
+
+            self._sink.emit("coverage", reached=async_probe.reached(), hits=hits())
+        self._sink.emit("done", stages_s=self._stages, peak_rss_mb=_peak_rss_mb())
+
+    def _revert(self) -> Callable[[], dict[str, dict[str, int]]] | None:
+        """Put the fixes' reverts in place; returns a reader of how often each edit has run, by fix.
+
+        None when they cannot be put in place, which makes the run impossible rather than the scenario wrong.
+        """
+        from specdebug.patching import PatchError, apply
+
+        toggles = pickle.loads(self._payload["toggles"])
+        try:
+            applied = apply([patch for toggle in toggles for patch in toggle.patches], "import")
+        except PatchError as error:
+            self._sink.emit("impossible", reason=str(error))
+            return None
+
+        def hits() -> dict[str, dict[str, int]]:
+            counts = applied.hits()
+            return {
+                str(toggle.pr): {e.id: counts[e.id] for patch in toggle.patches for e in patch.edits}
+                for toggle in toggles
+            }
+
+        self._sink.emit("reverts", hits=hits())
+        return hits
+
+    def _serve(self, loop: RunLoop, judge: Judge, accept: AcceptOracle | None) -> None:
+        from specdebug.harness.loop import Stopped
+
+        try:
+            with self._stage("run"):
+                loop.run()
+            for rid, count in judge.zero_filled.items():
+                self._note(f"{rid}: draft KV of {count} cached positions zero-filled by policy, not compared")
+            if accept is not None:
+                with self._stage("cold"):
+                    self._measure_cold(loop, judge, accept.min_ratio)
+        except Stopped:
+            return
+
+    def _build(self, scenario: Scenario) -> tuple[RunLoop, Judge, AcceptOracle | None]:
+        from specdebug.harness.driver import WorkloadDriver
+        from specdebug.harness.loop import RunLoop
+        from specdebug.harness.probe_packs import activate
+        from specdebug.harness.workload import expand
+        from specdebug.targets.embedded import build_engine, sampling_params
+
+        arm, seed, packs = self._payload["arm"], self._payload["seed"], pickle.loads(self._payload["packs"])
+        activate(packs, scenario.arms[arm].mode)
+        engine = build_engine(scenario.engine_of(arm), seed)
+        tokenizer = load_tokenizer(engine.config.model)
+        workload = expand(scenario, tokenizer, seed)
+        self._sink.emit("setup", probes_enabled=len(packs), requests=len(workload.requests))
+        oracles = scenario.oracles_of(arm)
+        decode = decoder(tokenizer)
+        judge = self._judge(oracles, engine.config, decode)
+        engine.observer = judge
+        loop = RunLoop(
+            engine,
+            WorkloadDriver(workload),
+            self._sink,
+            judge,
+            max_steps=scenario.limits.max_steps,
+            check_pools=oracles.pools,
+            make_sampling=sampling_params,
+            decode=decode,
+            vocab_size=read_config(checkpoint_path(engine.config.model)).vocab_size,
+        )
+        return loop, judge, oracles.accept
+
+    def _judge(self, oracles: OracleSpec, config: Any, decode: Decode) -> Judge:
+        """The observer, with a reference model only if something is to be compared with it."""
+        from specdebug.harness.dense import DenseReference
+        from specdebug.harness.oracle import Judge, OracleSettings
+
+        spec = config.speculative
+        draft_kv = oracles.draft_kv and spec is not None
+        draft_model = None
+        if draft_kv:
+            draft_model = spec.draft_model or f"{config.model}-{spec.algorithm.lower()}"
+        settings = OracleSettings(
+            lossless=oracles.lossless,
+            draft_kv=draft_kv,
+            dtype=config.dtype,
+            zero_fill=spec is not None and spec.draft_kv_on_hit == "zero_fill",
+        )
+        reference = DenseReference(config.model, draft_model) if oracles.lossless or draft_kv else None
+        return Judge(
+            settings,
+            reference,
+            report=lambda violation: self._sink.emit("violation", **asdict(violation)),
+            tie=lambda rid, tie: self._sink.emit("tie", rid=rid, **asdict(tie)),
+            decode=decode,
+        )
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        self._sink.emit("stage", name=name)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._stages[name] = round(time.perf_counter() - began, 4)
+
+    def _note(self, text: str) -> None:
+        self._sink.emit("note", text=text)
+
+    def _measure_cold(self, loop: RunLoop, judge: Judge, min_ratio: float) -> None:
+        """Serve every request that hit the cache again, cold, and compare what was accepted, group by
+        group."""
+        from specdebug.harness.outcome import Violation, mean
+
+        judge.active = False
+        lengths: dict[str, tuple[list[int], list[int]]] = {}
+        for rid, arrival in loop.arrived.items():
+            request = loop.engine.requests[rid]
+            if not request.cached_tokens or not request.accept_lengths or request.finish_reason == "abort":
+                continue
+            cold = loop.serve_cold(rid)
+            self._sink.emit("cold", rid=rid, accept_lengths=cold)
+            hit_lengths, cold_lengths = lengths.setdefault(arrival.group, ([], []))
+            hit_lengths.extend(request.accept_lengths)
+            cold_lengths.extend(cold)
+        for group, both in lengths.items():
+            hit_mean, cold_mean = (mean(side) or 0.0 for side in both)
+            if hit_mean < min_ratio * cold_mean:
+                detail = (
+                    f"requests of group {group} accept {hit_mean:.2f} tokens a verify after a cache hit, "
+                    f"{cold_mean:.2f} cold: less than {min_ratio:g} of it"
+                )
+                loop.report(Violation("accept-drop", group, None, detail))
+
+
+def _peak_rss_mb() -> float:
+    """Highest resident memory of this process so far, in MiB (macOS counts in bytes, Linux in KiB)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak / 2**20 if sys.platform == "darwin" else peak / 2**10)

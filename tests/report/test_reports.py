@@ -1,0 +1,202 @@
+"""What results look like to a person, to a program and to a CI system."""
+
+from __future__ import annotations
+
+import io
+import json
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from specdebug.harness.compare import compare
+from specdebug.harness.ledger import Ledger
+from specdebug.harness.outcome import Metrics, Outcome, RequestResult, Violation
+from specdebug.harness.replay import ArmResult, ArmRun, Replay
+from specdebug.harness.scenario_model import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.report.document import comparison_document, replay_document, to_json
+from specdebug.report.junit import junit_xml
+from specdebug.report.progress import PlainProgress, progress_on, progress_text
+from specdebug.report.terminal import console, render_comparison, render_replay
+
+SCENARIO = Scenario(
+    name="sample",
+    workload=(WorkloadGroup("g0", TokenPrompt((1, 2))),),
+    arms={"fixed": Arm("fixed"), "reverted": Arm("reverted")},
+    expect={},
+)
+GOOD = Outcome(
+    "pass",
+    None,
+    None,
+    "",
+    None,
+    metrics=Metrics(accept_mean=2.31, accept_hit=2.1, accept_cold=2.31, cached_tokens=661, wall_s=1.0),
+    requests=(RequestResult("g0.0", "g0", 2, 661, (4, 5), accept_lengths=(2, 3)),),
+    trace_hash="t1",
+)
+BAD = Outcome(
+    "fail",
+    "guard@draft.kv_indices->[next]",
+    "draft.kv_indices->[next]",
+    "overran by 64 bytes",
+    3,
+    violations=(
+        Violation("guard", "draft.kv_indices->[next]", 3, "overran by 64 bytes", 4),
+        Violation("nan", "draft.logits", 4, "1 bad"),
+    ),
+    notes=("a note",),
+    log_tail="colour \x1b[31m and \x00 bytes",
+    requests=(RequestResult("g0.0", "g0", 2, 0, (4, 9), accept_lengths=(1,)),),
+    trace_hash="t2",
+)
+LOST = Outcome("unknown", None, None, "nothing was generated", None, reasons=("nothing was generated",))
+
+
+def result(arm: str, outcome: Outcome, expectation: Expectation | None = None) -> ArmResult:
+    reverted: Any = (SimpleNamespace(pr=27338),)
+    return ArmResult(ArmRun(arm, SCENARIO, arm, 0, toggles=reverted, expectation=expectation), outcome)
+
+
+def answer(*results: ArmResult) -> Replay:
+    return Replay(SCENARIO, results, 2.5)
+
+
+def text_of(renderable: Any) -> str:
+    stream = io.StringIO()
+    console(stream).print(renderable)
+    return stream.getvalue()
+
+
+def test_the_table_has_a_row_an_arm_and_the_evidence_follows() -> None:
+    text = text_of(
+        render_replay(answer(result("fixed", GOOD, Expectation()), result("reverted", BAD, Expectation())))
+    )
+    assert "2.31 (hit 2.10, cold 2.31)" in text
+    assert "661" in text
+    assert "no: pass" in text  # what was expected stands where it was not met
+    assert "guard@draft.kv_indices->[next] at step 3, 4 times  overran by 64 bytes" in text
+    assert "then nan@draft.logits at step 4" in text
+    assert "fixes reverted: 27338" in text
+    assert text.rstrip().endswith("sample: 1 of 2 arms as expected (2.5 s)")
+
+
+def test_a_plain_verdict_is_the_closing_line() -> None:
+    text = text_of(render_replay(answer(result("fixed", BAD))))
+    assert text.rstrip().endswith("sample: fixed fail guard@draft.kv_indices->[next] (2.5 s)")
+    assert "nothing was generated" in text_of(render_replay(answer(result("fixed", LOST))))
+
+
+def test_no_line_of_a_redirected_table_is_folded() -> None:
+    text = text_of(render_replay(answer(result("fixed", BAD, Expectation()))))
+    assert all("guard@draft.kv_indices->[next]" in line for line in text.splitlines() if "│ fixed" in line)
+
+
+def test_the_worker_s_last_words_are_shown_only_when_it_died() -> None:
+    died = Outcome(
+        "fail", "hang", None, "", 2, violations=(Violation("hang", "", 2, "killed"),), log_tail="in step\n"
+    )
+    assert "last words" in text_of(render_replay(answer(result("fixed", died))))
+    assert "last words" not in text_of(render_replay(answer(result("fixed", BAD))))
+
+
+def test_a_comparison_shows_where_the_texts_part() -> None:
+    comparison = compare(("one", "two"), (GOOD, BAD), lambda ids: f"<{'/'.join(map(str, ids))}>")
+    text = text_of(render_comparison("sample", comparison))
+    assert "token 1: '<5>' | '<9>'" in text
+    assert "the arms differ: 1 of 1 requests have other outputs" in text
+    same = compare(("one", "two"), (GOOD, GOOD), str)
+    assert "outputs and verdicts agree; every step was the same" in text_of(render_comparison("s", same))
+
+
+def test_the_documents_are_strict_json() -> None:
+    document = json.loads(to_json(replay_document(answer(result("fixed", GOOD, Expectation()), result("b", BAD)))))
+    assert document["exit_code"] == 1
+    first, second = document["arms"]
+    assert (first["met"], first["expected"]) == (True, {"verdict": "pass"})
+    assert (second["met"], second["expected"], second["reverted"]) == (None, None, [27338])
+    assert second["violations"][1]["signature"] == "nan@draft.logits"
+    compared = json.loads(to_json(comparison_document(compare(("a", "b"), (GOOD, BAD), str))))
+    assert (compared["agree"], compared["exit_code"]) == (False, 1)
+
+
+def cases(*results: ArmResult) -> tuple[ET.Element, list[ET.Element]]:
+    root = ET.fromstring(junit_xml([answer(*results)]))
+    return root, list(root.iter("testcase"))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expectation", "mark"),
+    [
+        (GOOD, Expectation(), None),
+        (GOOD, None, None),
+        (BAD, Expectation("fail", ("guard@*",)), None),
+        (BAD, Expectation(), "failure"),
+        (BAD, None, "failure"),
+        (GOOD, Expectation("fail"), "failure"),
+        (LOST, Expectation(), "skipped"),
+        (LOST, None, "skipped"),
+    ],
+)
+def test_junit_marks_what_was_not_as_expected(
+    outcome: Outcome, expectation: Expectation | None, mark: str | None
+) -> None:
+    root, (case,) = cases(result("fixed", outcome, expectation))
+    marks = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+    assert marks == ([mark] if mark else [])
+    assert root.get("failures") == str(int(mark == "failure"))
+    assert root.get("skipped") == str(int(mark == "skipped"))
+
+
+def test_junit_counts_add_up_and_odd_characters_do_not_break_it() -> None:
+    root, found = cases(result("fixed", GOOD, Expectation()), result("reverted", BAD, Expectation()))
+    (suite,) = root
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("sample", "2", "1")
+    assert len(found) == 2
+    failure = found[1].find("failure")
+    assert failure is not None
+    assert failure.get("type") == "guard@draft.kv_indices->[next]"
+    assert "nan@draft.logits (step 4, 1 times): 1 bad" in (failure.text or "")
+    assert "�" in (found[1].findtext("system-err") or "")
+
+
+def test_plain_progress_says_when_an_arm_ends_and_survives_a_closed_stream() -> None:
+    stream = io.StringIO()
+    with PlainProgress(stream) as progress:
+        run = ArmRun("fixed", SCENARIO, "fixed", 0)
+        progress.arm_started(run)
+        progress.arm_moved(run, Ledger())
+        progress.arm_ended(result("fixed", BAD))
+    assert stream.getvalue() == "fixed: fail guard@draft.kv_indices->[next], 0.0 s\n"
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    PlainProgress(Gone()).arm_ended(result("fixed", GOOD))
+
+
+def test_a_terminal_gets_a_live_display() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    with progress_on(stream) as progress:
+        run = ArmRun("fixed", SCENARIO, "fixed", 0)
+        progress.arm_started(run)
+        ledger = Ledger()
+        ledger.fold({"event": "setup", "probes_enabled": 1, "requests": 3})
+        progress.arm_moved(run, ledger)
+        progress.arm_ended(result("fixed", BAD))
+    assert "fixed" in stream.getvalue()
+
+
+def test_progress_in_words() -> None:
+    ledger = Ledger()
+    assert progress_text(ledger) == "start"
+    ledger.fold({"event": "stage", "name": "run"})
+    ledger.fold({"event": "setup", "probes_enabled": 1, "requests": 3})
+    ledger.fold({"event": "violation", "kind": "nan", "site": "x", "step": 1, "detail": ""})
+    assert progress_text(ledger) == "run, step 0, 0 of 3 requests, found nan@x"

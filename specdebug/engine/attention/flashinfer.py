@@ -57,6 +57,9 @@ class FlashInferPlanner(AttentionPlanner):
         kv_lens = seq_lens + nodes
         kv_indptr = indptr(kv_lens, workspace.take("verify.kv_indptr", (batch + 1,), torch.int32))
         kv_indices = self._fill_indices(req_pool_indices, kv_lens, kv_indptr, "verify.kv_indices", workspace)
+        qo_indptr = query_indptr(batch, nodes, seq_lens.device)
+        if self.topk == 1:  # a chain is causal: no mask to build or read
+            return RaggedMetadata(kv_indptr, kv_indices, qo_indptr, q_len=nodes)
         num_bits = int(kv_lens.sum()) * nodes
         bits = workspace.take("verify.custom_mask", (num_bits,), torch.bool)
         assert_fits(num_bits, bits.numel(), "attention.verify.plan", "custom_mask")
@@ -64,7 +67,7 @@ class FlashInferPlanner(AttentionPlanner):
         return RaggedMetadata(
             kv_indptr,
             kv_indices,
-            query_indptr(batch, nodes, seq_lens.device),
+            qo_indptr,
             q_len=nodes,
             causal=False,
             custom_mask=bits,
@@ -113,7 +116,8 @@ class FlashInferPlanner(AttentionPlanner):
     def declare_verify(self, layout: ArenaLayout, max_bs: int) -> None:
         layout.add("verify.kv_indptr", (max_bs + 1,), torch.int32)
         layout.add("verify.kv_indices", (max_bs * self.max_kv_len,), self.index_dtype)
-        layout.add("verify.custom_mask", (max_bs * self.max_kv_len * self.tree_size,), torch.bool)
+        if self.topk > 1:
+            layout.add("verify.custom_mask", (max_bs * self.max_kv_len * self.tree_size,), torch.bool)
 
     def declare_draft(self, layout: ArenaLayout, max_bs: int) -> None:
         width = max_bs * self.topk * self.max_kv_len

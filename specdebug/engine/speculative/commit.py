@@ -76,3 +76,9 @@ def compact_accept_to_front(acceptance: Acceptance, features: Tensor, tree_size:
     predict = acceptance.predict[flat].to(torch.int64).view(batch, tree_size)
     predict = torch.where(node < accept_lengths.unsqueeze(1), predict, 0)
     return Compacted(predict.view(-1), features[flat], accept_lengths)
+
+
+def compact_chain(acceptance: Acceptance, features: Tensor) -> Compacted:
+    """As :func:`compact_accept_to_front` for topk 1: a chain's accepted rows are the first ones already."""
+    lengths = acceptance.num_correct_drafts.to(torch.int64) + 1
+    return Compacted(acceptance.predict.to(torch.int64), features, lengths)

@@ -39,20 +39,20 @@ class DraftStateTable:
     def gather(self, rows: Tensor) -> DraftState:
         """Copies of the given rows (int64 [B])."""
         return DraftState(
-            self._seq_lens[rows],
-            self._bonus[rows],
-            self._topk_p[rows],
-            self._topk_index[rows],
-            self._hidden[rows],
+            self._seq_lens.index_select(0, rows),
+            self._bonus.index_select(0, rows),
+            self._topk_p.index_select(0, rows),
+            self._topk_index.index_select(0, rows),
+            self._hidden.index_select(0, rows),
         )
 
     def store_lengths(self, rows: Tensor, seq_lens: Tensor, bonus: Tensor) -> None:
         """Publish new committed lengths and bonus tokens, before the draft extend runs."""
-        self._seq_lens[rows] = seq_lens
-        self._bonus[rows] = bonus
+        self._seq_lens.index_copy_(0, rows, seq_lens)
+        self._bonus.index_copy_(0, rows, bonus)
 
     def store_draft(self, rows: Tensor, topk_p: Tensor, topk_index: Tensor, hidden_states: Tensor) -> None:
         """Keep what the draft extend predicts for the position after the bonus token."""
-        self._topk_p[rows] = topk_p
-        self._topk_index[rows] = topk_index
-        self._hidden[rows] = hidden_states
+        self._topk_p.index_copy_(0, rows, topk_p)
+        self._topk_index.index_copy_(0, rows, topk_index)
+        self._hidden.index_copy_(0, rows, hidden_states)

@@ -35,7 +35,12 @@ from specdebug.engine.request import Request
 from specdebug.engine.sampler import request_generator, target_probs
 from specdebug.engine.speculative.accept import Acceptance, accept_greedy, accept_sampling
 from specdebug.engine.speculative.cache_locs import assign_draft_cache_locs, verify_cache_locs
-from specdebug.engine.speculative.commit import Compacted, compact_accept_to_front, get_src_tgt_cache_loc
+from specdebug.engine.speculative.commit import (
+    Compacted,
+    compact_accept_to_front,
+    compact_chain,
+    get_src_tgt_cache_loc,
+)
 from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs, DraftLoop
 from specdebug.engine.speculative.state import DraftState, DraftStateTable
 from specdebug.engine.speculative.tree import TreeBuilder, VerifyTree
@@ -153,7 +158,7 @@ class EagleWorker:
         acceptance = self._accept(requests, tree, verified.logits)
         acceptance.check(self._spec.tree_size, self._vocab_size)
         self._commit_kv(acceptance, out_cache_loc)
-        compacted = compact_accept_to_front(acceptance, verified.features, self._spec.tree_size)
+        compacted = self._compact(acceptance, verified.features)
         bonus = compacted.predict.view(len(requests), -1).gather(
             1, compacted.accept_lengths.unsqueeze(1) - 1
         )
@@ -251,6 +256,11 @@ class EagleWorker:
             return
         plan = get_src_tgt_cache_loc(acceptance, out_cache_loc, self._spec.tree_size, self._scratch)
         self._pools.target.move_kv_cache(plan.tgt_loc, plan.src_loc)
+
+    def _compact(self, acceptance: Acceptance, features: Tensor) -> Compacted:
+        if self._spec.eagle_topk == 1:
+            return compact_chain(acceptance, features)
+        return compact_accept_to_front(acceptance, features, self._spec.tree_size)
 
     def _draft_extend(
         self, rows: Tensor, seq_lens: Tensor, compacted: Compacted, out_cache_loc: Tensor

@@ -6,14 +6,16 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTER = 64, 4, 2, 16, 96
 
 
-def make_target(path: Path, *, vocab: int = 128, layers: int = 6, seed: int = 0, scale: float = 0.4) -> LlamaForCausalLM:
-    """A random Llama, its weights large enough for decided argmaxes; saved to ``path`` and returned in fp32."""
+def make_target(
+    path: Path, *, vocab: int = 32, layers: int = 5, seed: int = 0, scale: float = 0.4
+) -> LlamaForCausalLM:
+    """A random Llama, its weights large enough for decided argmaxes; saved to ``path``, returned in fp32."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         hidden_size=HIDDEN,
@@ -37,9 +39,9 @@ def make_target(path: Path, *, vocab: int = 128, layers: int = 6, seed: int = 0,
     return model
 
 
-def _layer(prefix: str, qkv_in: int) -> dict[str, torch.Tensor]:
+def _layer(prefix: str, qkv_in: int, scale: float) -> dict[str, torch.Tensor]:
     def weight(rows: int, cols: int) -> torch.Tensor:
-        return torch.randn(rows, cols) / cols**0.5
+        return scale * torch.randn(rows, cols) / cols**0.5
 
     return {
         f"{prefix}.self_attn.q_proj.weight": weight(HEADS * HEAD_DIM, qkv_in),
@@ -61,33 +63,45 @@ def _save(path: Path, target: Path, tensors: dict[str, torch.Tensor], **extra: o
     save_file(tensors, path / "model.safetensors")
 
 
-def make_eagle(path: Path, target: Path, *, seed: int = 1) -> None:
-    """A random EAGLE head for the target at ``target``."""
+def make_eagle(path: Path, target: Path, *, seed: int = 1, layer_scale: float = 0.3) -> None:
+    """An EAGLE head for the target at ``target``: embedding and hidden added up, under a random layer.
+
+    It knows nothing, but a random target often repeats itself, and then a small ``layer_scale`` lets the head
+    guess whole runs of tokens.
+    """
     torch.manual_seed(seed)
-    fc = torch.cat([torch.eye(HIDDEN), torch.eye(HIDDEN)], dim=1) + 0.05 * torch.randn(HIDDEN, 2 * HIDDEN)
+    fc = torch.cat([torch.eye(HIDDEN), torch.eye(HIDDEN)], dim=1)
     _save(
         path,
         target,
-        {"fc.weight": fc, **_layer("layers.0", HIDDEN)},
+        {"fc.weight": fc, **_layer("layers.0", HIDDEN, layer_scale)},
         architectures=["LlamaForCausalLMEagle"],
     )
 
 
-def make_eagle3(path: Path, target: Path, *, draft_vocab: int = 64, seed: int = 1) -> None:
-    """A random EAGLE-3 head drafting every other id of the target's vocabulary."""
+def make_eagle3(
+    path: Path, target: Path, *, draft_vocab: int | None = None, seed: int = 1, layer_scale: float = 0.3
+) -> None:
+    """An EAGLE-3 head that drafts ``draft_vocab`` ids (three in four unless given), spread over the target's.
+
+    It repeats the target's last layer through the target's own head, disturbed by a random layer.
+    """
     torch.manual_seed(seed)
-    vocab = json.loads((target / "config.json").read_text())["vocab_size"]
-    ids = torch.arange(draft_vocab) * (vocab // draft_vocab)
+    config = json.loads((target / "config.json").read_text())
+    vocab, layers = config["vocab_size"], config["num_hidden_layers"]
+    drafted = draft_vocab if draft_vocab is not None else vocab * 3 // 4
+    ids = torch.arange(drafted) * vocab // drafted
     t2d = torch.zeros(vocab, dtype=torch.bool)
     t2d[ids] = True
+    fc = torch.cat([0.05 * torch.randn(HIDDEN, 2 * HIDDEN), torch.eye(HIDDEN)], dim=1)
     tensors = {
-        "fc.weight": torch.randn(HIDDEN, 3 * HIDDEN) / (3 * HIDDEN) ** 0.5,
-        **_layer("midlayer", 2 * HIDDEN),
+        "fc.weight": fc,
+        **_layer("midlayer", 2 * HIDDEN, layer_scale),
         "midlayer.input_layernorm.weight": torch.ones(HIDDEN),
         "midlayer.hidden_norm.weight": torch.ones(HIDDEN),
         "norm.weight": torch.ones(HIDDEN),
-        "lm_head.weight": 0.5 * torch.randn(draft_vocab, HIDDEN),
-        "d2t": ids - torch.arange(draft_vocab),
+        "lm_head.weight": load_file(target / "model.safetensors")["lm_head.weight"][ids].clone(),
+        "d2t": ids - torch.arange(drafted),
         "t2d": t2d,
     }
     _save(
@@ -95,6 +109,6 @@ def make_eagle3(path: Path, target: Path, *, draft_vocab: int = 64, seed: int = 
         target,
         tensors,
         architectures=["LlamaForCausalLMEagle3"],
-        draft_vocab_size=draft_vocab,
-        eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 4]},
+        draft_vocab_size=drafted,
+        eagle_config={"eagle_aux_hidden_state_layer_ids": [0, layers // 2, layers]},
     )

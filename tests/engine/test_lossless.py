@@ -1,0 +1,154 @@
+"""Greedy output is the target's own, whatever drafts, batches, pages, chunks, caches and memory do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, given, note, seed, settings
+
+from specdebug import async_probe
+from specdebug.engine import Engine, EngineConfig, Request, SamplingParams
+from tests.engine.combos import Ask, Combo, combos, families
+from tests.engine.conftest import Lab
+from tests.engine.oracle import GreedyOracle
+
+MAX_STEPS = 2000
+BACKENDS = ("flashinfer", "fa3", "triton")
+ALGORITHMS = ("EAGLE", "EAGLE3")
+COMBOS_EACH = 40
+
+
+@dataclass
+class Tally:
+    """What a series of combinations ran into: a test that never gets there proves nothing."""
+
+    combos: int = 0
+    compared: int = 0
+    hits: int = 0
+    retractions: int = 0
+    aborts: int = 0
+    padded: int = 0
+    longest_accept: int = 0
+
+    def add(self, engine: Engine) -> None:
+        self.combos += 1
+        for request in engine.requests.values():
+            self.hits += request.cached_tokens > 0
+            self.retractions += request.retractions
+            self.aborts += request.finish_reason == "abort"
+            self.longest_accept = max([self.longest_accept, *request.accept_lengths])
+
+
+@pytest.fixture(autouse=True)
+def _every_probe_recording():
+    async_probe.configure("record")
+    yield
+    async_probe.configure("off")
+
+
+def sampling(ask: Ask, number: int) -> SamplingParams:
+    return SamplingParams(
+        max_new_tokens=ask.max_new_tokens,
+        temperature=ask.temperature,
+        stop_token_ids=ask.stop,
+        seed=number,
+    )
+
+
+def play(combo: Combo, oracle: GreedyOracle, tally: Tally) -> None:
+    """Run a combination; every step must leave memory in order, every greedy request the oracle's text."""
+    engine = Engine(EngineConfig.from_dict(combo.engine))
+    started = 0
+    for wave in (0, 1):
+        members = {f"r{n}": ask for n, ask in enumerate(combo.asks) if ask.wave == wave}
+        waiting, age = dict(members), 0
+        while waiting or engine.has_work:
+            for rid, ask in [item for item in waiting.items() if item[1].arrive <= age]:
+                engine.add_request(rid, ask.prompt, sampling(ask, int(rid[1:])), speculative=ask.speculative)
+                del waiting[rid]
+            for rid, ask in members.items():
+                if ask.abort_after is not None and age == ask.arrive + ask.abort_after:
+                    engine.abort(rid)
+            if started == combo.flush_at:
+                engine.flush_cache()
+            report = engine.step()
+            age, started = age + 1, started + 1
+            tally.padded += report.kind == "decode" and is_padded(engine, len(report.accept_lengths))
+            assert engine.check_pools() == []
+            assert engine.check_guards() == []
+            assert started < MAX_STEPS, "the engine does not come to an end"
+    found = async_probe.drain()
+    assert not found, f"false alarms: {[str(violation) for violation in found[:3]]}"
+    engine.flush_cache()
+    assert engine._memory.allocator.num_free == engine.config.usable_slots
+    for rid, ask in ((f"r{n}", ask) for n, ask in enumerate(combo.asks)):
+        tally.compared += compare(engine.requests[rid], ask, oracle)
+    tally.add(engine)
+
+
+def is_padded(engine: Engine, batch: int) -> bool:
+    graph = engine.config.cuda_graph
+    return graph.enabled and 0 < batch < max(graph.batch_sizes) and batch not in graph.batch_sizes
+
+
+def compare(request: Request, ask: Ask, oracle: GreedyOracle) -> bool:
+    """Whether the request could be compared, having matched; a sampled one is only counted."""
+    assert request.finished
+    assert all(length >= 1 for length in request.accept_lengths)
+    if ask.temperature > 0:
+        assert request.finish_reason in ("abort", "stop") or len(request.output_ids) == ask.max_new_tokens
+        return False
+    wanted = len(request.output_ids) if request.finish_reason == "abort" else ask.max_new_tokens
+    oracle.check(ask.prompt, request.output_ids, wanted, ask.stop)
+    return wanted > 0
+
+
+def series(number: int, examples: int):
+    """The same examples in every run, in no database."""
+
+    def decorate(test):
+        configured = settings(
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=False,
+        )(test)
+        return seed(number)(configured)
+
+    return decorate
+
+
+@pytest.fixture(scope="session")
+def pool(lab: Lab) -> list[list[tuple[int, ...]]]:
+    text = [(17 * n * n + 5 * n + n // 7) % lab.vocab for n in range(1500)]
+    return families(lab.oracle, text, trunks=(1, 3, 18, 70, 290))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_output_is_plain_greedy_decoding(lab: Lab, pool, backend: str, algorithm: str) -> None:
+    tally = Tally()
+    number = BACKENDS.index(backend) * len(ALGORITHMS) + ALGORITHMS.index(algorithm)
+    generated = combos(
+        pool,
+        target=str(lab.target),
+        draft=str(lab.draft(algorithm)),
+        algorithm=algorithm,
+        backend=backend,
+        vocab=lab.vocab,
+    )
+
+    @series(number, COMBOS_EACH)
+    @given(generated)
+    def run(combo: Combo) -> None:
+        note(f"engine: {combo.engine}")
+        play(combo, lab.oracle, tally)
+
+    run()
+    print(tally)
+    assert tally.combos >= COMBOS_EACH
+    assert tally.compared > 2 * COMBOS_EACH
+    assert tally.longest_accept >= 5
+    assert min(tally.hits, tally.retractions, tally.aborts, tally.padded) > 0, tally

@@ -47,7 +47,10 @@ def check_pools(cache: PrefixCache, holders: Iterable[Request]) -> list[str]:
         if request.row == 0:
             continue
         cells = cache.req_to_token.slots(request.row, 0, request.kv_len)
-        if bool((cells < page).any()):
-            where = int((cells < page).nonzero()[0])
-            problems.append(f"liveness: {request.rid} position {where} of {request.kv_len} points at padding")
+        dead = (cells < page) | (cells >= owners.numel())
+        if bool(dead.any()):
+            where = int(dead.nonzero()[0])
+            problems.append(
+                f"liveness: {request.rid} position {where} of {request.kv_len} points outside the pool"
+            )
     return problems

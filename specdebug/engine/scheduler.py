@@ -102,8 +102,8 @@ class Scheduler:
         else:
             self._detach(request)
             self._cache.release(request, keep=keep)
+            self._hold_admission = False
         request.status = Status.FINISHED
-        self._hold_admission = False
 
     def _admit(self, request: Request) -> bool:
         """Give a row and a prefix to ``request`` if its whole prompt and first decode steps will fit."""

@@ -1,8 +1,8 @@
 """Engine parts put together by hand, with KV that says what it was computed from.
 
-A slot's target KV is a checksum of the tokens up to its position, its draft KV one that includes the next token
-as well. Sharing a slot between prompts that differ, reading a released slot or losing a copy then shows as a
-wrong number, with no model at all.
+A slot's target KV is a checksum of the tokens up to its position, its draft KV one that includes the next
+token as well. Sharing a slot between prompts that differ, reading a released slot or losing a copy then shows
+as a wrong number, with no model at all.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Parts:
         return Request(f"r{self._serial}", list(prompt), sampling, spec, self._serial)
 
     def admit(self, request: Request, *, headroom: int = 0) -> bool:
-        """A row, the cached prefix, and slots for the prompt and ``headroom`` more; False when too little is left."""
+        """A row, the cached prefix, slots for the prompt and ``headroom`` more; False if too few are left."""
         row = self.req_to_token.alloc_row()
         if row is None:
             return False

@@ -330,7 +330,7 @@ class _Life:
 def test_whatever_requests_do_the_books_balance_and_everybody_reads_its_own_kv(
     page_size: int, mode: str | None, ops: list[tuple[str, Any, Any]]
 ) -> None:
-    """40 slots for prompts over two tokens: shared prefixes, duplicates, evictions and shortages all occur."""
+    """40 slots, prompts over two tokens: shared prefixes, duplicates, evictions and shortages all occur."""
     parts = _parts(page_size, mode=mode, num_slots=40, max_running_requests=4)
     life = _Life(parts)
     for op in ops:

@@ -16,7 +16,7 @@ MAX_PREFILL_STEPS = 120
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. ``arrive`` and ``abort_after`` count steps; the second wave arrives when the first is done."""
+    """One request. ``arrive`` and ``abort_after`` count steps; wave 1 arrives when wave 0 is done."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int
@@ -30,7 +30,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Combo:
-    """An engine's configuration and what it is asked. ``flush_at``: the step at which its cache is dropped."""
+    """An engine's configuration and what it is asked. ``flush_at``: the step when its cache is dropped."""
 
     engine: dict[str, Any]
     asks: tuple[Ask, ...]

@@ -1,19 +1,25 @@
-"""Checkpoints that several engine tests share, made or loaded once for each process."""
+"""Checkpoints that several engine tests share, made or loaded once for each process.
+
+transformers takes seconds to import, so only what uses these fixtures waits for it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from specdebug.assets import checkpoint_path
-from tests.engine.checkpoints import make_eagle, make_eagle3, make_target
 from tests.engine.oracle import GreedyOracle
 
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
 VOCAB = 24
+ORACLE_LENGTH = 24
 
 
 @dataclass(frozen=True)
@@ -37,16 +43,21 @@ class Lab:
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """Random weights: fast, and its text mixes runs that its heads guess with surprises."""
+    from tests.engine.checkpoints import make_eagle, make_eagle3, make_target
+
     folder = tmp_path_factory.mktemp("checkpoints")
-    model = make_target(folder / "target", vocab=VOCAB, seed=2)
-    make_eagle(folder / "eagle", folder / "target")
-    make_eagle3(folder / "eagle3", folder / "target")
-    return Lab(folder / "target", folder / "eagle", folder / "eagle3", model, GreedyOracle(model, 24))
+    target, eagle, eagle3 = (folder / name for name in ("target", "eagle", "eagle3"))
+    model = make_target(target, vocab=VOCAB, seed=2)
+    make_eagle(eagle, target)
+    make_eagle3(eagle3, target)
+    return Lab(target, eagle, eagle3, model, GreedyOracle(model, ORACLE_LENGTH))
 
 
 @pytest.fixture(scope="session")
 def shipped() -> Lab:
     """The checkpoints in the wheel, whose drafts are right most of the time."""
-    paths = [checkpoint_path(name) for name in ("tiny", "tiny-eagle", "tiny-eagle3")]
-    model = AutoModelForCausalLM.from_pretrained(paths[0], dtype=torch.float32).eval()
-    return Lab(*paths, model, GreedyOracle(model, 24))
+    from transformers import AutoModelForCausalLM
+
+    target, eagle, eagle3 = (checkpoint_path(name) for name in ("tiny", "tiny-eagle", "tiny-eagle3"))
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    return Lab(target, eagle, eagle3, model, GreedyOracle(model, ORACLE_LENGTH))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import LlamaForCausalLM
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 NEAR_TIE = 1e-4
 """Two sums in another order differ by less; a smaller margin between two logits decides nothing."""
@@ -30,7 +33,7 @@ class GreedyOracle:
 
     def __init__(self, model: LlamaForCausalLM, length: int) -> None:
         self.length = length
-        model.generation_config.eos_token_id = None  # a checkpoint's own end of text must not end the oracle's
+        model.generation_config.eos_token_id = None  # the checkpoint's own end of text must not end it
         self._model = model
         self._known: dict[tuple[int, ...], Greedy] = {}
 

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 from hypothesis import HealthCheck, given, note, seed, settings
+from hypothesis import strategies as st
 
 from specdebug import async_probe
+from specdebug.assets import tokenizer_path
+from specdebug.corpus import heldout_text
 from specdebug.engine import Engine, EngineConfig, Request, SamplingParams
+from specdebug.engine.model.tokenizer import Tokenizer
 from tests.engine.combos import Ask, Combo, combos, families
 from tests.engine.conftest import Lab
 from tests.engine.oracle import GreedyOracle
@@ -16,7 +20,6 @@ from tests.engine.oracle import GreedyOracle
 MAX_STEPS = 2000
 BACKENDS = ("flashinfer", "fa3", "triton")
 ALGORITHMS = ("EAGLE", "EAGLE3")
-COMBOS_EACH = 40
 
 
 @dataclass
@@ -104,20 +107,28 @@ def compare(request: Request, ask: Ask, oracle: GreedyOracle) -> bool:
     return wanted > 0
 
 
-def series(number: int, examples: int):
-    """The same examples in every run, in no database."""
+def explore(generated: st.SearchStrategy[Combo], number: int, examples: int, oracle: GreedyOracle) -> Tally:
+    """Play ``examples`` combinations, the same ones in every run with the same ``number``."""
+    tally = Tally()
 
-    def decorate(test):
-        configured = settings(
-            max_examples=examples,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-            print_blob=False,
-        )(test)
-        return seed(number)(configured)
+    @seed(number)
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    @given(generated)
+    def run(combo: Combo) -> None:
+        note(f"engine: {combo.engine}")
+        play(combo, oracle, tally)
 
-    return decorate
+    run()
+    print(tally)
+    assert tally.combos >= examples
+    assert tally.compared >= 2 * examples
+    return tally
 
 
 @pytest.fixture(scope="session")
@@ -126,11 +137,10 @@ def pool(lab: Lab) -> list[list[tuple[int, ...]]]:
     return families(lab.oracle, text, trunks=(1, 3, 18, 70, 290))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_output_is_plain_greedy_decoding(lab: Lab, pool, backend: str, algorithm: str) -> None:
-    tally = Tally()
-    number = BACKENDS.index(backend) * len(ALGORITHMS) + ALGORITHMS.index(algorithm)
     generated = combos(
         pool,
         target=str(lab.target),
@@ -139,16 +149,34 @@ def test_output_is_plain_greedy_decoding(lab: Lab, pool, backend: str, algorithm
         backend=backend,
         vocab=lab.vocab,
     )
-
-    @series(number, COMBOS_EACH)
-    @given(generated)
-    def run(combo: Combo) -> None:
-        note(f"engine: {combo.engine}")
-        play(combo, lab.oracle, tally)
-
-    run()
-    print(tally)
-    assert tally.combos >= COMBOS_EACH
-    assert tally.compared > 2 * COMBOS_EACH
+    number = BACKENDS.index(backend) * len(ALGORITHMS) + ALGORITHMS.index(algorithm)
+    tally = explore(generated, number, 40, lab.oracle)
     assert tally.longest_accept >= 5
     assert min(tally.hits, tally.retractions, tally.aborts, tally.padded) > 0, tally
+
+
+@pytest.fixture(scope="session")
+def code_pool(shipped: Lab) -> list[list[tuple[int, ...]]]:
+    text = Tokenizer(tokenizer_path("tiny")).encode(heldout_text()[:12_000])
+    return families(shipped.oracle, text, trunks=(30, 280))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_output_is_plain_greedy_decoding_where_drafts_are_accepted(
+    shipped: Lab, code_pool, algorithm: str
+) -> None:
+    generated = st.sampled_from(BACKENDS).flatmap(
+        lambda backend: combos(
+            code_pool,
+            target="tiny",
+            draft=f"tiny-{algorithm.lower()}",
+            algorithm=algorithm,
+            backend=backend,
+            vocab=shipped.vocab,
+            most_asks=5,
+        )
+    )
+    tally = explore(generated, ALGORITHMS.index(algorithm), 12, shipped.oracle)
+    assert tally.longest_accept >= 5
+    assert tally.hits > 0

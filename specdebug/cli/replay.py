@@ -172,9 +172,10 @@ def compare(
 @contextmanager
 def workers(jobs: int) -> Iterator[WorkerPool]:
     """Workers that are being started while the caller reads and checks what they are to do."""
+    from specdebug.harness.preload import PRELOAD
     from specdebug.targets.pool import WorkerPool
 
-    with WorkerPool(jobs) as pool:
+    with WorkerPool(jobs, PRELOAD) as pool:
         pool.start()
         yield pool
 

@@ -207,8 +207,7 @@ class _Running:
         return [self.results[key] for key in self.runs if key in self.results]
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
-        ledger = self.ledgers.setdefault(job.name, Ledger())
-        result = ArmResult(self.runs[job.name], ledger.outcome(end))
+        result = ArmResult(self.runs[job.name], self.ledgers[job.name].outcome(end))
         self.results[job.name] = result
         if self.progress is not None:
             self.progress.arm_ended(result)

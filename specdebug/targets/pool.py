@@ -77,7 +77,7 @@ class Listener(Protocol):
     """Who wants to know. Called from :meth:`WorkerPool.run`, in the order things happened."""
 
     def started(self, job: Job) -> None:
-        """The job's worker exists."""
+        """The job's worker exists. Called once for every job, before anything else."""
 
     def event(self, job: Job, event: dict[str, Any]) -> None:
         """The job's worker reported something."""
@@ -204,8 +204,6 @@ class WorkerPool:
             os.set_blocking(fd, False)
         worker = _Worker(job, event_read, log_read)
         self._workers[job.name] = worker
-        self._selector.register(event_read, selectors.EVENT_READ, lambda on: self._on_events(worker, on))
-        self._selector.register(log_read, selectors.EVENT_READ, lambda on: self._on_log(worker))
         # Pickled twice: the server must not unpickle what the worker gets, or it would import that code
         # itself.
         message = {"job": job.name, "target": job.target, "payload": pickle.dumps(job.payload)}
@@ -215,6 +213,12 @@ class WorkerPool:
             send(self._sock, JOB, message, (event_write, log_write))
         os.close(event_write)
         os.close(log_write)
+
+    def _listen(self, worker: _Worker) -> None:
+        """From when it is known to have started, so that nobody hears of an event before its job's start."""
+        events, log = worker.event_fd, worker.log_fd
+        self._selector.register(events, selectors.EVENT_READ, lambda on: self._on_events(worker, on))
+        self._selector.register(log, selectors.EVENT_READ, lambda on: self._on_log(worker))
 
     def _on_reply(self, listener: Listener) -> None:
         assert self._sock is not None
@@ -234,6 +238,7 @@ class WorkerPool:
                     worker.pid = reply["pid"]
                     worker.started_at = time.monotonic()
                     worker.deadline = worker.started_at + worker.job.timeout_s
+                    self._listen(worker)
                     listener.started(worker.job)
             elif "ended" in reply and reply["ended"] in self._workers:
                 self._finish(self._workers[reply["ended"]], listener, reply["status"])
@@ -311,6 +316,8 @@ class WorkerPool:
             send(self._sock, SIGNAL, {"job": worker.job.name, "signal": int(number)})
 
     def _finish(self, worker: _Worker, listener: Listener, status: int) -> None:
+        if not worker.pid:  # the server was lost before it could say so
+            listener.started(worker.job)
         while self._on_events(worker, listener):
             pass
         while self._on_log(worker):

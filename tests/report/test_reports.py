@@ -111,7 +111,8 @@ def test_a_comparison_shows_where_the_texts_part() -> None:
 
 
 def test_the_documents_are_strict_json() -> None:
-    document = json.loads(to_json(replay_document(answer(result("fixed", GOOD, Expectation()), result("b", BAD)))))
+    two = answer(result("fixed", GOOD, Expectation()), result("b", BAD))
+    document = json.loads(to_json(replay_document(two)))
     assert document["exit_code"] == 1
     first, second = document["arms"]
     assert (first["met"], first["expected"]) == (True, {"verdict": "pass"})

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from specdebug.harness.preload import PRELOAD
+from specdebug.targets.pool import PRELOAD as LIBRARIES
 from specdebug.targets.pool import Job, WorkerEnd, WorkerPool, WorkerStartError, run_one
 
 VICTIMS = "tests.targets.victims"
@@ -90,16 +92,20 @@ def test_bytes_that_are_no_event_are_dropped(pool: WorkerPool) -> None:
 class Record:
     def __init__(self) -> None:
         self.ends: dict[str, WorkerEnd] = {}
+        self.known: set[str] = set()
         self.alive = self.most_alive = 0
 
     def started(self, job: Job) -> None:
+        assert job.name not in self.known
+        self.known.add(job.name)
         self.alive += 1
         self.most_alive = max(self.most_alive, self.alive)
 
     def event(self, job: Job, event: dict[str, Any]) -> None:
-        pass
+        assert job.name in self.known
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
+        assert job.name in self.known
         self.alive -= 1
         self.ends[job.name] = end
 
@@ -143,6 +149,21 @@ def test_workers_see_no_revert_variable_and_the_server_imports_no_engine(
     assert not [name for name in events[0]["modules"] if name.startswith("specdebug.engine")]
 
 
+def test_what_is_preloaded_is_called_if_asked_and_never_the_engine() -> None:
+    with WorkerPool(1, preload=(*PRELOAD[len(LIBRARIES) :], "tests.targets.victims:mark")) as ready:
+        events, _ = run_one(ready, victim("environment"))
+    assert events[0]["marked"]
+    modules = events[0]["modules"]
+    assert "specdebug.harness.loop" in modules
+    assert [name for name in modules if name.startswith("specdebug.engine")] == []
+
+
+def test_no_event_overtakes_its_job_s_start() -> None:
+    with WorkerPool(8, preload=()) as many:
+        many.run([Job(f"echo {n}", f"{VICTIMS}:obey", n) for n in range(40)], record := Record())
+    assert len(record.ends) == 40
+
+
 def test_an_interrupt_ends_every_worker_and_reports_it(pool: WorkerPool) -> None:
     record = Record()
     timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -160,6 +181,8 @@ def test_an_interrupt_ends_every_worker_and_reports_it(pool: WorkerPool) -> None
 
 PARENT = """
 import sys
+from specdebug.harness.preload import PRELOAD
+from specdebug.targets.pool import PRELOAD as LIBRARIES
 from specdebug.targets.pool import Job, WorkerPool
 class Show:
     def started(self, job): pass

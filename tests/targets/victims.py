@@ -81,4 +81,34 @@ def kill_server(payload: Any, sink: Any) -> None:
 def environment(payload: Any, sink: Any) -> None:
     import sys
 
-    sink.emit("env", revert=os.environ.get("SGLANG_DEBUG_REVERT_PR"), modules=sorted(sys.modules))
+    revert = os.environ.get("SGLANG_DEBUG_REVERT_PR")
+    sink.emit("env", revert=revert, modules=sorted(sys.modules), marked=_marks)
+
+
+_marks: list[int] = []
+
+
+def mark() -> None:
+    """A preload function: what it leaves behind, every worker has."""
+    _marks.append(1)
+
+
+def play(payload: Any, sink: Any) -> None:
+    """What the arm's name says, after a step of a run. Stands in for ``specdebug.harness.arm:run_arm``."""
+    step = {"kind": "decode", "rids": ["g0.0"], "accept": {}, "cached": {}, "finished": [], "retracted": []}
+    sink.emit("stage", name="run")
+    sink.emit("setup", probes_enabled=0, requests=1)
+    sink.emit("arrive", rid="g0.0", group="g0", prompt_tokens=2)
+    sink.emit("step", step=1, emitted={"g0.0": [7]}, s=0.1, **step)
+    behaviour = {
+        "killed": lambda: die(int(signal.SIGKILL), sink),
+        "segfault": lambda: segfault(None, sink),
+        "hang": lambda: sleep_forever(None, sink),
+        "hog": lambda: eat_memory(0, sink),
+        "quitter": lambda: leave(0, sink),
+        "raiser": lambda: raise_error("oh no", sink),
+        "good": lambda: None,
+    }
+    behaviour[payload["arm"]]()
+    sink.emit("coverage", reached={}, hits={})
+    sink.emit("done", stages_s={}, peak_rss_mb=1.0)

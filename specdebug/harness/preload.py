@@ -1,0 +1,22 @@
+"""What the fork server loads besides torch: the harness side of a worker, which no revert touches.
+
+Never anything of ``specdebug.engine``: a revert must find it not yet imported. An entry ``module:function`` is called
+once after the import; what it caches, every worker has.
+"""
+
+from __future__ import annotations
+
+from specdebug.targets.pool import PRELOAD as LIBRARIES
+
+PRELOAD = (
+    *LIBRARIES,
+    "specdebug.harness.arm",
+    "specdebug.harness.dense",
+    "specdebug.harness.loop",
+    "specdebug.harness.oracle",
+    "specdebug.harness.probe_packs",
+    "specdebug.harness.scenario_model",
+    "specdebug.patching",
+    "specdebug.toggles",
+    "specdebug.corpus:heldout_text",
+)

@@ -1,0 +1,240 @@
+"""The command line as a user meets it: what it prints where, and how every kind of trouble ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdebug import __version__
+from specdebug.cli import main as entry
+from specdebug.cli.main import run
+from specdebug.cli.output import OutputError, write
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
+
+
+@pytest.fixture(autouse=True)
+def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("SGLANG_DEBUG_REVERT_PR", raising=False)
+    monkeypatch.delenv("SPECDEBUG_PATH", raising=False)
+
+
+def spawn(*argv: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    options.setdefault("stdout", subprocess.PIPE)
+    options.setdefault("stderr", subprocess.PIPE)
+    return subprocess.run([*COMMAND, *argv], cwd=ROOT, timeout=120, check=False, **options)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 2) -> str:
+    """Run a command line that must end in one error line; returns it."""
+    assert run(argv) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+    return err.removeprefix("error: ").strip()
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"specdebug {__version__}\n"
+    assert run([]) == 0
+    everything = capsys.readouterr().out
+    for command in ("replay", "compare", "toggles", "probes", "scenarios", "doctor"):
+        assert command in everything
+        assert run([command, "--help"]) == 0
+        assert "--help" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--help"],
+        ["scenarios", "list"],
+        ["scenarios", "validate", "cache_hit"],
+        ["toggles", "list"],
+        ["probes", "list"],
+    ],
+    ids=" ".join,
+)
+def test_listings_need_no_torch(argv: list[str]) -> None:
+    code = (
+        "import sys; from specdebug.cli.main import run; "
+        f"code = run({argv!r}); sys.exit(code or 'torch' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL)
+    assert ended.returncode == 0
+
+
+BAD_FILES = {
+    "unknown key": b"name: x\nengine: {modle: tiny}\n",
+    "unclosed": b"name: [unclosed\n",
+    "code": b'!!python/object/apply:os.system ["touch pwned"]\n',
+    "empty": b"",
+    "binary": bytes(range(256)) * 16,
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+@pytest.mark.parametrize("command", ["replay", "compare", "validate"])
+def test_a_malformed_scenario_is_one_line_with_its_place(
+    kind: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_bytes(BAD_FILES[kind])
+    argv = ["scenarios", "validate", str(file)] if command == "validate" else [command, str(file)]
+    assert str(file) in complaint(capsys, *argv)
+    assert not Path("pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["replay", "scenarios/missing.yaml"], "missing.yaml"),
+        (["replay", "cache_hitt"], "did you mean 'cache_hit'"),
+        (["replay", "cache_hit", "--revert", "99999"], "no toggle reverts 99999"),
+        (["replay", "cache_hit", "--revert", "nine"], "'nine' is not a pull request's number"),
+        (["replay", "cache_hit", "--arm", "recompte"], "did you mean 'recompute'"),
+        (["replay", "cache_hit", "--probes", "defualt"], "did you mean 'default'"),
+        (["replay", "cache_hit", "--timeout", "0"], "--timeout must be above 0"),
+        (["replay", "cache_hit", "--mode", "loud"], "loud"),
+        (["replay", "cache_hit", "--seed", "-1"], "--seed"),
+        (["replay", "cache_hit", "--junit", "no/such/folder/x.xml"], "no folder no/such/folder"),
+        (["replay", "cache_hit", "--junit", "/"], "is a folder"),
+        (["replay", "cache_hit", "--content", "no-such-folder"], "no-such-folder"),
+        (["replay"], "FILE"),
+        (["replay", "cache_hit", "--colour"], "--colour"),
+        (["replai", "cache_hit"], "replai"),
+        (["toggles"], "command"),
+        (["toggles", "show", "1"], "no toggle reverts 1"),
+        (["toggles", "verify", "1"], "no toggle reverts 1"),
+        (["toggles", "verify", "--seeds", "0"], "seeds"),
+        (["compare", "cache_hit", "--arm", "recompute"], "two different arms"),
+        (["compare", "cache_hit", "--arm", "recompute", "--arm", "recompute"], "two different arms"),
+        (["scenarios", "schema", "--output", "no/such/folder/x"], "no folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_the_user_got_wrong_is_one_line(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in complaint(capsys, *argv)
+
+
+def test_a_bad_revert_variable_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "27338;27360")
+    assert complaint(capsys, "replay", "cache_hit").startswith("SGLANG_DEBUG_REVERT_PR: ")
+    monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "4")
+    assert "no toggle reverts 4" in complaint(capsys, "replay", "cache_hit")
+
+
+def test_a_fault_of_our_own_is_exit_3_and_a_traceback_only_on_demand(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(content: object) -> None:
+        raise ZeroDivisionError("of the\nworst kind")
+
+    monkeypatch.setattr("specdebug.cli.toggles.open_library", broken)
+    line = complaint(capsys, "toggles", "list", code=entry.INTERNAL_ERROR)
+    assert line.startswith("internal error: ZeroDivisionError: of the worst kind (--debug shows where")
+    assert run(["toggles", "list", "--debug"]) == entry.INTERNAL_ERROR
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.endswith("error: internal error: ZeroDivisionError: of the worst kind\n")
+    complaint(capsys, "toggles", "list", code=entry.INTERNAL_ERROR)  # --debug does not stick
+
+
+def test_listings_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["scenarios", "list", "--json"]) == 0
+    scenarios = {item["name"]: item for item in json.loads(capsys.readouterr().out)}
+    assert scenarios["cache-hit"]["arms"] == ["recompute", "zero_fill", "reverted"]
+    assert run(["toggles", "list", "--json"]) == 0
+    toggles = {item["pr"]: item for item in json.loads(capsys.readouterr().out)}
+    assert len(toggles) >= 10
+    assert toggles[26329]["aliases"] == [26800]
+    assert run(["toggles", "show", "26800"]) == 0
+    assert capsys.readouterr().out.startswith("26329  ")
+    assert run(["probes", "list", "--json"]) == 0
+    probes = json.loads(capsys.readouterr().out)
+    site = next(item for item in probes["sites"] if item["site"] == "draft_graph.replay.topk_index")
+    assert site["kinds"] == ["oob"]
+    assert {"default", "assert", "graph"} <= set(site["packs"])
+    assert "numerics" not in site["packs"]
+    for listing in (["scenarios", "list"], ["toggles", "list"], ["probes", "list"]):
+        assert run(listing) == 0
+        assert len(capsys.readouterr().out.splitlines()) > 5
+
+
+def test_validate_says_ok_for_each_and_fails_for_any(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shipped = sorted(str(path) for path in Path("scenarios").glob("*.yaml"))
+    assert run(["scenarios", "validate", *shipped]) == 0
+    assert capsys.readouterr().out.count(": ok, ") == len(shipped)
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("name: x\n")
+    assert run(["scenarios", "validate", shipped[0], str(bad)]) == 2
+    out, err = capsys.readouterr()
+    assert out.count(": ok, ") == 1
+    assert err.startswith(f"error: {bad}:1")
+
+
+def test_the_schema_is_json_and_can_go_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["scenarios", "schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert run(["scenarios", "schema", "-o", str(tmp_path / "s.json")]) == 0
+    assert json.loads((tmp_path / "s.json").read_text()) == schema
+
+
+def test_own_content_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "scenarios").mkdir()
+    text = Path("scenarios/chunk_tail.yaml").read_text().replace("name: chunk-tail", "name: mine")
+    (tmp_path / "scenarios" / "mine.yaml").write_text(text)
+    assert run(["scenarios", "validate", "mine", "--content", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert "no scenario of this name" in complaint(capsys, "scenarios", "validate", "mine")
+
+
+def test_a_reader_that_has_gone_is_nobody_s_error() -> None:
+    read, out = os.pipe()
+    os.close(read)
+    ended = spawn("scenarios", "schema", stdout=out)
+    os.close(out)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_an_error_not_a_silent_loss() -> None:
+    with open("/dev/full", "wb") as full:
+        ended = spawn("scenarios", "schema", stdout=full)
+    assert ended.returncode == 2
+    assert ended.stderr == b"error: cannot write to stdout: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_survived(closed: str) -> None:
+    line = f'exec "$0" -c "from specdebug.cli.main import main; main()" scenarios validate cache_hit {closed}'
+    assert subprocess.run(["bash", "-c", line, sys.executable], cwd=ROOT, timeout=60).returncode == 0
+
+
+def test_write_without_a_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    write("nobody hears this")
+
+
+def test_an_unwritable_result_file_is_an_error(tmp_path: Path) -> None:
+    from specdebug.cli.output import write_file
+
+    with pytest.raises(OutputError, match="cannot write"):
+        write_file(tmp_path, "text")

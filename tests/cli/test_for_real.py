@@ -1,0 +1,160 @@
+"""Whole runs of the real engine through the command line: one small scenario, several readers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from specdebug.harness.outcome import Outcome
+
+ROOT = Path(__file__).resolve().parents[2]
+MINI = Path(__file__).with_name("mini.yaml")
+COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
+
+
+def run(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if k not in ("SGLANG_DEBUG_REVERT_PR", "SPECDEBUG_PATH")}
+    return subprocess.run(
+        [*COMMAND, *argv], cwd=ROOT, env=clean | env, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, subprocess.CompletedProcess[str], Path]:
+    junit = tmp_path_factory.mktemp("junit") / "out.xml"
+    ended = run("replay", str(MINI), "--json", "--junit", str(junit))
+    return json.loads(ended.stdout), ended, junit
+
+
+def arm(document: Any, name: str) -> Any:
+    return next(item for item in document["arms"] if item["arm"] == name)
+
+
+def test_every_arm_does_what_the_file_expects(replayed: Any) -> None:
+    document, ended, _ = replayed
+    assert {item["arm"]: item["verdict"] for item in document["arms"]} == {
+        "fixed": "pass",
+        "plain": "pass",
+        "positions": "fail",
+        "unreached": "unknown",
+    }
+    assert all(item["met"] for item in document["arms"])
+    assert (ended.returncode, document["exit_code"]) == (0, 0)
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_revert_that_never_ran_says_so(replayed: Any) -> None:
+    unreached = arm(replayed[0], "unreached")
+    assert unreached["detail"] == "fix 27360 was reverted, but its lines never ran"
+    assert set(unreached["reverted_hits"]["27360"].values()) == {0}
+    assert max(arm(replayed[0], "positions")["reverted_hits"]["25015"].values()) > 0
+
+
+def test_what_was_measured(replayed: Any) -> None:
+    fixed = arm(replayed[0], "fixed")
+    metrics = fixed["metrics"]
+    assert metrics["generated_tokens"] == 16
+    assert metrics["cached_tokens"] == 7
+    assert metrics["accept_cold"] is not None
+    assert metrics["tokens_per_s"] > 0
+    assert 50 < metrics["peak_rss_mb"] < 1024
+    assert metrics["steps"] > 2
+    again = next(request for request in fixed["requests"] if request["rid"] == "again.0")
+    assert again["cold_accept_lengths"] == again["accept_lengths"]
+    assert fixed["reached_sites"]["draft.forward.positions"] > 0
+    assert arm(replayed[0], "plain")["requests"][0]["output_ids"] == fixed["requests"][0]["output_ids"]
+    assert Outcome.from_dict({k: fixed[k] for k in Outcome.__dataclass_fields__}).verdict == "pass"
+
+
+def test_the_trace_is_the_same_every_time(replayed: Any) -> None:
+    again = json.loads(run("replay", str(MINI), "--json", "--arm", "fixed", "--jobs", "1").stdout)
+    assert arm(again, "fixed")["trace_hash"] == arm(replayed[0], "fixed")["trace_hash"]
+
+
+def test_junit_was_written_beside(replayed: Any) -> None:
+    root = ET.parse(replayed[2]).getroot()
+    assert (root.get("tests"), root.get("failures"), root.get("skipped")) == ("4", "0", "0")
+
+
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_a_revert_on_the_command_line_gives_the_plain_verdict(how: str) -> None:
+    if how == "option":
+        ended = run("replay", str(MINI), "--revert", "25015")
+    else:
+        ended = run("replay", str(MINI), "--arm", "fixed", SGLANG_DEBUG_REVERT_PR="25015")
+    assert ended.returncode == 1
+    assert ended.stdout.rstrip().splitlines()[-1].startswith("mini: fixed fail oob@draft.forward.positions (")
+
+
+def test_assert_mode_has_the_signature_of_record_mode() -> None:
+    ended = run("replay", str(MINI), "--revert", "25015", "--mode", "assert", "--json")
+    found = json.loads(ended.stdout)["arms"][0]
+    assert (ended.returncode, found["signature"]) == (1, "oob@draft.forward.positions")
+    assert found["metrics"]["steps"] < 4
+
+
+def test_a_revert_that_is_not_exercised_is_125() -> None:
+    assert run("replay", str(MINI), "--revert", "27360").returncode == 125
+
+
+def test_compare_finds_that_drafting_changes_no_output() -> None:
+    ended = run("compare", str(MINI), "--arm", "fixed", "--arm", "plain")
+    assert ended.returncode == 0
+    assert "outputs and verdicts agree" in ended.stdout
+    ended = run("compare", str(MINI), "--arm", "fixed", "--arm", "positions", "--json")
+    document = json.loads(ended.stdout)
+    assert (ended.returncode, document["agree"]) == (1, False)
+    assert all(request["same_output"] for request in document["requests"])
+
+
+def test_verify_tells_a_live_toggle(tmp_path: Path) -> None:
+    ended = run("toggles", "verify", "25015", "--json")
+    (row,) = json.loads(ended.stdout)
+    assert (ended.returncode, row["live"], row["silent"], row["detected"]) == (0, True, 1, 1)
+
+
+def test_doctor_finds_everything_here() -> None:
+    ended = run("doctor", "--json")
+    document = json.loads(ended.stdout)
+    assert (ended.returncode, document["problems"]) == (0, [])
+    assert document["facts"]["torch"]
+    assert document["facts"]["toggles"] >= 10
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs /proc")
+def test_an_interrupt_prints_what_is_known_and_leaves_nobody_behind(tmp_path: Path) -> None:
+    long = tmp_path / "long.yaml"
+    text = MINI.read_text().split("arms:")[0].replace("max_new_tokens: 8}", "max_new_tokens: 100}")
+    text = text.replace("- {id: first,", "- {id: first, requests: 500,")
+    long.write_text(text)
+    argv = [*COMMAND, "replay", str(long), "--json"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(argv, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+    deadline = time.monotonic() + 60
+    workers: list[int] = []
+    while not workers and time.monotonic() < deadline:
+        time.sleep(0.1)
+        workers = [worker for server in children_of(process.pid) for worker in children_of(server)]
+    assert workers
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    document = json.loads(out)
+    assert (document["interrupted"], document["exit_code"]) == (True, 130)
+    assert document["arms"][0]["verdict"] == "unknown"
+    assert "Traceback" not in err
+    assert not any(os.path.exists(f"/proc/{worker}") for worker in workers)

@@ -1,0 +1,113 @@
+"""The matrix: which runs it takes, and which toggles it calls rotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdebug.errors import SpecDebugError
+from specdebug.harness.scenario_model import Arm, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.harness.verify import ToggleCheck, plan_matrix, verify
+from specdebug.report.matrix import render_matrix
+from specdebug.targets.pool import WorkerEnd
+from specdebug.toggles import Detection, Toggle
+from tests.harness.fakes import FakePool
+from tests.harness.test_replay import good_run
+from tests.report.test_reports import text_of
+
+
+def toggle(pr: int, signature: str = "nan@*", scenario: str = "first") -> Toggle:
+    detected = Detection(scenario, (signature,))
+    return Toggle(pr, (), "t", "u", "f", "s", "", detected, (), {}, Path("x.yaml"))
+
+
+class Shelf:
+    """Two scenarios: one whose first arm is plain, one with an arm of its own for fix 19897."""
+
+    def scenario(self, name: str) -> Scenario:
+        arms = {"fixed": Arm("fixed"), "bug": Arm("bug", revert=(1,))}
+        if name == "second":
+            arms = {"other": Arm("other"), "mine": Arm("mine", revert=(19897,), engine={"page_size": 4})}
+        group = WorkloadGroup("g0", TokenPrompt((1, 2)))
+        return Scenario(name=name, workload=(group,), arms=arms, expect={}, seed=5)
+
+    def packs(self, names: Sequence[str]) -> tuple[Any, ...]:
+        return ()
+
+
+def test_every_fix_is_run_applied_and_reverted_on_every_seed() -> None:
+    runs = plan_matrix(Shelf(), [toggle(7), toggle(8)], seeds=2)
+    planned = [(run.arm, run.reverts, run.seed) for run in runs]
+    assert planned == [
+        ("fixed", (), 5),
+        ("fixed", (7,), 5),
+        ("fixed", (), 6),
+        ("fixed", (7,), 6),
+        ("fixed", (8,), 5),  # the applied side is shared with fix 7
+        ("fixed", (8,), 6),
+    ]
+
+
+def test_the_arm_that_reverts_the_fix_is_run_with_and_without_it() -> None:
+    runs = plan_matrix(Shelf(), [toggle(19897, scenario="second")], seeds=1)
+    assert [(run.arm, run.reverts, run.scenario.engine_of(run.arm)) for run in runs] == [
+        ("mine", (), {"page_size": 4}),
+        ("mine", (19897,), {"page_size": 4}),
+    ]
+    assert all(run.scenario.arms["mine"].revert == () for run in runs)
+
+
+Script = Callable[[Any], tuple[list[dict[str, Any]], WorkerEnd]]
+
+
+def failing_with(signature: str, *, when: str) -> Script:
+    kind, _, site = signature.partition("@")
+
+    def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        events, end = good_run(job)
+        if when in job.name:
+            found = {"event": "violation", "kind": kind, "site": site, "step": 1, "detail": "d"}
+            events.insert(-2, found)
+        return events, end
+
+    return script
+
+
+def check(script: Script, signature: str = "nan@*", seeds: int = 2) -> ToggleCheck:
+    (only,) = verify(FakePool(script), Shelf(), [toggle(7, signature)], seeds)  # type: ignore[arg-type]
+    return only
+
+
+def test_a_live_toggle() -> None:
+    found = check(failing_with("nan@draft.logits", when="reverted"))
+    assert (found.live, found.silent, found.detected) == (True, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        (good_run, "reverted, seed 5: pass, nothing was found; stated is nan@*"),
+        (failing_with("oob@x.y", when="reverted"), "reverted, seed 5: fail, oob@x.y; stated is nan@*"),
+        (failing_with("nan@x.y", when=","), "applied, seed 5: fail, nan@x.y"),
+    ],
+)
+def test_a_rotten_toggle_is_told_why(script: Script, problem: str) -> None:
+    found = check(script)
+    assert not found.live
+    assert problem in found.problems
+    text = text_of(render_matrix([found]))
+    assert problem in text
+    assert text.rstrip().endswith("0 of 1 toggles live")
+
+
+def test_detection_on_some_seeds_only_is_rotten() -> None:
+    found = check(failing_with("nan@x.y", when="reverted, seed 5"))
+    assert (found.live, found.silent, found.detected) == (False, 2, 1)
+
+
+def test_nothing_to_verify_is_an_error_not_a_success() -> None:
+    with pytest.raises(SpecDebugError, match="no toggles to verify"):
+        verify(FakePool(good_run), Shelf(), [], 1)  # type: ignore[arg-type]

@@ -1,0 +1,106 @@
+"""Where scenarios, toggles and probe packs live.
+
+The first root is what specdebug ships: the copy packaged beside this file, or, in a checkout, the
+checkout itself. After it come the user's own folders, from ``--content DIR`` and then from
+``SPECDEBUG_PATH`` (separated like ``PATH``). Each root holds any of ``probes/``, ``toggles/`` and
+``scenarios/``; every ``*.yaml`` directly inside counts, by its file name without the ending, ``-`` and
+``_`` being the same.
+
+The packaged copy comes first so that a stray ``toggles/`` folder beside an installed package is never read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from specdebug.errors import ContentError, Where, did_you_mean
+from specdebug.yamlio import one_line
+
+Kind: TypeAlias = Literal["probes", "toggles", "scenarios"]
+KINDS: tuple[Kind, ...] = ("probes", "toggles", "scenarios")
+PATH_VARIABLE = "SPECDEBUG_PATH"
+_ENDINGS = (".yaml", ".yml")
+
+
+def shipped_root() -> Path:
+    """Folder of the content that comes with specdebug."""
+    package = Path(__file__).resolve().parent
+    packaged = package / "_content"
+    return packaged if packaged.is_dir() else package.parent
+
+
+def content_roots(extra: Sequence[str | Path] = ()) -> list[Path]:
+    """All roots in order, each once.
+
+    Args:
+        extra: the user's ``--content`` folders.
+
+    Raises:
+        ContentError: a folder the user named does not exist or holds no content folder.
+    """
+    named = [(Path(root), "--content") for root in extra]
+    named += [
+        (Path(root), PATH_VARIABLE) for root in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if root
+    ]
+    roots = [shipped_root()]
+    for root, origin in named:
+        try:
+            exists, resolved = root.is_dir(), root.resolve()
+            filled = any((root / kind).is_dir() for kind in KINDS)
+        except (OSError, ValueError, RuntimeError):
+            exists = filled = False
+        if not exists:
+            raise ContentError(f"the content folder of {origin} does not exist", Where(one_line(str(root))))
+        if not filled:
+            message = (
+                f"the content folder of {origin} holds none of {', '.join(f'{kind}/' for kind in KINDS)}"
+            )
+            raise ContentError(message, Where(str(root)))
+        if resolved not in roots:
+            roots.append(resolved)
+    return roots
+
+
+def content_files(kind: Kind, extra: Sequence[str | Path] = ()) -> dict[str, Path]:
+    """Every file of a kind by name, sorted by name.
+
+    Raises:
+        ContentError: two files have the same name, or a user's folder is missing.
+    """
+    found: dict[str, Path] = {}
+    for root in content_roots(extra):
+        folder = root / kind
+        for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if file.suffix not in _ENDINGS or file.name.startswith(".") or not file.is_file():
+                continue
+            twin = next((path for name, path in found.items() if _same(name, file.stem)), None)
+            if twin is not None:
+                raise ContentError(f"has the same name as {twin}; rename one of them", Where(str(file)))
+            found[file.stem] = file
+    return dict(sorted(found.items()))
+
+
+def find(kind: Kind, name_or_path: str | Path, extra: Sequence[str | Path] = ()) -> Path:
+    """The file of a name, or the file at a path (anything with a folder or a YAML ending).
+
+    Raises:
+        ContentError: there is none; it suggests the nearest name.
+    """
+    text = str(name_or_path)
+    is_path = text.endswith(_ENDINGS) or os.sep in text
+    if is_path and os.path.exists(text):
+        return Path(text)
+    files = content_files(kind, extra)
+    if not is_path:
+        for name, path in files.items():
+            if _same(name, text):
+                return path
+    what = "no such file" if is_path else f"no {kind.removesuffix('s')} of this name"
+    raise ContentError(f"{what}{did_you_mean(Path(text).stem, files)}", Where(one_line(text) or "''"))
+
+
+def _same(name: str, other: str) -> bool:
+    return name.replace("-", "_") == other.replace("-", "_")

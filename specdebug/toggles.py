@@ -1,0 +1,271 @@
+"""The registry of reverts: which fix each number names, what takes it out, and what notices.
+
+A toggle file (``toggles/README.md`` lists its fields) describes one merged fix as edits that undo it. The
+engine's source is the fixed state; applying a toggle brings the bug back.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from specdebug.content import content_files
+from specdebug.errors import ContentError, SpecDebugError, Where, did_you_mean
+from specdebug.patching import Applied, Edit, Mode, Patch, apply, parse_target
+from specdebug.schema import Item, Table
+from specdebug.yamlio import load_yaml, one_line
+
+REVERT_VARIABLE = "SGLANG_DEBUG_REVERT_PR"
+OWN_ENGINE = "specdebug"
+
+_ENGINE_NAME = r"[a-z][a-z0-9_.-]*"
+_VERSION_RANGE = re.compile(r"(==|!=|>=|<=|>|<)\s*\d+(\.\d+)*([a-z]+\d*)?")
+_MAX_PR = 10_000_000
+
+
+class SelectionError(SpecDebugError):
+    """A number that was asked to be reverted is no number, or no toggle has it."""
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What notices the bug: a scenario, and signatures of its failure (``fnmatch`` patterns, any of them)."""
+
+    scenario: str
+    signatures: tuple[str, ...]
+
+    def recognises(self, signature: str) -> bool:
+        """Whether a failure's signature is one of those stated."""
+        return any(fnmatchcase(signature, pattern) for pattern in self.signatures)
+
+
+@dataclass(frozen=True)
+class Toggle:
+    """One fix that can be reverted.
+
+    Attributes:
+        patches: edits that revert it in the embedded engine.
+        foreign: per other engine, per version range, the edits that revert it there. Checked for form only.
+    """
+
+    pr: int
+    aliases: tuple[int, ...]
+    title: str
+    url: str
+    family: str
+    symptom: str
+    description: str
+    detected_by: Detection
+    patches: tuple[Patch, ...]
+    foreign: Mapping[str, Mapping[str, tuple[Patch, ...]]]
+    path: Path
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Every number that selects it."""
+        return (self.pr, *self.aliases)
+
+
+@dataclass(frozen=True)
+class Registry:
+    """All known toggles, by number of their pull request."""
+
+    toggles: Mapping[int, Toggle]
+
+    @property
+    def by_number(self) -> dict[int, Toggle]:
+        """Toggles by every number that selects them."""
+        return {number: toggle for toggle in self.toggles.values() for number in toggle.numbers}
+
+    def select(self, wanted: str | int | Iterable[int]) -> tuple[Toggle, ...]:
+        """The toggles of some numbers, each once, in the order first named.
+
+        Args:
+            wanted: a number, several, or text such as ``27360,27338``; ``#`` before a number is allowed.
+
+        Raises:
+            SelectionError: a part is not a number, or no toggle has it.
+        """
+        known = self.by_number
+        chosen: dict[int, Toggle] = {}
+        for number in parse_numbers(wanted) if isinstance(wanted, str) else _as_numbers(wanted):
+            if number not in known:
+                hint = did_you_mean(str(number), map(str, known)) or "; no toggle is registered"
+                raise SelectionError(f"no toggle reverts {number}{hint}")
+            chosen.setdefault(known[number].pr, known[number])
+        return tuple(chosen.values())
+
+
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """Numbers of a comma-separated set, as ``--revert`` and the environment give them; blank text is none.
+
+    Raises:
+        SelectionError: a part is not a number.
+    """
+    if not text.strip():
+        return ()
+    numbers = []
+    for part in text.split(","):
+        match = re.fullmatch(r"#?([0-9]{1,9})", part.strip(), re.ASCII)
+        if not match:
+            shown = one_line(part, 40) or "nothing"
+            raise SelectionError(f"'{shown}' is not a pull request's number; write for example 27360,27338")
+        numbers.append(int(match.group(1)))
+    return tuple(numbers)
+
+
+def reverts_from_environment() -> tuple[int, ...]:
+    """Numbers in ``SGLANG_DEBUG_REVERT_PR``; the only reader of that variable.
+
+    Raises:
+        SelectionError: it holds something else.
+    """
+    try:
+        return parse_numbers(os.environ.get(REVERT_VARIABLE, ""))
+    except SelectionError as error:
+        raise SelectionError(f"{REVERT_VARIABLE}: {error}") from None
+
+
+def load_registry(extra: Sequence[str | Path] = ()) -> Registry:
+    """Every toggle of the content folders.
+
+    Args:
+        extra: the user's ``--content`` folders.
+
+    Raises:
+        ContentError: a file is malformed, or two claim the same number.
+    """
+    toggles: dict[int, Toggle] = {}
+    taken: dict[int, Path] = {}
+    for file in content_files("toggles", extra).values():
+        toggle = load_toggle(file)
+        for number in toggle.numbers:
+            if number in taken:
+                raise ContentError(f"{number} is taken by {taken[number]} already", Where(str(file)))
+            taken[number] = file
+        toggles[toggle.pr] = toggle
+    return Registry(dict(sorted(toggles.items())))
+
+
+def apply_reverts(
+    wanted: str | int | Iterable[int], mode: Mode = "import", registry: Registry | None = None
+) -> Applied:
+    """Revert fixes in this process: put the bugs of some numbers back.
+
+    Args:
+        wanted: as for ``Registry.select``.
+        mode: ``import`` before the engine is imported (a worker's first act), ``inprocess`` after.
+        registry: where the numbers are looked up; by default the shipped and the user's own toggles.
+
+    Raises:
+        SelectionError: a number is unknown.
+        PatchError: a toggle does not fit the source, or two overlap; nothing was changed.
+    """
+    toggles = (registry or load_registry()).select(wanted)
+    return apply([patch for toggle in toggles for patch in toggle.patches], mode)
+
+
+def load_toggle(path: str | Path) -> Toggle:
+    """Read and check one toggle file.
+
+    Raises:
+        ContentError: it is malformed.
+    """
+    top = load_yaml(path).root.table(
+        required=("pr", "title", "url", "family", "symptom", "detected_by", "patches"),
+        optional=("aliases", "description"),
+    )
+    pr = top["pr"].integer(low=1, high=_MAX_PR)
+    found = top["detected_by"].table(required=("scenario", "signature"))
+    own, foreign = _read_engines(top["patches"], pr)
+    return Toggle(
+        pr=pr,
+        aliases=_read_aliases(top, pr),
+        title=_line(top["title"]),
+        url=top["url"].text(pattern=r"https?://\S+"),
+        family=_line(top["family"]),
+        symptom=_line(top["symptom"]),
+        description=top["description"].text() if "description" in top else "",
+        detected_by=Detection(
+            _line(found["scenario"]), tuple(_line(one) for one in found["signature"].one_or_many(at_least=1))
+        ),
+        patches=own,
+        foreign=foreign,
+        path=Path(path),
+    )
+
+
+def _as_numbers(wanted: int | Iterable[int]) -> tuple[int, ...]:
+    return (wanted,) if isinstance(wanted, int) else tuple(wanted)
+
+
+def _line(item: Item) -> str:
+    """Text meant for one line of a table: folded."""
+    return " ".join(item.text().split())
+
+
+def _read_aliases(top: Table, pr: int) -> tuple[int, ...]:
+    aliases: list[int] = []
+    for item in top["aliases"].items() if "aliases" in top else ():
+        number = item.integer(low=1, high=_MAX_PR)
+        if number == pr or number in aliases:
+            raise item.error(f"repeats {number}")
+        aliases.append(number)
+    return tuple(aliases)
+
+
+def _read_engines(item: Item, pr: int) -> tuple[tuple[Patch, ...], dict[str, dict[str, tuple[Patch, ...]]]]:
+    engines = item.entries()
+    if OWN_ENGINE not in engines:
+        raise item.error(
+            f"lacks the key '{OWN_ENGINE}'{did_you_mean(OWN_ENGINE, engines) if engines else ''}"
+        )
+    foreign: dict[str, dict[str, tuple[Patch, ...]]] = {}
+    for engine, versions in engines.items():
+        if engine == OWN_ENGINE:
+            continue
+        if not re.fullmatch(_ENGINE_NAME, engine):
+            raise ContentError(f"'{one_line(engine, 60)}' is no name of an engine", versions.where_key)
+        foreign[engine] = {}
+        for wanted, patches in versions.entries().items():
+            if not all(_VERSION_RANGE.fullmatch(part.strip()) for part in wanted.split(",")):
+                message = (
+                    f"'{one_line(wanted, 60)}' is no version range; write for example '>=0.5.12,<0.5.14'"
+                )
+                raise ContentError(message, patches.where_key)
+            foreign[engine][wanted] = _read_patches(patches, pr)
+    return _read_patches(engines[OWN_ENGINE], pr), foreign
+
+
+def _read_patches(item: Item, pr: int) -> tuple[Patch, ...]:
+    patches: list[Patch] = []
+    number = 0
+    for entry in item.items(at_least=1):
+        table = entry.table(required=("target", "edits"))
+        target = table["target"]
+        try:
+            module, qualname = parse_target(target.text())
+        except ValueError as error:
+            raise target.error(f"is '{one_line(target.text(), 60)}': {error}") from None
+        edits = []
+        for one in table["edits"].items(at_least=1):
+            number += 1
+            edits.append(_read_edit(one, f"{pr}#{number}"))
+        patches.append(Patch(f"toggle {pr}", module, qualname, tuple(edits), target.where))
+    return tuple(patches)
+
+
+def _read_edit(item: Item, edit_id: str) -> Edit:
+    table = item.table(required=("match", "replacement"))
+    match, replacement = table["match"], table["replacement"]
+    return Edit(
+        id=edit_id,
+        match=match.text(),
+        replacement=replacement.text(empty=True),
+        match_at=match.doc.where_text(*match.path, line=1),
+        replacement_at=replacement.doc.where_text(*replacement.path, line=1),
+    )

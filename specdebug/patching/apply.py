@@ -115,6 +115,7 @@ class _Module:
         self.current = self.base
         self.functions = LiveFunctions(self.base)
         self.kernels = Kernels()
+        self._has_run = False  # patched, that is: there is something to put back
 
     @classmethod
     def of(cls, patch: Patch) -> _Module:
@@ -151,10 +152,13 @@ class _Module:
     def activate(self, exchange: Exchange) -> None:
         """Carry out a plan, wholly or not at all."""
         before = self.current
+        if not self.imported:
+            self.current = exchange.target
+            return
+        self._has_run = True
         done: list[tuple[FunctionType, CodeType]] = []
         try:
-            if self.imported:
-                done = self.functions.commit(exchange)
+            done = self.functions.commit(exchange)
             self.current = exchange.target
             self.kernels.sync(self._kernel_text)
         except BaseException:
@@ -167,6 +171,9 @@ class _Module:
         """Take edits out of force."""
         rest = [one for one in self.current.placed if one not in placed]
         target = rewrite(self.source, rest) if rest else self.base
+        if not self._has_run:
+            self.current = target
+            return
         try:
             exchange = self.functions.plan(self.current, target, restoring=True)
         except PatchError:
@@ -181,6 +188,7 @@ class _Module:
         """Execute the patched code as a freshly made module (called by the import hook)."""
         with _lock:
             self.functions.learn(self.current)
+            self._has_run = True
             code = self.current.code
         exec(code, module.__dict__)
         with _lock:

@@ -168,7 +168,7 @@ def test_threads(toys):
 
     def write(owner, old, new):
         try:
-            for _ in range(5):
+            for _ in range(3):
                 with apply([edit(mod.__name__, owner, old, new)]):
                     mod.f()
         except BaseException as error:
@@ -200,8 +200,8 @@ MANY = (
 )
 
 
-@settings(max_examples=20, deadline=None)
-@given(steps=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=8))
+@settings(max_examples=8, deadline=None)
+@given(steps=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=6))
 def test_any_sequence_of_applying_and_restoring(steps):
     """A model of the lines now patched says what the function returns; restored, the code is the first."""
     mod = _many()

@@ -7,6 +7,7 @@ transformers 5 (one ``rope_parameters``).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +84,6 @@ class LlamaConfig:
         if head_dim % 2:
             raise keys.error(f"head_dim {head_dim} is odd; RoPE turns pairs")
         theta, scaling = _rope(keys)
-        architectures = data.get("architectures") or [""]
         bias = keys.flag("attention_bias")
         return cls(
             hidden_size=hidden_size,
@@ -99,7 +99,7 @@ class LlamaConfig:
             tie_word_embeddings=keys.flag("tie_word_embeddings"),
             max_position_embeddings=keys.positive_int("max_position_embeddings", 2048),
             eos_token_ids=_eos(keys),
-            qkv_bias=bias or TARGET_ARCHITECTURES.get(architectures[0], False),
+            qkv_bias=bias or TARGET_ARCHITECTURES.get(_architecture(data), False),
             output_bias=bias,
         )
 
@@ -167,11 +167,19 @@ def require_target_architecture(data: Mapping[str, Any], where: str) -> None:
     Raises:
         CheckpointError: the architecture is absent or another one.
     """
-    names = data.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in TARGET_ARCHITECTURES:
+    if _architecture(data) not in TARGET_ARCHITECTURES:
+        names = data.get("architectures")
         raise CheckpointError(
             f"{where}: architecture {names!r} is none of {', '.join(TARGET_ARCHITECTURES)}; give one of those"
         )
+
+
+def _architecture(data: Mapping[str, Any]) -> str:
+    """The one name in ``architectures``, or nothing when that key holds anything else."""
+    names = data.get("architectures")
+    if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str):
+        return names[0]
+    return ""
 
 
 def _refuse_the_unsupported(keys: _Keys) -> None:
@@ -241,7 +249,11 @@ class _Keys:
 
     def positive_float(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not 0 < value <= sys.float_info.max
+        ):
             raise self.error(f"{key} must be a positive number, not {value!r}")
         return float(value)
 

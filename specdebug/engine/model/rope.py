@@ -19,8 +19,12 @@ from specdebug.engine.model.config import LlamaConfig, RopeScaling
 
 def interleave_pairs(rows: Tensor, head_dim: int) -> Tensor:
     """Reorder projection rows [heads*D, ...] within each head so that pairs (i, i+D/2) become adjacent."""
-    split = rows.view(-1, 2, head_dim // 2, *rows.shape[1:])
-    return split.transpose(1, 2).reshape(rows.shape)
+    return paired(rows, head_dim).reshape(rows.shape)
+
+
+def paired(rows: Tensor, head_dim: int) -> Tensor:
+    """The order of ``interleave_pairs`` as a view: [heads*D, ...] -> [heads, D/2, 2, ...]."""
+    return rows.view(-1, 2, head_dim // 2, *rows.shape[1:]).transpose(1, 2)
 
 
 def separate_pairs(keys: Tensor) -> Tensor:

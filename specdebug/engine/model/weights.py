@@ -10,7 +10,7 @@ from torch import Tensor
 from specdebug.engine.model.checkpoint import Checkpoint
 from specdebug.engine.model.config import LlamaConfig
 from specdebug.engine.model.layers import DecoderLayer, Norm
-from specdebug.engine.model.rope import Rotary, interleave_pairs
+from specdebug.engine.model.rope import Rotary, interleave_pairs, paired
 
 
 class Weights:
@@ -45,17 +45,17 @@ class Weights:
         return Norm(gains[0] if len(gains) == 1 else torch.stack(gains), self.config.rms_norm_eps)
 
     def linear(self, size_in: int, *parts: tuple[str, int], rotated: int = 0) -> Tensor:
-        """Projections of one input, fused to [size_in, sum of outputs]; the first ``rotated`` ones go through
-        RoPE.
-        """
+        """Projections of one input as [size_in, sum of outputs]; RoPE turns the first ``rotated`` of them."""
+        stored = [self.checkpoint.floats(self.name(name), size, size_in) for name, size in parts]
         fused = torch.empty(size_in, sum(size for _, size in parts), dtype=self.dtype, device=self.device)
         start = 0
-        for index, (name, size) in enumerate(parts):
-            rows = self.checkpoint.floats(self.name(name), size, size_in)
-            if index < rotated:
-                rows = interleave_pairs(rows, self.config.head_dim)
-            fused[:, start : start + size].copy_(rows.t())
-            start += size
+        for index, rows in enumerate(stored):
+            place = fused[:, start : start + rows.shape[0]].t()
+            start += rows.shape[0]
+            if index < rotated:  # through views on both sides, so that nothing is copied twice
+                rows = paired(rows, self.config.head_dim)
+                place = place.view(rows.shape)
+            place.copy_(rows)
         return fused
 
     def layer(self, prefix: str, index: int, rotary: Rotary, norm: Norm | None, size_in: int) -> DecoderLayer:

@@ -1,0 +1,225 @@
+"""Broken checkpoint folders: each way ends in one line that names the file, the tensor and what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specdebug.engine.model import load_target
+from specdebug.engine.model.checkpoint import Checkpoint
+from specdebug.errors import CheckpointError
+from tests.engine.model.helpers import make_target
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory):
+    """One good target in a single file, one in shards; tests break copies."""
+    root = tmp_path_factory.mktemp("pristine")
+    make_target(root / "single")
+    make_target(root / "sharded", shard_size="60KB")
+    return root
+
+
+@pytest.fixture
+def folder(pristine, tmp_path):
+    return shutil.copytree(pristine / "single", tmp_path / "target")
+
+
+@pytest.fixture
+def sharded(pristine, tmp_path):
+    return shutil.copytree(pristine / "sharded", tmp_path / "target")
+
+
+def complaint(folder):
+    with pytest.raises(CheckpointError) as caught:
+        load_target(folder)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith(str(folder))
+    return text
+
+
+def edit_config(folder, **changes):
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+
+
+def edit_tensors(folder, **changes):
+    file = folder / "model.safetensors"
+    tensors = load_file(file) | {name.replace("__", "."): tensor for name, tensor in changes.items()}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)
+
+
+def test_no_folder(tmp_path):
+    assert "config.json is missing; give a Hugging Face checkpoint folder" in complaint(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "config.json is not JSON: "),
+        (b"[]", "config.json holds a list, not a JSON object"),
+        (b"\xff\xfe", "config.json cannot be read"),
+        (b"[" * 100_000, "config.json is not JSON: "),
+    ],
+)
+def test_a_config_that_is_no_json_object(folder, content, message):
+    (folder / "config.json").write_bytes(content)
+    assert message in complaint(folder)
+
+
+def test_a_config_that_is_a_folder(folder):
+    (folder / "config.json").unlink()
+    (folder / "config.json").mkdir()
+    assert "config.json cannot be read" in complaint(folder)
+
+
+def test_no_weights(folder):
+    (folder / "model.safetensors").unlink()
+    assert "holds no weights: none of model.safetensors, model.safetensors.index.json" in complaint(folder)
+
+
+@pytest.mark.parametrize("length", [0, 4, 200, -1])
+def test_truncated_safetensors(folder, length):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:length])
+    assert "model.safetensors is truncated or not safetensors" in complaint(folder)
+
+
+def test_garbage_safetensors(folder):
+    (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    assert "is truncated or not safetensors" in complaint(folder)
+
+
+def test_a_missing_tensor(folder):
+    edit_tensors(folder, model__layers__3__mlp__up_proj__weight=None)
+    assert "tensor 'model.layers.3.mlp.up_proj.weight' is missing; fetch" in complaint(folder)
+
+
+def test_a_mis_shaped_tensor_names_its_file_and_both_shapes(folder):
+    edit_tensors(folder, model__norm__weight=torch.ones(63))
+    text = complaint(folder)
+    assert (
+        "model.safetensors: tensor 'model.norm.weight' has shape [63], but config.json calls for [64]" in text
+    )
+
+
+def test_an_unexpected_tensor(folder):
+    edit_tensors(folder, model__layers__7__mlp__up_proj__weight=torch.zeros(96, 64))
+    assert "tensor 'model.layers.7.mlp.up_proj.weight' has no place in this architecture" in complaint(folder)
+
+
+def test_a_bias_that_the_config_does_not_mention_is_not_dropped(folder):
+    edit_tensors(folder, model__layers__0__self_attn__q_proj__bias=torch.zeros(64))
+    assert "q_proj.bias' has no place" in complaint(folder)
+
+
+def test_a_bias_that_the_config_mentions_must_be_there(folder):
+    edit_config(folder, attention_bias=True)
+    assert "q_proj.bias' is missing" in complaint(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.float8_e4m3fn, torch.float64])
+def test_a_dtype_that_is_no_weight(folder, dtype):
+    edit_tensors(folder, model__norm__weight=torch.ones(64).to(dtype))
+    name = str(dtype).removeprefix("torch.")
+    assert f"'model.norm.weight' is {name}; convert the weights to bf16, fp16 or fp32" in complaint(folder)
+
+
+def test_leftovers_of_old_transformers_are_ignored(folder):
+    edit_tensors(folder, model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(8))
+    load_target(folder)
+
+
+def test_a_tied_checkpoint_may_carry_the_copy(tmp_path):
+    make_target(tmp_path, tie_word_embeddings=True)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, file)
+    load_target(tmp_path)
+
+
+def test_a_missing_shard(sharded):
+    shard = sorted(sharded.glob("*.safetensors"))[2]
+    shard.unlink()
+    assert f"{shard.name} is missing; fetch the checkpoint again" in complaint(sharded)
+
+
+def test_a_truncated_shard(sharded):
+    shard = sorted(sharded.glob("*.safetensors"))[2]
+    shard.write_bytes(shard.read_bytes()[:-10])
+    assert f"{shard.name} is truncated" in complaint(sharded)
+
+
+def test_a_tensor_that_its_shard_lacks(sharded):
+    index = sharded / "model.safetensors.index.json"
+    data = json.loads(index.read_text())
+    shards = sorted(set(data["weight_map"].values()))
+    wrong = next(shard for shard in shards if shard != data["weight_map"]["lm_head.weight"])
+    data["weight_map"]["lm_head.weight"] = wrong
+    index.write_text(json.dumps(data))
+    assert f"{wrong}: tensor 'lm_head.weight' is missing, but {index.name} puts it here" in complaint(sharded)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}'])
+def test_an_index_without_a_map(sharded, content):
+    (sharded / "model.safetensors.index.json").write_text(content)
+    assert "index.json has no weight_map" in complaint(sharded)
+
+
+def test_an_index_cannot_lead_out_of_the_folder(sharded):
+    (sharded / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../etc/passwd"}}')
+    assert "names the shard '../../etc/passwd', which is not a file beside it" in complaint(sharded)
+
+
+def to_bin(folder, content=None):
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors if content is None else content, folder / "pytorch_model.bin")
+
+
+def test_a_pickled_state_dict_gives_the_same_model(folder):
+    before = load_target(folder)
+    to_bin(folder)
+    after = load_target(folder)
+    assert torch.equal(before.embedding, after.embedding)
+    assert torch.equal(before.layers[6][1].qkv, after.layers[6][1].qkv)
+
+
+@pytest.mark.parametrize("length", [0, 100, 5000, -100])
+def test_a_truncated_pickle(folder, length):
+    to_bin(folder)
+    file = folder / "pytorch_model.bin"
+    file.write_bytes(file.read_bytes()[:length])
+    assert "pytorch_model.bin is truncated or not a plain state dict" in complaint(folder)
+
+
+def test_a_pickle_that_would_run_code_is_refused(folder, tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "sprung"), "w"))
+
+    to_bin(folder, {"a": Trap()})
+    assert "is truncated or not a plain state dict" in complaint(folder)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"epoch": 3}])
+def test_a_pickle_that_is_no_state_dict(folder, content):
+    to_bin(folder, content)
+    assert "save the model's state_dict() alone" in complaint(folder)
+
+
+def test_tensors_are_read_when_asked_for(folder, monkeypatch):
+    checkpoint = Checkpoint(folder)
+    assert "model.norm.weight" in checkpoint
+    (source,) = set(checkpoint._sources.values())
+    monkeypatch.setattr(type(source), "tensor", lambda self, name: pytest.fail(f"{name} was read"))
+    with pytest.raises(CheckpointError, match="has shape"):
+        checkpoint.floats("model.norm.weight", 1)

@@ -1,6 +1,8 @@
 """The driver alone, against hand-written histories of finished requests."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specdebug.harness.driver import WorkloadDriver
 from specdebug.harness.workload import PlannedRequest, SamplingPlan, Workload
@@ -108,3 +110,49 @@ def test_every_workload_is_exhausted_when_everything_finishes_at_once():
             finished[arrival.rid] = [0]
     assert walk.exhausted
     assert list(finished) == [f"g{n}.0" for n in range(8)]
+
+
+@st.composite
+def workloads(draw):
+    """Up to five groups of up to three requests, each group after some of the earlier ones."""
+    groups = draw(st.integers(1, 5))
+    requests, after = [], {}
+    for g in range(groups):
+        after[f"g{g}"] = tuple(f"g{n}" for n in draw(st.sets(st.integers(0, g - 1)))) if g else ()
+        turns = draw(st.booleans())
+        for n in range(draw(st.integers(1, 3))):
+            rid, before = f"g{g}.{n}", f"g{g}.{n - 1}"
+            abort = None if turns else draw(st.none() | st.integers(0, 4))
+            continues = before if turns and n else None
+            delay = draw(st.integers(0, 6))
+            requests.append(planned(rid, delay=delay, abort_after=abort, continues=continues))
+    return Workload(tuple(requests), after)
+
+
+@given(workloads(), st.data())
+def test_any_workload_under_any_service_times_comes_to_an_end(workload, data):
+    """Every request arrives once, after what it waits for; aborts hit only requests under way."""
+    walk, running, finished, arrived = WorkloadDriver(workload), {}, {}, []
+    plans = {request.rid: request for request in workload.requests}
+    for step in range(300):
+        due = walk.due(step, finished)
+        for arrival in due.arrivals:
+            plan = plans[arrival.rid]
+            for other in workload.after[plan.group]:
+                assert all(r.rid in finished for r in workload.requests if r.group == other)
+            if plan.continues is not None:
+                assert plan.continues in finished
+            arrived.append(arrival.rid)
+            running[arrival.rid] = data.draw(st.integers(1, 8), label=arrival.rid)
+        for rid in due.aborts:
+            del running[rid]  # KeyError: it had not arrived, or had finished
+            finished[rid] = []
+        if walk.exhausted and not running:
+            break
+        for rid in list(running):
+            running[rid] -= 1
+            if not running[rid]:
+                del running[rid]
+                finished[rid] = [7]
+    assert sorted(arrived) == sorted(plans)
+    assert set(finished) == set(plans)

@@ -97,12 +97,13 @@ class DenseReference:
         return best
 
     def _fork(self, parent: _Sequence | None, length: int) -> _Sequence:
-        cache = DenseCache(self.config, 0)
+        # A batch of one: torch has a fast attention for four dimensions on a CPU, and none for three.
+        cache = DenseCache(self.config, 0, batch=(1,))
         if parent is None:
             empty = torch.empty(0, self.config.hidden_size)
             return _Sequence([], cache, empty, torch.empty(0, 0))
-        cache.keys = parent.cache.keys[:, :, :length].clone()
-        cache.values = parent.cache.values[:, :, :length].clone()
+        cache.keys = parent.cache.keys[..., :length, :].clone()
+        cache.values = parent.cache.values[..., :length, :].clone()
         cache.length = length
         return _Sequence(parent.ids[:length], cache, parent.hidden[:length], parent.aux[:length])
 
@@ -111,15 +112,15 @@ class DenseReference:
         missing = len(ids) - sequence.cache.length
         if missing > 0:
             cache = sequence.cache
-            room = torch.zeros(*cache.keys.shape[:2], missing, cache.keys.shape[-1])
-            cache.keys = torch.cat([cache.keys[:, :, : cache.length], room], dim=2)
-            cache.values = torch.cat([cache.values[:, :, : cache.length], room], dim=2)
+            room = torch.zeros(*cache.keys.shape[:-2], missing, cache.keys.shape[-1])
+            cache.keys = torch.cat([cache.keys[..., : cache.length, :], room], dim=-2)
+            cache.values = torch.cat([cache.values[..., : cache.length, :], room], dim=-2)
         while sequence.cache.length < len(ids):
             start = sequence.cache.length
             piece = list(ids[start : start + CHUNK])
             _, hidden, aux = target_forward(
-                self.weights, self.config, torch.tensor(piece), cache=sequence.cache, aux_layers=aux_layers
+                self.weights, self.config, torch.tensor([piece]), cache=sequence.cache, aux_layers=aux_layers
             )
             sequence.ids.extend(piece)
-            sequence.hidden = torch.cat([sequence.hidden, hidden])
-            sequence.aux = torch.cat([sequence.aux, aux]) if start else aux
+            sequence.hidden = torch.cat([sequence.hidden, hidden[0]])
+            sequence.aux = torch.cat([sequence.aux, aux[0]]) if start else aux[0]

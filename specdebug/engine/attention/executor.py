@@ -40,14 +40,18 @@ class _Pass:
         k, v = pool.k[layer], pool.v[layer]
         if self.span is not None:
             start, stop = self.span
+            if stop > pool.size:
+                raise IllegalAddress("attention.kv_cache", f"slot {stop - 1} of a pool of {pool.size}")
             return k[start:stop].unsqueeze(0).transpose(1, 2), v[start:stop].unsqueeze(0).transpose(1, 2)
         batch, width = self.slots.shape
         flat = self.slots.view(-1)
         shape = (batch, width, *k.shape[1:])
-        return (
-            k.index_select(0, flat).view(shape).transpose(1, 2),
-            v.index_select(0, flat).view(shape).transpose(1, 2),
-        )
+        try:
+            keys, values = k.index_select(0, flat), v.index_select(0, flat)
+        except (IndexError, RuntimeError) as error:
+            detail = f"slots {int(flat.min())}..{int(flat.max())} of a pool of {pool.size}"
+            raise IllegalAddress("attention.kv_cache", detail) from error
+        return keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)
 
     def run(self, q: Tensor, pool: KVPool, layer: int, *, lse: bool) -> tuple[Tensor, Tensor | None]:
         """q [B * q_len, Hq, D] -> out [B, Hq, q_len, D] (a view), log-sum-exp [B, Hq, q_len] if asked."""
@@ -170,23 +174,37 @@ def _prepare(metadata: RaggedMetadata | PagedMetadata) -> _Pass:
 
 def _prepare_ragged(metadata: RaggedMetadata) -> _Pass:
     assert metadata.q_len is not None
+    if metadata.kv_indptr.numel() == 2 and metadata.custom_mask is None:
+        first, last = metadata.kv_indptr.tolist()
+        if last > first:
+            return _prepare_single(metadata, metadata.q_len, first, last - first)
     indptr = metadata.kv_indptr.to(torch.int64)
     starts, lengths = indptr[:-1], indptr[1:] - indptr[:-1]
     width = _checked_width(lengths, metadata.kv_indices.numel(), "attention.kv_indptr")
-    if indptr.numel() == 2:
-        first = int(starts[0])
-        slots = _slice(metadata.kv_indices, first, width).unsqueeze(0)
-    else:
-        column = torch.arange(width, device=indptr.device)
-        inside = torch.where(column < lengths.unsqueeze(1), column, 0)
-        offsets = starts.unsqueeze(1) + inside
-        slots = raw_gather(metadata.kv_indices, offsets, "attention.kv_indices").to(torch.int64)
+    column = torch.arange(width, device=indptr.device)
+    inside = torch.where(column < lengths.unsqueeze(1), column, 0)
+    offsets = starts.unsqueeze(1) + inside
+    slots = raw_gather(metadata.kv_indices, offsets, "attention.kv_indices").to(torch.int64)
     mask = None
     if metadata.custom_mask is not None:
         assert metadata.mask_indptr is not None
         mask = _mask_from_bits(metadata.custom_mask, metadata.mask_indptr, lengths, metadata.q_len, width)
     splits = 1 if metadata.num_kv_splits is None else int(metadata.num_kv_splits.max())
     return _finish(slots, lengths, metadata.q_len, width, metadata.causal, mask, splits)
+
+
+def _prepare_single(metadata: RaggedMetadata, q_len: int, first: int, length: int) -> _Pass:
+    """One sequence, the common case of a debugging session: host integers in place of vectors of one."""
+    if length > metadata.kv_indices.numel():
+        raise IllegalAddress(
+            "attention.kv_indptr", f"a sequence of {length} keys in a buffer of {metadata.kv_indices.numel()}"
+        )
+    slots = _slice(metadata.kv_indices, first, length).unsqueeze(0)
+    mask = None
+    if metadata.causal and q_len > 1:
+        mask = torch.full((1, 1, q_len, length), _NEG_INF, device=slots.device).triu_(length - q_len + 1)
+    splits = 1 if metadata.num_kv_splits is None else int(metadata.num_kv_splits[0])
+    return _Pass(slots, q_len, mask, None, _span(slots), splits)
 
 
 def _prepare_paged(metadata: PagedMetadata) -> _Pass:
@@ -241,11 +259,11 @@ def _span(slots: Tensor) -> tuple[int, int] | None:
     """(start, stop) when there is one sequence whose slots are consecutive, so its KV is a plain slice."""
     if slots.shape[0] != 1:
         return None
-    first, last = int(slots[0, 0]), int(slots[0, -1])
-    if last - first + 1 != slots.shape[1] or first < 0:
+    row = slots[0]
+    first, last = int(row[0]), int(row[-1])
+    if last - first + 1 != row.numel() or first < 0:
         return None
-    expected = torch.arange(first, last + 1, device=slots.device)
-    return (first, last + 1) if torch.equal(slots[0], expected) else None
+    return (first, last + 1) if torch.equal(row, torch.arange(first, last + 1, device=row.device)) else None
 
 
 def _additive(keep: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -102,6 +103,7 @@ def indptr(lengths: Tensor, out: Tensor) -> Tensor:
     return filled
 
 
+@lru_cache(maxsize=256)
 def query_indptr(batch: int, q_len: int, device: torch.device) -> Tensor:
-    """int32 [B + 1]: 0, q_len, 2·q_len, ..."""
+    """int32 [B + 1]: 0, q_len, 2·q_len, ... Made once per shape and never written."""
     return torch.arange(0, batch * q_len + 1, q_len, dtype=torch.int32, device=device)

@@ -8,7 +8,6 @@ allocation altogether raises :class:`IllegalAddress`.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specdebug.engine.errors import IllegalAddress
@@ -16,9 +15,7 @@ from specdebug.engine.errors import IllegalAddress
 
 def flat_storage(tensor: Tensor) -> Tensor:
     """The whole allocation behind ``tensor`` as a 1-D tensor of its dtype."""
-    storage = tensor.untyped_storage()
-    flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return flat.set_(storage, 0, (storage.nbytes() // tensor.element_size(),))  # type: ignore[call-overload, no-any-return]
+    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
 
 
 def raw_block(tensor: Tensor, offset: int, length: int, site: str) -> Tensor:
@@ -27,14 +24,14 @@ def raw_block(tensor: Tensor, offset: int, length: int, site: str) -> Tensor:
     Raises:
         IllegalAddress: the block is not inside the tensor's allocation.
     """
-    flat = flat_storage(tensor)
     start = tensor.storage_offset() + offset
-    if start < 0 or length < 0 or start + length > flat.numel():
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    if start < 0 or length < 0 or start + length > size:
         raise IllegalAddress(
             site,
             f"elements [{offset}, {offset + length}) of a buffer of {tensor.numel()} leave its allocation",
         )
-    return flat.narrow(0, start, length)
+    return tensor.as_strided((length,), (1,), start)
 
 
 def raw_scatter(tensor: Tensor, offsets: Tensor, values: Tensor, site: str) -> None:

@@ -76,6 +76,7 @@ PROMPT_KEYS = ("text", "token_ids", "corpus", "shared_prefix")
 DEFAULT_ARM = "base"
 """Name of the only arm of a scenario that declares none."""
 MAX_GROUPS = 512
+MAX_ARMS = 256
 
 
 def read_scenario(doc: Doc) -> Scenario:
@@ -85,9 +86,7 @@ def read_scenario(doc: Doc) -> Scenario:
     oracles = _oracles(top.get("oracles"), OracleSpec())
     arms = {DEFAULT_ARM: Arm(DEFAULT_ARM)}
     if "arms" in top:
-        arms = {_label(item, name): _arm(name, item, oracles) for name, item in top["arms"].entries().items()}
-        if not arms:
-            raise top["arms"].error("needs at least one arm, as in 'arms: {fixed: {}}'")
+        arms = _arms(top["arms"], oracles)
     expect = {name: Expectation() for name in arms}
     if "expect" in top:
         expect |= {name: _expectation(item) for name, item in top["expect"].entries().items()}
@@ -249,6 +248,15 @@ def _limits(item: Item | None) -> Limits:
         max_steps=_whole(table.get("max_steps"), "max_steps", default.max_steps),
         memory_mb=_whole(table.get("memory_mb"), "memory_mb", default.memory_mb),
     )
+
+
+def _arms(item: Item, oracles: OracleSpec) -> dict[str, Arm]:
+    entries = item.entries()
+    if not entries:
+        raise item.error("needs at least one arm, as in 'arms: {fixed: {}}'")
+    if len(entries) > MAX_ARMS:
+        raise item.error(f"has {len(entries)} arms, more than {MAX_ARMS}")
+    return {_label(each, name): _arm(name, each, oracles) for name, each in entries.items()}
 
 
 def _arm(name: str, item: Item, oracles: OracleSpec) -> Arm:

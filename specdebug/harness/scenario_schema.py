@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from specdebug.engine.config import EngineConfig
 from specdebug.harness.outcome import Verdict
 from specdebug.harness.scenario_model import ProbeMode
-from specdebug.harness.scenario_reader import ABOVE_LOW, BOUNDS, LABEL, MAX_GROUPS, NAME
+from specdebug.harness.scenario_reader import ABOVE_LOW, BOUNDS, LABEL, MAX_ARMS, MAX_GROUPS, NAME
 from specdebug.harness.signatures import SHAPE
 from specdebug.harness.workload import CORPORA
 
@@ -43,7 +43,7 @@ def json_schema() -> Schema:
                 "probes": _list_of(_TEXT),
                 "oracles": _ref("oracles"),
                 "limits": _limits(),
-                "arms": {**_map_of(_ref("arm")), "minProperties": 1},
+                "arms": {**_map_of(_ref("arm")), "minProperties": 1, "maxProperties": MAX_ARMS},
                 "expect": {"type": "object", "additionalProperties": _ref("expectation")},
             },
             required=("name", "workload"),

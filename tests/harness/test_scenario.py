@@ -243,6 +243,7 @@ BAD = {
     PROMPT + "limits: {memory_mb: 1}\n": "limits.memory_mb must be a whole number from 64 to",
     # arms and expectations
     PROMPT + "arms: {}\n": "s.yaml:4:7: arms needs at least one arm",
+    PROMPT + "arms:\n" + "".join(f"  a{n}:\n" for n in range(257)): "s.yaml:5:3: arms has 257 arms",
     PROMPT + "arms: {'a b': {}}\n": "s.yaml:4:8: arm 'a b' does not fit the form",
     PROMPT + "arms: {a: {revert: [27339]}}\n": "s.yaml:4:21: no toggle for PR 27339; did you mean '27338'?",
     PROMPT + "arms: {a: {revert: [27338, 27338]}}\n": "s.yaml:4:28: PR 27338 is listed twice",

@@ -49,8 +49,6 @@ class Scheduler:
             chunks.append((self.chunked, length))
             left -= length
         while self.waiting and left > 0 and not self._hold_admission:
-            if len(self.running) + len(chunks) >= self._config.max_running_requests:
-                break
             request = self.waiting[0]
             if not self._admit(request):
                 break
@@ -106,7 +104,10 @@ class Scheduler:
         request.status = Status.FINISHED
 
     def _admit(self, request: Request) -> bool:
-        """Give a row and a prefix to ``request`` if its whole prompt and first decode steps will fit."""
+        """Give a row and a prefix to ``request`` if its whole prompt and first decode steps will fit.
+
+        There are ``max_running_requests`` rows, so no more than that are ever admitted.
+        """
         row = self._cache.req_to_token.alloc_row()
         if row is None:
             return False
@@ -147,7 +148,7 @@ class Scheduler:
         request.retractions += 1
         request.status = Status.WAITING
         self.waiting.appendleft(request)
-        self._hold_admission = len(self.running) > 0
+        self._hold_admission = True  # somebody else runs, or there would have been nobody to make room for
 
     def _detach(self, request: Request) -> None:
         if self.chunked is request:

@@ -281,17 +281,13 @@ def test_retracted_requests_come_back_in_their_order_and_before_those_who_wait()
 
 
 def test_what_a_retracted_request_computed_stays_cached_for_its_return() -> None:
-    machine, (*_, third) = _crowded(radix_cache=True)
-    while third.retractions == 0:
+    machine = Machine(num_slots=16)
+    first, second = machine.add([5] * 5, new=9), machine.add([4] * 4, new=9)
+    while second.retractions == 0:
         machine.step()
-    computed = len(third.all_ids) - 1
-    assert machine.parts.cache.radix.evictable_size >= 1
-    machine.abort(machine.requests[0])
-    machine.abort(machine.requests[1])
-    (kind, (rid, length)) = machine.step()
-    assert (kind, rid) == ("prefill", third.rid)
-    assert length < computed + 1
-    assert third.cached_tokens == 0, "counted at first admission only"
+    machine.abort(first)
+    assert machine.step() == ("prefill", (second.rid, 1)), "only the newest token has no KV"
+    assert second.cached_tokens == 0, "counted at first admission only"
 
 
 def test_aborting_one_that_waits_does_not_end_the_hold() -> None:
@@ -317,6 +313,11 @@ def test_a_half_prefilled_request_is_the_first_to_go() -> None:
     assert machine.scheduler.prepare_decode() == [long]
     assert long.status is Status.WAITING
     assert machine.scheduler.running == [runner]
+    machine.parts.memory.free(taken)
+    assert machine.step()[0] == "decode", "there is room again, but nobody has finished"
+    while not runner.finished:
+        machine.step()
+    assert machine.step() == ("prefill", ("r2", 8))
 
 
 def test_one_request_that_outgrows_the_pool_alone_is_an_error() -> None:

@@ -1,4 +1,4 @@
-"""What can go wrong inside an engine at run time; each is a :class:`SpecDebugError`, so a user sees one line."""
+"""What can go wrong inside an engine at run time; a user sees each as one line."""
 
 from __future__ import annotations
 

@@ -1,0 +1,103 @@
+"""One pass of paged attention: a padded slot table, a mask, and the product over one layer's keys and values.
+
+Padding repeats a sequence's own first slot under the mask, because a kernel never loads past a sequence's end:
+a NaN that lies there must not leak, one inside the sequence must.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.errors import IllegalAddress
+from specdebug.engine.memory.kv_pool import KVPool
+
+NEG_INF = float("-inf")
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+@dataclass
+class AttentionPass:
+    """Sequences of ``q_len`` queries each. slots: int64 [B, W]. mask: additive float32 [B, 1, q_len, W]."""
+
+    slots: Tensor
+    q_len: int
+    mask: Tensor | None
+    empty: Tensor | None  # bool [B]: sequences without keys
+    span: tuple[int, int] | None  # a single sequence whose slots are contiguous: gather-free
+    splits: int = 1
+    _folded: Tensor | None = None
+
+    def keys_values(self, pool: KVPool, layer: int) -> tuple[Tensor, Tensor]:
+        """[B, num_kv_heads, W, head_dim] each."""
+        k, v = pool.k[layer], pool.v[layer]
+        if self.span is not None:
+            start, stop = self.span
+            if stop > pool.size:
+                raise IllegalAddress("attention.kv_cache", f"slot {stop - 1} of a pool of {pool.size}")
+            return k[start:stop].unsqueeze(0).transpose(1, 2), v[start:stop].unsqueeze(0).transpose(1, 2)
+        batch, width = self.slots.shape
+        flat = self.slots.view(-1)
+        shape = (batch, width, *k.shape[1:])
+        try:
+            keys, values = k.index_select(0, flat), v.index_select(0, flat)
+        except (IndexError, RuntimeError) as error:
+            detail = f"slots {int(flat.min())}..{int(flat.max())} of a pool of {pool.size}"
+            raise IllegalAddress("attention.kv_cache", detail) from error
+        return keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)
+
+    def run(self, q: Tensor, pool: KVPool, layer: int, *, lse: bool) -> tuple[Tensor, Tensor | None]:
+        """q [B * q_len, Hq, D] -> out [B, Hq, q_len, D] (a view), log-sum-exp [B, Hq, q_len] if asked."""
+        k, v = self.keys_values(pool, layer)
+        batch, num_kv, _, dim = k.shape
+        group = q.shape[1] // num_kv
+        # Query heads that share a kv head become extra query rows: no copy of keys per head.
+        folded = q.reshape(batch, self.q_len, num_kv, group, dim).permute(0, 2, 3, 1, 4)
+        folded = folded.reshape(batch, num_kv, group * self.q_len, dim)
+        mask = self._folded_mask(group)
+        if self.splits > 1:
+            out, logsum = self._split(folded, k, v, mask)
+        else:
+            out, logsum = _flash(folded, k, v, attn_mask=mask)
+        if self.empty is not None:
+            out = out.masked_fill(self.empty.view(-1, 1, 1, 1), 0.0)
+            logsum = logsum.masked_fill(self.empty.view(-1, 1, 1), NEG_INF)
+        out = out.reshape(batch, num_kv, group, self.q_len, dim)
+        out = out.reshape(batch, num_kv * group, self.q_len, dim)
+        if not lse:
+            return out, None
+        return out, logsum.reshape(batch, num_kv * group, self.q_len)
+
+    def _folded_mask(self, group: int) -> Tensor | None:
+        """The mask repeated for each query head of a group; the same for every layer, so made once."""
+        if self.mask is None or self.q_len == 1 or group == 1:
+            return self.mask
+        if self._folded is None:
+            self._folded = self.mask.repeat(1, 1, group, 1)
+        return self._folded
+
+    def _split(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        width = k.shape[2]
+        step = -(-width // self.splits)
+        parts = []
+        for start in range(0, width, step):
+            stop = min(start + step, width)
+            part_mask = None if mask is None else mask[..., start:stop]
+            out, logsum = _flash(q, k[:, :, start:stop], v[:, :, start:stop], attn_mask=part_mask)
+            if part_mask is not None:
+                dead = (part_mask == NEG_INF).all(dim=-1).expand(logsum.shape)
+                out = out.masked_fill(dead.unsqueeze(-1), 0.0)
+                logsum = logsum.masked_fill(dead, NEG_INF)
+            parts.append((out, logsum))
+        return merge_partial(parts)
+
+
+def merge_partial(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Merge attention over disjoint key sets: outs [..., D], log-sum-exps [...] (-inf for an empty set)."""
+    logsums = torch.stack([logsum for _, logsum in parts])
+    total = torch.logsumexp(logsums, dim=0)
+    weights = torch.exp(logsums - total).masked_fill(total == NEG_INF, 0.0)
+    out = sum(part * weights[i].unsqueeze(-1) for i, (part, _) in enumerate(parts))
+    return out, total  # type: ignore[return-value]

@@ -7,6 +7,7 @@ the config that owns the facts they derive from.
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -27,7 +28,8 @@ class InvalidOption(ConfigError):
     def __init__(self, message: str, key_path: tuple[str, ...] = ()) -> None:
         self.key_path = key_path
         self.reason = message
-        super().__init__(f"engine.{'.'.join(key_path)}: {message}" if key_path else message)
+        path = ".".join(key if key.isprintable() else repr(key) for key in key_path)
+        super().__init__(f"engine.{path}: {message}" if key_path else message)
 
 
 def _round_up(value: int, multiple: int) -> int:
@@ -190,15 +192,13 @@ class EngineConfig:
         if not 8 <= self.context_length <= 2**20:
             raise InvalidOption(f"must be in 8..{2**20}, got {self.context_length}", ("context_length",))
         if not 1 <= self.max_running_requests <= 512:
-            raise InvalidOption(
-                f"must be in 1..512, got {self.max_running_requests}", ("max_running_requests",)
-            )
+            raise InvalidOption(f"must be in 1..512, got {self.max_running_requests}", ("max_running_requests",))
         if self.chunked_prefill_size is not None and self.chunked_prefill_size < 1:
-            raise InvalidOption(
-                f"must be at least 1, got {self.chunked_prefill_size}", ("chunked_prefill_size",)
-            )
-        if self.device != "cpu" and self.device.split(":")[0] != "cuda":
+            raise InvalidOption(f"must be at least 1, got {self.chunked_prefill_size}", ("chunked_prefill_size",))
+        if not re.fullmatch(r"cpu|cuda(:\d{1,2})?", self.device):
             raise InvalidOption(f"must be cpu or cuda[:N], got {self.device!r}", ("device",))
+        if not 0 <= self.seed < 2**63:
+            raise InvalidOption(f"must be in 0..2**63-1, got {self.seed}", ("seed",))
         if self.speculative is not None:
             self.speculative.check()
         self.cuda_graph.check()
@@ -241,7 +241,8 @@ def _coerce(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
     if dataclasses.is_dataclass(hint):
         return _build(hint, value, path) if isinstance(hint, type) else value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        # no option takes a number that large, and beyond it int does not convert
+        value = float(max(min(value, 2**63), -(2**63)))
     if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
         raise InvalidOption(f"must be {_ARTICLE[hint]}, got {_kind(value)}", path)
     return value

@@ -1,0 +1,330 @@
+"""Engine options: every check with its place, defaults, and the sizes derived from them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.errors import ConfigError
+
+
+def _nest(path: str, value: Any) -> dict[str, Any]:
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return value
+
+
+def _complaint(data: Any) -> InvalidOption:
+    with pytest.raises(InvalidOption) as caught:
+        EngineConfig.from_dict(data)
+    assert isinstance(caught.value, ConfigError)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_defaults() -> None:
+    config = EngineConfig.from_dict({})
+    assert config == EngineConfig()
+    assert (config.model, config.attention_backend, config.page_size) == ("tiny", "flashinfer", 1)
+    assert (config.speculative, config.chunked_prefill_size, config.radix_cache) == (None, None, True)
+    spec = EngineConfig.from_dict({"speculative": {}}).speculative
+    assert spec is not None
+    assert (spec.algorithm, spec.num_steps, spec.eagle_topk, spec.tree_size) == ("EAGLE", 5, 1, 6)
+    assert spec.draft_kv_on_hit == "recompute"
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        EngineConfig().page_size = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("path", "suggestion"),
+    [
+        ("page_sise", "did you mean 'page_size'?"),
+        ("speculative.eagle_top_k", "did you mean 'eagle_topk'?"),
+        ("cuda_graph.max_batch", "did you mean 'max_bs'?"),
+        ("memory.guard", "did you mean 'guards'?"),
+        ("memory.zzz", "known: fill, guards, num_slots"),
+    ],
+)
+def test_an_unknown_option_is_named_with_the_nearest_known_one(path: str, suggestion: str) -> None:
+    found = _complaint(_nest(path, 1))
+    assert found.key_path == tuple(path.split("."))
+    assert suggestion in found.reason
+    assert str(found) == f"engine.{path}: {found.reason}"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        ("page_size", "4", "must be an integer, got '4'"),
+        ("page_size", True, "must be an integer, got True"),
+        ("page_size", 4.0, "must be an integer, got 4.0"),
+        ("page_size", None, "must be an integer, got nothing"),
+        ("page_size", [4], "must be an integer, got a list"),
+        ("page_size", {"a": 1}, "must be an integer, got a mapping"),
+        ("radix_cache", 1, "must be true or false, got 1"),
+        ("model", 7, "must be a string, got 7"),
+        ("model", "x" * 60, None),
+        ("seed", "x" * 60, "must be an integer, got str"),
+        ("attention_backend", "fa2", "must be one of flashinfer, fa3, triton; got 'fa2'"),
+        ("attention_backend", ["fa3"], "must be one of flashinfer, fa3, triton; got ['fa3']"),
+        ("dtype", "float64", "must be one of float32, bfloat16, float16; got 'float64'"),
+        ("chunked_prefill_size", "all", "must be an integer, got 'all'"),
+        ("speculative", 3, "must be a mapping, got 3"),
+        ("speculative.threshold_acc", "1", "must be a number, got '1'"),
+        ("speculative.threshold_acc", True, "must be a number, got True"),
+        ("cuda_graph.capture_bs", 4, "must be a list, got 4"),
+        ("cuda_graph.capture_bs", [1, "2"], "must be an integer, got '2'"),
+        ("memory", None, "must be a mapping, got nothing"),
+    ],
+)
+def test_a_value_of_the_wrong_kind(path: str, value: Any, reason: str | None) -> None:
+    if reason is None:
+        EngineConfig.from_dict(_nest(path, value))
+        return
+    found = _complaint(_nest(path, value))
+    assert (found.key_path, found.reason) == (tuple(path.split(".")), reason)
+
+
+@pytest.mark.parametrize(
+    ("path", "low", "high"),
+    [
+        ("page_size", 1, 1024),
+        ("context_length", 8, 2**20),
+        ("max_running_requests", 1, 512),
+        ("seed", 0, 2**63 - 1),
+        ("chunked_prefill_size", 1, None),
+        ("cuda_graph.max_bs", 1, 512),
+        ("memory.num_slots", 3, 2**26),
+        ("speculative.num_steps", 1, 64),
+        ("speculative.eagle_topk", 1, 64),
+    ],
+)
+def test_the_ends_of_every_range(path: str, low: int, high: int | None) -> None:
+    for good in (low, high):
+        if good is not None:
+            options = _nest(path, good)
+            if path == "speculative.eagle_topk":
+                options["speculative"]["num_draft_tokens"] = 6
+            EngineConfig.from_dict(options)
+    for bad in (low - 1, None if high is None else high + 1):
+        if bad is not None:
+            found = _complaint(_nest(path, bad))
+            assert found.key_path == tuple(path.split("."))
+            assert str(bad) in found.reason
+
+
+@pytest.mark.parametrize(
+    ("options", "path", "word"),
+    [
+        ({"device": "tpu"}, "device", "'tpu'"),
+        ({"device": "cuda:first"}, "device", "'cuda:first'"),
+        ({"device": "cuda:"}, "device", "'cuda:'"),
+        ({"speculative": {"num_draft_tokens": 5}}, "speculative.num_draft_tokens", "num_steps + 1 = 6"),
+        (
+            {"speculative": {"num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 8}},
+            "speculative.num_draft_tokens",
+            "2..7",
+        ),
+        (
+            {"speculative": {"num_steps": 1, "eagle_topk": 4, "num_draft_tokens": 1}},
+            "speculative.num_draft_tokens",
+            "2..5",
+        ),
+        ({"speculative": {"threshold_single": 0}}, "speculative.threshold_single", "(0, 1]"),
+        ({"speculative": {"threshold_acc": 1.5}}, "speculative.threshold_acc", "(0, 1]"),
+        ({"speculative": {"threshold_acc": float("nan")}}, "speculative.threshold_acc", "nan"),
+        ({"speculative": {"threshold_acc": 10**400}}, "speculative.threshold_acc", "(0, 1]"),
+        ({"speculative": {"threshold_acc": -(10**400)}}, "speculative.threshold_acc", "(0, 1]"),
+        ({"cuda_graph": {"capture_bs": []}}, "cuda_graph.capture_bs", "at least one"),
+        ({"cuda_graph": {"capture_bs": [0, 2]}}, "cuda_graph.capture_bs", "positive"),
+        ({"cuda_graph": {"max_bs": 4, "capture_bs": [2, 8]}}, "cuda_graph.capture_bs", "max_bs=4"),
+    ],
+)
+def test_values_that_contradict_each_other(options: dict[str, Any], path: str, word: str) -> None:
+    found = _complaint(options)
+    assert found.key_path == tuple(path.split("."))
+    assert word in found.reason
+
+
+def test_other_devices_that_are_fine() -> None:
+    for device in ("cpu", "cuda", "cuda:0", "cuda:11"):
+        assert EngineConfig.from_dict({"device": device}).device == device
+
+
+def test_a_key_with_a_line_break_does_not_break_the_line() -> None:
+    assert str(_complaint({"a\nb": 1})).startswith("engine.'a\\nb': unknown option 'a\\nb'")
+
+
+@pytest.mark.parametrize("data", [None, [], "tiny", 3])
+def test_options_are_a_mapping(data: Any) -> None:
+    assert _complaint(data).key_path == ()
+
+
+@pytest.mark.parametrize(
+    ("page", "spec", "smallest"),
+    [
+        (1, None, 3),
+        (16, None, 32),
+        (1, {"num_steps": 5}, 13),
+        (4, {"num_steps": 5}, 16),
+        (256, {"num_steps": 8, "eagle_topk": 5, "num_draft_tokens": 64}, 5120 + 256),
+    ],
+)
+def test_the_pool_holds_at_least_one_reservation(page: int, spec: Any, smallest: int) -> None:
+    options: dict[str, Any] = {"page_size": page, "speculative": spec}
+    assert EngineConfig.from_dict({**options, "memory": {"num_slots": smallest}}).usable_slots == smallest
+    found = _complaint({**options, "memory": {"num_slots": smallest - page}})
+    assert found.key_path == ("memory", "num_slots")
+    assert f"needs at least {smallest}" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("page", "steps", "topk", "nodes", "alloc", "headroom"),
+    [
+        (256, 8, 5, 64, 2560, 5120 + 255),  # SGLang PR 26972: 5120 needed, 4 + T = 68 given
+        (1, 5, 1, 6, 6, 12),
+        (1, 3, 4, 8, 12, 24),
+        (1, 2, 2, 7, 7, 14),
+        (64, 5, 1, 6, 6, 12 + 63),
+        (4, 3, 2, 7, 16, 32 + 3),
+        (4, 4, 2, 7, 16, 32 + 3),
+        (4, 6, 2, 7, 24, 48 + 3),
+        (2, 1, 2, 3, 4, 8 + 1),
+        (2, 1, 1, 2, 2, 6 + 1),
+    ],
+)
+def test_what_a_decode_step_may_touch(page: int, steps: int, topk: int, nodes: int, alloc: int, headroom: int) -> None:
+    config = EngineConfig.from_dict(
+        {
+            "page_size": page,
+            "speculative": {"num_steps": steps, "eagle_topk": topk, "num_draft_tokens": nodes},
+        }
+    )
+    assert (config.alloc_len_per_decode, config.row_headroom) == (alloc, headroom)
+
+
+def test_plain_decoding_touches_one_slot() -> None:
+    config = EngineConfig.from_dict({"page_size": 16})
+    assert (config.alloc_len_per_decode, config.row_headroom) == (1, 4 + 15)
+
+
+@given(
+    page=st.sampled_from([1, 2, 4, 16, 64, 256]),
+    steps=st.integers(1, 9),
+    topk=st.integers(1, 6),
+    length=st.integers(1, 600),
+)
+@settings(max_examples=100, deadline=None)
+def test_branches_and_trees_fit_the_reservation_and_the_reservation_fits_the_row(
+    page: int, steps: int, topk: int, length: int
+) -> None:
+    """By the branch layout: K branches of n = ceil((r + S) / P) pages from L - r, r = L mod P."""
+    nodes = steps + 1 if topk == 1 else min(1 + topk + topk * topk * (steps - 1), 40)
+    config = EngineConfig.from_dict(
+        {
+            "page_size": page,
+            "context_length": 600,
+            "speculative": {"num_steps": steps, "eagle_topk": topk, "num_draft_tokens": nodes},
+        }
+    )
+    tail = length % page
+    if topk == 1 or page == 1:
+        last_cell = length + topk * steps
+    else:
+        last_cell = length - tail + topk * -(-(tail + steps) // page) * page
+    reach = max(last_cell, length + nodes)
+    assert reach <= length + config.alloc_len_per_decode
+    reserved = -(-(length + 2 * config.alloc_len_per_decode) // page) * page
+    assert reserved <= 600 + config.row_headroom
+
+
+@pytest.mark.parametrize(
+    ("max_bs", "capture", "sizes"),
+    [
+        (1, None, (1,)),
+        (2, None, (1, 2)),
+        (8, None, (1, 2, 4, 8)),
+        (6, None, (1, 2, 4, 6)),
+        (8, [5, 2, 2], (2, 5)),
+    ],
+)
+def test_captured_sizes_ascend(max_bs: int, capture: list[int] | None, sizes: tuple[int, ...]) -> None:
+    config = EngineConfig.from_dict({"cuda_graph": {"max_bs": max_bs, "capture_bs": capture}})
+    assert config.cuda_graph.batch_sizes == sizes
+
+
+def test_slots_come_in_whole_pages() -> None:
+    assert EngineConfig.from_dict({"page_size": 16, "memory": {"num_slots": 100}}).usable_slots == 112
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"speculative": {"algorithm": "EAGLE3", "eagle_topk": 4, "num_steps": 3, "num_draft_tokens": 8}},
+        {"cuda_graph": {"capture_bs": [1, 3], "enabled": False}, "chunked_prefill_size": 64},
+        {"memory": {"fill": "garbage", "guards": True, "num_slots": 512}, "dtype": "bfloat16", "seed": 9},
+        {"speculative": {"threshold_single": 1, "draft_kv_on_hit": "zero_fill", "draft_model": "x"}},
+    ],
+)
+def test_plain_data_makes_the_same_config_again(options: dict[str, Any]) -> None:
+    config = EngineConfig.from_dict(options)
+    plain = config.to_dict()
+    assert EngineConfig.from_dict(plain) == config
+    assert hash(config) == hash(EngineConfig.from_dict(plain))
+    assert _plain(plain)
+
+
+def _plain(data: Any) -> bool:
+    if isinstance(data, dict):
+        return all(isinstance(key, str) and _plain(value) for key, value in data.items())
+    if isinstance(data, list):
+        return all(_plain(item) for item in data)
+    return data is None or isinstance(data, (bool, int, float, str))
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=2),
+    max_leaves=5,
+)
+KEYS = ["page_size", "model", "seed", "device", "speculative", "cuda_graph", "memory", "dtype", "x"]
+INNER = ["num_steps", "eagle_topk", "num_draft_tokens", "threshold_acc", "max_bs", "capture_bs", "num_slots", "y"]
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(KEYS) | st.text(max_size=2),
+        JUNK | st.dictionaries(st.sampled_from(INNER), JUNK, max_size=3),
+        max_size=4,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_junk_is_refused_or_understood_never_worse(data: dict[str, Any]) -> None:
+    complaint, config = "", None
+    try:
+        config = EngineConfig.from_dict(data)
+    except InvalidOption as error:
+        complaint = str(error)
+    if config is None:
+        assert complaint.isprintable()
+    else:
+        assert EngineConfig.from_dict(config.to_dict()) == config
+        assert config.row_headroom > 0
+
+
+def test_checking_a_config_needs_no_torch() -> None:
+    code = (
+        "import sys; from specdebug.engine.config import EngineConfig; EngineConfig.from_dict({});"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -102,14 +102,24 @@ def accept_sampling(
             path.append(node)
             out.append(tokens[b][node])
             rejected = []
-        residual = target_probs[b, path[-1]].to(torch.float64)
-        if rejected:
-            residual = residual.clone()
-            residual[rejected] = 0.0
-        out.append(_draw(residual, coin_rows[b][-1]))
+        out.append(_draw(_without(target_probs[b, path[-1]], rejected), coin_rows[b][-1]))
         paths.append(path)
         emitted.append(out)
     return _pack(paths, emitted, nodes, num_steps, tree.tokens.device)
+
+
+def _without(probs: Tensor, rejected: Sequence[int]) -> Tensor:
+    """float64 weights [V] of the bonus: the target's, less what was offered and rejected.
+
+    Float sums may stay short of 1, so a coin can pass over drafts that hold all of the mass. Then nothing is
+    left, and the drafts are what the target wants.
+    """
+    weights = probs.to(torch.float64)
+    if not rejected:
+        return weights
+    rest = weights.clone()
+    rest[rejected] = 0.0
+    return rest if bool(rest.any()) else weights
 
 
 def _draw(weights: Tensor, coin: float) -> int:

@@ -20,7 +20,6 @@ from specdebug.cli.output import open_standard_streams, write
 from specdebug.errors import SpecDebugError
 
 INTERNAL_ERROR = 3
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="specdebug",
@@ -66,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
     except SpecDebugError as error:
         return _failed(str(error), error.exit_code if error.exit_code in (1, 2) else 2, error)
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        return 130
     except _USAGE as error:
         return _failed(_one_line(error), 2, error)
     except Exception as error:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from specdebug.report.progress import LiveProgress, PlainProgress
     from specdebug.targets.pool import WorkerPool
 
-INTERRUPTED = 130
-
 
 class Mode(StrEnum):
     """What a probe does that finds something: end the run, or write it down."""
@@ -97,21 +95,17 @@ def _replay(
     from specdebug.harness import replay as harness
 
     runs = harness.plan(scenario, choices, library)
-    interrupted = False
-    try:
-        with progress() as watcher:
-            answer = harness.replay(pool, scenario, runs, watcher)
-    except harness.Interrupted as stop:
-        answer, interrupted = stop.answer, True
-    _publish(answer, as_json=as_json, junit=junit, interrupted=interrupted)
-    return INTERRUPTED if interrupted else answer.exit_code
+    with progress() as watcher:
+        answer = harness.replay(pool, scenario, runs, watcher)
+    _publish(answer, as_json=as_json, junit=junit)
+    return answer.exit_code
 
 
-def _publish(answer: Replay, *, as_json: bool, junit: Path | None, interrupted: bool) -> None:
+def _publish(answer: Replay, *, as_json: bool, junit: Path | None) -> None:
     if as_json:
         from specdebug.report.document import replay_document, to_json
 
-        write(to_json(replay_document(answer, interrupted=interrupted)))
+        write(to_json(replay_document(answer)))
     else:
         from specdebug.report.terminal import render_replay
 
@@ -150,11 +144,10 @@ def compare(
             known = ", ".join(scenario.arms)
             raise SpecDebugError(f"compare needs two different arms; {scenario.path} has {known}")
         choices = harness.Choices(arms=tuple(names), seed=seed, timeout_s=_positive(timeout))
-        try:
-            with progress() as watcher:
-                answer = harness.replay(pool, scenario, harness.plan(scenario, choices, library), watcher)
-        except harness.Interrupted:
-            return INTERRUPTED
+        with progress() as watcher:
+            answer = harness.replay(pool, scenario, harness.plan(scenario, choices, library), watcher)
+        if answer.interrupted:
+            return answer.exit_code
         left, right = (result.outcome for result in answer.results)
         decode = decoder(load_tokenizer(engine_config(scenario, names[0]).model))
         comparison = comparing.compare((names[0], names[1]), (left, right), decode)

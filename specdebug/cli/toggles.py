@@ -8,7 +8,7 @@ import typer
 
 from specdebug.cli.options import Content, Debug, Jobs, Json
 from specdebug.cli.output import show, write
-from specdebug.cli.replay import INTERRUPTED, open_library, progress, workers
+from specdebug.cli.replay import open_library, progress, workers
 
 app = typer.Typer(help="List, show and verify the fixes that can be reverted.", no_args_is_help=False)
 
@@ -75,18 +75,15 @@ def verify(
 
         library = open_library(content)
         chosen = library.registry.select(",".join(numbers)) if numbers else library.all_toggles()
-        try:
-            with progress() as watcher:
-                checks = run_matrix(pool, library, chosen, seeds, watcher)
-        except KeyboardInterrupt:
-            return INTERRUPTED
+        with progress() as watcher:
+            matrix = run_matrix(pool, library, chosen, seeds, watcher)
     if as_json:
         from specdebug.report.document import to_json
 
-        write(to_json([check.to_dict() for check in checks]))
+        write(to_json([check.to_dict() for check in matrix.checks]))
     else:
         from specdebug.report.matrix import render_matrix
 
-        show(render_matrix(checks))
-    return 0 if all(check.live for check in checks) else 1
+        show(render_matrix(matrix.checks))
+    return matrix.exit_code
 

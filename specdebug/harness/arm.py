@@ -11,6 +11,7 @@ import pickle
 import resource
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -48,15 +49,28 @@ class _Arm:
         if hits is None:
             return
         scenario: Scenario = pickle.loads(self._payload["scenario"])
-        with self._stage("build"):
-            loop, judge, accept = self._build(scenario)
         try:
+            with self._stage("build"):
+                loop, judge, accept = self._build(scenario)
             self._serve(loop, judge, accept)
+        except SpecDebugError as error:
+            if error.exit_code == 2:
+                raise
+            self._fail(error)
+        except Exception as error:
+            self._fail(error)
         finally:
             from specdebug import async_probe
 
             self._sink.emit("coverage", reached=async_probe.reached(), hits=hits())
         self._sink.emit("done", stages_s=self._stages, peak_rss_mb=_peak_rss_mb())
+
+    def _fail(self, error: Exception) -> None:
+        """An exception outside the run loop, such as out of the engine's construction."""
+        from specdebug.harness.exceptions import violation_of
+
+        traceback.print_exc()
+        self._sink.emit("violation", **asdict(violation_of(error, 0)))
 
     def _revert(self) -> Callable[[], dict[str, dict[str, int]]] | None:
         """Put the fixes' reverts in place; returns a reader of how often each edit has run, by fix.

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from specdebug import async_probe
+from specdebug.errors import SpecDebugError
 from specdebug.harness.driver import Arrival, WorkloadDriver
 from specdebug.harness.exceptions import violation_of
 from specdebug.harness.oracle import Judge
@@ -68,7 +69,7 @@ class RunLoop:
             for arrival in due.arrivals:
                 self._arrive(arrival)
             for rid in due.aborts:
-                self.engine.abort(rid)
+                self._call(self.engine.abort, rid)
                 self._end(rid)
             if not self.engine.has_work and self._driver.exhausted:
                 return
@@ -76,12 +77,9 @@ class RunLoop:
 
     def serve_cold(self, rid: str) -> list[int]:
         """Serve a request's prompt again, alone and with an empty cache; returns its accept lengths."""
-        arrival = self.arrived[rid]
-        self.engine.flush_cache()
+        self._call(self.engine.flush_cache)
         again = COLD + rid
-        self.engine.add_request(
-            again, list(arrival.prompt_ids), self._sampling(arrival), speculative=arrival.speculative
-        )
+        self._add(again, self.arrived[rid])
         while self.engine.has_work:
             self._advance()
         return list(self.engine.requests[again].accept_lengths)
@@ -91,12 +89,23 @@ class RunLoop:
         self._sink.emit(
             "arrive", rid=arrival.rid, group=arrival.group, prompt_tokens=len(arrival.prompt_ids)
         )
-        self.engine.add_request(
-            arrival.rid, list(arrival.prompt_ids), self._sampling(arrival), speculative=arrival.speculative
+        self._add(arrival.rid, arrival)
+
+    def _add(self, rid: str, arrival: Arrival) -> None:
+        sampling = self._make_sampling(**asdict(arrival.sampling))
+        self._call(
+            self.engine.add_request, rid, list(arrival.prompt_ids), sampling, speculative=arrival.speculative
         )
 
-    def _sampling(self, arrival: Arrival) -> Any:
-        return self._make_sampling(**asdict(arrival.sampling))
+    def _call(self, function: Callable[..., object], *args: object, **options: object) -> None:
+        """Ask something of the engine between steps. A request it rejects is the scenario's fault."""
+        try:
+            function(*args, **options)
+        except Exception as error:
+            if isinstance(error, SpecDebugError) and error.exit_code == 2:
+                raise
+            self.report(violation_of(error, self._step))
+            raise Stopped from error
 
     def _one_step(self) -> None:
         step = self._step + 1

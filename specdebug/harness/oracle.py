@@ -142,7 +142,12 @@ class Judge:
         if not self.active or self._reference is None:
             return
         began = time.perf_counter()
-        check(engine, request)
+        try:
+            check(engine, request)
+        except Exception as error:  # not the engine's, though a damaged engine may have provoked it
+            what = " ".join(str(error).split())
+            detail = f"cannot judge {request.rid}: {type(error).__name__}: {what}"
+            self._report(Violation("error", "oracle", self.step, detail))
         self.seconds += time.perf_counter() - began
 
     @torch.no_grad()

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from specdebug.harness.probe_packs import ProbePack
     from specdebug.toggles import Toggle
 
+INTERRUPTED = 130
+"""Exit code after a Ctrl-C, as a shell has it."""
+
 TARGET = "specdebug.harness.arm:run_arm"
 
 
@@ -97,11 +100,12 @@ class ArmResult:
 
 @dataclass(frozen=True)
 class Replay:
-    """All results of one replay."""
+    """All results of one replay; of those known when it was ``interrupted``."""
 
     scenario: Scenario
     results: tuple[ArmResult, ...]
     wall_s: float
+    interrupted: bool = False
 
     @property
     def plain(self) -> bool:
@@ -111,7 +115,10 @@ class Replay:
     @property
     def exit_code(self) -> int:
         """Plain: the worst verdict's code, fail before unknown before pass. Else 0 when every arm met its
-        expectation, 1 when one was contradicted, 125 when those that did not only came to no verdict."""
+        expectation, 1 when one was contradicted, 125 when those that did not only came to no verdict. 130
+        after a Ctrl-C."""
+        if self.interrupted:
+            return INTERRUPTED
         verdicts = [r.outcome.verdict for r in self.results if self.plain or not r.met]
         if "fail" in verdicts or (not self.plain and "pass" in verdicts):
             return EXIT_CODES["fail"]
@@ -198,7 +205,9 @@ class _Running:
         ledger = self.ledgers[job.name]
         ledger.fold(event)
         if ledger.usage_error is not None:
-            raise ReplayError(ledger.usage_error)
+            path, message = str(self.runs[job.name].scenario.path), ledger.usage_error
+            place = "" if message.startswith(path) else f"{path}: arm '{self.runs[job.name].arm}': "
+            raise ReplayError(place + message)
         if self.progress is not None:
             self.progress.arm_moved(self.runs[job.name], ledger)
 
@@ -213,36 +222,27 @@ class _Running:
             self.progress.arm_ended(result)
 
 
-class Interrupted(Exception):
-    """Ctrl-C during a replay; ``answer`` holds what was known by then, unfinished arms as ``unknown``."""
-
-    def __init__(self, answer: Replay) -> None:
-        super().__init__("interrupted")
-        self.answer = answer
-
-
-def run_arms(pool: WorkerPool, runs: Sequence[ArmRun], progress: Progress | None = None) -> list[ArmResult]:
+def run_arms(
+    pool: WorkerPool, runs: Sequence[ArmRun], progress: Progress | None = None
+) -> tuple[list[ArmResult], bool]:
     """Run them all; results come in the order of ``runs``, whose keys must differ.
 
-    Raises ReplayError when a worker finds the scenario itself at fault. A KeyboardInterrupt passes through.
+    Returns the results and whether a Ctrl-C cut them short (then unfinished runs are ``unknown``, and those
+    not begun are missing). Raises ReplayError when a worker finds the scenario itself at fault.
     """
     running = _Running({run.key: run for run in runs}, progress)
-    pool.run([run.job() for run in runs], running)
-    return running.in_order()
+    interrupted = False
+    try:
+        pool.run([run.job() for run in runs], running)
+    except KeyboardInterrupt:
+        interrupted = True
+    return running.in_order(), interrupted
 
 
 def replay(
     pool: WorkerPool, scenario: Scenario, runs: Sequence[ArmRun], progress: Progress | None = None
 ) -> Replay:
-    """Run what :func:`plan` planned. Raises Interrupted on Ctrl-C, else as :func:`run_arms`."""
+    """Run what :func:`plan` planned. Raises as :func:`run_arms`."""
     began = time.monotonic()
-    running = _Running({run.key: run for run in runs}, progress)
-    stopped = False
-    try:
-        pool.run([run.job() for run in runs], running)
-    except KeyboardInterrupt:
-        stopped = True
-    answer = Replay(scenario, tuple(running.in_order()), time.monotonic() - began)
-    if stopped:
-        raise Interrupted(answer)
-    return answer
+    results, interrupted = run_arms(pool, runs, progress)
+    return Replay(scenario, tuple(results), time.monotonic() - began, interrupted)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.errors import SpecDebugError
-from specdebug.harness.replay import ArmResult, ArmRun, Progress, run_arms
+from specdebug.harness.replay import INTERRUPTED, ArmResult, ArmRun, Progress, run_arms
 from specdebug.harness.scenario_model import Arm, Scenario
 from specdebug.targets.pool import WorkerPool
 
@@ -107,26 +107,45 @@ def plan_matrix(library: Library, toggles: Sequence[Toggle], seeds: int) -> list
     return list(runs.values())
 
 
+@dataclass(frozen=True)
+class Matrix:
+    """Every toggle judged, or those that could be before a Ctrl-C."""
+
+    checks: tuple[ToggleCheck, ...]
+    interrupted: bool
+
+    @property
+    def exit_code(self) -> int:
+        """0 when all are live, 1 when one is rotten, 130 after a Ctrl-C."""
+        if self.interrupted:
+            return INTERRUPTED
+        return 0 if all(check.live for check in self.checks) else 1
+
+
 def verify(
     pool: WorkerPool,
     library: Library,
     toggles: Sequence[Toggle],
     seeds: int,
     progress: Progress | None = None,
-) -> list[ToggleCheck]:
-    """Run the matrix and judge each toggle. A KeyboardInterrupt passes through."""
+) -> Matrix:
+    """Run the matrix and judge each toggle."""
     if not toggles:
         raise SpecDebugError("no toggles to verify; `specdebug toggles list` shows what is registered")
-    results = {r.run.key: r for r in run_arms(pool, plan_matrix(library, toggles, seeds), progress)}
+    answers, interrupted = run_arms(pool, plan_matrix(library, toggles, seeds), progress)
+    # A run that a Ctrl-C cut short says nothing of its toggle.
+    results = {r.run.key: r for r in answers if not (interrupted and r.outcome.verdict == "unknown")}
     checks = []
     for toggle in toggles:
         scenario, base = _base(library, toggle)
-        sides: tuple[list[ArmResult], list[ArmResult]] = ([], [])
-        for offset in range(seeds):
-            for side, chosen in zip(sides, ((), (toggle,)), strict=True):
-                side.append(results[_key(scenario, base, scenario.seed + offset, chosen)])
-        checks.append(ToggleCheck(toggle, tuple(sides[0]), tuple(sides[1])))
-    return checks
+        seed_range = range(scenario.seed, scenario.seed + seeds)
+        applied = [results.get(_key(scenario, base, seed, ())) for seed in seed_range]
+        reverted = [results.get(_key(scenario, base, seed, (toggle,))) for seed in seed_range]
+        sides = (tuple(r for r in side if r is not None) for side in (applied, reverted))
+        check = ToggleCheck(toggle, *sides)
+        if len(check.applied) == len(check.reverted) == seeds:
+            checks.append(check)
+    return Matrix(tuple(checks), interrupted)
 
 
 def _base(library: Library, toggle: Toggle) -> tuple[Scenario, Arm]:

@@ -10,14 +10,14 @@ from specdebug.harness.compare import Comparison
 from specdebug.harness.replay import ArmResult, Replay
 
 
-def replay_document(replay: Replay, *, interrupted: bool = False) -> dict[str, Any]:
+def replay_document(replay: Replay) -> dict[str, Any]:
     """A replay as plain data."""
     return {
         "specdebug": __version__,
         "scenario": replay.scenario.name,
         "path": str(replay.scenario.path),
-        "exit_code": 130 if interrupted else replay.exit_code,
-        "interrupted": interrupted,
+        "exit_code": replay.exit_code,
+        "interrupted": replay.interrupted,
         "wall_s": round(replay.wall_s, 3),
         "arms": [arm_document(result) for result in replay.results],
     }

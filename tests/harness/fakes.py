@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from specdebug.report.terminal import console
 from specdebug.targets.pool import WorkerEnd
 
 
@@ -164,3 +166,30 @@ class FakePool:
             for event in events:
                 listener.event(job, event)
             listener.ended(job, end)
+
+
+class FakeLibrary:
+    def packs(self, names: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(SimpleNamespace(name=name) for name in names)
+
+    def toggles(self, numbers: Sequence[int]) -> tuple[Any, ...]:
+        return tuple(SimpleNamespace(pr=number) for number in dict.fromkeys(numbers))
+
+
+def good_run(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+    facts: dict[str, Any] = {"rids": ["g0.0"], "cached": {}, "finished": ["g0.0"], "retracted": []}
+    facts |= {"step": 1, "kind": "decode", "emitted": {"g0.0": [4]}, "accept": {"g0.0": 1}, "s": 0.1}
+    events: list[dict[str, Any]] = [
+        {"event": "setup", "probes_enabled": 1, "requests": 1},
+        {"event": "arrive", "rid": "g0.0", "group": "g0", "prompt_tokens": 2},
+        {"event": "step", **facts},
+        {"event": "coverage", "reached": {"x.y": 1}, "hits": {}},
+        {"event": "done", "stages_s": {}, "peak_rss_mb": 1.0},
+    ]
+    return events, WorkerEnd("done", 0, 0.5, 10.0, "")
+
+
+def text_of(renderable: Any) -> str:
+    stream = io.StringIO()
+    console(stream).print(renderable)
+    return stream.getvalue()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specdebug import async_probe
-from specdebug.engine.errors import IllegalAddress, PlanAssertion
+from specdebug.engine.errors import IllegalAddress, PlanAssertion, RequestRejected
 from specdebug.harness.driver import WorkloadDriver
 from specdebug.harness.exceptions import violation_of
 from specdebug.harness.loop import RunLoop, Stopped
@@ -182,6 +182,25 @@ def test_serving_cold_uses_an_empty_cache_and_leaves_no_trace() -> None:
     assert loop.serve_cold("a.1") == [2, 2, 2]
     assert engine.flushed == 1
     assert len(sink.events) == before
+
+
+def test_a_rejected_request_is_the_scenario_s_fault_and_a_broken_abort_the_engine_s() -> None:
+    class Picky(FakeEngine):
+        def add_request(self, rid: str, *args: Any, **options: Any) -> Any:
+            if rid == "b.0":
+                raise RequestRejected("too long")
+            return super().add_request(rid, *args, **options)
+
+        def abort(self, rid: str) -> None:
+            raise IllegalAddress("kernels.free", "x")
+
+    loop, sink, _ = loop_of(Picky(), planned("a.0"), planned("b.0", delay=1))
+    with pytest.raises(RequestRejected):
+        loop.run()
+    loop, sink, _ = loop_of(Picky(), planned("a.0", tokens=30, abort_after=2))
+    with pytest.raises(Stopped):
+        loop.run()
+    assert signatures(sink) == ["illegal-address@kernels.free"]
 
 
 def raised(error: BaseException) -> BaseException:

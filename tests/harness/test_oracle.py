@@ -163,6 +163,17 @@ def test_an_inactive_judge_is_silent_and_costs_nothing() -> None:
     assert (found, judge.seconds) == ([], 0.0)
 
 
+def test_an_oracle_that_cannot_judge_is_said_so_and_does_not_stop_the_engine() -> None:
+    class Blind(FakeReference):
+        def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float]]:
+            raise IndexError("index out of range in self")
+
+    judge, found, _ = judge_of(Blind())
+    judge.on_finishing(FakeEngine(), request())
+    assert [violation.signature for violation in found] == ["error@oracle"]
+    assert "cannot judge a.0: IndexError" in found[0].detail
+
+
 def test_judging_time_is_kept_apart() -> None:
     judge, _, _ = judge_of()
     judge.on_finishing(FakeEngine(), request())

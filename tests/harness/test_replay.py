@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from specdebug.harness.replay import (
     ArmResult,
     ArmRun,
     Choices,
-    Interrupted,
     Replay,
     ReplayError,
     plan,
@@ -22,7 +19,7 @@ from specdebug.harness.replay import (
 )
 from specdebug.harness.scenario_model import Arm, Expectation, Limits, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.targets.pool import WorkerEnd
-from tests.harness.fakes import FakePool
+from tests.harness.fakes import FakeLibrary, FakePool, good_run
 
 SCENARIO = Scenario(
     name="sample",
@@ -35,14 +32,6 @@ SCENARIO = Scenario(
     seed=7,
     limits=Limits(timeout_s=33, memory_mb=512),
 )
-
-
-class FakeLibrary:
-    def packs(self, names: Sequence[str]) -> tuple[Any, ...]:
-        return tuple(SimpleNamespace(name=name) for name in names)
-
-    def toggles(self, numbers: Sequence[int]) -> tuple[Any, ...]:
-        return tuple(SimpleNamespace(pr=number) for number in dict.fromkeys(numbers))
 
 
 def planned(**choices: Any) -> list[ArmRun]:
@@ -121,19 +110,6 @@ def test_exit_code_table(results: list[tuple[Any, str | None, Expectation | None
     assert code in EXIT_CODES.values()
 
 
-def good_run(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
-    facts: dict[str, Any] = {"rids": ["g0.0"], "cached": {}, "finished": ["g0.0"], "retracted": []}
-    facts |= {"step": 1, "kind": "decode", "emitted": {"g0.0": [4]}, "accept": {"g0.0": 1}, "s": 0.1}
-    events: list[dict[str, Any]] = [
-        {"event": "setup", "probes_enabled": 1, "requests": 1},
-        {"event": "arrive", "rid": "g0.0", "group": "g0", "prompt_tokens": 2},
-        {"event": "step", **facts},
-        {"event": "coverage", "reached": {"x.y": 1}, "hits": {}},
-        {"event": "done", "stages_s": {}, "peak_rss_mb": 1.0},
-    ]
-    return events, WorkerEnd("done", 0, 0.5, 10.0, "")
-
-
 def dying_run(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
     events, _ = good_run(job)
     return events[:3], WorkerEnd("signal", -9, 0.5, 10.0, "")
@@ -157,12 +133,12 @@ def test_a_scenario_that_a_worker_finds_at_fault_is_an_error() -> None:
     def usage(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
         return [{"event": "usage", "message": "s.yaml:3:1: too long"}], WorkerEnd("done", 0, 0.1, 1.0, "")
 
-    with pytest.raises(ReplayError, match=r"^s.yaml:3:1: too long$"):
+    with pytest.raises(ReplayError, match=r"^<scenario>: arm 'fixed': s.yaml:3:1: too long$"):
         replay(FakePool(usage), SCENARIO, planned())
 
 
 def test_an_interrupt_keeps_what_is_known() -> None:
-    with pytest.raises(Interrupted) as stop:
-        replay(FakePool(good_run, interrupt_at="reverted"), SCENARIO, planned())
-    verdicts = [(r.run.arm, r.outcome.verdict) for r in stop.value.answer.results]
+    answer = replay(FakePool(good_run, interrupt_at="reverted"), SCENARIO, planned())  # type: ignore[arg-type]
+    verdicts = [(r.run.arm, r.outcome.verdict) for r in answer.results]
     assert verdicts == [("fixed", "pass"), ("reverted", "unknown")]
+    assert (answer.interrupted, answer.exit_code) == (True, 130)

@@ -14,9 +14,7 @@ from specdebug.harness.verify import ToggleCheck, plan_matrix, verify
 from specdebug.report.matrix import render_matrix
 from specdebug.targets.pool import WorkerEnd
 from specdebug.toggles import Detection, Toggle
-from tests.harness.fakes import FakePool
-from tests.harness.test_replay import good_run
-from tests.report.test_reports import text_of
+from tests.harness.fakes import FakePool, good_run, text_of
 
 
 def toggle(pr: int, signature: str = "nan@*", scenario: str = "first") -> Toggle:
@@ -77,7 +75,9 @@ def failing_with(signature: str, *, when: str) -> Script:
 
 
 def check(script: Script, signature: str = "nan@*", seeds: int = 2) -> ToggleCheck:
-    (only,) = verify(FakePool(script), Shelf(), [toggle(7, signature)], seeds)  # type: ignore[arg-type]
+    matrix = verify(FakePool(script), Shelf(), [toggle(7, signature)], seeds)  # type: ignore[arg-type]
+    (only,) = matrix.checks
+    assert matrix.exit_code == (0 if only.live else 1)
     return only
 
 
@@ -106,6 +106,13 @@ def test_a_rotten_toggle_is_told_why(script: Script, problem: str) -> None:
 def test_detection_on_some_seeds_only_is_rotten() -> None:
     found = check(failing_with("nan@x.y", when="reverted, seed 5"))
     assert (found.live, found.silent, found.detected) == (False, 2, 1)
+
+
+def test_an_interrupt_keeps_the_toggles_that_were_judged() -> None:
+    pool: Any = FakePool(failing_with("nan@x.y", when="reverted"), interrupt_at="first, 8 reverted, seed 5")
+    matrix = verify(pool, Shelf(), [toggle(7), toggle(8)], 1)
+    assert [(check.toggle.pr, check.live) for check in matrix.checks] == [(7, True)]
+    assert matrix.exit_code == 130
 
 
 def test_nothing_to_verify_is_an_error_not_a_success() -> None:

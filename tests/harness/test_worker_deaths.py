@@ -8,7 +8,7 @@ from specdebug.harness import replay as harness
 from specdebug.harness.replay import Choices, plan, replay
 from specdebug.harness.scenario_model import Arm, Limits, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.targets.pool import WorkerPool
-from tests.harness.test_replay import FakeLibrary
+from tests.harness.fakes import FakeLibrary
 
 FATES = {
     "killed": "crash:SIGKILL",

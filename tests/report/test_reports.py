@@ -18,7 +18,8 @@ from specdebug.harness.scenario_model import Arm, Expectation, Scenario, TokenPr
 from specdebug.report.document import comparison_document, replay_document, to_json
 from specdebug.report.junit import junit_xml
 from specdebug.report.progress import PlainProgress, progress_on, progress_text
-from specdebug.report.terminal import console, render_comparison, render_replay
+from specdebug.report.terminal import render_comparison, render_replay
+from tests.harness.fakes import text_of
 
 SCENARIO = Scenario(
     name="sample",
@@ -61,12 +62,6 @@ def result(arm: str, outcome: Outcome, expectation: Expectation | None = None) -
 
 def answer(*results: ArmResult) -> Replay:
     return Replay(SCENARIO, results, 2.5)
-
-
-def text_of(renderable: Any) -> str:
-    stream = io.StringIO()
-    console(stream).print(renderable)
-    return stream.getvalue()
 
 
 def test_the_table_has_a_row_an_arm_and_the_evidence_follows() -> None:

@@ -64,7 +64,7 @@ def _case(suite: ET.Element, replay: Replay, result: ArmResult) -> str | None:
 
 
 def _evidence(outcome: Outcome) -> str:
-    lines = [f"{v.signature} (step {v.step}, {v.count} times): {v.detail}" for v in outcome.violations]
+    lines = [f"{v.signature} (step {v.step}, {v.count} in all): {v.detail}" for v in outcome.violations]
     return "\n".join(lines or [outcome.detail])
 
 

@@ -207,7 +207,7 @@ def _violation_line(violation: Violation, *, first: bool) -> Text:
     if violation.step is not None:
         line.append(f" at step {violation.step}", "dim")
     if violation.count > 1:
-        line.append(f", {violation.count} times", "dim")
+        line.append(f", {violation.count} in all", "dim")
     line.append(f"  {violation.detail}")
     return line
 

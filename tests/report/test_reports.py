@@ -71,7 +71,7 @@ def test_the_table_has_a_row_an_arm_and_the_evidence_follows() -> None:
     assert "2.31 (hit 2.10, cold 2.31)" in text
     assert "661" in text
     assert "no: pass" in text  # what was expected stands where it was not met
-    assert "guard@draft.kv_indices->[next] at step 3, 4 times  overran by 64 bytes" in text
+    assert "guard@draft.kv_indices->[next] at step 3, 4 in all  overran by 64 bytes" in text
     assert "then nan@draft.logits at step 4" in text
     assert "fixes reverted: 27338" in text
     assert text.rstrip().endswith("sample: 1 of 2 arms as expected (2.5 s)")
@@ -153,7 +153,7 @@ def test_junit_counts_add_up_and_odd_characters_do_not_break_it() -> None:
     failure = found[1].find("failure")
     assert failure is not None
     assert failure.get("type") == "guard@draft.kv_indices->[next]"
-    assert "nan@draft.logits (step 4, 1 times): 1 bad" in (failure.text or "")
+    assert "nan@draft.logits (step 4, 1 in all): 1 bad" in (failure.text or "")
     assert "�" in (found[1].findtext("system-err") or "")
 
 

@@ -197,11 +197,7 @@ class _Module:
     def _drop(self) -> None:
         parent, _, name = self.source.name.rpartition(".")
         module = sys.modules.pop(self.source.name, None)
-        if (
-            module is not None
-            and parent in sys.modules
-            and getattr(sys.modules[parent], name, None) is module
-        ):
+        if module is not None and parent in sys.modules and getattr(sys.modules[parent], name, None) is module:
             delattr(sys.modules[parent], name)
 
     def _kernel_text(self, function: FunctionType) -> KernelText | None:

@@ -74,9 +74,7 @@ class CodeTree:
         for name, keys in theirs.items():
             candidates = mine.get(name, [])
             if len(candidates) == len(keys):
-                pairs.update(
-                    (key, self.functions[other]) for key, other in zip(keys, candidates, strict=True)
-                )
+                pairs.update((key, self.functions[other]) for key, other in zip(keys, candidates, strict=True))
             else:
                 pairs.update((key, self.functions[key]) for key in keys if key in self.functions)
         return pairs

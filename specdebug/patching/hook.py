@@ -36,8 +36,6 @@ class PatchFinder(importlib.abc.MetaPathFinder):
         pending: the module of a name, if it is to be patched.
     """
 
-    is_specdebug_hook = True
-
     def __init__(self, pending: Callable[[str], Pending | None]) -> None:
         self._pending = pending
 
@@ -54,15 +52,13 @@ class PatchFinder(importlib.abc.MetaPathFinder):
             return None
         for finder in sys.meta_path:
             find_spec = getattr(finder, "find_spec", None)
-            if find_spec is None or getattr(finder, "is_specdebug_hook", False):
+            if finder is self or find_spec is None:
                 continue
             spec: ModuleSpec | None = find_spec(fullname, path, target)
             if spec is None:
                 continue
             if spec.origin != module.path:
-                raise PatchError(
-                    f"{fullname} was to be patched in {module.path} but imports from {spec.origin}"
-                )
+                raise PatchError(f"{fullname} was to be patched in {module.path} but imports from {spec.origin}")
             spec.loader = _PatchingLoader(spec.loader, module)
             return spec
         return None

@@ -55,10 +55,7 @@ class Kernels:
                 self._replace_text(kernel, text)
         for kernel in kernels if edited else ():
             counters = [
-                index
-                for used in _called_by(kernel)
-                if (text := edited.get(id(used)))
-                for index in text.counters
+                index for used in _called_by(kernel) if (text := edited.get(id(used))) for index in text.counters
             ]
             if counters:
                 self._count_launches(kernel, counters)
@@ -139,9 +136,7 @@ def _mentioned_by(kernel: Any) -> Iterator[Any]:
         scope[name] = cell.cell_contents
     for name in (*names, *kernel.fn.__code__.co_freevars):
         value = scope.get(name)
-        values = (
-            [getattr(value, inner, None) for inner in names] if isinstance(value, ModuleType) else [value]
-        )
+        values = [getattr(value, inner, None) for inner in names] if isinstance(value, ModuleType) else [value]
         yield from (one for one in values if type(one) is type(kernel) and one is not kernel)
 
 

@@ -103,21 +103,15 @@ class LiveFunctions:
     def _aligned(self, version: Rewritten) -> dict[FunctionKey, CodeType]:
         return version.functions.aligned(self.base.functions)
 
-    def _refuse_stale(
-        self, live: Sequence[FunctionType], changed: set[FunctionKey], target: Rewritten
-    ) -> None:
+    def _refuse_stale(self, live: Sequence[FunctionType], changed: set[FunctionKey], target: Rewritten) -> None:
         for function in live:
             code = function.__code__
             key = FunctionKey(code.co_qualname, code.co_firstlineno)
             if code not in self._keys and key in changed:
-                message = (
-                    f"{key.qualname} does not run what {self.base.source.path}:{key.line} says; was the file"
-                )
+                message = f"{key.qualname} does not run what {self.base.source.path}:{key.line} says; was the file"
                 raise self._blame(target, key, f"{message} or the function changed after the import?")
 
-    def _refuse_unreachable(
-        self, live: Sequence[FunctionType], changed: set[FunctionKey], target: Rewritten
-    ) -> None:
+    def _refuse_unreachable(self, live: Sequence[FunctionType], changed: set[FunctionKey], target: Rewritten) -> None:
         reached = {self._keys[function.__code__] for function in live}
         for key in self.base.functions.outermost:
             if key in changed and key not in reached:

@@ -186,9 +186,7 @@ def _broken(
     if blamed is None:
         return PatchError(f"{source.path} does not compile: {message}")
     near = f" (near {source.path}:{blamed.start})"
-    return PatchError(
-        f"{blamed.name} does not compile: {message}{near}", where or blamed.edit.replacement_line(1)
-    )
+    return PatchError(f"{blamed.name} does not compile: {message}{near}", where or blamed.edit.replacement_line(1))
 
 
 def _fails_alone(source: ModuleSource, one: Placed) -> bool:

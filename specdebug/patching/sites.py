@@ -26,9 +26,7 @@ def insert_counter(tree: ast.Module, line: int, index: int) -> None:
         _put(tree.body, 0, line, index)
         return
     node = place.body[place.at]
-    if isinstance(
-        node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler | ast.match_case
-    ):
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler | ast.match_case):
         _put(node.body, 0, line, index)
     elif _span(node)[0] == line:
         _put(place.body, place.at, line, index)

@@ -118,7 +118,7 @@ def _search(name: str, path: Sequence[str] | None) -> Any:
     """Ask the interpreter's finders as an import would, without importing the parent package."""
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
-        if find_spec is None or getattr(finder, "is_specdebug_hook", False):
+        if find_spec is None:
             continue
         try:
             spec = find_spec(name, path, None)

@@ -94,6 +94,16 @@ def test_by_import_hook(toys):
     assert [value(mod.compiled), value(mod.caller), value(layer)] == [2, 3, 3]
 
 
+def test_counting_compiles_nothing_twice(toys):
+    mod = toys.load(TEXT)
+    with apply([Patch.of("t", f"{mod.__name__}:helper", ("y = x * 2", "y = x * 20"))]) as applied:
+        torch._dynamo.utils.counters.clear()
+        for at in range(5):
+            value(mod.caller, float(at))
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+        assert applied.hits() == {"t#1": 1}
+
+
 def test_the_counter_runs_eagerly_too(toys):
     mod = toys.load(TEXT)
     with apply([Patch.of("t", f"{mod.__name__}:helper", ("y = x * 2", "y = x * 20"))]) as applied:

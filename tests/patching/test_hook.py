@@ -39,9 +39,7 @@ def test_module_level_class_bodies_and_defaults(toys):
     patches = [
         Patch.of("t", name, ("LIMIT = 3", "LIMIT = 5")),
         Patch.of("u", f"{name}:Box", ("width = 2", "width = 10\ncolour = 1")),
-        Patch.of(
-            "v", f"{name}:Box.area", ("def area(self, height=LIMIT):", "def area(self, height=LIMIT + 1):")
-        ),
+        Patch.of("v", f"{name}:Box.area", ("def area(self, height=LIMIT):", "def area(self, height=LIMIT + 1):")),
     ]
     with apply(patches, "import") as applied:
         mod = importlib.import_module(name)
@@ -67,9 +65,7 @@ def test_functions_only_are_restored_in_place(toys):
 def test_the_module_looks_like_itself(toys):
     name = toys.write(TEXT, "pack_a.inner")
     (toys.folder / "pack_a" / "data.txt").write_text("x")
-    with apply(
-        [Patch.of("t", f"{name}:fail", ("value = LIMIT", "value = 9\n" * 30 + "value = 8"))], "import"
-    ):
+    with apply([Patch.of("t", f"{name}:fail", ("value = LIMIT", "value = 9\n" * 30 + "value = 8"))], "import"):
         mod = importlib.import_module(name)
         assert mod.__file__ == toys.path(name)
         assert mod.__spec__.origin == mod.__file__
@@ -147,9 +143,7 @@ def test_in_process_on_top_of_the_hook(toys):
     name = toys.write(TEXT)
     with apply([Patch.of("t", f"{name}", ("LIMIT = 3", "LIMIT = 5"))], "import"):
         mod = importlib.import_module(name)
-        with apply(
-            [Patch.of("u", f"{name}:Box.area", ("return self.width * height", "return height"))]
-        ) as inner:
+        with apply([Patch.of("u", f"{name}:Box.area", ("return self.width * height", "return height"))]) as inner:
             assert mod.Box().area() == 5
         assert mod.Box().area() == 10
         assert inner.hits() == {"u#1": 1}
@@ -188,6 +182,4 @@ def test_namespace_packages_and_broken_files(toys, refusal):
     name = toys.write("def f(:\n")
     assert "does not parse: invalid syntax" in refusal(apply, [Patch.of("t", name, ("x", "y"))], "import")
     (toys.folder / "latin.py").write_bytes(b"x = '\xe9'\n")
-    assert "the source of latin cannot be read" in refusal(
-        apply, [Patch.of("t", "latin", ("x", "y"))], "import"
-    )
+    assert "the source of latin cannot be read" in refusal(apply, [Patch.of("t", "latin", ("x", "y"))], "import")

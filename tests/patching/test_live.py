@@ -124,9 +124,7 @@ def test_every_kind_of_function(toys):
         Patch.of("i", f"{mod.__name__}:Child.fixed", ("return 1", "return 10")),
         Patch.of("j", f"{mod.__name__}:Child.made", ("return cls.__name__", "return 10")),
         Patch.of("k", f"{mod.__name__}:Child.Nested.deep", ("return __class__.__name__", "return __class__")),
-        Patch.of(
-            "l", f"{mod.__name__}:Child.reveal", ("value = self.__secret()", "value = self.__secret() + 9")
-        ),
+        Patch.of("l", f"{mod.__name__}:Child.reveal", ("value = self.__secret()", "value = self.__secret() + 9")),
     ]
 
     def observe():
@@ -194,9 +192,7 @@ def test_a_closure_may_lose_a_variable_and_get_it_back(toys):
 def test_a_closure_made_while_patched_returns_with_the_outer_function_edited(toys, refusal):
     mod = toys.load(TEXT)
     old = mod.outer(5)
-    patch = Patch.of(
-        "t", f"{mod.__name__}:outer", ("m = n * 2", "m = n * 100"), ("y = x + m", "y = x + m + n")
-    )
+    patch = Patch.of("t", f"{mod.__name__}:outer", ("m = n * 2", "m = n * 100"), ("y = x + m", "y = x + m + n"))
     assert "would need 'n'" in refusal(apply, [patch])
     del old
     gc.collect()
@@ -206,6 +202,16 @@ def test_a_closure_made_while_patched_returns_with_the_outer_function_edited(toy
     # The young closure holds n as well, which the original lines do not use.
     assert young(0) == 100
     assert mod.outer(1)(0) == 2
+
+
+def test_live_closures_follow_a_function_that_the_edit_moved(toys):
+    mod = toys.load(TEXT)
+    old = mod.outer(5)
+    moved = ("m = n * 2\n\ndef inner(x):\n    y = x + m", "m = n\ndef inner(x):\n    y = x * m")
+    with apply([Patch.of("t", f"{mod.__name__}:outer", moved)]):
+        young = mod.outer(3)
+        assert (old(2), young(2)) == (20, 6)
+    assert (old(2), young(2)) == (12, 5)
 
 
 def test_what_ran_at_import_cannot_be_edited_in_process(toys, refusal):
@@ -295,12 +301,8 @@ def test_a_module_imported_twice_is_patched_in_both(toys):
 
 
 def test_two_lambdas_of_one_line(toys):
-    mod = toys.load(
-        "pair = [lambda x: x + 1, lambda x: x + 2]\n\n\ndef f():\n    return lambda: 1, lambda: 2\n"
-    )
+    mod = toys.load("pair = [lambda x: x + 1, lambda x: x + 2]\n\n\ndef f():\n    return lambda: 1, lambda: 2\n")
     one, two = mod.f()
-    with apply(
-        [Patch.of("t", f"{mod.__name__}:f", ("return lambda: 1, lambda: 2", "return lambda: 3, lambda: 4"))]
-    ):
+    with apply([Patch.of("t", f"{mod.__name__}:f", ("return lambda: 1, lambda: 2", "return lambda: 3, lambda: 4"))]):
         assert [call() for call in (one, two, *mod.f())] == [3, 4, 3, 4]
     assert [call() for call in (one, two, *mod.f())] == [1, 2, 1, 2]

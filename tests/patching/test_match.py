@@ -118,9 +118,7 @@ def test_no_place_names_the_nearest_line():
 
 
 def test_several_places_are_listed():
-    assert "matches 2 places in mod:Box.outer: lines 29, 32 of mod.py, `x = 1`" in refused(
-        "Box.outer", "x = 1"
-    )
+    assert "matches 2 places in mod:Box.outer: lines 29, 32 of mod.py, `x = 1`" in refused("Box.outer", "x = 1")
 
 
 def test_unknown_target_names_the_nearest():

@@ -106,7 +106,8 @@ def test_a_row_or_an_offset_outside_is_an_illegal_address(row: int, length: int,
 def test_draft_lists_repeat_the_prefix_for_every_branch(batch: Batch, dtype: torch.dtype, spare: int) -> None:
     table = _table(batch.seed)
     needed = sum(batch.lengths) * batch.topk + len(batch.rows) * batch.topk * batch.steps
-    kv_indices = torch.full((batch.steps + 1, needed + spare), -1, dtype=dtype)
+    whole = torch.full((batch.steps + 1, needed + spare + 2), -1, dtype=dtype)
+    kv_indices = whole[:, : needed + spare]
     generate_draft_decode_kv_indices(
         table,
         torch.tensor(batch.rows),
@@ -120,7 +121,8 @@ def test_draft_lists_repeat_the_prefix_for_every_branch(batch: Batch, dtype: tor
         expected = batch.naive(table, step)
         assert kv_indices[step, : len(expected)].tolist() == expected
         assert bool((kv_indices[step, len(expected) :] == -1).all())
-    assert bool((kv_indices[batch.steps] == -1).all())
+    assert bool((whole[batch.steps] == -1).all())
+    assert bool((whole[:, needed + spare :] == -1).all())
 
 
 # --- too small ---

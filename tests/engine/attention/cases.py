@@ -1,0 +1,341 @@
+"""Batches over a paged pool, and the attention they must give: dense, in float64, from what the test wrote.
+
+A ``World`` holds sequences on scattered pages. Every slot that no sequence has committed is NaN, so metadata that
+reaches one slot too far shows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdebug.engine.attention.executor import TorchAttention
+from specdebug.engine.attention.metadata import Metadata
+from specdebug.engine.attention.planner import AttentionPlanner, DraftLayout
+from specdebug.engine.attention.workspace import ArenaWorkspace, EagerWorkspace, Workspace
+from specdebug.engine.config import EngineConfig
+from specdebug.engine.memory.arena import Arena, ArenaLayout
+from specdebug.engine.memory.fill import FillPolicy, Scratch
+from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.req_to_token import ReqToToken
+from specdebug.engine.speculative.cache_locs import assign_draft_cache_locs
+
+CPU = torch.device("cpu")
+LAYERS, Q_HEADS, KV_HEADS, DIM = 2, 4, 2, 8
+PlannerType = type[AttentionPlanner]
+Declare = Callable[[AttentionPlanner, ArenaLayout], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One batch. ``lengths`` are committed lengths L; ``seed`` decides contents, slots and row numbers."""
+
+    lengths: tuple[int, ...]
+    page_size: int = 1
+    topk: int = 1
+    steps: int = 2
+    seed: int = 0
+    contiguous: bool = False
+
+    @property
+    def nodes(self) -> int:
+        """T: all that two levels offer, so that trees have siblings and depth."""
+        if self.topk == 1:
+            return self.steps + 1
+        return min(1 + self.topk + self.topk**2 * (self.steps - 1), 9)
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, min_topk: int = 1, max_topk: int = 3, min_steps: int = 1) -> Case:
+    """Lengths short, and near the ends of a page."""
+    page = draw(st.sampled_from([1, 4, 16, 256]))
+    length = st.integers(1, 24) | st.integers(max(page - 2, 1), page + 2)
+    return Case(
+        lengths=tuple(draw(st.lists(length, min_size=1, max_size=4))),
+        page_size=page,
+        topk=draw(st.integers(min_topk, max_topk)),
+        steps=draw(st.integers(min_steps, 5)),
+        seed=draw(st.integers(0, 10**6)),
+        contiguous=draw(st.booleans()),
+    )
+
+
+@dataclass
+class World:
+    """Rows, a pool, and what its sequences committed: ``history[b]`` is k, v float64 [LAYERS, L, KV_HEADS, DIM]."""
+
+    case: Case
+    config: EngineConfig
+    req_to_token: ReqToToken
+    pool: KVPool
+    rows: Tensor
+    generator: torch.Generator
+    history: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    @property
+    def seq_lens(self) -> Tensor:
+        return torch.tensor(self.case.lengths)
+
+    def draw(self, *shape: int) -> Tensor:
+        """Normal float64 numbers that float32 holds exactly."""
+        return torch.randn(shape, generator=self.generator).double()
+
+    def slots(self, b: int, start: int, stop: int) -> Tensor:
+        return self.req_to_token.slots(int(self.rows[b]), start, stop)
+
+
+def build(case: Case, *, room: int = 16) -> World:
+    """Each row has cells for its length, a decode reservation and ``room`` more."""
+    longest = max(case.lengths)
+    options = {
+        "page_size": case.page_size,
+        "context_length": longest + room + 8,
+        "speculative": {
+            "num_steps": case.steps,
+            "eagle_topk": case.topk,
+            "num_draft_tokens": case.nodes,
+        },
+    }
+    config = EngineConfig.from_dict({**options, "memory": {"num_slots": 2**20}})
+    page, generator = case.page_size, torch.Generator().manual_seed(case.seed)
+    counts = [-(-(n + config.alloc_len_per_decode + room) // page) for n in case.lengths]
+    total = sum(counts) + 3
+    pool = KVPool(
+        num_layers=LAYERS,
+        num_slots=total * page,
+        page_size=page,
+        num_kv_heads=KV_HEADS,
+        head_dim=DIM,
+        dtype=torch.float32,
+        fill=FillPolicy("nan"),
+    )
+    batch = len(case.lengths)
+    req_to_token = ReqToToken(
+        batch + 2, config.context_length + config.row_headroom, fill=FillPolicy("garbage"), guards=True
+    )
+    rows = torch.randperm(batch + 2, generator=generator)[:batch] + 1
+    order = torch.arange(total) if case.contiguous else torch.randperm(total, generator=generator)
+    world = World(case, config, req_to_token, pool, rows, generator)
+    for b, pages in enumerate((order + 1).split([*counts, 3])[:-1]):
+        cells = (pages.unsqueeze(1) * page + torch.arange(page)).flatten()
+        req_to_token.write(int(rows[b]), 0, cells)
+        world.history.append(commit(world, b, 0, case.lengths[b]))
+    return world
+
+
+def commit(world: World, b: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """Write random KV of positions [start, stop) to every layer of the pool; returns it in float64."""
+    shape = (LAYERS, stop - start, KV_HEADS, DIM)
+    k, v = world.draw(*shape), world.draw(*shape)
+    for layer in range(LAYERS):
+        world.pool.write(layer, world.slots(b, start, stop), k[layer].float(), v[layer].float())
+    return k, v
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """q [n, Q_HEADS, DIM], k and v [m, KV_HEADS, DIM], visible bool [n, m], all float64 -> [n, Q_HEADS * DIM]."""
+    group = Q_HEADS // KV_HEADS
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = torch.einsum("nhd,mhd->hnm", q, k) / DIM**0.5
+    weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
+    return torch.einsum("hnm,mhd->nhd", weights, v).flatten(1)
+
+
+@dataclass
+class Result:
+    """Outputs [n, Q_HEADS * DIM] of each forward and layer, and what they must be."""
+
+    found: list[Tensor] = field(default_factory=list)
+    expected: list[Tensor] = field(default_factory=list)
+
+    def check(self) -> None:
+        assert self.found
+        for found, expected in zip(self.found, self.expected, strict=True):
+            torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=2e-5)
+
+
+def eager(fill: str = "garbage") -> Workspace:
+    return EagerWorkspace(Scratch(FillPolicy(fill), CPU))  # type: ignore[arg-type]
+
+
+def static(planner: AttentionPlanner, declare: Declare) -> tuple[Workspace, Arena]:
+    """The planner's declared buffers in a guarded arena full of garbage."""
+    layout = ArenaLayout(guards=True)
+    declare(planner, layout)
+    arena = layout.build(FillPolicy("garbage", seed=7), CPU)
+    return ArenaWorkspace(arena), arena
+
+
+def attend(
+    world: World, metadata: Metadata, loc: Tensor, news: list[tuple[Tensor, Tensor]], queries: Tensor
+) -> list[Tensor]:
+    """Run every layer: ``news`` are the batch's k, v float64 [n, KV_HEADS, DIM] per layer, queries [LAYERS, n, ..]."""
+    attention = TorchAttention(metadata, world.pool, loc)
+    return [attention(layer, queries[layer].float(), k.float(), v.float()) for layer, (k, v) in enumerate(news)]
+
+
+def _drawn(world: World, rows: int) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    queries = world.draw(LAYERS, rows, Q_HEADS, DIM)
+    news = [(world.draw(rows, KV_HEADS, DIM), world.draw(rows, KV_HEADS, DIM)) for _ in range(LAYERS)]
+    return queries, news
+
+
+def extend(
+    world: World,
+    plan: Callable[[Tensor, Tensor], Metadata],
+    extend_lens: list[int],
+    masks: list[Tensor] | None = None,
+) -> Result:
+    """Each sequence gains ``extend_lens[b]`` positions after L; ``masks[b]`` bool [n, n] says which of the new
+    ones each query sees (default: causally)."""
+    lens = torch.tensor(extend_lens)
+    queries, news = _drawn(world, int(lens.sum()))
+    loc = torch.cat([world.slots(b, n, n + extra) for b, n, extra in _spans(world, extend_lens)])
+    result = Result(found=attend(world, plan(world.seq_lens, lens), loc, news, queries))
+    starts = (lens.cumsum(0) - lens).tolist()
+    for layer, (k, v) in enumerate(news):
+        parts = []
+        for b, length, extra in _spans(world, extend_lens):
+            rows = slice(starts[b], starts[b] + extra)
+            past_k, past_v = (tensor[layer] for tensor in world.history[b])
+            own = torch.ones(extra, extra, dtype=torch.bool).tril() if masks is None else masks[b]
+            visible = torch.cat([torch.ones(extra, length, dtype=torch.bool), own], dim=1)
+            keys, values = torch.cat([past_k, k[rows]]), torch.cat([past_v, v[rows]])
+            parts.append(dense(queries[layer, rows], keys, values, visible))
+        result.expected.append(torch.cat(parts))
+    return result
+
+
+def _spans(world: World, extend_lens: list[int]) -> list[tuple[int, int, int]]:
+    lengths = world.case.lengths
+    return [(b, length, extra) for b, (length, extra) in enumerate(zip(lengths, extend_lens, strict=True))]
+
+
+def prefill(planner_type: PlannerType, case: Case) -> Result:
+    """Chunks of different lengths after cached prefixes, of which some are empty."""
+    world = build(case)
+    planner = planner_type(world.config, world.req_to_token)
+    extra = torch.randint(1, 12, (len(case.lengths),), generator=world.generator).tolist()
+    return extend(world, lambda lens, ext: planner.extend(world.rows, lens, ext, eager()), extra)
+
+
+def cold_prefill(planner_type: PlannerType, case: Case) -> Result:
+    """No sequence has a prefix: what was its length is the length of its prompt."""
+    world = build(case, room=max(case.lengths) + 1)
+    planner = planner_type(world.config, world.req_to_token)
+    world.case = Case((0,) * len(case.lengths), case.page_size)
+    world.pool.poison(torch.arange(case.page_size, world.pool.size))
+    world.history = [(k[:, :0], v[:, :0]) for k, v in world.history]
+    return extend(world, lambda lens, ext: planner.extend(world.rows, lens, ext, eager()), list(case.lengths))
+
+
+def uniform(planner_type: PlannerType, case: Case, q_len: int, *, graph: bool = False) -> Result:
+    """Plain decode (q_len 1) and draft extend (q_len T)."""
+    world = build(case)
+    planner = planner_type(world.config, world.req_to_token)
+    workspace, arena = eager(), None
+    if graph:
+        workspace, arena = static(planner, lambda p, layout: p.declare_extend(layout, len(case.lengths) + 1, q_len))
+    result = extend(
+        world,
+        lambda lens, _: planner.extend_uniform(world.rows, lens, q_len, workspace),
+        [q_len] * len(case.lengths),
+    )
+    assert arena is None or arena.check_guards() == []
+    return result
+
+
+def random_tree(nodes: int, topk: int, generator: torch.Generator) -> Tensor:
+    """Ancestor mask bool [T, T] of a tree in which a parent comes before its children; a chain for topk 1."""
+    mask = torch.eye(nodes, dtype=torch.bool)
+    for node in range(1, nodes):
+        parent = node - 1 if topk == 1 else int(torch.randint(0, node, (1,), generator=generator))
+        mask[node] |= mask[parent]
+    return mask
+
+
+def verify(planner_type: PlannerType, case: Case, *, graph: bool = False) -> Result:
+    world = build(case)
+    planner = planner_type(world.config, world.req_to_token)
+    batch = len(case.lengths)
+    masks = [random_tree(case.nodes, case.topk, world.generator) for _ in range(batch)]
+    workspace, arena = eager(), None
+    if graph:
+        workspace, arena = static(planner, lambda p, layout: p.declare_verify(layout, batch + 1))
+    result = extend(
+        world,
+        lambda lens, _: planner.verify(world.rows, lens, torch.stack(masks), workspace),
+        [case.nodes] * batch,
+        masks,
+    )
+    assert arena is None or arena.check_guards() == []
+    return result
+
+
+def draft(planner_type: PlannerType, case: Case, *, graph: bool = False, padding: int = 0) -> Result:
+    """The S - 1 forwards of a draft loop: every branch sees the prefix and its own steps so far.
+
+    ``padding`` rows of nothing come after the live ones, as a graph runner pads; their outputs are left out.
+    """
+    world = build(case)
+    planner = planner_type(world.config, world.req_to_token)
+    layout, slots = draft_layout(world, padding)
+    workspace, arena = eager(), None
+    if graph:
+        rows = len(case.lengths) + padding
+        workspace, arena = static(planner, lambda p, arena_layout: p.declare_draft(arena_layout, rows))
+    plans = planner.draft_decode(layout, workspace)
+    assert len(plans) == case.steps - 1
+    live = len(case.lengths) * case.topk
+    own: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(LAYERS)]
+    result = Result()
+    for step, plan in enumerate(plans):
+        queries, news = _drawn(world, slots.shape[0])
+        result.found += [out[:live] for out in attend(world, plan, slots[:, step], news, queries)]
+        for layer, new in enumerate(news):
+            own[layer].append(new)
+            parts = []
+            for branch in range(live):
+                past_k, past_v = (tensor[layer] for tensor in world.history[branch // case.topk])
+                keys = torch.cat([past_k, *(k[branch : branch + 1] for k, _ in own[layer])])
+                values = torch.cat([past_v, *(v[branch : branch + 1] for _, v in own[layer])])
+                everything = torch.ones(1, keys.shape[0], dtype=torch.bool)
+                parts.append(dense(queries[layer, branch : branch + 1], keys, values, everything))
+            result.expected.append(torch.cat(parts))
+    assert arena is None or arena.check_guards() == []
+    return result
+
+
+def draft_layout(world: World, padding: int = 0) -> tuple[DraftLayout, Tensor]:
+    """The batch as the draft loop lays it out, the prefix's tail page copied to every branch; slots [B * K, S]."""
+    case, table = world.case, world.req_to_token.table
+    locs = assign_draft_cache_locs(
+        table,
+        world.rows,
+        world.seq_lens,
+        topk=case.topk,
+        num_steps=case.steps,
+        page_size=case.page_size,
+    )
+    if locs.dup_src is not None and locs.dup_tgt is not None:
+        world.pool.move_kv_cache(locs.dup_tgt, locs.dup_src)
+    none = torch.zeros(padding, dtype=torch.int64)
+    slots = torch.cat([locs.out_cache_loc, none.new_zeros(padding * case.topk, case.steps)])
+    seq_lens = torch.cat([world.seq_lens, none])
+    layout = DraftLayout(
+        req_pool_indices=torch.cat([world.rows, none]),
+        seq_lens=seq_lens,
+        positions=seq_lens.repeat_interleave(case.topk),
+        out_cache_loc=slots,
+        seq_lens_sum=sum(case.lengths),
+    )
+    return layout, slots
+
+
+def check_equal_bits(first: Result, second: Result) -> None:
+    first.check()
+    assert all(torch.equal(a, b) for a, b in zip(first.found, second.found, strict=True))

@@ -91,11 +91,13 @@ class FlashInferPlanner(AttentionPlanner):
             kv_indices,
             forwards,
         )
+        lengths = batch.positions + self._forward_number[:forwards]
+        kv_indptr[:forwards, 0] = 0
+        torch.cumsum(lengths, 1, out=kv_indptr[:forwards, 1 : rows + 1])
         plans: list[Metadata] = []
         qo_indptr = query_indptr(rows, 1, batch.positions.device)
         for step in range(forwards):
-            lengths = batch.positions + (step + 1)
-            step_indptr = indptr(lengths, kv_indptr[step])
+            step_indptr = kv_indptr[step, : rows + 1]
             used = batch.seq_lens_sum * self.topk + rows * (step + 1)
             maybe_detect_oob(step_indptr, 0, used + 1, "draft.plan.kv_indptr")
             plans.append(
@@ -104,7 +106,7 @@ class FlashInferPlanner(AttentionPlanner):
                     kv_indices[step, :used],
                     qo_indptr,
                     q_len=1,
-                    num_kv_splits=self._splits(lengths, 1),
+                    num_kv_splits=self._splits(lengths[step], 1),
                 )
             )
         return plans

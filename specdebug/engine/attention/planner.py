@@ -48,6 +48,7 @@ class AttentionPlanner(ABC):
         self.topk = spec.eagle_topk if spec else 1
         self.num_steps = spec.num_steps if spec else 1
         self.tree_size = spec.tree_size if spec else 1
+        self._forward_number = torch.arange(1, self.num_steps + 1, device=req_to_token.table.device).unsqueeze(1)
 
     @property
     def max_kv_len(self) -> int:

@@ -109,10 +109,11 @@ def _span(slots: Tensor) -> tuple[int, int] | None:
     if slots.shape[0] != 1:
         return None
     row = slots[0]
-    first, last = int(row[0]), int(row[-1])
-    if last - first + 1 != row.numel() or first < 0:
+    first = int(row[0])
+    stop = first + row.numel()
+    if first < 0 or not torch.equal(row, torch.arange(first, stop, device=row.device)):
         return None
-    return (first, last + 1) if torch.equal(row, torch.arange(first, last + 1, device=row.device)) else None
+    return first, stop
 
 
 def _additive(keep: Tensor) -> Tensor:

@@ -79,13 +79,13 @@ class DraftGraphRunner:
             buffers["draft.topk_index"].zero_()
             buffers["draft.hidden_states"].zero_()
             buffers["draft.req_pool_indices"].zero_()
-        buffers["draft.topk_p"][:raw_bs] = inputs.topk_p
-        buffers["draft.topk_index"][:raw_bs] = inputs.topk_index
-        buffers["draft.hidden_states"][:raw_bs] = inputs.hidden_states
-        buffers["draft.req_pool_indices"][:raw_bs] = inputs.req_pool_indices
-        buffers["draft.seq_lens"][:raw_bs] = inputs.seq_lens
-        buffers["draft.positions"][: raw_bs * topk] = inputs.positions
-        buffers["draft.out_cache_loc"][: raw_bs * topk] = inputs.out_cache_loc
+        buffers.rows("draft.topk_p", raw_bs).copy_(inputs.topk_p)
+        buffers.rows("draft.topk_index", raw_bs).copy_(inputs.topk_index)
+        buffers.rows("draft.hidden_states", raw_bs).copy_(inputs.hidden_states)
+        buffers.rows("draft.req_pool_indices", raw_bs).copy_(inputs.req_pool_indices)
+        buffers.rows("draft.seq_lens", raw_bs).copy_(inputs.seq_lens)
+        buffers.rows("draft.positions", raw_bs * topk).copy_(inputs.positions)
+        buffers.rows("draft.out_cache_loc", raw_bs * topk).copy_(inputs.out_cache_loc)
         padded = self._padded(bs)
         self._probe(padded)
         plans = self._planner.draft_decode(
@@ -109,13 +109,13 @@ class DraftGraphRunner:
     def _padded(self, bs: int) -> DraftInputs:
         buffers, rows = self.buffers, bs * self._loop.topk
         return DraftInputs(
-            topk_p=buffers["draft.topk_p"][:bs],
-            topk_index=buffers["draft.topk_index"][:bs],
-            hidden_states=buffers["draft.hidden_states"][:bs],
-            req_pool_indices=buffers["draft.req_pool_indices"][:bs],
-            seq_lens=buffers["draft.seq_lens"][:bs],
-            positions=buffers["draft.positions"][:rows],
-            out_cache_loc=buffers["draft.out_cache_loc"][:rows],
+            topk_p=buffers.rows("draft.topk_p", bs),
+            topk_index=buffers.rows("draft.topk_index", bs),
+            hidden_states=buffers.rows("draft.hidden_states", bs),
+            req_pool_indices=buffers.rows("draft.req_pool_indices", bs),
+            seq_lens=buffers.rows("draft.seq_lens", bs),
+            positions=buffers.rows("draft.positions", rows),
+            out_cache_loc=buffers.rows("draft.out_cache_loc", rows),
         )
 
     def _probe(self, padded: DraftInputs) -> None:
@@ -126,6 +126,5 @@ class DraftGraphRunner:
         maybe_detect_nan(padded.hidden_states, "draft_graph.replay.hidden_states")
 
     def _output(self, name: str, value: Tensor, raw_bs: int) -> Tensor:
-        static = self.buffers[name]
-        static[: value.shape[0]] = value
-        return static[:raw_bs]
+        self.buffers.rows(name, value.shape[0]).copy_(value)
+        return self.buffers.rows(name, raw_bs)

@@ -128,21 +128,21 @@ class ExtendGraphRunner:
             buffers["draft_extend.accept_lengths"].fill_(nodes)
             buffers["draft_extend.req_pool_indices"].zero_()
             buffers["draft_extend.seq_lens"].zero_()
-        buffers["draft_extend.input_ids"][:live] = inputs.input_ids
-        buffers["draft_extend.positions"][:live] = inputs.positions
-        buffers["draft_extend.out_cache_loc"][:live] = inputs.out_cache_loc
-        buffers["draft_extend.features"][:live] = inputs.features
-        buffers["draft_extend.accept_lengths"][:raw_bs] = inputs.accept_lengths
-        buffers["draft_extend.req_pool_indices"][:raw_bs] = inputs.req_pool_indices
-        buffers["draft_extend.seq_lens"][:raw_bs] = inputs.seq_lens
+        buffers.rows("draft_extend.input_ids", live).copy_(inputs.input_ids)
+        buffers.rows("draft_extend.positions", live).copy_(inputs.positions)
+        buffers.rows("draft_extend.out_cache_loc", live).copy_(inputs.out_cache_loc)
+        buffers.rows("draft_extend.features", live).copy_(inputs.features)
+        buffers.rows("draft_extend.accept_lengths", raw_bs).copy_(inputs.accept_lengths)
+        buffers.rows("draft_extend.req_pool_indices", raw_bs).copy_(inputs.req_pool_indices)
+        buffers.rows("draft_extend.seq_lens", raw_bs).copy_(inputs.seq_lens)
         padded = ExtendInputs(
-            input_ids=buffers["draft_extend.input_ids"][:rows],
-            positions=buffers["draft_extend.positions"][:rows],
-            out_cache_loc=buffers["draft_extend.out_cache_loc"][:rows],
-            features=buffers["draft_extend.features"][:rows],
-            accept_lengths=buffers["draft_extend.accept_lengths"][:bs],
-            req_pool_indices=buffers["draft_extend.req_pool_indices"][:bs],
-            seq_lens=buffers["draft_extend.seq_lens"][:bs],
+            input_ids=buffers.rows("draft_extend.input_ids", rows),
+            positions=buffers.rows("draft_extend.positions", rows),
+            out_cache_loc=buffers.rows("draft_extend.out_cache_loc", rows),
+            features=buffers.rows("draft_extend.features", rows),
+            accept_lengths=buffers.rows("draft_extend.accept_lengths", bs),
+            req_pool_indices=buffers.rows("draft_extend.req_pool_indices", bs),
+            seq_lens=buffers.rows("draft_extend.seq_lens", bs),
         )
         maybe_detect_oob(padded.input_ids, 0, self._target_vocab_size, "draft_extend_graph.replay.input_ids")
         maybe_detect_oob(padded.accept_lengths, 1, nodes + 1, "draft_extend_graph.replay.accept_lengths")
@@ -156,12 +156,12 @@ class ExtendGraphRunner:
             ("draft_extend.topk_index", result.topk_index),
             ("draft_extend.hidden_states", result.hidden_states),
         ):
-            buffers[name][:bs] = value
+            buffers.rows(name, bs).copy_(value)
         buffers.release_inputs()
         return ExtendOutputs(
-            buffers["draft_extend.topk_p"][:raw_bs],
-            buffers["draft_extend.topk_index"][:raw_bs],
-            buffers["draft_extend.hidden_states"][:raw_bs],
+            buffers.rows("draft_extend.topk_p", raw_bs),
+            buffers.rows("draft_extend.topk_index", raw_bs),
+            buffers.rows("draft_extend.hidden_states", raw_bs),
         )
 
     def check_guards(self) -> list[GuardViolation]:

@@ -41,10 +41,18 @@ class StaticBuffers:
         self._fill = fill
         self._arena: Arena = layout.build(fill, device)
         self._inputs = [self._arena[name] for name, _, _ in inputs]
+        self._row_views: dict[tuple[str, int], Tensor] = {}
         self.workspace = ArenaWorkspace(self._arena)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._arena[name]
+
+    def rows(self, name: str, count: int) -> Tensor:
+        """The first ``count`` rows of a buffer; views are made once, since every replay needs the same few."""
+        view = self._row_views.get((name, count))
+        if view is None:
+            view = self._row_views[name, count] = self._arena[name][:count]
+        return view
 
     def release_inputs(self) -> None:
         """Inputs belong to nobody until the next replay."""

@@ -112,29 +112,29 @@ class VerifyGraphRunner:
             buffers["verify.tree_mask"].fill_(True)
             buffers["verify.req_pool_indices"].zero_()
             buffers["verify.seq_lens"].zero_()
-        buffers["verify.input_ids"][:live] = inputs.input_ids
-        buffers["verify.positions"][:live] = inputs.positions
-        buffers["verify.out_cache_loc"][:live] = inputs.out_cache_loc
-        buffers["verify.tree_mask"][:raw_bs] = inputs.mask
-        buffers["verify.req_pool_indices"][:raw_bs] = inputs.req_pool_indices
-        buffers["verify.seq_lens"][:raw_bs] = inputs.seq_lens
+        buffers.rows("verify.input_ids", live).copy_(inputs.input_ids)
+        buffers.rows("verify.positions", live).copy_(inputs.positions)
+        buffers.rows("verify.out_cache_loc", live).copy_(inputs.out_cache_loc)
+        buffers.rows("verify.tree_mask", raw_bs).copy_(inputs.mask)
+        buffers.rows("verify.req_pool_indices", raw_bs).copy_(inputs.req_pool_indices)
+        buffers.rows("verify.seq_lens", raw_bs).copy_(inputs.seq_lens)
         padded = VerifyInputs(
-            input_ids=buffers["verify.input_ids"][:rows],
-            positions=buffers["verify.positions"][:rows],
-            out_cache_loc=buffers["verify.out_cache_loc"][:rows],
-            mask=buffers["verify.tree_mask"][:bs],
-            req_pool_indices=buffers["verify.req_pool_indices"][:bs],
-            seq_lens=buffers["verify.seq_lens"][:bs],
+            input_ids=buffers.rows("verify.input_ids", rows),
+            positions=buffers.rows("verify.positions", rows),
+            out_cache_loc=buffers.rows("verify.out_cache_loc", rows),
+            mask=buffers.rows("verify.tree_mask", bs),
+            req_pool_indices=buffers.rows("verify.req_pool_indices", bs),
+            seq_lens=buffers.rows("verify.seq_lens", bs),
         )
         metadata = self._planner.verify(
             padded.req_pool_indices, padded.seq_lens, padded.mask, buffers.workspace
         )
         attention = TorchAttention(metadata, self._forward.pool, padded.out_cache_loc)
         result = self._forward.run(padded, attention)
-        buffers["verify.logits"][:rows] = result.logits
-        buffers["verify.features"][:rows] = result.features
+        buffers.rows("verify.logits", rows).copy_(result.logits)
+        buffers.rows("verify.features", rows).copy_(result.features)
         buffers.release_inputs()
-        return VerifyOutputs(buffers["verify.logits"][:live], buffers["verify.features"][:live])
+        return VerifyOutputs(buffers.rows("verify.logits", live), buffers.rows("verify.features", live))
 
     def check_guards(self) -> list[GuardViolation]:
         return self.buffers.check_guards()

@@ -8,6 +8,7 @@ Imports no torch.
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 import zlib
 from functools import lru_cache
@@ -68,14 +69,16 @@ def digest() -> str:
 
 @lru_cache(maxsize=1)
 def _relative_paths() -> tuple[str, ...]:
-    root = stdlib_root()
+    root = str(stdlib_root())
     names = []
-    for path in root.rglob("*.py"):
-        relative = path.relative_to(root)
-        folders = relative.parts[:-1]
-        # config-3.11-x86_64-linux-gnu and _sysconfigdata_* describe one build, not the library.
-        if _SKIPPED_FOLDERS.isdisjoint(folders) and not relative.as_posix().startswith(
-            ("config-", "_sysconfigdata")
-        ):
-            names.append(relative.as_posix())
+    for folder, folders, files in os.walk(root):
+        # pruned, not filtered: site-packages may hold more files than the library itself
+        # config-3.11-x86_64-linux-gnu and _sysconfigdata_* describe one build, not the library
+        folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS and not name.startswith("config-")]
+        inside = os.path.relpath(folder, root)
+        names += [
+            (name if inside == "." else f"{inside}/{name}").replace(os.sep, "/")
+            for name in files
+            if name.endswith(".py") and not name.startswith("_sysconfigdata")
+        ]
     return tuple(sorted(names))

@@ -59,7 +59,8 @@ class ModelConfig:
             )
         elif kind != "default":
             raise CheckpointError(f"RoPE scaling '{kind}' is not supported; known: default, llama3")
-        # The published ids name layer outputs; the output of layer i is the input of layer i + 1.
+        # Lists that start with 1 name layer outputs, and the output of layer i is the input of layer i + 1; all
+        # others name the inputs themselves (sgl-project/sglang pull request 25454).
         named = raw.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
         heads = raw["num_attention_heads"]
         return cls(
@@ -75,7 +76,7 @@ class ModelConfig:
             rope_scaling=scaling,
             tie_word_embeddings=raw.get("tie_word_embeddings", False),
             draft_vocab_size=raw.get("draft_vocab_size"),
-            aux_layers=tuple(i + 1 for i in named) if named else None,
+            aux_layers=tuple(i + (named[0] == 1) for i in named) if named else None,
         )
 
 

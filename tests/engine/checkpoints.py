@@ -84,7 +84,7 @@ def make_eagle3(
 ) -> None:
     """An EAGLE-3 head that drafts ``draft_vocab`` ids (three in four unless given), spread over the target's.
 
-    It repeats the target's last layer through the target's own head, disturbed by a random layer.
+    It reads what enters the target's last layer through the target's own head, disturbed by a random layer.
     """
     torch.manual_seed(seed)
     config = json.loads((target / "config.json").read_text())
@@ -110,5 +110,5 @@ def make_eagle3(
         tensors,
         architectures=["LlamaForCausalLMEagle3"],
         draft_vocab_size=drafted,
-        eagle_config={"eagle_aux_hidden_state_layer_ids": [0, layers // 2, layers]},
+        eagle_config={"eagle_aux_hidden_state_layer_ids": [0, layers // 2, layers - 1]},
     )

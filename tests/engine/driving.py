@@ -1,0 +1,48 @@
+"""Short ways to build an engine, run it to the end and look at what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from specdebug.engine import Engine, EngineConfig, SamplingParams, StepReport
+
+MAX_STEPS = 3000
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """``base`` with ``changes`` laid over it, block by block."""
+    result = dict(base)
+    for key, value in changes.items():
+        nested = isinstance(value, dict) and isinstance(base.get(key), dict)
+        result[key] = merged(base[key], value) if nested else value
+    return result
+
+
+def build(base: dict[str, Any], **changes: Any) -> Engine:
+    return Engine(EngineConfig.from_dict(merged(base, changes)))
+
+
+def run(
+    engine: Engine, each_step: Callable[[StepReport], None] | None = None, *, steps: int = MAX_STEPS
+) -> list[StepReport]:
+    """Step until nothing is left to do, at most ``steps`` times; memory must be in order after each."""
+    reports = []
+    while engine.has_work and len(reports) < steps:
+        reports.append(engine.step())
+        assert engine.check_pools() == []
+        assert engine.check_guards() == []
+        if each_step is not None:
+            each_step(reports[-1])
+    assert steps < MAX_STEPS or not engine.has_work, "the engine does not come to an end"
+    return reports
+
+
+def serve(
+    engine: Engine, prompts: Sequence[Sequence[int]], max_new_tokens: int, **sampling: Any
+) -> list[list[int]]:
+    """Outputs of ``prompts`` served together; the request of prompt n is called "r<n>"."""
+    params = SamplingParams(max_new_tokens=max_new_tokens, **sampling)
+    requests = [engine.add_request(f"r{n}", prompt, params) for n, prompt in enumerate(prompts)]
+    run(engine)
+    return [request.output_ids for request in requests]

@@ -94,9 +94,8 @@ def _replay(
 ) -> int:
     from specdebug.harness import replay as harness
 
-    runs = harness.plan(scenario, choices, library)
     with progress() as watcher:
-        answer = harness.replay(pool, scenario, runs, watcher)
+        answer = harness.replay(pool, library, scenario, choices, watcher)
     _publish(answer, as_json=as_json, junit=junit)
     return answer.exit_code
 
@@ -145,7 +144,7 @@ def compare(
             raise SpecDebugError(f"compare needs two different arms; {scenario.path} has {known}")
         choices = harness.Choices(arms=tuple(names), seed=seed, timeout_s=_positive(timeout))
         with progress() as watcher:
-            answer = harness.replay(pool, scenario, harness.plan(scenario, choices, library), watcher)
+            answer = harness.replay(pool, library, scenario, choices, watcher)
         if answer.interrupted:
             return answer.exit_code
         left, right = (result.outcome for result in answer.results)

@@ -114,14 +114,13 @@ class _Arm:
         from specdebug.harness.driver import WorkloadDriver
         from specdebug.harness.loop import RunLoop
         from specdebug.harness.probe_packs import activate
-        from specdebug.harness.workload import expand
         from specdebug.targets.embedded import build_engine, sampling_params
 
         arm, seed, packs = self._payload["arm"], self._payload["seed"], pickle.loads(self._payload["packs"])
         activate(packs, scenario.arms[arm].mode)
         engine = build_engine(scenario.engine_of(arm), seed)
         tokenizer = load_tokenizer(engine.config.model)
-        workload = expand(scenario, tokenizer, seed)
+        workload = pickle.loads(self._payload["workload"])
         self._sink.emit("setup", probes_enabled=len(packs), requests=len(workload.requests))
         oracles = scenario.oracles_of(arm)
         decode = decoder(tokenizer)

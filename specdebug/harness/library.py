@@ -14,8 +14,10 @@ from specdebug.async_probe.sites import Site, scan
 from specdebug.content import content_files, content_roots, find
 from specdebug.errors import ContentError, did_you_mean
 from specdebug.harness.probe_packs import ProbePack, check_globs, load_pack
-from specdebug.harness.scenario import KnownNames, load_scenario
+from specdebug.harness.scenario import KnownNames, engine_config, load_scenario
 from specdebug.harness.scenario_model import Scenario
+from specdebug.harness.text import load_tokenizer
+from specdebug.harness.workload import Workload, expand
 from specdebug.toggles import Registry, Toggle, load_registry
 
 
@@ -25,6 +27,7 @@ class Library:
     def __init__(self, extra: Sequence[str | Path] = ()) -> None:
         self._extra = tuple(extra)
         self._packs: dict[str, ProbePack] = {}
+        self._workloads: dict[tuple[Path, str, int], Workload] = {}
 
     @property
     def folders(self) -> list[Path]:
@@ -60,6 +63,17 @@ class Library:
         """A scenario by file or shipped name. Raises ContentError."""
         known = KnownNames(toggles=tuple(self.registry.by_number), packs=self._pack_names)
         return load_scenario(find("scenarios", name_or_path, self._extra), known)
+
+    def workload(self, scenario: Scenario, arm: str, seed: int) -> Workload:
+        """The requests of an arm. They depend on the model only, so arms of one model share them.
+
+        Planned by the parent, which has the time: its workers are still importing torch. Raises ContentError.
+        """
+        model = engine_config(scenario, arm).model
+        key = (scenario.path, model, seed)
+        if key not in self._workloads:
+            self._workloads[key] = expand(scenario, load_tokenizer(model), seed)
+        return self._workloads[key]
 
     def scenarios(self) -> tuple[Scenario, ...]:
         """Every scenario, by name."""

@@ -1,7 +1,6 @@
 """What the fork server loads besides torch: the harness side of a worker, which no revert touches.
 
-Never anything of ``specdebug.engine``: a revert must find it not yet imported. An entry ``module:function``
-is called once after the import; what it caches, every worker has.
+Never anything of ``specdebug.engine``: a revert must find it not yet imported.
 """
 
 from __future__ import annotations
@@ -18,5 +17,4 @@ PRELOAD = (
     "specdebug.harness.scenario_model",
     "specdebug.patching",
     "specdebug.toggles",
-    "specdebug.corpus:heldout_text",
 )

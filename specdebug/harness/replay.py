@@ -22,6 +22,7 @@ from specdebug.targets.pool import Job, WorkerEnd, WorkerPool
 
 if TYPE_CHECKING:
     from specdebug.harness.probe_packs import ProbePack
+    from specdebug.harness.workload import Workload
     from specdebug.toggles import Toggle
 
 INTERRUPTED = 130
@@ -71,8 +72,11 @@ class ArmRun:
         """Numbers of the fixes reverted."""
         return tuple(toggle.pr for toggle in self.toggles)
 
-    def job(self) -> Job:
-        """The worker's job. Its parts are pickled apart: unpickling one may import what a revert changes."""
+    def job(self, library: Library) -> Job:
+        """The worker's job. Its parts are pickled apart: unpickling one may import what a revert changes.
+
+        Raises ContentError when the workload cannot be planned.
+        """
         limits = self.scenario.limits
         payload = {
             "arm": self.arm,
@@ -80,6 +84,7 @@ class ArmRun:
             "toggles": pickle.dumps(self.toggles),
             "packs": pickle.dumps(self.packs),
             "scenario": pickle.dumps(self.scenario),
+            "workload": pickle.dumps(library.workload(self.scenario, self.arm, self.seed)),
         }
         return Job(self.key, TARGET, payload, limits.timeout_s, float(limits.memory_mb))
 
@@ -126,7 +131,9 @@ class Replay:
 
 
 class Library(Protocol):
-    """Where packs and toggles come from."""
+    """Where packs, toggles and planned requests come from."""
+
+    def workload(self, scenario: Scenario, arm: str, seed: int) -> Workload: ...
 
     def packs(self, names: Sequence[str]) -> tuple[ProbePack, ...]: ...
 
@@ -223,7 +230,7 @@ class _Running:
 
 
 def run_arms(
-    pool: WorkerPool, runs: Sequence[ArmRun], progress: Progress | None = None
+    pool: WorkerPool, library: Library, runs: Sequence[ArmRun], progress: Progress | None = None
 ) -> tuple[list[ArmResult], bool]:
     """Run them all; results come in the order of ``runs``, whose keys must differ.
 
@@ -233,16 +240,20 @@ def run_arms(
     running = _Running({run.key: run for run in runs}, progress)
     interrupted = False
     try:
-        pool.run([run.job() for run in runs], running)
+        pool.run((run.job(library) for run in runs), running)
     except KeyboardInterrupt:
         interrupted = True
     return running.in_order(), interrupted
 
 
 def replay(
-    pool: WorkerPool, scenario: Scenario, runs: Sequence[ArmRun], progress: Progress | None = None
+    pool: WorkerPool,
+    library: Library,
+    scenario: Scenario,
+    choices: Choices,
+    progress: Progress | None = None,
 ) -> Replay:
-    """Run what :func:`plan` planned. Raises as :func:`run_arms`."""
+    """Run what the choices ask of a scenario. Raises as :func:`plan` and :func:`run_arms`."""
     began = time.monotonic()
-    results, interrupted = run_arms(pool, runs, progress)
+    results, interrupted = run_arms(pool, library, plan(scenario, choices, library), progress)
     return Replay(scenario, tuple(results), time.monotonic() - began, interrupted)

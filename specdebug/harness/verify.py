@@ -16,21 +16,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.errors import SpecDebugError
+from specdebug.harness import replay
 from specdebug.harness.replay import INTERRUPTED, ArmResult, ArmRun, Progress, run_arms
 from specdebug.harness.scenario_model import Arm, Scenario
 from specdebug.targets.pool import WorkerPool
 
 if TYPE_CHECKING:
-    from specdebug.harness.probe_packs import ProbePack
     from specdebug.toggles import Toggle
 
 
-class Library(Protocol):
-    """Where scenarios and packs come from."""
+class Library(replay.Library, Protocol):
+    """Where scenarios come from, and whatever else a run needs."""
 
     def scenario(self, name: str) -> Scenario: ...
-
-    def packs(self, names: Sequence[str]) -> tuple[ProbePack, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ def verify(
     """Run the matrix and judge each toggle."""
     if not toggles:
         raise SpecDebugError("no toggles to verify; `specdebug toggles list` shows what is registered")
-    answers, interrupted = run_arms(pool, plan_matrix(library, toggles, seeds), progress)
+    answers, interrupted = run_arms(pool, library, plan_matrix(library, toggles, seeds), progress)
     # A run that a Ctrl-C cut short says nothing of its toggle.
     results = {r.run.key: r for r in answers if not (interrupted and r.outcome.verdict == "unknown")}
     checks = []

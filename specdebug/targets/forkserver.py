@@ -5,7 +5,7 @@ engine source at import, so each worker imports the engine itself. It computes n
 which is what makes forking safe here: OpenMP and OpenBLAS are held to one thread by its environment, and
 torch starts its pool only at the first parallel region.
 
-Run as ``python -m specdebug.targets.forkserver FD MODULE[:FUNCTION]...``; FD is a Unix socket to the parent.
+Run as ``python -m specdebug.targets.forkserver FD MODULE...``; FD is a Unix socket to the parent.
 When the parent goes away, however it ends, the server kills its workers and leaves.
 """
 
@@ -37,11 +37,8 @@ _PR_SET_PDEATHSIG = 1
 def main(argv: list[str]) -> int:
     """Serve until the parent closes the socket."""
     sock = socket.socket(fileno=int(argv[0]))
-    for entry in argv[1:]:
-        module, _, function = entry.partition(":")
-        loaded = importlib.import_module(module)
-        if function:
-            getattr(loaded, function)()
+    for name in argv[1:]:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a worker must not touch, and so copy, every page inherited from here
     wake_read, wake_write = os.pipe()

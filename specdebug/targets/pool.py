@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Protocol
@@ -155,17 +155,26 @@ class WorkerPool:
         assert stderr is not None  # for the type checker: we asked for a pipe
         self._selector.register(stderr.fileno(), selectors.EVENT_READ, self._on_server_log)
 
-    def run(self, jobs: Sequence[Job], listener: Listener) -> None:
+    def run(self, jobs: Iterable[Job], listener: Listener) -> None:
         """Run every job to its end, first come first served. Names must be unique.
+
+        Jobs are taken from ``jobs`` as workers come free, so making one may take its time.
 
         A KeyboardInterrupt ends all workers, reports them as ``interrupted`` and is raised again.
         """
-        waiting = deque(jobs)
+        waiting = iter(jobs)
+        exhausted = False
         try:
-            while waiting or self._workers:
-                while waiting and len(self._workers) < self._limit:
+            while not exhausted or self._workers:
+                while not exhausted and len(self._workers) < self._limit:
+                    job = next(waiting, None)
+                    if job is None:
+                        exhausted = True
+                        break
                     self.start()
-                    self._launch(waiting.popleft())
+                    self._launch(job)
+                if not self._workers:
+                    break
                 for key, _ in self._selector.select(TICK_S):
                     # An earlier callback of this round may have ended this worker, or the whole server.
                     if self._selector.get_map().get(key.fd) == key:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from specdebug.harness.workload import Workload
 from specdebug.report.terminal import console
 from specdebug.targets.pool import WorkerEnd
 
@@ -169,6 +170,9 @@ class FakePool:
 
 
 class FakeLibrary:
+    def workload(self, scenario: Any, arm: str, seed: int) -> Workload:
+        return Workload(())
+
     def packs(self, names: Sequence[str]) -> tuple[Any, ...]:
         return tuple(SimpleNamespace(name=name) for name in names)
 

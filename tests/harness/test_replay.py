@@ -65,7 +65,7 @@ def test_choices_go_over_the_file() -> None:
     assert run.seed == 9
     assert [pack.name for pack in run.packs] == ["graph"]
     assert run.scenario.arms["reverted"].mode == "record"
-    assert run.job().timeout_s == 5
+    assert run.job(FakeLibrary()).timeout_s == 5
     plain = planned()[1]
     assert (plain.seed, plain.scenario.arms["reverted"].mode) == (7, "assert")
     assert [pack.name for pack in plain.packs] == ["default"]
@@ -73,10 +73,10 @@ def test_choices_go_over_the_file() -> None:
 
 def test_a_job_carries_its_parts_sealed() -> None:
     run = ArmRun("fixed", SCENARIO, "fixed", 7)
-    job = run.job()
+    job = run.job(FakeLibrary())
     assert (job.name, job.timeout_s, job.memory_mb) == ("fixed", 33, 512)
     assert pickle.loads(job.payload["scenario"]) == SCENARIO
-    assert all(isinstance(job.payload[part], bytes) for part in ("scenario", "toggles", "packs"))
+    assert all(isinstance(job.payload[part], bytes) for part in ("scenario", "toggles", "packs", "workload"))
 
 
 def result(verdict: Any, signature: str | None, expectation: Expectation | None) -> ArmResult:
@@ -120,7 +120,7 @@ def mixed_run(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
 
 
 def test_a_dead_arm_is_an_outcome_and_the_others_still_report() -> None:
-    answer = replay(FakePool(mixed_run), SCENARIO, planned())
+    answer = replay(FakePool(mixed_run), FakeLibrary(), SCENARIO, Choices())
     assert [(r.run.arm, r.outcome.verdict, r.outcome.signature) for r in answer.results] == [
         ("fixed", "fail", "crash:SIGKILL"),
         ("reverted", "pass", None),
@@ -134,11 +134,11 @@ def test_a_scenario_that_a_worker_finds_at_fault_is_an_error() -> None:
         return [{"event": "usage", "message": "s.yaml:3:1: too long"}], WorkerEnd("done", 0, 0.1, 1.0, "")
 
     with pytest.raises(ReplayError, match=r"^<scenario>: arm 'fixed': s.yaml:3:1: too long$"):
-        replay(FakePool(usage), SCENARIO, planned())
+        replay(FakePool(usage), FakeLibrary(), SCENARIO, Choices())
 
 
 def test_an_interrupt_keeps_what_is_known() -> None:
-    answer = replay(FakePool(good_run, interrupt_at="reverted"), SCENARIO, planned())  # type: ignore[arg-type]
+    answer = replay(FakePool(good_run, interrupt_at="reverted"), FakeLibrary(), SCENARIO, Choices())  # type: ignore[arg-type]
     verdicts = [(r.run.arm, r.outcome.verdict) for r in answer.results]
     assert verdicts == [("fixed", "pass"), ("reverted", "unknown")]
     assert (answer.interrupted, answer.exit_code) == (True, 130)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from specdebug.harness.verify import ToggleCheck, plan_matrix, verify
 from specdebug.report.matrix import render_matrix
 from specdebug.targets.pool import WorkerEnd
 from specdebug.toggles import Detection, Toggle
-from tests.harness.fakes import FakePool, good_run, text_of
+from tests.harness.fakes import FakeLibrary, FakePool, good_run, text_of
 
 
 def toggle(pr: int, signature: str = "nan@*", scenario: str = "first") -> Toggle:
@@ -22,7 +22,7 @@ def toggle(pr: int, signature: str = "nan@*", scenario: str = "first") -> Toggle
     return Toggle(pr, (), "t", "u", "f", "s", "", detected, (), {}, Path("x.yaml"))
 
 
-class Shelf:
+class Shelf(FakeLibrary):
     """Two scenarios: one whose first arm is plain, one with an arm of its own for fix 19897."""
 
     def scenario(self, name: str) -> Scenario:
@@ -31,9 +31,6 @@ class Shelf:
             arms = {"other": Arm("other"), "mine": Arm("mine", revert=(19897,), engine={"page_size": 4})}
         group = WorkloadGroup("g0", TokenPrompt((1, 2)))
         return Scenario(name=name, workload=(group,), arms=arms, expect={}, seed=5)
-
-    def packs(self, names: Sequence[str]) -> tuple[Any, ...]:
-        return ()
 
 
 def test_every_fix_is_run_applied_and_reverted_on_every_seed() -> None:

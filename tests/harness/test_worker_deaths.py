@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specdebug.harness import replay as harness
-from specdebug.harness.replay import Choices, plan, replay
+from specdebug.harness.replay import Choices, replay
 from specdebug.harness.scenario_model import Arm, Limits, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.targets.pool import WorkerPool
 from tests.harness.fakes import FakeLibrary
@@ -32,7 +32,7 @@ SCENARIO = Scenario(
 def test_the_death_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "TARGET", "tests.targets.victims:play")
     with WorkerPool(3, preload=()) as pool:
-        answer = replay(pool, SCENARIO, plan(SCENARIO, Choices(), FakeLibrary()))
+        answer = replay(pool, FakeLibrary(), SCENARIO, Choices())
     outcomes = {result.run.arm: result.outcome for result in answer.results}
     assert {name: outcome.signature for name, outcome in outcomes.items()} == FATES
     assert {name for name, outcome in outcomes.items() if outcome.verdict == "pass"} == {"good"}

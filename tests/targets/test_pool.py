@@ -149,13 +149,32 @@ def test_workers_see_no_revert_variable_and_the_server_imports_no_engine(
     assert not [name for name in events[0]["modules"] if name.startswith("specdebug.engine")]
 
 
-def test_what_is_preloaded_is_called_if_asked_and_never_the_engine() -> None:
-    with WorkerPool(1, preload=(*PRELOAD[len(LIBRARIES) :], "tests.targets.victims:mark")) as ready:
+def test_what_is_preloaded_is_never_the_engine() -> None:
+    with WorkerPool(1, preload=PRELOAD[len(LIBRARIES) :]) as ready:
         events, _ = run_one(ready, victim("environment"))
-    assert events[0]["marked"]
     modules = events[0]["modules"]
     assert "specdebug.harness.loop" in modules
     assert [name for name in modules if name.startswith("specdebug.engine")] == []
+
+
+def test_jobs_are_taken_as_workers_come_free() -> None:
+    taken: list[int] = []
+
+    def jobs() -> Iterator[Job]:
+        for n in range(4):
+            taken.append(n)
+            yield Job(f"echo {n}", f"{VICTIMS}:obey", n)
+
+    class Watch(Record):
+        def ended(self, job: Job, end: WorkerEnd) -> None:
+            super().ended(job, end)
+            ahead.append(len(taken) - len(self.ends))
+
+    ahead: list[int] = []
+    with WorkerPool(1, preload=()) as one:
+        one.run(jobs(), Watch())
+        one.run(iter(()), Watch())
+    assert (taken, ahead) == ([0, 1, 2, 3], [0, 0, 0, 0])
 
 
 def test_no_event_overtakes_its_job_s_start() -> None:

@@ -82,15 +82,7 @@ def environment(payload: Any, sink: Any) -> None:
     import sys
 
     revert = os.environ.get("SGLANG_DEBUG_REVERT_PR")
-    sink.emit("env", revert=revert, modules=sorted(sys.modules), marked=_marks)
-
-
-_marks: list[int] = []
-
-
-def mark() -> None:
-    """A preload function: what it leaves behind, every worker has."""
-    _marks.append(1)
+    sink.emit("env", revert=revert, modules=sorted(sys.modules))
 
 
 def play(payload: Any, sink: Any) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdebug.engine.attention.executor import TorchAttention
-from specdebug.engine.attention.metadata import Metadata
+from specdebug.engine.attention.metadata import Metadata, RaggedMetadata
 from specdebug.engine.attention.planner import AttentionPlanner, DraftLayout
 from specdebug.engine.attention.workspace import ArenaWorkspace, EagerWorkspace, Workspace
 from specdebug.engine.config import EngineConfig
@@ -339,3 +339,14 @@ def draft_layout(world: World, padding: int = 0) -> tuple[DraftLayout, Tensor]:
 def check_equal_bits(first: Result, second: Result) -> None:
     first.check()
     assert all(torch.equal(a, b) for a, b in zip(first.found, second.found, strict=True))
+
+
+def two_sequences(lengths: tuple[int, ...] = (4, 4)) -> World:
+    """Something small to write metadata for by hand."""
+    return build(Case(lengths, 4, topk=1))
+
+
+def ragged_of(indptr: list[int], indices: Tensor) -> RaggedMetadata:
+    """Lists for one query per sequence."""
+    ends = torch.tensor(indptr, dtype=torch.int32)
+    return RaggedMetadata(ends, indices, torch.arange(len(indptr), dtype=torch.int32), q_len=1)

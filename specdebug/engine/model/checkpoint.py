@@ -65,9 +65,7 @@ class Checkpoint:
         self._asked.add(name)
         found = source.shape(name)
         if found != shape:
-            raise self.error(
-                name, f"has shape {list(found)}, but {self.config_file.name} calls for {list(shape)}"
-            )
+            raise self.error(name, f"has shape {list(found)}, but {self.config_file.name} calls for {list(shape)}")
         return source.tensor(name)
 
     def refuse_leftovers(self, ignored: Iterable[str] = ()) -> None:
@@ -113,9 +111,7 @@ class _Safetensors:
         except FileNotFoundError:
             raise CheckpointError(f"{file} is missing; fetch the checkpoint again") from None
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{file} is truncated or not safetensors ({_line(error)}); fetch it again"
-            ) from None
+            raise CheckpointError(f"{file} is truncated or not safetensors ({_line(error)}); fetch it again") from None
         self._handle: Any = handle
         self.names: list[str] = list(self._handle.keys())
 
@@ -177,9 +173,7 @@ def _open_shards(index: Path) -> dict[str, _Source]:
         shards[file] = _Safetensors(index.parent / file)
     for name, file in weight_map.items():
         if name not in shards[file].names:
-            raise CheckpointError(
-                f"{index.parent / file}: tensor '{name}' is missing, but {index.name} puts it here"
-            )
+            raise CheckpointError(f"{index.parent / file}: tensor '{name}' is missing, but {index.name} puts it here")
     return {name: shards[file] for name, file in weight_map.items()}
 
 

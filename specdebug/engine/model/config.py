@@ -73,9 +73,7 @@ class LlamaConfig:
         num_heads = keys.positive_int("num_attention_heads")
         num_kv_heads = keys.positive_int("num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
-            raise keys.error(
-                f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
-            )
+            raise keys.error(f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
         if data.get("head_dim") is None and hidden_size % num_heads:
             raise keys.error(
                 f"hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}; set head_dim"
@@ -249,11 +247,7 @@ class _Keys:
 
     def positive_float(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
-        if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or not 0 < value <= sys.float_info.max
-        ):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
             raise self.error(f"{key} must be a positive number, not {value!r}")
         return float(value)
 

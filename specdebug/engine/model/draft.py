@@ -1,8 +1,15 @@
-"""What EAGLE and EAGLE-3 heads have in common: their geometry, as the engine's pools and buffers need it."""
+"""What EAGLE and EAGLE-3 heads have in common: their geometry, and what they make of a token before its context."""
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from specdebug.engine.model.config import LlamaConfig
+from specdebug.engine.model.layers import Norm
+
+# A table this large is computed in a blink and costs a worker little; an 8B head's would be gigabytes.
+MAX_TABLE_BYTES = 32 << 20
 
 
 class DraftHead:
@@ -26,3 +33,36 @@ class DraftHead:
         self.vocab_size = vocab_size
         self.target_feature_size = feature_size
         self.aux_layers = aux_layers
+
+
+class TokenShare:
+    """The token's share of a linear layer that reads (token embedding, hidden) side by side.
+
+    Both heads begin with such a layer. The share is a function of the id alone, so for a small vocabulary it is a
+    table: half of the layer's weights, and a concatenation, less to read per step.
+    """
+
+    def __init__(self, embedding: Tensor, norm: Norm | None, weight: Tensor, bias: Tensor | None) -> None:
+        """Embedding [V, E], normed first where the layer wants it; weight [E, out], the rows that read it."""
+        self._embedding = embedding
+        self._norm = norm
+        self._weight = weight
+        self._bias = bias
+        size = embedding.shape[0] * weight.shape[1] * weight.element_size()
+        self._table = self._of(embedding) if size <= MAX_TABLE_BYTES else None
+
+    def __call__(self, input_ids: Tensor) -> Tensor:
+        """Ids [n] i64 -> [n, out], bias included.
+
+        Raises:
+            IndexError: an id is outside the vocabulary.
+        """
+        if self._table is not None:
+            return self._table.index_select(0, input_ids)
+        return self._of(torch.embedding(self._embedding, input_ids))
+
+    def _of(self, rows: Tensor) -> Tensor:
+        normed = rows if self._norm is None else self._norm(rows)
+        if self._bias is None:
+            return torch.mm(normed, self._weight)
+        return torch.addmm(self._bias, normed, self._weight)

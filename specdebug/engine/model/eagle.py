@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.model.config import LlamaConfig
-from specdebug.engine.model.draft import DraftHead
+from specdebug.engine.model.draft import DraftHead, TokenShare
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.layers import DecoderLayer, Norm
 from specdebug.engine.model.rope import Rotary
@@ -27,13 +27,12 @@ class EagleDraft(DraftHead):
         config: LlamaConfig,
         *,
         rotary: Rotary,
-        embedding: Tensor,
+        token: TokenShare,
         fc: Tensor,
-        fc_bias: Tensor | None,
         layers: Sequence[tuple[Norm | None, DecoderLayer]],
         lm_head: Tensor,
     ) -> None:
-        """Embedding [V, H]; fc [2H, H], the embedding's rows first; lm_head [H, V]."""
+        """``token`` is the embedding's share of fc, bias included; fc [H, H] its other half; lm_head [H, V]."""
         super().__init__(
             config,
             num_layers=len(layers),
@@ -42,9 +41,8 @@ class EagleDraft(DraftHead):
             aux_layers=(),
         )
         self._rotary = rotary
-        self._embedding = embedding
+        self._token = token
         self._fc = fc
-        self._fc_bias = fc_bias
         self._layers = layers
         self._lm_head = lm_head
 
@@ -59,8 +57,7 @@ class EagleDraft(DraftHead):
             IndexError: an id is outside the vocabulary, or a position outside the RoPE table.
         """
         phases = self._rotary.at(positions)
-        both = torch.cat((torch.embedding(self._embedding, input_ids), hidden), 1)
-        x = torch.mm(both, self._fc) if self._fc_bias is None else torch.addmm(self._fc_bias, both, self._fc)
+        x = torch.addmm(self._token(input_ids), hidden, self._fc)
         for norm, layer in self._layers:
             x = layer.forward(x if norm is None else norm(x), x, phases, attn)
         return x

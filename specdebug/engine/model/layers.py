@@ -28,8 +28,8 @@ class Norm:
     """
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        """Weight [..., H] in the model's dtype; leading dimensions norm each their own slice of the input."""
-        size = weight.shape[-1]
+        """Weight [H] in the model's dtype."""
+        size = weight.shape[0]
         self.folds_gain = weight.dtype == torch.float32
         self.gain = weight * math.sqrt(size) if self.folds_gain else weight
         self._floor = torch.tensor(math.sqrt(size * eps), device=weight.device)
@@ -49,7 +49,7 @@ class Norm:
 
     def fold_into(self, weight: Tensor) -> Tensor:
         """The [in, out] weight of the linear layer that reads this norm, the gain folded in if it must be."""
-        return weight.mul_(self.gain.flatten()[:, None]) if self.folds_gain else weight
+        return weight.mul_(self.gain[:, None]) if self.folds_gain else weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,20 @@ class DecoderLayer:
     gate_up: Tensor
     down: Tensor
 
-    def forward(self, normed: Tensor, residual: Tensor, phases: Tensor, attn: LayerAttention) -> Tensor:
-        """Normed input [n, in] and residual [n, H] -> [n, H], a new tensor; ``phases`` from ``Rotary.at``."""
-        if self.qkv_bias is None:
-            qkv = torch.mm(normed, self.qkv)
-        else:
-            qkv = torch.addmm(self.qkv_bias, normed, self.qkv)
+    def forward(
+        self,
+        normed: Tensor,
+        residual: Tensor,
+        phases: Tensor,
+        attn: LayerAttention,
+        qkv_share: Tensor | None = None,
+    ) -> Tensor:
+        """Normed input [n, in] and residual [n, H] -> [n, H], a new tensor; ``phases`` from ``Rotary.at``.
+
+        ``qkv_share`` [n, q+k+v] is a share of the projection computed elsewhere, in place of the bias.
+        """
+        bias = self.qkv_bias if qkv_share is None else qkv_share
+        qkv = torch.mm(normed, self.qkv) if bias is None else torch.addmm(bias, normed, self.qkv)
         q, k, v = self.rotary.split(qkv, phases)
         if self.output_bias is not None:
             residual = residual + self.output_bias

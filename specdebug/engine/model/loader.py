@@ -7,6 +7,7 @@ heads; ``fc``, ``midlayer`` (or ``layers.0``, as speculators for vLLM write it),
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from specdebug.engine.model.checkpoint import Checkpoint
 from specdebug.engine.model.config import Eagle3Options, LlamaConfig, require_target_architecture
+from specdebug.engine.model.draft import TokenShare
 from specdebug.engine.model.eagle import EagleDraft
 from specdebug.engine.model.eagle3 import Eagle3Draft
 from specdebug.engine.model.layers import DecoderLayer, Norm
@@ -116,12 +118,12 @@ def _load_eagle(weights: Weights, rotary: Rotary, target: TargetModel) -> EagleD
         norm_name = f"layers.{index}.input_layernorm.weight"
         norm = weights.norm(norm_name) if index or weights.has(norm_name) else None
         layers.append((norm, weights.layer(f"layers.{index}", index, rotary, norm, size)))
+    fc = weights.linear(2 * size, ("fc.weight", size))
     draft = EagleDraft(
         config,
         rotary=rotary,
-        embedding=_embedding(weights, target),
-        fc=weights.linear(2 * size, ("fc.weight", size)),
-        fc_bias=weights.plain("fc.bias", size) if weights.has("fc.bias") else None,
+        token=TokenShare(_embedding(weights, target), None, fc[:size], _fc_bias(weights)),
+        fc=fc[size:],
         layers=tuple(layers),
         lm_head=target.lm_head,
     )
@@ -130,16 +132,16 @@ def _load_eagle(weights: Weights, rotary: Rotary, target: TargetModel) -> EagleD
     return draft
 
 
-def _load_eagle3(
-    weights: Weights, rotary: Rotary, target: TargetModel, options: Eagle3Options
-) -> Eagle3Draft:
+def _load_eagle3(weights: Weights, rotary: Rotary, target: TargetModel, options: Eagle3Options) -> Eagle3Draft:
     config, size = weights.config, weights.config.hidden_size
     where = str(weights.checkpoint.config_file)
     if config.num_layers != 1:
         raise CheckpointError(f"{where}: num_hidden_layers {config.num_layers}; an EAGLE-3 head has one")
     aux_layers = options.aux_layers_for(target.config.num_layers, where)
     prefix = "layers.0" if weights.has("layers.0.hidden_norm.weight") else "midlayer"
-    input_norms = weights.norm(f"{prefix}.input_layernorm.weight", f"{prefix}.hidden_norm.weight")
+    input_norm = weights.norm(f"{prefix}.input_layernorm.weight")
+    hidden_norm = weights.norm(f"{prefix}.hidden_norm.weight")
+    layer = weights.layer(prefix, 0, rotary, None, 2 * size)
     embedding = _embedding(weights, target)
     final_norm = weights.norm("norm.weight")
     lm_head = _eagle3_lm_head(weights, target, embedding, options.draft_vocab_size or config.vocab_size)
@@ -147,12 +149,12 @@ def _load_eagle3(
         config,
         aux_layers=aux_layers,
         rotary=rotary,
-        embedding=embedding,
         fc=weights.linear(len(aux_layers) * target.config.hidden_size, ("fc.weight", size)),
-        fc_bias=weights.plain("fc.bias", size) if weights.has("fc.bias") else None,
-        input_norms=input_norms,
+        fc_bias=_fc_bias(weights),
+        token=TokenShare(embedding, input_norm, input_norm.fold_into(layer.qkv[:size]), layer.qkv_bias),
+        hidden_norm=hidden_norm,
         residual_is_normed=options.norm_before_residual,
-        layer=weights.layer(prefix, 0, rotary, input_norms, 2 * size),
+        layer=replace(layer, qkv=hidden_norm.fold_into(layer.qkv[size:]), qkv_bias=None),
         final_norm=final_norm,
         # a copy, because folding writes and the matrix may be the target's
         lm_head=final_norm.fold_into(lm_head.t().clone(memory_format=torch.contiguous_format)),
@@ -160,6 +162,10 @@ def _load_eagle3(
     )
     weights.checkpoint.refuse_leftovers(ignored=("t2d",))
     return draft
+
+
+def _fc_bias(weights: Weights) -> Tensor | None:
+    return weights.plain("fc.bias", weights.config.hidden_size) if weights.has("fc.bias") else None
 
 
 def _embedding(weights: Weights, target: TargetModel) -> Tensor:

@@ -18,9 +18,7 @@ class Weights:
     should be.
     """
 
-    def __init__(
-        self, checkpoint: Checkpoint, config: LlamaConfig, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.checkpoint = checkpoint
         self.config = config
         self.dtype = dtype
@@ -39,10 +37,9 @@ class Weights:
         """The tensor in its stored layout."""
         return self.checkpoint.floats(self.name(name), *shape).to(self.device, self.dtype)
 
-    def norm(self, *names: str) -> Norm:
-        """The norm of one weight [hidden_size], or of several side by side."""
-        gains = [self.plain(name, self.config.hidden_size) for name in names]
-        return Norm(gains[0] if len(gains) == 1 else torch.stack(gains), self.config.rms_norm_eps)
+    def norm(self, name: str) -> Norm:
+        """The norm of weight ``name`` [hidden_size]."""
+        return Norm(self.plain(name, self.config.hidden_size), self.config.rms_norm_eps)
 
     def linear(self, size_in: int, *parts: tuple[str, int], rotated: int = 0) -> Tensor:
         """Projections of one input as [size_in, sum of outputs]; RoPE turns the first ``rotated`` of them."""

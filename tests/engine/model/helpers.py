@@ -107,18 +107,14 @@ def layer_shapes(prefix: str, config: dict[str, Any], size_in: int) -> dict[str,
     }
 
 
-def write_head(
-    folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], *, pickled: bool = False
-) -> Path:
+def write_head(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], *, pickled: bool = False) -> Path:
     """A checkpoint folder of a draft head."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     if pickled:
         torch.save(tensors, folder / "pytorch_model.bin")
     else:
-        save_file(
-            {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors"
-        )
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     return folder
 
 
@@ -132,9 +128,7 @@ def reference_layer(
     """One decoder layer over a whole sequence from position 0, straight from the definition, in f64."""
     w = {name.removeprefix(f"{prefix}."): tensor.double() for name, tensor in tensors.items()}
     n, head = normed.shape[0], config["hidden_size"] // config["num_attention_heads"]
-    q, k, v = (
-        (normed @ w[f"self_attn.{name}_proj.weight"].T).view(n, -1, head).clone() for name in ("q", "k", "v")
-    )
+    q, k, v = ((normed @ w[f"self_attn.{name}_proj.weight"].T).view(n, -1, head).clone() for name in ("q", "k", "v"))
     for position in range(n):
         for pair in range(head // 2):
             angle = torch.tensor(position * config.get("rope_theta", 10000.0) ** (-2 * pair / head)).double()

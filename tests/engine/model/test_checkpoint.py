@@ -104,9 +104,7 @@ def test_a_missing_tensor(folder):
 def test_a_mis_shaped_tensor_names_its_file_and_both_shapes(folder):
     edit_tensors(folder, model__norm__weight=torch.ones(63))
     text = complaint(folder)
-    assert (
-        "model.safetensors: tensor 'model.norm.weight' has shape [63], but config.json calls for [64]" in text
-    )
+    assert "model.safetensors: tensor 'model.norm.weight' has shape [63], but config.json calls for [64]" in text
 
 
 def test_an_unexpected_tensor(folder):

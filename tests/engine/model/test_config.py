@@ -59,9 +59,7 @@ def test_defaults_are_those_of_transformers():
 
 
 def test_null_counts_as_absent():
-    config = read(
-        num_key_value_heads=None, head_dim=None, rope_scaling=None, eos_token_id=None, rope_theta=None
-    )
+    config = read(num_key_value_heads=None, head_dim=None, rope_scaling=None, eos_token_id=None, rope_theta=None)
     assert config == read()
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specdebug.engine.model import EagleDraft, load_draft, load_target
+from specdebug.engine.model import draft as draft_module
 from specdebug.errors import CheckpointError
 from tests.engine.model.helpers import (
     DenseAttention,
@@ -84,7 +85,9 @@ def reference(tensors, target_embedding, layers):
     ],
 )
 @pytest.mark.parametrize("pickled", [True, False], ids=["bin", "safetensors"])
-def test_hidden_and_logits_equal_the_definition(tmp_path, target, options, pickled):
+@pytest.mark.parametrize("table_bytes", [0, draft_module.MAX_TABLE_BYTES], ids=["computed", "tabulated"])
+def test_hidden_and_logits_equal_the_definition(tmp_path, target, options, pickled, table_bytes, monkeypatch):
+    monkeypatch.setattr(draft_module, "MAX_TABLE_BYTES", table_bytes)
     tensors = head_tensors(**options)
     layers = options.get("layers", 1)
     folder = write_head(tmp_path / "head", CONFIG | {"num_hidden_layers": layers}, tensors, pickled=pickled)
@@ -98,9 +101,7 @@ def test_hidden_and_logits_equal_the_definition(tmp_path, target, options, pickl
 
 
 def test_geometry_and_vocabulary_are_the_targets(tmp_path, target):
-    draft = load_draft(
-        write_head(tmp_path / "head", CONFIG, head_tensors()), algorithm="EAGLE", target=target
-    )
+    draft = load_draft(write_head(tmp_path / "head", CONFIG, head_tensors()), algorithm="EAGLE", target=target)
     assert isinstance(draft, EagleDraft)
     assert (draft.num_layers, draft.num_heads, draft.num_kv_heads, draft.head_dim) == (1, 4, 2, 16)
     assert (draft.hidden_size, draft.target_feature_size, draft.vocab_size, draft.aux_layers) == (
@@ -131,9 +132,7 @@ def test_positions_reach_as_far_as_the_targets(tmp_path, target):
     folder = write_head(tmp_path / "head", CONFIG, head_tensors())
     last = torch.tensor([511])
     with torch.inference_mode():
-        load_draft(folder, algorithm="EAGLE", target=target).forward(
-            IDS[:1], last, HIDDEN[:1], DenseAttention()
-        )
+        load_draft(folder, algorithm="EAGLE", target=target).forward(IDS[:1], last, HIDDEN[:1], DenseAttention())
         short = load_draft(folder, algorithm="EAGLE", target=target, max_positions=100)
         with pytest.raises(IndexError):
             short.forward(IDS[:1], last, HIDDEN[:1], DenseAttention())

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specdebug.engine.model import Eagle3Draft, load_draft, load_target
+from specdebug.engine.model import draft as draft_module
 from specdebug.errors import CheckpointError
 from tests.engine.model.helpers import (
     DenseAttention,
@@ -90,8 +91,10 @@ def check(draft, tensors, expected, lm_head=None):
 
 
 @pytest.mark.parametrize("pickled", [True, False], ids=["bin", "safetensors"])
+@pytest.mark.parametrize("table_bytes", [0, draft_module.MAX_TABLE_BYTES], ids=["computed", "tabulated"])
 @pytest.mark.parametrize("embedding", [True, False], ids=["own-embedding", "target-embedding"])
-def test_hidden_and_logits_equal_the_definition(tmp_path, target, embedding, pickled):
+def test_hidden_and_logits_equal_the_definition(tmp_path, target, embedding, pickled, table_bytes, monkeypatch):
+    monkeypatch.setattr(draft_module, "MAX_TABLE_BYTES", table_bytes)
     tensors = head_tensors(embedding=embedding)
     folder = write_head(tmp_path / "head", CONFIG, tensors, pickled=pickled)
     draft = load_draft(folder, algorithm="EAGLE3", target=target)
@@ -143,9 +146,7 @@ def test_without_a_vocabulary_of_its_own_the_targets_head_serves(tmp_path, targe
 
 
 def test_d2t_is_an_offset(tmp_path, target):
-    draft = load_draft(
-        write_head(tmp_path / "head", CONFIG, head_tensors()), algorithm="EAGLE3", target=target
-    )
+    draft = load_draft(write_head(tmp_path / "head", CONFIG, head_tensors()), algorithm="EAGLE3", target=target)
     assert draft.vocab_size == 24
     ids = torch.tensor([[0, 1], [10, 23]])
     assert draft.to_target_ids(ids).tolist() == [[1, 5], [41, 93]]
@@ -154,9 +155,7 @@ def test_d2t_is_an_offset(tmp_path, target):
 
 
 def test_the_hidden_it_returns_is_what_it_takes(tmp_path, target):
-    draft = load_draft(
-        write_head(tmp_path / "head", CONFIG, head_tensors()), algorithm="EAGLE3", target=target
-    )
+    draft = load_draft(write_head(tmp_path / "head", CONFIG, head_tensors()), algorithm="EAGLE3", target=target)
     attention = DenseAttention()
     with torch.inference_mode():
         inputs = draft.project(FEATURES[:30])
@@ -171,12 +170,8 @@ def test_the_hidden_it_returns_is_what_it_takes(tmp_path, target):
     ("config", "layers"),
     [
         pytest.param({}, (2, 3, 4), id="default"),
-        pytest.param(
-            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}}, (2, 4, 6), id="outputs"
-        ),
-        pytest.param(
-            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 5]}}, (2, 3, 5), id="inputs"
-        ),
+        pytest.param({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}}, (2, 4, 6), id="outputs"),
+        pytest.param({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 5]}}, (2, 3, 5), id="inputs"),
         pytest.param({"eagle_aux_hidden_state_layer_ids": [0, 4, 7]}, (0, 4, 7), id="top-level"),
     ],
 )

@@ -113,7 +113,7 @@ EAGLE3: Shapes = {
 
 
 def write_hollow(file: Path, shapes: Shapes, dtype: str) -> None:
-    """A safetensors file of zeros that occupies a header's worth of disk; ``t2d`` alone is filled, with ones."""
+    """A safetensors file of zeros that occupies a header's worth of disk; only ``t2d`` holds ones."""
     header, end = {}, 0
     for name, shape in shapes.items():
         kind = {"d2t": "I64", "t2d": "BOOL"}.get(name, dtype)
@@ -137,9 +137,7 @@ def write_sharded(folder: Path, shapes: Shapes, shards: int) -> None:
         part = {name: shapes[name] for name in names[index::shards]}
         write_hollow(folder / file, part, "BF16")
         weight_map |= dict.fromkeys(part, file)
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": weight_map})
-    )
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
 @pytest.fixture(scope="module")

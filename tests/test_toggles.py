@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import pickle
 import random
 import re
 import sys
@@ -189,6 +190,11 @@ def test_the_registry(root):
     assert registry.by_number[102] is registry.by_number[101]
 
 
+def test_toggles_travel_to_a_worker(root):
+    toggle = load_registry().toggles[101]
+    assert pickle.loads(pickle.dumps(toggle)) == toggle
+
+
 def test_one_number_in_two_files_names_both(root):
     (root / "toggles" / "103.yaml").write_text(TOGGLE.replace("pr: 101", "pr: 103"))
     text = refusal(load_registry)
@@ -220,22 +226,15 @@ def test_select(root, wanted, chosen):
     assert [toggle.pr for toggle in load_registry().select(wanted)] == chosen
 
 
-@pytest.mark.parametrize(
-    "wanted", ["x", "101,", ",", "1.5", "-5", "101 55", "٣", "9" * 30, "101;55", "1e3", "\n,"]
-)
+@pytest.mark.parametrize("wanted", ["x", "101,", ",", "1.5", "-5", "101 55", "٣", "9" * 30, "101;55", "1e3", "\n,"])
 def test_what_is_no_number_is_refused(root, wanted):
     assert "is not a pull request's number" in refusal(load_registry().select, wanted, error=SelectionError)
 
 
 def test_unknown_numbers_name_the_nearest_or_all(root):
     registry = load_registry()
-    assert (
-        refusal(registry.select, "103", error=SelectionError) == "no toggle reverts 103; did you mean '102'?"
-    )
-    assert (
-        refusal(registry.select, 99999, error=SelectionError)
-        == "no toggle reverts 99999; known: 101, 102, 55"
-    )
+    assert refusal(registry.select, "103", error=SelectionError) == "no toggle reverts 103; did you mean '102'?"
+    assert refusal(registry.select, 99999, error=SelectionError) == "no toggle reverts 99999; known: 101, 102, 55"
 
 
 def test_the_environment(root, monkeypatch):
@@ -244,9 +243,7 @@ def test_the_environment(root, monkeypatch):
     monkeypatch.setenv(REVERT_VARIABLE, "55,102")
     assert reverts_from_environment() == (55, 102)
     monkeypatch.setenv(REVERT_VARIABLE, "55,x")
-    assert refusal(reverts_from_environment, error=SelectionError).startswith(
-        f"{REVERT_VARIABLE}: 'x' is not"
-    )
+    assert refusal(reverts_from_environment, error=SelectionError).startswith(f"{REVERT_VARIABLE}: 'x' is not")
 
 
 def test_apply_reverts_before_the_import(root):
@@ -309,9 +306,7 @@ def mutate(text: str, random_: random.Random) -> str:
     at = random_.randrange(len(lines))
     line = lines[at]
     column = random_.randrange(len(line) + 1)
-    junk = random_.choice(
-        [*"\t\0:{}[]&*!|>'\"%@`#,-?~ é\u2028", "<<: *a", "&a", "!!int", "null", "- ", "'''"]
-    )
+    junk = random_.choice([*"\t\0:{}[]&*!|>'\"%@`#,-?~ é\u2028", "<<: *a", "&a", "!!int", "null", "- ", "'''"])
     match random_.randrange(9):
         case 0:
             del lines[at]
@@ -326,11 +321,7 @@ def mutate(text: str, random_: random.Random) -> str:
         case 5:
             lines[at] = line.partition(":")[0] + ":"
         case 6:
-            lines[at] = (
-                line.partition(":")[0]
-                + ": "
-                + random_.choice(["1", "[]", "{}", "true", "x", "[[1]]", "9e999"])
-            )
+            lines[at] = line.partition(":")[0] + ": " + random_.choice(["1", "[]", "{}", "true", "x", "[[1]]", "9e999"])
         case 7:
             other = random_.randrange(len(lines))
             lines[at], lines[other] = lines[other], lines[at]

@@ -11,8 +11,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
@@ -203,9 +202,7 @@ def forget_results(functions: Sequence[FunctionType]) -> None:
     """Drop what was computed from the functions' old code: ``lru_cache`` entries and compiled graphs."""
     if not functions:
         return
-    with _thawed():
-        holders = gc.get_referrers(*functions)
-    for holder in holders:
+    for holder in gc.get_referrers(*functions):
         if issubclass(type(holder), _LruCache):
             holder.cache_clear()
     # A graph that inlined a method may hold no guard on that method's code, so every graph goes.
@@ -214,22 +211,13 @@ def forget_results(functions: Sequence[FunctionType]) -> None:
 
 
 def gc_objects() -> list[Any]:
-    """Every container object of the process."""
-    with _thawed():
-        return gc.get_objects()
+    """Every container object of the process.
 
-
-@contextmanager
-def _thawed() -> Iterator[None]:
-    """Let the collector list the objects that ``gc.freeze()`` set aside, as fork servers do."""
-    frozen = gc.get_freeze_count() > 0
-    if frozen:
-        gc.unfreeze()
-    try:
-        yield
-    finally:
-        if frozen:
-            gc.freeze()
+    The collector does not list what ``gc.freeze()`` set aside, as a fork server does, so that is thawed. It stays
+    thawed: freezing again would also keep whatever has become garbage meanwhile, for good.
+    """
+    gc.unfreeze()
+    return gc.get_objects()
 
 
 def _functions_of(path: str) -> list[FunctionType]:

@@ -34,7 +34,7 @@ Content = Annotated[
     list[Path] | None,
     typer.Option("--content", metavar="DIR", help="A folder with your own scenarios/, toggles/ and probes/."),
 ]
-Jobs = Annotated[int, typer.Option("--jobs", "-j", min=0, help="Workers at a time; 0: one a core.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=0, help="Workers at a time; 0: one more than cores.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the scenario's own seed.")]
 Timeout = Annotated[
     float | None, typer.Option("--timeout", metavar="SECONDS", help="For each arm, not the scenario's.")

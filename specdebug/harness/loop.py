@@ -7,7 +7,6 @@ the oracles look on as the engine's observer. Nothing here decides a verdict.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -137,14 +136,14 @@ class RunLoop:
         first."""
         step, judge = self._step + 1, self._judge  # the engine counts its steps from 1, and so do reports
         judge.step, judged = step, judge.seconds
-        began = time.perf_counter()
+        began = judge.clock()
         failure: Exception | None = None
         report = None
         try:
             report = self.engine.step()
         except Exception as error:
             failure = error
-        seconds = time.perf_counter() - began - (judge.seconds - judged)
+        seconds = judge.clock() - began - (judge.seconds - judged)
         self._inspect(step, pools=failure is None)
         if failure is not None or report is None:
             if failure is not None:

@@ -97,7 +97,7 @@ def first_bad_position(ours: Tensor, expected: Tensor, tolerance: float) -> tupl
 class Judge:
     """The engine's observer: runs the oracles and hands what they find to ``report``.
 
-    ``seconds`` is the time spent judging, which is not the engine's.
+    ``seconds`` is the time spent judging by ``clock``; it is not the engine's.
     """
 
     def __init__(
@@ -107,7 +107,9 @@ class Judge:
         report: Callable[[Violation], None],
         tie: Callable[[str, Tie], None],
         decode: Callable[[Sequence[int]], str],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.clock = clock
         self._settings = settings
         self._reference = reference
         self._report = report
@@ -141,14 +143,14 @@ class Judge:
     def _timed(self, check: Callable[[Any, Any], None], engine: Any, request: Any) -> None:
         if not self.active or self._reference is None:
             return
-        began = time.perf_counter()
+        began = self.clock()
         try:
             check(engine, request)
         except Exception as error:  # not the engine's, though a damaged engine may have provoked it
             what = " ".join(str(error).split())
             detail = f"cannot judge {request.rid}: {type(error).__name__}: {what}"
             self._report(Violation("error", "oracle", self.step, detail))
-        self.seconds += time.perf_counter() - began
+        self.seconds += self.clock() - began
 
     @torch.no_grad()
     def _check_draft_kv(self, engine: Any, request: Any) -> None:

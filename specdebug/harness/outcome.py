@@ -103,8 +103,8 @@ class RequestResult:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What was measured. Times in seconds, memory in MiB; ``accept_hit``/``accept_cold`` cover the requests
-    that hit the cache and were served again cold."""
+    """What was measured. Times in seconds, memory in MiB; ``engine_s`` is CPU time on a CPU, wall time on a
+    GPU; ``accept_hit``/``accept_cold`` cover the requests that hit the cache and were served again cold."""
 
     steps: int = 0
     generated_tokens: int = 0

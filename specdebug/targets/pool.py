@@ -103,11 +103,12 @@ class _Worker:
 
 
 class WorkerPool:
-    """Runs jobs, at most ``jobs`` at a time. A context manager: leaving it ends the fork server and every
-    worker."""
+    """Runs jobs, at most ``jobs`` at a time (0: one more than there are cores, because jobs differ in length
+    and sharing a core beats leaving one idle while the last job runs). A context manager: leaving it ends
+    the fork server and every worker."""
 
     def __init__(self, jobs: int = 0, preload: Sequence[str] = PRELOAD) -> None:
-        self._limit = jobs or cpu_count()
+        self._limit = jobs or cpu_count() + 1
         self._preload = tuple(preload)
         self._selector = selectors.DefaultSelector()
         self._server: subprocess.Popen[bytes] | None = None

@@ -1,0 +1,35 @@
+"""The whole matrix, and every shipped scenario, on the real engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
+
+
+@pytest.mark.slow
+def test_every_toggle_is_live() -> None:
+    ended = subprocess.run(
+        [*COMMAND, "toggles", "verify", "--json"], cwd=ROOT, capture_output=True, text=True, timeout=900
+    )
+    rows = json.loads(ended.stdout)
+    assert {row["pr"]: row["problems"] for row in rows if not row["live"]} == {}
+    assert (ended.returncode, len(rows)) == (0, len(list((ROOT / "toggles").glob("*.yaml"))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "scenarios").glob("*.yaml")))
+def test_every_arm_of_every_scenario_does_what_is_expected_of_it(name: str) -> None:
+    ended = subprocess.run(
+        [*COMMAND, "replay", name, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    arms = json.loads(ended.stdout)["arms"]
+    assert {arm["arm"]: arm["signature"] for arm in arms if not arm["met"]} == {}
+    assert ended.returncode == 0
+    assert max(arm["metrics"]["peak_rss_mb"] for arm in arms) < 1024

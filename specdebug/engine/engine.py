@@ -88,7 +88,6 @@ class Engine:
         self.requests: dict[str, Request] = {}
         self.observer: EngineObserver | None = None
         self._step = 0
-        self._serial = 0
         device, dtype = torch.device(config.device), getattr(torch, config.dtype)
         spec = config.speculative
         reach = config.context_length + (max(spec.tree_size, spec.num_steps) if spec else 1)
@@ -176,9 +175,8 @@ class Engine:
                 f"request {rid!r} needs {longest + self.config.row_headroom} KV slots with its decode "
                 f"reservation, memory.num_slots gives {self.config.usable_slots}"
             )
-        self._serial += 1
         speculative = speculative and self._eagle_worker is not None
-        request = Request(rid, prompt, sampling, speculative, self._serial)
+        request = Request(rid, prompt, sampling, speculative)
         self.requests[rid] = request
         self._scheduler.add(request)
         return request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,7 +26,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
+        if not 0 <= self.temperature < math.inf or self.top_k < 0 or not 0 < self.top_p <= 1:
             raise ValueError(f"sampling parameters out of range: {self}")
 
     @property
@@ -51,7 +52,6 @@ class Request:
     prompt_ids: list[int]
     sampling: SamplingParams
     speculative: bool
-    serial: int
 
     status: Status = Status.WAITING
     output_ids: list[int] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Request:
     cached_tokens: int = 0
     """Prompt positions served from the prefix cache at first admission."""
     accept_lengths: list[int] = field(default_factory=list)
-    """Tokens kept by each verify step, the bonus included."""
+    """Tokens accepted by each verify step, the bonus included; the last step may accept more than is kept."""
     retractions: int = 0
 
     row: int = 0

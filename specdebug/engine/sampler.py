@@ -1,10 +1,12 @@
 """Choosing tokens from target logits: argmax, or a draw under temperature, top-k and top-p.
 
-Every request owns a seeded generator, so what it draws does not depend on who shares its batch.
+Every request owns a generator seeded by its id, so what it draws depends neither on who shares its batch nor on
+who came before it.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -48,16 +50,23 @@ def target_probs(logits: Tensor, params: SamplingParams) -> Tensor:
 def request_generator(request: Request, engine_seed: int) -> torch.Generator:
     """The request's own random stream, made on first use."""
     if request.generator is None:
-        seed = (engine_seed * 0x9E3779B1 + request.sampling.seed * 0x85EBCA77 + request.serial) & (2**63 - 1)
+        name = f"{engine_seed}/{request.sampling.seed}/{request.rid}".encode()
+        seed = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little", signed=True)
         request.generator = torch.Generator().manual_seed(seed)
     return request.generator
 
 
-def sample(logits: Tensor, requests: Sequence[Request], engine_seed: int) -> Tensor:
-    """Next token of each request from logits [B, V]: int64 [B]."""
+def sample(
+    logits: Tensor, requests: Sequence[Request], engine_seed: int, *, drawing: Sequence[bool] | None = None
+) -> Tensor:
+    """Next token of each request from logits [B, V]: int64 [B].
+
+    Requests not ``drawing`` (all are unless given) get the argmax and keep their random streams: the token after
+    a chunk that does not end the prompt is discarded, and cutting a prompt must not change what is drawn later.
+    """
     ids = torch.argmax(logits, dim=-1)
     for b, request in enumerate(requests):
-        if not request.sampling.greedy:
+        if not request.sampling.greedy and (drawing is None or drawing[b]):
             probs = target_probs(logits[b], request.sampling)
             generator = request_generator(request, engine_seed)
             ids[b] = torch.multinomial(probs, 1, generator=generator)[0]

@@ -68,7 +68,8 @@ class TargetWorker:
         maybe_detect_nan(logits, "target_prefill.logits")
         maybe_detect_inf(logits, "target_prefill.logits")
         maybe_detect_nan(features, "target_prefill.hidden_states")
-        return PrefillOutput(sample(logits, batch.requests, self._seed), features)
+        next_ids = sample(logits, batch.requests, self._seed, drawing=batch.final.tolist())
+        return PrefillOutput(next_ids, features)
 
     def decode(self, requests: Sequence[Request]) -> list[int]:
         """One token for each request, whose newest token sits at position ``kv_len``."""

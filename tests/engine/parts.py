@@ -73,7 +73,7 @@ class Parts:
         self._serial += 1
         spec = self.config.speculative is not None if speculative is None else speculative
         sampling = SamplingParams(max_new_tokens=max_new_tokens)
-        return Request(f"r{self._serial}", list(prompt), sampling, spec, self._serial)
+        return Request(f"r{self._serial}", list(prompt), sampling, spec)
 
     def admit(self, request: Request, *, headroom: int = 0) -> bool:
         """A row, the cached prefix, slots for the prompt and ``headroom`` more; False if too few are left."""

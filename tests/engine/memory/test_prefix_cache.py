@@ -336,6 +336,6 @@ def test_whatever_requests_do_the_books_balance_and_everybody_reads_its_own_kv(
     for op in ops:
         life.act(*op)
     for request in list(life.live):
-        life.act("stop", 0, request.serial % 2 == 0)
+        life.act("stop", 0, int(request.rid[1:]) % 2 == 0)
     parts.cache.flush()
     assert parts.num_free == parts.config.usable_slots

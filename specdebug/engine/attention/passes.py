@@ -95,9 +95,12 @@ class AttentionPass:
 
 
 def merge_partial(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Merge attention over disjoint key sets: outs [..., D], log-sum-exps [...] (-inf for an empty set)."""
+    """Merge attention over disjoint key sets: outs [..., D], log-sum-exps float32 [...], -inf for an empty set.
+
+    Weighs in float32; the merged out has the dtype of the parts.
+    """
     logsums = torch.stack([logsum for _, logsum in parts])
     total = torch.logsumexp(logsums, dim=0)
     weights = torch.exp(logsums - total).masked_fill(total == NEG_INF, 0.0)
-    out = sum(part * weights[i].unsqueeze(-1) for i, (part, _) in enumerate(parts))
-    return out, total  # type: ignore[return-value]
+    outs = torch.stack([out for out, _ in parts])
+    return (outs * weights.unsqueeze(-1)).sum(dim=0).to(outs.dtype), total

@@ -21,9 +21,14 @@ from tests.engine.attention.cases import (
     Case,
     attend,
     build,
+    cold_prefill,
+    draft,
     draft_layout,
     eager,
+    prefill,
     random_tree,
+    uniform,
+    verify,
 )
 
 PLANNERS = [FlashInferPlanner, FlashAttention3Planner, TritonPlanner]
@@ -174,3 +179,20 @@ def test_the_new_keys_are_written_before_they_are_attended() -> None:
     for layer, (k, v) in enumerate(fixed.news):
         assert torch.equal(fixed.world.pool.k[layer][fixed.loc], k.float())
         assert torch.equal(fixed.world.pool.v[layer][fixed.loc], v.float())
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("topk", [1, 2])
+def test_half_precision_stays_half_precision(planner: Any, dtype: torch.dtype, topk: int) -> None:
+    """The result feeds a linear layer of the model's dtype, merged or not."""
+    case = Case(LENGTHS, 4, topk=topk, steps=3, dtype=dtype)
+    for result in (
+        prefill(planner, case),
+        cold_prefill(planner, case),
+        uniform(planner, case, 1),
+        uniform(planner, case, case.nodes),
+        verify(planner, case),
+        draft(planner, case),
+    ):
+        result.check()

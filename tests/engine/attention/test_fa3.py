@@ -1,14 +1,146 @@
-"""x"""
+"""FlashAttention-3's page tables and lengths, number by number, and the attention they give."""
 
 from __future__ import annotations
 
+import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdebug.engine.attention.fa3 import FlashAttention3Planner
-from tests.engine.attention.cases import Case, cases, check_equal_bits, cold_prefill, draft, prefill, uniform, verify
+from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
+from specdebug.engine.attention.workspace import ArenaWorkspace
+from specdebug.engine.errors import PlanAssertion
+from specdebug.engine.memory.arena import ArenaLayout
+from specdebug.engine.memory.fill import FillPolicy
+from tests.engine.attention.cases import (
+    Case,
+    World,
+    build,
+    cases,
+    check_equal_bits,
+    cold_prefill,
+    draft,
+    draft_layout,
+    eager,
+    prefill,
+    random_tree,
+    static,
+    uniform,
+    verify,
+)
 
 PLANNER = FlashAttention3Planner
+
+
+def _planned(case: Case) -> tuple[World, FlashAttention3Planner]:
+    world = build(case)
+    return world, PLANNER(world.config, world.req_to_token)
+
+
+def _paged(plan: Metadata) -> PagedMetadata:
+    assert isinstance(plan, PagedMetadata)
+    assert plan.page_table.dtype == plan.cache_seqlens.dtype == plan.cu_seqlens_q.dtype == torch.int32
+    return plan
+
+
+def _cascade(plan: Metadata) -> tuple[PagedMetadata, PagedMetadata]:
+    assert isinstance(plan, CascadeMetadata)
+    assert not plan.prefix.causal
+    assert not plan.expand.causal
+    return _paged(plan.prefix), _paged(plan.expand)
+
+
+def _pages(world: World, b: int, length: int) -> list[int]:
+    page = world.case.page_size
+    return [slot // page for slot in world.slots(b, 0, length).tolist()[::page]]
+
+
+def test_a_prefill_names_the_pages_of_prefix_and_chunk() -> None:
+    world, planner = _planned(Case((3, 6), 4))
+    plan = _paged(planner.extend(world.rows, world.seq_lens, torch.tensor([2, 5]), eager()))
+    assert (plan.q_len, plan.causal, plan.page_size) == (None, True, 4)
+    assert plan.cu_seqlens_q.tolist() == [0, 2, 7]
+    assert plan.cache_seqlens.tolist() == [5, 11]
+    assert plan.page_table[0, :2].tolist() == _pages(world, 0, 5)
+    assert plan.page_table[1].tolist() == _pages(world, 1, 11)
+
+
+def test_a_chain_is_verified_in_one_causal_pass_and_drafted_on_the_row_itself() -> None:
+    world, planner = _planned(Case((3, 6), 4, topk=1, steps=4))
+    verify_plan = _paged(planner.verify(world.rows, world.seq_lens, torch.ones(2, 5, 5).bool().tril(), eager()))
+    assert (verify_plan.q_len, verify_plan.causal) == (5, True)
+    assert verify_plan.cache_seqlens.tolist() == [8, 11]
+    plans = [_paged(plan) for plan in planner.draft_decode(draft_layout(world)[0], eager())]
+    assert [plan.cache_seqlens.tolist() for plan in plans] == [[4, 7], [5, 8], [6, 9]]
+    for plan in plans:
+        assert plan.q_len == 1
+        assert plan.page_table[1].tolist() == _pages(world, 1, 9)
+
+
+@pytest.mark.parametrize(("page_size", "tails"), [(1, [0, 0]), (4, [3, 2])])
+def test_branches_share_whole_prefix_pages_and_expand_their_own(page_size: int, tails: list[int]) -> None:
+    world, planner = _planned(Case((3, 6), page_size, topk=2, steps=4))
+    layout, slots = draft_layout(world)
+    plans = planner.draft_decode(layout, eager())
+    assert len(plans) == 3
+    for step, plan in enumerate(plans):
+        prefix, expand = _cascade(plan)
+        assert (prefix.q_len, expand.q_len, expand.page_size) == (2, 1, page_size)
+        assert prefix.cache_seqlens.tolist() == [3 - tails[0], 6 - tails[1]]
+        assert prefix.page_table[1].tolist() == _pages(world, 1, 6 - tails[1])
+        assert expand.page_table.shape == (4, step + 2)
+        assert expand.cache_seqlens.tolist() == [tail + step + 1 for tail in tails for _ in range(2)]
+        for branch in range(4):
+            pages = list(dict.fromkeys((slots[branch, : step + 1] // page_size).tolist()))
+            assert expand.page_table[branch, : len(pages)].tolist() == pages
+
+
+def test_a_tree_expands_each_node_to_its_ancestors_first() -> None:
+    world, planner = _planned(Case((3, 6), 4, topk=2, steps=2))
+    masks = torch.stack([random_tree(7, 2, world.generator) for _ in range(2)])
+    prefix, expand = _cascade(planner.verify(world.rows, world.seq_lens, masks, eager()))
+    assert (prefix.q_len, prefix.page_size, expand.q_len, expand.page_size) == (7, 4, 1, 1)
+    assert prefix.cache_seqlens.tolist() == [3, 6]
+    for node in range(14):
+        b, own = node // 7, masks[node // 7, node % 7]
+        length = world.case.lengths[b]
+        expected = world.slots(b, length, length + 7)[own].tolist()
+        assert int(expand.cache_seqlens[node]) == len(expected)
+        assert expand.page_table[node, : len(expected)].tolist() == expected
+
+
+@pytest.mark.parametrize("page_size", [2, 4])
+def test_pages_of_steps_not_yet_drafted_are_left_out_of_a_narrow_table(page_size: int) -> None:
+    """All S slots of a branch would span more pages than step + 2 columns (SGLang PR 27360)."""
+    case = Case((page_size + page_size - 1,) * 2, page_size, topk=2, steps=3 * page_size)
+    check_equal_bits(draft(PLANNER, case), draft(PLANNER, case, graph=True))
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_declared_buffers_hold_the_largest_batch_at_the_context_limit(page_size: int) -> None:
+    case = Case((50, 50, 50), page_size, topk=3, steps=4)
+    world, planner = _planned(case)
+    planner.context_length = 50
+    draft_space, draft_arena = static(planner, lambda p, layout: p.declare_draft(layout, 3))
+    planner.draft_decode(draft_layout(world)[0], draft_space)
+    space, arena = static(planner, lambda p, layout: p.declare_verify(layout, 3))
+    masks = torch.stack([random_tree(case.nodes, 3, world.generator) for _ in range(3)])
+    planner.verify(world.rows, world.seq_lens, masks, space)
+    extend_space, extend_arena = static(planner, lambda p, layout: p.declare_extend(layout, 3, 9))
+    planner.extend_uniform(world.rows, world.seq_lens, 9, extend_space)
+    assert [a.check_guards() for a in (draft_arena, arena, extend_arena)] == [[], [], []]
+
+
+def test_a_table_too_narrow_is_an_assertion() -> None:
+    world, planner = _planned(Case((10, 12), 4, topk=1))
+    layout = ArenaLayout(guards=False)
+    layout.add("extend.page_table", (2, 3), torch.int32)
+    layout.add("extend.cache_seqlens", (2,), torch.int32)
+    space = ArenaWorkspace(layout.build(FillPolicy("zeros"), torch.device("cpu")))
+    with pytest.raises(PlanAssertion, match=r"extend\.page_table: needs 4, the buffer holds 3") as caught:
+        planner.extend_uniform(world.rows, world.seq_lens, 1, space)
+    assert caught.value.site == "attention.plan"
 
 
 @given(case=cases())

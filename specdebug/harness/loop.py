@@ -6,7 +6,6 @@ the oracles look on as the engine's observer. Nothing here decides a verdict.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -164,9 +163,7 @@ class RunLoop:
             site = f"{guard.buffer}->{guard.victim}"
             self.report(Violation("guard", site, step, str(guard)))
         for found in async_probe.drain():
-            finite = found.value is None or math.isfinite(found.value)  # JSON has no NaN and no infinity
-            value = found.value if finite else str(found.value)
-            data = {"index": found.index, "value": value, "bound": found.bound}
+            data = {"index": found.index, "value": found.value, "bound": found.bound}
             count = found.count or 1
             self.report(Violation(found.kind, found.site, step, found.message(), count, data))
         if pools and self._check_pools:

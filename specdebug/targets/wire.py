@@ -9,11 +9,12 @@ and dropped, and a corrupt worker cannot make the parent execute anything.
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 _HEADER = struct.Struct("!cQ")
@@ -37,10 +38,27 @@ class PipeSink:
 
     def emit(self, event: str, **fields: Any) -> None:
         """Raises BrokenPipeError when the parent is gone."""
-        line = json.dumps({"event": event, **fields}, separators=(",", ":"), default=_plain)
+        message = {"event": event, **fields}
+        try:
+            line = _dumps(message)
+        except ValueError:  # a NaN or an infinity, for which JSON has no word
+            line = _dumps(_finite(message))
         data = memoryview(line.encode("ascii") + b"\n")
         while data:
             data = data[os.write(self._fd, data) :]
+
+
+def _dumps(message: dict[str, Any]) -> str:
+    return json.dumps(message, separators=(",", ":"), default=_plain, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """The same with every non-finite number as text: ``"nan"``, ``"inf"``, ``"-inf"``."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _plain(value: Any) -> Any:

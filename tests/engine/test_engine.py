@@ -1,0 +1,384 @@
+"""The life of requests: what is refused, how they end, what they leave behind, and the corners of all sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from specdebug.engine import Engine, Request, SamplingParams, StepReport
+from specdebug.engine.config import InvalidOption
+from specdebug.engine.errors import RequestRejected
+from specdebug.errors import CheckpointError
+from tests.engine.conftest import Lab
+from tests.engine.driving import build, run, serve
+
+BACKENDS = ("flashinfer", "fa3", "triton")
+SHAPES = {
+    "plain": None,
+    "chain": {"num_steps": 4, "eagle_topk": 1},
+    "tree": {"num_steps": 3, "eagle_topk": 3, "num_draft_tokens": 10},
+    "one-step-chain": {"num_steps": 1, "eagle_topk": 1},
+    "one-step-tree": {"num_steps": 1, "eagle_topk": 4, "num_draft_tokens": 3},
+    "small-tree": {"num_steps": 5, "eagle_topk": 2, "num_draft_tokens": 3},
+}
+
+
+def base(lab: Lab, shape: str = "tree", algorithm: str = "EAGLE", **config: Any) -> dict[str, Any]:
+    spec = SHAPES[shape]
+    return {
+        "model": str(lab.target),
+        "context_length": 192,
+        "memory": {"num_slots": 4096, "fill": "nan", "guards": True},
+        "speculative": spec and {"algorithm": algorithm, "draft_model": str(lab.draft(algorithm)), **spec},
+        **config,
+    }
+
+
+def prompt_of(lab: Lab, n: int, length: int = 24) -> list[int]:
+    return [(3 * i * i + 5 * i + 7 * n + i // 5) % lab.vocab for i in range(length)]
+
+
+def greedy(max_new_tokens: int, **changes: Any) -> SamplingParams:
+    return SamplingParams(max_new_tokens=max_new_tokens, **changes)
+
+
+# What is refused.
+
+
+def test_impossible_requests_are_refused_in_one_line_that_names_them(lab: Lab) -> None:
+    engine = build(base(lab, memory={"num_slots": 119}, page_size=1, context_length=100))
+    engine.add_request("r0", [1, 2], greedy(4))
+    refused = {
+        "exists already": ("r0", [1], greedy(1)),
+        "empty prompt": ("r1", [], greedy(1)),
+        r"outside \[0, 24\)": ("r1", [3, lab.vocab], greedy(1)),
+        "outside": ("r1", [-1], greedy(1)),
+        "needs 101 positions, context_length is 100": ("r1", [1] * 51, greedy(50)),
+        r"needs \d+ KV slots .* memory.num_slots gives 119": ("r1", [1] * 60, greedy(40)),
+    }
+    for message, (rid, prompt, sampling) in refused.items():
+        with pytest.raises(RequestRejected, match=message) as error:
+            engine.add_request(rid, prompt, sampling)
+        assert repr(rid) in str(error.value)
+        assert "\n" not in str(error.value)
+        assert error.value.exit_code == 2
+    assert list(engine.requests) == ["r0"]
+    run(engine)
+    lab.oracle.check([1, 2], engine.requests["r0"].output_ids, 4)
+
+
+def test_a_config_that_contradicts_the_checkpoint_is_refused(lab: Lab) -> None:
+    with pytest.raises(InvalidOption, match=r"engine\.context_length: .*4096 positions"):
+        build(base(lab, context_length=4096))
+    wide = {"num_steps": 1, "eagle_topk": 20, "num_draft_tokens": 4}
+    with pytest.raises(InvalidOption, match=r"engine\.speculative\.eagle_topk: 20 exceeds .* 18"):
+        build(base(lab, algorithm="EAGLE3"), speculative=wide)
+    with pytest.raises(CheckpointError, match="no checkpoint 'nowhere'"):
+        build(base(lab, model="nowhere"))
+
+
+def test_draft_kv_of_an_engine_without_a_draft_is_an_error(lab: Lab) -> None:
+    engine = build(base(lab, "plain"))
+    request = engine.add_request("r", [1, 2, 3], greedy(4))
+    engine.step()
+    assert not request.speculative
+    with pytest.raises(ValueError, match="no draft model"):
+        engine.draft_kv(request, 0, 2)
+
+
+# Corners of all sizes.
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_token_prompts_one_token_outputs_and_one_token_chunks(lab: Lab, shape: str, backend: str) -> None:
+    for changes in ({}, {"page_size": 4, "chunked_prefill_size": 1}):
+        engine = build(base(lab, shape), attention_backend=backend, **changes)
+        asked = {"short": ([5], 12), "brief": (prompt_of(lab, 1), 1), "both": ([9], 1), "usual": ([3, 8, 2], 7)}
+        for rid, (prompt, max_new) in asked.items():
+            engine.add_request(rid, prompt, greedy(max_new))
+        run(engine)
+        for rid, (prompt, max_new) in asked.items():
+            lab.oracle.check(prompt, engine.requests[rid].output_ids, max_new)
+        assert engine.requests["brief"].accept_lengths == [], "its token came with the prompt"
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16, 64])
+@pytest.mark.parametrize("shape", ["plain", "chain", "tree", "small-tree"])
+def test_a_request_may_fill_the_context_to_its_last_position(lab: Lab, shape: str, page_size: int) -> None:
+    for backend, length in zip(BACKENDS, (40, 41, 43), strict=True):
+        config = base(lab, shape, context_length=length + 24, page_size=page_size, attention_backend=backend)
+        engine = build(config, max_running_requests=2, cuda_graph={"max_bs": 2})
+        outputs = serve(engine, [prompt_of(lab, n, length) for n in range(3)], 24)
+        for n, output in enumerate(outputs):
+            lab.oracle.check(prompt_of(lab, n, length), output, 24)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8, 24, 25])
+def test_chunks_of_any_size_lead_to_the_same_text(lab: Lab, chunk: int) -> None:
+    engine = build(base(lab), chunked_prefill_size=chunk, page_size=4)
+    reports: list[StepReport] = []
+    for n in range(3):
+        engine.add_request(f"r{n}", prompt_of(lab, n), greedy(6))
+    reports = run(engine)
+    assert max(len(report.rids) for report in reports if report.kind == "prefill") <= max(1, chunk)
+    assert sum(report.kind == "prefill" for report in reports) >= 72 // chunk
+    for n in range(3):
+        lab.oracle.check(prompt_of(lab, n), engine.requests[f"r{n}"].output_ids, 6)
+
+
+# Stopping.
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_a_stop_token_ends_a_request_wherever_in_an_accepted_run_it_lies(
+    lab: Lab, shape: str, page_size: int
+) -> None:
+    """What a verify committed behind the stop must not be cached: a later prompt that goes on otherwise would
+    hit it (issue 35694). So every stopped text is continued, with the same and with other tokens.
+    """
+    cut_short = 0
+    for n in range(3):
+        prompt = prompt_of(lab, n)
+        text = lab.oracle.greedy(prompt).tokens
+        for stop in dict.fromkeys(text):
+            engine = build(base(lab, shape), page_size=page_size)
+            request = engine.add_request("r", prompt, greedy(24, stop_token_ids=(stop,)))
+            reports = run(engine)
+            expected = list(text[: text.index(stop) + 1])
+            assert request.output_ids == expected
+            assert request.finish_reason == "stop"
+            accepted = reports[-1].accept_lengths.get("r", 1)
+            cut_short += len(reports[-1].emitted["r"]) < accepted
+            whole = prompt + expected
+            cached = engine._cache.radix.total_size
+            assert cached <= len(whole) - 1, "a slot is cached only when the token after it was emitted"
+            for rid, extra in (("same", list(text[len(expected) :][:3])), ("other", [stop, 1, stop])):
+                engine.add_request(rid, whole + extra, greedy(4))
+                run(engine)
+                assert engine.requests[rid].cached_tokens >= (len(whole) - 1) // page_size * page_size
+                lab.oracle.check(whole + extra, engine.requests[rid].output_ids, 4)
+    assert cut_short > 1, "no run was cut in the middle"
+
+
+def test_a_stop_token_that_comes_with_the_prompt_ends_it_there(lab: Lab) -> None:
+    prompt = prompt_of(lab, 0)
+    first = lab.oracle.greedy(prompt).tokens[0]
+    engine = build(base(lab))
+    request = engine.add_request("r", prompt, greedy(9, stop_token_ids=(first,)))
+    report = engine.step()
+    assert report.finished == ("r",)
+    assert request.output_ids == [first]
+    assert not engine.has_work
+    assert engine.check_pools() == []
+
+
+def test_the_last_step_of_a_full_request_keeps_no_more_than_asked(lab: Lab) -> None:
+    for max_new in range(1, 14):
+        engine = build(base(lab, "chain"))
+        (output,) = serve(engine, [prompt_of(lab, 1)], max_new)
+        assert len(output) == max_new
+        assert engine.requests["r0"].finish_reason == "length"
+        lab.oracle.check(prompt_of(lab, 1), output, max_new)
+
+
+# Aborting.
+
+
+@pytest.mark.parametrize(("backend", "page_size"), [("flashinfer", 1), ("fa3", 4), ("triton", 16)])
+def test_aborting_at_any_step_frees_everything_and_disturbs_nobody(
+    lab: Lab, backend: str, page_size: int
+) -> None:
+    """Including the retry: the same prompt again right after the abort (issue 23392)."""
+    config = base(lab, attention_backend=backend, page_size=page_size, chunked_prefill_size=10)
+    prompts = [prompt_of(lab, n, 17 + n) for n in (0, 1, 3)]
+
+    def start() -> Engine:
+        engine = build(config, max_running_requests=2)
+        for n, prompt in enumerate(prompts):
+            engine.add_request(f"r{n}", prompt, greedy(5))
+        return engine
+
+    total = len(run(start()))
+    for step in range(total + 1):
+        for victim in range(3):
+            engine = start()
+            run(engine, steps=step)
+            done = engine.requests[f"r{victim}"].finished
+            engine.abort(f"r{victim}")
+            assert engine.requests[f"r{victim}"].finish_reason == ("length" if done else "abort")
+            assert engine.requests[f"r{victim}"].row == 0
+            assert engine.check_pools() == []
+            engine.add_request("retry", prompts[victim], greedy(5))
+            run(engine)
+            for n, prompt in enumerate(prompts):
+                output = engine.requests[f"r{n}"].output_ids
+                lab.oracle.check(prompt, output, len(output) if n == victim else 5)
+            lab.oracle.check(prompts[victim], engine.requests["retry"].output_ids, 5)
+            engine.flush_cache()
+            assert engine._memory.allocator.num_free == engine.config.usable_slots
+
+
+def test_aborting_the_unknown_and_the_finished_does_nothing(lab: Lab) -> None:
+    engine = build(base(lab))
+    serve(engine, [prompt_of(lab, 0)], 3)
+    engine.abort("nobody")
+    engine.abort("r0")
+    engine.abort("r0")
+    assert engine.requests["r0"].finish_reason == "length"
+    assert engine.check_pools() == []
+
+
+# The prefix cache.
+
+
+def test_flushing_forgets_what_nobody_reads_and_nothing_else(lab: Lab) -> None:
+    engine = build(base(lab), page_size=4)
+    prompt = prompt_of(lab, 2)
+    engine.add_request("first", prompt, greedy(8))
+    engine.step()
+    engine.flush_cache()
+    assert engine.check_pools() == []
+    run(engine)
+    lab.oracle.check(prompt, engine.requests["first"].output_ids, 8)
+    engine.add_request("hit", prompt, greedy(8))
+    run(engine)
+    assert engine.requests["hit"].cached_tokens == 20
+    engine.flush_cache()
+    engine.add_request("cold", prompt, greedy(8))
+    run(engine)
+    assert engine.requests["cold"].cached_tokens == 0
+    for rid in ("hit", "cold"):
+        lab.oracle.check(prompt, engine.requests[rid].output_ids, 8)
+
+
+def test_turned_off_the_cache_serves_nothing_and_keeps_nothing(lab: Lab) -> None:
+    engine = build(base(lab), radix_cache=False)
+    for rid in ("a", "b"):
+        engine.add_request(rid, prompt_of(lab, 0), greedy(4))
+        run(engine)
+        assert engine.requests[rid].cached_tokens == 0
+        assert engine._memory.allocator.num_free == engine.config.usable_slots
+
+
+def test_turns_of_a_conversation_hit_what_the_turn_before_left(lab: Lab) -> None:
+    engine = build(base(lab), page_size=4, chunked_prefill_size=16)
+    history, left = prompt_of(lab, 3, 21), 0
+    for turn in range(5):
+        request = engine.add_request(f"t{turn}", history, greedy(9))
+        run(engine)
+        lab.oracle.check(history, request.output_ids, 9)
+        assert request.cached_tokens == left
+        left = (len(history) + 9 - 1) // 4 * 4
+        history = history + request.output_ids + prompt_of(lab, turn, 5)
+
+
+# Memory pressure.
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", ["plain", "chain", "tree"])
+def test_retracted_requests_come_back_and_finish_their_text(lab: Lab, shape: str, backend: str) -> None:
+    config = base(lab, shape, attention_backend=backend, page_size=4, context_length=64)
+    headroom = build(config).config.row_headroom
+    engine = build(config, memory={"num_slots": 24 + 24 + headroom + 30, "fill": "garbage"})
+    reports: list[StepReport] = []
+    for n in range(5):
+        engine.add_request(f"r{n}", prompt_of(lab, n), greedy(24))
+    reports = run(engine)
+    retracted = [rid for report in reports for rid in report.retracted]
+    assert retracted
+    assert len(retracted) == sum(request.retractions for request in engine.requests.values())
+    for n in range(5):
+        lab.oracle.check(prompt_of(lab, n), engine.requests[f"r{n}"].output_ids, 24)
+
+
+def test_the_fewest_slots_that_are_accepted_are_enough(lab: Lab) -> None:
+    """Alone or in a queue, at the size that ``add_request`` just admits: no request may get stuck."""
+    for shape in ("plain", "chain", "tree"):
+        for page_size in (1, 4, 16):
+            config = base(lab, shape, page_size=page_size, context_length=64)
+            headroom = build(config).config.row_headroom
+            for slots in (24 + 12 + headroom, 24 + 12 + headroom + 1):
+                engine = build(config, memory={"num_slots": slots})
+                outputs = serve(engine, [prompt_of(lab, n) for n in range(2)], 12)
+                for n, output in enumerate(outputs):
+                    lab.oracle.check(prompt_of(lab, n), output, 12)
+
+
+# Steps and what is told of them.
+
+
+def test_reports_add_up_to_the_outputs(lab: Lab) -> None:
+    engine = build(base(lab), max_running_requests=2, chunked_prefill_size=20)
+    for n in range(4):
+        engine.add_request(f"r{n}", prompt_of(lab, n % 3), greedy(7), speculative=n != 2)
+    reports = run(engine)
+    assert [report.step for report in reports] == list(range(1, len(reports) + 1))
+    assert all(len(report.rids) <= 2 for report in reports if report.kind == "decode")
+    for rid, request in engine.requests.items():
+        assert [t for report in reports for t in report.emitted.get(rid, [])] == request.output_ids
+        assert [rid in report.finished for report in reports].count(True) == 1
+        cached = [report.cached[rid] for report in reports if rid in report.cached]
+        assert cached == [request.cached_tokens]
+    assert engine.requests["r3"].cached_tokens == 23
+    idle = engine.step()
+    assert (idle.kind, idle.rids, idle.emitted) == ("idle", (), {})
+
+
+def test_the_observer_sees_requests_while_their_kv_is_there(lab: Lab) -> None:
+    seen: list[tuple[str, str, int]] = []
+
+    class Observer:
+        def on_prefilled(self, engine: Engine, request: Request) -> None:
+            keys, _ = engine.draft_kv(request, 0, request.kv_len)
+            assert not bool(keys.isnan().any())
+            assert request.kv_len == len(request.all_ids) - 1
+            seen.append(("prefilled", request.rid, request.kv_len))
+
+        def on_finishing(self, engine: Engine, request: Request) -> None:
+            keys, _ = engine.target_kv(request, 0, request.kv_len)
+            assert keys.shape[1] == request.kv_len == len(request.all_ids) - 1
+            assert request.row > 0
+            seen.append(("finishing", request.rid, request.kv_len))
+
+    engine = build(base(lab))
+    engine.observer = Observer()
+    serve(engine, [prompt_of(lab, 0), prompt_of(lab, 1, 9)], 5)
+    assert sorted(seen) == [
+        ("finishing", "r0", 28),
+        ("finishing", "r1", 13),
+        ("prefilled", "r0", 24),
+        ("prefilled", "r1", 9),
+    ]
+
+
+def test_kv_is_read_in_hugging_faces_order_of_dimensions(lab: Lab) -> None:
+    engine = build(base(lab), page_size=4)
+    prompt = prompt_of(lab, 4, 31)
+    request = engine.add_request("r", prompt, greedy(5))
+    engine.step()
+    with torch.no_grad():
+        cache = lab.model(torch.tensor([prompt]), use_cache=True).past_key_values
+    keys, values = engine.target_kv(request, 0, 31)
+    for layer in range(keys.shape[0]):
+        torch.testing.assert_close(keys[layer], cache.layers[layer].keys[0].transpose(0, 1), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            values[layer], cache.layers[layer].values[0].transpose(0, 1), rtol=1e-3, atol=1e-3
+        )
+    part, _ = engine.target_kv(request, 7, 11)
+    assert torch.equal(part, keys[:, 7:11])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_runs_and_stays_near_the_target(lab: Lab, dtype: str) -> None:
+    """Not token for token: half precision has ties of its own. The first token is far from one."""
+    engine = build(base(lab), dtype=dtype)
+    prompts = [prompt_of(lab, n) for n in range(4)]
+    outputs = serve(engine, prompts, 8)
+    assert all(len(output) == 8 for output in outputs)
+    agreeing = [out[0] == lab.oracle.greedy(p).tokens[0] for p, out in zip(prompts, outputs, strict=True)]
+    assert sum(agreeing) >= 3

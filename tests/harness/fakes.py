@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -194,6 +196,9 @@ def good_run(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
 
 
 def text_of(renderable: Any) -> str:
+    """What is written to a log; parallel test runners set COLUMNS for their workers, so it is taken away."""
     stream = io.StringIO()
-    console(stream).print(renderable)
+    with mock.patch.dict(os.environ):
+        os.environ.pop("COLUMNS", None)
+        console(stream).print(renderable)
     return stream.getvalue()

@@ -21,12 +21,6 @@ from specdebug.report.progress import PlainProgress, progress_on, progress_text
 from specdebug.report.terminal import render_comparison, render_replay
 from tests.harness.fakes import text_of
 
-@pytest.fixture(autouse=True)
-def _no_terminal_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parallel test runners set one for their workers."""
-    monkeypatch.delenv("COLUMNS", raising=False)
-
-
 SCENARIO = Scenario(
     name="sample",
     workload=(WorkloadGroup("g0", TokenPrompt((1, 2))),),

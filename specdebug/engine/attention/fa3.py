@@ -79,6 +79,8 @@ class FlashAttention3Planner(AttentionPlanner):
                 cache_loc.shape[1], page_table.shape[1], "attention.draft.plan", "a branch's page_table row"
             )
             if self.page_size > 1:
+                # a padded branch has one page however long it is: its other columns must name the padding page
+                page_table[:rows] = 0
                 set_expand_page_table(cache_loc, self.page_size, page_table)
             else:
                 page_table[:rows, :decode_length] = cache_loc[:, :decode_length]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdebug.engine.kernels.pointer import raw_block, raw_gather
+from specdebug.engine.kernels.pointer import raw_block, raw_gather, raw_store
 
 
 def create_kv_indices(
@@ -55,10 +55,10 @@ def generate_draft_decode_kv_indices(
         offset = step * kv_indices.stride(0)
         for b, (prefix, length) in enumerate(zip(prefixes, lengths, strict=True)):
             span = length + step + 1
-            block = raw_block(kv_indices, offset, topk * span, "generate_draft_decode_kv_indices.kv_indices")
-            cells = block.view(topk, span)
+            cells = torch.empty((topk, span), dtype=table.dtype, device=table.device)
             cells[:, :length] = prefix
             cells[:, length:] = branches[b, :, : step + 1]
+            raw_store(kv_indices, offset, cells.view(-1), "generate_draft_decode_kv_indices.kv_indices")
             offset += topk * span
 
 

@@ -34,6 +34,24 @@ def raw_block(tensor: Tensor, offset: int, length: int, site: str) -> Tensor:
     return tensor.as_strided((length,), (1,), start)
 
 
+def raw_store(tensor: Tensor, offset: int, values: Tensor, site: str) -> None:
+    """Write 1-D ``values`` from ``offset`` elements after the tensor's first; what lies inside the allocation lands.
+
+    Raises:
+        IllegalAddress: the end of ``values`` does not; as on a device, the damage before it is done by then.
+    """
+    start = tensor.storage_offset() + offset
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    inside = min(values.numel(), size - start)
+    if start >= 0 and inside > 0:
+        tensor.as_strided((inside,), (1,), start).copy_(values[:inside])
+    if start < 0 or inside < values.numel():
+        raise IllegalAddress(
+            site,
+            f"elements [{offset}, {offset + values.numel()}) of a buffer of {tensor.numel()} leave its allocation",
+        )
+
+
 def raw_scatter(tensor: Tensor, offsets: Tensor, values: Tensor, site: str) -> None:
     """Write ``values`` at int64 element ``offsets`` from the tensor's first element, in order.
 

@@ -117,6 +117,15 @@ def test_pages_of_steps_not_yet_drafted_are_left_out_of_a_narrow_table(page_size
     check_equal_bits(draft(PLANNER, case), draft(PLANNER, case, graph=True))
 
 
+def test_a_padded_branch_names_no_page_but_the_padding_page() -> None:
+    """Its length spans several columns from the fifth step on; stale ones would name live or poisoned pages."""
+    world, planner = _planned(Case((9, 14), page_size=4, topk=2, steps=8))
+    layout, _ = draft_layout(world, padding=1)
+    for metadata in planner.draft_decode(layout, eager()):
+        assert isinstance(metadata, CascadeMetadata)
+        assert metadata.expand.page_table[-2:].count_nonzero() == 0
+
+
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_declared_buffers_hold_the_largest_batch_at_the_context_limit(page_size: int) -> None:
     case = Case((50, 50, 50), page_size, topk=3, steps=4)

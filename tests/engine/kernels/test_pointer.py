@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdebug.engine.errors import EngineError, IllegalAddress
-from specdebug.engine.kernels.pointer import flat_storage, raw_block, raw_gather, raw_scatter
+from specdebug.engine.kernels.pointer import flat_storage, raw_block, raw_gather, raw_scatter, raw_store
 
 
 def _window(dtype: torch.dtype = torch.int64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,3 +98,26 @@ def test_nothing_to_write_is_fine() -> None:
     raw_scatter(view, empty, empty, "test")
     assert torch.equal(whole, torch.arange(24))
     assert raw_gather(view, empty, "test").shape == (0, 3)
+
+
+@pytest.mark.parametrize(("offset", "landed"), [(0, 5), (12, 4), (15, 1), (16, 0), (40, 0)])
+def test_a_store_that_runs_off_its_allocation_does_its_damage_first(offset: int, landed: int) -> None:
+    """The window begins at element 8 of 24: 16 elements from there to the end of the allocation."""
+    whole, view = _window()
+    before = whole.clone()
+    values = torch.full((5,), -1)
+    if landed == 5:
+        raw_store(view, offset, values, "a.site")
+    else:
+        with pytest.raises(IllegalAddress, match=r"in a\.site: elements"):
+            raw_store(view, offset, values, "a.site")
+    start = int(view.storage_offset()) + offset
+    before[start : start + landed] = -1
+    assert torch.equal(whole, before)
+
+
+def test_a_store_before_its_allocation_writes_nothing() -> None:
+    whole, view = _window()
+    with pytest.raises(IllegalAddress, match=r"in a\.site"):
+        raw_store(view, -100, torch.full((5,), -1), "a.site")
+    assert torch.equal(whole, torch.arange(24))

@@ -220,6 +220,9 @@ def _read_aliases(top: Table, pr: int) -> tuple[int, ...]:
 
 def _read_engines(item: Item, pr: int) -> tuple[tuple[Patch, ...], dict[str, dict[str, tuple[Patch, ...]]]]:
     engines = item.entries()
+    for engine, versions in engines.items():
+        if not re.fullmatch(_ENGINE_NAME, engine):
+            raise ContentError(f"'{one_line(engine, 60)}' is no name of an engine", versions.where_key)
     if OWN_ENGINE not in engines:
         raise item.error(
             f"lacks the key '{OWN_ENGINE}'{did_you_mean(OWN_ENGINE, engines) if engines else ''}"
@@ -228,8 +231,6 @@ def _read_engines(item: Item, pr: int) -> tuple[tuple[Patch, ...], dict[str, dic
     for engine, versions in engines.items():
         if engine == OWN_ENGINE:
             continue
-        if not re.fullmatch(_ENGINE_NAME, engine):
-            raise ContentError(f"'{one_line(engine, 60)}' is no name of an engine", versions.where_key)
         foreign[engine] = {}
         for wanted, patches in versions.entries().items():
             if not all(_VERSION_RANGE.fullmatch(part.strip()) for part in wanted.split(",")):

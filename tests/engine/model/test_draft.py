@@ -14,6 +14,7 @@ from specdebug.engine.model.layers import Norm
 @pytest.mark.parametrize("with_norm", [True, False])
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_the_table_holds_what_is_computed_without_it(monkeypatch, dtype, with_norm, with_bias):
+    torch.manual_seed(0)
     embedding, weight = torch.randn(20, 8).to(dtype), torch.randn(8, 5).to(dtype)
     norm = Norm(torch.rand(8).to(dtype) + 0.5, 1e-5) if with_norm else None
     bias = torch.randn(5).to(dtype) if with_bias else None
@@ -23,7 +24,9 @@ def test_the_table_holds_what_is_computed_without_it(monkeypatch, dtype, with_no
     computed = TokenShare(embedding, norm, weight, bias)(ids)
     torch.testing.assert_close(tabulated, computed)
     rows = embedding[ids] if norm is None else norm(embedding[ids])
-    torch.testing.assert_close(computed, rows @ weight + (0 if bias is None else bias))
+    # bfloat16 keeps 8 bits of each term, and two of them may nearly cancel
+    slack = {} if dtype is torch.float32 else {"atol": 0.03, "rtol": 0.02}
+    torch.testing.assert_close(computed, rows @ weight + (0 if bias is None else bias), **slack)
 
 
 @pytest.mark.parametrize("table_bytes", [0, 1 << 20])

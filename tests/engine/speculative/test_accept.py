@@ -229,6 +229,17 @@ def test_coin_between_the_drafts_mass_and_one_never_leaves_the_target() -> None:
     assert int(acceptance.predict[0]) in (4, 7)
 
 
+def test_what_was_rejected_beside_the_last_accepted_draft_may_follow_it() -> None:
+    """Only siblings below the last accepted node are ruled out for the bonus, not those next to it."""
+    probs = torch.zeros(1, 6, VOCAB)
+    probs[0, 0, 4], probs[0, 0, 7], probs[0, 0, 1] = 0.1, 0.8, 0.1
+    probs[0, 2, 4] = 0.9
+    probs[0, 2, 5] = 0.1
+    acceptance = accept_sampling(small_tree(1), probs, torch.full((1, 3), 0.5), num_steps=1)
+    assert acceptance.accept_index.tolist() == [[0, 2]]
+    assert acceptance.predict.tolist() == [7, 0, 4, 0, 0, 0]
+
+
 def test_threshold_single_accepts_whatever_is_likely_enough() -> None:
     probs = target_rows()
     p4, p7 = float(probs[0, 4]), float(probs[0, 7])

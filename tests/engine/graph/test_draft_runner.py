@@ -155,8 +155,9 @@ def test_one_step_has_no_parents(lab: Lab) -> None:
     assert result.draft_tokens.shape == result.top_scores_index.shape == (3, 3)
 
 
-def test_probes_see_padded_rows_and_find_nothing(lab: Lab) -> None:
-    bench = DraftBench(lab, fill="garbage")
+@pytest.mark.parametrize("fill", ["nan", "garbage"])
+def test_probes_see_padded_rows_and_find_nothing(lab: Lab, fill: str) -> None:
+    bench = DraftBench(lab, fill=fill)
     async_probe.configure("record")
     try:
         for raw in (5, 3, 1, 3):

@@ -135,3 +135,12 @@ def test_a_node_that_is_no_ancestor_is_not_seen(lab: Lab) -> None:
     bench.tokens[leaf] = (bench.tokens[leaf] + 1) % bench.vocab
     changed = (outputs(bench.replay(bench.given(2)))["logits"] != before["logits"]).any(dim=1)
     assert changed.nonzero().flatten().tolist() == [leaf]
+
+
+def test_padded_rows_see_everything(lab: Lab) -> None:
+    """A row that may see nothing has no softmax."""
+    bench = VerifyBench(lab, fill="zeros", capture=[5])
+    bench.replay(bench.given(3))
+    assert torch.equal(bench.runner.buffers["verify.tree_mask"][:3], bench.masks[:3])
+    assert bool(bench.runner.buffers["verify.tree_mask"][3:].all())
+    assert not bool(bench.runner.buffers["verify.logits"].isnan().any())

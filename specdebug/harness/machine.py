@@ -12,7 +12,8 @@ from specdebug import __version__
 from specdebug.assets import NAMES, checkpoint_path
 from specdebug.errors import SpecDebugError
 from specdebug.harness.library import Library
-from specdebug.targets.pool import Job, WorkerPool, cpu_count, run_one
+from specdebug.targets.pool import Job, WorkerPool, run_one
+from specdebug.targets.system import cpu_count
 
 
 def examine(pool: WorkerPool, library: Library) -> tuple[dict[str, Any], list[str]]:

@@ -5,8 +5,8 @@ engine source at import, so each worker imports the engine itself. It computes n
 which is what makes forking safe here: OpenMP and OpenBLAS are held to one thread by its environment, and
 torch starts its pool only at the first parallel region.
 
-Run as ``python -m specdebug.targets.forkserver FD MODULE...``; FD is a Unix socket to the parent.
-When the parent goes away, however it ends, the server kills its workers and leaves.
+Its arguments are a Unix socket to the parent and the modules to load. When the parent goes away, however it
+ends, the server kills its workers and leaves.
 """
 
 from __future__ import annotations
@@ -135,7 +135,3 @@ def _die_with_parent() -> None:
     it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

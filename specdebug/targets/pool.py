@@ -16,6 +16,7 @@ log), then killed.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import selectors
@@ -25,19 +26,27 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
 from specdebug.errors import SpecDebugError
 from specdebug.targets.forkserver import DUMP_SIGNAL
+from specdebug.targets.system import cpu_count, rss_mb
 from specdebug.targets.wire import JOB, SIGNAL, LineReader, send
 
 TICK_S = 0.02
 DUMP_GRACE_S = 0.3
 LOG_LIMIT = 64 * 1024
 PRELOAD = ("torch", "numpy", "safetensors.torch", "tokenizers", "yaml")
+
+# The server searches modules where its parent does: `-m` would put the current folder first, and with it
+# whatever specdebug or torch.py happens to lie there.
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from specdebug.targets.forkserver import main; sys.exit(main(sys.argv[2:]))"
+)
 
 EndKind = Literal["done", "exit", "signal", "timeout", "memory", "interrupted", "lost"]
 
@@ -103,9 +112,11 @@ class _Worker:
 
 
 class WorkerPool:
-    """Runs jobs, at most ``jobs`` at a time (0: one more than there are cores, because jobs differ in length
-    and sharing a core beats leaving one idle while the last job runs). A context manager: leaving it ends
-    the fork server and every worker."""
+    """Runs jobs, at most ``jobs`` at a time. A context manager: leaving it ends the server and every worker.
+
+    ``jobs`` 0 means one more than there are cores: jobs differ in length, and sharing a core beats leaving
+    one idle while the last job runs.
+    """
 
     def __init__(self, jobs: int = 0, preload: Sequence[str] = PRELOAD) -> None:
         self._limit = jobs or cpu_count() + 1
@@ -135,11 +146,11 @@ class WorkerPool:
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
             env[name] = "1"
         env.update(TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
-        command = [sys.executable, "-m", "specdebug.targets.forkserver", str(theirs.fileno()), *self._preload]
+        command = [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno())]
         try:
             # A session of its own, so that a Ctrl-C in the terminal reaches the parent alone.
             self._server = subprocess.Popen(
-                command,
+                [*command, *self._preload],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -200,8 +211,7 @@ class WorkerPool:
         if stderr is not None:
             self._unregister(stderr.fileno())
             stderr.close()
-        # With workers alive the closed socket makes the server end them; without, there is nothing to wait
-        # for.
+        # A server that is ready sees its socket closed and ends its workers; one still importing has none.
         if not self._ready:
             self._server.kill()
         self._server.wait()
@@ -310,7 +320,7 @@ class WorkerPool:
                     worker.dump_until = None
                     self._signal(worker, signal.SIGKILL)
                 continue
-            rss = _rss_mb(worker.pid)
+            rss = rss_mb(worker.pid)
             worker.peak_rss_mb = max(worker.peak_rss_mb, rss)
             if rss > worker.job.memory_mb:
                 worker.killed_for = "memory"
@@ -355,21 +365,6 @@ def _read(fd: int) -> bytes:
         return os.read(fd, 1 << 16)
     except BlockingIOError:
         return b""
-
-
-def _rss_mb(pid: int) -> float:
-    """Resident memory of a process in MiB, 0 when it is gone or the system has no /proc."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-    except (OSError, IndexError):
-        return 0.0
-
-
-def cpu_count() -> int:
-    """Cores this process may use."""
-    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def run_one(pool: WorkerPool, job: Job) -> tuple[list[dict[str, Any]], WorkerEnd]:

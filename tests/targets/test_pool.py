@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,6 +182,17 @@ def test_no_event_overtakes_its_job_s_start() -> None:
     with WorkerPool(8, preload=()) as many:
         many.run([Job(f"echo {n}", f"{VICTIMS}:obey", n) for n in range(40)], record := Record())
     assert len(record.ends) == 40
+
+
+def test_a_package_in_the_current_folder_is_not_taken_for_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "specdebug").mkdir()
+    (tmp_path / "specdebug" / "__init__.py").write_text("raise SystemExit('the wrong one')")
+    monkeypatch.chdir(tmp_path)
+    with WorkerPool(1, preload=()) as fresh:
+        _, end = run_one(fresh, victim("obey"))
+    assert end.kind == "done"
 
 
 def test_an_interrupt_ends_every_worker_and_reports_it(pool: WorkerPool) -> None:

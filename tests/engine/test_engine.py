@@ -132,6 +132,19 @@ def test_chunks_of_any_size_lead_to_the_same_text(lab: Lab, chunk: int) -> None:
 # Stopping.
 
 
+class Ends:
+    """Notes how many positions of each request count as committed when it ends."""
+
+    def __init__(self) -> None:
+        self.committed: list[int] = []
+
+    def on_prefilled(self, engine: Engine, request: Request) -> None:
+        pass
+
+    def on_finishing(self, engine: Engine, request: Request) -> None:
+        self.committed.append(request.kv_len)
+
+
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_a_stop_token_ends_a_request_wherever_in_an_accepted_run_it_lies(
@@ -146,8 +159,11 @@ def test_a_stop_token_ends_a_request_wherever_in_an_accepted_run_it_lies(
         text = lab.oracle.greedy(prompt).tokens
         for stop in dict.fromkeys(text):
             engine = build(base(lab, shape), page_size=page_size)
+            ends = Ends()
+            engine.observer = ends
             request = engine.add_request("r", prompt, greedy(24, stop_token_ids=(stop,)))
             reports = run(engine)
+            assert ends.committed == [len(request.all_ids) - 1]
             expected = list(text[: text.index(stop) + 1])
             assert request.output_ids == expected
             assert request.finish_reason == "stop"
@@ -208,7 +224,9 @@ def test_aborting_at_any_step_frees_everything_and_disturbs_nobody(
             engine = start()
             run(engine, steps=step)
             done = engine.requests[f"r{victim}"].finished
+            cached = engine._cache.radix.total_size
             engine.abort(f"r{victim}")
+            assert engine._cache.radix.total_size == cached, "its slots are free, not cached"
             assert engine.requests[f"r{victim}"].finish_reason == ("length" if done else "abort")
             assert engine.requests[f"r{victim}"].row == 0
             assert engine.check_pools() == []

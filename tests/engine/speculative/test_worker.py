@@ -118,9 +118,11 @@ def test_kv_after_hits_and_retractions_is_the_dense_references(lab: Lab, algorit
     engine = build(
         base(lab, algorithm, **TREE), page_size=4, chunked_prefill_size=40, memory={"num_slots": 216}
     )
-    shared = prompts(lab, (60,))[0]
+    shared = prompts(lab, (64,))[0]
     for n in range(4):
-        engine.add_request(f"r{n}", [*shared[: 60 - n], n, n], SamplingParams(max_new_tokens=24))
+        leaves = 60 - 4 * n  # on a page's end: the last slot before it depends on the token after it (PR 10846)
+        prompt = [*shared[:leaves], (shared[leaves] + 1) % lab.vocab, n]
+        engine.add_request(f"r{n}", prompt, SamplingParams(max_new_tokens=24))
     snapshots = Snapshots(engine)
     run(engine, snapshots)
     requests = engine.requests.values()

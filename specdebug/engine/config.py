@@ -60,6 +60,7 @@ class SpeculativeConfig:
         return 1 + self.eagle_topk + self.eagle_topk**2 * (self.num_steps - 1)
 
     def check(self) -> None:
+        """Raise :class:`InvalidOption` for a shape of tree that cannot be."""
         path = "speculative"
         for name in ("num_steps", "eagle_topk"):
             if getattr(self, name) < 1:
@@ -104,6 +105,7 @@ class CudaGraphConfig:
         return tuple(sorted(sizes))
 
     def check(self) -> None:
+        """Raise :class:`InvalidOption` for sizes that cannot be captured."""
         if not 1 <= self.max_bs <= 512:
             raise InvalidOption(f"must be in 1..512, got {self.max_bs}", ("cuda_graph", "max_bs"))
         if self.capture_bs is not None and (not self.capture_bs or min(self.capture_bs) < 1):
@@ -121,6 +123,7 @@ class MemoryConfig:
     guards: bool = False
 
     def check(self) -> None:
+        """Raise :class:`InvalidOption` for a pool that cannot be."""
         if not 1 <= self.num_slots <= 2**26:
             raise InvalidOption(f"must be in 1..{2**26}, got {self.num_slots}", ("memory", "num_slots"))
 

@@ -27,6 +27,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
+        """Whether any request waits, is half prefilled, or runs."""
         return bool(self.waiting or self.running or self.chunked)
 
     @property
@@ -35,6 +36,7 @@ class Scheduler:
         return self.running + ([self.chunked] if self.chunked is not None else [])
 
     def add(self, request: Request) -> None:
+        """Queue a request behind all others."""
         self.waiting.append(request)
 
     def next_prefill(self) -> list[tuple[Request, int]]:

@@ -18,6 +18,11 @@ from specdebug.engine.kernels.pointer import raw_gather
 
 
 def prepare(metadata: RaggedMetadata | PagedMetadata) -> AttentionPass:
+    """One pass over sequences of equal query counts (``q_len`` is set).
+
+    Raises:
+        IllegalAddress: a length or an offset lies outside the metadata's own buffers.
+    """
     return _prepare_ragged(metadata) if isinstance(metadata, RaggedMetadata) else _prepare_paged(metadata)
 
 
@@ -133,7 +138,10 @@ def _mask_from_bits(bits: Tensor, indptr: Tensor, lengths: Tensor, q_len: int, w
 
 
 def prepare_each(metadata: RaggedMetadata | PagedMetadata) -> list[tuple[int, int, AttentionPass]]:
-    """Sequences of different query counts, one pass each: all queries see the prefix, the rest is causal."""
+    """Sequences of different query counts, one pass each: all queries see the prefix, the rest is causal.
+
+    Returns (first row, row after the last, pass) per sequence. Raises as :func:`prepare` does.
+    """
     prepared = []
     qo_indptr = metadata.qo_indptr if isinstance(metadata, RaggedMetadata) else metadata.cu_seqlens_q
     for b, (start, stop) in enumerate(pairwise(qo_indptr.tolist())):

@@ -8,13 +8,13 @@ from torch import Tensor
 from specdebug.async_probe import maybe_detect_nan, maybe_detect_oob
 from specdebug.engine.attention.planner import AttentionPlanner, DraftLayout
 from specdebug.engine.config import CudaGraphConfig
-from specdebug.engine.graph.runner import StaticBuffers, padded_size
-from specdebug.engine.memory.arena import ArenaLayout, GuardViolation
+from specdebug.engine.graph.runner import GraphRunner, StaticBuffers, padded_size
+from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs, DraftLoop
 
 
-class DraftGraphRunner:
+class DraftGraphRunner(GraphRunner):
     """Replays :class:`DraftLoop` at captured batch sizes.
 
     Padding rows must be coherent with each other: kv_indptr comes from ``positions``, index lists from
@@ -61,9 +61,6 @@ class DraftGraphRunner:
             device=device,
         )
 
-    def can_run(self, batch_size: int) -> bool:
-        return padded_size(self.capture_bs, batch_size) is not None
-
     def replay(self, inputs: DraftInputs, seq_lens_sum: int) -> DraftCandidates:
         """Run at the padded size; the result views static outputs, valid until the next replay."""
         raw_bs = inputs.topk_p.shape[0]
@@ -102,9 +99,6 @@ class DraftGraphRunner:
         )
         buffers.release_inputs()
         return candidates
-
-    def check_guards(self) -> list[GuardViolation]:
-        return self.buffers.check_guards()
 
     def _padded(self, bs: int) -> DraftInputs:
         buffers, rows = self.buffers, bs * self._loop.topk

@@ -11,8 +11,8 @@ from specdebug.async_probe import maybe_detect_inf, maybe_detect_nan, maybe_dete
 from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.attention.planner import AttentionPlanner
 from specdebug.engine.config import CudaGraphConfig
-from specdebug.engine.graph.runner import StaticBuffers, padded_size
-from specdebug.engine.memory.arena import ArenaLayout, GuardViolation
+from specdebug.engine.graph.runner import GraphRunner, StaticBuffers, padded_size
+from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import DraftModel
@@ -51,6 +51,7 @@ class ExtendForward:
         self.topk = topk
 
     def run(self, inputs: ExtendInputs, tokens_per_request: int, attention: TorchAttention) -> ExtendOutputs:
+        """T = ``tokens_per_request`` rows each; those past the accepted ones are computed and not read."""
         hidden = self.model.forward(
             inputs.input_ids, inputs.positions, self.model.project(inputs.features), attention
         )
@@ -66,7 +67,7 @@ class ExtendForward:
         return ExtendOutputs(topk_p, topk_index, hidden)
 
 
-class ExtendGraphRunner:
+class ExtendGraphRunner(GraphRunner):
     """Replays :class:`ExtendForward` at captured batch sizes; a padded row accepts all T of its zeros."""
 
     def __init__(
@@ -110,9 +111,6 @@ class ExtendGraphRunner:
             fill=fill,
             device=device,
         )
-
-    def can_run(self, batch_size: int) -> bool:
-        return padded_size(self.capture_bs, batch_size) is not None
 
     def replay(self, inputs: ExtendInputs) -> ExtendOutputs:
         """Run at the padded size; the result views static outputs, valid until the next replay."""
@@ -163,6 +161,3 @@ class ExtendGraphRunner:
             buffers.rows("draft_extend.topk_index", raw_bs),
             buffers.rows("draft_extend.hidden_states", raw_bs),
         )
-
-    def check_guards(self) -> list[GuardViolation]:
-        return self.buffers.check_guards()

@@ -61,7 +61,23 @@ class StaticBuffers:
                 self._fill.paint(buffer)
 
     def check_guards(self) -> list[GuardViolation]:
+        """Guard regions damaged since the last call."""
         return self._arena.check_guards()
+
+
+class GraphRunner:
+    """What a batch needs to know before it is replayed, and what is checked after."""
+
+    capture_bs: tuple[int, ...]
+    buffers: StaticBuffers
+
+    def can_run(self, batch_size: int) -> bool:
+        """Whether some captured size holds ``batch_size`` requests; otherwise they run eagerly."""
+        return padded_size(self.capture_bs, batch_size) is not None
+
+    def check_guards(self) -> list[GuardViolation]:
+        """Overruns of this runner's static buffers since the last call."""
+        return self.buffers.check_guards()
 
 
 def padded_size(capture_bs: Sequence[int], raw_bs: int) -> int | None:

@@ -10,8 +10,8 @@ from torch import Tensor
 from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.attention.planner import AttentionPlanner
 from specdebug.engine.config import CudaGraphConfig
-from specdebug.engine.graph.runner import StaticBuffers, padded_size
-from specdebug.engine.memory.arena import ArenaLayout, GuardViolation
+from specdebug.engine.graph.runner import GraphRunner, StaticBuffers, padded_size
+from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.llama import TargetModel
@@ -50,12 +50,13 @@ class VerifyForward:
         self.feature_size = feature_size
 
     def run(self, inputs: VerifyInputs, attention: TorchAttention) -> VerifyOutputs:
+        """Logits of every node, and its features: the final hidden, or EAGLE-3's auxiliary ones."""
         output = self.model.forward(inputs.input_ids, inputs.positions, attention, self.aux_layers)
         features = output.hidden if output.aux is None else output.aux
         return VerifyOutputs(self.model.logits(output.hidden), features)
 
 
-class VerifyGraphRunner:
+class VerifyGraphRunner(GraphRunner):
     """Replays :class:`VerifyForward` at captured batch sizes. Padded rows are empty requests on slot 0."""
 
     def __init__(
@@ -96,9 +97,6 @@ class VerifyGraphRunner:
             device=device,
         )
 
-    def can_run(self, batch_size: int) -> bool:
-        return padded_size(self.capture_bs, batch_size) is not None
-
     def replay(self, inputs: VerifyInputs) -> VerifyOutputs:
         """Run at the padded size; the result views static outputs, valid until the next replay."""
         raw_bs, nodes, buffers = inputs.seq_lens.numel(), self._tree_size, self.buffers
@@ -135,6 +133,3 @@ class VerifyGraphRunner:
         buffers.rows("verify.features", rows).copy_(result.features)
         buffers.release_inputs()
         return VerifyOutputs(buffers.rows("verify.logits", live), buffers.rows("verify.features", live))
-
-    def check_guards(self) -> list[GuardViolation]:
-        return self.buffers.check_guards()

@@ -38,7 +38,7 @@ class KVPool:
         self.v = [self._fresh(shape, dtype, device) for _ in range(num_layers)]
 
     def _fresh(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None) -> Tensor:
-        if not self._fill.poisons:
+        if not self._fill.poisons:  # zeros cost no memory until they are written, painting would
             return torch.zeros(shape, dtype=dtype, device=device)
         tensor = torch.empty(shape, dtype=dtype, device=device)
         self._fill.paint(tensor)

@@ -36,6 +36,7 @@ class ReqToToken:
 
     @property
     def num_free_rows(self) -> int:
+        """Rows that nobody owns; the padding row is not among them."""
         return len(self._free_rows)
 
     def alloc_row(self) -> int | None:

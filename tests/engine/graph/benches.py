@@ -9,7 +9,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,8 +17,7 @@ from torch import Tensor
 from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.engine import PLANNERS
-from specdebug.engine.graph.runner import StaticBuffers
-from specdebug.engine.memory.arena import GuardViolation
+from specdebug.engine.graph.runner import GraphRunner
 from specdebug.engine.memory.fill import FillPolicy, Scratch
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.memory.req_to_token import ReqToToken
@@ -40,17 +39,10 @@ def _models(target: Path, draft: Path, algorithm: Literal["EAGLE", "EAGLE3"]) ->
     return model, load_draft(draft, algorithm=algorithm, target=model, max_positions=80)
 
 
-class Runner(Protocol):
-    buffers: StaticBuffers
-
-    def can_run(self, batch_size: int) -> bool: ...
-    def check_guards(self) -> list[GuardViolation]: ...
-
-
 class Bench(ABC):
     """Five requests with random committed KV; every other slot is NaN. ``options`` go to the engine config."""
 
-    runner: Runner
+    runner: GraphRunner
     pool: KVPool
     """Where the forwards write."""
     inputs: tuple[str, ...]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdebug.engine import Engine, Request, SamplingParams, StepReport
+from specdebug.engine import Engine, Request, SamplingParams
 from specdebug.engine.config import InvalidOption
 from specdebug.engine.errors import RequestRejected
 from specdebug.errors import CheckpointError
@@ -119,7 +119,6 @@ def test_a_request_may_fill_the_context_to_its_last_position(lab: Lab, shape: st
 @pytest.mark.parametrize("chunk", [1, 3, 8, 24, 25])
 def test_chunks_of_any_size_lead_to_the_same_text(lab: Lab, chunk: int) -> None:
     engine = build(base(lab), chunked_prefill_size=chunk, page_size=4)
-    reports: list[StepReport] = []
     for n in range(3):
         engine.add_request(f"r{n}", prompt_of(lab, n), greedy(6))
     reports = run(engine)
@@ -303,7 +302,6 @@ def test_retracted_requests_come_back_and_finish_their_text(lab: Lab, shape: str
     config = base(lab, shape, attention_backend=backend, page_size=4, context_length=64)
     headroom = build(config).config.row_headroom
     engine = build(config, memory={"num_slots": 24 + 24 + headroom + 30, "fill": "garbage"})
-    reports: list[StepReport] = []
     for n in range(5):
         engine.add_request(f"r{n}", prompt_of(lab, n), greedy(24))
     reports = run(engine)

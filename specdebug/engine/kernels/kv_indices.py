@@ -50,16 +50,18 @@ def generate_draft_decode_kv_indices(
         raw_block(table, row * table.stride(0), length, "generate_draft_decode_kv_indices.req_to_token")
         for row, length in zip(rows, lengths, strict=True)
     ]
-    branches = out_cache_loc.view(len(rows), topk, -1)
+    whole = []  # per request, every branch at its longest: a forward packs the front of each
+    for prefix, slots in zip(prefixes, out_cache_loc.view(len(rows), topk, -1), strict=True):
+        cells = torch.empty((topk, prefix.numel() + num_forwards), dtype=table.dtype, device=table.device)
+        cells[:, : prefix.numel()] = prefix
+        cells[:, prefix.numel() :] = slots[:, :num_forwards]
+        whole.append(cells)
     for step in range(num_forwards):
         offset = step * kv_indices.stride(0)
-        for b, (prefix, length) in enumerate(zip(prefixes, lengths, strict=True)):
-            span = length + step + 1
-            cells = torch.empty((topk, span), dtype=table.dtype, device=table.device)
-            cells[:, :length] = prefix
-            cells[:, length:] = branches[b, :, : step + 1]
-            raw_store(kv_indices, offset, cells.view(-1), "generate_draft_decode_kv_indices.kv_indices")
-            offset += topk * span
+        for cells, length in zip(whole, lengths, strict=True):
+            packed = cells[:, : length + step + 1].reshape(-1)
+            raw_store(kv_indices, offset, packed, "generate_draft_decode_kv_indices.kv_indices")
+            offset += packed.numel()
 
 
 def gather_page_table(table: Tensor, req_pool_indices: Tensor, num_pages: int, page_size: int) -> Tensor:

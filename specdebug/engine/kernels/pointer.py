@@ -44,7 +44,8 @@ def raw_store(tensor: Tensor, offset: int, values: Tensor, site: str) -> None:
     size = tensor.untyped_storage().nbytes() // tensor.element_size()
     inside = min(values.numel(), size - start)
     if start >= 0 and inside > 0:
-        tensor.as_strided((inside,), (1,), start).copy_(values[:inside])
+        landing = values if inside == values.numel() else values[:inside]
+        tensor.as_strided((inside,), (1,), start).copy_(landing)
     if start < 0 or inside < values.numel():
         raise IllegalAddress(
             site,

@@ -33,15 +33,12 @@ def assign_draft_cache_locs(
     table: int32 [R + 1, width]. req_pool_indices, seq_lens: int64 [B].
     Source: SGLang ``assign_draft_cache_locs``, ``duplicate_prefix_tail_to_draft_branches``.
     """
-    if topk == 1:  # a chain continues the row
-        slots = verify_cache_locs(table, req_pool_indices, seq_lens, num_steps)
-        return DraftCacheLocs(slots.view(-1, num_steps), None, None)
     device = seq_lens.device
     row = (req_pool_indices * table.stride(0)).view(-1, 1, 1)
     branch = torch.arange(topk, device=device).view(1, -1, 1)
     step = torch.arange(num_steps, device=device).view(1, 1, -1)
     lengths = seq_lens.view(-1, 1, 1)
-    if page_size == 1:
+    if topk == 1 or page_size == 1:
         cells = row + lengths + branch * num_steps + step
         slots = raw_gather(table, cells, "assign_draft_cache_locs.req_to_token")
         return DraftCacheLocs(slots.reshape(-1, num_steps).to(torch.int64), None, None)

@@ -34,7 +34,7 @@ from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.request import Request
 from specdebug.engine.sampler import request_generator, target_probs
 from specdebug.engine.speculative.accept import Acceptance, accept_greedy, accept_sampling
-from specdebug.engine.speculative.cache_locs import assign_draft_cache_locs, verify_cache_locs
+from specdebug.engine.speculative.cache_locs import DraftCacheLocs, assign_draft_cache_locs, verify_cache_locs
 from specdebug.engine.speculative.commit import (
     Compacted,
     compact_accept_to_front,
@@ -149,11 +149,12 @@ class EagleWorker:
         rows = torch.tensor([request.row for request in requests], device=self._device)
         state = self._state.gather(rows)
         maybe_detect_oob(state.bonus, 0, self._vocab_size, "draft.bonus")
-        candidates = self._draft(rows, state, sum(request.kv_len for request in requests))
-        tree = self._tree_builder.build(candidates, state.bonus, state.seq_lens)
         out_cache_loc = verify_cache_locs(
             self._pools.req_to_token.table, rows, state.seq_lens, self._spec.tree_size
         )
+        locs = self._draft_locs(rows, state.seq_lens, out_cache_loc)
+        candidates = self._draft(rows, state, locs, sum(request.kv_len for request in requests))
+        tree = self._tree_builder.build(candidates, state.bonus, state.seq_lens)
         verified = self._verify(rows, state.seq_lens, tree, out_cache_loc)
         acceptance = self._accept(requests, tree, verified.logits)
         acceptance.check(self._spec.tree_size, self._vocab_size)
@@ -184,15 +185,26 @@ class EagleWorker:
         """The token after each chunk: the sampled one; on a non-final chunk the prompt's own next token."""
         return torch.where(batch.final, next_ids, batch.next_prompt_ids)
 
-    def _draft(self, rows: Tensor, state: DraftState, seq_lens_sum: int) -> DraftCandidates:
+    def _draft_locs(self, rows: Tensor, seq_lens: Tensor, verify_locs: Tensor) -> DraftCacheLocs:
+        """Slots of the draft loop. A chain continues the row, so they are the first ones of the verify."""
         topk, steps = self._spec.eagle_topk, self._spec.num_steps
-        table = self._pools.req_to_token.table
-        locs = assign_draft_cache_locs(
-            table, rows, state.seq_lens, topk=topk, num_steps=steps, page_size=self._page_size
+        if topk == 1:
+            return DraftCacheLocs(verify_locs.view(rows.numel(), -1)[:, :steps], None, None)
+        return assign_draft_cache_locs(
+            self._pools.req_to_token.table,
+            rows,
+            seq_lens,
+            topk=topk,
+            num_steps=steps,
+            page_size=self._page_size,
         )
+
+    def _draft(self, rows: Tensor, state: DraftState, locs: DraftCacheLocs, seq_lens_sum: int) -> DraftCandidates:
+        topk = self._spec.eagle_topk
         maybe_detect_oob(locs.out_cache_loc, 0, self._pools.draft.size, "draft.out_cache_loc")
         if locs.dup_src is not None and locs.dup_tgt is not None:
-            tail_start = table[rows, state.seq_lens - state.seq_lens % self._page_size]
+            tail = state.seq_lens - state.seq_lens % self._page_size
+            tail_start = self._pools.req_to_token.table[rows, tail]
             maybe_detect_page_aligned(tail_start, self._page_size, "draft.prefix_tail")
             self._pools.draft.move_kv_cache(locs.dup_tgt, locs.dup_src)
         positions = state.seq_lens.repeat_interleave(topk) if topk > 1 else state.seq_lens

@@ -23,6 +23,10 @@ def build(base: dict[str, Any], **changes: Any) -> Engine:
     return Engine(EngineConfig.from_dict(merged(base, changes)))
 
 
+def greedy(max_new_tokens: int, **changes: Any) -> SamplingParams:
+    return SamplingParams(max_new_tokens=max_new_tokens, **changes)
+
+
 def run(
     engine: Engine, each_step: Callable[[StepReport], None] | None = None, *, steps: int = MAX_STEPS
 ) -> list[StepReport]:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from specdebug.engine import Engine, Request, SamplingParams
+from specdebug.engine import Engine, Request
 from specdebug.engine.config import InvalidOption
 from specdebug.engine.errors import RequestRejected
 from specdebug.errors import CheckpointError
 from tests.engine.conftest import Lab
-from tests.engine.driving import build, run, serve
+from tests.engine.driving import build, greedy, run, serve
 
 BACKENDS = ("flashinfer", "fa3", "triton")
 SHAPES = {
@@ -38,10 +38,6 @@ def base(lab: Lab, shape: str = "tree", algorithm: str = "EAGLE", **config: Any)
 
 def prompt_of(lab: Lab, n: int, length: int = 24) -> list[int]:
     return [(3 * i * i + 5 * i + 7 * n + i // 5) % lab.vocab for i in range(length)]
-
-
-def greedy(max_new_tokens: int, **changes: Any) -> SamplingParams:
-    return SamplingParams(max_new_tokens=max_new_tokens, **changes)
 
 
 # What is refused.

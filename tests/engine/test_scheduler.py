@@ -1,123 +1,17 @@
-"""The scheduler, driven by a model whose next token is a function of the tokens before it."""
+"""The scheduler: who is admitted, in which chunks, who makes room, and that all get their own tokens."""
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.engine.config import STEPS_IN_FLIGHT
 from specdebug.engine.errors import EngineError
 from specdebug.engine.request import Request, Status
-from specdebug.engine.scheduler import Scheduler
-from tests.engine.parts import Parts, make_config
-
-NAN = float("nan")
-
-
-def _next_token(tokens: list[int]) -> int:
-    return 1 + zlib.crc32(bytes(tokens)) % 3
-
-
-def _output(prompt: list[int], length: int) -> list[int]:
-    """What any correct schedule emits for a prompt."""
-    tokens = list(prompt)
-    for _ in range(length):
-        tokens.append(_next_token(tokens))
-    return tokens[len(prompt) :]
-
-
-class Machine:
-    """An engine without models: checksums where a step writes KV, NaN where a step leaves scraps."""
-
-    def __init__(self, **options: Any) -> None:
-        self.config = make_config(**options)
-        self.parts = Parts(self.config)
-        self.scheduler = Scheduler(self.config, self.parts.cache)
-        self.requests: list[Request] = []
-        self.log: list[Any] = []
-
-    def add(self, prompt: list[int], *, new: int = 4, speculative: bool | None = None) -> Request:
-        request = self.parts.request(prompt, speculative=speculative, max_new_tokens=new)
-        self.requests.append(request)
-        self.scheduler.add(request)
-        return request
-
-    def abort(self, request: Request) -> None:
-        if not request.finished:
-            self.scheduler.drop(request, keep=False)
-        self.check()
-
-    def step(self) -> tuple[Any, ...]:
-        """("prefill", (rid, length), ...), ("decode", retracted rids, running rids) or ("idle",)."""
-        chunks = self.scheduler.next_prefill()
-        did: tuple[Any, ...] = ("idle",)
-        if chunks:
-            did = ("prefill", *((request.rid, length) for request, length in chunks))
-            self._prefill(chunks)
-        elif self.scheduler.running:
-            retracted = self.scheduler.prepare_decode()
-            running = list(self.scheduler.running)
-            did = ("decode", tuple(r.rid for r in retracted), tuple(r.rid for r in running))
-            for request in running:
-                self._decode(request)
-        self.log.append(did)
-        self.check()
-        return did
-
-    def run(self, limit: int = 500) -> None:
-        for _ in range(limit):
-            if not self.scheduler.has_work:
-                return
-            assert self.step() != ("idle",)
-        raise AssertionError(f"unfinished after {limit} steps")
-
-    def check(self) -> None:
-        assert self.parts.laws(*self.scheduler.holders) == []
-        assert self.parts.req_to_token.check_guards() == []
-        for request in self.scheduler.holders:
-            self.parts.check_target(request)
-            if request.speculative:
-                self.parts.check_draft(request)
-
-    def _prefill(self, chunks: list[tuple[Request, int]]) -> None:
-        for request, length in chunks:
-            self.parts.check_target(request)
-            tokens = request.all_ids
-            following = _next_token(tokens)
-            self.parts.compute(request, request.kv_len + length, following=following)
-            self.scheduler.prefilled(request)
-            self.parts.cache.publish(request)
-            if request.status is Status.RUNNING:
-                self._emit(request, [following])
-
-    def _decode(self, request: Request) -> None:
-        config, slots = self.config, self.parts.req_to_token
-        spec = config.speculative if request.speculative else None
-        reserved = config.alloc_len_per_decode if spec else 1
-        assert request.kv_allocated >= request.kv_len + STEPS_IN_FLIGHT * reserved
-        for pool in (self.parts.memory.target, self.parts.memory.draft):
-            if pool is not None and (spec or pool is self.parts.memory.target):
-                pool.k[0][slots.slots(request.row, request.kv_len, request.kv_len + reserved)] = NAN
-        accepted = 1 + (zlib.crc32(bytes(request.all_ids), 7) % (spec.num_steps + 1) if spec else 0)
-        tokens = _output(request.all_ids, accepted)
-        start = request.kv_len
-        kept = self._emit(request, tokens)
-        if not request.finished:
-            assert request.kv_len == start
-            self.parts.compute(request, start + len(kept))
-
-    def _emit(self, request: Request, tokens: list[int]) -> list[int]:
-        kept = request.accept_tokens(tokens)
-        if request.finish_reason is not None:
-            if request.kv_len < len(request.all_ids) - 1:
-                self.parts.compute(request, len(request.all_ids) - 1)
-            self.scheduler.drop(request, keep=True)
-        return kept
-
+from tests.engine.machine import Machine, output_of
+from tests.engine.parts import make_config
 
 # --- prefill ---
 
@@ -131,7 +25,7 @@ def test_prompts_are_prefilled_together_first_come_first_served() -> None:
     machine.add([9, 9])
     assert machine.step() == ("prefill", ("r4", 2)), "prefill goes before decode"
     machine.run()
-    assert all(r.output_ids == _output(r.prompt_ids, 4) for r in machine.requests)
+    assert all(r.output_ids == output_of(r.prompt_ids, 4) for r in machine.requests)
 
 
 def test_chunks_share_the_budget_and_only_the_last_of_a_batch_is_cut() -> None:
@@ -179,7 +73,7 @@ def test_no_more_run_than_the_config_allows() -> None:
         seen.add(len(machine.scheduler.holders))
         machine.step()
     assert max(seen) == 2
-    assert [r.output_ids for r in machine.requests] == [_output(r.prompt_ids, 4) for r in machine.requests]
+    assert [r.output_ids for r in machine.requests] == [output_of(r.prompt_ids, 4) for r in machine.requests]
 
 
 def test_a_request_at_the_head_that_does_not_fit_is_not_overtaken() -> None:
@@ -265,7 +159,7 @@ def test_the_latest_is_retracted_first_and_waits_until_somebody_finishes() -> No
     assert third.status is Status.RUNNING
     machine.run()
     for request in (first, second, third):
-        assert request.output_ids == _output(request.prompt_ids, 9)
+        assert request.output_ids == output_of(request.prompt_ids, 9)
     assert third.output_ids[:4] == kept
 
 
@@ -359,7 +253,7 @@ def test_a_retracted_request_can_be_aborted() -> None:
     machine.abort(third)
     machine.run()
     assert [r.output_ids for r in machine.requests[:2]] == [
-        _output(r.prompt_ids, 9) for r in machine.requests[:2]
+        output_of(r.prompt_ids, 9) for r in machine.requests[:2]
     ]
 
 
@@ -433,7 +327,7 @@ def test_every_request_ends_with_its_own_tokens_however_tight_memory_is(
     aborted = {number for number, arrival in enumerate(arrivals) if arrival[4] is not None}
     by_rid = sorted(range(len(arrivals)), key=lambda number: (arrivals[number][0], number))
     for request, number in zip(machine.requests, by_rid, strict=True):
-        whole = _output(request.prompt_ids, request.sampling.max_new_tokens)
+        whole = output_of(request.prompt_ids, request.sampling.max_new_tokens)
         assert request.finished
         assert request.output_ids == whole[: len(request.output_ids)]
         assert number in aborted or request.output_ids == whole

@@ -151,7 +151,7 @@ def test_output_is_plain_greedy_decoding(lab: Lab, pool, backend: str, algorithm
     )
     number = BACKENDS.index(backend) * len(ALGORITHMS) + ALGORITHMS.index(algorithm)
     tally = explore(generated, number, 40, lab.oracle)
-    assert tally.longest_accept >= 5
+    assert tally.longest_accept >= 3
     assert min(tally.hits, tally.retractions, tally.aborts, tally.padded) > 0, tally
 
 
@@ -178,5 +178,5 @@ def test_output_is_plain_greedy_decoding_where_drafts_are_accepted(
         )
     )
     tally = explore(generated, ALGORITHMS.index(algorithm), 12, shipped.oracle)
-    assert tally.longest_accept >= 5
+    assert tally.longest_accept >= 3
     assert tally.hits > 0

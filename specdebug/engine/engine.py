@@ -50,7 +50,7 @@ PLANNERS: dict[str, type[AttentionPlanner]] = {
 @dataclass(frozen=True)
 class StepReport:
     """What one step did. emitted: new tokens by request. accept_lengths: tokens each verify accepted, bonus
-    included. cached: prompt positions served from the prefix cache, for requests admitted in this step.
+    included. cached: prompt positions served from the prefix cache, for requests first admitted in this step.
     """
 
     step: int
@@ -235,7 +235,6 @@ class Engine:
 
     def _prefill(self, chunks: list[tuple[Request, int]]) -> StepReport:
         batch = PrefillBatch.build(chunks, self._req_to_token, self._target_worker.device)
-        first = {r.rid: r.cached_tokens for r in batch.requests if r.kv_len == r.cached_tokens}
         output = self._target_worker.prefill(batch)
         speculating = [i for i, request in enumerate(batch.requests) if request.speculative]
         if self._eagle_worker is not None and speculating:
@@ -247,7 +246,9 @@ class Engine:
                 self._eagle_worker.prefill(
                     batch.select(speculating), output.next_ids[index], output.features[rows]
                 )
-        report = StepReport(self._step, "prefill", tuple(r.rid for r in batch.requests), cached=first)
+        first = [r for r in batch.requests if r.retractions == 0 and r.kv_len == r.cached_tokens]
+        cached = {r.rid: r.cached_tokens for r in first}
+        report = StepReport(self._step, "prefill", tuple(r.rid for r in batch.requests), cached=cached)
         finished: list[str] = []
         next_ids = output.next_ids.tolist()
         for (request, length), token in zip(chunks, next_ids, strict=True):

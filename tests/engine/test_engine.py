@@ -304,6 +304,8 @@ def test_retracted_requests_come_back_and_finish_their_text(lab: Lab, shape: str
     retracted = [rid for report in reports for rid in report.retracted]
     assert retracted
     assert len(retracted) == sum(request.retractions for request in engine.requests.values())
+    told = [rid for report in reports for rid in report.cached]
+    assert sorted(told) == [f"r{n}" for n in range(5)], "coming back is no second admission"
     for n in range(5):
         lab.oracle.check(prompt_of(lab, n), engine.requests[f"r{n}"].output_ids, 24)
 

@@ -147,7 +147,7 @@ def combos(
     headroom = EngineConfig.from_dict(engine).row_headroom
     least = longest + headroom
     ample = sum(len(ask.prompt) + ask.max_new_tokens + headroom for ask in asked)
-    room = draw(st.sampled_from([None, 0, longest // 4, longest // 2, longest, 2 * longest]))
+    room = draw(st.sampled_from([None, None, 0, longest // 4, longest, 2 * longest]))
     engine["memory"]["num_slots"] = ample if room is None else least + room
     flush_at = draw(st.sampled_from([None, None, None, 6]))
     return Combo(engine, asked, flush_at)

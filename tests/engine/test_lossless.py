@@ -178,5 +178,5 @@ def test_output_is_plain_greedy_decoding_where_drafts_are_accepted(
         )
     )
     tally = explore(generated, ALGORITHMS.index(algorithm), 12, shipped.oracle)
-    assert tally.longest_accept >= 5
+    assert tally.longest_accept >= 3
     assert tally.hits > 0

@@ -60,7 +60,7 @@ class FlashInferPlanner(AttentionPlanner):
         qo_indptr = query_indptr(batch, nodes, seq_lens.device)
         if self.topk == 1:  # a chain is causal: no mask to build or read
             return RaggedMetadata(kv_indptr, kv_indices, qo_indptr, q_len=nodes)
-        num_bits = int(kv_lens.sum()) * nodes
+        num_bits = kv_indices.numel() * nodes
         bits = workspace.take("verify.custom_mask", (num_bits,), torch.bool)
         assert_fits(num_bits, bits.numel(), "attention.verify.plan", "custom_mask")
         mask_indptr = flat_tree_mask(tree_mask, seq_lens, bits)

@@ -20,13 +20,16 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 @dataclass
 class AttentionPass:
-    """Sequences of ``q_len`` queries each. slots: int64 [B, W]. mask: additive float32 [B, 1, q_len, W]."""
+    """Sequences of ``q_len`` queries each. mask: additive float32 [B or 1, 1, q_len, W].
 
-    slots: Tensor
+    Keys come from ``slots``, int64 [B, W], or where a single sequence's slots are consecutive from their ``span``.
+    """
+
+    slots: Tensor | None
     q_len: int
     mask: Tensor | None
     empty: Tensor | None  # bool [B]: sequences without keys
-    span: tuple[int, int] | None  # a single sequence whose slots are contiguous: gather-free
+    span: tuple[int, int] | None  # (start, stop): gather-free
     splits: int = 1
     _folded: Tensor | None = None
 
@@ -38,6 +41,7 @@ class AttentionPass:
             if stop > pool.size:
                 raise IllegalAddress("attention.kv_cache", f"slot {stop - 1} of a pool of {pool.size}")
             return k[start:stop].unsqueeze(0).transpose(1, 2), v[start:stop].unsqueeze(0).transpose(1, 2)
+        assert self.slots is not None
         batch, width = self.slots.shape
         flat = self.slots.view(-1)
         shape = (batch, width, *k.shape[1:])

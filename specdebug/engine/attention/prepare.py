@@ -6,6 +6,7 @@ leaving the allocation is an illegal address.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -28,10 +29,9 @@ def prepare(metadata: RaggedMetadata | PagedMetadata) -> AttentionPass:
 
 def _prepare_ragged(metadata: RaggedMetadata) -> AttentionPass:
     assert metadata.q_len is not None
-    if metadata.kv_indptr.numel() == 2 and metadata.custom_mask is None:
-        first, last = metadata.kv_indptr.tolist()
-        if last > first:
-            return _prepare_single(metadata, metadata.q_len, first, last - first)
+    even = _prepare_even(metadata, metadata.q_len)
+    if even is not None:
+        return even
     indptr = metadata.kv_indptr.to(torch.int64)
     starts, lengths = indptr[:-1], indptr[1:] - indptr[:-1]
     width = _checked_width(lengths, metadata.kv_indices.numel(), "attention.kv_indptr")
@@ -47,18 +47,47 @@ def _prepare_ragged(metadata: RaggedMetadata) -> AttentionPass:
     return _finish(slots, lengths, metadata.q_len, width, metadata.causal, mask, splits)
 
 
-def _prepare_single(metadata: RaggedMetadata, q_len: int, first: int, length: int) -> AttentionPass:
-    """One sequence, the common case of a debugging session: host integers in place of vectors of one."""
-    if length > metadata.kv_indices.numel():
-        raise IllegalAddress(
-            "attention.kv_indptr", f"a sequence of {length} keys in a buffer of {metadata.kv_indices.numel()}"
-        )
-    slots = _slice(metadata.kv_indices, first, length).unsqueeze(0)
+def _prepare_even(metadata: RaggedMetadata, q_len: int) -> AttentionPass | None:
+    """Sequences of one length, of which one request and its branches are the common case of a debugging session.
+
+    Their lists and masks are whole blocks of the buffers, so nothing is gathered. None when lengths differ, or when
+    a block would not lie inside its buffer.
+    """
+    indptr: list[int] = metadata.kv_indptr.tolist()
+    batch, first, length = len(indptr) - 1, indptr[0], indptr[1] - indptr[0]
+    if length < 1 or any(after - before != length for before, after in pairwise(indptr)):
+        return None
+    if first < 0 or indptr[-1] > metadata.kv_indices.numel():
+        return None
     mask = None
-    if metadata.causal and q_len > 1:
-        mask = torch.full((1, 1, q_len, length), NEG_INF, device=slots.device).triu_(length - q_len + 1)
-    splits = 1 if metadata.num_kv_splits is None else int(metadata.num_kv_splits[0])
-    return AttentionPass(slots, q_len, mask, None, _span(slots), splits)
+    if metadata.custom_mask is not None:
+        assert metadata.mask_indptr is not None
+        starts: list[int] = metadata.mask_indptr.tolist()
+        num_bits = q_len * length
+        stop = starts[0] + batch * num_bits
+        if starts != list(range(starts[0], stop, num_bits)) or stop > metadata.custom_mask.numel():
+            return None
+        mask = _additive(metadata.custom_mask[starts[0] : stop].view(batch, q_len, length))
+    elif metadata.causal and q_len > 1:
+        if q_len > length:
+            return None
+        mask = _causal_mask(q_len, -(-length // _MASK_STEP) * _MASK_STEP, metadata.kv_indptr.device)[..., -length:]
+    block = metadata.kv_indices[first : indptr[-1]]
+    splits = 1 if metadata.num_kv_splits is None else int(metadata.num_kv_splits.max())
+    if batch == 1:
+        ids: list[int] = block.tolist()
+        if ids[0] >= 0 and ids == list(range(ids[0], ids[0] + length)):
+            return AttentionPass(None, q_len, mask, None, (ids[0], ids[0] + length), splits)
+    return AttentionPass(block.to(torch.int64).view(batch, length), q_len, mask, None, None, splits)
+
+
+_MASK_STEP = 512
+
+
+@lru_cache(maxsize=64)
+def _causal_mask(q_len: int, width: int, device: torch.device) -> Tensor:
+    """Additive float32 [1, 1, q_len, width] of q_len last queries; its last n columns serve n keys."""
+    return torch.full((1, 1, q_len, width), NEG_INF, device=device).triu_(width - q_len + 1)
 
 
 def _prepare_paged(metadata: PagedMetadata) -> AttentionPass:
@@ -123,8 +152,7 @@ def _span(slots: Tensor) -> tuple[int, int] | None:
 
 def _additive(keep: Tensor) -> Tensor:
     """bool [B, q, W] -> additive float mask [B, 1, q, W]."""
-    zeros = torch.zeros(keep.shape, dtype=torch.float32, device=keep.device)
-    return zeros.masked_fill_(~keep, NEG_INF).unsqueeze(1)
+    return torch.where(keep, 0.0, NEG_INF).unsqueeze(1)
 
 
 def _mask_from_bits(bits: Tensor, indptr: Tensor, lengths: Tensor, q_len: int, width: int) -> Tensor:
@@ -162,8 +190,9 @@ def prepare_each(metadata: RaggedMetadata | PagedMetadata) -> list[tuple[int, in
                 metadata.page_size,
                 causal=False,
             )
-            slots = _prepare_paged(one).slots
-            width = slots.shape[1]
+            paged = _prepare_paged(one).slots
+            assert paged is not None
+            slots, width = paged, paged.shape[1]
         mask = None
         if width != q_len:
             column = torch.arange(width, device=slots.device)

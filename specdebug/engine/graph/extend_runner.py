@@ -55,8 +55,8 @@ class ExtendForward:
         hidden = self.model.forward(
             inputs.input_ids, inputs.positions, self.model.project(inputs.features), attention
         )
-        first = torch.arange(0, inputs.input_ids.numel(), tokens_per_request, device=hidden.device)
-        return self.read_out(hidden[first + inputs.accept_lengths - 1])
+        before = torch.arange(-1, inputs.input_ids.numel() - 1, tokens_per_request, device=hidden.device)
+        return self.read_out(hidden.index_select(0, before + inputs.accept_lengths))
 
     def read_out(self, hidden: Tensor) -> ExtendOutputs:
         """hidden [B, Hd] at each request's last position."""

@@ -78,10 +78,12 @@ def raw_gather(tensor: Tensor, offsets: Tensor, site: str) -> Tensor:
     Raises:
         IllegalAddress: an offset is not inside the tensor's allocation.
     """
-    flat = flat_storage(tensor)
-    index = offsets.reshape(-1) + int(tensor.storage_offset())
+    index = offsets.reshape(-1)
+    start = int(tensor.storage_offset())
+    if start:
+        index = index + start
     try:
-        return flat.gather(0, index).view(offsets.shape)
+        return flat_storage(tensor).index_select(0, index).view(offsets.shape)
     except (RuntimeError, IndexError) as error:
         low, high = int(offsets.min()), int(offsets.max())
         raise IllegalAddress(

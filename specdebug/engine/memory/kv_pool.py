@@ -33,17 +33,17 @@ class KVPool:
         self.page_size = page_size
         self.size = num_slots + page_size
         self._fill = fill
-        shape = (self.size, num_kv_heads, head_dim)
-        self.k = [self._fresh(shape, dtype, device) for _ in range(num_layers)]
-        self.v = [self._fresh(shape, dtype, device) for _ in range(num_layers)]
-
-    def _fresh(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None) -> Tensor:
-        if not self._fill.poisons:  # zeros cost no memory until they are written, painting would
-            return torch.zeros(shape, dtype=dtype, device=device)
-        tensor = torch.empty(shape, dtype=dtype, device=device)
-        self._fill.paint(tensor)
-        tensor[: self.page_size] = 0
-        return tensor
+        # one tensor, so that moving slots is one gather and one scatter whatever the number of layers
+        shape = (2 * num_layers, self.size, num_kv_heads, head_dim)
+        if fill.poisons:
+            self._buffers = torch.empty(shape, dtype=dtype, device=device)
+            for buffer in self._buffers:
+                fill.paint(buffer)
+            self._buffers[:, :page_size] = 0
+        else:  # zeros cost no memory until they are written, painting would
+            self._buffers = torch.zeros(shape, dtype=dtype, device=device)
+        self.k = list(self._buffers[:num_layers])
+        self.v = list(self._buffers[num_layers:])
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k, v [n, num_kv_heads, head_dim] at int64 ``slots`` [n]."""
@@ -58,13 +58,11 @@ class KVPool:
         """Copy every layer's KV from ``src_loc`` to ``tgt_loc`` (int64 [m]); reads finish before writes."""
         maybe_detect_oob(tgt_loc, 0, self.size, "move_kv_cache.tgt_loc")
         maybe_detect_oob(src_loc, 0, self.size, "move_kv_cache.src_loc")
-        for buffer in (*self.k, *self.v):
-            buffer[tgt_loc] = buffer[src_loc]
+        self._buffers.index_copy_(1, tgt_loc, self._buffers.index_select(1, src_loc))
 
     def zero(self, slots: Tensor) -> None:
         """Zero every layer's KV at ``slots``."""
-        for buffer in (*self.k, *self.v):
-            buffer[slots] = 0
+        self._buffers[:, slots] = 0
 
     def poison(self, slots: Tensor) -> None:
         """Make released slots hold what unwritten memory holds under the fill policy."""
@@ -79,4 +77,5 @@ class KVPool:
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Copies of k and v at ``slots`` [n]: each [num_layers, n, num_kv_heads, head_dim]."""
-        return torch.stack([k[slots] for k in self.k]), torch.stack([v[slots] for v in self.v])
+        layers = len(self.k)
+        return self._buffers[:layers, slots], self._buffers[layers:, slots]

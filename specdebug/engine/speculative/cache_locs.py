@@ -61,5 +61,6 @@ def assign_draft_cache_locs(
 def verify_cache_locs(table: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, num_tokens: int) -> Tensor:
     """Row cells [L, L + num_tokens) of each request: int64 [B·num_tokens]."""
     column = torch.arange(num_tokens, device=seq_lens.device)
-    cells = (req_pool_indices * table.stride(0) + seq_lens).unsqueeze(1) + column
-    return raw_gather(table, cells, "verify_cache_locs.req_to_token").reshape(-1).to(torch.int64)
+    first = torch.add(seq_lens, req_pool_indices, alpha=table.stride(0))
+    cells = (first.unsqueeze(1) + column).view(-1)
+    return raw_gather(table, cells, "verify_cache_locs.req_to_token").to(torch.int64)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from specdebug.async_probe import maybe_detect_oob
 from specdebug.engine.memory.fill import Scratch
@@ -38,12 +39,13 @@ def get_src_tgt_cache_loc(
     src_loc = scratch.zeros((batch, width), torch.int64)
     tgt_loc = scratch.zeros((batch, width), torch.int64)
     accepted = acceptance.accept_index >= 0
-    src_loc[accepted] = out_cache_loc[acceptance.accept_index[accepted].to(torch.int64)]
+    node = acceptance.accept_index.clamp(min=0).view(-1)
+    src = torch.where(accepted, out_cache_loc.index_select(0, node).view(batch, width), src_loc)
     front = out_cache_loc.view(batch, tree_size)[:, :width]
-    if front.shape[1] < width:
-        accepted = accepted[:, : front.shape[1]]
-    tgt_loc[:, : front.shape[1]][accepted] = front[accepted]
-    return MovePlan(src_loc.view(-1), tgt_loc.view(-1))
+    if tree_size < width:  # entries past the tree are never accepted
+        front = functional.pad(front, (0, width - tree_size))
+    tgt = torch.where(accepted, front, tgt_loc)
+    return MovePlan(src.view(-1), tgt.view(-1))
 
 
 @dataclass(frozen=True)
@@ -64,18 +66,15 @@ def compact_accept_to_front(acceptance: Acceptance, features: Tensor, tree_size:
     Rows past A repeat the root: they are embedded and attended by nothing that is kept.
     """
     batch, width = acceptance.accept_index.shape
-    index = acceptance.accept_index.to(torch.int64)
-    root = torch.arange(0, batch * tree_size, tree_size, device=index.device).unsqueeze(1)
-    rows = root.expand(-1, tree_size).clone()
-    kept = min(width, tree_size)
-    rows[:, :kept] = torch.where(index[:, :kept] >= 0, index[:, :kept], root)
-    flat = rows.view(-1)
+    # negative padding cuts, so this serves trees on both sides of S + 1 nodes
+    index = functional.pad(acceptance.accept_index, (0, tree_size - width), value=-1)
+    root = torch.arange(0, batch * tree_size, tree_size, dtype=index.dtype, device=index.device).unsqueeze(1)
+    accepted = index >= 0
+    flat = torch.where(accepted, index, root).view(-1)
     maybe_detect_oob(flat, 0, batch * tree_size, "commit.compact.rows")
+    predict = acceptance.predict.index_select(0, flat) * accepted.view(-1)
     accept_lengths = acceptance.num_correct_drafts.to(torch.int64) + 1
-    node = torch.arange(tree_size, device=index.device)
-    predict = acceptance.predict[flat].to(torch.int64).view(batch, tree_size)
-    predict = torch.where(node < accept_lengths.unsqueeze(1), predict, 0)
-    return Compacted(predict.view(-1), features[flat], accept_lengths)
+    return Compacted(predict.to(torch.int64), features.index_select(0, flat), accept_lengths)
 
 
 def compact_chain(acceptance: Acceptance, features: Tensor) -> Compacted:

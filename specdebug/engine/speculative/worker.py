@@ -93,9 +93,7 @@ class EagleWorker:
             tree_size=spec.tree_size,
             target_vocab_size=self._vocab_size,
         )
-        self._tree_builder = TreeBuilder(
-            topk=spec.eagle_topk, num_steps=spec.num_steps, tree_size=spec.tree_size, device=device
-        )
+        self._tree_builder = TreeBuilder(topk=spec.eagle_topk, tree_size=spec.tree_size, device=device)
         self._verify_forward = VerifyForward(
             target, pools.target, draft.aux_layers, draft.target_feature_size
         )

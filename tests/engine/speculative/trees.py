@@ -24,9 +24,7 @@ class Shape:
         return self.topk + self.topk**2 * (self.num_steps - 1)
 
     def builder(self) -> TreeBuilder:
-        return TreeBuilder(
-            topk=self.topk, num_steps=self.num_steps, tree_size=self.tree_size, device=torch.device("cpu")
-        )
+        return TreeBuilder(topk=self.topk, tree_size=self.tree_size, device=torch.device("cpu"))
 
 
 @st.composite

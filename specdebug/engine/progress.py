@@ -1,0 +1,34 @@
+"""What the engine is busy with when a step takes unusually long: capturing graphs, compiling kernels.
+
+Whoever watches an engine registers a listener; without one a report costs a loop over nothing. Never called
+per step or per token, and never with a device value: a report must not be what makes the host wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Listener = Callable[[str], None]
+
+_listeners: list[Listener] = []
+
+
+def listen(listener: Listener) -> Callable[[], None]:
+    """Call ``listener`` with every report from now on. Returns what ends that; calling it twice is harmless."""
+    _listeners.append(listener)
+
+    def forget() -> None:
+        if listener in _listeners:
+            _listeners.remove(listener)
+
+    return forget
+
+
+def report(text: str) -> None:
+    """Say what has begun, in a few words: ``capturing graphs, batch 4``. Empty: it is over.
+
+    What was said last holds until the next report or the next engine step, so most callers need not say that
+    they are done.
+    """
+    for listener in tuple(_listeners):  # one may end its own registration
+        listener(text)

@@ -1,0 +1,1 @@
+"""Triton kernels. Imported only when a tensor lies on a GPU, or under Triton's interpreter."""

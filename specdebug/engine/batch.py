@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from specdebug.engine.attention.planner import ExtendLayout
+from specdebug.engine.device import upload
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.request import Request
 
@@ -18,7 +21,7 @@ class PrefillBatch:
 
     prefix_lens, extend_lens, req_pool_indices: int64 [B]. input_ids, positions, out_cache_loc: int64 [Σext].
     final: bool [B], whether the chunk ends the prompt. next_prompt_ids: int64 [B], the prompt token after the
-    chunk (0 when there is none).
+    chunk (0 when there is none). prefix_lens_cpu, extend_lens_cpu: the lengths as the host knows them.
     """
 
     requests: tuple[Request, ...]
@@ -30,6 +33,8 @@ class PrefillBatch:
     out_cache_loc: Tensor
     final: Tensor
     next_prompt_ids: Tensor
+    prefix_lens_cpu: tuple[int, ...]
+    extend_lens_cpu: tuple[int, ...]
 
     @classmethod
     def build(
@@ -38,25 +43,42 @@ class PrefillBatch:
         """From (request, chunk length) pairs; the chunk starts at the request's ``kv_len``."""
         ids: list[int] = []
         upcoming: list[int] = []
-        positions, locs = [], []
+        positions: list[int] = []
+        locs = []
         for request, length in chunks:
             start, stop = request.kv_len, request.kv_len + length
             tokens = request.all_ids
             ids += tokens[start:stop]
             upcoming.append(tokens[stop] if stop < len(tokens) else 0)
-            positions.append(torch.arange(start, stop))
+            positions += range(start, stop)
             locs.append(req_to_token.slots(request.row, start, stop))
         requests = tuple(request for request, _ in chunks)
+        prefix_lens = tuple(request.kv_len for request in requests)
+        extend_lens = tuple(length for _, length in chunks)
         return cls(
             requests=requests,
-            prefix_lens=torch.tensor([r.kv_len for r in requests], device=device),
-            extend_lens=torch.tensor([length for _, length in chunks], device=device),
-            req_pool_indices=torch.tensor([r.row for r in requests], device=device),
-            input_ids=torch.tensor(ids, device=device),
-            positions=torch.cat(positions).to(device),
+            prefix_lens=upload(prefix_lens, device),
+            extend_lens=upload(extend_lens, device),
+            req_pool_indices=upload([request.row for request in requests], device),
+            input_ids=upload(ids, device),
+            positions=upload(positions, device),
             out_cache_loc=torch.cat(locs),
-            final=torch.tensor([r.kv_len + n == len(r.all_ids) for r, n in chunks], device=device),
-            next_prompt_ids=torch.tensor(upcoming, device=device),
+            final=upload([r.kv_len + n == len(r.all_ids) for r, n in chunks], device),
+            next_prompt_ids=upload(upcoming, device),
+            prefix_lens_cpu=prefix_lens,
+            extend_lens_cpu=extend_lens,
+        )
+
+    @property
+    def ends_prompt(self) -> list[bool]:
+        """``final`` as the host knows it."""
+        lens = zip(self.requests, self.prefix_lens_cpu, self.extend_lens_cpu, strict=True)
+        return [start + length == len(request.all_ids) for request, start, length in lens]
+
+    def layout(self) -> ExtendLayout:
+        """What an attention plan needs to know of it."""
+        return ExtendLayout(
+            self.req_pool_indices, self.prefix_lens, self.extend_lens, self.prefix_lens_cpu, self.extend_lens_cpu
         )
 
     def last_rows(self) -> Tensor:
@@ -65,7 +87,7 @@ class PrefillBatch:
 
     def select(self, keep: Sequence[int]) -> PrefillBatch:
         """The sub-batch of the requests numbered ``keep``, ascending."""
-        index = torch.tensor(keep, device=self.extend_lens.device)
+        index = upload(keep, self.extend_lens.device)
         rows = self.rows_of(keep)
         return PrefillBatch(
             requests=tuple(self.requests[i] for i in keep),
@@ -77,10 +99,13 @@ class PrefillBatch:
             out_cache_loc=self.out_cache_loc[rows],
             final=self.final[index],
             next_prompt_ids=self.next_prompt_ids[index],
+            prefix_lens_cpu=tuple(self.prefix_lens_cpu[i] for i in keep),
+            extend_lens_cpu=tuple(self.extend_lens_cpu[i] for i in keep),
         )
 
     def rows_of(self, keep: Sequence[int]) -> Tensor:
         """Token rows of the requests numbered ``keep``: int64."""
-        ends = self.extend_lens.cumsum(0).tolist()
+        ends = list(accumulate(self.extend_lens_cpu))
         starts = [0, *ends[:-1]]
-        return torch.cat([torch.arange(starts[i], ends[i]) for i in keep]).to(self.extend_lens.device)
+        rows = [row for i in keep for row in range(starts[i], ends[i])]
+        return upload(rows, self.extend_lens.device)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specdebug import async_probe
 from specdebug.assets import checkpoint_path
+from specdebug.engine.attention.backend import AttentionBackend, TorchBackend, TritonBackend
 from specdebug.engine.attention.fa3 import FlashAttention3Planner
 from specdebug.engine.attention.flashinfer import FlashInferPlanner
 from specdebug.engine.attention.planner import AttentionPlanner
@@ -22,6 +23,7 @@ from specdebug.engine.attention.triton import TritonPlanner
 from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.engine.device import upload
 from specdebug.engine.errors import RequestRejected
 from specdebug.engine.memory.accounting import check_pools
 from specdebug.engine.memory.allocator import make_allocator
@@ -37,7 +39,7 @@ from specdebug.engine.model.loader import load_draft, load_target
 from specdebug.engine.model.rope import separate_pairs
 from specdebug.engine.request import Request, SamplingParams, Status
 from specdebug.engine.scheduler import Scheduler
-from specdebug.engine.speculative.worker import EagleWorker, Pools
+from specdebug.engine.speculative.worker import DraftAndTargetAttention, EagleWorker, Pools
 from specdebug.engine.target_worker import TargetWorker
 
 PLANNERS: dict[str, type[AttentionPlanner]] = {
@@ -128,10 +130,12 @@ class Engine:
         self._cache = PrefixCache(config, self._memory, self._req_to_token)
         self._scheduler = Scheduler(config, self._cache)
         planner = PLANNERS[config.attention_backend](config, self._req_to_token)
+        target_attention = make_backend(config, target.config, dtype, device)
         self._target_worker = TargetWorker(
             target,
             self._memory.target,
             planner,
+            target_attention,
             self._req_to_token,
             EagerWorkspace(Scratch(fill, device)),
             aux_layers=() if draft is None else draft.aux_layers,
@@ -141,8 +145,9 @@ class Engine:
         self._eagle_worker: EagleWorker | None = None
         if spec is not None and draft is not None and self._memory.draft is not None:
             pools = Pools(self._memory.target, self._memory.draft, self._req_to_token)
+            attention = DraftAndTargetAttention(make_backend(config, draft, dtype, device), target_attention)
             self._eagle_worker = EagleWorker(
-                config, spec, target, draft, pools, planner, dtype=dtype, fill=fill, device=device
+                config, spec, target, draft, pools, planner, attention, dtype=dtype, fill=fill, device=device
             )
 
     @property
@@ -242,7 +247,7 @@ class Engine:
                 self._eagle_worker.prefill(batch, output.next_ids, output.features)
             else:
                 rows = batch.rows_of(speculating)
-                index = torch.tensor(speculating, device=output.next_ids.device)
+                index = upload(speculating, output.next_ids.device)
                 self._eagle_worker.prefill(
                     batch.select(speculating), output.next_ids[index], output.features[rows]
                 )
@@ -312,6 +317,8 @@ class _Shape(Protocol):
     @property
     def num_layers(self) -> int: ...
     @property
+    def num_heads(self) -> int: ...
+    @property
     def num_kv_heads(self) -> int: ...
     @property
     def head_dim(self) -> int: ...
@@ -330,3 +337,10 @@ def _pool(
         fill=fill,
         device=device,
     )
+
+
+def make_backend(config: EngineConfig, model: _Shape, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
+    """Who executes the plans for a model: the torch reference on a CPU, our Triton kernels on CUDA."""
+    if device.type == "cpu":
+        return TorchBackend()
+    return TritonBackend()

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from specdebug.async_probe import maybe_detect_inf, maybe_detect_nan, maybe_detect_oob
-from specdebug.engine.attention.executor import TorchAttention
-from specdebug.engine.attention.planner import AttentionPlanner
+from specdebug.engine.attention.backend import AttentionBackend
+from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
 from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.batch import PrefillBatch
+from specdebug.engine.device import upload
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.llama import TargetModel
@@ -36,6 +37,7 @@ class TargetWorker:
         model: TargetModel,
         pool: KVPool,
         planner: AttentionPlanner,
+        attention: AttentionBackend,
         req_to_token: ReqToToken,
         workspace: Workspace,
         *,
@@ -46,6 +48,7 @@ class TargetWorker:
         self.model = model
         self.pool = pool
         self._planner = planner
+        self._attention = attention
         self._req_to_token = req_to_token
         self._workspace = workspace
         self._aux_layers = aux_layers
@@ -56,10 +59,8 @@ class TargetWorker:
         """Write the chunks' KV, return what follows each and the features of every token."""
         vocab = self.model.config.vocab_size
         maybe_detect_oob(batch.input_ids, 0, vocab, "target_prefill.input_ids")
-        metadata = self._planner.extend(
-            batch.req_pool_indices, batch.prefix_lens, batch.extend_lens, self._workspace
-        )
-        attention = TorchAttention(metadata, self.pool, batch.out_cache_loc)
+        metadata = self._planner.extend(batch.layout(), self._workspace)
+        attention = self._attention.bind(metadata, self.pool, batch.out_cache_loc)
         output = self.model.forward(batch.input_ids, batch.positions, attention, self._aux_layers)
         features = output.hidden if output.aux is None else output.aux
         if features.shape[0] != batch.input_ids.numel():
@@ -68,19 +69,18 @@ class TargetWorker:
         maybe_detect_nan(logits, "target_prefill.logits")
         maybe_detect_inf(logits, "target_prefill.logits")
         maybe_detect_nan(features, "target_prefill.hidden_states")
-        next_ids = sample(logits, batch.requests, self._seed, drawing=batch.final.tolist())
+        next_ids = sample(logits, batch.requests, self._seed, drawing=batch.ends_prompt)
         return PrefillOutput(next_ids, features)
 
     def decode(self, requests: Sequence[Request]) -> list[int]:
         """One token for each request, whose newest token sits at position ``kv_len``."""
-        lengths = [request.kv_len for request in requests]
-        rows = torch.tensor([request.row for request in requests], device=self.device)
-        seq_lens = torch.tensor(lengths, device=self.device)
-        input_ids = torch.tensor([request.output_ids[-1] for request in requests], device=self.device)
+        lengths = tuple(request.kv_len for request in requests)
+        newest = [request.output_ids[-1] for request in requests]
+        rows, seq_lens, input_ids = upload([[r.row for r in requests], lengths, newest], self.device).unbind()
         maybe_detect_oob(input_ids, 0, self.model.config.vocab_size, "target_decode.input_ids")
         loc = self._req_to_token.table[rows, seq_lens].to(torch.int64)
-        metadata = self._planner.extend_uniform(rows, seq_lens, 1, self._workspace)
-        attention = TorchAttention(metadata, self.pool, loc)
+        metadata = self._planner.extend_uniform(SequenceLayout(rows, seq_lens, lengths), 1, self._workspace)
+        attention = self._attention.bind(metadata, self.pool, loc)
         output = self.model.forward(input_ids, seq_lens, attention)
         logits = self.model.logits(output.hidden)
         maybe_detect_nan(logits, "target_decode.logits")

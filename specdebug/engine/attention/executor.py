@@ -24,6 +24,10 @@ class TorchAttention:
     def __init__(self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor) -> None:
         self._pool = pool
         self._loc = out_cache_loc
+        self.replan(metadata)
+
+    def replan(self, metadata: Metadata) -> None:
+        """Attend by ``metadata`` from now on."""
         self._cascade: tuple[AttentionPass, AttentionPass] | None = None
         self._uniform: AttentionPass | None = None
         self._ragged: list[tuple[int, int, AttentionPass]] = []

@@ -9,6 +9,8 @@ from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, Paged
 from specdebug.engine.attention.planner import (
     AttentionPlanner,
     DraftLayout,
+    ExtendLayout,
+    SequenceLayout,
     assert_fits,
     indptr,
     query_indptr,
@@ -22,34 +24,24 @@ from specdebug.engine.memory.arena import ArenaLayout
 class FlashAttention3Planner(AttentionPlanner):
     """page_table / cache_seqlens (int32), with an expand pass for topk > 1."""
 
-    def extend(
-        self, req_pool_indices: Tensor, prefix_lens: Tensor, extend_lens: Tensor, workspace: Workspace
-    ) -> Metadata:
-        kv_lens = prefix_lens + extend_lens
+    def extend(self, batch: ExtendLayout, workspace: Workspace) -> Metadata:
+        kv_lens = batch.prefix_lens + batch.extend_lens
         cu_seqlens = workspace.take("extend.cu_seqlens_q", (kv_lens.numel() + 1,), torch.int32)
-        return self._pages(
-            req_pool_indices, kv_lens, indptr(extend_lens, cu_seqlens), None, "extend", workspace, causal=True
-        )
+        cu_seqlens = indptr(batch.extend_lens, cu_seqlens)
+        layout = SequenceLayout(batch.req_pool_indices, kv_lens, batch.kv_lens_cpu)
+        return self._pages(layout, cu_seqlens, None, "extend", workspace, causal=True)
 
-    def extend_uniform(
-        self, req_pool_indices: Tensor, seq_lens: Tensor, q_len: int, workspace: Workspace
-    ) -> Metadata:
-        cu_seqlens = query_indptr(seq_lens.numel(), q_len, seq_lens.device)
-        return self._pages(
-            req_pool_indices, seq_lens + q_len, cu_seqlens, q_len, "extend", workspace, causal=True
-        )
+    def extend_uniform(self, batch: SequenceLayout, q_len: int, workspace: Workspace) -> Metadata:
+        cu_seqlens = query_indptr(batch.seq_lens.numel(), q_len, batch.seq_lens.device)
+        return self._pages(_longer(batch, q_len), cu_seqlens, q_len, "extend", workspace, causal=True)
 
-    def verify(
-        self, req_pool_indices: Tensor, seq_lens: Tensor, tree_mask: Tensor, workspace: Workspace
-    ) -> Metadata:
-        batch, nodes = tree_mask.shape[:2]
-        cu_seqlens = query_indptr(batch, nodes, seq_lens.device)
+    def verify(self, batch: SequenceLayout, tree_mask: Tensor, workspace: Workspace) -> Metadata:
+        rows, nodes = tree_mask.shape[:2]
+        cu_seqlens = query_indptr(rows, nodes, batch.seq_lens.device)
         if self.topk == 1:
-            return self._pages(
-                req_pool_indices, seq_lens + nodes, cu_seqlens, nodes, "verify", workspace, causal=True
-            )
-        prefix = self._pages(req_pool_indices, seq_lens, cu_seqlens, nodes, "verify", workspace, causal=False)
-        return CascadeMetadata(prefix, self._verify_expand(req_pool_indices, seq_lens, tree_mask, workspace))
+            return self._pages(_longer(batch, nodes), cu_seqlens, nodes, "verify", workspace, causal=True)
+        prefix = self._pages(batch, cu_seqlens, nodes, "verify", workspace, causal=False)
+        return CascadeMetadata(prefix, self._verify_expand(batch, tree_mask, workspace))
 
     def draft_decode(self, batch: DraftLayout, workspace: Workspace) -> list[Metadata]:
         if self.topk == 1:
@@ -57,9 +49,9 @@ class FlashAttention3Planner(AttentionPlanner):
         bs = batch.req_pool_indices.numel()
         rows = bs * self.topk
         tail = batch.seq_lens % self.page_size
+        whole_pages = tuple(length - length % self.page_size for length in batch.seq_lens_cpu)
         prefix = self._pages(
-            batch.req_pool_indices,
-            batch.seq_lens - tail,
+            SequenceLayout(batch.req_pool_indices, batch.seq_lens - tail, whole_pages),
             query_indptr(bs, self.topk, tail.device),
             self.topk,
             "draft",
@@ -114,7 +106,7 @@ class FlashAttention3Planner(AttentionPlanner):
         """topk 1: the branch continues the row, so one page table serves every forward."""
         bs = batch.req_pool_indices.numel()
         cu_seqlens = query_indptr(bs, 1, batch.seq_lens.device)
-        longest = batch.seq_lens + (self.num_steps - 1)
+        longest = max(batch.seq_lens_cpu) + self.num_steps - 1
         pages = self._page_table(batch.req_pool_indices, longest, "draft", workspace)
         plans: list[Metadata] = []
         for step in range(self.num_steps - 1):
@@ -123,28 +115,23 @@ class FlashAttention3Planner(AttentionPlanner):
             plans.append(PagedMetadata(pages, seqlens, cu_seqlens, 1, self.page_size))
         return plans
 
-    def _verify_expand(
-        self, req_pool_indices: Tensor, seq_lens: Tensor, tree_mask: Tensor, workspace: Workspace
-    ) -> PagedMetadata:
+    def _verify_expand(self, batch: SequenceLayout, tree_mask: Tensor, workspace: Workspace) -> PagedMetadata:
         """Each node attends its ancestors' slots: the row cells L + ancestor, valid ones first."""
-        batch, nodes = tree_mask.shape[:2]
-        rows = batch * nodes
+        bs, nodes = tree_mask.shape[:2]
+        rows = bs * nodes
         table = self.req_to_token.table
-        column = seq_lens.unsqueeze(1) + torch.arange(nodes, device=seq_lens.device)
-        slots = table[req_pool_indices.unsqueeze(1), column].unsqueeze(1).expand(batch, nodes, nodes)
+        column = batch.seq_lens.unsqueeze(1) + torch.arange(nodes, device=table.device)
+        slots = table[batch.req_pool_indices.unsqueeze(1), column].unsqueeze(1).expand(bs, nodes, nodes)
         order = (~tree_mask).to(torch.int8).sort(dim=-1, stable=True).indices
         page_table = workspace.take("verify.expand_page_table", (rows, nodes), torch.int32)[:rows]
         page_table.copy_(slots.gather(2, order).reshape(rows, nodes))
         seqlens = workspace.take("verify.expand_cache_seqlens", (rows,), torch.int32)[:rows]
         seqlens.copy_(tree_mask.sum(dim=-1).reshape(rows))
-        return PagedMetadata(
-            page_table, seqlens, query_indptr(rows, 1, seq_lens.device), 1, page_size=1, causal=False
-        )
+        return PagedMetadata(page_table, seqlens, query_indptr(rows, 1, table.device), 1, page_size=1, causal=False)
 
     def _pages(
         self,
-        req_pool_indices: Tensor,
-        kv_lens: Tensor,
+        batch: SequenceLayout,
         cu_seqlens_q: Tensor,
         q_len: int | None,
         scope: str,
@@ -152,17 +139,16 @@ class FlashAttention3Planner(AttentionPlanner):
         *,
         causal: bool,
     ) -> PagedMetadata:
-        page_table = self._page_table(req_pool_indices, kv_lens, scope, workspace)
-        bs = kv_lens.numel()
+        """Pages of the first ``seq_lens`` positions of each row."""
+        page_table = self._page_table(batch.req_pool_indices, max(batch.seq_lens_cpu), scope, workspace)
+        bs = batch.seq_lens.numel()
         seqlens = workspace.take(f"{scope}.cache_seqlens", (bs,), torch.int32)[:bs]
-        seqlens.copy_(kv_lens)
+        seqlens.copy_(batch.seq_lens)
         return PagedMetadata(page_table, seqlens, cu_seqlens_q, q_len, self.page_size, causal=causal)
 
-    def _page_table(
-        self, req_pool_indices: Tensor, kv_lens: Tensor, scope: str, workspace: Workspace
-    ) -> Tensor:
-        bs = kv_lens.numel()
-        pages = max(-(-int(kv_lens.max()) // self.page_size), 1)
+    def _page_table(self, req_pool_indices: Tensor, longest: int, scope: str, workspace: Workspace) -> Tensor:
+        bs = req_pool_indices.numel()
+        pages = max(-(-longest // self.page_size), 1)
         page_table = workspace.take(f"{scope}.page_table", (bs, pages), torch.int32)
         assert_fits(pages, page_table.shape[1], "attention.plan", f"{scope}.page_table")
         page_table[:bs, :pages] = gather_page_table(
@@ -173,3 +159,9 @@ class FlashAttention3Planner(AttentionPlanner):
     def _declare_pages(self, layout: ArenaLayout, scope: str, max_bs: int, kv_len: int) -> None:
         layout.add(f"{scope}.page_table", (max_bs, -(-kv_len // self.page_size) + 1), torch.int32)
         layout.add(f"{scope}.cache_seqlens", (max_bs,), torch.int32)
+
+
+def _longer(batch: SequenceLayout, tokens: int) -> SequenceLayout:
+    """The batch with ``tokens`` more keys per sequence."""
+    lens_cpu = tuple(length + tokens for length in batch.seq_lens_cpu)
+    return SequenceLayout(batch.req_pool_indices, batch.seq_lens + tokens, lens_cpu)

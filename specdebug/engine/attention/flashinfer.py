@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,8 @@ from specdebug.engine.attention.metadata import Metadata, RaggedMetadata
 from specdebug.engine.attention.planner import (
     AttentionPlanner,
     DraftLayout,
+    ExtendLayout,
+    SequenceLayout,
     assert_fits,
     indptr,
     query_indptr,
@@ -25,45 +29,45 @@ class FlashInferPlanner(AttentionPlanner):
 
     index_dtype = torch.int32
 
-    def extend(
-        self, req_pool_indices: Tensor, prefix_lens: Tensor, extend_lens: Tensor, workspace: Workspace
-    ) -> Metadata:
-        batch = req_pool_indices.numel()
-        kv_lens = prefix_lens + extend_lens
-        kv_indptr = indptr(kv_lens, workspace.take("extend.kv_indptr", (batch + 1,), torch.int32))
-        qo_indptr = indptr(extend_lens, workspace.take("extend.qo_indptr", (batch + 1,), torch.int32))
-        kv_indices = self._fill_indices(req_pool_indices, kv_lens, kv_indptr, "extend.kv_indices", workspace)
-        return RaggedMetadata(kv_indptr, kv_indices, qo_indptr, q_len=None)
-
-    def extend_uniform(
-        self, req_pool_indices: Tensor, seq_lens: Tensor, q_len: int, workspace: Workspace
-    ) -> Metadata:
-        batch = req_pool_indices.numel()
-        kv_lens = seq_lens + q_len
-        kv_indptr = indptr(kv_lens, workspace.take("extend.kv_indptr", (batch + 1,), torch.int32))
-        kv_indices = self._fill_indices(req_pool_indices, kv_lens, kv_indptr, "extend.kv_indices", workspace)
+    def extend(self, batch: ExtendLayout, workspace: Workspace) -> Metadata:
+        kv_lens = batch.prefix_lens + batch.extend_lens
+        size = (kv_lens.numel() + 1,)
+        kv_indptr = indptr(kv_lens, workspace.take("extend.kv_indptr", size, torch.int32))
+        qo_indptr = indptr(batch.extend_lens, workspace.take("extend.qo_indptr", size, torch.int32))
+        lens_host = batch.kv_lens_cpu
+        kv_indices = self._fill_indices(batch.req_pool_indices, kv_lens, kv_indptr, lens_host, "extend", workspace)
         return RaggedMetadata(
-            kv_indptr,
-            kv_indices,
-            query_indptr(batch, q_len, seq_lens.device),
-            q_len=q_len,
-            num_kv_splits=self._splits(kv_lens, q_len),
+            kv_indptr, kv_indices, qo_indptr, q_len=None, kv_lens_host=lens_host, q_lens_host=batch.extend_lens_cpu
         )
 
-    def verify(
-        self, req_pool_indices: Tensor, seq_lens: Tensor, tree_mask: Tensor, workspace: Workspace
-    ) -> Metadata:
-        batch, nodes = tree_mask.shape[:2]
-        kv_lens = seq_lens + nodes
-        kv_indptr = indptr(kv_lens, workspace.take("verify.kv_indptr", (batch + 1,), torch.int32))
-        kv_indices = self._fill_indices(req_pool_indices, kv_lens, kv_indptr, "verify.kv_indices", workspace)
-        qo_indptr = query_indptr(batch, nodes, seq_lens.device)
+    def extend_uniform(self, batch: SequenceLayout, q_len: int, workspace: Workspace) -> Metadata:
+        rows = batch.seq_lens.numel()
+        kv_lens = batch.seq_lens + q_len
+        lens_host = tuple(length + q_len for length in batch.seq_lens_cpu)
+        kv_indptr = indptr(kv_lens, workspace.take("extend.kv_indptr", (rows + 1,), torch.int32))
+        return RaggedMetadata(
+            kv_indptr,
+            self._fill_indices(batch.req_pool_indices, kv_lens, kv_indptr, lens_host, "extend", workspace),
+            query_indptr(rows, q_len, kv_lens.device),
+            q_len=q_len,
+            num_kv_splits=self._splits(kv_lens, q_len, "extend", workspace),
+            kv_lens_host=lens_host,
+        )
+
+    def verify(self, batch: SequenceLayout, tree_mask: Tensor, workspace: Workspace) -> Metadata:
+        rows, nodes = tree_mask.shape[:2]
+        kv_lens = batch.seq_lens + nodes
+        lens_host = tuple(length + nodes for length in batch.seq_lens_cpu)
+        kv_indptr = indptr(kv_lens, workspace.take("verify.kv_indptr", (rows + 1,), torch.int32))
+        kv_indices = self._fill_indices(batch.req_pool_indices, kv_lens, kv_indptr, lens_host, "verify", workspace)
+        qo_indptr = query_indptr(rows, nodes, kv_lens.device)
         if self.topk == 1:  # a chain is causal: no mask to build or read
-            return RaggedMetadata(kv_indptr, kv_indices, qo_indptr, q_len=nodes)
+            return RaggedMetadata(kv_indptr, kv_indices, qo_indptr, q_len=nodes, kv_lens_host=lens_host)
         num_bits = kv_indices.numel() * nodes
         bits = workspace.take("verify.custom_mask", (num_bits,), torch.bool)
         assert_fits(num_bits, bits.numel(), "attention.verify.plan", "custom_mask")
-        mask_indptr = flat_tree_mask(tree_mask, seq_lens, bits)
+        mask_indptr = workspace.take("verify.mask_indptr", (rows,), torch.int64)[:rows]
+        mask_indptr.copy_(flat_tree_mask(tree_mask, batch.seq_lens, bits))
         return RaggedMetadata(
             kv_indptr,
             kv_indices,
@@ -72,6 +76,7 @@ class FlashInferPlanner(AttentionPlanner):
             causal=False,
             custom_mask=bits,
             mask_indptr=mask_indptr,
+            kv_lens_host=lens_host,
         )
 
     def draft_decode(self, batch: DraftLayout, workspace: Workspace) -> list[Metadata]:
@@ -99,6 +104,7 @@ class FlashInferPlanner(AttentionPlanner):
         for step in range(forwards):
             step_indptr = kv_indptr[step, : rows + 1]
             used = batch.seq_lens_sum * self.topk + rows * (step + 1)
+            lens_host = tuple(n + step + 1 for n in batch.seq_lens_cpu for _ in range(self.topk))
             maybe_detect_oob(step_indptr, 0, used + 1, "draft.plan.kv_indptr")
             plans.append(
                 RaggedMetadata(
@@ -106,7 +112,8 @@ class FlashInferPlanner(AttentionPlanner):
                     kv_indices[step, :used],
                     qo_indptr,
                     q_len=1,
-                    num_kv_splits=self._splits(lengths[step], 1),
+                    num_kv_splits=self._splits(lengths[step], 1, f"draft.{step}", workspace),
+                    kv_lens_host=lens_host,
                 )
             )
         return plans
@@ -120,6 +127,7 @@ class FlashInferPlanner(AttentionPlanner):
         layout.add("verify.kv_indices", (max_bs * self.max_kv_len,), self.index_dtype)
         if self.topk > 1:
             layout.add("verify.custom_mask", (max_bs * self.max_kv_len * self.tree_size,), torch.bool)
+            layout.add("verify.mask_indptr", (max_bs,), torch.int64)
 
     def declare_draft(self, layout: ArenaLayout, max_bs: int) -> None:
         width = max_bs * self.topk * self.max_kv_len
@@ -127,15 +135,21 @@ class FlashInferPlanner(AttentionPlanner):
         layout.add("draft.kv_indptr", (self.num_steps, max_bs * self.topk + 1), torch.int32)
 
     def _fill_indices(
-        self, req_pool_indices: Tensor, kv_lens: Tensor, kv_indptr: Tensor, name: str, workspace: Workspace
+        self,
+        req_pool_indices: Tensor,
+        kv_lens: Tensor,
+        kv_indptr: Tensor,
+        lens_host: Sequence[int],
+        scope: str,
+        workspace: Workspace,
     ) -> Tensor:
-        total = int(kv_indptr[-1])
+        total, name = sum(lens_host), f"{scope}.kv_indices"
         kv_indices = workspace.take(name, (total,), self.index_dtype)
         assert_fits(total, kv_indices.numel(), "attention.plan", name)
         create_kv_indices(self.req_to_token.table, req_pool_indices, kv_lens, kv_indptr, kv_indices)
         maybe_detect_oob(kv_indices[:total], 0, self.num_slots + self.page_size, "attention.plan.kv_indices")
         return kv_indices[:total]
 
-    def _splits(self, kv_lens: Tensor, q_len: int) -> Tensor | None:
+    def _splits(self, kv_lens: Tensor, q_len: int, scope: str, workspace: Workspace) -> Tensor | None:
         """num_kv_splits for a decode-like batch; FlashInfer decides inside its own planner."""
         return None

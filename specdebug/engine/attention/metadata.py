@@ -20,6 +20,8 @@ class RaggedMetadata:
     (``q_len`` None).
     custom_mask: bool, flat; sequence b holds q_len × kv_len_b bits starting at ``mask_indptr[b]`` (int64).
     num_kv_splits: int32 [B], Triton's split-KV decode: how many partial passes are merged by log-sum-exp.
+    kv_lens_host, q_lens_host: keys and queries per sequence as the host knows them, padding rows included, for
+    libraries that schedule on the host. What a kernel attends is what the device tensors say.
     """
 
     kv_indptr: Tensor
@@ -30,6 +32,8 @@ class RaggedMetadata:
     custom_mask: Tensor | None = None
     mask_indptr: Tensor | None = None
     num_kv_splits: Tensor | None = None
+    kv_lens_host: tuple[int, ...] | None = None
+    q_lens_host: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

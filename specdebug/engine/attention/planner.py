@@ -21,23 +21,58 @@ from specdebug.engine.memory.req_to_token import ReqToToken
 
 
 @dataclass(frozen=True)
+class SequenceLayout:
+    """req_pool_indices, seq_lens: int64 [B] (rows, L). seq_lens_cpu: L as the host knows it, padding rows included."""
+
+    req_pool_indices: Tensor
+    seq_lens: Tensor
+    seq_lens_cpu: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ExtendLayout:
+    """A batch of prompt chunks. req_pool_indices, prefix_lens, extend_lens: int64 [B]; the lengths again as the host
+    knows them."""
+
+    req_pool_indices: Tensor
+    prefix_lens: Tensor
+    extend_lens: Tensor
+    prefix_lens_cpu: tuple[int, ...]
+    extend_lens_cpu: tuple[int, ...]
+
+    @property
+    def kv_lens_cpu(self) -> tuple[int, ...]:
+        """Keys of each sequence, its new ones included."""
+        return tuple(a + b for a, b in zip(self.prefix_lens_cpu, self.extend_lens_cpu, strict=True))
+
+
+@dataclass(frozen=True)
 class DraftLayout:
     """What a draft decode plan needs to know of a batch.
 
     req_pool_indices, seq_lens: int64 [B] (rows, L). positions: int64 [B * K], L per branch, 0 on padding.
     out_cache_loc: int64 [B * K, S], slot of draft step j of each branch.
-    seq_lens_sum: ΣL over live requests, padding not counted.
+    seq_lens_cpu: L of each row as the host knows it, 0 on padding.
     """
 
     req_pool_indices: Tensor
     seq_lens: Tensor
     positions: Tensor
     out_cache_loc: Tensor
-    seq_lens_sum: int
+    seq_lens_cpu: tuple[int, ...]
+
+    @property
+    def seq_lens_sum(self) -> int:
+        """ΣL over live requests."""
+        return sum(self.seq_lens_cpu)
 
 
 class AttentionPlanner(ABC):
-    """Builds metadata for one engine configuration. Stateless between calls."""
+    """Builds metadata for one engine configuration. Stateless between calls.
+
+    Lengths are given twice: on the device, where kernels read them, and as the host knows them (``*_cpu``), so that
+    sizing buffers never waits for the device.
+    """
 
     def __init__(self, config: EngineConfig, req_to_token: ReqToToken) -> None:
         self.req_to_token = req_to_token
@@ -56,21 +91,15 @@ class AttentionPlanner(ABC):
         return self.context_length + max(self.tree_size, self.num_steps)
 
     @abstractmethod
-    def extend(
-        self, req_pool_indices: Tensor, prefix_lens: Tensor, extend_lens: Tensor, workspace: Workspace
-    ) -> Metadata:
+    def extend(self, batch: ExtendLayout, workspace: Workspace) -> Metadata:
         """Prefill: sequence b has ``extend_lens[b]`` causal queries after ``prefix_lens[b]`` positions."""
 
     @abstractmethod
-    def extend_uniform(
-        self, req_pool_indices: Tensor, seq_lens: Tensor, q_len: int, workspace: Workspace
-    ) -> Metadata:
+    def extend_uniform(self, batch: SequenceLayout, q_len: int, workspace: Workspace) -> Metadata:
         """``q_len`` causal queries per sequence, at positions L .. L + q_len - 1 (decode, draft extend)."""
 
     @abstractmethod
-    def verify(
-        self, req_pool_indices: Tensor, seq_lens: Tensor, tree_mask: Tensor, workspace: Workspace
-    ) -> Metadata:
+    def verify(self, batch: SequenceLayout, tree_mask: Tensor, workspace: Workspace) -> Metadata:
         """T tree nodes per sequence after L; ``tree_mask`` bool [B, T, T], ancestors and self."""
 
     @abstractmethod

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.attention.flashinfer import FlashInferPlanner
+from specdebug.engine.attention.workspace import Workspace
+from specdebug.engine.memory.arena import ArenaLayout
 
 _KEYS_PER_SPLIT = 512
 _MAX_SPLITS = 8
@@ -16,7 +18,19 @@ class TritonPlanner(FlashInferPlanner):
 
     index_dtype = torch.int64
 
-    def _splits(self, kv_lens: Tensor, q_len: int) -> Tensor | None:
+    def declare_extend(self, layout: ArenaLayout, max_bs: int, q_len: int) -> None:
+        super().declare_extend(layout, max_bs, q_len)
+        if q_len == 1:
+            layout.add("extend.num_kv_splits", (max_bs,), torch.int32)
+
+    def declare_draft(self, layout: ArenaLayout, max_bs: int) -> None:
+        super().declare_draft(layout, max_bs)
+        for step in range(self.num_steps - 1):
+            layout.add(f"draft.{step}.num_kv_splits", (max_bs * self.topk,), torch.int32)
+
+    def _splits(self, kv_lens: Tensor, q_len: int, scope: str, workspace: Workspace) -> Tensor | None:
         if q_len != 1:
             return None
-        return (kv_lens // _KEYS_PER_SPLIT + 1).clamp(max=_MAX_SPLITS).to(torch.int32)
+        rows = kv_lens.numel()
+        splits = workspace.take(f"{scope}.num_kv_splits", (rows,), torch.int32)[:rows]
+        return splits.copy_((kv_lens // _KEYS_PER_SPLIT + 1).clamp_(max=_MAX_SPLITS))

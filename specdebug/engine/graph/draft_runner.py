@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from specdebug.async_probe import maybe_detect_nan, maybe_detect_oob
+from specdebug.engine.attention.backend import AttentionBackend
+from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.attention.planner import AttentionPlanner, DraftLayout
 from specdebug.engine.config import CudaGraphConfig
 from specdebug.engine.graph.runner import GraphRunner, StaticBuffers, padded_size
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs, DraftLoop
 
 
-class DraftGraphRunner(GraphRunner):
+class DraftGraphRunner(GraphRunner[DraftInputs]):
     """Replays :class:`DraftLoop` at captured batch sizes.
 
     Padding rows must be coherent with each other: kv_indptr comes from ``positions``, index lists from
@@ -26,6 +31,7 @@ class DraftGraphRunner(GraphRunner):
         config: CudaGraphConfig,
         loop: DraftLoop,
         planner: AttentionPlanner,
+        attention: AttentionBackend,
         *,
         num_rows: int,
         hidden_dtype: torch.dtype,
@@ -33,15 +39,14 @@ class DraftGraphRunner(GraphRunner):
         fill: FillPolicy,
         device: torch.device,
     ) -> None:
-        self.capture_bs = config.batch_sizes
         self._loop = loop
         self._planner = planner
         self._num_rows = num_rows
         topk, steps, nodes = loop.topk, loop.num_steps, loop.tree_size
-        max_bs = self.capture_bs[-1]
+        max_bs = config.batch_sizes[-1]
         metadata = ArenaLayout(guards=guards)
         planner.declare_draft(metadata, max_bs)
-        self.buffers = StaticBuffers(
+        buffers = StaticBuffers(
             inputs=[
                 ("draft.topk_p", (max_bs, topk), torch.float32),
                 ("draft.topk_index", (max_bs, topk), torch.int64),
@@ -60,8 +65,9 @@ class DraftGraphRunner(GraphRunner):
             fill=fill,
             device=device,
         )
+        super().__init__(config.batch_sizes, buffers, attention, loop.pool)
 
-    def replay(self, inputs: DraftInputs, seq_lens_sum: int) -> DraftCandidates:
+    def replay(self, inputs: DraftInputs, seq_lens_cpu: tuple[int, ...]) -> DraftCandidates:
         """Run at the padded size; the result views static outputs, valid until the next replay."""
         raw_bs = inputs.topk_p.shape[0]
         bs = padded_size(self.capture_bs, raw_bs)
@@ -85,20 +91,12 @@ class DraftGraphRunner(GraphRunner):
         buffers.rows("draft.out_cache_loc", raw_bs * topk).copy_(inputs.out_cache_loc)
         padded = self._padded(bs)
         self._probe(padded)
-        plans = self._planner.draft_decode(
-            DraftLayout(
-                padded.req_pool_indices, padded.seq_lens, padded.positions, padded.out_cache_loc, seq_lens_sum
-            ),
-            buffers.workspace,
+        self._launch(bs, padded, seq_lens_cpu)
+        return DraftCandidates(
+            buffers.rows("draft.parent_list", raw_bs),
+            buffers.rows("draft.top_scores_index", raw_bs),
+            buffers.rows("draft.draft_tokens", raw_bs),
         )
-        result = self._loop.run(padded, plans)
-        candidates = DraftCandidates(
-            self._output("draft.parent_list", result.parent_list, raw_bs),
-            self._output("draft.top_scores_index", result.top_scores_index, raw_bs),
-            self._output("draft.draft_tokens", result.draft_tokens, raw_bs),
-        )
-        buffers.release_inputs()
-        return candidates
 
     def _padded(self, bs: int) -> DraftInputs:
         buffers, rows = self.buffers, bs * self._loop.topk
@@ -119,6 +117,21 @@ class DraftGraphRunner(GraphRunner):
         maybe_detect_nan(padded.topk_p, "draft_graph.replay.topk_p")
         maybe_detect_nan(padded.hidden_states, "draft_graph.replay.hidden_states")
 
-    def _output(self, name: str, value: Tensor, raw_bs: int) -> Tensor:
-        self.buffers.rows(name, value.shape[0]).copy_(value)
-        return self.buffers.rows(name, raw_bs)
+    def _plan(self, padded: DraftInputs, seq_lens_cpu: tuple[int, ...]) -> list[Metadata]:
+        layout = DraftLayout(
+            padded.req_pool_indices, padded.seq_lens, padded.positions, padded.out_cache_loc, seq_lens_cpu
+        )
+        return self._planner.draft_decode(layout, self.buffers.workspace)
+
+    def _locs(self, padded: DraftInputs) -> list[Tensor]:
+        return self._loop.locs(padded)
+
+    def _forward(self, padded: DraftInputs, attentions: Sequence[LayerAttention]) -> None:
+        result = self._loop.run(padded, attentions)
+        bs = padded.seq_lens.numel()
+        for name, value in (
+            ("draft.parent_list", result.parent_list),
+            ("draft.top_scores_index", result.top_scores_index),
+            ("draft.draft_tokens", result.draft_tokens),
+        ):
+            self.buffers.rows(name, bs).copy_(value)

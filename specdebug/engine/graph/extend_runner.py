@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specdebug.async_probe import maybe_detect_inf, maybe_detect_nan, maybe_detect_oob
-from specdebug.engine.attention.executor import TorchAttention
-from specdebug.engine.attention.planner import AttentionPlanner
+from specdebug.engine.attention.backend import AttentionBackend
+from specdebug.engine.attention.metadata import Metadata
+from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
 from specdebug.engine.config import CudaGraphConfig
 from specdebug.engine.graph.runner import GraphRunner, StaticBuffers, padded_size
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
-from specdebug.engine.model.interface import DraftModel
+from specdebug.engine.model.interface import DraftModel, LayerAttention
 from specdebug.engine.speculative.draft import top_k_probs
 
 
@@ -50,7 +52,7 @@ class ExtendForward:
         self.pool = pool
         self.topk = topk
 
-    def run(self, inputs: ExtendInputs, tokens_per_request: int, attention: TorchAttention) -> ExtendOutputs:
+    def run(self, inputs: ExtendInputs, tokens_per_request: int, attention: LayerAttention) -> ExtendOutputs:
         """T = ``tokens_per_request`` rows each; those past the accepted ones are computed and not read."""
         hidden = self.model.forward(
             inputs.input_ids, inputs.positions, self.model.project(inputs.features), attention
@@ -67,7 +69,7 @@ class ExtendForward:
         return ExtendOutputs(topk_p, topk_index, hidden)
 
 
-class ExtendGraphRunner(GraphRunner):
+class ExtendGraphRunner(GraphRunner[ExtendInputs]):
     """Replays :class:`ExtendForward` at captured batch sizes; a padded row accepts all T of its zeros."""
 
     def __init__(
@@ -75,6 +77,7 @@ class ExtendGraphRunner(GraphRunner):
         config: CudaGraphConfig,
         forward: ExtendForward,
         planner: AttentionPlanner,
+        attention: AttentionBackend,
         *,
         tree_size: int,
         target_vocab_size: int,
@@ -83,16 +86,15 @@ class ExtendGraphRunner(GraphRunner):
         fill: FillPolicy,
         device: torch.device,
     ) -> None:
-        self.capture_bs = config.batch_sizes
-        self._forward = forward
+        self._callable = forward
         self._planner = planner
         self._tree_size = tree_size
         self._target_vocab_size = target_vocab_size
-        max_bs, model = self.capture_bs[-1], forward.model
+        max_bs, model = config.batch_sizes[-1], forward.model
         tokens = max_bs * tree_size
         metadata = ArenaLayout(guards=guards)
         planner.declare_extend(metadata, max_bs, tree_size)
-        self.buffers = StaticBuffers(
+        buffers = StaticBuffers(
             inputs=[
                 ("draft_extend.input_ids", (tokens,), torch.int64),
                 ("draft_extend.positions", (tokens,), torch.int64),
@@ -111,13 +113,14 @@ class ExtendGraphRunner(GraphRunner):
             fill=fill,
             device=device,
         )
+        super().__init__(config.batch_sizes, buffers, attention, forward.pool)
 
-    def replay(self, inputs: ExtendInputs) -> ExtendOutputs:
+    def replay(self, inputs: ExtendInputs, seq_lens_cpu: tuple[int, ...]) -> ExtendOutputs:
         """Run at the padded size; the result views static outputs, valid until the next replay."""
         raw_bs, nodes, buffers = inputs.seq_lens.numel(), self._tree_size, self.buffers
         bs = padded_size(self.capture_bs, raw_bs)
         assert bs is not None
-        live, rows = raw_bs * nodes, bs * nodes
+        live = raw_bs * nodes
         if bs != raw_bs:
             buffers["draft_extend.input_ids"].zero_()
             buffers["draft_extend.positions"].zero_()
@@ -133,7 +136,23 @@ class ExtendGraphRunner(GraphRunner):
         buffers.rows("draft_extend.accept_lengths", raw_bs).copy_(inputs.accept_lengths)
         buffers.rows("draft_extend.req_pool_indices", raw_bs).copy_(inputs.req_pool_indices)
         buffers.rows("draft_extend.seq_lens", raw_bs).copy_(inputs.seq_lens)
-        padded = ExtendInputs(
+        padded = self._padded(bs)
+        maybe_detect_oob(padded.input_ids, 0, self._target_vocab_size, "draft_extend_graph.replay.input_ids")
+        maybe_detect_oob(padded.accept_lengths, 1, nodes + 1, "draft_extend_graph.replay.accept_lengths")
+        self._launch(bs, padded, seq_lens_cpu)
+        return ExtendOutputs(
+            buffers.rows("draft_extend.topk_p", raw_bs),
+            buffers.rows("draft_extend.topk_index", raw_bs),
+            buffers.rows("draft_extend.hidden_states", raw_bs),
+        )
+
+    def _blank(self) -> None:
+        super()._blank()
+        self.buffers["draft_extend.accept_lengths"].fill_(self._tree_size)
+
+    def _padded(self, bs: int) -> ExtendInputs:
+        buffers, rows = self.buffers, bs * self._tree_size
+        return ExtendInputs(
             input_ids=buffers.rows("draft_extend.input_ids", rows),
             positions=buffers.rows("draft_extend.positions", rows),
             out_cache_loc=buffers.rows("draft_extend.out_cache_loc", rows),
@@ -142,22 +161,20 @@ class ExtendGraphRunner(GraphRunner):
             req_pool_indices=buffers.rows("draft_extend.req_pool_indices", bs),
             seq_lens=buffers.rows("draft_extend.seq_lens", bs),
         )
-        maybe_detect_oob(padded.input_ids, 0, self._target_vocab_size, "draft_extend_graph.replay.input_ids")
-        maybe_detect_oob(padded.accept_lengths, 1, nodes + 1, "draft_extend_graph.replay.accept_lengths")
-        metadata = self._planner.extend_uniform(
-            padded.req_pool_indices, padded.seq_lens, nodes, buffers.workspace
-        )
-        attention = TorchAttention(metadata, self._forward.pool, padded.out_cache_loc)
-        result = self._forward.run(padded, nodes, attention)
+
+    def _plan(self, padded: ExtendInputs, seq_lens_cpu: tuple[int, ...]) -> list[Metadata]:
+        layout = SequenceLayout(padded.req_pool_indices, padded.seq_lens, seq_lens_cpu)
+        return [self._planner.extend_uniform(layout, self._tree_size, self.buffers.workspace)]
+
+    def _locs(self, padded: ExtendInputs) -> list[Tensor]:
+        return [padded.out_cache_loc]
+
+    def _forward(self, padded: ExtendInputs, attentions: Sequence[LayerAttention]) -> None:
+        result = self._callable.run(padded, self._tree_size, attentions[0])
+        bs = padded.seq_lens.numel()
         for name, value in (
             ("draft_extend.topk_p", result.topk_p),
             ("draft_extend.topk_index", result.topk_index),
             ("draft_extend.hidden_states", result.hidden_states),
         ):
-            buffers.rows(name, bs).copy_(value)
-        buffers.release_inputs()
-        return ExtendOutputs(
-            buffers.rows("draft_extend.topk_p", raw_bs),
-            buffers.rows("draft_extend.topk_index", raw_bs),
-            buffers.rows("draft_extend.hidden_states", raw_bs),
-        )
+            self.buffers.rows(name, bs).copy_(value)

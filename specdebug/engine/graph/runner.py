@@ -8,14 +8,22 @@ Between replays the fill policy therefore treats inputs as released.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from specdebug.engine.attention.backend import AttentionBackend, BoundAttention
+from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.attention.workspace import ArenaWorkspace
+from specdebug.engine.graph.capture import CapturedForward
 from specdebug.engine.memory.arena import Arena, ArenaLayout, GuardViolation
 from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.model.interface import LayerAttention
 
 BufferSpec = tuple[str, tuple[int, ...], torch.dtype]
 
@@ -54,6 +62,11 @@ class StaticBuffers:
             view = self._row_views[name, count] = self._arena[name][:count]
         return view
 
+    def zero_inputs(self) -> None:
+        """Zeros in every input."""
+        for buffer in self._inputs:
+            buffer.zero_()
+
     def release_inputs(self) -> None:
         """Inputs belong to nobody until the next replay."""
         if self._fill.poisons:
@@ -65,11 +78,27 @@ class StaticBuffers:
         return self._arena.check_guards()
 
 
-class GraphRunner:
-    """What a batch needs to know before it is replayed, and what is checked after."""
+Inputs = TypeVar("Inputs")
 
-    capture_bs: tuple[int, ...]
-    buffers: StaticBuffers
+
+class GraphRunner(ABC, Generic[Inputs]):
+    """One forward over static buffers at captured batch sizes.
+
+    On CUDA :meth:`capture` turns it into graphs; elsewhere, or before that, a replay calls it directly.
+    """
+
+    def __init__(
+        self,
+        capture_bs: tuple[int, ...],
+        buffers: StaticBuffers,
+        attention: AttentionBackend,
+        pool: KVPool,
+    ) -> None:
+        self.capture_bs = capture_bs
+        self.buffers = buffers
+        self._attention = attention
+        self._pool = pool
+        self._captured: dict[int, CapturedForward] = {}
 
     def can_run(self, batch_size: int) -> bool:
         """Whether some captured size holds ``batch_size`` requests; otherwise they run eagerly."""
@@ -78,6 +107,52 @@ class GraphRunner:
     def check_guards(self) -> list[GuardViolation]:
         """Overruns of this runner's static buffers since the last call."""
         return self.buffers.check_guards()
+
+    def capture(self, graph_pool: Any) -> None:
+        """Capture every batch size, the largest first, so that the others find its memory in the pool."""
+        for bs in reversed(self.capture_bs):
+            self._blank()
+            padded = self._padded(bs)
+            metadata = self._plan(padded, (0,) * bs)
+            bound = self._bind(padded, metadata, graph=True)
+            self._captured[bs] = CapturedForward(partial(self._forward, padded, bound), bound, graph_pool)
+        self.buffers.release_inputs()
+
+    def _blank(self) -> None:
+        """Make every row of the inputs a padding row."""
+        self.buffers.zero_inputs()
+
+    @abstractmethod
+    def _padded(self, bs: int) -> Inputs:
+        """Static inputs of ``bs`` rows."""
+
+    @abstractmethod
+    def _plan(self, padded: Inputs, seq_lens_cpu: tuple[int, ...]) -> list[Metadata]:
+        """Metadata of each attention in the forward, written to static buffers."""
+
+    @abstractmethod
+    def _locs(self, padded: Inputs) -> list[Tensor]:
+        """Slots that each attention in the forward writes, int64."""
+
+    @abstractmethod
+    def _forward(self, padded: Inputs, attentions: Sequence[LayerAttention]) -> None:
+        """Compute, and store what comes out in the static outputs."""
+
+    def _bind(self, padded: Inputs, metadata: Sequence[Metadata], *, graph: bool) -> list[BoundAttention]:
+        return [
+            self._attention.bind(plan, self._pool, loc, graph=graph)
+            for plan, loc in zip(metadata, self._locs(padded), strict=True)
+        ]
+
+    def _launch(self, bs: int, padded: Inputs, seq_lens_cpu: tuple[int, ...]) -> None:
+        """Plan and run ``padded``; ``seq_lens_cpu`` are the lengths of its live rows."""
+        metadata = self._plan(padded, seq_lens_cpu + (0,) * (bs - len(seq_lens_cpu)))
+        captured = self._captured.get(bs)
+        if captured is None:
+            self._forward(padded, self._bind(padded, metadata, graph=False))
+        else:
+            captured.replay(metadata)
+        self.buffers.release_inputs()
 
 
 def padded_size(capture_bs: Sequence[int], raw_bs: int) -> int | None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from specdebug.engine.attention.executor import TorchAttention
-from specdebug.engine.attention.planner import AttentionPlanner
+from specdebug.engine.attention.backend import AttentionBackend
+from specdebug.engine.attention.metadata import Metadata
+from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
 from specdebug.engine.config import CudaGraphConfig
 from specdebug.engine.graph.runner import GraphRunner, StaticBuffers, padded_size
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.llama import TargetModel
 
 
@@ -49,14 +52,14 @@ class VerifyForward:
         self.aux_layers = aux_layers
         self.feature_size = feature_size
 
-    def run(self, inputs: VerifyInputs, attention: TorchAttention) -> VerifyOutputs:
+    def run(self, inputs: VerifyInputs, attention: LayerAttention) -> VerifyOutputs:
         """Logits of every node, and its features: the final hidden, or EAGLE-3's auxiliary ones."""
         output = self.model.forward(inputs.input_ids, inputs.positions, attention, self.aux_layers)
         features = output.hidden if output.aux is None else output.aux
         return VerifyOutputs(self.model.logits(output.hidden), features)
 
 
-class VerifyGraphRunner(GraphRunner):
+class VerifyGraphRunner(GraphRunner[VerifyInputs]):
     """Replays :class:`VerifyForward` at captured batch sizes. Padded rows are empty requests on slot 0."""
 
     def __init__(
@@ -64,6 +67,7 @@ class VerifyGraphRunner(GraphRunner):
         config: CudaGraphConfig,
         forward: VerifyForward,
         planner: AttentionPlanner,
+        attention: AttentionBackend,
         *,
         tree_size: int,
         dtype: torch.dtype,
@@ -71,15 +75,14 @@ class VerifyGraphRunner(GraphRunner):
         fill: FillPolicy,
         device: torch.device,
     ) -> None:
-        self.capture_bs = config.batch_sizes
-        self._forward = forward
+        self._callable = forward
         self._planner = planner
         self._tree_size = tree_size
-        max_bs = self.capture_bs[-1]
+        max_bs = config.batch_sizes[-1]
         tokens = max_bs * tree_size
         metadata = ArenaLayout(guards=guards)
         planner.declare_verify(metadata, max_bs)
-        self.buffers = StaticBuffers(
+        buffers = StaticBuffers(
             inputs=[
                 ("verify.input_ids", (tokens,), torch.int64),
                 ("verify.positions", (tokens,), torch.int64),
@@ -96,13 +99,14 @@ class VerifyGraphRunner(GraphRunner):
             fill=fill,
             device=device,
         )
+        super().__init__(config.batch_sizes, buffers, attention, forward.pool)
 
-    def replay(self, inputs: VerifyInputs) -> VerifyOutputs:
+    def replay(self, inputs: VerifyInputs, seq_lens_cpu: tuple[int, ...]) -> VerifyOutputs:
         """Run at the padded size; the result views static outputs, valid until the next replay."""
         raw_bs, nodes, buffers = inputs.seq_lens.numel(), self._tree_size, self.buffers
         bs = padded_size(self.capture_bs, raw_bs)
         assert bs is not None
-        live, rows = raw_bs * nodes, bs * nodes
+        live = raw_bs * nodes
         if bs != raw_bs:
             buffers["verify.input_ids"].zero_()
             buffers["verify.positions"].zero_()
@@ -116,7 +120,12 @@ class VerifyGraphRunner(GraphRunner):
         buffers.rows("verify.tree_mask", raw_bs).copy_(inputs.mask)
         buffers.rows("verify.req_pool_indices", raw_bs).copy_(inputs.req_pool_indices)
         buffers.rows("verify.seq_lens", raw_bs).copy_(inputs.seq_lens)
-        padded = VerifyInputs(
+        self._launch(bs, self._padded(bs), seq_lens_cpu)
+        return VerifyOutputs(buffers.rows("verify.logits", live), buffers.rows("verify.features", live))
+
+    def _padded(self, bs: int) -> VerifyInputs:
+        buffers, rows = self.buffers, bs * self._tree_size
+        return VerifyInputs(
             input_ids=buffers.rows("verify.input_ids", rows),
             positions=buffers.rows("verify.positions", rows),
             out_cache_loc=buffers.rows("verify.out_cache_loc", rows),
@@ -124,12 +133,16 @@ class VerifyGraphRunner(GraphRunner):
             req_pool_indices=buffers.rows("verify.req_pool_indices", bs),
             seq_lens=buffers.rows("verify.seq_lens", bs),
         )
-        metadata = self._planner.verify(
-            padded.req_pool_indices, padded.seq_lens, padded.mask, buffers.workspace
-        )
-        attention = TorchAttention(metadata, self._forward.pool, padded.out_cache_loc)
-        result = self._forward.run(padded, attention)
-        buffers.rows("verify.logits", rows).copy_(result.logits)
-        buffers.rows("verify.features", rows).copy_(result.features)
-        buffers.release_inputs()
-        return VerifyOutputs(buffers.rows("verify.logits", live), buffers.rows("verify.features", live))
+
+    def _plan(self, padded: VerifyInputs, seq_lens_cpu: tuple[int, ...]) -> list[Metadata]:
+        layout = SequenceLayout(padded.req_pool_indices, padded.seq_lens, seq_lens_cpu)
+        return [self._planner.verify(layout, padded.mask, self.buffers.workspace)]
+
+    def _locs(self, padded: VerifyInputs) -> list[Tensor]:
+        return [padded.out_cache_loc]
+
+    def _forward(self, padded: VerifyInputs, attentions: Sequence[LayerAttention]) -> None:
+        result = self._callable.run(padded, attentions[0])
+        rows = padded.input_ids.numel()
+        self.buffers.rows("verify.logits", rows).copy_(result.logits)
+        self.buffers.rows("verify.features", rows).copy_(result.features)

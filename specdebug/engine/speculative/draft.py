@@ -10,16 +10,15 @@ Sources: EAGLE-2 (arXiv:2406.16858) for the dynamic tree; SGLang ``select_top_k_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specdebug.async_probe import maybe_detect_inf, maybe_detect_nan, maybe_detect_oob
-from specdebug.engine.attention.executor import TorchAttention
-from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.memory.kv_pool import KVPool
-from specdebug.engine.model.interface import DraftModel
+from specdebug.engine.model.interface import DraftModel, LayerAttention
 
 
 @dataclass(frozen=True)
@@ -91,14 +90,24 @@ class DraftLoop:
         self._chain_order = torch.arange(num_steps, device=device)
         self._roots = torch.arange(-1, topk, device=device)
 
-    def run(self, inputs: DraftInputs, plans: list[Metadata]) -> DraftCandidates:
-        """S - 1 forwards under ``plans``; forward i writes draft KV to column i of ``out_cache_loc``."""
+    def locs(self, inputs: DraftInputs) -> list[Tensor]:
+        """Slots that each forward writes, int64 [B·K]: column i of ``out_cache_loc`` for forward i."""
+        return list(inputs.out_cache_loc[:, : self.num_steps - 1].unbind(1))
+
+    def run(self, inputs: DraftInputs, attentions: Sequence[LayerAttention]) -> DraftCandidates:
+        """S - 1 forwards, each under its own one of ``attentions``."""
         if self.topk == 1:
-            return self._run_chain(inputs, plans)
-        return self._run_tree(inputs, plans)
+            return self._run_chain(inputs, attentions)
+        return self._run_tree(inputs, attentions)
 
     def _forward(
-        self, step: int, tokens: Tensor, hidden: Tensor, inputs: DraftInputs, lengths: Tensor, plan: Metadata
+        self,
+        step: int,
+        tokens: Tensor,
+        hidden: Tensor,
+        inputs: DraftInputs,
+        lengths: Tensor,
+        attention: LayerAttention,
     ) -> tuple[Tensor, Tensor]:
         """One draft forward at positions L + step: logits [B·K, Vd], hidden [B·K, Hd].
 
@@ -107,28 +116,27 @@ class DraftLoop:
         positions = inputs.positions + step
         maybe_detect_oob(positions, step, step + 1, "draft.forward.positions", relative_to=lengths)
         maybe_detect_oob(tokens, 0, self.target_vocab_size, "draft.forward.input_ids")
-        attention = TorchAttention(plan, self.pool, inputs.out_cache_loc[:, step])
         hidden = self.model.forward(tokens, positions, hidden, attention)
         logits = self.model.logits(hidden)
         maybe_detect_nan(logits, "draft.forward.logits")
         maybe_detect_inf(logits, "draft.forward.logits")
         return logits, hidden
 
-    def _run_chain(self, inputs: DraftInputs, plans: list[Metadata]) -> DraftCandidates:
+    def _run_chain(self, inputs: DraftInputs, attentions: Sequence[LayerAttention]) -> DraftCandidates:
         """topk 1: no scores to compare, the tree is the chain itself."""
         batch = inputs.topk_index.shape[0]
         hidden = inputs.hidden_states
         tokens = self.model.to_target_ids(inputs.topk_index.view(-1))
         chain = [tokens]
         for step in range(self.num_steps - 1):
-            logits, hidden = self._forward(step, tokens, hidden, inputs, inputs.seq_lens, plans[step])
+            logits, hidden = self._forward(step, tokens, hidden, inputs, inputs.seq_lens, attentions[step])
             tokens = self.model.to_target_ids(logits.argmax(dim=-1))
             chain.append(tokens)
         return DraftCandidates(
             self._chain_parents.expand(batch, -1), self._chain_order.expand(batch, -1), torch.stack(chain, dim=1)
         )
 
-    def _run_tree(self, inputs: DraftInputs, plans: list[Metadata]) -> DraftCandidates:
+    def _run_tree(self, inputs: DraftInputs, attentions: Sequence[LayerAttention]) -> DraftCandidates:
         topk = self.topk
         batch = inputs.topk_p.shape[0]
         device = inputs.topk_p.device
@@ -140,7 +148,7 @@ class DraftLoop:
         parents = [self._roots.expand(batch, -1)]
         first_row = torch.arange(0, batch * topk, topk, device=device).unsqueeze(1)
         for step in range(self.num_steps - 1):
-            logits, hidden = self._forward(step, beam_tokens.view(-1), hidden, inputs, lengths, plans[step])
+            logits, hidden = self._forward(step, beam_tokens.view(-1), hidden, inputs, lengths, attentions[step])
             probs, ids = top_k_probs(logits, topk)
             step_scores = (beam_scores.view(-1, 1) * probs).view(batch, -1)
             step_tokens = self.model.to_target_ids(ids).view(batch, -1)

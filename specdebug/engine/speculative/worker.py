@@ -17,11 +17,13 @@ from specdebug.async_probe import (
     maybe_detect_oob,
     maybe_detect_page_aligned,
 )
-from specdebug.engine.attention.executor import TorchAttention
-from specdebug.engine.attention.planner import AttentionPlanner, DraftLayout
+from specdebug.engine import progress
+from specdebug.engine.attention.backend import AttentionBackend
+from specdebug.engine.attention.planner import AttentionPlanner, DraftLayout, SequenceLayout
 from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.config import EngineConfig, SpeculativeConfig
+from specdebug.engine.device import Readback, upload
 from specdebug.engine.graph.draft_runner import DraftGraphRunner
 from specdebug.engine.graph.extend_runner import ExtendForward, ExtendGraphRunner, ExtendInputs, ExtendOutputs
 from specdebug.engine.graph.verify_runner import VerifyForward, VerifyGraphRunner, VerifyInputs, VerifyOutputs
@@ -47,6 +49,14 @@ from specdebug.engine.speculative.tree import TreeBuilder, VerifyTree
 
 
 @dataclass(frozen=True)
+class DraftAndTargetAttention:
+    """Who attends for either model: their heads may differ."""
+
+    draft: AttentionBackend
+    target: AttentionBackend
+
+
+@dataclass(frozen=True)
 class Pools:
     """The two pools that share slot ids, and the table that maps positions to slots."""
 
@@ -66,6 +76,7 @@ class EagleWorker:
         draft: DraftModel,
         pools: Pools,
         planner: AttentionPlanner,
+        attention: DraftAndTargetAttention,
         *,
         dtype: torch.dtype,
         fill: FillPolicy,
@@ -74,6 +85,7 @@ class EagleWorker:
         self._spec = spec
         self._pools = pools
         self._planner = planner
+        self._attention = attention
         self._page_size = config.page_size
         self._seed = config.seed
         self._device = device
@@ -101,21 +113,24 @@ class EagleWorker:
         self._draft_runner: DraftGraphRunner | None = None
         self._verify_runner: VerifyGraphRunner | None = None
         self._extend_runner: ExtendGraphRunner | None = None
+        self._last_rows: tuple[tuple[int, ...], Tensor] | None = None
         if config.cuda_graph.enabled:
             guards = config.memory.guards
             graph = config.cuda_graph
             self._draft_runner = DraftGraphRunner(
-                graph, self._loop, planner, num_rows=rows + 1, hidden_dtype=dtype, guards=guards, fill=fill,
-                device=device,
-            )
-            self._verify_runner = VerifyGraphRunner(
-                graph, self._verify_forward, planner, tree_size=spec.tree_size, dtype=dtype, guards=guards,
+                graph, self._loop, planner, attention.draft, num_rows=rows + 1, hidden_dtype=dtype, guards=guards,
                 fill=fill, device=device,
             )
+            self._verify_runner = VerifyGraphRunner(
+                graph, self._verify_forward, planner, attention.target, tree_size=spec.tree_size, dtype=dtype,
+                guards=guards, fill=fill, device=device,
+            )
             self._extend_runner = ExtendGraphRunner(
-                graph, self._extend_forward, planner, tree_size=spec.tree_size,
+                graph, self._extend_forward, planner, attention.draft, tree_size=spec.tree_size,
                 target_vocab_size=self._vocab_size, dtype=dtype, guards=guards, fill=fill, device=device,
             )
+            if device.type == "cuda":
+                self._capture()
 
     def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
         """Write the chunks' draft KV; after a final chunk keep what the first draft loop starts from.
@@ -129,10 +144,8 @@ class EagleWorker:
         last = batch.last_rows()
         input_ids[last] = tail
         maybe_detect_oob(input_ids, 0, self._vocab_size, "draft_prefill.input_ids")
-        metadata = self._planner.extend(
-            batch.req_pool_indices, batch.prefix_lens, batch.extend_lens, self._workspace
-        )
-        attention = TorchAttention(metadata, self._pools.draft, batch.out_cache_loc)
+        metadata = self._planner.extend(batch.layout(), self._workspace)
+        attention = self._attention.draft.bind(metadata, self._pools.draft, batch.out_cache_loc)
         hidden = self._draft_model.forward(
             input_ids, batch.positions, self._draft_model.project(features), attention
         )
@@ -144,28 +157,48 @@ class EagleWorker:
 
     def decode(self, requests: Sequence[Request]) -> list[list[int]]:
         """One iteration; the tokens each request gained, at least one."""
-        rows = torch.tensor([request.row for request in requests], device=self._device)
+        rows = self._rows_of(requests)
+        lens_cpu = tuple(request.kv_len for request in requests)
         state = self._state.gather(rows)
         maybe_detect_oob(state.bonus, 0, self._vocab_size, "draft.bonus")
         out_cache_loc = verify_cache_locs(
             self._pools.req_to_token.table, rows, state.seq_lens, self._spec.tree_size
         )
         locs = self._draft_locs(rows, state.seq_lens, out_cache_loc)
-        candidates = self._draft(rows, state, locs, sum(request.kv_len for request in requests))
+        candidates = self._draft(rows, state, locs, lens_cpu)
         tree = self._tree_builder.build(candidates, state.bonus, state.seq_lens)
-        verified = self._verify(rows, state.seq_lens, tree, out_cache_loc)
+        batch = SequenceLayout(rows, state.seq_lens, lens_cpu)
+        verified = self._verify(batch, tree, out_cache_loc)
         acceptance = self._accept(requests, tree, verified.logits)
         acceptance.check(self._spec.tree_size, self._vocab_size)
         self._commit_kv(acceptance, out_cache_loc)
         compacted = self._compact(acceptance, verified.features)
-        bonus = compacted.predict.view(len(requests), -1).gather(
-            1, compacted.accept_lengths.unsqueeze(1) - 1
-        )
+        predict, lengths = compacted.predict.view(len(requests), -1), compacted.accept_lengths.unsqueeze(1)
+        accepted = Readback(torch.cat([lengths, predict], dim=1))
+        bonus = predict.gather(1, lengths - 1)
         self._state.store_lengths(rows, state.seq_lens + compacted.accept_lengths, bonus.squeeze(1))
-        self._draft_extend(rows, state.seq_lens, compacted, out_cache_loc)
-        tokens = compacted.predict.view(len(requests), -1).tolist()
-        lengths = compacted.accept_lengths.tolist()
-        return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
+        # Queued behind the read-back: a GPU extends while the host looks at the tokens and plans the next step.
+        self._draft_extend(batch, compacted, out_cache_loc)
+        return [row[1 : row[0] + 1] for row in accepted.wait()]
+
+    def _rows_of(self, requests: Sequence[Request]) -> Tensor:
+        """int64 [B]; the last batch's tensor when it had the same rows, as decode batches mostly do."""
+        rows = tuple(request.row for request in requests)
+        if self._last_rows is None or self._last_rows[0] != rows:
+            self._last_rows = rows, upload(rows, self._device)
+        return self._last_rows[1]
+
+    def _capture(self) -> None:
+        """Turn the runners into CUDA graphs. They run one after another, so they share a pool."""
+        pool = torch.cuda.graph_pool_handle()
+        for name, runner in (
+            ("verify", self._verify_runner),
+            ("draft", self._draft_runner),
+            ("draft extend", self._extend_runner),
+        ):
+            if runner is not None:
+                progress.report(f"capturing {name} graphs, batch {', '.join(map(str, runner.capture_bs))}")
+                runner.capture(pool)
 
     def check_guards(self) -> list[GuardViolation]:
         """Overruns of any runner's static buffers since the last call."""
@@ -197,7 +230,9 @@ class EagleWorker:
             page_size=self._page_size,
         )
 
-    def _draft(self, rows: Tensor, state: DraftState, locs: DraftCacheLocs, seq_lens_sum: int) -> DraftCandidates:
+    def _draft(
+        self, rows: Tensor, state: DraftState, locs: DraftCacheLocs, lens_cpu: tuple[int, ...]
+    ) -> DraftCandidates:
         topk = self._spec.eagle_topk
         maybe_detect_oob(locs.out_cache_loc, 0, self._pools.draft.size, "draft.out_cache_loc")
         if locs.dup_src is not None and locs.dup_tgt is not None:
@@ -216,21 +251,27 @@ class EagleWorker:
             out_cache_loc=locs.out_cache_loc,
         )
         if self._draft_runner is not None and self._draft_runner.can_run(rows.numel()):
-            return self._draft_runner.replay(inputs, seq_lens_sum)
-        layout = DraftLayout(rows, state.seq_lens, positions, locs.out_cache_loc, seq_lens_sum)
-        return self._loop.run(inputs, self._planner.draft_decode(layout, self._workspace))
+            return self._draft_runner.replay(inputs, lens_cpu)
+        layout = DraftLayout(rows, state.seq_lens, positions, locs.out_cache_loc, lens_cpu)
+        attentions = [
+            self._attention.draft.bind(plan, self._pools.draft, loc)
+            for plan, loc in zip(
+                self._planner.draft_decode(layout, self._workspace), self._loop.locs(inputs), strict=True
+            )
+        ]
+        return self._loop.run(inputs, attentions)
 
-    def _verify(
-        self, rows: Tensor, seq_lens: Tensor, tree: VerifyTree, out_cache_loc: Tensor
-    ) -> VerifyOutputs:
+    def _verify(self, batch: SequenceLayout, tree: VerifyTree, out_cache_loc: Tensor) -> VerifyOutputs:
         input_ids = tree.tokens.reshape(-1)
         maybe_detect_oob(input_ids, 0, self._vocab_size, "verify.input_ids")
-        inputs = VerifyInputs(input_ids, tree.positions.reshape(-1), out_cache_loc, tree.mask, rows, seq_lens)
-        if self._verify_runner is not None and self._verify_runner.can_run(rows.numel()):
-            outputs = self._verify_runner.replay(inputs)
+        inputs = VerifyInputs(
+            input_ids, tree.positions.reshape(-1), out_cache_loc, tree.mask, batch.req_pool_indices, batch.seq_lens
+        )
+        if self._verify_runner is not None and self._verify_runner.can_run(len(batch.seq_lens_cpu)):
+            outputs = self._verify_runner.replay(inputs, batch.seq_lens_cpu)
         else:
-            metadata = self._planner.verify(rows, seq_lens, tree.mask, self._workspace)
-            attention = TorchAttention(metadata, self._pools.target, out_cache_loc)
+            metadata = self._planner.verify(batch, tree.mask, self._workspace)
+            attention = self._attention.target.bind(metadata, self._pools.target, out_cache_loc)
             outputs = self._verify_forward.run(inputs, attention)
         maybe_detect_nan(outputs.logits, "verify.logits")
         maybe_detect_inf(outputs.logits, "verify.logits")
@@ -254,7 +295,7 @@ class EagleWorker:
         return accept_sampling(
             tree,
             probs,
-            coins,
+            upload(coins.numpy(), self._device),
             self._spec.num_steps,
             threshold_single=self._spec.threshold_single,
             threshold_acc=self._spec.threshold_acc,
@@ -272,28 +313,26 @@ class EagleWorker:
             return compact_chain(acceptance, features)
         return compact_accept_to_front(acceptance, features, self._spec.tree_size)
 
-    def _draft_extend(
-        self, rows: Tensor, seq_lens: Tensor, compacted: Compacted, out_cache_loc: Tensor
-    ) -> None:
+    def _draft_extend(self, batch: SequenceLayout, compacted: Compacted, out_cache_loc: Tensor) -> None:
         nodes = self._spec.tree_size
         maybe_detect_oob(compacted.predict, 0, self._vocab_size, "draft_extend.input_ids")
         maybe_detect_nan(compacted.features, "draft_extend.features")
         inputs = ExtendInputs(
             input_ids=compacted.predict,
-            positions=(seq_lens.unsqueeze(1) + torch.arange(nodes, device=self._device)).view(-1),
+            positions=(batch.seq_lens.unsqueeze(1) + torch.arange(nodes, device=self._device)).view(-1),
             out_cache_loc=out_cache_loc,
             features=compacted.features,
             accept_lengths=compacted.accept_lengths,
-            req_pool_indices=rows,
-            seq_lens=seq_lens,
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=batch.seq_lens,
         )
-        if self._extend_runner is not None and self._extend_runner.can_run(rows.numel()):
-            start = self._extend_runner.replay(inputs)
+        if self._extend_runner is not None and self._extend_runner.can_run(len(batch.seq_lens_cpu)):
+            start = self._extend_runner.replay(inputs, batch.seq_lens_cpu)
         else:
-            metadata = self._planner.extend_uniform(rows, seq_lens, nodes, self._workspace)
-            attention = TorchAttention(metadata, self._pools.draft, out_cache_loc)
+            metadata = self._planner.extend_uniform(batch, nodes, self._workspace)
+            attention = self._attention.draft.bind(metadata, self._pools.draft, out_cache_loc)
             start = self._extend_forward.run(inputs, nodes, attention)
-        self._store_draft(rows, start)
+        self._store_draft(batch.req_pool_indices, start)
 
     def _store_draft(self, rows: Tensor, start: ExtendOutputs) -> None:
         maybe_detect_nan(start.topk_p, "draft_extend.topk_p")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.attention.metadata import Metadata, RaggedMetadata
-from specdebug.engine.attention.planner import AttentionPlanner, DraftLayout
+from specdebug.engine.attention.planner import AttentionPlanner, DraftLayout, ExtendLayout, SequenceLayout
 from specdebug.engine.attention.workspace import ArenaWorkspace, EagerWorkspace, Workspace
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.memory.arena import Arena, ArenaLayout
@@ -80,6 +80,15 @@ class World:
     @property
     def seq_lens(self) -> Tensor:
         return torch.tensor(self.case.lengths)
+
+    @property
+    def layout(self) -> SequenceLayout:
+        return SequenceLayout(self.rows, self.seq_lens, self.case.lengths)
+
+    def chunks(self, extend_lens: list[int]) -> ExtendLayout:
+        """The batch of these new tokens after each sequence."""
+        extend = torch.tensor(extend_lens)
+        return ExtendLayout(self.rows, self.seq_lens, extend, self.case.lengths, tuple(extend_lens))
 
     def draw(self, *shape: int) -> Tensor:
         """Normal float64 numbers that the case's dtype holds exactly."""
@@ -191,7 +200,7 @@ def _drawn(world: World, rows: int) -> tuple[Tensor, list[tuple[Tensor, Tensor]]
 
 def extend(
     world: World,
-    plan: Callable[[Tensor, Tensor], Metadata],
+    plan: Callable[[ExtendLayout], Metadata],
     extend_lens: list[int],
     masks: list[Tensor] | None = None,
 ) -> Result:
@@ -200,7 +209,7 @@ def extend(
     lens = torch.tensor(extend_lens)
     queries, news = _drawn(world, int(lens.sum()))
     loc = torch.cat([world.slots(b, n, n + extra) for b, n, extra in _spans(world, extend_lens)])
-    result = Result(world.case.dtype, attend(world, plan(world.seq_lens, lens), loc, news, queries))
+    result = Result(world.case.dtype, attend(world, plan(world.chunks(extend_lens)), loc, news, queries))
     starts = (lens.cumsum(0) - lens).tolist()
     for layer, (k, v) in enumerate(news):
         parts = []
@@ -225,7 +234,7 @@ def prefill(planner_type: PlannerType, case: Case) -> Result:
     world = build(case)
     planner = planner_type(world.config, world.req_to_token)
     extra = torch.randint(1, 12, (len(case.lengths),), generator=world.generator).tolist()
-    return extend(world, lambda lens, ext: planner.extend(world.rows, lens, ext, eager()), extra)
+    return extend(world, lambda chunks: planner.extend(chunks, eager()), extra)
 
 
 def cold_prefill(planner_type: PlannerType, case: Case) -> Result:
@@ -235,7 +244,7 @@ def cold_prefill(planner_type: PlannerType, case: Case) -> Result:
     world.case = replace(case, lengths=(0,) * len(case.lengths))
     world.pool.poison(torch.arange(case.page_size, world.pool.size))
     world.history = [(k[:, :0], v[:, :0]) for k, v in world.history]
-    return extend(world, lambda lens, ext: planner.extend(world.rows, lens, ext, eager()), list(case.lengths))
+    return extend(world, lambda chunks: planner.extend(chunks, eager()), list(case.lengths))
 
 
 def uniform(planner_type: PlannerType, case: Case, q_len: int, *, graph: bool = False) -> Result:
@@ -247,7 +256,7 @@ def uniform(planner_type: PlannerType, case: Case, q_len: int, *, graph: bool = 
         workspace, arena = static(planner, lambda p, layout: p.declare_extend(layout, len(case.lengths) + 1, q_len))
     result = extend(
         world,
-        lambda lens, _: planner.extend_uniform(world.rows, lens, q_len, workspace),
+        lambda _: planner.extend_uniform(world.layout, q_len, workspace),
         [q_len] * len(case.lengths),
     )
     assert arena is None or arena.check_guards() == []
@@ -273,7 +282,7 @@ def verify(planner_type: PlannerType, case: Case, *, graph: bool = False) -> Res
         workspace, arena = static(planner, lambda p, layout: p.declare_verify(layout, batch + 1))
     result = extend(
         world,
-        lambda lens, _: planner.verify(world.rows, lens, torch.stack(masks), workspace),
+        lambda _: planner.verify(world.layout, torch.stack(masks), workspace),
         [case.nodes] * batch,
         masks,
     )
@@ -336,7 +345,7 @@ def draft_layout(world: World, padding: int = 0) -> tuple[DraftLayout, Tensor]:
         seq_lens=seq_lens,
         positions=seq_lens.repeat_interleave(case.topk),
         out_cache_loc=slots,
-        seq_lens_sum=sum(case.lengths),
+        seq_lens_cpu=case.lengths + (0,) * padding,
     )
     return layout, slots
 

@@ -53,14 +53,13 @@ class Fixed:
             self.plan: Metadata = planner.draft_decode(layout, eager())[0]
         else:
             self.loc = torch.cat([world.slots(b, n, n + self.rows_each) for b, n in enumerate(lengths)])
-            rows, lens = world.rows, world.seq_lens
             if kind == "prefill":
-                self.plan = planner.extend(rows, lens, torch.full((batch,), 3), eager())
+                self.plan = planner.extend(world.chunks([3] * batch), eager())
             elif kind == "verify":
                 masks = torch.stack([random_tree(nodes, 2, world.generator) for _ in lengths])
-                self.plan = planner.verify(rows, lens, masks, eager())
+                self.plan = planner.verify(world.layout, masks, eager())
             else:
-                self.plan = planner.extend_uniform(rows, lens, self.rows_each, eager())
+                self.plan = planner.extend_uniform(world.layout, self.rows_each, eager())
         total = batch * self.rows_each
         self.queries = world.draw(LAYERS, total, Q_HEADS, DIM)
         self.news = [(world.draw(total, KV_HEADS, DIM), world.draw(total, KV_HEADS, DIM)) for _ in range(LAYERS)]

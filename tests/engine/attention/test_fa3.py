@@ -58,7 +58,7 @@ def _pages(world: World, b: int, length: int) -> list[int]:
 
 def test_a_prefill_names_the_pages_of_prefix_and_chunk() -> None:
     world, planner = _planned(Case((3, 6), 4))
-    plan = _paged(planner.extend(world.rows, world.seq_lens, torch.tensor([2, 5]), eager()))
+    plan = _paged(planner.extend(world.chunks([2, 5]), eager()))
     assert (plan.q_len, plan.causal, plan.page_size) == (None, True, 4)
     assert plan.cu_seqlens_q.tolist() == [0, 2, 7]
     assert plan.cache_seqlens.tolist() == [5, 11]
@@ -68,7 +68,7 @@ def test_a_prefill_names_the_pages_of_prefix_and_chunk() -> None:
 
 def test_a_chain_is_verified_in_one_causal_pass_and_drafted_on_the_row_itself() -> None:
     world, planner = _planned(Case((3, 6), 4, topk=1, steps=4))
-    verify_plan = _paged(planner.verify(world.rows, world.seq_lens, torch.ones(2, 5, 5).bool().tril(), eager()))
+    verify_plan = _paged(planner.verify(world.layout, torch.ones(2, 5, 5).bool().tril(), eager()))
     assert (verify_plan.q_len, verify_plan.causal) == (5, True)
     assert verify_plan.cache_seqlens.tolist() == [8, 11]
     plans = [_paged(plan) for plan in planner.draft_decode(draft_layout(world)[0], eager())]
@@ -99,7 +99,7 @@ def test_branches_share_whole_prefix_pages_and_expand_their_own(page_size: int, 
 def test_a_tree_expands_each_node_to_its_ancestors_first() -> None:
     world, planner = _planned(Case((3, 6), 4, topk=2, steps=2))
     masks = torch.stack([random_tree(7, 2, world.generator) for _ in range(2)])
-    prefix, expand = _cascade(planner.verify(world.rows, world.seq_lens, masks, eager()))
+    prefix, expand = _cascade(planner.verify(world.layout, masks, eager()))
     assert (prefix.q_len, prefix.page_size, expand.q_len, expand.page_size) == (7, 4, 1, 1)
     assert prefix.cache_seqlens.tolist() == [3, 6]
     for node in range(14):
@@ -135,9 +135,9 @@ def test_declared_buffers_hold_the_largest_batch_at_the_context_limit(page_size:
     planner.draft_decode(draft_layout(world)[0], draft_space)
     space, arena = static(planner, lambda p, layout: p.declare_verify(layout, 3))
     masks = torch.stack([random_tree(case.nodes, 3, world.generator) for _ in range(3)])
-    planner.verify(world.rows, world.seq_lens, masks, space)
+    planner.verify(world.layout, masks, space)
     extend_space, extend_arena = static(planner, lambda p, layout: p.declare_extend(layout, 3, 9))
-    planner.extend_uniform(world.rows, world.seq_lens, 9, extend_space)
+    planner.extend_uniform(world.layout, 9, extend_space)
     assert [a.check_guards() for a in (draft_arena, arena, extend_arena)] == [[], [], []]
 
 
@@ -148,7 +148,7 @@ def test_a_table_too_narrow_is_an_assertion() -> None:
     layout.add("extend.cache_seqlens", (2,), torch.int32)
     space = ArenaWorkspace(layout.build(FillPolicy("zeros"), torch.device("cpu")))
     with pytest.raises(PlanAssertion, match=r"extend\.page_table: needs 4, the buffer holds 3") as caught:
-        planner.extend_uniform(world.rows, world.seq_lens, 1, space)
+        planner.extend_uniform(world.layout, 1, space)
     assert caught.value.site == "attention.plan"
 
 

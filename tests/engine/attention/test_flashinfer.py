@@ -58,13 +58,13 @@ def _small(name: str, shape: tuple[int, ...], *others: tuple[str, tuple[int, ...
     """A static workspace of int32 buffers of just these shapes; masks are booleans."""
     layout = ArenaLayout(guards=False)
     for buffer, size in ((name, shape), *others):
-        layout.add(buffer, size, torch.bool if "mask" in buffer else torch.int32)
+        layout.add(buffer, size, torch.bool if "custom_mask" in buffer else torch.int32)
     return ArenaWorkspace(layout.build(FillPolicy("zeros"), torch.device("cpu")))
 
 
 def test_a_prefill_lists_prefix_and_chunk_of_each_row() -> None:
     world, planner = _planned(Case((3, 1), 4))
-    plan = _ragged(planner.extend(world.rows, world.seq_lens, torch.tensor([2, 5]), eager()))
+    plan = _ragged(planner.extend(world.chunks([2, 5]), eager()))
     assert (plan.q_len, plan.causal, plan.custom_mask) == (None, True, None)
     assert plan.qo_indptr.tolist() == [0, 2, 7]
     assert _lists(plan) == [world.slots(0, 0, 5).tolist(), world.slots(1, 0, 6).tolist()]
@@ -72,11 +72,11 @@ def test_a_prefill_lists_prefix_and_chunk_of_each_row() -> None:
 
 def test_a_chain_needs_no_mask_a_tree_has_one_bit_per_query_and_key() -> None:
     world, planner = _planned(Case((3, 1), 4, topk=1, steps=3))
-    chain = _ragged(planner.verify(world.rows, world.seq_lens, torch.ones(2, 4, 4).bool().tril(), eager()))
+    chain = _ragged(planner.verify(world.layout, torch.ones(2, 4, 4).bool().tril(), eager()))
     assert (chain.q_len, chain.causal, chain.custom_mask) == (4, True, None)
     world, planner = _planned(Case((3, 1), 4, topk=2, steps=2))
     masks = torch.stack([random_tree(7, 2, world.generator) for _ in range(2)])
-    tree = _ragged(planner.verify(world.rows, world.seq_lens, masks, eager()))
+    tree = _ragged(planner.verify(world.layout, masks, eager()))
     assert (tree.q_len, tree.causal) == (7, False)
     assert tree.mask_indptr is not None
     assert tree.custom_mask is not None
@@ -116,9 +116,9 @@ def test_declared_buffers_hold_the_largest_batch_at_the_context_limit(page_size:
     planner.draft_decode(draft_layout(world)[0], draft_space)
     space, arena = static(planner, lambda p, layout: p.declare_verify(layout, 3))
     masks = torch.stack([random_tree(case.nodes, 3, world.generator) for _ in range(3)])
-    planner.verify(world.rows, world.seq_lens, masks, space)
+    planner.verify(world.layout, masks, space)
     extend_space, extend_arena = static(planner, lambda p, layout: p.declare_extend(layout, 3, 9))
-    planner.extend_uniform(world.rows, world.seq_lens, 9, extend_space)
+    planner.extend_uniform(world.layout, 9, extend_space)
     assert [a.check_guards() for a in (draft_arena, arena, extend_arena)] == [[], [], []]
 
 
@@ -134,15 +134,15 @@ def test_a_buffer_too_small_is_an_assertion_before_anything_is_written() -> None
     assert not bool(small.take("draft.kv_indices", (), torch.int32).any())
     nodes = world.case.nodes
     masks = torch.stack([random_tree(nodes, 2, world.generator)] * 2)
-    others = (("verify.kv_indptr", (3,)), ("verify.kv_indices", (99,)))
+    others = (("verify.kv_indptr", (3,)), ("verify.kv_indices", (99,)), ("verify.mask_indptr", (2,)))
     needed = (22 + 2 * nodes) * nodes
-    planner.verify(world.rows, world.seq_lens, masks, _small("verify.custom_mask", (needed,), *others))
+    planner.verify(world.layout, masks, _small("verify.custom_mask", (needed,), *others))
     with pytest.raises(PlanAssertion, match=f"custom_mask: needs {needed}") as caught:
-        planner.verify(world.rows, world.seq_lens, masks, _small("verify.custom_mask", (needed - 1,), *others))
+        planner.verify(world.layout, masks, _small("verify.custom_mask", (needed - 1,), *others))
     assert caught.value.site == "attention.verify.plan"
     short = _small("extend.kv_indices", (23,), ("extend.kv_indptr", (3,)))
     with pytest.raises(PlanAssertion, match=r"extend\.kv_indices: needs 24, the buffer holds 23") as caught:
-        planner.extend_uniform(world.rows, world.seq_lens, 1, short)
+        planner.extend_uniform(world.layout, 1, short)
     assert caught.value.site == "attention.plan"
 
 

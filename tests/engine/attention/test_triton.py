@@ -30,7 +30,7 @@ def test_indices_are_wide_and_only_single_queries_are_split() -> None:
     """One split for every 512 keys begun, at most eight."""
     world = build(Case((3, 510, 511, 1500, 5000), 256, topk=2, steps=3), room=0)
     planner = PLANNER(world.config, world.req_to_token)
-    decode = planner.extend_uniform(world.rows, world.seq_lens, 1, eager())
+    decode = planner.extend_uniform(world.layout, 1, eager())
     drafts = planner.draft_decode(draft_layout(world)[0], eager())
     assert isinstance(decode, RaggedMetadata)
     assert decode.num_kv_splits is not None
@@ -42,7 +42,7 @@ def test_indices_are_wide_and_only_single_queries_are_split() -> None:
         assert plan.num_kv_splits is not None
         assert plan.num_kv_splits.dtype == torch.int32
         assert plan.num_kv_splits.tolist() == [split for split in splits for _ in range(2)]
-    several = planner.extend_uniform(world.rows, world.seq_lens, 2, eager())
+    several = planner.extend_uniform(world.layout, 2, eager())
     assert isinstance(several, RaggedMetadata)
     assert several.num_kv_splits is None
 

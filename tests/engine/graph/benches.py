@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from specdebug.engine.attention.planner import SequenceLayout
 from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.engine import PLANNERS
@@ -42,7 +43,7 @@ def _models(target: Path, draft: Path, algorithm: Literal["EAGLE", "EAGLE3"]) ->
 class Bench(ABC):
     """Five requests with random committed KV; every other slot is NaN. ``options`` go to the engine config."""
 
-    runner: GraphRunner
+    runner: GraphRunner[Any]
     pool: KVPool
     """Where the forwards write."""
     inputs: tuple[str, ...]
@@ -113,6 +114,10 @@ class Bench(ABC):
     @abstractmethod
     def written(self, raw: int) -> Tensor:
         """Slots that a batch of the first ``raw`` requests writes."""
+
+    @staticmethod
+    def layout(given: Any) -> SequenceLayout:
+        return SequenceLayout(given.req_pool_indices, given.seq_lens, tuple(given.seq_lens.tolist()))
 
     def contents(self) -> Tensor:
         """Everything the pool holds: [2 * layers, slots, ...]."""

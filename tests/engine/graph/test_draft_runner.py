@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from specdebug import async_probe
+from specdebug.engine.attention.backend import TorchBackend
+from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.attention.planner import DraftLayout
 from specdebug.engine.graph.draft_runner import DraftGraphRunner
 from specdebug.engine.speculative.cache_locs import assign_draft_cache_locs
@@ -58,6 +60,7 @@ class DraftBench(Bench):
             self.config.cuda_graph,
             self.loop,
             self.planner,
+            TorchBackend(),
             num_rows=MAX_BS + 1,
             hidden_dtype=torch.float32,
             guards=True,
@@ -99,12 +102,14 @@ class DraftBench(Bench):
             given.seq_lens,
             given.positions,
             given.out_cache_loc,
-            int(given.seq_lens.sum()),
+            tuple(given.seq_lens.tolist()),
         )
-        return self.loop.run(given, self.planner.draft_decode(layout, self.workspace))
+        plans = self.planner.draft_decode(layout, self.workspace)
+        bound = [TorchAttention(plan, self.pool, loc) for plan, loc in zip(plans, self.loop.locs(given), strict=True)]
+        return self.loop.run(given, bound)
 
     def replay(self, given: DraftInputs) -> DraftCandidates:
-        return self.runner.replay(given, int(given.seq_lens.sum()))
+        return self.runner.replay(given, tuple(given.seq_lens.tolist()))
 
     def written(self, raw: int) -> Tensor:
         return self.out_cache_loc[: raw * self.spec.eagle_topk, : self.spec.num_steps - 1].flatten()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdebug import async_probe
+from specdebug.engine.attention.backend import TorchBackend
 from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.graph.extend_runner import ExtendForward, ExtendGraphRunner, ExtendInputs, ExtendOutputs
 from specdebug.engine.speculative.cache_locs import verify_cache_locs
@@ -50,6 +51,7 @@ class ExtendBench(Bench):
             self.config.cuda_graph,
             self.forward,
             self.planner,
+            TorchBackend(),
             tree_size=self.nodes,
             target_vocab_size=self.vocab,
             dtype=torch.float32,
@@ -74,12 +76,12 @@ class ExtendBench(Bench):
         )
 
     def eager(self, given: ExtendInputs) -> ExtendOutputs:
-        metadata = self.planner.extend_uniform(given.req_pool_indices, given.seq_lens, self.nodes, self.workspace)
+        metadata = self.planner.extend_uniform(self.layout(given), self.nodes, self.workspace)
         attention = TorchAttention(metadata, self.pool, given.out_cache_loc)
         return self.forward.run(given, self.nodes, attention)
 
     def replay(self, given: ExtendInputs) -> ExtendOutputs:
-        return self.runner.replay(given)
+        return self.runner.replay(given, tuple(given.seq_lens.tolist()))
 
     def written(self, raw: int) -> Tensor:
         lengths = torch.tensor(LENGTHS[:raw])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdebug.engine.attention.backend import TorchBackend
 from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.graph.verify_runner import VerifyForward, VerifyGraphRunner, VerifyInputs, VerifyOutputs
 from specdebug.engine.speculative.cache_locs import verify_cache_locs
@@ -49,6 +50,7 @@ class VerifyBench(Bench):
             self.config.cuda_graph,
             self.forward,
             self.planner,
+            TorchBackend(),
             tree_size=self.nodes,
             dtype=torch.float32,
             guards=True,
@@ -70,11 +72,11 @@ class VerifyBench(Bench):
         )
 
     def eager(self, given: VerifyInputs) -> VerifyOutputs:
-        metadata = self.planner.verify(given.req_pool_indices, given.seq_lens, given.mask, self.workspace)
+        metadata = self.planner.verify(self.layout(given), given.mask, self.workspace)
         return self.forward.run(given, TorchAttention(metadata, self.pool, given.out_cache_loc))
 
     def replay(self, given: VerifyInputs) -> VerifyOutputs:
-        return self.runner.replay(given)
+        return self.runner.replay(given, tuple(given.seq_lens.tolist()))
 
     def written(self, raw: int) -> Tensor:
         lengths = torch.tensor(LENGTHS[:raw])

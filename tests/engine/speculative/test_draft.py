@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.attention.metadata import RaggedMetadata
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
@@ -121,7 +122,10 @@ class Rig:
             positions=self.seq_lens.repeat_interleave(shape.topk),
             out_cache_loc=self.slots,
         )
-        return loop.run(inputs, plans)
+        attentions = [
+            TorchAttention(plan, self.pool, loc) for plan, loc in zip(plans, loop.locs(inputs), strict=True)
+        ]
+        return loop.run(inputs, attentions)
 
 
 def scripted(vocab: int, batch: int, logits_of: dict[Path, Tensor] | None = None) -> ScriptedDraft:

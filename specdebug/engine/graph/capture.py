@@ -1,0 +1,42 @@
+"""CUDA graphs of forwards over static buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from specdebug.engine.attention.backend import BoundAttention
+from specdebug.engine.attention.metadata import Metadata
+
+_WARM_UPS = 2
+
+
+class CapturedForward:
+    """One forward at one batch size. What it reads and writes for others are static buffers."""
+
+    def __init__(
+        self, forward: Callable[[], None], attentions: Sequence[BoundAttention], pool: Any
+    ) -> None:
+        """Runs ``forward`` eagerly first, on the capture stream, so that nothing is compiled or tuned in the capture.
+
+        pool: a graph pool handle; graphs that are replayed one after another may share one.
+        """
+        self._attentions = tuple(attentions)
+        self._graph = torch.cuda.CUDAGraph()
+        cuda: Any = torch.cuda  # torch annotates only some of its CUDA classes
+        stream = cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                forward()
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
+            forward()
+
+    def replay(self, metadata: Sequence[Metadata]) -> None:
+        """Launch it with attention planned for ``metadata``."""
+        for attention, plan in zip(self._attentions, metadata, strict=True):
+            attention.replan(plan)
+        self._graph.replay()

@@ -1,14 +1,20 @@
-"""Without a GPU, Triton kernels run in Triton's interpreter, on CPU tensors.
+"""What must be settled before any test module is imported.
 
-Triton decides when it is imported, and some test modules import it while they are collected: so the choice is made
-here, before any of them.
+Without a GPU, Triton kernels run in Triton's interpreter, on CPU tensors; Triton decides when it is imported, and some
+test modules import it while they are collected.
+
+A shell starts background jobs with SIGINT ignored, and children inherit that: tests of interrupts would wait for ever.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

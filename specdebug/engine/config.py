@@ -177,6 +177,12 @@ class EngineConfig:
         return max(-(-(page - 1 + steps) // page) * page * topk, spec.tree_size)
 
     @property
+    def reach(self) -> int:
+        """Positions a model may be asked for: the context, and what a step looks at beyond it."""
+        spec = self.speculative
+        return self.context_length + (max(spec.tree_size, spec.num_steps) if spec else 1)
+
+    @property
     def row_headroom(self) -> int:
         """Cells a ``req_to_token`` row needs beyond ``context_length``: the reservation of a request whose
         committed length is at the context limit, in whole pages (SGLang PR 26972)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -65,6 +65,13 @@ class StepReport:
     retracted: tuple[str, ...] = ()
 
 
+class Models(NamedTuple):
+    """What an engine serves: a target, and the draft head it speculates with."""
+
+    target: TargetModel
+    draft: DraftModel | None
+
+
 class EngineObserver(Protocol):
     """Told about requests at the two moments when their KV can still be looked at."""
 
@@ -85,35 +92,17 @@ class Engine:
         CheckpointError: a checkpoint cannot be read.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, models: Models | None = None) -> None:
+        """``models`` are used in place of the checkpoints that ``config`` names; they live where it says."""
         self.config = config
         self.requests: dict[str, Request] = {}
         self.observer: EngineObserver | None = None
         self._step = 0
-        device, dtype = torch.device(config.device), getattr(torch, config.dtype)
+        device, dtype = usable_device(config.device), getattr(torch, config.dtype)
         spec = config.speculative
-        reach = config.context_length + (max(spec.tree_size, spec.num_steps) if spec else 1)
-        target = load_target(
-            checkpoint_path(config.model), dtype=dtype, device=device, max_positions=reach
-        )
+        target, draft = models if models is not None else load_models(config)
         self.model: TargetModel = target
-        if reach > target.config.max_position_embeddings:
-            raise InvalidOption(
-                f"{config.context_length} plus a step's tokens exceeds the model's "
-                f"{target.config.max_position_embeddings} positions",
-                ("context_length",),
-            )
-        draft: DraftModel | None = None
-        if spec is not None:
-            name = spec.draft_model or f"{config.model}-{spec.algorithm.lower()}"
-            draft = load_draft(
-                checkpoint_path(name), algorithm=spec.algorithm, target=target, max_positions=reach
-            )
-            if spec.eagle_topk > draft.vocab_size:
-                raise InvalidOption(
-                    f"{spec.eagle_topk} exceeds the draft vocabulary of {draft.vocab_size}",
-                    ("speculative", "eagle_topk"),
-                )
+        _check_fit(config, target, draft)
         fill = FillPolicy(config.memory.fill, config.seed)
         self._req_to_token = ReqToToken(
             config.max_running_requests,
@@ -311,6 +300,49 @@ def _with_finished(report: StepReport, finished: list[str], retracted: tuple[str
         tuple(finished),
         retracted,
     )
+
+
+def usable_device(name: str) -> torch.device:
+    """Raises InvalidOption when the machine has no such device."""
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            found = f"this machine has {count} CUDA device{'s' if count > 1 else ''}" if count else "no CUDA device here"
+            raise InvalidOption(f"{name}: {found}; use cpu or one of those that `specdebug doctor` lists", ("device",))
+        if device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def load_models(config: EngineConfig) -> Models:
+    """The checkpoints that ``config`` names, the draft only if it speculates.
+
+    Raises:
+        CheckpointError: a checkpoint cannot be read.
+        InvalidOption: the device does not exist.
+    """
+    device, dtype, spec = usable_device(config.device), getattr(torch, config.dtype), config.speculative
+    target = load_target(checkpoint_path(config.model), dtype=dtype, device=device, max_positions=config.reach)
+    if spec is None:
+        return Models(target, None)
+    name = spec.draft_model or f"{config.model}-{spec.algorithm.lower()}"
+    path = checkpoint_path(name)
+    return Models(target, load_draft(path, algorithm=spec.algorithm, target=target, max_positions=config.reach))
+
+
+def _check_fit(config: EngineConfig, target: TargetModel, draft: DraftModel | None) -> None:
+    if config.reach > target.config.max_position_embeddings:
+        raise InvalidOption(
+            f"{config.context_length} plus a step's tokens exceeds the model's "
+            f"{target.config.max_position_embeddings} positions",
+            ("context_length",),
+        )
+    if config.speculative is not None and draft is not None and config.speculative.eagle_topk > draft.vocab_size:
+        raise InvalidOption(
+            f"{config.speculative.eagle_topk} exceeds the draft vocabulary of {draft.vocab_size}",
+            ("speculative", "eagle_topk"),
+        )
 
 
 class _Shape(Protocol):

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from specdebug.engine.device import upload
 from specdebug.engine.errors import EngineError
 
 _Ids = npt.NDArray[np.int64]
@@ -112,8 +113,7 @@ class SlotAllocator(ABC):
         self._released = []
 
     def _to_tensor(self, ids: _Ids) -> torch.Tensor:
-        tensor = torch.from_numpy(ids)
-        return tensor if self.device.type == "cpu" else tensor.to(self.device)
+        return upload(ids, self.device)
 
     @abstractmethod
     def _slots_of(self, pages: _Ids) -> _Ids:

@@ -131,6 +131,8 @@ class Engine:
             seed=config.seed,
             device=device,
         )
+        if config.cuda_graph.enabled:
+            self._target_worker.use_graphs(config.cuda_graph, dtype=dtype, guards=config.memory.guards, fill=fill)
         self._eagle_worker: EagleWorker | None = None
         if spec is not None and draft is not None and self._memory.draft is not None:
             pools = Pools(self._memory.target, self._memory.draft, self._req_to_token)
@@ -205,7 +207,7 @@ class Engine:
 
     def check_guards(self) -> list[GuardViolation]:
         """Guard regions damaged since the last call, of the row table and of every runner's arena."""
-        found = self._req_to_token.check_guards()
+        found = self._req_to_token.check_guards() + self._target_worker.check_guards()
         if self._eagle_worker is not None:
             found += self._eagle_worker.check_guards()
         return found
@@ -308,8 +310,9 @@ def usable_device(name: str) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
-            found = f"this machine has {count} CUDA device{'s' if count > 1 else ''}" if count else "no CUDA device here"
-            raise InvalidOption(f"{name}: {found}; use cpu or one of those that `specdebug doctor` lists", ("device",))
+            raise InvalidOption(
+                f"{name} is not there: torch sees {count} CUDA devices; use cpu, or see `specdebug doctor`", ("device",)
+            )
         if device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
     return device

@@ -9,11 +9,16 @@ import torch
 from torch import Tensor
 
 from specdebug.async_probe import maybe_detect_inf, maybe_detect_nan, maybe_detect_oob
+from specdebug.engine import progress
 from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
 from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.batch import PrefillBatch
+from specdebug.engine.config import CudaGraphConfig
 from specdebug.engine.device import upload
+from specdebug.engine.graph.decode_runner import DecodeForward, DecodeGraphRunner, DecodeInputs
+from specdebug.engine.memory.arena import GuardViolation
+from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.llama import TargetModel
@@ -30,7 +35,7 @@ class PrefillOutput:
 
 
 class TargetWorker:
-    """Runs the target eagerly over one KV pool."""
+    """Runs the target over one KV pool: prefills eagerly, decodes through a graph runner if told to use one."""
 
     def __init__(
         self,
@@ -54,6 +59,28 @@ class TargetWorker:
         self._aux_layers = aux_layers
         self._seed = seed
         self.device = device
+        self._decode_forward = DecodeForward(model, pool)
+        self._decode_runner: DecodeGraphRunner | None = None
+
+    def use_graphs(self, config: CudaGraphConfig, *, dtype: torch.dtype, guards: bool, fill: FillPolicy) -> None:
+        """Decode captured batch sizes through static buffers, on CUDA as graphs."""
+        self._decode_runner = DecodeGraphRunner(
+            config,
+            self._decode_forward,
+            self._planner,
+            self._attention,
+            dtype=dtype,
+            guards=guards,
+            fill=fill,
+            device=self.device,
+        )
+        if self.device.type == "cuda":
+            progress.report(f"capturing decode graphs, batch {', '.join(map(str, config.batch_sizes))}")
+            self._decode_runner.capture(torch.cuda.graph_pool_handle())
+
+    def check_guards(self) -> list[GuardViolation]:
+        """Overruns of the runner's static buffers since the last call."""
+        return [] if self._decode_runner is None else self._decode_runner.check_guards()
 
     def prefill(self, batch: PrefillBatch) -> PrefillOutput:
         """Write the chunks' KV, return what follows each and the features of every token."""
@@ -79,10 +106,12 @@ class TargetWorker:
         rows, seq_lens, input_ids = upload([[r.row for r in requests], lengths, newest], self.device).unbind()
         maybe_detect_oob(input_ids, 0, self.model.config.vocab_size, "target_decode.input_ids")
         loc = self._req_to_token.table[rows, seq_lens].to(torch.int64)
-        metadata = self._planner.extend_uniform(SequenceLayout(rows, seq_lens, lengths), 1, self._workspace)
-        attention = self._attention.bind(metadata, self.pool, loc)
-        output = self.model.forward(input_ids, seq_lens, attention)
-        logits = self.model.logits(output.hidden)
+        inputs = DecodeInputs(input_ids, loc, rows, seq_lens)
+        if self._decode_runner is not None and self._decode_runner.can_run(len(lengths)):
+            logits = self._decode_runner.replay(inputs, lengths)
+        else:
+            metadata = self._planner.extend_uniform(SequenceLayout(rows, seq_lens, lengths), 1, self._workspace)
+            logits = self._decode_forward.run(inputs, self._attention.bind(metadata, self.pool, loc))
         maybe_detect_nan(logits, "target_decode.logits")
         maybe_detect_inf(logits, "target_decode.logits")
         ids: list[int] = sample(logits, requests, self._seed).tolist()

@@ -34,3 +34,9 @@ class RequestRejected(EngineError):
     """A request cannot be served under this configuration (too long, empty, duplicate id, bad token ids)."""
 
     exit_code = 2
+
+
+class FlashInferError(EngineError):
+    """FlashInfer is asked for and cannot be had: missing, of another version, or not compilable here."""
+
+    exit_code = 2

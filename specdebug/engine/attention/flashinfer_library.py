@@ -1,0 +1,88 @@
+"""The FlashInfer library as the engine finds it: there or not, of the right version, its kernels compiled."""
+
+from __future__ import annotations
+
+import importlib
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from specdebug.engine import progress
+from specdebug.engine.errors import FlashInferError
+
+VERSION = "0.6.12"
+"""What :mod:`flashinfer_executor` is written for: planning without a copy needs the arguments of this version."""
+
+_INSTEAD = "or set attention_backend: triton"
+_DTYPES = (torch.bfloat16, torch.float16)
+_HEAD_DIMS = (64, 128, 256)
+_NO_POSITIONS = 0  # FlashInfer's code for keys and queries that are rotated already
+
+
+def supports(dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why FlashInfer cannot attend keys of this type and size; None when it can."""
+    if dtype not in _DTYPES:
+        return f"FlashInfer computes in bfloat16 or float16, not in {_name(dtype)}"
+    if head_dim not in _HEAD_DIMS:
+        return f"FlashInfer has kernels for head_dim {', '.join(map(str, _HEAD_DIMS))}, not {head_dim}"
+    return None
+
+
+@lru_cache(maxsize=1)
+def load() -> Any:
+    """The imported package.
+
+    Raises:
+        FlashInferError: it is missing, broken, or of another version.
+    """
+    try:
+        library = importlib.import_module("flashinfer")
+    except Exception as error:  # what a broken installation raises depends on which part of it is missing
+        reason = f"FlashInfer cannot be imported ({_reason(error)})"
+        raise FlashInferError(f"{reason}: pip install 'specdebug[flashinfer]', {_INSTEAD}") from error
+    if library.__version__ != VERSION:
+        found = f"FlashInfer {library.__version__} is installed"
+        raise FlashInferError(f"{found}, {VERSION} is needed: pip install 'specdebug[flashinfer]', {_INSTEAD}")
+    return library
+
+
+def paged_kernels(dtype: torch.dtype, head_dim: int) -> Any:
+    """The module that plans and runs attention over a paged cache with int32 indices; compiled on first use.
+
+    Raises:
+        FlashInferError: it cannot be compiled or loaded.
+    """
+    library = load()
+    what = f"attention, head_dim {head_dim}, {_name(dtype)}"
+    # as the wrappers ask for it, so that theirs and ours is one module: no sliding window, no soft cap, no fp16 sums
+    wanted = ("fa2", dtype, dtype, dtype, torch.int32, head_dim, head_dim, _NO_POSITIONS, False, False, False)
+    try:
+        announce_compile(library.jit.gen_batch_prefill_module(*wanted), what)
+        return library.prefill.get_batch_prefill_module(*wanted)
+    except Exception as error:
+        raise compile_error(what, error) from error
+
+
+def announce_compile(spec: Any, what: str) -> None:
+    """Report what FlashInfer is about to compile; nothing when it is compiled already. spec: a ``JitSpec``."""
+    if not spec.is_compiled:
+        progress.report(f"compiling flashinfer {what}")
+
+
+def compile_error(what: str, error: Exception) -> FlashInferError:
+    """What to say when FlashInfer could not compile or load ``what``."""
+    reason = f"FlashInfer cannot compile its {what} ({_reason(error)})"
+    return FlashInferError(f"{reason}: it needs nvcc and ninja on the PATH, {_INSTEAD}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _reason(error: Exception) -> str:
+    """One line of it: a compiler's log is pages long, and its first error says most."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return next((line for line in lines if "error:" in line or "fatal" in line), lines[0])[:200]

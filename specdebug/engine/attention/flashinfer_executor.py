@@ -1,0 +1,293 @@
+"""FlashInfer's plan executed by FlashInfer on CUDA: its paged decode and prefill wrappers over pages of one slot.
+
+FlashInfer schedules a batch on the host (``plan``) before its kernels run. The schedule is made from the lengths the
+host knows, so that nothing waits for the device; what is attended is what the device's metadata says, wrong or not. A
+host length may be larger than the device's, never smaller: keys beyond the schedule are not attended.
+
+One query per sequence runs on tensor cores too. For grouped queries FlashInfer advises it; besides, those kernels bear
+a schedule that is longer than the sequence, and decode needs no module of its own to be compiled.
+
+Everything runs on one stream: attentions share scratch memory.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.attention.flashinfer_library import load, paged_kernels
+from specdebug.engine.attention.metadata import Metadata, RaggedMetadata
+from specdebug.engine.kernels.pack_mask import pack_mask, packed_size
+from specdebug.engine.memory.kv_pool import KVPool
+
+_SCRATCH_BYTES = 128 << 20  # what FlashInfer recommends for partial results
+_BLOCKS_PER_SM = 2  # that its scheduler counts on
+_SMALLEST_SCHEDULE = 64 << 10
+
+
+@dataclass(frozen=True)
+class _Schedule:
+    """What the host tells FlashInfer's planner: int32 CPU tensors, [B + 1], [B + 1] and [B]."""
+
+    qo_indptr: Tensor
+    kv_indptr: Tensor
+    kv_lens: Tensor
+    rows: int
+
+    @property
+    def batch(self) -> int:
+        return self.kv_lens.numel()
+
+
+def _schedule(metadata: RaggedMetadata) -> _Schedule:
+    kv_lens = _lengths(metadata.kv_lens_host, metadata.kv_indptr)
+    if metadata.q_len is None:
+        q_lens = _lengths(metadata.q_lens_host, metadata.qo_indptr)
+    else:
+        q_lens = (metadata.q_len,) * len(kv_lens)
+    return _Schedule(_indptr(q_lens), _indptr(kv_lens), torch.tensor(kv_lens, dtype=torch.int32), sum(q_lens))
+
+
+def _lengths(known: tuple[int, ...] | None, indptr: Tensor) -> Sequence[int]:
+    """Lengths the host knows; else they are read off the device, which waits for it."""
+    if known is not None:
+        return known
+    return [stop - start for start, stop in pairwise(indptr.tolist())]
+
+
+def _indptr(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+
+class _ScheduleSpace:
+    """Where a schedule lies on the device, and where the host writes it for an asynchronous copy there.
+
+    Two host buffers take turns: the copy of the last schedule may still wait for its place in the stream.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.size = size
+        self.on_device = torch.empty(size, dtype=torch.uint8, device=device)
+        asynchronous = device.type == "cuda"
+        self._staging = [torch.empty(size, dtype=torch.uint8, pin_memory=asynchronous) for _ in range(2)]
+        events: Any = torch.cuda.Event
+        self._copied = [events() for _ in range(2)] if asynchronous else None
+        self._turn = 0
+
+    @contextmanager
+    def staging(self) -> Iterator[Tensor]:
+        """A host buffer that is free; its copy must be enqueued when the block ends."""
+        self._turn ^= 1
+        copied = None if self._copied is None else self._copied[self._turn]
+        if copied is not None and not copied.query():
+            copied.synchronize()
+        yield self._staging[self._turn]
+        if copied is not None:
+            copied.record()
+
+
+class FlashInferExecutor:
+    """Makes attention for batches of one model on one device, and owns the memory they share.
+
+    Compiles FlashInfer's kernels if that was not done before, which takes half a minute and is reported.
+
+    Raises:
+        FlashInferError: FlashInfer is missing, of another version, or cannot compile.
+    """
+
+    def __init__(
+        self, *, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Ask :func:`~specdebug.engine.attention.flashinfer_library.supports` first whether ``dtype`` and
+        ``head_dim`` are possible at all."""
+        self.library = load()
+        self.kernels = paged_kernels(dtype, head_dim)
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.dtype = dtype
+        self.device = device
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+        self._blocks = _BLOCKS_PER_SM * processors // num_kv_heads
+        self._scratch = torch.zeros(_SCRATCH_BYTES, dtype=torch.uint8, device=device)
+        self._ones = torch.ones(0, dtype=torch.int32)
+        self._spare: dict[int, list[_ScheduleSpace]] = {}
+
+    def bind(
+        self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor, *, graph: bool = False
+    ) -> FlashInferAttention:
+        """Attention of one batch, planned. out_cache_loc: int64 [n], where the batch's own KV goes.
+
+        graph: calls are about to be captured, so metadata lies in static buffers; not to be called in a capture.
+        """
+        assert isinstance(metadata, RaggedMetadata)
+        schedule = _schedule(metadata)
+        scratch, space = self._memory(schedule, graph=graph)
+        attention = FlashInferAttention(self, metadata, pool, out_cache_loc, schedule, scratch, space, graph=graph)
+        if not graph:  # whoever binds next may have it: what was launched comes first in the stream
+            spare = self._spare.setdefault(space.size, [])
+            weakref.finalize(attention, spare.append, space).atexit = False
+        return attention
+
+    def last_page_lens(self, batch: int) -> Tensor:
+        """int32 [batch] ones on the host: a page of one slot is always full."""
+        if self._ones.numel() < batch:
+            self._ones = torch.ones(batch, dtype=torch.int32)
+        return self._ones[:batch]
+
+    def _memory(self, schedule: _Schedule, *, graph: bool) -> tuple[Tensor, _ScheduleSpace]:
+        """Scratch and schedule space for any batch of this shape.
+
+        FlashInfer cuts a batch into tiles of up to 128 query rows (a group's heads are rows of one kv head) and, to
+        fill the device, cuts keys until there are as many pieces as ``_blocks``. Every piece has a partial result if
+        keys were cut, which under a graph they always count as. A captured graph keeps the scratch it was given.
+        """
+        group = self.num_heads // self.num_kv_heads
+        longest = (schedule.rows - schedule.batch + 1) * group
+        tile = 128 if longest > 64 or not graph else 64 if longest > 16 else 16
+        pieces = self._blocks
+        if graph:
+            pieces = max(pieces, -(-schedule.rows * group // tile) + schedule.batch - 1)
+        needed = self.num_heads * pieces * tile * (self.head_dim + 1) * 4 + 64
+        if needed > self._scratch.numel():
+            self._scratch = torch.zeros(needed, dtype=torch.uint8, device=self.device)
+        pieces = max(pieces, schedule.rows * group // 16 + schedule.batch)
+        needed = 16 * pieces + 4 * (schedule.rows + schedule.batch) + 1024
+        size = max(1 << (needed - 1).bit_length(), _SMALLEST_SCHEDULE)
+        spare = self._spare.get(size)
+        space = spare.pop() if spare and not graph else _ScheduleSpace(size, self.device)
+        return self._scratch, space
+
+
+class FlashInferAttention:
+    """Attention over one planned batch of one pool: called by every layer as ``LayerAttention``."""
+
+    def __init__(
+        self,
+        executor: FlashInferExecutor,
+        metadata: RaggedMetadata,
+        pool: KVPool,
+        out_cache_loc: Tensor,
+        schedule: _Schedule,
+        scratch: Tensor,
+        space: _ScheduleSpace,
+        *,
+        graph: bool,
+    ) -> None:
+        self._executor = executor
+        self._pool = pool
+        self._loc = out_cache_loc
+        self._scratch = scratch
+        self._space = space
+        self._graph = graph
+        self._packed: tuple[Tensor, Tensor] | None = None
+        if metadata.custom_mask is not None:
+            size = packed_size(metadata.custom_mask.numel(), schedule.batch)
+            self._packed = (
+                torch.empty(size, dtype=torch.uint8, device=executor.device),
+                torch.empty(schedule.batch, dtype=torch.int32, device=executor.device),
+            )
+        self._wrapper = self._make_wrapper(metadata, schedule)
+        self._plan(metadata, schedule)
+        self._pack_mask(metadata)
+
+    def replan(self, metadata: Metadata) -> None:
+        """Attend by ``metadata`` from now on, of the same shape as at bind. Under a graph it lies in the same buffers,
+        which the captured kernels read, so that only the schedule is new."""
+        assert isinstance(metadata, RaggedMetadata)
+        schedule = _schedule(metadata)
+        if self._graph:
+            self._schedule_again(metadata, schedule)
+        else:
+            self._plan(metadata, schedule)
+        self._pack_mask(metadata)
+
+    def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [n, Hq, D], k and v [n, Hkv, D] -> [n, Hq * D]."""
+        pool = self._pool
+        pool.write(layer_id, self._loc, k, v)
+        out = q.new_empty(q.shape)
+        self._wrapper.run(q, (pool.k[layer_id].unsqueeze(1), pool.v[layer_id].unsqueeze(1)), out=out)
+        return out.view(q.shape[0], -1)
+
+    def _make_wrapper(self, metadata: RaggedMetadata, schedule: _Schedule) -> Any:
+        library, device = self._executor.library, self._executor.device
+        buffers: dict[str, Tensor] = {}
+        if self._graph:
+            # Offsets are copied here from the host's schedule; _plan then puts the device's own in their place.
+            offsets = torch.empty(2, schedule.batch + 1, dtype=torch.int32, device=device)
+            ones = torch.ones(schedule.batch, dtype=torch.int32, device=device)
+            if metadata.q_len == 1:
+                names = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
+            else:
+                names = ("paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
+                buffers["qo_indptr_buf"] = offsets[1]
+            buffers.update(zip(names, (offsets[0], metadata.kv_indices, ones), strict=True))
+        options = {"kv_layout": "NHD", "use_cuda_graph": self._graph, "backend": "fa2", **buffers}
+        if metadata.q_len == 1:
+            wrapper = library.BatchDecodeWithPagedKVCacheWrapper(self._scratch, use_tensor_cores=True, **options)
+        else:
+            wrapper = library.BatchPrefillWithPagedKVCacheWrapper(self._scratch, **options)
+        wrapper.reset_workspace_buffer(self._scratch, self._space.on_device)
+        return wrapper
+
+    def _plan(self, metadata: RaggedMetadata, schedule: _Schedule) -> None:
+        """Plan from the host's lengths, then have the kernels read the device's."""
+        owner, wrapper = self._executor, self._wrapper
+        heads = (owner.num_heads, owner.num_kv_heads, owner.head_dim, 1)
+        pages = (schedule.kv_indptr, metadata.kv_indices, owner.last_page_lens(schedule.batch))
+        types = {"q_data_type": owner.dtype, "kv_data_type": owner.dtype}
+        with self._space.staging() as staging:
+            wrapper._pin_memory_int_workspace_buffer = staging
+            if metadata.q_len == 1:
+                wrapper.plan(*pages, *heads, **types)
+            else:
+                wrapper.plan(schedule.qo_indptr, *pages, *heads, causal=metadata.causal, **types)
+        wrapper._paged_kv_indptr_buf = metadata.kv_indptr
+        if metadata.q_len != 1:
+            wrapper._qo_indptr_buf = metadata.qo_indptr
+        if self._packed is not None:
+            wrapper._custom_mask_buf, wrapper._mask_indptr_buf = self._packed
+
+    def _schedule_again(self, metadata: RaggedMetadata, schedule: _Schedule) -> None:
+        """The part of ``plan`` that a captured graph needs: buffers are where they were, so nothing else is copied.
+
+        The result is what it was at bind, because under a graph it depends on shapes only; the schedule itself is in
+        the space.
+        """
+        owner = self._executor
+        with self._space.staging() as staging:
+            owner.kernels.plan(
+                self._scratch,
+                self._space.on_device,
+                staging,
+                schedule.qo_indptr,
+                schedule.kv_indptr,
+                schedule.kv_lens,
+                schedule.rows,
+                schedule.batch,
+                owner.num_heads,
+                owner.num_kv_heads,
+                1,  # slots per page
+                True,  # for a graph
+                owner.head_dim,
+                owner.head_dim,
+                metadata.causal and metadata.q_len != 1,
+                -1,  # no sliding window
+                -1,  # keys are cut as the planner sees fit
+                False,  # and may be cut
+                0,  # no blocks set aside for others
+            )
+
+    def _pack_mask(self, metadata: RaggedMetadata) -> None:
+        if self._packed is None:
+            return
+        assert metadata.custom_mask is not None
+        assert metadata.mask_indptr is not None
+        assert metadata.q_len is not None
+        pack_mask(metadata.custom_mask, metadata.mask_indptr, metadata.kv_indptr, metadata.q_len, *self._packed)

@@ -2,6 +2,9 @@
 
 Every request owns a generator seeded by its id, so what it draws depends neither on who shares its batch nor on
 who came before it.
+
+Top-k and top-p keep whatever is as likely as the last token they keep. Which of several equals a sort puts first is
+the device's choice, and must not decide what can be drawn.
 """
 
 from __future__ import annotations
@@ -13,27 +16,37 @@ import torch
 from torch import Tensor
 
 from specdebug.async_probe import maybe_detect_nan, maybe_detect_oob
+from specdebug.engine import flashinfer_sampling
 from specdebug.engine.request import Request, SamplingParams
 
 
 def top_k_renorm(probs: Tensor, top_k: int) -> Tensor:
-    """Keep the ``top_k`` most likely tokens of each row [.., V] (0: all) and renormalise."""
+    """Keep the ``top_k`` most likely tokens of each row [.., V] (0: all), equals of the last included; renormalise."""
     if top_k == 0 or top_k >= probs.shape[-1]:
         return probs
-    kept = torch.topk(probs, top_k, dim=-1)
-    out = torch.zeros_like(probs).scatter_(-1, kept.indices, kept.values)
-    return out / out.sum(dim=-1, keepdim=True)
+    if probs.is_cuda and flashinfer_sampling.available():
+        return _renormalise(probs, flashinfer_sampling.kept_by_top_k(probs, top_k))
+    least = torch.topk(probs, top_k, dim=-1).values[..., -1:]
+    return _renormalise(probs, probs >= least)
 
 
 def top_p_renorm(probs: Tensor, top_p: float) -> Tensor:
-    """Keep the smallest set of most likely tokens whose mass reaches ``top_p`` and renormalise."""
+    """Keep the fewest most likely tokens whose mass reaches ``top_p``, equals of the last included; renormalise."""
     if top_p >= 1.0:
         return probs
-    ordered, index = probs.sort(dim=-1, descending=True, stable=True)
+    if probs.is_cuda and flashinfer_sampling.available():
+        return _renormalise(probs, flashinfer_sampling.kept_by_top_p(probs, top_p))
+    ordered = probs.sort(dim=-1, descending=True).values
     before = ordered.cumsum(dim=-1) - ordered
-    ordered = ordered.masked_fill(before >= top_p, 0.0)
-    out = torch.zeros_like(probs).scatter_(-1, index, ordered)
-    return out / out.sum(dim=-1, keepdim=True)
+    least = ordered.masked_fill(before >= top_p, float("inf")).amin(dim=-1, keepdim=True)
+    return _renormalise(probs, probs >= least)
+
+
+def _renormalise(probs: Tensor, kept: Tensor) -> Tensor:
+    """probs [.., V] where ``kept``, 0 elsewhere, rows adding up to 1. Nothing compares with a NaN, so a row of NaNs keeps
+    nothing and becomes NaN again: it stays visible."""
+    left = torch.where(kept, probs, 0.0)
+    return left / left.sum(dim=-1, keepdim=True)
 
 
 def target_probs(logits: Tensor, params: SamplingParams) -> Tensor:

@@ -75,6 +75,21 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
     assert top_p_renorm(probs, 1.0) is probs
 
 
+def test_what_is_as_likely_as_the_last_token_kept_is_kept() -> None:
+    probs = torch.tensor([[0.125, 0.5, 0.125, 0.125, 0.125], [0.3, 0.3, 0.2, 0.2, 0.0]])
+    fifth = [0.125, 0.5, 0.125, 0.125, 0.125]
+    assert torch.equal(top_k_renorm(probs, 2), torch.tensor([fifth, [0.5, 0.5, 0.0, 0.0, 0.0]]))
+    assert torch.equal(top_p_renorm(probs, 0.55)[0], torch.tensor(fifth))
+    assert torch.allclose(top_p_renorm(probs, 0.7)[1], torch.tensor([0.3, 0.3, 0.2, 0.2, 0.0]))
+
+
+def test_a_nan_stays_visible_in_its_row() -> None:
+    probs = torch.tensor([[float("nan")] * 3, [0.5, 0.3, 0.2]])
+    for renormed in (top_k_renorm(probs, 2), top_p_renorm(probs, 0.6)):
+        assert renormed[0].isnan().all()
+        assert torch.allclose(renormed[1], torch.tensor([0.625, 0.375, 0.0]))
+
+
 def request(rid: str, **sampling: Any) -> Request:
     return Request(rid, [1], SamplingParams(**sampling), speculative=False)
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from specdebug import __version__
 from specdebug.assets import NAMES, checkpoint_path
 from specdebug.errors import SpecDebugError
 from specdebug.harness.library import Library
-from specdebug.targets.pool import Job, WorkerPool, run_one
+from specdebug.targets.pool import GPU_MEMORY_MB, Job, WorkerPool, run_one
 from specdebug.targets.system import cpu_count
 
 
@@ -48,24 +49,51 @@ def examine(pool: WorkerPool, library: Library) -> tuple[dict[str, Any], list[st
 def _worker_facts(pool: WorkerPool, problems: list[str]) -> dict[str, Any]:
     """What a worker says of torch and of GPUs."""
     try:
-        job = Job("doctor", "specdebug.targets.inspect:describe", None, timeout_s=60)
+        job = Job("doctor", "specdebug.targets.inspect:describe", None, timeout_s=60, uses_gpu=True)
         events, end = run_one(pool, job)
     except SpecDebugError as error:
         problems.append(str(error))
         return {}
-    found = next((event for event in events if event["event"] == "machine"), None)
-    if found is None:
+    reports = {event["event"]: event for event in events}
+    if "machine" not in reports:
         last = end.log.strip().splitlines()[-1:] or [f"exit status {end.status}"]
         problems.append(f"a worker could not say what torch finds: {last[0]}")
-        return {}
-    gpus = [f"{gpu['name']} (sm {gpu['capability']}, {gpu['memory_mb']} MiB)" for gpu in found["gpus"]]
-    return {
-        "torch": found["torch"],
-        "GPUs": gpus or "none; engines run on the CPU",
-        "GPU packages": found["gpu_packages"] or "none",
-        "attention": "torch reference executor of the flashinfer, fa3 and triton plans",
-        "worker memory limit": "enforced" if os.path.exists("/proc/self/statm") else "no /proc: not enforced",
-    }
+    return _gpu_facts(reports.get("packages", {}), reports.get("machine"))
+
+
+def _gpu_facts(packages: Mapping[str, Any], found: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The GPU stack, and what engines will use of it. That there is none is no problem: everything runs on the
+    CPU, and this is the one place that says so."""
+    facts: dict[str, Any] = {"worker memory limit": _limit_text()}
+    if found is not None:
+        built = f"built for CUDA {found['cuda']}" if found["cuda"] else "built without CUDA"
+        facts["torch"] = f"{found['torch']} ({built})"
+        gpus = [f"{gpu['name']} (sm {gpu['capability']}, {gpu['memory_mb']} MiB)" for gpu in found["gpus"]]
+        facts["GPUs"] = gpus or "none; everything runs on the CPU"
+    for name, label in _GPU_PACKAGES.items():
+        if name in packages:
+            facts[label] = packages[name] or "not installed"
+    if found is not None:
+        if found["gpus"] and packages.get("triton") is None:
+            facts["GPUs"] = f"{', '.join(facts['GPUs'])}, but without triton everything runs on the CPU"
+        for plan, executor in found["executors"].items():
+            facts[f"plan {plan}"] = executor
+    return facts
+
+
+_GPU_PACKAGES = {
+    "driver": "NVIDIA driver",
+    "nvcc": "nvcc",
+    "triton": "triton",
+    "flashinfer": "flashinfer",
+    "flash_attn": "flash-attn",
+}
+
+
+def _limit_text() -> str:
+    if not os.path.exists("/proc/self/statm"):
+        return "no /proc: not enforced"
+    return f"enforced; on a GPU {GPU_MEMORY_MB:.0f} MiB above the scenario's"
 
 
 def _memory() -> str:

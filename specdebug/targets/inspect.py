@@ -3,17 +3,20 @@ else."""
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 from typing import Any
 
+from specdebug.targets.stack import PLANS, driver_version, executor_of, nvcc_version, versions
 from specdebug.targets.wire import Sink
-
-GPU_PACKAGES = ("triton", "flashinfer", "flash_attn_interface", "sgl_kernel")
 
 
 def describe(payload: object, sink: Sink) -> None:
-    """Report versions, devices and which GPU packages are installed."""
+    """Report versions, devices, and who executes each attention plan.
+
+    What can be said without torch is said first: it may not import, and with it the process may end.
+    """
+    found = versions()
+    sink.emit("packages", **found, driver=driver_version(), nvcc=nvcc_version())
     import torch
 
     gpus: list[dict[str, Any]] = []
@@ -26,6 +29,7 @@ def describe(payload: object, sink: Sink) -> None:
                 "memory_mb": properties.total_memory // 2**20,
             }
         )
+    device = "cuda" if gpus and found["triton"] is not None else "cpu"
     sink.emit(
         "machine",
         python=platform.python_version(),
@@ -33,5 +37,5 @@ def describe(payload: object, sink: Sink) -> None:
         torch_threads=torch.get_num_threads(),
         cuda=torch.version.cuda,
         gpus=gpus,
-        gpu_packages=[name for name in GPU_PACKAGES if importlib.util.find_spec(name) is not None],
+        executors={plan: executor_of(plan, device, found["flashinfer"] is not None) for plan in PLANS},
     )

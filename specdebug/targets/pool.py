@@ -10,7 +10,12 @@ itself, so the parent polls ``/proc`` every :data:`TICK_S`; at the rate one core
 runaway overshoots its limit by tens of MiB. Where there is no ``/proc``, the limit is not enforced.
 
 **Hangs.** At its deadline a worker is first asked where it is (``faulthandler`` dumps every thread to the
-log), then killed.
+log), then killed. What it reports to be busy with (an event ``progress``: compiling a kernel, capturing a graph)
+does not count, up to :data:`BUSY_LIMIT_S` each: a first run compiles for longer than it computes.
+
+**GPUs.** Jobs that use one share its memory and its time, so fewer of them run side by side. A CUDA process keeps
+the driver and the compiled libraries resident, which is no leak of the engine's: :data:`GPU_MEMORY_MB` comes on top
+of its limit.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Protocol
@@ -39,6 +44,12 @@ from specdebug.targets.wire import JOB, SIGNAL, LineReader, send
 TICK_S = 0.02
 DUMP_GRACE_S = 0.3
 LOG_LIMIT = 64 * 1024
+BUSY_LIMIT_S = 300.0
+GPU_JOBS = 4
+"""Jobs that use a GPU at a time, unless the pool is told how many jobs to run."""
+GPU_MEMORY_MB = 4096.0
+"""Host memory of a worker that uses a GPU, beyond its job's limit: a context with torch, Triton and FlashInfer loaded
+has 1 to 3 GiB resident before the engine allocates anything."""
 PRELOAD = ("torch", "numpy", "safetensors.torch", "tokenizers", "yaml")
 
 # The server searches modules where its parent does: `-m` would put the current folder first, and with it
@@ -57,13 +68,17 @@ class WorkerStartError(SpecDebugError):
 
 @dataclass(frozen=True)
 class Job:
-    """One run in a worker: ``target`` (``module:function``) is called there with ``payload`` and a sink."""
+    """One run in a worker: ``target`` (``module:function``) is called there with ``payload`` and a sink.
+
+    ``memory_mb`` bounds resident memory; a worker that uses a GPU gets :data:`GPU_MEMORY_MB` more.
+    """
 
     name: str
     target: str
     payload: Any
     timeout_s: float = 120.0
     memory_mb: float = 4096.0
+    uses_gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +109,9 @@ class Listener(Protocol):
     def ended(self, job: Job, end: WorkerEnd) -> None:
         """The job's worker is gone; no event of it will follow."""
 
+    def waiting(self) -> None:
+        """Called some fifty times a second while workers run, whether or not they report anything."""
+
 
 @dataclass
 class _Worker:
@@ -104,22 +122,38 @@ class _Worker:
     started_at: float = 0.0
     deadline: float = float("inf")
     dump_until: float | None = None
+    busy_since: float | None = None
     peak_rss_mb: float = 0.0
     killed_for: EndKind | None = None
     lines: LineReader = field(default_factory=LineReader)
     log: deque[bytes] = field(default_factory=deque)
     log_size: int = 0
 
+    @property
+    def memory_limit_mb(self) -> float:
+        return self.job.memory_mb + (GPU_MEMORY_MB if self.job.uses_gpu else 0.0)
+
+    def hear(self, event: Mapping[str, Any], now: float) -> None:
+        """A report of being busy stops the worker's clock; the next report of any kind starts it again."""
+        self.deadline = self.deadline_at(now)
+        busy = event.get("event") == "progress" and bool(event.get("text"))
+        self.busy_since = now if busy else None
+
+    def deadline_at(self, now: float) -> float:
+        """The deadline, put off by how long the worker has been busy."""
+        return self.deadline + (0.0 if self.busy_since is None else min(now - self.busy_since, BUSY_LIMIT_S))
+
 
 class WorkerPool:
     """Runs jobs, at most ``jobs`` at a time. A context manager: leaving it ends the server and every worker.
 
     ``jobs`` 0 means one more than there are cores: jobs differ in length, and sharing a core beats leaving
-    one idle while the last job runs.
+    one idle while the last job runs. Of those that use a GPU, at most :data:`GPU_JOBS` then run at a time.
     """
 
     def __init__(self, jobs: int = 0, preload: Sequence[str] = PRELOAD) -> None:
         self._limit = jobs or cpu_count() + 1
+        self._gpu_limit = jobs or GPU_JOBS
         self._preload = tuple(preload)
         self._selector = selectors.DefaultSelector()
         self._server: subprocess.Popen[bytes] | None = None
@@ -175,16 +209,21 @@ class WorkerPool:
         A KeyboardInterrupt ends all workers, reports them as ``interrupted`` and is raised again.
         """
         waiting = iter(jobs)
+        upcoming: Job | None = None
         exhausted = False
         try:
-            while not exhausted or self._workers:
-                while not exhausted and len(self._workers) < self._limit:
-                    job = next(waiting, None)
-                    if job is None:
+            while upcoming is not None or not exhausted or self._workers:
+                while (upcoming is not None or not exhausted) and len(self._workers) < self._limit:
+                    if upcoming is None:
+                        upcoming = next(waiting, None)
+                    if upcoming is None:
                         exhausted = True
                         break
+                    if upcoming.uses_gpu and self._gpu_jobs >= self._gpu_limit:
+                        break
                     self.start()
-                    self._launch(job)
+                    self._launch(upcoming)
+                    upcoming = None
                 if not self._workers:
                     break
                 for key, _ in self._selector.select(TICK_S):
@@ -192,6 +231,7 @@ class WorkerPool:
                     if self._selector.get_map().get(key.fd) == key:
                         key.data(listener)
                 self._watch()
+                listener.waiting()
         except KeyboardInterrupt:
             for worker in list(self._workers.values()):
                 self._signal(worker, signal.SIGKILL)
@@ -216,6 +256,10 @@ class WorkerPool:
             self._server.kill()
         self._server.wait()
         self._server = self._sock = None
+
+    @property
+    def _gpu_jobs(self) -> int:
+        return sum(worker.job.uses_gpu for worker in self._workers.values())
 
     def _launch(self, job: Job) -> None:
         event_read, event_write = os.pipe()
@@ -297,6 +341,7 @@ class WorkerPool:
             self._unregister(worker.event_fd)
             return False
         for event in worker.lines.feed(data):
+            worker.hear(event, time.monotonic())
             listener.event(worker.job, event)
         return True
 
@@ -322,10 +367,10 @@ class WorkerPool:
                 continue
             rss = rss_mb(worker.pid)
             worker.peak_rss_mb = max(worker.peak_rss_mb, rss)
-            if rss > worker.job.memory_mb:
+            if rss > worker.memory_limit_mb:
                 worker.killed_for = "memory"
                 self._signal(worker, signal.SIGKILL)
-            elif now >= worker.deadline:
+            elif now >= worker.deadline_at(now):
                 worker.killed_for = "timeout"
                 worker.dump_until = now + DUMP_GRACE_S
                 self._signal(worker, DUMP_SIGNAL)
@@ -388,3 +433,6 @@ class _Collector:
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
         self.end = end
+
+    def waiting(self) -> None:
+        """Nothing to do meanwhile."""

@@ -15,8 +15,18 @@ from typing import Any
 import pytest
 
 from specdebug.harness.preload import PRELOAD
+from specdebug.targets.pool import (
+    BUSY_LIMIT_S,
+    GPU_JOBS,
+    GPU_MEMORY_MB,
+    Job,
+    WorkerEnd,
+    WorkerPool,
+    WorkerStartError,
+    _Worker,
+    run_one,
+)
 from specdebug.targets.pool import PRELOAD as LIBRARIES
-from specdebug.targets.pool import Job, WorkerEnd, WorkerPool, WorkerStartError, run_one
 
 VICTIMS = "tests.targets.victims"
 
@@ -94,7 +104,7 @@ class Record:
     def __init__(self) -> None:
         self.ends: dict[str, WorkerEnd] = {}
         self.known: set[str] = set()
-        self.alive = self.most_alive = 0
+        self.alive = self.most_alive = self.rounds = 0
 
     def started(self, job: Job) -> None:
         assert job.name not in self.known
@@ -109,6 +119,9 @@ class Record:
         assert job.name in self.known
         self.alive -= 1
         self.ends[job.name] = end
+
+    def waiting(self) -> None:
+        self.rounds += 1
 
 
 def test_one_death_does_not_touch_the_others(pool: WorkerPool) -> None:
@@ -184,6 +197,50 @@ def test_no_event_overtakes_its_job_s_start() -> None:
     assert len(record.ends) == 40
 
 
+def test_jobs_that_use_a_gpu_run_a_few_at_a_time_and_hold_up_no_worker() -> None:
+    class Watch(Record):
+        most_on_gpu = 0
+
+        def started(self, job: Job) -> None:
+            super().started(job)
+            on_gpu = sum(name.startswith("gpu") for name in self.known - set(self.ends))
+            self.most_on_gpu = max(self.most_on_gpu, on_gpu)
+
+    jobs = [Job(f"gpu {n}", f"{VICTIMS}:obey", n, uses_gpu=True) for n in range(3 * GPU_JOBS)]
+    jobs += [Job(f"cpu {n}", f"{VICTIMS}:obey", n) for n in range(3)]
+    with WorkerPool(preload=()) as some:
+        some._limit = 3 * GPU_JOBS
+        some.run(jobs, record := Watch())
+    assert len(record.ends) == len(jobs)
+    assert 1 <= record.most_on_gpu <= GPU_JOBS
+    assert record.rounds > 0
+
+
+def test_a_worker_on_a_gpu_may_hold_a_context_on_top_of_its_limit() -> None:
+    plain, on_gpu = (_Worker(Job("a", "m:f", None, memory_mb=500, uses_gpu=gpu), 0, 0) for gpu in (False, True))
+    assert plain.memory_limit_mb == 500
+    assert on_gpu.memory_limit_mb == 500 + GPU_MEMORY_MB
+
+
+def test_what_a_worker_is_busy_with_does_not_count_as_hanging() -> None:
+    worker = _Worker(victim("obey"), 0, 0, deadline=100.0)
+    worker.hear({"event": "progress", "text": "compiling a kernel"}, 90.0)
+    assert worker.deadline_at(110.0) == 120.0
+    worker.hear({"event": "progress", "text": ""}, 130.0)
+    assert worker.deadline_at(500.0) == 140.0
+    worker.hear({"event": "progress", "text": "capturing graphs"}, 135.0)
+    worker.hear({"event": "step"}, 136.0)
+    assert worker.deadline_at(500.0) == 141.0
+    worker.hear({"event": "progress", "text": "waiting for a lock that nobody gives"}, 140.0)
+    assert worker.deadline_at(10_000.0) == 141.0 + BUSY_LIMIT_S
+
+
+def test_the_fork_server_never_touches_cuda() -> None:
+    with WorkerPool(1, preload=PRELOAD) as ready:
+        events, _ = run_one(ready, victim("cuda_state"))
+    assert events[0] == {"event": "cuda", "imported": True, "initialized": False, "bad_fork": False}
+
+
 def test_a_package_in_the_current_folder_is_not_taken_for_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +276,7 @@ class Show:
     def started(self, job): pass
     def event(self, job, event): print(event["pid"], flush=True)
     def ended(self, job, end): pass
+    def waiting(self): pass
 with WorkerPool(1, preload=()) as pool:
     pool.run([Job("a", "tests.targets.test_pool:report_pid_and_sleep", None)], Show())
 """

@@ -1,0 +1,31 @@
+"""Kernels being compiled, told as it happens: the first run on a machine spends a minute on it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+def watch_triton(begun: Callable[[str], None], done: Callable[[], None]) -> None:
+    """Call ``begun`` with a kernel's name when Triton takes it up, and ``done`` when it has it, compiled or cached.
+
+    Triton's own hook (``knobs.runtime.jit_cache_hook``) is not used: with one set, Triton first writes every launch's
+    constants as JSON, so a hook can make kernels fail that run without it. Must be called before the first kernel
+    runs, because a kernel keeps the compiler it found then. Without Triton this does nothing.
+    """
+    try:
+        from triton import compiler
+    except ImportError:
+        return
+    original = compiler.compile
+
+    @functools.wraps(original)
+    def compile(source: Any, *args: Any, **options: Any) -> Any:
+        begun(str(getattr(source, "name", "a kernel")))
+        try:
+            return original(source, *args, **options)
+        finally:
+            done()
+
+    compiler.compile = compile

@@ -18,9 +18,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from specdebug.assets import checkpoint_path
-from specdebug.errors import SpecDebugError
+from specdebug.errors import ConfigError, SpecDebugError
+from specdebug.harness.device_errors import device_lost, out_of_memory
+from specdebug.harness.outcome import EXIT_CODES
 from specdebug.harness.text import Decode, decoder, load_tokenizer
 from specdebug.reference.config import read_config
+from specdebug.targets.coredump import wait_for_coredump
+from specdebug.targets.device import DeviceUnavailable, claim, leave_now
 from specdebug.targets.wire import Sink
 
 if TYPE_CHECKING:
@@ -30,11 +34,42 @@ if TYPE_CHECKING:
 
 
 def run_arm(payload: Mapping[str, Any], sink: Sink) -> None:
-    """Run one arm of a scenario. ``payload`` is what ``replay.ArmRun.job`` packs."""
+    """Run one arm of a scenario. ``payload`` is what ``replay.ArmRun.job`` packs.
+
+    When the arm costs this process its device, it ends the process as well.
+    """
     try:
         _Arm(payload, sink).run()
+    except DeviceUnavailable as error:
+        sink.emit("usage", message=str(error), option=["device"])
+    except ConfigError as error:
+        # The engine's InvalidOption, whose class is not imported before the reverts are in place.
+        option = list(getattr(error, "key_path", ()))
+        sink.emit("usage", message=getattr(error, "reason", str(error)), option=option)
     except SpecDebugError as error:
         sink.emit("usage", message=str(error))
+
+
+class _Busy:
+    """What the engine says it is busy with, and the kernels compiled meanwhile, as one line at a time."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._said = ""
+
+    def said(self, text: str) -> None:
+        self._said = text
+        self._sink.emit("progress", text=text)
+
+    def compiling(self, kernel: str) -> None:
+        self._sink.emit("progress", text=f"compiling {kernel}")
+
+    def compiled(self) -> None:
+        self._sink.emit("progress", text=self._said)
+
+    def over(self) -> None:
+        """A new stage begins; the event that says so ends what was said before it."""
+        self._said = ""
 
 
 class _Arm:
@@ -42,6 +77,9 @@ class _Arm:
         self._payload = payload
         self._sink = sink
         self._stages: dict[str, float] = {}
+        self._busy = _Busy(sink)
+        self._coredump: str | None = None
+        self._lost = False
 
     def run(self) -> None:
         with self._stage("revert"):
@@ -54,9 +92,12 @@ class _Arm:
                 loop, judge, accept = self._build(scenario)
             self._serve(loop, judge, accept)
         except SpecDebugError as error:
-            if error.exit_code == 2:
+            if error.exit_code == EXIT_CODES["unknown"]:
+                self._sink.emit("impossible", reason=str(error))
+            elif error.exit_code == 2:
                 raise
-            self._fail(error)
+            else:
+                self._fail(error)
         except Exception as error:
             self._fail(error)
         finally:
@@ -64,13 +105,29 @@ class _Arm:
 
             self._sink.emit("coverage", reached=async_probe.reached(), hits=hits())
         self._sink.emit("done", stages_s=self._stages, peak_rss_mb=_peak_rss_mb())
+        if self._lost:
+            self._leave()
 
     def _fail(self, error: Exception) -> None:
-        """An exception outside the run loop, such as out of the engine's construction."""
+        """An exception outside the run loop, such as out of the engine's construction.
+
+        A device that is too small for the engine says nothing of the engine.
+        """
         from specdebug.harness.exceptions import violation_of
 
         traceback.print_exc()
+        memory = out_of_memory(error)
+        if memory is not None:
+            self._sink.emit("impossible", reason=f"{memory} (while loading or capturing graphs)")
+            return
+        self._lost = device_lost(error)
         self._sink.emit("violation", **asdict(violation_of(error, 0)))
+
+    def _leave(self) -> None:
+        """Everything is reported, the device is gone: end here, while the engine still holds what it had on it."""
+        if self._coredump is not None:
+            wait_for_coredump(self._coredump)
+        leave_now()
 
     def _revert(self) -> Callable[[], dict[str, dict[str, int]]] | None:
         """Put the fixes' reverts in place; returns a reader of how often each edit has run, by fix.
@@ -102,21 +159,26 @@ class _Arm:
         try:
             with self._stage("run"):
                 loop.run()
+                loop.settle()
             for rid, count in judge.zero_filled.items():
                 self._note(f"{rid}: draft KV of {count} cached positions zero-filled by policy, not compared")
             if accept is not None:
                 with self._stage("cold"):
                     self._measure_cold(loop, judge, accept.min_ratio)
+                    loop.settle()
         except Stopped:
-            return
+            self._lost = loop.lost
 
     def _build(self, scenario: Scenario) -> tuple[RunLoop, Judge, AcceptOracle | None]:
+        import torch
+
         from specdebug.harness.driver import WorkloadDriver
         from specdebug.harness.loop import RunLoop
         from specdebug.harness.probe_packs import activate
         from specdebug.targets.embedded import build_engine, sampling_params
 
         arm, seed, packs = self._payload["arm"], self._payload["seed"], pickle.loads(self._payload["packs"])
+        device = self._claim(scenario)
         activate(packs, scenario.arms[arm].mode)
         engine = build_engine(scenario.engine_of(arm), seed)
         tokenizer = load_tokenizer(engine.config.model)
@@ -136,8 +198,24 @@ class _Arm:
             make_sampling=sampling_params,
             decode=decode,
             vocab_size=read_config(checkpoint_path(engine.config.model)).vocab_size,
+            synchronize=None if device == "cpu" else torch.cuda.synchronize,
         )
         return loop, judge, oracles.accept
+
+    def _claim(self, scenario: Scenario) -> str:
+        """Take the arm's device, say what the arm runs on, and pass on what the engine is busy with."""
+        from specdebug.engine import EngineConfig, progress
+        from specdebug.targets.compiling import watch_triton
+
+        config = EngineConfig.from_dict(scenario.engine_of(self._payload["arm"]))
+        label = f"{scenario.name}-{self._payload['arm']}"
+        stack = claim(config.device, config.attention_backend, config.dtype, label)
+        self._coredump = stack.get("coredump")
+        self._sink.emit("stack", **stack)
+        progress.listen(self._busy.said)
+        if config.device != "cpu":
+            watch_triton(self._busy.compiling, self._busy.compiled)
+        return config.device
 
     def _judge(self, oracles: OracleSpec, config: Any, decode: Decode) -> Judge:
         """The observer, with a reference model only if something is to be compared with it."""
@@ -169,6 +247,7 @@ class _Arm:
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
         self._sink.emit("stage", name=name)
+        self._busy.over()
         began = time.perf_counter()
         try:
             yield

@@ -3,12 +3,18 @@
 ``crash:<SIGNAL>``, ``oom``, ``hang`` and ``error@worker``. Where it was is read from the fault handler's
 dump in its log; that is evidence for a reader, not part of the signature, which must not change with a line
 number.
+
+On a GPU the cause stands in the log: a device assertion reaches the host as a bare "assert triggered", and its text,
+a probe's with it, is printed by the driver. :func:`explained` puts the two together.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
 
+from specdebug.harness.device_errors import driver_assertion
 from specdebug.harness.outcome import Violation
 from specdebug.targets.pool import WorkerEnd
 
@@ -22,6 +28,11 @@ def death_of(end: WorkerEnd, step: int, stage: str) -> Violation | None:
     Only for workers that have not reported that they are done.
     """
     where = f"in stage {stage}, after step {step}"
+    assertion = driver_assertion(end.log) if end.kind in ("signal", "exit") else None
+    if assertion is not None:
+        how = end.signal_name or f"exit status {end.status}"
+        detail = f"{assertion.text}; ended by {how} in stage {stage}"
+        return Violation(assertion.kind, assertion.site, step, detail, data={"device": "cuda", "lost": True})
     frame = innermost_frame(end.log)
     at = f"; innermost specdebug frame {frame}" if frame else ""
     if end.kind == "interrupted":
@@ -38,6 +49,26 @@ def death_of(end: WorkerEnd, step: int, stage: str) -> Violation | None:
         return Violation(f"crash:{name}", "", step, f"killed by {name}{hint} {where}{at}")
     detail = f"left with exit status {end.status} and no result {where}{at}"
     return Violation("error", "worker", step, detail)
+
+
+def explained(violation: Violation, log: str, last_step: int, coredump: str | None) -> Violation:
+    """A violation that cost the worker its device, with what only the parent can see; any other as it is.
+
+    ``log``: the worker's output, where the driver's text is. ``last_step``: the last step that was completed.
+    ``coredump``: the file a core dump was asked for in; named if it is there.
+    """
+    if not violation.data.get("lost"):
+        return violation
+    assertion = driver_assertion(log)
+    told = f"{violation.detail}; the last step completed is {last_step}"
+    data = dict(violation.data)
+    if coredump is not None and os.path.exists(coredump):
+        told += f"; GPU core dump {coredump}"
+        data["coredump"] = coredump
+    if assertion is None:
+        return dataclasses.replace(violation, detail=told, data=data)
+    told = f"{assertion.text}; {told}"
+    return dataclasses.replace(violation, kind=assertion.kind, site=assertion.site, detail=told, data=data)
 
 
 def innermost_frame(log: str) -> str | None:

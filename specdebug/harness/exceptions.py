@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from types import TracebackType
 
+from specdebug.harness.device_errors import ENGINE, device_failure, noticed_in, out_of_memory
 from specdebug.harness.outcome import Violation
 
-ENGINE = "specdebug.engine."
 _OUT_OF_RANGE = re.compile(r"out of (bounds|range)|illegal memory access", re.IGNORECASE)
 _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
 
@@ -20,8 +20,8 @@ def violation_of(error: BaseException, step: int) -> Violation:
     """Classify ``error``, raised during ``step``.
 
     In this order: an asserting probe (its message names kind and site), the engine's own errors that carry a
-    site, memory exhausted, an index outside its tensor (on a GPU an illegal address), a failed ``assert``,
-    anything else.
+    site, a failure of the device (see ``device_errors.py``; ``data`` says whether the device is lost), memory
+    exhausted, an index outside its tensor (on a GPU an illegal address), a failed ``assert``, anything else.
     """
     from specdebug.async_probe import parse_message
     from specdebug.engine.errors import IllegalAddress, PlanAssertion
@@ -35,6 +35,11 @@ def violation_of(error: BaseException, step: int) -> Violation:
         return Violation("illegal-address", error.site, step, text)
     if isinstance(error, PlanAssertion):
         return Violation("assert", error.site, step, text)
+    device = device_failure(error)
+    if device is not None:
+        memory = out_of_memory(error)
+        where, told = ("cuda", memory) if memory else (noticed_in(error.__traceback__), device.line)
+        return Violation(device.kind, where, step, told, data={"device": "cuda", "lost": device.lost})
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(text)):
         return Violation("oom", "", step, detail)
     where = engine_site(error.__traceback__)

@@ -3,8 +3,8 @@
 Workers send events only; the outcome is always put together here. So a worker that dies leaves the same kind
 of outcome as one that finishes, just with fewer events behind it and its death among the violations.
 
-Events (see ``arm.py``, which emits them): ``stage``, ``setup``, ``arrive``, ``step``, ``violation``, ``tie``,
-``request``, ``cold``, ``coverage``, ``note``, ``impossible``, ``usage``, ``done``.
+Events (see ``arm.py``, which emits them): ``stage``, ``stack``, ``progress``, ``setup``, ``arrive``, ``step``,
+``violation``, ``tie``, ``request``, ``cold``, ``coverage``, ``note``, ``impossible``, ``usage``, ``done``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdebug.harness.deaths import death_of
+from specdebug.harness.deaths import death_of, explained
 from specdebug.harness.outcome import (
     Evidence,
     Metrics,
@@ -70,8 +70,13 @@ class Ledger:
     def __init__(self) -> None:
         self.step = 0
         self.stage = "start"
+        self.activity = ""
+        """What the engine is busy with beside its steps, such as ``compiling a kernel``; empty most of the time."""
         self.planned_requests = 0
         self.usage_error: str | None = None
+        self.usage_option: tuple[str, ...] = ()
+        """The engine option that a usage error is about, if it is about one."""
+        self._stack: dict[str, Any] = {}
         self._stages: dict[str, float] = {}
         self._requests: dict[str, _Request] = {}
         self._violations: list[Violation] = []
@@ -104,10 +109,11 @@ class Ledger:
 
     def outcome(self, end: WorkerEnd) -> Outcome:
         """Judge the run, now that its worker has ended."""
-        violations = list(self._violations)
+        coredump = self._stack.get("coredump")
+        violations = [explained(found, end.log, self.step, coredump) for found in self._violations]
         death = None if self._done else death_of(end, self.step, self.stage)
         if death is not None and self._impossible is None:
-            violations.append(death)
+            violations.append(explained(death, "", self.step, coredump))
         ordered = merge_violations(violations)
         requests = tuple(request.result() for request in self._requests.values())
         evidence = Evidence(
@@ -134,6 +140,7 @@ class Ledger:
             reverted_hits={number: dict(edits) for number, edits in self._reverts.items()},
             reached_sites=dict(self._reached),
             requests=requests,
+            stack=dict(self._stack),
             log_tail=end.log[-LOG_TAIL:],
         )
 
@@ -156,7 +163,13 @@ class Ledger:
         )
 
     def _on_stage(self, event: Mapping[str, Any]) -> None:
-        self.stage = event["name"]
+        self.stage, self.activity = event["name"], ""
+
+    def _on_stack(self, event: Mapping[str, Any]) -> None:
+        self._stack = {key: value for key, value in event.items() if key != "event"}
+
+    def _on_progress(self, event: Mapping[str, Any]) -> None:
+        self.activity = event["text"]
 
     def _on_setup(self, event: Mapping[str, Any]) -> None:
         self._probes_enabled = event["probes_enabled"]
@@ -169,7 +182,7 @@ class Ledger:
         self._requests[event["rid"]] = _Request(event["rid"], event["group"], event["prompt_tokens"])
 
     def _on_step(self, event: Mapping[str, Any]) -> None:
-        self.step = event["step"]
+        self.step, self.activity = event["step"], ""
         self._steps += 1
         self._engine_s += event["s"]
         for rid, tokens in event["emitted"].items():
@@ -215,6 +228,7 @@ class Ledger:
 
     def _on_usage(self, event: Mapping[str, Any]) -> None:
         self.usage_error = event["message"]
+        self.usage_option = tuple(event.get("option", ()))
 
     def _on_done(self, event: Mapping[str, Any]) -> None:
         self._done = True

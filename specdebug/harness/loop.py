@@ -12,6 +12,7 @@ from typing import Any
 
 from specdebug import async_probe
 from specdebug.errors import SpecDebugError
+from specdebug.harness.device_errors import device_lost
 from specdebug.harness.driver import Arrival, WorkloadDriver
 from specdebug.harness.exceptions import violation_of
 from specdebug.harness.oracle import Judge
@@ -45,7 +46,9 @@ class RunLoop:
         make_sampling: Callable[..., Any],
         decode: Callable[[Sequence[int]], str],
         vocab_size: int,
+        synchronize: Callable[[], None] | None = None,
     ) -> None:
+        """``synchronize`` waits for the engine's device; None when there is nothing to wait for."""
         self.engine = engine
         self._driver = driver
         self._sink = sink
@@ -55,10 +58,13 @@ class RunLoop:
         self._make_sampling = make_sampling
         self._decode = decode
         self._vocab_size = vocab_size
+        self._synchronize = synchronize
         self._step = 0
         self._idle = 0
         self._finished: dict[str, list[int]] = {}
         self.arrived: dict[str, Arrival] = {}
+        self.lost = False
+        """Whether a failure has cost this process its device: nothing on it can be used again."""
 
     def run(self) -> None:
         """Serve the whole workload. Raises Stopped when the engine fails or never comes to an end."""
@@ -82,6 +88,19 @@ class RunLoop:
             self._advance()
         return list(self.engine.requests[again].accept_lengths)
 
+    def settle(self) -> None:
+        """Wait for what the device still has to do, and look once more: the last steps' findings and failures may
+        not have reached the host. Raises Stopped when there is a failure among them."""
+        if self._synchronize is None:
+            return
+        failure: Exception | None = None
+        try:
+            self._synchronize()
+        except Exception as error:
+            failure = error
+        if self._inspect(self._step, failure, pools=False) is not None:
+            raise Stopped from failure
+
     def _arrive(self, arrival: Arrival) -> None:
         self.arrived[arrival.rid] = arrival
         self._sink.emit(
@@ -102,7 +121,7 @@ class RunLoop:
         except Exception as error:
             if isinstance(error, SpecDebugError) and error.exit_code == 2:
                 raise
-            self.report(violation_of(error, self._step))
+            self._failed(error, self._step)
             raise Stopped from error
 
     def _one_step(self) -> None:
@@ -143,10 +162,8 @@ class RunLoop:
         except Exception as error:
             failure = error
         seconds = judge.clock() - began - (judge.seconds - judged)
-        self._inspect(step, pools=failure is None)
+        failure = self._inspect(step, failure, pools=failure is None and self._check_pools)
         if failure is not None or report is None:
-            if failure is not None:
-                self.report(violation_of(failure, step))
             raise Stopped from failure
         judge.after_step(
             [self.engine.requests[rid] for rid in report.rids if rid in self.engine.requests],
@@ -158,18 +175,46 @@ class RunLoop:
             raise Stopped
         return report, seconds
 
-    def _inspect(self, step: int, *, pools: bool) -> None:
+    def _inspect(self, step: int, failure: Exception | None, *, pools: bool) -> Exception | None:
+        """Report what a step left behind, and its failure if it had one; returns what the run ends of, if anything.
+
+        On a GPU a failed kernel may be noticed only here. Once the device is lost it cannot be asked any more, so
+        the first failure is reported at once, and what else then fails is its consequence.
+        """
+        checks = [self._read_guards, self._read_probes]
+        if pools:
+            checks.append(self._read_pools)
+        if failure is not None and device_lost(failure):
+            self._failed(failure, step)
+            checks = [self._read_probes]  # findings that had reached the host are still there
+        for check in checks:
+            try:
+                check(step)
+            except Exception as error:
+                failure = failure or error
+        if failure is not None and not self.lost:
+            self._failed(failure, step)
+        return failure
+
+    def _failed(self, error: Exception, step: int) -> None:
+        self.lost = device_lost(error)
+        self.report(violation_of(error, step))
+
+    def _read_guards(self, step: int) -> None:
         for guard in self.engine.check_guards():
-            site = f"{guard.buffer}->{guard.victim}"
-            self.report(Violation("guard", site, step, str(guard)))
+            self.report(Violation("guard", f"{guard.buffer}->{guard.victim}", step, str(guard)))
+
+    def _read_probes(self, step: int) -> None:
         for found in async_probe.drain():
             data = {"index": found.index, "value": found.value, "bound": found.bound}
-            count = found.count or 1
-            self.report(Violation(found.kind, found.site, step, found.message(), count, data))
-        if pools and self._check_pools:
-            for problem in self.engine.check_pools():
-                law, _, detail = problem.partition(":")
-                self.report(Violation("pools", law.strip(), step, detail.strip() or problem))
+            # A device's findings may arrive some steps after the one that they were made in.
+            made_in, count = found.step or step, found.count or 1
+            self.report(Violation(found.kind, found.site, made_in, found.message(), count, data))
+
+    def _read_pools(self, step: int) -> None:
+        for problem in self.engine.check_pools():
+            law, _, detail = problem.partition(":")
+            self.report(Violation("pools", law.strip(), step, detail.strip() or problem))
 
     def _watch_progress(self, report: Any) -> None:
         self._idle = self._idle + 1 if report.kind == "idle" and self.engine.has_work else 0

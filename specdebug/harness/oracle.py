@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specdebug.harness.device_errors import device_lost
 from specdebug.harness.outcome import Tie, Violation
 
 TIE_MARGIN = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
@@ -147,6 +148,8 @@ class Judge:
         try:
             check(engine, request)
         except Exception as error:  # not the engine's, though a damaged engine may have provoked it
+            if device_lost(error):
+                raise  # the engine's after all: reading its memory is where a failed kernel first shows
             what = " ".join(str(error).split())
             detail = f"cannot judge {request.rid}: {type(error).__name__}: {what}"
             self._report(Violation("error", "oracle", self.step, detail))

@@ -30,6 +30,7 @@ RANK: dict[str, int] = {
     "page_aligned": 1,
     "assert": 2,
     "illegal-address": 2,
+    "launch-failure": 2,
     "error": 2,
     "pools": 3,
     "mismatch": 4,
@@ -54,7 +55,7 @@ class Violation:
 
     @property
     def signature(self) -> str:
-        """``kind@site``, or the bare kind for things that have no site (``hang``, ``oom``,
+        """``kind@site``, or the bare kind for things that have no site (``hang``, ``oom`` of the host,
         ``crash:SIGSEGV``)."""
         return f"{self.kind}@{self.site}" if self.site else self.kind
 
@@ -121,7 +122,10 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Verdict, signature and evidence of one arm; survives a round trip through JSON."""
+    """Verdict, signature and evidence of one arm; survives a round trip through JSON.
+
+    ``stack``: what it ran on (device, versions, plan and who executed it), empty when that was never known.
+    """
 
     verdict: Verdict
     signature: str | None
@@ -137,6 +141,12 @@ class Outcome:
     reached_sites: Mapping[str, int] = field(default_factory=dict)
     requests: tuple[RequestResult, ...] = ()
     log_tail: str = ""
+    stack: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ties(self) -> tuple[tuple[str, Tie], ...]:
+        """Every near-tie that went the other way, with its request."""
+        return tuple((request.rid, tie) for request in self.requests for tie in request.ties)
 
     @property
     def exit_code(self) -> int:
@@ -233,7 +243,7 @@ def decide(violations: Sequence[Violation], evidence: Evidence) -> tuple[Verdict
     if evidence.interrupted:
         reasons.append("interrupted before it was done")
     for number, edits in evidence.reverts.items():
-        if not any(edits.values()):
+        if not any(edits.values()) and not evidence.impossible:
             reasons.append(f"fix {number} was reverted, but its lines never ran")
     if evidence.probes_enabled and not evidence.sites_reached and not evidence.impossible:
         reasons.append("none of the enabled probes was reached")

@@ -7,10 +7,10 @@ import fnmatch
 from specdebug.errors import did_you_mean
 from specdebug.harness.outcome import RANK
 
-SITE_KINDS = tuple(sorted(RANK))
-"""Kinds written ``kind@site``."""
+SITE_KINDS = tuple(sorted({*RANK, "oom"}))
+"""Kinds written ``kind@site``; ``oom@cuda`` is the device's memory, ``oom`` alone the worker's own."""
 BARE_KINDS = ("hang", "oom")
-"""Kinds without a site."""
+"""Kinds that can stand without a site."""
 CRASH = "crash:"
 """A worker that died of a signal: ``crash:SIGSEGV``."""
 

@@ -202,6 +202,49 @@ def test_a_rejected_request_is_the_scenario_s_fault_and_a_broken_abort_the_engin
     assert signatures(sink) == ["illegal-address@kernels.free"]
 
 
+def test_the_last_steps_failures_are_waited_for() -> None:
+    loop, sink, _ = loop_of(FakeEngine(), planned("a.0"))
+    loop.run()
+    loop.settle()
+    assert sink.of("violation") == []
+
+    def fault() -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    loop._synchronize = fault
+    with pytest.raises(Stopped):
+        loop.settle()
+    assert signatures(sink) == ["illegal-address@engine"]
+    assert sink.of("violation")[0]["step"] == 4
+    assert loop.lost
+
+
+def test_a_finding_that_arrives_late_keeps_the_step_it_was_made_in() -> None:
+    engine = FakeEngine()
+
+    def probe(step: int) -> None:
+        if step == 3:
+            async_probe.set_step(2)
+            async_probe.maybe_detect_nan(torch.tensor([float("nan")]), "draft.logits")
+
+    async_probe.configure("record")
+    engine.before_step = probe
+    loop, sink, _ = loop_of(engine, planned("a.0"))
+    loop.run()
+    assert [event["step"] for event in sink.of("violation")] == [2]
+
+
+def test_an_oracle_that_finds_the_device_gone_does_not_take_the_blame() -> None:
+    class Gone(FakeEngine):
+        def draft_kv(self, request: Any, start: int, stop: int) -> Any:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    loop, sink, _ = loop_of(Gone(), planned("a.0"))
+    with pytest.raises(Stopped):
+        loop.run()
+    assert signatures(sink) == ["assert@engine"]
+
+
 def raised(error: BaseException) -> BaseException:
     try:
         raise error

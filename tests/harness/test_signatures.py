@@ -5,7 +5,7 @@ import pytest
 from specdebug.harness.outcome import RANK
 from specdebug.harness.signatures import SHAPE, complaint
 
-BARE = ["hang", "oom", "crash:SIGSEGV", "crash:*"]
+BARE = ["hang", "oom", "crash:SIGSEGV", "crash:*", "oom@cuda"]
 
 
 @pytest.mark.parametrize("pattern", [*(f"{kind}@here" for kind in RANK), *BARE, "*@draft.*", "n[ao]n@x"])

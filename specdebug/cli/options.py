@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from specdebug.errors import SpecDebugError
 
 
 class _State:
@@ -26,6 +30,30 @@ def _set_debug(value: bool) -> None:
     _State.debug = _State.debug or value
 
 
+class Dtype(StrEnum):
+    """Of weights, activations and KV."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Backend(StrEnum):
+    """Whose attention metadata is planned."""
+
+    FLASHINFER = "flashinfer"
+    FA3 = "fa3"
+    TRITON = "triton"
+
+
+def engine_overrides(device: str | None, dtype: Dtype | None, backend: Backend | None) -> dict[str, str]:
+    """Engine options that the command line sets for every arm. Raises SpecDebugError for a device that is none."""
+    if device is not None and not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", device):
+        raise SpecDebugError(f"--device must be cpu, cuda or cuda:N, got {device!r}")
+    chosen = {"device": device, "dtype": dtype, "attention_backend": backend}
+    return {option: str(value) for option, value in chosen.items() if value is not None}
+
+
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show tracebacks.", callback=_set_debug, is_eager=True)
 ]
@@ -40,4 +68,8 @@ Timeout = Annotated[
     float | None, typer.Option("--timeout", metavar="SECONDS", help="For each arm, not the scenario's.")
 ]
 File = Annotated[str, typer.Argument(metavar="FILE", help="A scenario file, or the name of a shipped one.")]
-
+OnDevice = Annotated[
+    str | None, typer.Option("--device", metavar="cpu|cuda[:N]", help="Run every arm there, whatever the file says.")
+]
+InDtype = Annotated[Dtype | None, typer.Option("--dtype", help="For every arm, not the scenario's.")]
+WithBackend = Annotated[Backend | None, typer.Option("--backend", help="Attention plan of every arm.")]

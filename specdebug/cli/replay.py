@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug.cli.options import Content, Debug, File, Jobs, Json, Seed, Timeout
+from specdebug.cli.options import (
+    Content,
+    Debug,
+    File,
+    InDtype,
+    Jobs,
+    Json,
+    OnDevice,
+    Seed,
+    Timeout,
+    WithBackend,
+    engine_overrides,
+)
 from specdebug.cli.output import check_writable, show, write, write_file
 from specdebug.errors import SpecDebugError
 
@@ -52,6 +64,9 @@ def replay(
         list[str] | None,
         typer.Option("--probes", metavar="PACK", help="Probe packs instead of the scenario's."),
     ] = None,
+    device: OnDevice = None,
+    dtype: InDtype = None,
+    backend: WithBackend = None,
     as_json: Json = False,
     junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="JUnit XML, too.")] = None,
     jobs: Jobs = 0,
@@ -79,6 +94,7 @@ def replay(
             mode=mode.value if mode is not None else None,
             probes=tuple(probes) if probes else None,
             timeout_s=_positive(timeout),
+            engine=engine_overrides(device, dtype, backend),
         )
         return _replay(pool, library, scenario, choices, as_json=as_json, junit=junit)
 
@@ -121,6 +137,9 @@ def compare(
         list[str] | None, typer.Option("--arm", help="Name two; the scenario's first two unless given.")
     ] = None,
     seed: Seed = None,
+    device: OnDevice = None,
+    dtype: InDtype = None,
+    backend: WithBackend = None,
     as_json: Json = False,
     jobs: Jobs = 0,
     timeout: Timeout = None,
@@ -142,7 +161,12 @@ def compare(
         if len(names) != 2 or names[0] == names[1]:
             known = ", ".join(scenario.arms)
             raise SpecDebugError(f"compare needs two different arms; {scenario.path} has {known}")
-        choices = harness.Choices(arms=tuple(names), seed=seed, timeout_s=_positive(timeout))
+        choices = harness.Choices(
+            arms=tuple(names),
+            seed=seed,
+            timeout_s=_positive(timeout),
+            engine=engine_overrides(device, dtype, backend),
+        )
         with progress() as watcher:
             answer = harness.replay(pool, library, scenario, choices, watcher)
         if answer.interrupted:

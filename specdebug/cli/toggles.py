@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from specdebug.cli.options import Content, Debug, Jobs, Json
+from specdebug.cli.options import (
+    Content,
+    Debug,
+    InDtype,
+    Jobs,
+    Json,
+    OnDevice,
+    WithBackend,
+    engine_overrides,
+)
 from specdebug.cli.output import show, write
 from specdebug.cli.replay import open_library, progress, workers
 
@@ -61,6 +70,9 @@ def show_toggle(number: Number, as_json: Json = False, content: Content = None, 
 def verify(
     numbers: Annotated[list[str] | None, typer.Argument(metavar="[PR]...", help="All, unless given.")] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds to try, from each scenario's own.")] = 1,
+    device: OnDevice = None,
+    dtype: InDtype = None,
+    backend: WithBackend = None,
     jobs: Jobs = 0,
     as_json: Json = False,
     content: Content = None,
@@ -68,15 +80,17 @@ def verify(
 ) -> int:
     """Run every fix's scenario with the fix applied (must be silent) and reverted (must fail as stated).
 
-    Exit code 1 when one is rotten; it says which and why.
+    Exit code 1 when one is rotten; it says which and why. With --backend, a fix whose lines (or whose probe) lie in
+    another plan keeps its scenario's own, and the table says so.
     """
+    over = engine_overrides(device, dtype, backend)
     with workers(jobs) as pool:
         from specdebug.harness.verify import verify as run_matrix
 
         library = open_library(content)
         chosen = library.registry.select(",".join(numbers)) if numbers else library.all_toggles()
         with progress() as watcher:
-            matrix = run_matrix(pool, library, chosen, seeds, watcher)
+            matrix = run_matrix(pool, library, chosen, seeds, watcher, over)
     if as_json:
         from specdebug.report.document import to_json
 

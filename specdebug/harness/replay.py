@@ -10,17 +10,19 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.errors import SpecDebugError, did_you_mean
 from specdebug.harness.ledger import Ledger
 from specdebug.harness.outcome import EXIT_CODES, Outcome
+from specdebug.harness.scenario_checks import engine_config, option_error
 from specdebug.harness.scenario_model import Arm, Expectation, ProbeMode, Scenario
 from specdebug.targets.pool import Job, WorkerEnd, WorkerPool
 
 if TYPE_CHECKING:
+    from specdebug.engine.config import EngineConfig
     from specdebug.harness.probe_packs import ProbePack
     from specdebug.harness.workload import Workload
     from specdebug.toggles import Toggle
@@ -37,7 +39,7 @@ class ReplayError(SpecDebugError):
 
 @dataclass(frozen=True)
 class Choices:
-    """What the command line may say beside the file."""
+    """What the command line may say beside the file. ``engine``: options over those of every arm."""
 
     arms: tuple[str, ...] = ()
     reverts: tuple[int, ...] = ()
@@ -45,6 +47,7 @@ class Choices:
     mode: ProbeMode | None = None
     probes: tuple[str, ...] | None = None
     timeout_s: float | None = None
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def plain(self) -> bool:
@@ -72,10 +75,15 @@ class ArmRun:
         """Numbers of the fixes reverted."""
         return tuple(toggle.pr for toggle in self.toggles)
 
+    @property
+    def config(self) -> EngineConfig:
+        """The engine that is asked for. Raises ContentError."""
+        return engine_config(self.scenario, self.arm)
+
     def job(self, library: Library) -> Job:
         """The worker's job. Its parts are pickled apart: unpickling one may import what a revert changes.
 
-        Raises ContentError when the workload cannot be planned.
+        Raises ContentError when the workload cannot be planned or the engine cannot be.
         """
         limits = self.scenario.limits
         payload = {
@@ -86,7 +94,15 @@ class ArmRun:
             "scenario": pickle.dumps(self.scenario),
             "workload": pickle.dumps(library.workload(self.scenario, self.arm, self.seed)),
         }
-        return Job(self.key, TARGET, payload, limits.timeout_s, float(limits.memory_mb))
+        uses_gpu = self.config.device != "cpu"
+        return Job(self.key, TARGET, payload, limits.timeout_s, float(limits.memory_mb), uses_gpu)
+
+    def at_fault(self, message: str, option: tuple[str, ...]) -> SpecDebugError:
+        """What a worker found wrong with the scenario, with the place of the engine option it is about, if any."""
+        if option:
+            return option_error(self.scenario, self.arm, option, message)
+        path = str(self.scenario.path)
+        return ReplayError(message if message.startswith(path) else f"{path}: arm '{self.arm}': {message}")
 
 
 @dataclass(frozen=True)
@@ -181,7 +197,7 @@ def _with_choices(scenario: Scenario, choices: Choices) -> Scenario:
     if choices.timeout_s is not None:
         limits = dataclasses.replace(limits, timeout_s=choices.timeout_s)
     arms = {name: changed(arm) for name, arm in scenario.arms.items()}
-    return dataclasses.replace(scenario, arms=arms, limits=limits)
+    return dataclasses.replace(scenario, arms=arms, limits=limits, overrides=dict(choices.engine))
 
 
 class Progress(Protocol):
@@ -192,6 +208,8 @@ class Progress(Protocol):
     def arm_moved(self, run: ArmRun, ledger: Ledger) -> None: ...
 
     def arm_ended(self, result: ArmResult) -> None: ...
+
+    def waiting(self) -> None: ...
 
 
 @dataclass
@@ -212,9 +230,7 @@ class _Running:
         ledger = self.ledgers[job.name]
         ledger.fold(event)
         if ledger.usage_error is not None:
-            path, message = str(self.runs[job.name].scenario.path), ledger.usage_error
-            place = "" if message.startswith(path) else f"{path}: arm '{self.runs[job.name].arm}': "
-            raise ReplayError(place + message)
+            raise self.runs[job.name].at_fault(ledger.usage_error, ledger.usage_option)
         if self.progress is not None:
             self.progress.arm_moved(self.runs[job.name], ledger)
 
@@ -228,6 +244,10 @@ class _Running:
         if self.progress is not None:
             self.progress.arm_ended(result)
 
+    def waiting(self) -> None:
+        if self.progress is not None:
+            self.progress.waiting()
+
 
 def run_arms(
     pool: WorkerPool, library: Library, runs: Sequence[ArmRun], progress: Progress | None = None
@@ -235,7 +255,7 @@ def run_arms(
     """Run them all; results come in the order of ``runs``, whose keys must differ.
 
     Returns the results and whether a Ctrl-C cut them short (then unfinished runs are ``unknown``, and those
-    not begun are missing). Raises ReplayError when a worker finds the scenario itself at fault.
+    not begun are missing). Raises ReplayError or ContentError when a worker finds the scenario itself at fault.
     """
     running = _Running({run.key: run for run in runs}, progress)
     interrupted = False

@@ -49,18 +49,28 @@ def check_scenario(scenario: Scenario, known: KnownNames | None) -> None:
         _check_prompts_fit(scenario, arm, engine_config(scenario, arm))
 
 
+OVERRIDES = {"device": "--device", "dtype": "--dtype", "attention_backend": "--backend"}
+"""Engine options that the command line can override, and how."""
+
+
 def engine_config(scenario: Scenario, arm: str) -> EngineConfig:
     """The arm's engine options, merged and checked. Raises ContentError where the option stands."""
     try:
         return EngineConfig.from_dict(scenario.engine_of(arm))
     except InvalidOption as error:
-        path = _option_path(scenario, arm, error.key_path)
-        name = "engine" if not error.key_path else f"engine.{one_line('.'.join(error.key_path), 80)}"
         beside = ""
-        if path[0] == "engine" and _complaint(scenario.engine) != error.reason:
+        if _option_path(scenario, arm, error.key_path)[0] == "engine" and _complaint(scenario.engine) != error.reason:
             beside = f" (in arm '{arm}')"  # the scenario's option is wrong only beside what the arm says
-        message = f"{name}: {one_line(error.reason, 200)}{beside}"
-        raise ContentError(message, scenario.where_key(*path)) from None
+        raise option_error(scenario, arm, error.key_path, one_line(error.reason, 200) + beside) from None
+
+
+def option_error(scenario: Scenario, arm: str, option: tuple[str, ...], reason: str) -> ContentError:
+    """What is wrong with an engine option of an arm, at its place in the file, or on the command line if that set
+    it."""
+    if option and option[0] in scenario.overrides:
+        return ContentError(f"{OVERRIDES[option[0]]} {scenario.overrides[option[0]]}: {reason}")
+    name = "engine" if not option else f"engine.{one_line('.'.join(option), 80)}"
+    return ContentError(f"{name}: {reason}", scenario.where_key(*_option_path(scenario, arm, option)))
 
 
 def _complaint(options: dict[str, Any]) -> str | None:

@@ -259,7 +259,10 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A checked scenario. ``arms`` is never empty and keeps the file's order; ``expect`` has every arm."""
+    """A checked scenario. ``arms`` is never empty and keeps the file's order; ``expect`` has every arm.
+
+    ``overrides`` are engine options from outside the file, laid over those of every arm.
+    """
 
     name: str
     workload: tuple[WorkloadGroup, ...]
@@ -272,6 +275,7 @@ class Scenario:
     oracles: OracleSpec = OracleSpec()
     limits: Limits = Limits()
     path: Path = Path("<scenario>")
+    overrides: dict[str, Any] = field(default_factory=dict)
     source: Doc | None = field(default=None, compare=False, repr=False)
 
     def where(self, *path: str | int) -> Where:
@@ -283,8 +287,9 @@ class Scenario:
         return Where(str(self.path)) if self.source is None else self.source.where_key(*path)
 
     def engine_of(self, arm: str) -> dict[str, Any]:
-        """Engine options of an arm: the scenario's with the arm's laid over them, mapping by mapping."""
-        return merge(self.engine, self.arms[arm].engine)
+        """Engine options of an arm: the scenario's with the arm's laid over them, mapping by mapping, and whatever
+        overrides both."""
+        return merge(merge(self.engine, self.arms[arm].engine), self.overrides)
 
     def probes_of(self, arm: str) -> tuple[str, ...]:
         """Names of the probe packs live in an arm."""
@@ -296,7 +301,8 @@ class Scenario:
         return self.arms[arm].oracles or self.oracles
 
     def to_dict(self) -> dict[str, Any]:
-        """The scenario in the file's grammar, every default written out; ``from_dict`` gives an equal one."""
+        """The scenario in the file's grammar, every default written out; ``from_dict`` gives an equal one, but for
+        ``overrides``, for which the grammar has no place."""
         return {
             "name": self.name,
             "description": self.description,

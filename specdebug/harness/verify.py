@@ -6,18 +6,23 @@ there is none. So the registry is a set of mutation tests of everything else her
 
 The arm used is the scenario's own arm that reverts exactly this fix (without that revert for the applied
 side), else its first one.
+
+The matrix can be run on another device, in another dtype, or with another attention plan than the scenarios name. A
+fix that only exists in one plan is then still run with that plan (see ``plans.py``), and its check says so.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.errors import SpecDebugError
 from specdebug.harness import replay
+from specdebug.harness.plans import exists_in
 from specdebug.harness.replay import INTERRUPTED, ArmResult, ArmRun, Progress, run_arms
+from specdebug.harness.scenario_checks import engine_config
 from specdebug.harness.scenario_model import Arm, Scenario
 from specdebug.targets.pool import WorkerPool
 
@@ -33,11 +38,16 @@ class Library(replay.Library, Protocol):
 
 @dataclass(frozen=True)
 class ToggleCheck:
-    """What the matrix says of one toggle; ``problems`` is empty when it is live."""
+    """What the matrix says of one toggle; ``problems`` is empty when it is live.
+
+    ``backend``: the attention plan it was run with; ``keeps_backend``: though another was asked for.
+    """
 
     toggle: Toggle
     applied: tuple[ArmResult, ...]
     reverted: tuple[ArmResult, ...]
+    backend: str = ""
+    keeps_backend: bool = False
 
     @property
     def silent(self) -> int:
@@ -83,6 +93,10 @@ class ToggleCheck:
             "silent": self.silent,
             "detected": self.detected,
             "problems": list(self.problems),
+            "backend": self.backend,
+            "keeps_backend": self.keeps_backend,
+            "ties": sum(len(result.outcome.ties) for result in (*self.applied, *self.reverted)),
+            "stack": next((dict(r.outcome.stack) for r in (*self.applied, *self.reverted) if r.outcome.stack), {}),
         }
 
 
@@ -91,11 +105,13 @@ def _as_stated(toggle: Toggle, result: ArmResult) -> bool:
     return outcome.verdict == "fail" and toggle.detected_by.recognises(outcome.signature or "")
 
 
-def plan_matrix(library: Library, toggles: Sequence[Toggle], seeds: int) -> list[ArmRun]:
+def plan_matrix(
+    library: Library, toggles: Sequence[Toggle], seeds: int, overrides: Mapping[str, Any] | None = None
+) -> list[ArmRun]:
     """Every run of the matrix. Applied runs that several toggles share are planned once."""
     runs: dict[str, ArmRun] = {}
     for toggle in toggles:
-        scenario, base = _base(library, toggle)
+        scenario, base = _base(library, toggle, overrides or {})
         packs = library.packs(scenario.probes_of(base.name))
         for offset in range(seeds):
             seed = scenario.seed + offset
@@ -126,34 +142,42 @@ def verify(
     toggles: Sequence[Toggle],
     seeds: int,
     progress: Progress | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Matrix:
-    """Run the matrix and judge each toggle."""
+    """Run the matrix and judge each toggle. ``overrides``: engine options over those of every scenario."""
+    overrides = overrides or {}
     if not toggles:
         raise SpecDebugError("no toggles to verify; `specdebug toggles list` shows what is registered")
-    answers, interrupted = run_arms(pool, library, plan_matrix(library, toggles, seeds), progress)
+    answers, interrupted = run_arms(pool, library, plan_matrix(library, toggles, seeds, overrides), progress)
     # A run that a Ctrl-C cut short says nothing of its toggle.
     results = {r.run.key: r for r in answers if not (interrupted and r.outcome.verdict == "unknown")}
     checks = []
     for toggle in toggles:
-        scenario, base = _base(library, toggle)
+        scenario, base = _base(library, toggle, overrides)
         seed_range = range(scenario.seed, scenario.seed + seeds)
         applied = [results.get(_key(scenario, base, seed, ())) for seed in seed_range]
         reverted = [results.get(_key(scenario, base, seed, (toggle,))) for seed in seed_range]
-        sides = (tuple(r for r in side if r is not None) for side in (applied, reverted))
-        check = ToggleCheck(toggle, *sides)
+        silent, failing = (tuple(r for r in side if r is not None) for side in (applied, reverted))
+        backend = engine_config(scenario, base.name).attention_backend
+        kept = backend != overrides.get("attention_backend", backend)
+        check = ToggleCheck(toggle, silent, failing, backend, kept)
         if len(check.applied) == len(check.reverted) == seeds:
             checks.append(check)
     return Matrix(tuple(checks), interrupted)
 
 
-def _base(library: Library, toggle: Toggle) -> tuple[Scenario, Arm]:
+def _base(library: Library, toggle: Toggle, overrides: Mapping[str, Any]) -> tuple[Scenario, Arm]:
     """The scenario that detects a toggle, and the arm to run with and without it."""
     scenario = library.scenario(toggle.detected_by.scenario)
     own = [arm for arm in scenario.arms.values() if arm.revert == (toggle.pr,)]
     base = dataclasses.replace((own or list(scenario.arms.values()))[0], revert=())
-    return dataclasses.replace(scenario, arms={**scenario.arms, base.name: base}), base
+    over = dict(overrides)
+    if "attention_backend" in over and not exists_in(toggle, over["attention_backend"]):
+        del over["attention_backend"]
+    return dataclasses.replace(scenario, arms={**scenario.arms, base.name: base}, overrides=over), base
 
 
 def _key(scenario: Scenario, base: Arm, seed: int, chosen: Sequence[Toggle]) -> str:
     what = f"{chosen[0].pr} reverted" if chosen else f"{base.name} applied"
-    return f"{scenario.name}, {what}, seed {seed}"
+    plan = scenario.overrides.get("attention_backend")
+    return ", ".join([scenario.name, what, f"seed {seed}", *([plan] if plan else [])])

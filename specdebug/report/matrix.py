@@ -16,9 +16,12 @@ MAX_PROBLEMS = 5
 
 
 def render_matrix(checks: Sequence[ToggleCheck]) -> RenderableType:
-    """One row a toggle, the problems of the rotten ones, one closing line."""
+    """One row a toggle, the problems of the rotten ones, one closing line.
+
+    A plan in parentheses is the scenario's own where another was asked for: the fix lies in that plan.
+    """
     table = Table()
-    for name in ("PR", "scenario", "stated signature"):
+    for name in ("PR", "scenario", "plan", "stated signature"):
         table.add_column(name, overflow="fold")
     for name in ("applied: silent", "reverted: detected"):
         table.add_column(name, justify="right")
@@ -27,6 +30,7 @@ def render_matrix(checks: Sequence[ToggleCheck]) -> RenderableType:
         table.add_row(
             str(check.toggle.pr),
             escape(check.toggle.detected_by.scenario),
+            f"({check.backend})" if check.keeps_backend else check.backend,
             escape("\n".join(check.toggle.detected_by.signatures)),
             f"{check.silent} of {len(check.applied)}",
             f"{check.detected} of {len(check.reverted)}",
@@ -39,4 +43,13 @@ def render_matrix(checks: Sequence[ToggleCheck]) -> RenderableType:
         if len(check.problems) > MAX_PROBLEMS:
             lines.append(Text(f"{check.toggle.pr} and {len(check.problems) - MAX_PROBLEMS} more", "red"))
     live = sum(check.live for check in checks)
-    return Group(table, *lines, Text(f"{live} of {len(checks)} toggles live"))
+    where = sorted({place for check in checks if (place := _place(check))})
+    return Group(table, *lines, Text(" ".join([f"{live} of {len(checks)} toggles live", *where])))
+
+
+def _place(check: ToggleCheck) -> str:
+    """Device and dtype, unless they are the plainest."""
+    stack = next((r.outcome.stack for r in (*check.applied, *check.reverted) if r.outcome.stack), None)
+    if stack is None or (stack["device"] == "cpu" and stack["dtype"] == "float32"):
+        return ""
+    return f"on {stack['device']} ({stack['name']}), {stack['dtype']}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from types import TracebackType
 from typing import IO
 
@@ -18,8 +19,31 @@ from specdebug.report.terminal import VERDICT_STYLE
 QUIET_S = 5.0
 """Plain output: seconds between two lines about an arm that is still running."""
 
+BUSY_S = 2.0
+"""Plain output: what takes less than this, most kernels of a warm cache, is not worth a line of its own."""
+
 MAX_ROWS = 12
 """Live display: arms shown at a time; those that ended first make room."""
+
+
+@dataclass
+class _Row:
+    """Where an arm stands: what it is busy with (``activity``), since when, and when that was last said."""
+
+    text: str
+    activity: str
+    since: float
+    said_at: float
+
+    def moved(self, ledger: Ledger, now: float) -> None:
+        """Take over what the ledger says; a new activity starts a new clock."""
+        if ledger.activity != self.activity:
+            self.activity, self.since = ledger.activity, now
+        self.text = progress_text(ledger)
+
+    def line(self, now: float) -> str:
+        """The text, and while something takes long, for how many seconds it has."""
+        return f"{self.text}, {now - self.since:.0f} s" if self.activity else self.text
 
 
 class PlainProgress:
@@ -27,7 +51,7 @@ class PlainProgress:
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
-        self._said_at: dict[str, float] = {}
+        self._rows: dict[str, _Row] = {}
 
     def __enter__(self) -> PlainProgress:
         return self
@@ -38,18 +62,32 @@ class PlainProgress:
         """Nothing to put back."""
 
     def arm_started(self, run: ArmRun) -> None:
-        self._said_at[run.key] = time.monotonic()
+        now = time.monotonic()
+        self._rows[run.key] = _Row("starting", "", now, now)
 
     def arm_moved(self, run: ArmRun, ledger: Ledger) -> None:
+        now, row = time.monotonic(), self._rows[run.key]
+        row.moved(ledger, now)
+        if now - row.said_at >= QUIET_S:
+            self._say_row(run.key, row, now)
+
+    def waiting(self) -> None:
+        """An arm that reports nothing more for a while, because it is busy, is shown to be so."""
         now = time.monotonic()
-        if now - self._said_at[run.key] >= QUIET_S:
-            self._said_at[run.key] = now
-            self._say(f"{run.key}: {progress_text(ledger)}")
+        for key, row in self._rows.items():
+            begun_unsaid = row.said_at < row.since and now - row.since >= BUSY_S
+            if row.activity and (begun_unsaid or now - row.said_at >= QUIET_S):
+                self._say_row(key, row, now)
 
     def arm_ended(self, result: ArmResult) -> None:
+        self._rows.pop(result.run.key, None)
         outcome = result.outcome
         what = f"{outcome.verdict} {outcome.signature}" if outcome.signature else outcome.verdict
         self._say(f"{result.run.key}: {what}, {outcome.metrics.wall_s:.1f} s")
+
+    def _say_row(self, key: str, row: _Row, now: float) -> None:
+        row.said_at = now
+        self._say(f"{key}: {row.line(now)}")
 
     def _say(self, text: str) -> None:
         try:
@@ -59,12 +97,14 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """A small table that follows every arm."""
+    """A small table that follows every arm; drawn anew several times a second, so that seconds are seen to pass."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self._rows: dict[str, Text] = {}
+        self._rows: dict[str, _Row | Text] = {}
         self._ended: list[str] = []
-        self._live = Live(console=Console(file=stream), transient=True, refresh_per_second=8)
+        self._live = Live(
+            console=Console(file=stream), transient=True, refresh_per_second=8, get_renderable=self._table
+        )
 
     def __enter__(self) -> LiveProgress:
         self._live.start()
@@ -76,37 +116,44 @@ class LiveProgress:
         self._live.stop()
 
     def arm_started(self, run: ArmRun) -> None:
-        self._show(run.key, Text("starting", "dim"))
+        now = time.monotonic()
+        self._rows[run.key] = _Row("starting", "", now, now)
 
     def arm_moved(self, run: ArmRun, ledger: Ledger) -> None:
-        self._show(run.key, Text(progress_text(ledger)))
+        row = self._rows[run.key]
+        if isinstance(row, _Row):
+            row.moved(ledger, time.monotonic())
+
+    def waiting(self) -> None:
+        """The display has a clock of its own."""
 
     def arm_ended(self, result: ArmResult) -> None:
         outcome = result.outcome
         text = Text(outcome.verdict, VERDICT_STYLE[outcome.verdict])
         text.append(f" {outcome.signature or ''}")
-        self._show(result.run.key, text)
+        self._rows[result.run.key] = text
         self._ended.append(result.run.key)
         if len(self._rows) > MAX_ROWS:
             del self._rows[self._ended.pop(0)]
 
-    def _show(self, key: str, text: Text) -> None:
-        self._rows[key] = text
+    def _table(self) -> Table:
+        now = time.monotonic()
         table = Table.grid(padding=(0, 2))
-        for name, row in self._rows.items():
-            table.add_row(Text(name), row)
-        self._live.update(table)
+        for name, row in tuple(self._rows.items()):  # drawn by another thread than the one that changes it
+            table.add_row(Text(name), row if isinstance(row, Text) else Text(row.line(now)))
+        return table
 
 
 def progress_text(ledger: Ledger) -> str:
     """Where a run stands."""
+    busy = f", {ledger.activity}" if ledger.activity else ""
     if ledger.planned_requests == 0:
-        return ledger.stage
+        return ledger.stage + busy
     done = f"{ledger.finished_requests} of {ledger.planned_requests} requests"
     text = f"{ledger.stage}, step {ledger.step}, {done}"
     if ledger.violations:
         text += f", found {ledger.violations[0].signature}"
-    return text
+    return text + busy
 
 
 def progress_on(stream: IO[str]) -> PlainProgress | LiveProgress:

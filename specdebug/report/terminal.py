@@ -22,6 +22,7 @@ PLAIN_WIDTH = 160
 VERDICT_STYLE = {"pass": "green", "fail": "bold red", "unknown": "yellow"}
 MAX_VIOLATIONS = 6
 MAX_REQUESTS = 40
+MAX_TIES = 6
 
 
 def console(stream: IO[str] | None = None) -> Console:
@@ -35,6 +36,7 @@ def render_replay(replay: Replay) -> RenderableType:
     """Table, evidence, closing line."""
     return Group(
         results_table(replay.scenario.name, replay.results),
+        *(Text(line, "dim") for line in stack_text(replay.results).splitlines()),
         *(evidence(result) for result in replay.results if wants_evidence(result)),
         Text(closing_line(replay)),
     )
@@ -80,7 +82,7 @@ def wants_evidence(result: ArmResult) -> bool:
     """Whether an arm's story is more than its row: it failed, came to no verdict, or has something to
     note."""
     outcome = result.outcome
-    return bool(outcome.violations or outcome.reasons or outcome.notes)
+    return bool(outcome.violations or outcome.reasons or outcome.notes or outcome.ties)
 
 
 def evidence(result: ArmResult) -> RenderableType:
@@ -95,10 +97,35 @@ def evidence(result: ArmResult) -> RenderableType:
         lines.append(Text(f"  and {len(outcome.violations) - MAX_VIOLATIONS} more kinds (see --json)", "dim"))
     lines += [Text(f"  {reason}", "yellow") for reason in outcome.reasons]
     lines += [Text(f"  {note}", "dim") for note in outcome.notes]
+    if outcome.ties:
+        lines.append(Text(f"  {ties_text(outcome)}", "dim"))
     if outcome.log_tail and any(_is_death(violation) for violation in outcome.violations):
         lines.append(Text("  the worker's last words:", "dim"))
         lines += [Text(f"    {line}", "dim") for line in outcome.log_tail.strip().splitlines()[-12:]]
     return Group(*lines)
+
+
+def ties_text(outcome: Outcome) -> str:
+    """The near-ties: greedy tokens that are not the reference's first choice but within the dtype's margin of it."""
+    ties = outcome.ties
+    shown = [f"{rid} output {tie.position} ({tie.margin:.2g})" for rid, tie in ties[:MAX_TIES]]
+    if len(ties) > MAX_TIES:
+        shown.append(f"{len(ties) - MAX_TIES} more (see --json)")
+    count = "1 near-tie" if len(ties) == 1 else f"{len(ties)} near-ties"
+    return f"{count} of the reference's logits went the other way: {', '.join(shown)}"
+
+
+def stack_text(results: Sequence[ArmResult]) -> str:
+    """What the arms ran on, one phrase for all that share it; empty when all ran on the CPU as the file says."""
+    phrases: dict[str, list[str]] = {}
+    for result in results:
+        stack = result.outcome.stack
+        if stack and (stack["device"] != "cpu" or result.run.scenario.overrides):
+            phrase = f"{stack['device']} ({stack['name']}), {stack['dtype']}, {stack['backend']} by {stack['executor']}"
+            phrases.setdefault(phrase, []).append(result.run.arm)
+    if len(phrases) == 1:
+        return f"on {next(iter(phrases))}"
+    return "\n".join(f"{', '.join(arms)}: on {phrase}" for phrase, arms in phrases.items())
 
 
 def closing_line(replay: Replay) -> str:
@@ -214,6 +241,8 @@ def _violation_line(violation: Violation, *, first: bool) -> Text:
 
 def _is_death(violation: Violation) -> bool:
     kind = violation.kind
+    if violation.data.get("lost"):
+        return True
     return kind in ("hang", "oom") or kind.startswith("crash:") or violation.site == "worker"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from specdebug.errors import SpecDebugError
 from specdebug.harness.outcome import EXIT_CODES, Outcome
 from specdebug.harness.replay import (
     ArmResult,
@@ -17,8 +18,10 @@ from specdebug.harness.replay import (
     plan,
     replay,
 )
+from specdebug.harness.scenario import scenario_of
 from specdebug.harness.scenario_model import Arm, Expectation, Limits, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.targets.pool import WorkerEnd
+from specdebug.yamlio import parse_yaml
 from tests.harness.fakes import FakeLibrary, FakePool, good_run
 
 SCENARIO = Scenario(
@@ -69,6 +72,51 @@ def test_choices_go_over_the_file() -> None:
     plain = planned()[1]
     assert (plain.seed, plain.scenario.arms["reverted"].mode) == (7, "assert")
     assert [pack.name for pack in plain.packs] == ["default"]
+
+
+def test_engine_options_from_outside_go_over_every_arm_and_ask_for_a_gpu() -> None:
+    runs = planned(engine={"device": "cuda:1", "attention_backend": "fa3"})
+    assert [(run.config.device, run.config.attention_backend) for run in runs] == [("cuda:1", "fa3")] * 2
+    assert all(run.job(FakeLibrary()).uses_gpu for run in runs)
+    assert not any(run.job(FakeLibrary()).uses_gpu for run in planned())
+    assert SCENARIO.overrides == {}
+    unpickled = pickle.loads(pickle.loads(pickle.dumps(runs[0].job(FakeLibrary()).payload))["scenario"])
+    assert unpickled.engine_of("reverted") == {"device": "cuda:1", "attention_backend": "fa3"}
+
+
+def at_fault(scenario: Scenario, choices: Choices, message: str, *option: str) -> str:
+    def usage(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        event = {"event": "usage", "message": message, "option": list(option)}
+        return [event], WorkerEnd("done", 0, 0.1, 1.0, "")
+
+    with pytest.raises(SpecDebugError) as caught:
+        replay(FakePool(usage), FakeLibrary(), scenario, choices)  # type: ignore[arg-type]
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+FILE = """\
+name: on-gpu
+engine:
+  device: cuda
+workload:
+  - {prompt: {token_ids: [1, 2]}}
+arms:
+  small: {}
+  paged: {engine: {page_size: 16}}
+"""
+
+
+def test_an_option_that_a_worker_finds_wrong_is_named_where_it_was_set() -> None:
+    scenario = scenario_of(parse_yaml(FILE, "s.yaml"), None)
+    assert at_fault(scenario, Choices(), "no CUDA here; use cpu", "device") == (
+        "s.yaml:3:3: engine.device: no CUDA here; use cpu"
+    )
+    assert at_fault(scenario, Choices(arms=("paged",)), "16 is too many", "page_size") == (
+        "s.yaml:8:20: engine.page_size: 16 is too many"
+    )
+    over = Choices(engine={"device": "cuda:3"})
+    assert at_fault(SCENARIO, over, "there is no cuda:3", "device") == "--device cuda:3: there is no cuda:3"
 
 
 def test_a_job_carries_its_parts_sealed() -> None:

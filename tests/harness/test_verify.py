@@ -11,15 +11,17 @@ import pytest
 from specdebug.errors import SpecDebugError
 from specdebug.harness.scenario_model import Arm, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.harness.verify import ToggleCheck, plan_matrix, verify
+from specdebug.patching import Patch
 from specdebug.report.matrix import render_matrix
 from specdebug.targets.pool import WorkerEnd
 from specdebug.toggles import Detection, Toggle
 from tests.harness.fakes import FakeLibrary, FakePool, good_run, text_of
 
 
-def toggle(pr: int, signature: str = "nan@*", scenario: str = "first") -> Toggle:
+def toggle(pr: int, signature: str = "nan@*", scenario: str = "first", patch: Patch | None = None) -> Toggle:
     detected = Detection(scenario, (signature,))
-    return Toggle(pr, (), "t", "u", "f", "s", "", detected, (), {}, Path("x.yaml"))
+    patches = () if patch is None else (patch,)
+    return Toggle(pr, (), "t", "u", "f", "s", "", detected, patches, {}, Path("x.yaml"))
 
 
 class Shelf(FakeLibrary):
@@ -53,6 +55,35 @@ def test_the_arm_that_reverts_the_fix_is_run_with_and_without_it() -> None:
         ("mine", (19897,), {"page_size": 4}),
     ]
     assert all(run.scenario.arms["mine"].revert == () for run in runs)
+
+
+FA3 = Patch.of("t", "specdebug.engine.attention.fa3:FlashAttention3Planner.draft_decode", ("a = 1", "a = 2"))
+
+
+def test_another_plan_is_used_where_the_fix_exists_in_it() -> None:
+    runs = plan_matrix(Shelf(), [toggle(7), toggle(8, patch=FA3)], 1, {"attention_backend": "triton", "device": "cuda"})
+    plans = {(run.reverts, run.config.attention_backend, run.config.device) for run in runs}
+    # The plan of scenarios that name none is flashinfer.
+    assert plans == {
+        ((), "triton", "cuda"),
+        ((7,), "triton", "cuda"),
+        ((), "flashinfer", "cuda"),
+        ((8,), "flashinfer", "cuda"),
+    }
+    assert len({run.key for run in runs}) == 4
+
+
+def test_a_check_says_which_plan_it_was_run_with() -> None:
+    pool: Any = FakePool(failing_with("nan@x.y", when="reverted"))
+    matrix = verify(pool, Shelf(), [toggle(7), toggle(8, patch=FA3)], 1, None, {"attention_backend": "triton"})
+    assert [(c.backend, c.keeps_backend, c.live) for c in matrix.checks] == [
+        ("triton", False, True),
+        ("flashinfer", True, True),
+    ]
+    assert matrix.checks[1].to_dict()["keeps_backend"] is True
+    rows = text_of(render_matrix(matrix.checks)).splitlines()
+    assert any(" 7 " in row and " triton " in row for row in rows)
+    assert any(" 8 " in row and "(flashinfer)" in row for row in rows)
 
 
 Script = Callable[[Any], tuple[list[dict[str, Any]], WorkerEnd]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from types import SimpleNamespace
@@ -12,12 +13,13 @@ import pytest
 
 from specdebug.harness.compare import compare
 from specdebug.harness.ledger import Ledger
-from specdebug.harness.outcome import Metrics, Outcome, RequestResult, Violation
+from specdebug.harness.outcome import Metrics, Outcome, RequestResult, Tie, Violation
 from specdebug.harness.replay import ArmResult, ArmRun, Replay
 from specdebug.harness.scenario_model import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.report import progress as progress_module
 from specdebug.report.document import comparison_document, replay_document, to_json
 from specdebug.report.junit import junit_xml
-from specdebug.report.progress import PlainProgress, progress_on, progress_text
+from specdebug.report.progress import LiveProgress, PlainProgress, progress_on, progress_text
 from specdebug.report.terminal import render_comparison, render_replay
 from tests.harness.fakes import text_of
 
@@ -77,6 +79,32 @@ def test_the_table_has_a_row_an_arm_and_the_evidence_follows() -> None:
     assert text.rstrip().endswith("sample: 1 of 2 arms as expected (2.5 s)")
 
 
+ON_GPU: dict[str, Any] = {
+    "device": "cuda",
+    "name": "NVIDIA H200",
+    "dtype": "bfloat16",
+    "backend": "fa3",
+    "executor": "Triton kernels",
+}
+
+
+def test_near_ties_and_the_device_are_told() -> None:
+    ties = tuple(Tie(position, 0.0078) for position in range(8))
+    tied = dataclasses.replace(
+        GOOD, stack=ON_GPU, requests=(dataclasses.replace(GOOD.requests[0], ties=ties),)
+    )
+    text = text_of(render_replay(answer(result("fixed", tied, Expectation()))))
+    assert "on cuda (NVIDIA H200), bfloat16, fa3 by Triton kernels" in text
+    assert "8 near-ties of the reference's logits went the other way: g0.0 output 0 (0.0078)" in text
+    assert "2 more (see --json)" in text
+    other = dataclasses.replace(GOOD, stack={**ON_GPU, "backend": "flashinfer"})
+    text = text_of(render_replay(answer(result("fixed", tied), result("reverted", other))))
+    assert "fixed: on cuda (NVIDIA H200), bfloat16, fa3 by" in text
+    assert "reverted: on cuda (NVIDIA H200), bfloat16, flashinfer by" in text
+    on_cpu = dataclasses.replace(GOOD, stack={**ON_GPU, "device": "cpu", "name": "CPU"})
+    assert "on cpu" not in text_of(render_replay(answer(result("fixed", on_cpu))))
+
+
 def test_a_plain_verdict_is_the_closing_line() -> None:
     text = text_of(render_replay(answer(result("fixed", BAD))))
     assert text.rstrip().endswith("sample: fixed fail guard@draft.kv_indices->[next] (2.5 s)")
@@ -94,6 +122,9 @@ def test_the_worker_s_last_words_are_shown_only_when_it_died() -> None:
     )
     assert "last words" in text_of(render_replay(answer(result("fixed", died))))
     assert "last words" not in text_of(render_replay(answer(result("fixed", BAD))))
+    found = Violation("nan", "draft.logits", 2, "gone", data={"device": "cuda", "lost": True})
+    gone = Outcome("fail", "nan@draft.logits", None, "", 2, violations=(found,), log_tail="Assertion\n")
+    assert "last words" in text_of(render_replay(answer(result("fixed", gone))))
 
 
 def test_a_comparison_shows_where_the_texts_part() -> None:
@@ -106,10 +137,16 @@ def test_a_comparison_shows_where_the_texts_part() -> None:
 
 
 def test_the_documents_are_strict_json() -> None:
-    two = answer(result("fixed", GOOD, Expectation()), result("b", BAD))
+    two = answer(result("fixed", GOOD, Expectation()), result("reverted", BAD))
     document = json.loads(to_json(replay_document(two)))
     assert document["exit_code"] == 1
     first, second = document["arms"]
+    assert first["engine"] == {
+        "device": "cpu",
+        "dtype": "float32",
+        "attention_backend": "flashinfer",
+        "overridden": [],
+    }
     assert (first["met"], first["expected"]) == (True, {"verdict": "pass"})
     assert (second["met"], second["expected"], second["reverted"]) == (None, None, [27338])
     assert second["violations"][1]["signature"] == "nan@draft.logits"
@@ -171,6 +208,53 @@ def test_plain_progress_says_when_an_arm_ends_and_survives_a_closed_stream() -> 
             raise BrokenPipeError
 
     PlainProgress(Gone()).arm_ended(result("fixed", GOOD))
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_plain_progress_shows_what_takes_long_while_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "time", clock := Clock())
+    stream, ledger, run = io.StringIO(), Ledger(), ArmRun("fixed", SCENARIO, "fixed", 0)
+
+    def after(seconds: float, text: str | None = None) -> list[str]:
+        clock.now += seconds
+        if text is not None:
+            ledger.fold({"event": "progress", "text": text})
+            progress.arm_moved(run, ledger)
+        progress.waiting()
+        said = stream.getvalue().splitlines()
+        stream.seek(0)
+        stream.truncate()
+        return said
+
+    progress = PlainProgress(stream)
+    progress.arm_started(run)
+    assert after(1, "compiling a") == []
+    assert after(1, "compiling b") == []
+    assert after(1.5) == []
+    assert after(1) == ["fixed: start, compiling b, 2 s"]
+    assert after(1) == []
+    assert after(5) == ["fixed: start, compiling b, 8 s"]
+    assert after(1, "") == []
+    assert after(60) == []
+
+
+def test_a_live_row_counts_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "time", clock := Clock())
+    progress, ledger, run = LiveProgress(io.StringIO()), Ledger(), ArmRun("fixed", SCENARIO, "fixed", 0)
+    progress.arm_started(run)
+    ledger.fold({"event": "progress", "text": "compiling flashinfer decode"})
+    progress.arm_moved(run, ledger)
+    clock.now += 7
+    assert "start, compiling flashinfer decode, 7 s" in text_of(progress._table())
+    ledger.fold({"event": "stage", "name": "run"})
+    progress.arm_moved(run, ledger)
+    assert "compiling" not in text_of(progress._table())
 
 
 def test_a_terminal_gets_a_live_display() -> None:

@@ -1,11 +1,12 @@
 """FlashInfer's plan executed by FlashInfer on CUDA: its paged decode and prefill wrappers over pages of one slot.
 
 FlashInfer schedules a batch on the host (``plan``) before its kernels run. The schedule is made from the lengths the
-host knows, so that nothing waits for the device; what is attended is what the device's metadata says, wrong or not. A
-host length may be larger than the device's, never smaller: keys beyond the schedule are not attended.
+host knows, so that nothing waits for the device; what is attended is what the device's metadata says, wrong or not.
+With one query per sequence the host may believe in more keys than there are. With several both must agree: partial
+results are laid out by the device's length and merged by the host's. Keys beyond the schedule are never attended.
 
-One query per sequence runs on tensor cores too. For grouped queries FlashInfer advises it; besides, those kernels bear
-a schedule that is longer than the sequence, and decode needs no module of its own to be compiled.
+One query per sequence runs on tensor cores too. For grouped queries FlashInfer advises it; besides, its other decode
+kernel does not end when the schedule is longer than the sequence, and would be a second module to compile.
 
 Everything runs on one stream: attentions share scratch memory.
 """

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from specdebug import async_probe
 from specdebug.assets import checkpoint_path
-from specdebug.engine.attention.backend import AttentionBackend, TorchBackend, TritonBackend
 from specdebug.engine.attention.fa3 import FlashAttention3Planner
 from specdebug.engine.attention.flashinfer import FlashInferPlanner
 from specdebug.engine.attention.planner import AttentionPlanner
+from specdebug.engine.attention.select import Heads, make_backends
 from specdebug.engine.attention.triton import TritonPlanner
 from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.batch import PrefillBatch
@@ -119,12 +119,13 @@ class Engine:
         self._cache = PrefixCache(config, self._memory, self._req_to_token)
         self._scheduler = Scheduler(config, self._cache)
         planner = PLANNERS[config.attention_backend](config, self._req_to_token)
-        target_attention = make_backend(config, target.config, dtype, device)
+        geometries: list[Heads] = [target.config] if draft is None else [target.config, draft]
+        backends = make_backends(config, geometries, dtype, device)
         self._target_worker = TargetWorker(
             target,
             self._memory.target,
             planner,
-            target_attention,
+            backends[0],
             self._req_to_token,
             EagerWorkspace(Scratch(fill, device)),
             aux_layers=() if draft is None else draft.aux_layers,
@@ -136,7 +137,7 @@ class Engine:
         self._eagle_worker: EagleWorker | None = None
         if spec is not None and draft is not None and self._memory.draft is not None:
             pools = Pools(self._memory.target, self._memory.draft, self._req_to_token)
-            attention = DraftAndTargetAttention(make_backend(config, draft, dtype, device), target_attention)
+            attention = DraftAndTargetAttention(draft=backends[1], target=backends[0])
             self._eagle_worker = EagleWorker(
                 config, spec, target, draft, pools, planner, attention, dtype=dtype, fill=fill, device=device
             )
@@ -352,8 +353,6 @@ class _Shape(Protocol):
     @property
     def num_layers(self) -> int: ...
     @property
-    def num_heads(self) -> int: ...
-    @property
     def num_kv_heads(self) -> int: ...
     @property
     def head_dim(self) -> int: ...
@@ -372,10 +371,3 @@ def _pool(
         fill=fill,
         device=device,
     )
-
-
-def make_backend(config: EngineConfig, model: _Shape, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
-    """Who executes the plans for a model: the torch reference on a CPU, our Triton kernels on CUDA."""
-    if device.type == "cpu":
-        return TorchBackend()
-    return TritonBackend()

@@ -1,0 +1,330 @@
+"""Serving speed on a GPU: an 8B-shaped target with its EAGLE head, and the shipped checkpoints.
+
+``python benchmarks/gpu/decode.py OUT [--rounds N] [--backend triton]`` prints a table and writes ``decode.json`` to the
+folder OUT. Times come from runs taken in turn in this process; medians with the quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from specdebug import async_probe
+from specdebug.engine import Engine, EngineConfig, SamplingParams
+from specdebug.engine.engine import Models, load_models
+
+sys.path.insert(0, str(Path(__file__).parent))
+from models import make_eagle, make_target
+from reference import generate, make_reference
+
+STEPS = 3
+PROMPT = 512
+POOL = 160_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; ``unit`` says what the numbers are."""
+
+    what: str
+    median: float
+    low: float
+    high: float
+    unit: str
+    asked: str = ""
+
+    @classmethod
+    def of(cls, what: str, values: Sequence[float], unit: str, asked: str = "") -> Row:
+        ordered = sorted(values)
+        quarter = len(ordered) // 4
+        return cls(what, statistics.median(ordered), ordered[quarter], ordered[-1 - quarter], unit, asked)
+
+
+def bandwidth() -> float:
+    """Bytes a second of reading: the better of a large copy (read and written) and a large sum."""
+    source = torch.empty(2**30, dtype=torch.bfloat16, device="cuda").normal_()
+    target = torch.empty_like(source)
+    copy = timed(lambda: target.copy_(source), 20)
+    total = timed(lambda: source.view(torch.int32).sum(), 20)
+    size = source.numel() * source.element_size()
+    return max(2 * size / copy, size / total)
+
+
+def timed(function: Callable[[], object], repeats: int) -> float:
+    """Seconds a call, by device events around ``repeats`` of them."""
+    event: Any = torch.cuda.Event
+    start, stop = event(enable_timing=True), event(enable_timing=True)
+    function()
+    start.record()
+    for _ in range(repeats):
+        function()
+    stop.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(stop)) / 1e3 / repeats
+
+
+class Served:
+    """An engine with the probes it was captured with; only one is active at a time."""
+
+    def __init__(self, models: Models, batch: int, *, backend: str, probes: str, spec: bool = True) -> None:
+        async_probe.configure(probes)
+        self.engine = Engine(
+            EngineConfig.from_dict(
+                {
+                    "device": "cuda",
+                    "dtype": "bfloat16",
+                    "attention_backend": backend,
+                    "context_length": 6144,
+                    "max_running_requests": batch,
+                    "radix_cache": False,
+                    "speculative": {"algorithm": "EAGLE", "num_steps": STEPS} if spec else None,
+                    "cuda_graph": {"max_bs": batch, "capture_bs": [batch]},
+                    "memory": {"num_slots": POOL},
+                }
+            ),
+            models,
+        )
+        self._probes = {name: getattr(async_probe.probes, name) for name in ("_gate", "_active", "_recorder")}
+        self._vocab = models.target.config.vocab_size
+        self._count = 0
+
+    def activate(self) -> None:
+        """Probe as at capture: a recorder's memory belongs to the graphs that write it."""
+        for name, value in self._probes.items():
+            setattr(async_probe.probes, name, value)
+
+    def add(self, requests: int, tokens: int = PROMPT, new_tokens: int = 5000) -> None:
+        generator = torch.Generator().manual_seed(self._count)
+        for _ in range(requests):
+            prompt = torch.randint(0, self._vocab, (tokens,), generator=generator).tolist()
+            self.engine.add_request(f"r{self._count}", prompt, SamplingParams(max_new_tokens=new_tokens))
+            self._count += 1
+
+    def steps(self, count: int) -> float:
+        """Seconds a step, the device idle before and after."""
+        self.activate()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(count):
+            self.engine.step()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began) / count
+
+    def drain(self) -> None:
+        for rid, request in list(self.engine.requests.items()):
+            if not request.finished:
+                self.engine.abort(rid)
+
+
+def weight_bytes(target: Any) -> int:
+    """What one forward of the target reads: every layer and the head, of the embedding only rows."""
+    size = target.lm_head.numel()
+    for _, layer in target.layers:
+        size += sum(w.numel() for w in (layer.qkv, layer.output, layer.gate_up, layer.down))
+    return int(size * target.lm_head.element_size())
+
+
+def head_bytes(draft: Any) -> int:
+    """What one draft forward reads: fc with the embedding's half, the layer, the target's head."""
+    size = 2 * draft._fc.numel() + draft._lm_head.numel()
+    for _, layer in draft._layers:
+        size += sum(w.numel() for w in (layer.qkv, layer.output, layer.gate_up, layer.down))
+    return int(size * draft._fc.element_size())
+
+
+def probe_cost(models: Models, backend: str, rounds: int) -> list[Row]:
+    """Probes on against off, in turn: decode at two batch sizes, and prefill."""
+    rows = []
+    for batch, asked, per_round in ((1, "at most 1.0%", 12), (64, "at most 0.5%", 4)):
+        off = Served(models, batch, backend=backend, probes="off")
+        on = Served(models, batch, backend=backend, probes="record")
+        for served in (off, on):
+            served.add(batch, PROMPT if batch == 1 else 128)
+            served.steps(8)
+        costs, times = [], []
+        for _ in range(rounds):
+            without, with_probes = off.steps(per_round), on.steps(per_round)
+            costs.append(100 * (with_probes / without - 1))
+            times.append(1e3 * without)
+        rows.append(Row.of(f"EAGLE decode step, batch {batch}, probes off", times, "ms"))
+        rows.append(Row.of(f"all probes on, decode step, batch {batch}", costs, "% more", asked))
+        if batch == 1:
+            rows += prefill_cost(off, on, rounds)
+        found = len(async_probe.drain())
+        rows.append(Row(f"findings of the probes, batch {batch}", found, found, found, "", "0"))
+        release(off, on)
+    return rows
+
+
+def prefill_cost(off: Served, on: Served, rounds: int) -> list[Row]:
+    costs, times = [], []
+    for served in (off, on):
+        served.drain()
+    for index in range(rounds + 2):
+        taken = []
+        for served in (off, on):
+            served.add(1, 2048, new_tokens=1)
+            taken.append(served.steps(1))
+        if index >= 2:
+            costs.append(100 * (taken[1] / taken[0] - 1))
+            times.append(1e3 * taken[0])
+    return [
+        Row.of("prefill of 2048 tokens, probes off", times, "ms"),
+        Row.of("all probes on, prefill", costs, "% more", "at most 0.5%"),
+    ]
+
+
+def against_floors(models: Models, backend: str, rounds: int) -> list[Row]:
+    """Verify and draft graphs replayed alone against reading their weights once, and the device's idle share."""
+    served = Served(models, 1, backend=backend, probes="off")
+    served.add(1)
+    served.steps(12)
+    speed = bandwidth()
+    worker = served.engine._eagle_worker
+    assert worker is not None
+    assert worker._verify_runner is not None
+    assert worker._draft_runner is not None
+    verify, draft = worker._verify_runner._captured[1]._graph, worker._draft_runner._captured[1]._graph
+    verify_floor = weight_bytes(models.target) / speed
+    draft_floor = (STEPS - 1) * head_bytes(models.draft) / speed
+    verify_times = [timed(verify.replay, 10) for _ in range(rounds)]
+    draft_times = [timed(draft.replay, 20) for _ in range(rounds)]
+    rows = [
+        Row("measured read bandwidth", speed / 1e12, speed / 1e12, speed / 1e12, "TB/s"),
+        Row("weights one verify reads", weight_bytes(models.target) / 1e9, 0, 0, "GB"),
+        Row.of("target verify, batch 1", [1e3 * t for t in verify_times], "ms"),
+        Row.of("verify / reading its weights once", [t / verify_floor for t in verify_times], "x", "at most 1.20"),
+        Row.of(f"draft loop of {STEPS} steps", [1e3 * t for t in draft_times], "ms"),
+        Row.of("draft loop / its floor", [t / draft_floor for t in draft_times], "x", "at most 1.35"),
+    ]
+    idle = [100 * idle_share(served) for _ in range(3)]
+    rows.append(Row.of("device idle in steady decode, batch 1", idle, "%", "under 3%"))
+    release(served)
+    return rows
+
+
+def idle_share(served: Served, steps: int = 20) -> float:
+    """Share of the time between the first and the last kernel of some steps in which no kernel ran."""
+    served.steps(2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        served.steps(steps)
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in profile.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    )
+    busy, reached = 0.0, spans[0][0]
+    for start, end in spans:
+        busy += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return 1 - busy / (reached - spans[0][0])
+
+
+def tokens_per_second(models: Models, backend: str, rounds: int, name: str, new_tokens: int = 128) -> list[Row]:
+    """Plain decode, EAGLE and transformers' generate on one prompt, prefill included."""
+    plain = Served(Models(models.target, None), 1, backend=backend, probes="off", spec=False)
+    eagle = Served(models, 1, backend=backend, probes="off")
+    reference = make_reference(models.target)
+    rates: dict[str, list[float]] = {"generate": [], "plain": [], "eagle": []}
+    for index in range(rounds + 1):
+        measured = {
+            "plain": request_rate(plain, new_tokens),
+            "eagle": request_rate(eagle, new_tokens),
+            "generate": generate_rate(reference, models.target.config.vocab_size, new_tokens),
+        }
+        for arm, rate in measured.items():
+            if index:
+                rates[arm].append(rate)
+    accepted = [n for request in eagle.engine.requests.values() for n in request.accept_lengths]
+    rows = [
+        Row.of(f"{name}: transformers generate", rates["generate"], "tokens/s"),
+        Row.of(f"{name}: plain decode", rates["plain"], "tokens/s"),
+        Row.of(f"{name}: EAGLE, {STEPS} steps", rates["eagle"], "tokens/s"),
+        Row.of(f"{name}: mean accept length", [statistics.mean(accepted)], "tokens"),
+    ]
+    del reference
+    release(plain, eagle)
+    return rows
+
+
+def request_rate(served: Served, new_tokens: int) -> float:
+    served.add(1, 128, new_tokens)
+    served.activate()
+    began = time.perf_counter()
+    while served.engine.has_work:
+        served.engine.step()
+    return new_tokens / (time.perf_counter() - began)
+
+
+def generate_rate(model: Any, vocab: int, new_tokens: int) -> float:
+    prompt = torch.randint(0, vocab, (1, 128), device="cuda")
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    generate(model, prompt, new_tokens)
+    torch.cuda.synchronize()
+    return new_tokens / (time.perf_counter() - began)
+
+
+def release(*served: Served) -> None:
+    """Give an engine's memory back before the next is made."""
+    for one in served:
+        one.drain()
+        one.__dict__.clear()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--backend", default="triton", choices=["flashinfer", "fa3", "triton"])
+    parser.add_argument("--parts", default="floors,probes,rates,tiny")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    target = make_target()
+    models = Models(target, make_eagle(target))
+    parts: dict[str, Callable[[], list[Row]]] = {
+        "floors": lambda: against_floors(models, options.backend, options.rounds),
+        "probes": lambda: probe_cost(models, options.backend, options.rounds),
+        "rates": lambda: tokens_per_second(models, options.backend, 3, "8B shape, bf16"),
+        "tiny": lambda: tokens_per_second(tiny(), options.backend, 5, "shipped checkpoints, bf16"),
+    }
+    console = Console(width=120)
+    for part in options.parts.split(","):
+        began = time.perf_counter()
+        rows += parts[part]()
+        console.print(f"{part}: {time.perf_counter() - began:.0f} s")
+        (options.out / "decode.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    title = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, plan {options.backend}"
+    table = Table(title=title)
+    for column in ("what", "median", "quartiles", "unit", "asked"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(row.what, f"{row.median:.3g}", f"{row.low:.3g} to {row.high:.3g}", row.unit, row.asked)
+    console.print(table)
+
+
+def tiny() -> Models:
+    """The checkpoints in the package."""
+    config = EngineConfig.from_dict(
+        {"device": "cuda", "dtype": "bfloat16", "context_length": 6144, "speculative": {"algorithm": "EAGLE"}}
+    )
+    return load_models(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench gpu clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -26,6 +26,9 @@ bench: $(VENV)/.ready-test  ## Measure: each benchmark prints its table.
 	@set -e; for file in benchmarks/*.py; do \
 		case $$(basename $$file) in _*) continue;; esac; \
 		echo "== $$file"; $(BIN)/python $$file; done
+
+gpu:  ## Check and time everything on this machine's GPU, with the Python that has torch for it; OUT=folder.
+	$(PYTHON) benchmarks/gpu/suite.py $(or $(OUT),gpu-results)
 
 clean:  ## Remove the environment and every cache.
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

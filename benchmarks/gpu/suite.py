@@ -1,0 +1,124 @@
+"""Everything there is to check and time on a GPU, in one go, in under nine minutes on a bare machine.
+
+``python benchmarks/gpu/suite.py OUT`` (or ``make gpu OUT=folder``) runs the stages below one after another, each in a
+process of its own with a time limit, writes their logs and tables to the folder OUT and ends with one summary. A stage
+that fails does not keep the others from running; the exit code is 1 when one did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+PYTHON = sys.executable
+SPECDEBUG = (PYTHON, "-m", "specdebug")
+PLANS = ("triton", "fa3", "flashinfer")
+TAIL = 25
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command; ``limit_s`` bounds it."""
+
+    name: str
+    command: tuple[str, ...]
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a stage ended: its exit status (None when it ran out of time), seconds, and the last line it printed."""
+
+    stage: Stage
+    status: int | None
+    seconds: float
+    last: str
+
+
+def stages(out: Path, jobs: int) -> list[Stage]:
+    """In the order they run: what checks first, what times afterwards."""
+    matrix = [
+        Stage(f"matrix-{plan}", (*SPECDEBUG, "toggles", "verify", "--device", "cuda", "--backend", plan), 120)
+        for plan in PLANS
+    ]
+    tests = (PYTHON, "-m", "pytest", "-q", "-n", str(jobs), "-m", "gpu", "tests")
+    determinism = ("--device", "cuda", "--runs", "100", "--jobs", str(jobs), "topk_page_table")
+    return [
+        Stage("doctor", (*SPECDEBUG, "doctor"), 60),
+        Stage("replay-first", (*SPECDEBUG, "replay", "topk_kv_indices", "--device", "cuda"), 120),
+        Stage("replay-cold", (*SPECDEBUG, "replay", "topk_kv_indices", "--device", "cuda"), 60),
+        Stage("tests", tests, 240),
+        *matrix,
+        Stage("determinism", (PYTHON, "benchmarks/determinism.py", *determinism), 240),
+        Stage("probes", (PYTHON, str(HERE / "probes.py"), str(out)), 120),
+        Stage("decode", (PYTHON, str(HERE / "decode.py"), str(out)), 240),
+    ]
+
+
+def run(stage: Stage, out: Path) -> Result:
+    """Run a stage with its output in ``OUT/<name>.log``."""
+    log = out / f"{stage.name}.log"
+    began = time.monotonic()
+    with log.open("w") as file:
+        print("$", *stage.command, file=file, flush=True)
+        try:
+            status: int | None = subprocess.run(
+                stage.command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=stage.limit_s, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            status = None
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return Result(stage, status, time.monotonic() - began, lines[-1] if lines else "")
+
+
+def show(results: Sequence[Result], out: Path, console: Console) -> None:
+    """The ends of the logs that hold tables, then one line a stage."""
+    for result in results:
+        log = out / f"{result.stage.name}.log"
+        if result.status != 0 or result.stage.name in ("probes", "decode", "determinism"):
+            console.rule(result.stage.name)
+            tail = log.read_text(errors="replace").splitlines()[-TAIL:]
+            console.print("\n".join(tail), markup=False, highlight=False)
+    table = Table(title="stages")
+    for column in ("stage", "", "seconds", "last line"):
+        table.add_column(column)
+    for result in results:
+        ended = {0: "ok", None: "out of time"}.get(result.status, f"exit {result.status}")
+        table.add_row(result.stage.name, ended, f"{result.seconds:.1f}", result.last[:100])
+    console.print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path, help="folder for tables and logs")
+    parser.add_argument("--only", nargs="+", help="names of the stages to run")
+    parser.add_argument("--jobs", type=int, default=min(8, (os.cpu_count() or 2) // 2))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    console = Console(width=130)
+    results = []
+    for stage in stages(options.out, max(options.jobs, 1)):
+        if options.only and stage.name not in options.only:
+            continue
+        results.append(run(stage, options.out))
+        console.print(f"{stage.name}: {results[-1].status} in {results[-1].seconds:.0f} s")
+    show(results, options.out, console)
+    summary = [{"stage": r.stage.name, "status": r.status, "seconds": r.seconds, "last": r.last} for r in results]
+    (options.out / "suite.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return 0 if all(result.status == 0 for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

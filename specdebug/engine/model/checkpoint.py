@@ -23,6 +23,21 @@ from specdebug.errors import CheckpointError
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+class TensorSource(Protocol):
+    """What models are built from; ``Checkpoint`` says what each method does."""
+
+    folder: Path
+    config_file: Path
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def error(self, name: str, message: str) -> CheckpointError: ...
+
+    def floats(self, name: str, *shape: int) -> Tensor: ...
+
+    def any(self, name: str, *shape: int) -> Tensor: ...
+
+
 class Checkpoint:
     """The names, shapes and tensors of one folder, and which of them have been used."""
 

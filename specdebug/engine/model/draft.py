@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specdebug.engine.model.config import LlamaConfig
 from specdebug.engine.model.layers import Norm
+from specdebug.engine.model.linear import linear
 
 # A table this large is computed in a blink and costs a worker little; an 8B head's would be gigabytes.
 MAX_TABLE_BYTES = 32 << 20
@@ -63,6 +64,4 @@ class TokenShare:
 
     def _of(self, rows: Tensor) -> Tensor:
         normed = rows if self._norm is None else self._norm(rows)
-        if self._bias is None:
-            return torch.mm(normed, self._weight)
-        return torch.addmm(self._bias, normed, self._weight)
+        return linear(normed, self._weight, self._bias)

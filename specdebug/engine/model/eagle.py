@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from specdebug.engine.model.config import LlamaConfig
 from specdebug.engine.model.draft import DraftHead, TokenShare
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.layers import DecoderLayer, Norm
+from specdebug.engine.model.linear import linear, linear_into
 from specdebug.engine.model.rope import Rotary
 
 
@@ -54,17 +54,17 @@ class EagleDraft(DraftHead):
         """Target-vocabulary ids [n] i64, positions [n] i64, hidden [n, H] -> next hidden [n, H].
 
         Raises:
-            IndexError: an id is outside the vocabulary, or a position outside the RoPE table.
+            IndexError: as ``TargetModel.forward``.
         """
         phases = self._rotary.at(positions)
-        x = torch.addmm(self._token(input_ids), hidden, self._fc)
+        x = linear_into(self._token(input_ids), hidden, self._fc)
         for norm, layer in self._layers:
             x = layer.forward(x if norm is None else norm(x), x, phases, attn)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[m, H] -> [m, V] by the target's head."""
-        return torch.mm(hidden, self._lm_head)
+        return linear(hidden, self._lm_head)
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """The two vocabularies are one."""

@@ -14,6 +14,7 @@ from specdebug.engine.model.config import LlamaConfig
 from specdebug.engine.model.draft import DraftHead, TokenShare
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.layers import DecoderLayer, Norm
+from specdebug.engine.model.linear import linear
 from specdebug.engine.model.rope import Rotary
 
 
@@ -55,23 +56,22 @@ class Eagle3Draft(DraftHead):
 
     def project(self, target_features: Tensor) -> Tensor:
         """Auxiliary hiddens [n, F] -> [n, Hd]; for the target's features only, never for a draft hidden."""
-        if self._fc_bias is None:
-            return torch.mm(target_features, self._fc)
-        return torch.addmm(self._fc_bias, target_features, self._fc)
+        return linear(target_features, self._fc, self._fc_bias)
 
     def forward(self, input_ids: Tensor, positions: Tensor, hidden: Tensor, attn: LayerAttention) -> Tensor:
         """Target ids [n] i64, positions [n] i64, hidden [n, Hd] -> next hidden [n, Hd], before the norm.
 
         Raises:
-            IndexError: an id is outside the vocabulary, or a position outside the RoPE table.
+            IndexError: as ``TargetModel.forward``.
         """
         phases = self._rotary.at(positions)
-        residual = self._hidden_norm.with_gain(hidden) if self._residual_is_normed else hidden
+        # a copy of what is the caller's, for the layer writes where its residual lay
+        residual = self._hidden_norm.with_gain(hidden) if self._residual_is_normed else hidden.clone()
         return self._layer.forward(self._hidden_norm(hidden), residual, phases, attn, self._token(input_ids))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[m, Hd] -> [m, Vd], in the draft vocabulary."""
-        return torch.mm(self._final_norm(hidden), self._lm_head)
+        return linear(self._final_norm(hidden), self._lm_head)
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Any shape of draft ids i64 -> target ids.

@@ -1,10 +1,10 @@
 """RMS norm and the decoder layer, shared by the target and both kinds of draft head.
 
-Weights are plain tensors fused at load (q, k, v in one; gate and up in one). In f32 the gain of a norm is
-folded into the linear layer after it, and the norm itself is three kernels (``vector_norm``, ``hypot``,
-``div``): on a CPU at batch 1 that took 8 us where ``F.rms_norm`` took 21, and the kernels' fixed cost is most
-of a small model's step. In bf16 and fp16 folding would round the weights a second time, so ``F.rms_norm``
-runs as usual.
+Weights are plain tensors fused at load (q, k, v in one; gate and up in one). On a CPU in f32 the gain of a norm
+is folded into the linear layer after it, and the norm itself is three kernels (``vector_norm``, ``hypot``,
+``div``): at batch 1 that took 8 us where ``F.rms_norm`` took 21, and the kernels' fixed cost is most of a small
+model's step. In bf16 and fp16 folding would round the weights a second time, so ``F.rms_norm`` runs as usual.
+On a GPU norm, rotation and activation are one kernel each, and a layer is eight launches besides attention.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdebug.engine.model.interface import LayerAttention
+from specdebug.engine.model.linear import linear, linear_into
 from specdebug.engine.model.rope import Rotary
 
 
@@ -30,14 +31,19 @@ class Norm:
     def __init__(self, weight: Tensor, eps: float) -> None:
         """Weight [H] in the model's dtype."""
         size = weight.shape[0]
-        self.folds_gain = weight.dtype == torch.float32
+        self._on_gpu = weight.is_cuda
+        self.folds_gain = weight.dtype == torch.float32 and not self._on_gpu
         self.gain = weight * math.sqrt(size) if self.folds_gain else weight
         self._floor = torch.tensor(math.sqrt(size * eps), device=weight.device)
         self._shape = (size,)
         self._eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., H] -> [..., H]; times the gain unless it is folded."""
+        """[n, H] -> [n, H]; times the gain unless it is folded."""
+        if self._on_gpu:
+            from specdebug.engine.kernels.triton.norm import rms_norm
+
+            return rms_norm(x, self.gain, self._eps)
         if self.folds_gain:
             length: Tensor = torch.linalg.vector_norm(x, 2, -1, True)
             return x / length.hypot_(self._floor)
@@ -56,7 +62,7 @@ class Norm:
 class DecoderLayer:
     """Attention and MLP with their residuals; the norm before attention belongs to the model around it.
 
-    Weights are [in, out]: the layout ``addmm`` wants, so that no transposed view is made per call.
+    Weights are [in, out], laid out by ``linear.py``, so that no transposed view is made per call.
     """
 
     layer_id: int
@@ -77,15 +83,24 @@ class DecoderLayer:
         attn: LayerAttention,
         qkv_share: Tensor | None = None,
     ) -> Tensor:
-        """Normed input [n, in] and residual [n, H] -> [n, H], a new tensor; ``phases`` from ``Rotary.at``.
+        """Normed input [n, in] and residual [n, H] -> [n, H]; ``phases`` from ``Rotary.at``.
 
-        ``qkv_share`` [n, q+k+v] is a share of the projection computed elsewhere, in place of the bias.
+        The result takes the residual's place in memory. ``qkv_share`` [n, q+k+v] is a share of the projection
+        computed elsewhere, in place of the bias, and is used up as well.
         """
-        bias = self.qkv_bias if qkv_share is None else qkv_share
-        qkv = torch.mm(normed, self.qkv) if bias is None else torch.addmm(bias, normed, self.qkv)
+        qkv = linear(normed, self.qkv, self.qkv_bias) if qkv_share is None else linear_into(qkv_share, normed, self.qkv)
         q, k, v = self.rotary.split(qkv, phases)
         if self.output_bias is not None:
-            residual = residual + self.output_bias
-        x = torch.addmm(residual, attn(self.layer_id, q, k, v), self.output)
-        gate, up = torch.chunk(torch.mm(self.mlp_norm(x), self.gate_up), 2, 1)
-        return torch.addmm(x, F.silu(gate).mul_(up), self.down)
+            residual.add_(self.output_bias)
+        x = linear_into(residual, attn(self.layer_id, q, k, v), self.output)
+        return linear_into(x, silu_mul(linear(self.mlp_norm(x), self.gate_up)), self.down)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """SiLU of the first half of each row times the second: [n, 2*I] -> [n, I]."""
+    if gate_up.is_cuda:
+        from specdebug.engine.kernels.triton import activation
+
+        return activation.silu_mul(gate_up)
+    gate, up = torch.chunk(gate_up, 2, 1)
+    return F.silu(gate).mul_(up)

@@ -11,6 +11,7 @@ from torch import Tensor
 from specdebug.engine.model.config import LlamaConfig
 from specdebug.engine.model.interface import LayerAttention, TargetOutput
 from specdebug.engine.model.layers import DecoderLayer, Norm
+from specdebug.engine.model.linear import linear
 from specdebug.engine.model.rope import Rotary
 
 
@@ -34,14 +35,15 @@ class TargetModel:
         norm.
 
         Raises:
-            IndexError: an id is outside the vocabulary, or a position outside the RoPE table.
+            IndexError: an id is outside the vocabulary, or a position outside the RoPE table; on a GPU a bad id
+                fails an assertion of the device, and nobody looks at positions.
         """
         phases = self.rotary.at(positions)
         x = torch.embedding(self.embedding, input_ids)
         captured: list[Tensor] = []
         for index, (norm, layer) in enumerate(self.layers):
             if index in aux_layers:
-                captured.append(x)
+                captured.append(x.clone())  # the layer writes where its residual lay
             x = layer.forward(norm(x), x, phases, attn)
         if len(self.layers) in aux_layers:
             captured.append(x)
@@ -49,4 +51,4 @@ class TargetModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[m, H] as ``forward`` returned it -> [m, V] in the model's dtype."""
-        return torch.mm(hidden, self.lm_head)
+        return linear(hidden, self.lm_head)

@@ -20,6 +20,7 @@ from specdebug.engine.model.draft import TokenShare
 from specdebug.engine.model.eagle import EagleDraft
 from specdebug.engine.model.eagle3 import Eagle3Draft
 from specdebug.engine.model.layers import DecoderLayer, Norm
+from specdebug.engine.model.linear import as_weight
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.rope import Rotary
 from specdebug.engine.model.weights import Weights
@@ -44,7 +45,14 @@ def load_target(
     where = str(checkpoint.config_file)
     require_target_architecture(checkpoint.config, where)
     config = LlamaConfig.from_dict(checkpoint.config, where)
-    weights = Weights(checkpoint, config, dtype, torch.device(device))
+    target = build_target(Weights(checkpoint, config, dtype, torch.device(device)), max_positions)
+    checkpoint.refuse_leftovers(ignored=("lm_head.weight",) if config.tie_word_embeddings else ())
+    return target
+
+
+def build_target(weights: Weights, max_positions: int | None = None) -> TargetModel:
+    """The target of ``weights.config``; ``max_positions`` and errors as for ``load_target``."""
+    config = weights.config
     rotary = Rotary(config, max_positions or config.max_position_embeddings, weights.device)
     embedding = weights.plain("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     layers = []
@@ -57,11 +65,7 @@ def load_target(
         lm_head = embedding
     else:
         lm_head = weights.plain("lm_head.weight", config.vocab_size, config.hidden_size)
-    checkpoint.refuse_leftovers(ignored=("lm_head.weight",) if config.tie_word_embeddings else ())
-    head = lm_head.t()
-    if weights.device.type == "cpu":  # a CPU's matrix product of a few rows is twice as fast on [in, out]
-        head = head.contiguous()
-    return TargetModel(config, rotary, embedding, tuple(layers), final_norm, head)
+    return TargetModel(config, rotary, embedding, tuple(layers), final_norm, as_weight(lm_head))
 
 
 def load_draft(
@@ -90,10 +94,15 @@ def load_draft(
         )
     weights = Weights(checkpoint, config, target.embedding.dtype, target.embedding.device)
     _require_kind(weights, algorithm)
-    rotary = Rotary(config, max_positions or target.config.max_position_embeddings, weights.device)
+    draft: EagleDraft | Eagle3Draft
     if algorithm == "EAGLE":
-        return _load_eagle(weights, rotary, target)
-    return _load_eagle3(weights, rotary, target, options)
+        draft = build_eagle(weights, target, max_positions)
+        # a head saved together with a copy of the target's lm_head still drafts with the target's own
+        checkpoint.refuse_leftovers(ignored=("lm_head.weight",))
+    else:
+        draft = _build_eagle3(weights, target, options, max_positions)
+        checkpoint.refuse_leftovers(ignored=("t2d",))
+    return draft
 
 
 def _require_kind(weights: Weights, algorithm: Literal["EAGLE", "EAGLE3"]) -> None:
@@ -106,20 +115,22 @@ def _require_kind(weights: Weights, algorithm: Literal["EAGLE", "EAGLE3"]) -> No
         raise CheckpointError(f"{folder} is an EAGLE head; set speculative.algorithm to EAGLE")
 
 
-def _load_eagle(weights: Weights, rotary: Rotary, target: TargetModel) -> EagleDraft:
+def build_eagle(weights: Weights, target: TargetModel, max_positions: int | None = None) -> EagleDraft:
+    """An EAGLE head of ``weights.config`` for ``target``; ``max_positions`` and errors as for ``load_draft``."""
     config, size = weights.config, weights.config.hidden_size
     if size != target.config.hidden_size:
         raise CheckpointError(
             f"{weights.checkpoint.config_file}: hidden_size {size} is not the target's "
             f"{target.config.hidden_size}; an EAGLE head shares the target's hidden and lm_head"
         )
+    rotary = _draft_rotary(weights, target, max_positions)
     layers: list[tuple[Norm | None, DecoderLayer]] = []
     for index in range(config.num_layers):
         norm_name = f"layers.{index}.input_layernorm.weight"
         norm = weights.norm(norm_name) if index or weights.has(norm_name) else None
         layers.append((norm, weights.layer(f"layers.{index}", index, rotary, norm, size)))
     fc = weights.linear(2 * size, ("fc.weight", size))
-    draft = EagleDraft(
+    return EagleDraft(
         config,
         rotary=rotary,
         token=TokenShare(_embedding(weights, target), None, fc[:size], _fc_bias(weights)),
@@ -127,12 +138,11 @@ def _load_eagle(weights: Weights, rotary: Rotary, target: TargetModel) -> EagleD
         layers=tuple(layers),
         lm_head=target.lm_head,
     )
-    # a head saved together with a copy of the target's lm_head still drafts with the target's own
-    weights.checkpoint.refuse_leftovers(ignored=("lm_head.weight",))
-    return draft
 
 
-def _load_eagle3(weights: Weights, rotary: Rotary, target: TargetModel, options: Eagle3Options) -> Eagle3Draft:
+def _build_eagle3(
+    weights: Weights, target: TargetModel, options: Eagle3Options, max_positions: int | None
+) -> Eagle3Draft:
     config, size = weights.config, weights.config.hidden_size
     where = str(weights.checkpoint.config_file)
     if config.num_layers != 1:
@@ -141,14 +151,14 @@ def _load_eagle3(weights: Weights, rotary: Rotary, target: TargetModel, options:
     prefix = "layers.0" if weights.has("layers.0.hidden_norm.weight") else "midlayer"
     input_norm = weights.norm(f"{prefix}.input_layernorm.weight")
     hidden_norm = weights.norm(f"{prefix}.hidden_norm.weight")
-    layer = weights.layer(prefix, 0, rotary, None, 2 * size)
+    layer = weights.layer(prefix, 0, _draft_rotary(weights, target, max_positions), None, 2 * size)
     embedding = _embedding(weights, target)
     final_norm = weights.norm("norm.weight")
     lm_head = _eagle3_lm_head(weights, target, embedding, options.draft_vocab_size or config.vocab_size)
-    draft = Eagle3Draft(
+    return Eagle3Draft(
         config,
         aux_layers=aux_layers,
-        rotary=rotary,
+        rotary=layer.rotary,
         fc=weights.linear(len(aux_layers) * target.config.hidden_size, ("fc.weight", size)),
         fc_bias=_fc_bias(weights),
         token=TokenShare(embedding, input_norm, input_norm.fold_into(layer.qkv[:size]), layer.qkv_bias),
@@ -156,12 +166,14 @@ def _load_eagle3(weights: Weights, rotary: Rotary, target: TargetModel, options:
         residual_is_normed=options.norm_before_residual,
         layer=replace(layer, qkv=hidden_norm.fold_into(layer.qkv[size:]), qkv_bias=None),
         final_norm=final_norm,
-        # a copy, because folding writes and the matrix may be the target's
-        lm_head=final_norm.fold_into(lm_head.t().clone(memory_format=torch.contiguous_format)),
+        # a copy where folding writes, because the matrix may be the target's
+        lm_head=final_norm.fold_into(as_weight(lm_head.clone() if final_norm.folds_gain else lm_head)),
         d2t=_d2t(weights, lm_head.shape[0]),
     )
-    weights.checkpoint.refuse_leftovers(ignored=("t2d",))
-    return draft
+
+
+def _draft_rotary(weights: Weights, target: TargetModel, max_positions: int | None) -> Rotary:
+    return Rotary(weights.config, max_positions or target.config.max_position_embeddings, weights.device)
 
 
 def _fc_bias(weights: Weights) -> Tensor | None:

@@ -4,7 +4,7 @@ Rotating a pair (a, b) by an angle is multiplying a + ib by e^(i angle). With th
 (the loader interleaves the rows of the q and k projections, see ``interleave_pairs``), the whole fused row is
 a row of complex numbers, and one in-place multiplication turns every head at once; the value heads are
 multiplied by one. That is two small operations a layer where slicing, negating and concatenating halves takes
-six.
+six. On a GPU one kernel does it, and looks the phases up itself.
 """
 
 from __future__ import annotations
@@ -58,22 +58,31 @@ class Rotary:
         angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequency
         phases = torch.polar(torch.ones_like(angles), angles)
         self.table = torch.stack((phases, torch.ones_like(phases)), dim=1).to(device)  # [P, 2, D/2] c64
-        turned = config.num_heads + config.num_kv_heads
-        self._row_of_head = torch.tensor([0] * turned + [1] * config.num_kv_heads, device=device)
+        self._turned = config.num_heads + config.num_kv_heads
+        self._row_of_head = torch.tensor([0] * self._turned + [1] * config.num_kv_heads, device=device)
         self._head_counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         self._shape = (sum(self._head_counts), config.head_dim)
+        # cosine and sine of every pair, then the ones that value heads would get: [P, 2*D] f32
+        self._flat_table = torch.view_as_real(self.table).flatten(1) if self.table.is_cuda else None
 
     def at(self, positions: Tensor) -> Tensor:
-        """Phases for positions [n] i64, once per forward: [n, heads*D/2] c64.
+        """What ``split`` needs to know of positions [n] i64, once per forward: their phases [n, heads*D/2] c64,
+        and on a GPU the positions as they are.
 
         Raises:
-            IndexError: a position is outside the table.
+            IndexError: a position is outside the table; on a GPU nobody looks.
         """
+        if self._flat_table is not None:
+            return positions
         return self.table.index_select(0, positions).index_select(1, self._row_of_head).flatten(1)
 
     def split(self, qkv: Tensor, phases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Turn fused qkv [n, heads*D] (in place when f32) and cut it into q, k, v [n, heads, D]."""
-        if qkv.dtype == torch.float32:
+        """Turn fused qkv [n, heads*D] (in place when f32 or on a GPU) and cut it into q, k, v [n, heads, D]."""
+        if self._flat_table is not None:
+            from specdebug.engine.kernels.triton.rope import rotate
+
+            rotate(qkv, phases, self._flat_table, self._turned, self._shape[1])
+        elif qkv.dtype == torch.float32:
             qkv.view(torch.complex64).mul_(phases)
         else:
             turned = qkv.float().view(torch.complex64).mul_(phases)

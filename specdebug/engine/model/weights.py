@@ -7,9 +7,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdebug.engine.model.checkpoint import Checkpoint
+from specdebug.engine.model.checkpoint import TensorSource
 from specdebug.engine.model.config import LlamaConfig
 from specdebug.engine.model.layers import DecoderLayer, Norm
+from specdebug.engine.model.linear import empty_weight
 from specdebug.engine.model.rope import Rotary, interleave_pairs, paired
 
 
@@ -18,7 +19,7 @@ class Weights:
     should be.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, checkpoint: TensorSource, config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.checkpoint = checkpoint
         self.config = config
         self.dtype = dtype
@@ -44,7 +45,7 @@ class Weights:
     def linear(self, size_in: int, *parts: tuple[str, int], rotated: int = 0) -> Tensor:
         """Projections of one input as [size_in, sum of outputs]; RoPE turns the first ``rotated`` of them."""
         stored = [self.checkpoint.floats(self.name(name), size, size_in) for name, size in parts]
-        fused = torch.empty(size_in, sum(size for _, size in parts), dtype=self.dtype, device=self.device)
+        fused = empty_weight(size_in, sum(size for _, size in parts), self.dtype, self.device)
         start = 0
         for index, rows in enumerate(stored):
             place = fused[:, start : start + rows.shape[0]].t()

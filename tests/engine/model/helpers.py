@@ -48,7 +48,7 @@ class DenseAttention:
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The last n of k.shape[0] positions attend causally: q [n, Hq, D], k and v [m, Hkv, D] -> [n, Hq*D]."""
     n, total = q.shape[0], k.shape[0]
-    visible = torch.ones(n, total, dtype=torch.bool).tril(total - n)
+    visible = torch.ones(n, total, dtype=torch.bool, device=q.device).tril(total - n)
     group = q.shape[1] // k.shape[1]
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1),

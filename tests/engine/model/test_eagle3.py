@@ -145,6 +145,18 @@ def test_without_a_vocabulary_of_its_own_the_targets_head_serves(tmp_path, targe
     assert torch.equal(target.lm_head, before)
 
 
+@pytest.mark.parametrize("norm_before_residual", [True, False])
+def test_what_it_is_given_stays_as_it_was(tmp_path, target, norm_before_residual):
+    """The layer writes where its residual lay, which must not be the caller's hidden."""
+    config = CONFIG | {"norm_before_residual": norm_before_residual}
+    draft = load_draft(write_head(tmp_path / "head", config, head_tensors()), algorithm="EAGLE3", target=target)
+    hidden = torch.randn(40, 64, generator=torch.Generator().manual_seed(5))
+    before = hidden.clone()
+    with torch.inference_mode():
+        draft.forward(IDS, POSITIONS, hidden, DenseAttention())
+    assert torch.equal(hidden, before)
+
+
 def test_d2t_is_an_offset(tmp_path, target):
     draft = load_draft(write_head(tmp_path / "head", CONFIG, head_tensors()), algorithm="EAGLE3", target=target)
     assert draft.vocab_size == 24

@@ -1,0 +1,54 @@
+"""How a weight matrix lies in memory, and its product with a few rows: the one place that decides both.
+
+A weight is always a tensor of shape [in, out]. On a CPU it is stored so, which makes the product of a few rows
+twice as fast there. Elsewhere it is a view of [out, in], as checkpoints hold it: a GPU's kernels for a few rows then
+read each output's weights as one run.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Up to this many bf16 or fp16 rows on a GPU go to our own kernel (at most 16), 0 for none; the rest go to cuBLAS.
+# ``benchmarks/gpu/gemm.py`` measures which is faster.
+SKINNY_ROWS = 0
+
+
+def empty_weight(size_in: int, size_out: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialised weight [in, out]."""
+    if device.type == "cpu":
+        return torch.empty(size_in, size_out, dtype=dtype, device=device)
+    return torch.empty(size_out, size_in, dtype=dtype, device=device).t()
+
+
+def as_weight(rows: Tensor) -> Tensor:
+    """Rows [out, in] of a checkpoint as a weight [in, out]; shares their memory where the layout allows."""
+    return rows.t().contiguous() if rows.device.type == "cpu" else rows.t()
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [n, in] @ weight [in, out] + bias [out] -> [n, out]."""
+    if bias is not None:
+        return torch.addmm(bias, x, weight)
+    if SKINNY_ROWS and _is_skinny(x):
+        from specdebug.engine.kernels.triton.skinny_gemm import skinny_gemm
+
+        return skinny_gemm(x, weight)
+    return torch.mm(x, weight)
+
+
+def linear_into(base: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """base [n, out] + x [n, in] @ weight [in, out], written to ``base`` and returned.
+
+    In place, because out of place ``addmm`` first copies its addend, on a GPU in a kernel of its own.
+    """
+    if SKINNY_ROWS and _is_skinny(x):
+        from specdebug.engine.kernels.triton.skinny_gemm import skinny_gemm
+
+        return skinny_gemm(x, weight, base=base, out=base)
+    return base.addmm_(x, weight)
+
+
+def _is_skinny(x: Tensor) -> bool:
+    return x.is_cuda and x.shape[0] <= SKINNY_ROWS and x.dtype in (torch.bfloat16, torch.float16)

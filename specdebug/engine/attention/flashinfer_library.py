@@ -85,4 +85,5 @@ def _reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    return next((line for line in lines if "error:" in line or "fatal" in line), lines[0])[:200]
+    telling = (line for line in lines if any(word in line for word in ("error:", "fatal", "cannot find")))
+    return next(telling, lines[0])[:200]

@@ -10,9 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Up to this many bf16 or fp16 rows on a GPU go to our own kernel (at most 16), 0 for none; the rest go to cuBLAS.
-# ``benchmarks/gpu/gemm.py`` measures which is faster.
-SKINNY_ROWS = 0
+# Up to this many bf16 or fp16 rows on a GPU go to our own kernel if the weight is no larger than this; cuBLAS splits
+# the sums of such a product and adds them in a second kernel. ``benchmarks/gpu/gemm.py`` measures which is faster: on
+# an H200 with 6 rows 11.9 us against 13.5 for [4096, 4096], 14.8 against 15.5 for [4096, 6144], and more, not less,
+# for the two larger weights of an 8B layer.
+SKINNY_ROWS = 16
+SKINNY_BYTES = 64 << 20
 
 
 def empty_weight(size_in: int, size_out: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -31,7 +34,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [n, in] @ weight [in, out] + bias [out] -> [n, out]."""
     if bias is not None:
         return torch.addmm(bias, x, weight)
-    if SKINNY_ROWS and _is_skinny(x):
+    if _is_skinny(x, weight):
         from specdebug.engine.kernels.triton.skinny_gemm import skinny_gemm
 
         return skinny_gemm(x, weight)
@@ -43,12 +46,14 @@ def linear_into(base: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
     In place, because out of place ``addmm`` first copies its addend, on a GPU in a kernel of its own.
     """
-    if SKINNY_ROWS and _is_skinny(x):
+    if _is_skinny(x, weight):
         from specdebug.engine.kernels.triton.skinny_gemm import skinny_gemm
 
         return skinny_gemm(x, weight, base=base, out=base)
     return base.addmm_(x, weight)
 
 
-def _is_skinny(x: Tensor) -> bool:
-    return x.is_cuda and x.shape[0] <= SKINNY_ROWS and x.dtype in (torch.bfloat16, torch.float16)
+def _is_skinny(x: Tensor, weight: Tensor) -> bool:
+    if not x.is_cuda or x.shape[0] > SKINNY_ROWS or x.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return weight.numel() * weight.element_size() <= SKINNY_BYTES

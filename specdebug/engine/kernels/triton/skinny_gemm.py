@@ -87,7 +87,7 @@ def tile_for(width: int) -> Tile:
     """The tile for ``width`` output columns: narrow where a wide one would leave multiprocessors without work."""
     if width <= 4096:
         return TILES["32x256"]
-    return TILES["16x256"] if width <= 8192 else TILES["64x128"]
+    return TILES["64x128"]
 
 
 def skinny_gemm(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specdebug.async_probe import maybe_detect_nan, maybe_detect_oob
 from specdebug.engine import flashinfer_sampling
+from specdebug.engine.device import upload
 from specdebug.engine.request import Request, SamplingParams
 
 
@@ -69,6 +70,13 @@ def request_generator(request: Request, engine_seed: int) -> torch.Generator:
     return request.generator
 
 
+def _draw(probs: Tensor, generator: torch.Generator) -> Tensor:
+    """One token by probs [V], wherever they live: the race of exponential clocks that ``torch.multinomial`` runs too,
+    here with the request's own generator, which lives on the host."""
+    clocks = torch.empty(probs.shape, dtype=probs.dtype).exponential_(generator=generator)
+    return (probs / upload(clocks.numpy(), probs.device)).argmax()
+
+
 def sample(
     logits: Tensor, requests: Sequence[Request], engine_seed: int, *, drawing: Sequence[bool] | None = None
 ) -> Tensor:
@@ -82,6 +90,6 @@ def sample(
         if not request.sampling.greedy and (drawing is None or drawing[b]):
             probs = target_probs(logits[b], request.sampling)
             generator = request_generator(request, engine_seed)
-            ids[b] = torch.multinomial(probs, 1, generator=generator)[0]
+            ids[b] = _draw(probs, generator)
     maybe_detect_oob(ids, 0, logits.shape[-1], "sampler.next_token_ids")
     return ids

@@ -15,7 +15,7 @@ from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
 from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.config import CudaGraphConfig
-from specdebug.engine.device import upload
+from specdebug.engine.device import Readback, upload
 from specdebug.engine.graph.decode_runner import DecodeForward, DecodeGraphRunner, DecodeInputs
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import FillPolicy
@@ -114,5 +114,4 @@ class TargetWorker:
             logits = self._decode_forward.run(inputs, self._attention.bind(metadata, self.pool, loc))
         maybe_detect_nan(logits, "target_decode.logits")
         maybe_detect_inf(logits, "target_decode.logits")
-        ids: list[int] = sample(logits, requests, self._seed).tolist()
-        return ids
+        return [token for (token,) in Readback(sample(logits, requests, self._seed).unsqueeze(1)).wait()]

@@ -342,6 +342,8 @@ def _check_fit(config: EngineConfig, target: TargetModel, draft: DraftModel | No
             f"{target.config.max_position_embeddings} positions",
             ("context_length",),
         )
+    if config.reach > target.rotary.table.shape[0]:  # a GPU would read on behind a table that is too short
+        raise InvalidOption(f"the model's RoPE table ends at {target.rotary.table.shape[0]}", ("context_length",))
     if config.speculative is not None and draft is not None and config.speculative.eagle_topk > draft.vocab_size:
         raise InvalidOption(
             f"{config.speculative.eagle_topk} exceeds the draft vocabulary of {draft.vocab_size}",

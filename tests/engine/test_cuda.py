@@ -1,0 +1,112 @@
+"""The engine on a GPU: the same tokens as on a CPU, graphs or not, and one wait a step. Native only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from specdebug import corpus
+from specdebug.assets import checkpoint_path
+from specdebug.engine import Engine, EngineConfig, SamplingParams
+from specdebug.engine.model.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.gpu
+
+SHAPES: dict[str, dict[str, Any] | None] = {
+    "plain": None,
+    "chain": {"algorithm": "EAGLE", "num_steps": 3},
+    "tree": {"algorithm": "EAGLE3", "num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 8},
+}
+LENGTHS = (40, 150, 97, 300, 12)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    ids = Tokenizer(checkpoint_path("tiny") / "tokenizer.json").encode(corpus.heldout_text()[:60_000])
+    return [ids[i * 700 : i * 700 + length] for i, length in enumerate(LENGTHS)]
+
+
+def engine(shape: str, device: str = "cuda", **options: Any) -> Engine:
+    return Engine(
+        EngineConfig.from_dict(
+            {
+                "device": device,
+                "context_length": 512,
+                "speculative": SHAPES[shape],
+                "memory": {"num_slots": 8192, "guards": True},
+                **options,
+            }
+        )
+    )
+
+
+def add(served: Engine, prompts: list[list[int]], **sampling: Any) -> None:
+    for index, prompt in enumerate(prompts):
+        served.add_request(f"r{index}", prompt, SamplingParams(**{"max_new_tokens": 24, **sampling}))
+
+
+def serve(served: Engine, prompts: list[list[int]], **sampling: Any) -> list[list[int]]:
+    add(served, prompts, **sampling)
+    while served.has_work:
+        served.step()
+        assert served.check_guards() == []
+        assert served.check_pools() == []
+    return [request.output_ids for request in served.requests.values()]
+
+
+@pytest.fixture(scope="module")
+def expected(prompts: list[list[int]]) -> list[list[int]]:
+    return serve(engine("plain", device="cpu"), prompts)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("plan", ["flashinfer", "fa3", "triton"])
+def test_fp32_gives_the_tokens_of_the_cpu(
+    plan: str, shape: str, graphs: bool, page_size: int, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    options = {"attention_backend": plan, "page_size": page_size, "cuda_graph": {"enabled": graphs}}
+    assert serve(engine(shape, **options), prompts) == expected
+
+
+def test_prefixes_chunks_and_batches_beyond_the_captured_sizes(
+    prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    served = engine("tree", chunked_prefill_size=64, page_size=16, cuda_graph={"max_bs": 2, "capture_bs": [2]})
+    assert serve(served, prompts) == expected
+    for index, prompt in enumerate(prompts):  # again, now on cached prefixes
+        served.add_request(f"again{index}", prompt, SamplingParams(max_new_tokens=24))
+    while served.has_work:
+        served.step()
+    assert [served.requests[f"again{index}"].output_ids for index in range(len(prompts))] == expected
+    assert served.requests["again3"].cached_tokens > 0
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_sampling_repeats_itself(shape: str, prompts: list[list[int]]) -> None:
+    first, second = (serve(engine(shape), prompts, temperature=0.8, top_k=40, top_p=0.9, seed=3) for _ in range(2))
+    assert first == second
+    assert all(0 <= token < 2048 for row in first for token in row)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("plan", ["flashinfer", "fa3", "triton"])
+def test_a_steady_step_waits_once(plan: str, shape: str, prompts: list[list[int]]) -> None:
+    served = engine(shape, attention_backend=plan, dtype="bfloat16", radix_cache=False)
+    add(served, prompts, max_new_tokens=150)
+    for _ in range(6):
+        served.step()
+    steps = 6
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            for _ in range(steps):
+                assert served.step().kind == "decode"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = Counter(event.name for event in profile.events() if "Synchronize" in event.name)
+    assert waits == {"cudaEventSynchronize": steps}

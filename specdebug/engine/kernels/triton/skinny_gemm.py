@@ -85,7 +85,7 @@ def _skinny_gemm(
 
 def tile_for(width: int) -> Tile:
     """The tile for ``width`` output columns: narrow where a wide one would leave multiprocessors without work."""
-    if width <= 4096:
+    if width <= 2048:
         return TILES["32x256"]
     return TILES["64x128"]
 

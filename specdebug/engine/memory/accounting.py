@@ -28,6 +28,7 @@ def check_pools(cache: PrefixCache, holders: Iterable[Request]) -> list[str]:
         ("cached", cached),
         *((r.rid, s) for r, s in zip(holders, held, strict=True)),
     ):
+        slots = slots.cpu()
         outside = (slots < page) | (slots >= owners.numel())
         if bool(outside.any()):
             problems.append(f"liveness: {label} holds slot {int(slots[outside][0])}, outside the pool")

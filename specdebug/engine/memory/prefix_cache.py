@@ -21,7 +21,7 @@ class PrefixCache:
         self.req_to_token = req_to_token
         self.page_size = config.page_size
         self.enabled = config.radix_cache
-        self.radix = RadixCache(config.page_size)
+        self.radix = RadixCache(config.page_size, req_to_token.table.device)
         spec = config.speculative
         self._bigram = spec is not None
         self._recompute = spec is not None and spec.draft_kv_on_hit == "recompute"

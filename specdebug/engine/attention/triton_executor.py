@@ -1,0 +1,90 @@
+"""The Triton executor: every plan through our own paged-attention kernel, without a look at the host.
+
+Launches follow from shapes alone, so what is captured in a graph attends whatever its metadata buffers hold at replay.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata, RaggedMetadata
+from specdebug.engine.kernels.triton.paged_attention import Sequences, attend, choose_splits, merge_splits
+from specdebug.engine.memory.kv_pool import KVPool
+
+
+class TritonAttention:
+    """Attention over one prepared batch of one pool: called by every layer as ``LayerAttention``.
+
+    Args:
+        metadata: any plan; its tensors are read by the kernels, at every call.
+        pool: keys and values by slot, on the device.
+        out_cache_loc: int64 [n], where this batch's own keys and values go.
+    """
+
+    def __init__(self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor) -> None:
+        self._pool = pool
+        self._loc = out_cache_loc
+        self._splits: list[int] = []
+        self._partial: tuple[Tensor, Tensor] | None = None
+        self.replan(metadata)
+
+    def replan(self, metadata: Metadata) -> None:
+        """Attend by ``metadata``, of the same kind and shape, from now on."""
+        if isinstance(metadata, CascadeMetadata):
+            self._passes = [_sequences(metadata.prefix), _sequences(metadata.expand)]
+        else:
+            self._passes = [_sequences(metadata)]
+
+    def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [n, Hq, D], k and v [n, Hkv, D] -> [n, Hq * D]."""
+        pool = self._pool
+        pool.write(layer_id, self._loc, k, v)
+        keys, values = pool.k[layer_id], pool.v[layer_id]
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if not self._splits:
+            self._size(q, keys)
+        if self._partial is None:
+            attend(q, keys, values, self._passes[0], out)
+        else:
+            partial, lse = self._partial
+            assert partial.shape[0] == q.shape[0]
+            first = 0
+            for batch, splits in zip(self._passes, self._splits, strict=True):
+                attend(q, keys, values, batch, partial, lse, splits=splits, first_split=first)
+                first += splits
+            merge_splits(partial, lse, out)
+        return out.flatten(1)
+
+    def _size(self, q: Tensor, keys: Tensor) -> None:
+        """Parts per pass, and room for them: one for all layers, which follow each other."""
+        self._splits = [choose_splits(batch, q, keys) for batch in self._passes]
+        parts = sum(self._splits)
+        if parts > 1:
+            partial = torch.empty((*q.shape[:2], parts, q.shape[2]), dtype=torch.float32, device=q.device)
+            lse = torch.empty((*q.shape[:2], parts), dtype=torch.float32, device=q.device)
+            self._partial = partial, lse
+
+
+def _sequences(metadata: RaggedMetadata | PagedMetadata) -> Sequences:
+    if isinstance(metadata, PagedMetadata):
+        return Sequences(
+            metadata.page_table,
+            metadata.cache_seqlens,
+            metadata.page_size,
+            metadata.q_len,
+            qo_indptr=metadata.cu_seqlens_q,
+            causal=metadata.causal or metadata.q_len is None,
+        )
+    mask = None if metadata.q_len is None else metadata.custom_mask
+    return Sequences(
+        metadata.kv_indices,
+        metadata.kv_indptr,
+        0,
+        metadata.q_len,
+        qo_indptr=metadata.qo_indptr,
+        causal=metadata.causal or metadata.q_len is None,
+        mask=None if mask is None else mask.view(torch.uint8),
+        mask_indptr=None if mask is None else metadata.mask_indptr,
+        num_splits=metadata.num_kv_splits,
+    )

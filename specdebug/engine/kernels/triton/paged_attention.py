@@ -1,0 +1,348 @@
+"""Paged attention: one kernel for decode, verify and prefill over any list of slots, and the merge of partial results.
+
+Online softmax over blocks of keys as in FlashAttention-2 (Dao, 2023, arXiv 2307.08691); a sequence's keys shared out
+among several programs as in Flash-Decoding (Dao et al., 2023). The query heads of one kv head are rows of one tile, so
+keys are read once for all of them.
+
+Grids follow from shapes and host integers, lengths are read on the device: a captured launch serves any batch of its
+shape. Addresses that metadata names are read unchecked; what lies past a sequence's end is never read.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import sqrt
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_LOG2_E = 1.4426950408889634
+_MAX_SPLITS = 64
+_PROGRAMS_PER_PROCESSOR = 2
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """B sequences: which slots each attends, and which rows of q it has.
+
+    Packed lists, ``page_size`` 0: sequence b attends ``slots[extents[b] : extents[b + 1]]``, extents int [B + 1].
+    Page tables: ``slots`` [B, W] holds pages of ``page_size`` slots, ``extents`` int [B] how many slots count.
+    Rows: ``q_len`` each, or ``qo_indptr`` (int [B + 1]) where ``q_len`` is None.
+    causal: query i of n sees the first kv_len - n + i + 1 keys.
+    mask: uint8, flat; sequence b has q_len × kv_len bytes starting at ``mask_indptr[b]``; replaces ``causal``.
+    num_splits: int32 [B], at most how many programs share out a sequence's keys.
+    """
+
+    slots: Tensor
+    extents: Tensor
+    page_size: int
+    q_len: int | None
+    qo_indptr: Tensor | None = None
+    causal: bool = True
+    mask: Tensor | None = None
+    mask_indptr: Tensor | None = None
+    num_splits: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """B."""
+        return self.extents.numel() - (self.page_size == 0)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of queries and keys that one program multiplies at a time, and how it is run."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+def choose_tile(rows: int, dim: int, dtype: torch.dtype, *, masked: bool) -> Tile:
+    """For up to ``rows`` queries × heads that share keys; sized so that Hopper's registers hold it.
+
+    float32 is multiplied exactly, without tensor cores, and its operands live in registers. Few rows are bound by how
+    many keys are on their way: deeper prefetch, of which one stage in two fetches slots.
+    """
+    fitting = max(16, triton.next_power_of_2(rows))
+    if dtype == torch.float32:
+        small = dim <= 64
+        return Tile(min(fitting, 32 if small else 16), 32, num_warps=4 if small else 8, num_stages=2)
+    block = min(fitting, 64 if masked or dim > 128 else 128)
+    if dim > 128:
+        return Tile(block, 64, num_warps=8 if block == 64 else 4, num_stages=2)
+    return Tile(block, 64, num_warps=8 if block == 128 else 4, num_stages=5 if block <= 32 else 3)
+
+
+def choose_splits(batch: Sequences, q: Tensor, k: Tensor) -> int:
+    """Programs among which :func:`attend` should share out each sequence's keys: 1, 2, 4, ... 64.
+
+    Enough to occupy the device, no more than the longest sequence that the pool or a page table's width allows has
+    blocks of keys. q [n, Hq, D], k [N, Hkv, D]. Prefills are not split.
+    """
+    if batch.q_len is None:
+        return 1
+    num_kv_heads = k.shape[1]
+    rows = batch.q_len * (q.shape[1] // num_kv_heads)
+    tile = choose_tile(rows, q.shape[2], k.dtype, masked=batch.mask is not None)
+    programs = batch.count * triton.cdiv(rows, tile.rows) * num_kv_heads
+    wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * _num_processors(q.device), max(programs, 1))
+    longest = k.shape[0]
+    if batch.page_size:
+        longest = min(longest, batch.slots.shape[1] * batch.page_size)
+    most: int = min(wanted, triton.cdiv(longest, tile.keys), _MAX_SPLITS)
+    return 1 << (max(most, 1).bit_length() - 1)
+
+
+@lru_cache(maxsize=16)
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 4  # interpreted: enough that small batches are split as well
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    batch: Sequences,
+    out: Tensor,
+    lse: Tensor | None = None,
+    *,
+    splits: int = 1,
+    first_split: int = 0,
+) -> None:
+    """Attention of q [n, Hq, D] over one layer of a pool, k and v [N, Hkv, D]; scores are scaled by D ** -0.5.
+
+    Without ``lse``: one program does all of a sequence's keys, ``out`` [n, Hq, D] receives the result.
+    With it: ``splits`` programs share them out; number i leaves its result in ``out[:, :, first_split + i]`` and the
+    natural log of its summed weights in ``lse[:, :, first_split + i]``: float32 [n, Hq, S, D] and [n, Hq, S]. One
+    that had no keys leaves -inf and writes nothing to ``out``.
+
+    A query without keys gets zeros. NaN among the keys a query sees is NaN in its result. out and lse are contiguous.
+    """
+    num_rows, num_heads, dim = q.shape
+    num_kv_heads = k.shape[1]
+    group = num_heads // num_kv_heads
+    assert q.stride(2) == k.stride(2) == 1
+    assert k.stride() == v.stride()
+    assert all(tensor.is_contiguous() for tensor in (out, lse) if tensor is not None)
+    if num_rows == 0:
+        return
+    if batch.q_len is None:
+        tile = choose_tile(num_rows * group, dim, k.dtype, masked=False)
+        row_blocks = triton.cdiv(num_rows * group, tile.rows)
+        grid = (row_blocks, num_kv_heads, batch.count)
+    else:
+        tile = choose_tile(batch.q_len * group, dim, k.dtype, masked=batch.mask is not None)
+        row_blocks = triton.cdiv(batch.q_len * group, tile.rows)
+        grid = (batch.count * row_blocks, num_kv_heads, splits)
+    _paged_attention[grid](
+        q,
+        k,
+        v,
+        out,
+        lse,
+        batch.slots,
+        batch.extents,
+        batch.qo_indptr if batch.q_len is None else None,
+        batch.mask,
+        batch.mask_indptr,
+        batch.num_splits,
+        _LOG2_E / sqrt(dim),
+        q.stride(0),
+        q.stride(1),
+        k.stride(0),
+        k.stride(1),
+        batch.slots.stride(0),
+        batch.page_size,
+        batch.q_len or 0,
+        row_blocks,
+        int(batch.causal),
+        1 if lse is None else lse.shape[2],
+        first_split,
+        GROUP=group,
+        DIM=dim,
+        BLOCK_DIM=max(16, triton.next_power_of_2(dim)),
+        BLOCK_ROWS=tile.rows,
+        BLOCK_KEYS=tile.keys,
+        PAGED=batch.page_size > 0,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
+def merge_splits(partial: Tensor, lse: Tensor, out: Tensor) -> None:
+    """Merge what :func:`attend` left over disjoint keys, float32 [n, Hq, S, D] and [n, Hq, S], to ``out`` [n, Hq, D].
+
+    Zeros where no part had keys. All contiguous.
+    """
+    num_rows, num_heads, splits, dim = partial.shape
+    assert all(tensor.is_contiguous() for tensor in (partial, lse, out))
+    if num_rows == 0:
+        return
+    _merge_splits[(num_rows * num_heads,)](
+        partial,
+        lse,
+        out,
+        splits,
+        DIM=dim,
+        BLOCK_DIM=triton.next_power_of_2(dim),
+        BLOCK_SPLITS=triton.next_power_of_2(splits),
+    )
+
+
+_NEVER_ALIGNED = ["slots", "extents", "queries", "mask", "mask_starts", "split_counts"]  # slices of static buffers
+_NEVER_SPECIAL = ["slots_stride", "page_size", "q_len", "row_blocks", "causal", "all_splits", "first_split"]
+
+
+@triton.jit(do_not_specialize=_NEVER_SPECIAL, do_not_specialize_on_alignment=_NEVER_ALIGNED)
+def _paged_attention(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    slots,
+    extents,
+    queries,
+    mask,
+    mask_starts,
+    split_counts,
+    scale,  # includes log2(e): the softmax is in powers of two
+    q_stride,
+    q_head_stride,
+    slot_stride,
+    kv_head_stride,
+    slots_stride,
+    page_size,
+    q_len,
+    row_blocks,
+    causal,
+    all_splits,
+    first_split,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    PAGED: tl.constexpr,
+):
+    """Grid: (B × row blocks, kv heads, splits); for a prefill (``queries`` given) (row blocks, kv heads, B)."""
+    kv_head = tl.program_id(1)
+    num_heads = tl.num_programs(1) * GROUP
+    if queries is not None:
+        sequence = tl.program_id(2)
+        block = tl.num_programs(0) - 1 - tl.program_id(0)  # the last rows see the most keys: they start first
+        split = 0
+        used_splits = 1
+        first_row = tl.load(queries + sequence).to(tl.int32)
+        q_len = tl.load(queries + sequence + 1).to(tl.int32) - first_row
+    else:
+        sequence = tl.program_id(0) // row_blocks
+        block = tl.program_id(0) % row_blocks
+        split = tl.program_id(2)
+        used_splits = tl.num_programs(2)
+        if split_counts is not None:
+            used_splits = tl.minimum(tl.maximum(tl.load(split_counts + sequence), 1), used_splits)
+        first_row = sequence * q_len
+    num_rows = q_len * GROUP
+    if block * BLOCK_ROWS >= num_rows:
+        return
+
+    if PAGED:
+        start = sequence.to(tl.int64) * slots_stride
+        length = tl.load(extents + sequence).to(tl.int32)
+    else:
+        start = tl.load(extents + sequence).to(tl.int64)
+        length = (tl.load(extents + sequence + 1).to(tl.int64) - start).to(tl.int32)
+    length = tl.maximum(length, 0)
+
+    row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    query = row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    real = row < num_rows
+    dim = tl.arange(0, BLOCK_DIM)
+    q_at = (first_row + query).to(tl.int64) * q_stride + head * q_head_stride
+    q_mask = real[:, None] & (dim < DIM)[None, :]
+    q_tile = tl.load(q + q_at[:, None] + dim[None, :], mask=q_mask, other=0.0).to(k.dtype.element_ty)
+
+    visible = length - (q_len - 1 - query) * causal  # how many of the first keys each row sees
+    share = (length + used_splits - 1) // used_splits
+    share = (share + BLOCK_KEYS - 1) // BLOCK_KEYS * BLOCK_KEYS
+    low = split * share
+    high = tl.minimum(low + share, length)
+    if mask is None:
+        last_query = (tl.minimum((block + 1) * BLOCK_ROWS, num_rows) - 1) // GROUP
+        high = tl.minimum(high, length - (q_len - 1 - last_query) * causal)
+    else:
+        mask_at = tl.load(mask_starts + sequence).to(tl.int64) + query.to(tl.int64) * length
+
+    largest = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_ROWS], tl.float32)
+    result = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
+    k_head = k + kv_head * kv_head_stride
+    v_head = v + kv_head * kv_head_stride
+    for begin in range(low, high, BLOCK_KEYS):
+        position = begin + tl.arange(0, BLOCK_KEYS)
+        inside = position < high
+        if PAGED:
+            page = tl.load(slots + start + position // page_size, mask=inside, other=0).to(tl.int64)
+            slot = page * page_size + position % page_size
+        else:
+            slot = tl.load(slots + start + position, mask=inside, other=0).to(tl.int64)
+        at = slot * slot_stride
+        # what is not inside is neither read nor weighed: 0 × NaN would be NaN
+        keys = tl.load(k_head + at[None, :] + dim[:, None], mask=inside[None, :] & (dim < DIM)[:, None], other=0.0)
+        if mask is None:
+            seen = position[None, :] < tl.minimum(visible, high)[:, None]
+        else:
+            seen = inside[None, :] & real[:, None]
+            seen = tl.load(mask + mask_at[:, None] + position[None, :], mask=seen, other=0) != 0
+        scores = tl.dot(q_tile, keys, input_precision="ieee") * scale
+        scores = tl.where(seen, scores, float("-inf"))
+        # a row that has seen nothing yet subtracts 0: -inf - -inf would be NaN. NaN scores stay NaN.
+        new_largest = tl.maximum(largest, tl.max(scores, 1))
+        offset = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+        weights = tl.exp2(scores - offset[:, None])
+        shrink = tl.exp2(largest - offset)
+        total = total * shrink + tl.sum(weights, 1)
+        result = result * shrink[:, None]
+        v_mask = inside[:, None] & (dim < DIM)[None, :]
+        values = tl.load(v_head + at[:, None] + dim[None, :], mask=v_mask, other=0.0)
+        result = tl.dot(weights.to(values.dtype), values, result, input_precision="ieee")
+        largest = new_largest
+
+    divisor = tl.where(total == 0.0, 1.0, total)
+    cell = ((first_row + query).to(tl.int64) * num_heads + head) * all_splits + first_split + split
+    if lse is not None:
+        # largest is in powers of two; 0.693... is ln 2
+        tl.store(lse + cell, (largest + tl.log2(divisor)) * 0.6931471805599453, mask=real)
+        q_mask = q_mask & (total != 0.0)[:, None]
+    result = (result / divisor[:, None]).to(out.dtype.element_ty)
+    tl.store(out + cell[:, None] * DIM + dim[None, :], result, mask=q_mask)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def _merge_splits(partial, lse, out, splits, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_SPLITS: tl.constexpr):
+    """Grid: (n × Hq,)."""
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, BLOCK_SPLITS)
+    dim = tl.arange(0, BLOCK_DIM)
+    cell = row * splits + split
+    logs = tl.load(lse + cell, mask=split < splits, other=float("-inf"))
+    some = logs != float("-inf")
+    largest = tl.max(logs, 0)
+    largest = tl.where(largest == float("-inf"), 0.0, largest)
+    weights = tl.exp2((logs - largest) * 1.4426950408889634)  # log2(e)
+    parts = tl.load(partial + cell[:, None] * DIM + dim[None, :], mask=some[:, None] & (dim < DIM)[None, :], other=0.0)
+    total = tl.sum(weights, 0)
+    merged = tl.sum(parts * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + row * DIM + dim, merged.to(out.dtype.element_ty), mask=dim < DIM)

@@ -1,0 +1,208 @@
+"""The Triton executor under every plan: the planners' batches against dense attention, and the torch reference."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from specdebug.engine.attention.executor import TorchAttention
+from specdebug.engine.attention.fa3 import FlashAttention3Planner
+from specdebug.engine.attention.flashinfer import FlashInferPlanner
+from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata, RaggedMetadata
+from specdebug.engine.attention.triton import TritonPlanner
+from specdebug.engine.attention.triton_executor import TritonAttention
+from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.kv_pool import KVPool
+from tests.engine.attention import cases as worlds
+from tests.engine.attention.cases import (
+    DIM,
+    KV_HEADS,
+    LAYERS,
+    Q_HEADS,
+    Case,
+    cold_prefill,
+    draft,
+    prefill,
+    ragged_of,
+    two_sequences,
+    uniform,
+    verify,
+)
+from tests.interpreter import device, float_types
+
+__all__ = ["device"]
+PLANNERS = [FlashInferPlanner, FlashAttention3Planner, TritonPlanner]
+INT32 = torch.int32
+Moved = TypeVar("Moved", bound=Any)
+
+
+def moved(metadata: Moved, to: torch.device) -> Moved:
+    changes = {}
+    for field in fields(metadata):
+        value = getattr(metadata, field.name)
+        if isinstance(value, Tensor):
+            changes[field.name] = value.to(to)
+        elif isinstance(value, PagedMetadata):
+            changes[field.name] = moved(value, to)
+    return replace(metadata, **changes)
+
+
+class OnDevice:
+    """TritonAttention for plans and pools made on the CPU, results back there."""
+
+    def __init__(self, metadata: Metadata, pool: KVPool, loc: Tensor, device: torch.device) -> None:
+        self._host, self._device = pool, device
+        size, heads, dim = pool.k[0].shape
+        self._pool = pool
+        if device.type != "cpu":
+            self._pool = KVPool(
+                num_layers=len(pool.k),
+                num_slots=size - pool.page_size,
+                page_size=pool.page_size,
+                num_kv_heads=heads,
+                head_dim=dim,
+                dtype=pool.k[0].dtype,
+                fill=FillPolicy("zeros"),
+                device=device,
+            )
+        self.attention = TritonAttention(moved(metadata, device), self._pool, loc.to(device))
+
+    def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._copy(self._host, self._pool, layer_id)
+        out = self.attention(layer_id, *(tensor.to(self._device) for tensor in (q, k, v)))
+        self._copy(self._pool, self._host, layer_id)
+        return out.cpu()
+
+    def _copy(self, source: KVPool, target: KVPool, layer: int) -> None:
+        if source is not target:
+            target.k[layer].copy_(source.k[layer])
+            target.v[layer].copy_(source.v[layer])
+
+
+@pytest.fixture(autouse=True)
+def on_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worlds of the other executor's tests, attended by this one."""
+    monkeypatch.setattr(worlds, "TorchAttention", lambda *args: OnDevice(*args, device))
+
+
+SMALL = st.builds(
+    Case,
+    lengths=st.lists(st.integers(1, 9) | st.just(33), min_size=1, max_size=2).map(tuple),
+    page_size=st.sampled_from([1, 4]),
+    topk=st.integers(1, 2),
+    steps=st.integers(2, 3),
+    seed=st.integers(0, 10**6),
+)
+# few examples, interpreted programs are slow; the fixture replaces a name and holds no state
+FEW = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@given(case=SMALL)
+@FEW
+def test_prefills_are_dense_attention(planner: Any, case: Case) -> None:
+    prefill(planner, case).check()
+    cold_prefill(planner, case).check()
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@given(case=SMALL)
+@FEW
+def test_decode_and_draft_extend_are_dense_attention(planner: Any, case: Case) -> None:
+    uniform(planner, case, 1).check()
+    uniform(planner, case, case.nodes, graph=True).check()
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@given(case=SMALL)
+@FEW
+def test_verify_is_dense_attention_from_static_buffers(planner: Any, case: Case) -> None:
+    verify(planner, case, graph=True).check()
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@given(case=SMALL)
+@FEW
+def test_draft_forwards_are_dense_attention_whatever_pads_them(planner: Any, case: Case) -> None:
+    draft(planner, case, graph=True, padding=1).check()
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("dtype", float_types()[1:])
+def test_half_precision_stays_half_precision(planner: Any, dtype: torch.dtype) -> None:
+    case = Case((9,), 4, topk=2, steps=2, dtype=dtype)
+    for result in (prefill(planner, case), uniform(planner, case, 1), verify(planner, case), draft(planner, case)):
+        result.check()
+
+
+def test_long_sequences_in_as_many_parts_as_planned() -> None:
+    uniform(TritonPlanner, Case((3, 600), 16), 1).check()
+    uniform(FlashAttention3Planner, Case((600,), 16), 1).check()
+
+
+def test_new_keys_are_written_before_they_are_attended(device: torch.device) -> None:
+    """From slices of one fused projection, as models hand them over."""
+    world = two_sequences((3, 2))
+    loc = torch.cat([world.slots(0, 3, 4), world.slots(1, 2, 3)])
+    indices = torch.cat([world.slots(0, 0, 4), world.slots(1, 0, 3)])
+    plan = ragged_of([0, 4, 7], indices.to(INT32))
+    fused = torch.randn(2, Q_HEADS + 2 * KV_HEADS, DIM)
+    q, k, v = fused.split([Q_HEADS, KV_HEADS, KV_HEADS], dim=1)
+    expected = TorchAttention(plan, world.pool, loc)(1, q, k, v)
+    assert not bool(expected.isnan().any())
+    for pool in (world.pool.k[1], world.pool.v[1]):
+        pool[loc] = float("nan")
+    found = OnDevice(plan, world.pool, loc, device)(1, q, k, v)
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(world.pool.k[1][loc], k)
+    assert torch.equal(world.pool.v[1][loc], v)
+
+
+def test_a_sequence_without_keys_attends_nothing(device: torch.device) -> None:
+    """An empty list, a length of zero, and a cascade of which one pass or both are empty."""
+    world = two_sequences((3, 2))
+    q, kv = torch.ones(2, Q_HEADS, DIM), torch.full((2, KV_HEADS, DIM), float("nan"))
+    loc = torch.zeros(2, dtype=torch.int64)  # NaN goes to padding: nobody may see it
+    ragged = ragged_of([0, 3, 3], world.slots(0, 0, 4).to(INT32))
+    slots = torch.stack([world.slots(0, 0, 3), torch.zeros(3, dtype=torch.int64)]).to(INT32)
+    paged = PagedMetadata(slots, torch.tensor([3, 0], dtype=INT32), torch.arange(3), 1, 1, causal=False)
+    empty = replace(paged, cache_seqlens=torch.zeros(2, dtype=INT32))
+    expected = TorchAttention(paged, world.pool, loc)(0, q, kv, kv)
+    for plan in (ragged, paged, CascadeMetadata(paged, empty), CascadeMetadata(empty, paged)):
+        out = OnDevice(plan, world.pool, loc, device)(0, q, kv, kv)
+        torch.testing.assert_close(out, expected)
+        assert bool((out[1] == 0).all())
+    nothing = CascadeMetadata(empty, empty)
+    assert bool((OnDevice(nothing, world.pool, loc, device)(0, q, kv, kv) == 0).all())
+
+
+def test_it_attends_by_its_newest_plan(device: torch.device) -> None:
+    """All layers, with the workspace of the first."""
+    world = two_sequences((4, 4))
+    first = ragged_of([0, 4, 8], torch.cat([world.slots(0, 0, 4), world.slots(1, 0, 4)]))
+    second = replace(first, kv_indptr=torch.tensor([0, 1, 3], dtype=INT32))
+    loc, kv = torch.zeros(2, dtype=torch.int64), torch.zeros(2, KV_HEADS, DIM)
+    q = world.draw(2, Q_HEADS, DIM).float()
+    bound = OnDevice(first, world.pool, loc, device)
+    for plan in (first, second):
+        bound.attention.replan(moved(plan, device))
+        for layer in range(LAYERS):
+            expected = TorchAttention(plan, world.pool, loc)(layer, q, kv, kv)
+            torch.testing.assert_close(bound(layer, q, kv, kv), expected)
+
+
+def test_no_rows_are_no_launch(device: torch.device) -> None:
+    world = two_sequences((4, 4))
+    none = torch.zeros(0, dtype=torch.int64)
+    plan = RaggedMetadata(torch.zeros(1, dtype=INT32), none, torch.zeros(1, dtype=INT32), q_len=1)
+    kv = torch.zeros(0, KV_HEADS, DIM)
+    out = OnDevice(plan, world.pool, none, device)(0, torch.zeros(0, Q_HEADS, DIM), kv, kv)
+    assert out.shape == (0, Q_HEADS * DIM)

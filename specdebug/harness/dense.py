@@ -51,19 +51,20 @@ class DenseReference:
         self._kept: list[_Sequence] = []
 
     @torch.no_grad()
-    def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float]]:
+    def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float], list[float]]:
         """What greedy decoding says at positions ``start`` (at least 1) up to the end of ``ids``.
 
-        Returns the target's choice at each, and how far its logit stands above the logit of the token given
-        (0.0 where they agree).
+        Returns the target's choice at each, how far its logit stands above the logit of the token given (0.0 where
+        they agree), and the largest magnitude among all logits there.
         """
         states = self._states(ids[:-1])
         logits = target_logits(self.weights, self.config, states.hidden[start - 1 : len(ids) - 1])
         best, choice = logits.max(-1)
         given = logits.gather(-1, torch.tensor(ids[start:])[:, None])[:, 0]
         choices: list[int] = choice.tolist()
-        margins: list[float] = (best - given).tolist()
-        return choices, margins
+        gaps: list[float] = (best - given).tolist()
+        sizes: list[float] = logits.abs().amax(-1).tolist()
+        return choices, gaps, sizes
 
     @torch.no_grad()
     def draft_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]:

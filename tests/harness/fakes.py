@@ -39,10 +39,10 @@ class FakeReference:
 
     margin = 5.0
 
-    def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float]]:
+    def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float], list[float]]:
         choices = [ids[position - 1] + 1 for position in range(start, len(ids))]
-        margins = [0.0 if c == g else self.margin for c, g in zip(choices, ids[start:], strict=True)]
-        return choices, margins
+        gaps = [0.0 if c == g else self.margin for c, g in zip(choices, ids[start:], strict=True)]
+        return choices, gaps, [10.0] * len(choices)
 
     def draft_kv(self, ids: Sequence[int], stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         k = torch.arange(1, stop + 1, dtype=torch.float32)[:, None, None].expand(stop, 2, 4).clone()

@@ -71,6 +71,18 @@ def test_a_near_tie_is_reported_with_its_margin_and_is_no_failure() -> None:
     assert [violation.signature for violation in found] == ["mismatch@request"]
 
 
+@pytest.mark.parametrize(("dtype", "margin"), [("float32", 1e-3), ("float16", 0.03), ("bfloat16", 0.25)])
+def test_how_near_a_tie_must_be_depends_on_what_the_dtype_can_tell_apart(dtype: str, margin: float) -> None:
+    reference = FakeReference()  # whose largest logit is 10
+    judge, found, ties = judge_of(reference, dtype=dtype)
+    reference.margin = 0.99 * margin
+    judge.on_finishing(FakeEngine(), request((11, 12, 40, 41)))
+    assert (len(ties), found) == (1, [])
+    reference.margin = 1.01 * margin
+    judge.on_finishing(FakeEngine(), request((11, 12, 40, 41)))
+    assert [violation.signature for violation in found] == ["mismatch@request"]
+
+
 def test_sampled_requests_are_not_judged_by_the_argmax() -> None:
     judge, found, _ = judge_of()
     judge.on_finishing(FakeEngine(), request((90, 91), sampling=SimpleNamespace(temperature=0.7), kv_len=0))
@@ -197,12 +209,13 @@ def test_reused_prefixes_change_no_judgement(dense: DenseReference) -> None:
     sequences = [base, [*base[:60], 1, 2, 3], [*base[:60], 1, 2, 3, 4], base[:10], [7, *base[:20]], base]
     for ids in sequences:
         fresh, _, _ = target_forward(dense.weights, dense.config, torch.tensor(ids))
-        choices, margins = dense.judge(ids, 5)
+        choices, margins, sizes = dense.judge(ids, 5)
         assert choices == fresh[4:-1].argmax(-1).tolist()
         given = fresh[4:-1].gather(-1, torch.tensor(ids[5:])[:, None])[:, 0]
         torch.testing.assert_close(
             torch.tensor(margins), fresh[4:-1].amax(-1) - given, atol=1e-4, rtol=1e-4
         )
+        torch.testing.assert_close(torch.tensor(sizes), fresh[4:-1].abs().amax(-1), atol=1e-4, rtol=1e-4)
         k, v = dense.draft_kv(ids, len(ids) - 1)
         want = DenseReference("tiny", "tiny-eagle3").draft_kv(ids, len(ids) - 1)
         torch.testing.assert_close((k, v), want, atol=1e-4, rtol=1e-4)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
@@ -33,3 +34,16 @@ def test_every_arm_of_every_scenario_does_what_is_expected_of_it(name: str) -> N
     assert {arm["arm"]: arm["signature"] for arm in arms if not arm["met"]} == {}
     assert ended.returncode == 0
     assert max(arm["metrics"]["peak_rss_mb"] for arm in arms) < 1024
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("plan", ["flashinfer", "fa3", "triton"])
+def test_every_toggle_is_live_on_a_gpu(plan: str) -> None:
+    argv = ["toggles", "verify", "--device", "cuda", "--backend", plan, "--json"]
+    ended = subprocess.run([*COMMAND, *argv], cwd=ROOT, capture_output=True, text=True, timeout=900)
+    rows = json.loads(ended.stdout)
+    assert {row["pr"]: row["problems"] for row in rows if not row["live"]} == {}
+    assert {row["stack"]["device"] for row in rows} == {"cuda"}
+    assert {row["backend"] for row in rows if not row["keeps_backend"]} == {plan}

@@ -76,12 +76,15 @@ class Rotary:
             return positions
         return self.table.index_select(0, positions).index_select(1, self._row_of_head).flatten(1)
 
-    def split(self, qkv: Tensor, phases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Turn fused qkv [n, heads*D] (in place when f32 or on a GPU) and cut it into q, k, v [n, heads, D]."""
+    def split(self, qkv: Tensor, phases: Tensor, then: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Turn fused qkv [n, heads*D] (in place when f32 or on a GPU) and cut it into q, k, v [n, heads, D].
+
+        A GPU fetches ``then`` meanwhile, the weight that reads what attention makes of them.
+        """
         if self._flat_table is not None:
             from specdebug.engine.kernels.triton.rope import rotate
 
-            rotate(qkv, phases, self._flat_table, self._turned, self._shape[1])
+            rotate(qkv, phases, self._flat_table, self._turned, self._shape[1], then)
         elif qkv.dtype == torch.float32:
             qkv.view(torch.complex64).mul_(phases)
         else:

@@ -72,7 +72,7 @@ class FlashAttention3Planner(AttentionPlanner):
             )
             if self.page_size > 1:
                 # a padded branch has one page however long it is: its other columns must name the padding page
-                page_table[:rows] = 0
+                page_table[:rows].zero_()
                 set_expand_page_table(cache_loc, self.page_size, page_table)
             else:
                 page_table[:rows, :decode_length] = cache_loc[:, :decode_length]

@@ -97,7 +97,7 @@ class FlashInferPlanner(AttentionPlanner):
             forwards,
         )
         lengths = batch.positions + self._forward_number[:forwards]
-        kv_indptr[:forwards, 0] = 0
+        kv_indptr[:forwards, :1].zero_()
         torch.cumsum(lengths, 1, out=kv_indptr[:forwards, 1 : rows + 1])
         plans: list[Metadata] = []
         qo_indptr = query_indptr(rows, 1, batch.positions.device)

@@ -128,7 +128,7 @@ def assert_fits(needed: int, capacity: int, site: str, what: str) -> None:
 def indptr(lengths: Tensor, out: Tensor) -> Tensor:
     """0 and the running sums of int ``lengths`` [B], in int32 ``out`` (B + 1 or longer); returns [B + 1]."""
     filled = out[: lengths.numel() + 1]
-    filled[0] = 0
+    filled[:1].zero_()  # assigning a number to a GPU tensor waits for its copy
     torch.cumsum(lengths, 0, out=filled[1:])
     return filled
 

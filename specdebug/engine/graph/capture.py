@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +13,18 @@ from specdebug.engine.attention.backend import BoundAttention
 from specdebug.engine.attention.metadata import Metadata
 
 _WARM_UPS = 2
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A graph of an engine that is garbage by now, freed in the middle of a capture, would spoil the capture."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class CapturedForward:
@@ -32,7 +46,7 @@ class CapturedForward:
             for _ in range(_WARM_UPS):
                 forward()
         torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
+        with _no_collection(), torch.cuda.graph(self._graph, pool=pool, stream=stream):
             forward()
 
     def replay(self, metadata: Sequence[Metadata]) -> None:

@@ -9,7 +9,10 @@ import torch
 
 from specdebug.engine import progress
 from specdebug.engine.attention.backend import AttentionBackend, TorchBackend, TritonBackend
-from specdebug.engine.config import EngineConfig
+from specdebug.engine.config import EngineConfig, InvalidOption
+
+
+_CUDA_HEAD_DIMS = (32, 64, 128, 256)
 
 
 class Heads(Protocol):
@@ -29,6 +32,7 @@ def make_backends(
     """A backend for each model; those of one geometry share theirs, and with it its scratch memory.
 
     Raises:
+        InvalidOption: no kernel on this device has heads of a model's size.
         FlashInferError: the library is installed, and cannot be used.
     """
     made: dict[tuple[int, int, int], AttentionBackend] = {}
@@ -42,6 +46,9 @@ def make_backends(
 def _make(plan: str, model: Heads, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
     if device.type == "cpu":
         return TorchBackend()
+    if model.head_dim not in _CUDA_HEAD_DIMS:
+        sizes = ", ".join(map(str, _CUDA_HEAD_DIMS))
+        raise InvalidOption(f"no kernels for this model's head_dim {model.head_dim} ({sizes}); use cpu", ("device",))
     if plan != "flashinfer":
         return TritonBackend()
     from specdebug.engine.attention.flashinfer_library import supports

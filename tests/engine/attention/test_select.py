@@ -10,7 +10,7 @@ import torch
 from specdebug.engine import progress
 from specdebug.engine.attention import select
 from specdebug.engine.attention.backend import TorchBackend, TritonBackend
-from specdebug.engine.config import EngineConfig
+from specdebug.engine.config import EngineConfig, InvalidOption
 
 CUDA = torch.device("cuda")
 
@@ -38,6 +38,11 @@ def test_models_of_one_geometry_share_a_backend() -> None:
     assert isinstance(first, TritonBackend)
     assert first is third
     assert first is not second
+
+
+def test_heads_that_no_kernel_has_are_refused_with_the_key_to_change() -> None:
+    with pytest.raises(InvalidOption, match=r"engine\.device: no kernels for this model's head_dim 80"):
+        select.make_backends(config("triton"), [Geometry(head_dim=80)], torch.bfloat16, CUDA)
 
 
 @pytest.mark.parametrize(

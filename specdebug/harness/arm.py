@@ -172,6 +172,7 @@ class _Arm:
     def _build(self, scenario: Scenario) -> tuple[RunLoop, Judge, AcceptOracle | None]:
         import torch
 
+        from specdebug import async_probe
         from specdebug.harness.driver import WorkloadDriver
         from specdebug.harness.loop import RunLoop
         from specdebug.harness.probe_packs import activate
@@ -180,7 +181,11 @@ class _Arm:
         arm, seed, packs = self._payload["arm"], self._payload["seed"], pickle.loads(self._payload["packs"])
         device = self._claim(scenario)
         activate(packs, scenario.arms[arm].mode)
+        if device != "cpu" and packs:
+            async_probe.prepare(device)  # a graph captured with live probes needs their kernels compiled
         engine = build_engine(scenario.engine_of(arm), seed)
+        if device != "cpu":
+            async_probe.drain()  # what warm-ups before a capture said of their dummy inputs is nobody's failure
         tokenizer = load_tokenizer(engine.config.model)
         workload = pickle.loads(self._payload["workload"])
         self._sink.emit("setup", probes_enabled=len(packs), requests=len(workload.requests))

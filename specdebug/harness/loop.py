@@ -98,7 +98,7 @@ class RunLoop:
             self._synchronize()
         except Exception as error:
             failure = error
-        if self._inspect(self._step, failure, pools=False) is not None:
+        if self._inspect(self._step, failure, wait=True) is not None:
             raise Stopped from failure
 
     def _arrive(self, arrival: Arrival) -> None:
@@ -175,18 +175,20 @@ class RunLoop:
             raise Stopped
         return report, seconds
 
-    def _inspect(self, step: int, failure: Exception | None, *, pools: bool) -> Exception | None:
+    def _inspect(
+        self, step: int, failure: Exception | None, *, pools: bool = False, wait: bool = False
+    ) -> Exception | None:
         """Report what a step left behind, and its failure if it had one; returns what the run ends of, if anything.
 
-        On a GPU a failed kernel may be noticed only here. Once the device is lost it cannot be asked any more, so
+        Probes' findings are taken as they arrive, or, when this is the last look (``wait``), waited for. On a GPU a
+        failed kernel may be noticed only here. Once the device is lost it cannot be asked any more, so
         the first failure is reported at once, and what else then fails is its consequence.
         """
-        checks = [self._read_guards, self._read_probes]
-        if pools:
-            checks.append(self._read_pools)
+        read_probes = self._drain_probes if failure is not None or wait else self._poll_probes
+        checks = [self._read_guards, read_probes, *([self._read_pools] if pools else [])]
         if failure is not None and device_lost(failure):
             self._failed(failure, step)
-            checks = [self._read_probes]  # findings that had reached the host are still there
+            checks = [self._poll_probes]  # findings that had reached the host may still be had
         for check in checks:
             try:
                 check(step)
@@ -204,8 +206,14 @@ class RunLoop:
         for guard in self.engine.check_guards():
             self.report(Violation("guard", f"{guard.buffer}->{guard.victim}", step, str(guard)))
 
-    def _read_probes(self, step: int) -> None:
-        for found in async_probe.drain():
+    def _poll_probes(self, step: int) -> None:
+        self._report_probes(async_probe.poll(), step)
+
+    def _drain_probes(self, step: int) -> None:
+        self._report_probes(async_probe.drain(), step)
+
+    def _report_probes(self, findings: Sequence[async_probe.Violation], step: int) -> None:
+        for found in findings:
             data = {"index": found.index, "value": found.value, "bound": found.bound}
             # A device's findings may arrive some steps after the one that they were made in.
             made_in, count = found.step or step, found.count or 1

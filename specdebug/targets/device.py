@@ -31,7 +31,8 @@ def claim(device: str, plan: str, dtype: str, label: str) -> dict[str, Any]:
     Raises DeviceUnavailable, in one line, when there is no such device or nothing to run on it with.
     """
     facts: dict[str, Any] = {"device": device, "name": "CPU", **versions()}
-    facts |= {"backend": plan, "executor": executor_of(plan, device, facts["flashinfer"] is not None), "dtype": dtype}
+    executor = executor_of(plan, device, dtype, facts["flashinfer"] is not None)
+    facts |= {"backend": plan, "executor": executor, "dtype": dtype}
     if device == "cpu":
         return facts
     facts["coredump"] = arrange_coredump(label)  # the driver reads its settings when the context is made

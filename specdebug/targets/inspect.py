@@ -6,7 +6,7 @@ from __future__ import annotations
 import platform
 from typing import Any
 
-from specdebug.targets.stack import PLANS, driver_version, executor_of, nvcc_version, versions
+from specdebug.targets.stack import DTYPES, PLANS, driver_version, executor_of, nvcc_version, versions
 from specdebug.targets.wire import Sink
 
 
@@ -37,5 +37,15 @@ def describe(payload: object, sink: Sink) -> None:
         torch_threads=torch.get_num_threads(),
         cuda=torch.version.cuda,
         gpus=gpus,
-        executors={plan: executor_of(plan, device, found["flashinfer"] is not None) for plan in PLANS},
+        executors={plan: _executors(plan, device, found["flashinfer"] is not None) for plan in PLANS},
     )
+
+
+def _executors(plan: str, device: str, flashinfer: bool) -> str:
+    """Who executes a plan; dtype by dtype where that matters."""
+    dtypes: dict[str, list[str]] = {}
+    for dtype in DTYPES:
+        dtypes.setdefault(executor_of(plan, device, dtype, flashinfer), []).append(dtype)
+    if len(dtypes) == 1:
+        return next(iter(dtypes))
+    return "; ".join(f"{', '.join(names)}: {executor}" for executor, names in dtypes.items())

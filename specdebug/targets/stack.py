@@ -14,6 +14,9 @@ import subprocess
 from pathlib import Path
 
 PLANS = ("flashinfer", "fa3", "triton")
+DTYPES = ("float32", "bfloat16", "float16")
+FLASHINFER_DTYPES = ("bfloat16", "float16")
+"""Of keys and queries that FlashInfer's kernels take."""
 
 _DISTRIBUTIONS = {
     "torch": ("torch", ("torch",)),
@@ -29,13 +32,15 @@ def versions() -> dict[str, str | None]:
     return {name: _version(module, names) for name, (module, names) in _DISTRIBUTIONS.items()}
 
 
-def executor_of(plan: str, device: str, flashinfer: bool) -> str:
+def executor_of(plan: str, device: str, dtype: str, flashinfer: bool) -> str:
     """Who executes a plan's metadata on a device; ``flashinfer``: whether the library is installed."""
     if device == "cpu":
         return "torch reference"
-    if plan == "flashinfer":
-        return "FlashInfer" if flashinfer else "Triton kernels (flashinfer is not installed)"
-    return "Triton kernels"
+    if plan != "flashinfer":
+        return "Triton kernels"
+    if not flashinfer:
+        return "Triton kernels (flashinfer is not installed)"
+    return "FlashInfer" if dtype in FLASHINFER_DTYPES else f"Triton kernels (FlashInfer has no {dtype})"
 
 
 def driver_version() -> str | None:

@@ -168,7 +168,7 @@ def test_a_lost_device_ends_the_worker_with_its_first_error_and_all_it_knew(
             engine.pool_problems = ["ownership: slot 7 has 2 owners"]
         if step == 3:
             engine.check_guards = gone  # type: ignore[method-assign]
-            monkeypatch.setattr(async_probe, "drain", gone)
+            monkeypatch.setattr(async_probe, "poll", gone)
             raise ASSERTED
 
     def gone() -> Any:
@@ -191,7 +191,7 @@ def test_a_failure_that_first_shows_while_looking_is_the_step_s(
 ) -> None:
     def act(engine: Engine, step: int) -> None:
         if step == 4:
-            monkeypatch.setattr(async_probe, "drain", gone)
+            monkeypatch.setattr(async_probe, "poll", gone)
 
     def gone() -> Any:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")

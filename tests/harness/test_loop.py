@@ -219,6 +219,18 @@ def test_the_last_steps_failures_are_waited_for() -> None:
     assert loop.lost
 
 
+def test_findings_that_have_not_arrived_by_the_end_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = async_probe.Violation("draft.logits", "nan", 4, 0, float("nan"), 1)
+    monkeypatch.setattr(async_probe, "poll", list)
+    monkeypatch.setattr(async_probe, "drain", lambda: [late])
+    loop, sink, _ = loop_of(FakeEngine(), planned("a.0"))
+    loop._synchronize = lambda: None
+    loop.run()
+    assert sink.of("violation") == []
+    loop.settle()
+    assert [(event["site"], event["step"]) for event in sink.of("violation")] == [("draft.logits", 4)]
+
+
 def test_a_finding_that_arrives_late_keeps_the_step_it_was_made_in() -> None:
     engine = FakeEngine()
 

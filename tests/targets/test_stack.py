@@ -8,22 +8,37 @@ import pytest
 import torch
 
 from specdebug.targets import stack
-from specdebug.targets.stack import driver_version, executor_of, nvcc_version, versions
+from specdebug.targets.stack import (
+    DTYPES,
+    FLASHINFER_DTYPES,
+    driver_version,
+    executor_of,
+    nvcc_version,
+    versions,
+)
 
 
 @pytest.mark.parametrize(
-    ("plan", "device", "flashinfer", "executor"),
+    ("plan", "device", "dtype", "flashinfer", "executor"),
     [
-        ("flashinfer", "cpu", True, "torch reference"),
-        ("triton", "cpu", False, "torch reference"),
-        ("flashinfer", "cuda", True, "FlashInfer"),
-        ("flashinfer", "cuda:1", False, "Triton kernels (flashinfer is not installed)"),
-        ("fa3", "cuda", True, "Triton kernels"),
-        ("triton", "cuda", True, "Triton kernels"),
+        ("flashinfer", "cpu", "bfloat16", True, "torch reference"),
+        ("triton", "cpu", "float32", False, "torch reference"),
+        ("flashinfer", "cuda", "bfloat16", True, "FlashInfer"),
+        ("flashinfer", "cuda", "float32", True, "Triton kernels (FlashInfer has no float32)"),
+        ("flashinfer", "cuda:1", "float16", False, "Triton kernels (flashinfer is not installed)"),
+        ("fa3", "cuda", "bfloat16", True, "Triton kernels"),
+        ("triton", "cuda", "float32", True, "Triton kernels"),
     ],
 )
-def test_who_executes_which_plan(plan: str, device: str, flashinfer: bool, executor: str) -> None:
-    assert executor_of(plan, device, flashinfer) == executor
+def test_who_executes_which_plan(plan: str, device: str, dtype: str, flashinfer: bool, executor: str) -> None:
+    assert executor_of(plan, device, dtype, flashinfer) == executor
+
+
+def test_what_is_said_of_flashinfer_s_dtypes_is_what_the_engine_does() -> None:
+    from specdebug.engine.attention.flashinfer_library import supports
+
+    for name in DTYPES:
+        assert (supports(getattr(torch, name), 64) is None) == (name in FLASHINFER_DTYPES)
 
 
 def test_versions_are_of_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,11 @@ def set_expand_page_table(cache_loc: Tensor, page_size: int, page_table: Tensor)
     Raises:
         IllegalAddress: a write leaves the table's allocation.
     """
+    if page_table.is_cuda:
+        from specdebug.engine.kernels.triton import expand_page_table as twin
+
+        twin.set_expand_page_table(cache_loc, page_size, page_table)
+        return
     pages = cache_loc // page_size
     rank = torch.zeros_like(pages)
     rank[:, 1:] = (pages[:, 1:] != pages[:, :-1]).cumsum(dim=1)

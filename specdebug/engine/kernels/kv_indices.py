@@ -18,6 +18,11 @@ def create_kv_indices(
     Raises:
         IllegalAddress: a row or an offset lies outside its allocation.
     """
+    if table.is_cuda:
+        from specdebug.engine.kernels.triton import kv_indices as twin
+
+        twin.create_kv_indices(table, req_pool_indices, kv_lens, kv_indptr, kv_indices)
+        return
     starts = kv_indptr.tolist()
     for row, length, start in zip(req_pool_indices.tolist(), kv_lens.tolist(), starts, strict=False):
         cells = raw_block(table, row * table.stride(0), length, "create_kv_indices.req_to_token")
@@ -45,6 +50,13 @@ def generate_draft_decode_kv_indices(
     Raises:
         IllegalAddress: an access leaves its allocation.
     """
+    if table.is_cuda:
+        from specdebug.engine.kernels.triton import kv_indices as twin
+
+        twin.generate_draft_decode_kv_indices(
+            table, req_pool_indices, seq_lens, out_cache_loc, topk, kv_indices, num_forwards
+        )
+        return
     rows, lengths = req_pool_indices.tolist(), seq_lens.tolist()
     prefixes = [
         raw_block(table, row * table.stride(0), length, "generate_draft_decode_kv_indices.req_to_token")
@@ -70,6 +82,10 @@ def gather_page_table(table: Tensor, req_pool_indices: Tensor, num_pages: int, p
     Raises:
         IllegalAddress: a row lies outside the table's allocation.
     """
+    if table.is_cuda:
+        from specdebug.engine.kernels.triton import kv_indices as twin
+
+        return twin.gather_page_table(table, req_pool_indices, num_pages, page_size)
     column = torch.arange(0, num_pages * page_size, page_size, device=table.device)
     offsets = req_pool_indices.unsqueeze(1) * table.stride(0) + column
     return raw_gather(table, offsets, "gather_page_table.req_to_token") // page_size

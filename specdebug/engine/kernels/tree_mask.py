@@ -17,6 +17,10 @@ def flat_tree_mask(tree_mask: Tensor, seq_lens: Tensor, bits: Tensor) -> Tensor:
     Raises:
         IllegalAddress: a request's bits leave the allocation behind ``bits``.
     """
+    if bits.is_cuda:
+        from specdebug.engine.kernels.triton import tree_mask as twin
+
+        return twin.flat_tree_mask(tree_mask, seq_lens, bits)
     nodes = tree_mask.shape[1]
     starts: list[int] = []
     start = 0

@@ -1,0 +1,140 @@
+"""Triton twins of :mod:`specdebug.engine.kernels.kv_indices`: same arguments, lengths stay on the device."""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specdebug.engine.kernels.triton.pages import page_of
+
+_TILE = 1024
+_MAX_PROGRAMS = 64
+_MIN_BATCH_TILE = 64  # one compiled kernel for all smaller batches
+
+
+def create_kv_indices(
+    table: Tensor, req_pool_indices: Tensor, kv_lens: Tensor, kv_indptr: Tensor, kv_indices: Tensor
+) -> None:
+    """Copy the first ``kv_lens[b]`` cells of each request's row to ``kv_indices[kv_indptr[b] :]``, unchecked."""
+    grid = (req_pool_indices.numel(), _programs_per_sequence(table))
+    if grid[0]:
+        _copy_rows[grid](table, req_pool_indices, kv_lens, kv_indptr, kv_indices, table.stride(0), TILE=_TILE)
+
+
+def generate_draft_decode_kv_indices(
+    table: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    out_cache_loc: Tensor,
+    topk: int,
+    kv_indices: Tensor,
+    num_forwards: int,
+) -> None:
+    """Fill row i of ``kv_indices`` for draft forward i: per branch, the prefix and i + 1 draft slots.
+
+    A forward that is too long for its row leaves to the next one what that one writes anyway (it is longer), so
+    memory ends up as if forwards were written in order, whatever the order of programs.
+    """
+    batch = req_pool_indices.numel()
+    grid = (batch * topk, num_forwards, _programs_per_sequence(table))
+    if batch and num_forwards:
+        _write_branches[grid](
+            table,
+            req_pool_indices,
+            seq_lens,
+            out_cache_loc,
+            kv_indices,
+            table.stride(0),
+            out_cache_loc.stride(0),
+            out_cache_loc.stride(1),
+            kv_indices.stride(0),
+            TOPK=topk,
+            BATCH_TILE=max(triton.next_power_of_2(batch), _MIN_BATCH_TILE),
+            TILE=_TILE,
+        )
+
+
+def gather_page_table(table: Tensor, req_pool_indices: Tensor, num_pages: int, page_size: int) -> Tensor:
+    """int32 [B, num_pages]: the page of every page_size-th cell of each row."""
+    batch = req_pool_indices.numel()
+    pages = torch.empty((batch, num_pages), dtype=table.dtype, device=table.device)
+    if pages.numel():
+        grid = (batch, triton.cdiv(num_pages, _TILE))
+        _gather_pages[grid](table, req_pool_indices, pages, table.stride(0), num_pages, PAGE=page_size, TILE=_TILE)
+    return pages
+
+
+def _programs_per_sequence(table: Tensor) -> int:
+    """By the longest a row can be: how long sequences are, only the device knows. Each program strides on."""
+    return max(1, min(-(-table.shape[1] // _TILE), _MAX_PROGRAMS))
+
+
+@triton.jit
+def _copy_rows(table, rows, lengths, starts, out, table_stride, TILE: tl.constexpr):
+    b = tl.program_id(0)
+    cells = table + tl.load(rows + b).to(tl.int64) * table_stride
+    target = out + tl.load(starts + b).to(tl.int64)
+    length = tl.load(lengths + b).to(tl.int64)
+    first = tl.program_id(1).to(tl.int64) * TILE
+    stride = tl.num_programs(1) * TILE
+    while first < length:
+        column = first + tl.arange(0, TILE)
+        inside = column < length
+        values = tl.load(cells + column, mask=inside, other=0)
+        tl.store(target + column, values.to(out.dtype.element_ty), mask=inside)
+        first += stride
+
+
+@triton.jit
+def _write_branches(
+    table,
+    rows,
+    lengths,
+    slots,
+    out,
+    table_stride,
+    slots_stride,
+    slots_step,
+    out_stride,
+    TOPK: tl.constexpr,
+    BATCH_TILE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    b = tl.program_id(0) // TOPK
+    branch = tl.program_id(0) % TOPK
+    forward = tl.program_id(1)
+    other = tl.arange(0, BATCH_TILE)
+    before = tl.sum(tl.load(lengths + other, mask=other < b, other=0).to(tl.int64), axis=0)
+    prefix = tl.load(lengths + b).to(tl.int64)
+    length = prefix + forward + 1
+    start = TOPK * (before + b * (forward + 1)) + branch * length
+    is_last = forward == tl.num_programs(1) - 1
+    stop = tl.where(is_last, length, tl.minimum(length, out_stride - start))
+    cells = table + tl.load(rows + b).to(tl.int64) * table_stride
+    own = slots + tl.program_id(0).to(tl.int64) * slots_stride
+    target = out + forward.to(tl.int64) * out_stride + start
+    first = tl.program_id(2).to(tl.int64) * TILE
+    stride = tl.num_programs(2) * TILE
+    while first < stop:
+        column = first + tl.arange(0, TILE)
+        inside = column < stop
+        shared = column < prefix
+        cell = tl.load(cells + column, mask=inside & shared, other=0)
+        slot = tl.load(own + (column - prefix) * slots_step, mask=inside & (column >= prefix), other=0)
+        values = tl.where(shared, cell, slot.to(cell.dtype))
+        tl.store(target + column, values.to(out.dtype.element_ty), mask=inside)
+        first += stride
+
+
+@triton.jit(do_not_specialize=["num_pages"])
+def _gather_pages(table, rows, out, table_stride, num_pages, PAGE: tl.constexpr, TILE: tl.constexpr):
+    b = tl.program_id(0)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = column < num_pages
+    cells = table + tl.load(rows + b).to(tl.int64) * table_stride
+    slots = tl.load(cells + column.to(tl.int64) * PAGE, mask=inside, other=0)
+    tl.store(out + b.to(tl.int64) * num_pages + column, page_of(slots, PAGE), mask=inside)

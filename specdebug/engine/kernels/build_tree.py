@@ -33,6 +33,10 @@ def build_tree(parent_list: Tensor, top_scores_index: Tensor, topk: int) -> Tree
     Raises:
         IndexError: a candidate belongs to no group of ``parent_list``.
     """
+    if top_scores_index.is_cuda:
+        from specdebug.engine.kernels.triton import build_tree as twin
+
+        return TreeLinks(*twin.build_tree(parent_list, top_scores_index, topk))
     batch, nodes = top_scores_index.shape[0], top_scores_index.shape[1] + 1
     mask = np.zeros((batch, nodes, nodes), dtype=np.bool_)
     parents: list[list[int]] = []

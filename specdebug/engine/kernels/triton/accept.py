@@ -1,0 +1,328 @@
+"""Triton twins of :mod:`specdebug.engine.kernels.accept`.
+
+A walk is one program per request. The bonus of a sampled walk is drawn by two more launches: every block of the
+vocabulary sums its weights, then one program per request finds the block, and in it the token, that its coin names.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_VOCAB_TILE = 4096
+
+
+def walk_greedy(
+    tokens: Tensor, next_token: Tensor, next_sibling: Tensor, target_ids: Tensor, num_steps: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """From the root to the first child that the target wants, and on."""
+    predict, accept_index, correct = _outputs(tokens, num_steps)
+    batch, nodes = tokens.shape
+    if batch:
+        _walk_greedy[(batch,)](
+            tokens,
+            next_token,
+            next_sibling,
+            target_ids,
+            predict,
+            accept_index,
+            correct,
+            *_row_strides(tokens, next_token, next_sibling, target_ids),
+            STEPS=num_steps,
+            NODES=nodes,
+            STEP_TILE=triton.next_power_of_2(num_steps + 1),
+            NODE_TILE=triton.next_power_of_2(nodes),
+            num_warps=1,
+        )
+    return predict, accept_index, correct
+
+
+def walk_sampling(
+    tokens: Tensor,
+    next_token: Tensor,
+    next_sibling: Tensor,
+    target_probs: Tensor,
+    coins: Tensor,
+    num_steps: int,
+    threshold_single: float,
+    threshold_acc: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One coin a node against the cumulative mass of its children in turn; the bonus is drawn from what is left."""
+    predict, accept_index, correct = _outputs(tokens, num_steps)
+    batch, nodes = tokens.shape
+    if batch == 0:
+        return predict, accept_index, correct
+    device, vocab = tokens.device, target_probs.shape[2]
+    rejected = torch.empty((batch, nodes), dtype=torch.int64, device=device)
+    num_rejected = torch.empty(batch, dtype=torch.int32, device=device)
+    _walk_sampling[(batch,)](
+        tokens,
+        next_token,
+        next_sibling,
+        target_probs,
+        coins,
+        predict,
+        accept_index,
+        correct,
+        rejected,
+        num_rejected,
+        *_row_strides(tokens, next_token, next_sibling, target_probs, coins),
+        target_probs.stride(1),
+        STEPS=num_steps,
+        NODES=nodes,
+        STEP_TILE=triton.next_power_of_2(num_steps + 1),
+        NODE_TILE=triton.next_power_of_2(nodes),
+        SINGLE=float(threshold_single),
+        ACC=float(threshold_acc),
+        num_warps=1,
+    )
+    blocks = triton.cdiv(vocab, _VOCAB_TILE)
+    sums = torch.empty((batch, 2, blocks), dtype=torch.float64, device=device)
+    ends = torch.empty((batch, 2, blocks), dtype=torch.int32, device=device)
+    strides = (*_row_strides(target_probs), target_probs.stride(1))
+    walked = (accept_index, correct, rejected, num_rejected)
+    _sum_blocks[(batch, blocks)](
+        target_probs, *walked, sums, ends, *strides, vocab, STEPS=num_steps, NODES=nodes, TILE=_VOCAB_TILE, num_warps=8
+    )
+    _draw_bonus[(batch,)](
+        target_probs,
+        *walked,
+        sums,
+        ends,
+        coins,
+        predict,
+        *strides,
+        coins.stride(0),
+        vocab,
+        STEPS=num_steps,
+        NODES=nodes,
+        BLOCKS=blocks,
+        BLOCK_TILE=triton.next_power_of_2(blocks),
+        TILE=_VOCAB_TILE,
+        num_warps=8,
+    )
+    return predict, accept_index, correct
+
+
+def _outputs(tokens: Tensor, num_steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    batch, nodes = tokens.shape
+    return (
+        torch.empty(batch * nodes, dtype=torch.int32, device=tokens.device),
+        torch.empty((batch, num_steps + 1), dtype=torch.int32, device=tokens.device),
+        torch.empty(batch, dtype=torch.int32, device=tokens.device),
+    )
+
+
+def _row_strides(*tensors: Tensor) -> tuple[int, ...]:
+    """Kernels step along rows one element at a time; rows may lie anywhere (a chain's links repeat one row)."""
+    for tensor in tensors:
+        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+            raise ValueError(f"rows must be contiguous; shape {tuple(tensor.shape)}, strides {tensor.stride()}")
+    return tuple(tensor.stride(0) for tensor in tensors)
+
+
+@triton.jit
+def _walk_greedy(
+    tokens,
+    child,
+    sibling,
+    target_ids,
+    predict,
+    accept_index,
+    correct,
+    tokens_stride,
+    child_stride,
+    sibling_stride,
+    target_stride,
+    STEPS: tl.constexpr,
+    NODES: tl.constexpr,
+    STEP_TILE: tl.constexpr,
+    NODE_TILE: tl.constexpr,
+):
+    b = tl.program_id(0).to(tl.int64)
+    tokens += b * tokens_stride
+    child += b * child_stride
+    sibling += b * sibling_stride
+    target_ids += b * target_stride
+    place = tl.arange(0, NODE_TILE)
+    depth = tl.arange(0, STEP_TILE)
+    emitted = tl.zeros([NODE_TILE], tl.int32)
+    path = tl.where(depth == 0, b * NODES, -1).to(tl.int32)
+    here = tl.full((), 0, tl.int64)
+    length = tl.full((), 1, tl.int32)
+    wanted = tl.load(target_ids)
+    node = tl.load(child)
+    while (node >= 0) & (length <= STEPS):
+        taken = tl.load(tokens + node) == wanted
+        emitted = tl.where(taken & (place == here), wanted.to(tl.int32), emitted)
+        path = tl.where(taken & (depth == length), (b * NODES + node).to(tl.int32), path)
+        length += taken.to(tl.int32)
+        here = tl.where(taken, node, here)
+        wanted = tl.load(target_ids + here)
+        node = tl.where(taken, tl.load(child + node), tl.load(sibling + node))
+    emitted = tl.where(place == here, wanted.to(tl.int32), emitted)
+    tl.store(predict + b * NODES + place, emitted, mask=place < NODES)
+    tl.store(accept_index + b * (STEPS + 1) + depth, path, mask=depth <= STEPS)
+    tl.store(correct + b, length - 1)
+
+
+@triton.jit
+def _walk_sampling(
+    tokens,
+    child,
+    sibling,
+    probs,
+    coins,
+    predict,
+    accept_index,
+    correct,
+    rejected,
+    num_rejected,
+    tokens_stride,
+    child_stride,
+    sibling_stride,
+    probs_stride,
+    coins_stride,
+    node_stride,
+    STEPS: tl.constexpr,
+    NODES: tl.constexpr,
+    STEP_TILE: tl.constexpr,
+    NODE_TILE: tl.constexpr,
+    SINGLE: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """All but the bonus; leaves what was rejected below the last accepted node."""
+    b = tl.program_id(0).to(tl.int64)
+    tokens += b * tokens_stride
+    child += b * child_stride
+    sibling += b * sibling_stride
+    probs += b * probs_stride
+    coins += b * coins_stride
+    rejected += b * NODES
+    place = tl.arange(0, NODE_TILE)
+    depth = tl.arange(0, STEP_TILE)
+    emitted = tl.zeros([NODE_TILE], tl.int32)
+    path = tl.where(depth == 0, b * NODES, -1).to(tl.int32)
+    here = tl.full((), 0, tl.int64)
+    length = tl.full((), 1, tl.int32)
+    refused = tl.full((), 0, tl.int32)
+    mass = tl.full((), 0.0, tl.float64)
+    coin = tl.load(coins).to(tl.float64)
+    node = tl.load(child)
+    while (node >= 0) & (length <= STEPS):
+        token = tl.load(tokens + node)
+        p = tl.load(probs + here * node_stride + token).to(tl.float64)
+        mass += p
+        # by way of an integer: the interpreter cannot spread the outcome of comparing floats over a tile
+        taken = tl.where((coin < mass / ACC) | (p >= SINGLE), 1, 0) == 1
+        tl.store(rejected + refused, token)
+        refused = tl.where(taken, 0, refused + 1)
+        mass = tl.where(taken, 0.0, mass)
+        emitted = tl.where(taken & (place == here), token.to(tl.int32), emitted)
+        path = tl.where(taken & (depth == length), (b * NODES + node).to(tl.int32), path)
+        length += taken.to(tl.int32)
+        here = tl.where(taken, node, here)
+        coin = tl.load(coins + (length - 1)).to(tl.float64)
+        node = tl.where(taken, tl.load(child + node), tl.load(sibling + node))
+    tl.store(predict + b * NODES + place, emitted, mask=place < NODES)
+    tl.store(accept_index + b * (STEPS + 1) + depth, path, mask=depth <= STEPS)
+    tl.store(correct + b, length - 1)
+    tl.store(num_rejected + b, refused)
+
+
+@triton.jit
+def _sum_blocks(
+    probs,
+    accept_index,
+    correct,
+    rejected,
+    num_rejected,
+    sums,
+    ends,
+    probs_stride,
+    node_stride,
+    vocab,
+    STEPS: tl.constexpr,
+    NODES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """A block's weight and its last token of any weight, [b, 0] without what was rejected, [b, 1] with it."""
+    b = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    blocks = tl.num_programs(1)
+    row = _last_node(accept_index, correct, b, STEPS) - b * NODES
+    token = block * TILE + tl.arange(0, TILE)
+    whole = tl.load(probs + b * probs_stride + row * node_stride + token, mask=token < vocab, other=0.0).to(tl.float64)
+    rest = _without(whole, token, rejected + b * NODES, tl.load(num_rejected + b))
+    out = b * 2 * blocks + block
+    tl.store(sums + out, tl.sum(rest, axis=0))
+    tl.store(sums + out + blocks, tl.sum(whole, axis=0))
+    tl.store(ends + out, tl.max(tl.where(rest != 0, token, -1), axis=0))
+    tl.store(ends + out + blocks, tl.max(tl.where(whole != 0, token, -1), axis=0))
+
+
+@triton.jit
+def _draw_bonus(
+    probs,
+    accept_index,
+    correct,
+    rejected,
+    num_rejected,
+    sums,
+    ends,
+    coins,
+    predict,
+    probs_stride,
+    node_stride,
+    coins_stride,
+    vocab,
+    STEPS: tl.constexpr,
+    NODES: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK_TILE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The first token whose running weight passes coin x total; a token without weight is never drawn."""
+    b = tl.program_id(0).to(tl.int64)
+    node = _last_node(accept_index, correct, b, STEPS)
+    block_number = tl.arange(0, BLOCK_TILE)
+    exists = block_number < BLOCKS
+    nothing_left = tl.max(tl.load(ends + b * 2 * BLOCKS + block_number, mask=exists, other=-1), axis=0) < 0
+    summed = (b * 2 + nothing_left.to(tl.int64)) * BLOCKS
+    parts = tl.load(sums + summed + block_number, mask=exists, other=0.0)
+    last = tl.load(ends + summed + block_number, mask=exists, other=-1)
+    drawn = tl.load(coins + b * coins_stride + STEPS + 1).to(tl.float64) * tl.sum(parts, axis=0)
+    passed = (tl.cumsum(parts, axis=0) > drawn) & (last >= 0)
+    first_passed = tl.min(tl.where(passed, block_number, BLOCKS), axis=0)
+    last_weighted = tl.max(tl.where(last >= 0, block_number, 0), axis=0)
+    block = tl.where(first_passed < BLOCKS, first_passed, last_weighted)
+    below = tl.sum(tl.where(block_number < block, parts, 0.0), axis=0)
+
+    token = block * TILE + tl.arange(0, TILE)
+    place = probs + b * probs_stride + (node - b * NODES) * node_stride + token
+    whole = tl.load(place, mask=token < vocab, other=0.0).to(tl.float64)
+    rest = _without(whole, token, rejected + b * NODES, tl.load(num_rejected + b))
+    weights = tl.where(nothing_left, whole, rest)
+    hit = (below + tl.cumsum(weights, axis=0) > drawn) & (weights != 0)
+    found = tl.min(tl.where(hit, token, vocab), axis=0)
+    end = tl.load(ends + summed + block)  # rounding can leave a block's own sum short of the coin
+    found = tl.where(found < vocab, found, tl.where(end >= 0, end, vocab - 1))
+    tl.store(predict + node, found.to(tl.int32))
+
+
+@triton.jit
+def _last_node(accept_index, correct, b, STEPS: tl.constexpr):
+    return tl.load(accept_index + b * (STEPS + 1) + tl.load(correct + b)).to(tl.int64)
+
+
+@triton.jit
+def _without(weights, token, rejected, count):
+    i = 0
+    while i < count:
+        weights = tl.where(token == tl.load(rejected + i), 0.0, weights)
+        i += 1
+    return weights

@@ -18,7 +18,11 @@ from specdebug.engine.kernels.pointer import raw_gather
 
 @dataclass(frozen=True)
 class DraftCacheLocs:
-    """out_cache_loc: int64 [B·K, S]. dup_src, dup_tgt: int64, prefix-tail copies due in the draft pool."""
+    """out_cache_loc: int64 [B·K, S]. dup_src, dup_tgt: int64, prefix-tail copies due in the draft pool.
+
+    On a CPU there is an entry for each copy. How many those are a GPU's host does not know without waiting: there, all
+    B·(K-1)·P entries that may be needed exist, and the rest copy slot 0, the padding slot, onto itself.
+    """
 
     out_cache_loc: Tensor
     dup_src: Tensor | None
@@ -32,7 +36,18 @@ def assign_draft_cache_locs(
 
     table: int32 [R + 1, width]. req_pool_indices, seq_lens: int64 [B].
     Source: SGLang ``assign_draft_cache_locs``, ``duplicate_prefix_tail_to_draft_branches``.
+
+    Raises:
+        IllegalAddress: a cell lies outside the table's allocation.
     """
+    if table.is_cuda:
+        from specdebug.engine.kernels.triton import cache_locs as twin
+
+        return DraftCacheLocs(
+            *twin.assign_draft_cache_locs(
+                table, req_pool_indices, seq_lens, topk=topk, num_steps=num_steps, page_size=page_size
+            )
+        )
     device = seq_lens.device
     row = (req_pool_indices * table.stride(0)).view(-1, 1, 1)
     branch = torch.arange(topk, device=device).view(1, -1, 1)
@@ -59,7 +74,15 @@ def assign_draft_cache_locs(
 
 
 def verify_cache_locs(table: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, num_tokens: int) -> Tensor:
-    """Row cells [L, L + num_tokens) of each request: int64 [B·num_tokens]."""
+    """Row cells [L, L + num_tokens) of each request: int64 [B·num_tokens].
+
+    Raises:
+        IllegalAddress: a cell lies outside the table's allocation.
+    """
+    if table.is_cuda:
+        from specdebug.engine.kernels.triton import cache_locs as twin
+
+        return twin.verify_cache_locs(table, req_pool_indices, seq_lens, num_tokens)
     column = torch.arange(num_tokens, device=seq_lens.device)
     first = torch.add(seq_lens, req_pool_indices, alpha=table.stride(0))
     cells = (first.unsqueeze(1) + column).view(-1)

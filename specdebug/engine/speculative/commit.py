@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from specdebug.async_probe import maybe_detect_oob
+from specdebug.engine.kernels.commit import accepted_locs, compact
 from specdebug.engine.memory.fill import Scratch
 from specdebug.engine.speculative.accept import Acceptance
 
@@ -38,13 +38,7 @@ def get_src_tgt_cache_loc(
     batch, width = acceptance.accept_index.shape
     src_loc = scratch.zeros((batch, width), torch.int64)
     tgt_loc = scratch.zeros((batch, width), torch.int64)
-    accepted = acceptance.accept_index >= 0
-    node = acceptance.accept_index.clamp(min=0).view(-1)
-    src = torch.where(accepted, out_cache_loc.index_select(0, node).view(batch, width), src_loc)
-    front = out_cache_loc.view(batch, tree_size)[:, :width]
-    if tree_size < width:  # entries past the tree are never accepted
-        front = functional.pad(front, (0, width - tree_size))
-    tgt = torch.where(accepted, front, tgt_loc)
+    src, tgt = accepted_locs(acceptance.accept_index, out_cache_loc, tree_size, src_loc, tgt_loc)
     return MovePlan(src.view(-1), tgt.view(-1))
 
 
@@ -65,16 +59,10 @@ def compact_accept_to_front(acceptance: Acceptance, features: Tensor, tree_size:
 
     Rows past A repeat the root: they are embedded and attended by nothing that is kept.
     """
-    batch, width = acceptance.accept_index.shape
-    # negative padding cuts, so this serves trees on both sides of S + 1 nodes
-    index = functional.pad(acceptance.accept_index, (0, tree_size - width), value=-1)
-    root = torch.arange(0, batch * tree_size, tree_size, dtype=index.dtype, device=index.device).unsqueeze(1)
-    accepted = index >= 0
-    flat = torch.where(accepted, index, root).view(-1)
-    maybe_detect_oob(flat, 0, batch * tree_size, "commit.compact.rows")
-    predict = acceptance.predict.index_select(0, flat) * accepted.view(-1)
-    accept_lengths = acceptance.num_correct_drafts.to(torch.int64) + 1
-    return Compacted(predict.to(torch.int64), features.index_select(0, flat), accept_lengths)
+    maybe_detect_oob(acceptance.accept_index, -1, acceptance.predict.numel(), "commit.compact.rows")
+    return Compacted(
+        *compact(acceptance.accept_index, acceptance.predict, acceptance.num_correct_drafts, features, tree_size)
+    )
 
 
 def compact_chain(acceptance: Acceptance, features: Tensor) -> Compacted:

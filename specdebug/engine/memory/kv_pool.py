@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdebug.async_probe import maybe_detect_nan, maybe_detect_oob
+from specdebug.engine.kernels.kv_cache import move_kv, write_kv
 from specdebug.engine.memory.fill import FillPolicy
 
 
@@ -51,14 +52,13 @@ class KVPool:
             maybe_detect_oob(slots, 0, self.size, "kv_pool.write.loc")
         maybe_detect_nan(k, "kv_pool.write.k")
         maybe_detect_nan(v, "kv_pool.write.v")
-        self.k[layer].index_copy_(0, slots, k)
-        self.v[layer].index_copy_(0, slots, v)
+        write_kv(self.k[layer], self.v[layer], slots, k, v)
 
     def move_kv_cache(self, tgt_loc: Tensor, src_loc: Tensor) -> None:
         """Copy every layer's KV from ``src_loc`` to ``tgt_loc`` (int64 [m]); reads finish before writes."""
         maybe_detect_oob(tgt_loc, 0, self.size, "move_kv_cache.tgt_loc")
         maybe_detect_oob(src_loc, 0, self.size, "move_kv_cache.src_loc")
-        self._buffers.index_copy_(1, tgt_loc, self._buffers.index_select(1, src_loc))
+        move_kv(self._buffers, tgt_loc, src_loc)
 
     def zero(self, slots: Tensor) -> None:
         """Zero every layer's KV at ``slots``."""

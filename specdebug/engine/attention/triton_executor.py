@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata, RaggedMetadata
-from specdebug.engine.kernels.triton.paged_attention import Sequences, attend, choose_splits, merge_splits
+from specdebug.engine.kernels.triton.merge_splits import merge_splits
+from specdebug.engine.kernels.triton.paged_attention import (
+    MAX_MERGED_IN_PLACE,
+    Merge,
+    Sequences,
+    attend,
+    choose_splits,
+    count_tiles,
+)
 from specdebug.engine.memory.kv_pool import KVPool
 
 
@@ -27,6 +35,7 @@ class TritonAttention:
         self._loc = out_cache_loc
         self._splits: list[int] = []
         self._partial: tuple[Tensor, Tensor] | None = None
+        self._tickets: Tensor | None = None
         self.replan(metadata)
 
     def replan(self, metadata: Metadata) -> None:
@@ -50,20 +59,29 @@ class TritonAttention:
             partial, lse = self._partial
             assert partial.shape[0] == q.shape[0]
             first = 0
+            in_place = None if self._tickets is None else Merge(out, self._tickets)
             for batch, splits in zip(self._passes, self._splits, strict=True):
-                attend(q, keys, values, batch, partial, lse, splits=splits, first_split=first)
+                merge = in_place if batch is self._passes[-1] else None
+                attend(q, keys, values, batch, partial, lse, splits=splits, first_split=first, merge=merge)
                 first += splits
-            merge_splits(partial, lse, out)
+            if in_place is None:
+                merge_splits(partial, lse, out)
         return out.flatten(1)
 
     def _size(self, q: Tensor, keys: Tensor) -> None:
-        """Parts per pass, and room for them: one for all layers, which follow each other."""
+        """Parts per pass, and room for them: one for all layers, which follow each other.
+
+        The last pass merges them in place where one program can.
+        """
         self._splits = [choose_splits(batch, q, keys) for batch in self._passes]
         parts = sum(self._splits)
         if parts > 1:
             partial = torch.empty((*q.shape[:2], parts, q.shape[2]), dtype=torch.float32, device=q.device)
             lse = torch.empty((*q.shape[:2], parts), dtype=torch.float32, device=q.device)
             self._partial = partial, lse
+            last = self._passes[-1]
+            if parts <= MAX_MERGED_IN_PLACE and last.q_len is not None:
+                self._tickets = torch.zeros(count_tiles(last, q, keys), dtype=torch.int32, device=q.device)
 
 
 def _sequences(metadata: RaggedMetadata | PagedMetadata) -> Sequences:

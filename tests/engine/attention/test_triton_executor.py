@@ -7,12 +7,13 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 pytest.importorskip("triton")
 
+from specdebug.engine.attention import triton_executor
 from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.attention.fa3 import FlashAttention3Planner
 from specdebug.engine.attention.flashinfer import FlashInferPlanner
@@ -101,8 +102,13 @@ SMALL = st.builds(
     steps=st.integers(2, 3),
     seed=st.integers(0, 10**6),
 )
-# few examples, interpreted programs are slow; the fixture replaces a name and holds no state
-FEW = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# few examples and no search for smaller ones: interpreted programs are slow. The fixture replaces a name.
+FEW = settings(
+    max_examples=3,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 
 @pytest.mark.parametrize("planner", PLANNERS)
@@ -143,7 +149,10 @@ def test_half_precision_stays_half_precision(planner: Any, dtype: torch.dtype) -
         result.check()
 
 
-def test_long_sequences_in_as_many_parts_as_planned() -> None:
+@pytest.mark.parametrize("most", [0, 32])
+def test_long_sequences_in_as_many_parts_as_planned(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merged by a kernel of its own where there are too many."""
+    monkeypatch.setattr(triton_executor, "MAX_MERGED_IN_PLACE", most)
     uniform(TritonPlanner, Case((3, 600), 16), 1).check()
     uniform(FlashAttention3Planner, Case((600,), 16), 1).check()
 

@@ -1,8 +1,8 @@
-"""Paged attention: one kernel for decode, verify and prefill over any list of slots, and the merge of partial results.
+"""Paged attention: one kernel for decode, verify and prefill over any list of slots.
 
 Online softmax over blocks of keys as in FlashAttention-2 (Dao, 2023, arXiv 2307.08691); a sequence's keys shared out
-among several programs as in Flash-Decoding (Dao et al., 2023). The query heads of one kv head are rows of one tile, so
-keys are read once for all of them.
+among several programs as in Flash-Decoding (Dao et al., 2023), whose results the last of them to finish merges. The
+query heads of one kv head are rows of one tile, so keys are read once for all of them.
 
 Grids follow from shapes and host integers, lengths are read on the device: a captured launch serves any batch of its
 shape. Addresses that metadata names are read unchecked; what lies past a sequence's end is never read.
@@ -21,9 +21,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdebug.engine.kernels.triton.merge_splits import merge_if_last
+
 _LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 64
-_PROGRAMS_PER_PROCESSOR = 2
+# More parts than these are better merged by a kernel of its own: one program reads them all through one processor.
+MAX_MERGED_IN_PLACE = 32
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,15 @@ class Sequences:
 
 
 @dataclass(frozen=True)
+class Merge:
+    """Where the last program of a tile puts the merged result: ``out`` contiguous [n, Hq, D], and a counter of programs
+    that are done for each tile, int32 [>= :func:`count_tiles`]: zero, and zero again when the launch ends."""
+
+    out: Tensor
+    tickets: Tensor
+
+
+@dataclass(frozen=True)
 class Tile:
     """Rows of queries and keys that one program multiplies at a time, and how it is run."""
 
@@ -83,16 +95,15 @@ def choose_tile(rows: int, dim: int, dtype: torch.dtype, *, masked: bool) -> Til
 def choose_splits(batch: Sequences, q: Tensor, k: Tensor) -> int:
     """Programs among which :func:`attend` should share out each sequence's keys: 1, 2, 4, ... 64.
 
-    Enough to occupy the device, no more than the longest sequence that the pool or a page table's width allows has
-    blocks of keys. q [n, Hq, D], k [N, Hkv, D]. Prefills are not split.
+    Enough to occupy the device once (what one program has on its way saturates its processor, and more parts are more
+    to merge), no more than the longest sequence that the pool or a page table's width allows has blocks of keys.
+    q [n, Hq, D], k [N, Hkv, D]. Prefills are not split.
     """
     if batch.q_len is None:
         return 1
-    num_kv_heads = k.shape[1]
-    rows = batch.q_len * (q.shape[1] // num_kv_heads)
+    rows = batch.q_len * (q.shape[1] // k.shape[1])
     tile = choose_tile(rows, q.shape[2], k.dtype, masked=batch.mask is not None)
-    programs = batch.count * triton.cdiv(rows, tile.rows) * num_kv_heads
-    wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * _num_processors(q.device), max(programs, 1))
+    wanted = triton.cdiv(_num_processors(q.device), max(count_tiles(batch, q, k), 1))
     longest = k.shape[0]
     if batch.page_size:
         longest = min(longest, batch.slots.shape[1] * batch.page_size)
@@ -100,10 +111,21 @@ def choose_splits(batch: Sequences, q: Tensor, k: Tensor) -> int:
     return 1 << (max(most, 1).bit_length() - 1)
 
 
+def count_tiles(batch: Sequences, q: Tensor, k: Tensor) -> int:
+    """Programs of :func:`attend` that share nothing with each other: one for each sequence, block of rows and kv head
+    of a batch whose ``q_len`` is given."""
+    assert batch.q_len is not None
+    num_kv_heads = k.shape[1]
+    rows = batch.q_len * (q.shape[1] // num_kv_heads)
+    tile = choose_tile(rows, q.shape[2], k.dtype, masked=batch.mask is not None)
+    tiles: int = batch.count * triton.cdiv(rows, tile.rows) * num_kv_heads
+    return tiles
+
+
 @lru_cache(maxsize=16)
 def _num_processors(device: torch.device) -> int:
     if device.type != "cuda":
-        return 4  # interpreted: enough that small batches are split as well
+        return 8  # interpreted: enough that small batches are split as well
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
 
@@ -118,6 +140,7 @@ def attend(
     *,
     splits: int = 1,
     first_split: int = 0,
+    merge: Merge | None = None,
 ) -> None:
     """Attention of q [n, Hq, D] over one layer of a pool, k and v [N, Hkv, D]; scores are scaled by D ** -0.5.
 
@@ -125,6 +148,8 @@ def attend(
     With it: ``splits`` programs share them out; number i leaves its result in ``out[:, :, first_split + i]`` and the
     natural log of its summed weights in ``lse[:, :, first_split + i]``: float32 [n, Hq, S, D] and [n, Hq, S]. One
     that had no keys leaves -inf and writes nothing to ``out``.
+    With ``merge`` besides: these parts and the ``first_split`` ones before them, which earlier launches left there, are
+    merged to ``merge.out``. Parts then need not be written at all where there is one.
 
     A query without keys gets zeros. NaN among the keys a query sees is NaN in its result. out and lse are contiguous.
     """
@@ -134,6 +159,7 @@ def attend(
     assert q.stride(2) == k.stride(2) == 1
     assert k.stride() == v.stride()
     assert all(tensor.is_contiguous() for tensor in (out, lse) if tensor is not None)
+    assert merge is None or (lse is not None and batch.q_len is not None and merge.out.is_contiguous())
     if num_rows == 0:
         return
     if batch.q_len is None:
@@ -144,6 +170,7 @@ def attend(
         tile = choose_tile(batch.q_len * group, dim, k.dtype, masked=batch.mask is not None)
         row_blocks = triton.cdiv(batch.q_len * group, tile.rows)
         grid = (batch.count * row_blocks, num_kv_heads, splits)
+    block_dim = max(16, triton.next_power_of_2(dim))
     _paged_attention[grid](
         q,
         k,
@@ -156,6 +183,8 @@ def attend(
         batch.mask,
         batch.mask_indptr,
         batch.num_splits,
+        None if merge is None else merge.out,
+        None if merge is None else merge.tickets,
         _LOG2_E / sqrt(dim),
         q.stride(0),
         q.stride(1),
@@ -170,32 +199,14 @@ def attend(
         first_split,
         GROUP=group,
         DIM=dim,
-        BLOCK_DIM=max(16, triton.next_power_of_2(dim)),
+        BLOCK_DIM=block_dim,
         BLOCK_ROWS=tile.rows,
         BLOCK_KEYS=tile.keys,
+        BLOCK_SPLITS=1 if merge is None or lse is None else triton.next_power_of_2(lse.shape[2]),
+        AT_ONCE=max(1, min(4, 8192 // (tile.rows * block_dim))),
         PAGED=batch.page_size > 0,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-    )
-
-
-def merge_splits(partial: Tensor, lse: Tensor, out: Tensor) -> None:
-    """Merge what :func:`attend` left over disjoint keys, float32 [n, Hq, S, D] and [n, Hq, S], to ``out`` [n, Hq, D].
-
-    Zeros where no part had keys. All contiguous.
-    """
-    num_rows, num_heads, splits, dim = partial.shape
-    assert all(tensor.is_contiguous() for tensor in (partial, lse, out))
-    if num_rows == 0:
-        return
-    _merge_splits[(num_rows * num_heads,)](
-        partial,
-        lse,
-        out,
-        splits,
-        DIM=dim,
-        BLOCK_DIM=triton.next_power_of_2(dim),
-        BLOCK_SPLITS=triton.next_power_of_2(splits),
     )
 
 
@@ -216,6 +227,8 @@ def _paged_attention(
     mask,
     mask_starts,
     split_counts,
+    merged,
+    tickets,
     scale,  # includes log2(e): the softmax is in powers of two
     q_stride,
     q_head_stride,
@@ -233,6 +246,8 @@ def _paged_attention(
     BLOCK_DIM: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     PAGED: tl.constexpr,
 ):
     """Grid: (B × row blocks, kv heads, splits); for a prefill (``queries`` given) (row blocks, kv heads, B)."""
@@ -264,6 +279,11 @@ def _paged_attention(
         start = tl.load(extents + sequence).to(tl.int64)
         length = (tl.load(extents + sequence + 1).to(tl.int64) - start).to(tl.int32)
     length = tl.maximum(length, 0)
+    share = (length + used_splits - 1) // used_splits
+    share = tl.maximum((share + BLOCK_KEYS - 1) // BLOCK_KEYS, 1) * BLOCK_KEYS
+    used_splits = tl.maximum((length + share - 1) // share, 1)  # those with keys, and always one
+    if merged is not None and split >= used_splits:
+        return
 
     row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     query = row // GROUP
@@ -275,8 +295,6 @@ def _paged_attention(
     q_tile = tl.load(q + q_at[:, None] + dim[None, :], mask=q_mask, other=0.0).to(k.dtype.element_ty)
 
     visible = length - (q_len - 1 - query) * causal  # how many of the first keys each row sees
-    share = (length + used_splits - 1) // used_splits
-    share = (share + BLOCK_KEYS - 1) // BLOCK_KEYS * BLOCK_KEYS
     low = split * share
     high = tl.minimum(low + share, length)
     if mask is None:
@@ -321,28 +339,32 @@ def _paged_attention(
         largest = new_largest
 
     divisor = tl.where(total == 0.0, 1.0, total)
-    cell = ((first_row + query).to(tl.int64) * num_heads + head) * all_splits + first_split + split
+    out_row = (first_row + query).to(tl.int64) * num_heads + head
+    if merged is not None and first_split + used_splits == 1:
+        alone = (result / divisor[:, None]).to(merged.dtype.element_ty)
+        tl.store(merged + out_row[:, None] * DIM + dim[None, :], alone, mask=q_mask)
+        return
+    cell = out_row * all_splits + first_split + split
     if lse is not None:
         # largest is in powers of two; 0.693... is ln 2
         tl.store(lse + cell, (largest + tl.log2(divisor)) * 0.6931471805599453, mask=real)
         q_mask = q_mask & (total != 0.0)[:, None]
     result = (result / divisor[:, None]).to(out.dtype.element_ty)
     tl.store(out + cell[:, None] * DIM + dim[None, :], result, mask=q_mask)
-
-
-@triton.jit(do_not_specialize=["splits"])
-def _merge_splits(partial, lse, out, splits, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_SPLITS: tl.constexpr):
-    """Grid: (n × Hq,)."""
-    row = tl.program_id(0).to(tl.int64)
-    split = tl.arange(0, BLOCK_SPLITS)
-    dim = tl.arange(0, BLOCK_DIM)
-    cell = row * splits + split
-    logs = tl.load(lse + cell, mask=split < splits, other=float("-inf"))
-    some = logs != float("-inf")
-    largest = tl.max(logs, 0)
-    largest = tl.where(largest == float("-inf"), 0.0, largest)
-    weights = tl.exp2((logs - largest) * 1.4426950408889634)  # log2(e)
-    parts = tl.load(partial + cell[:, None] * DIM + dim[None, :], mask=some[:, None] & (dim < DIM)[None, :], other=0.0)
-    total = tl.sum(weights, 0)
-    merged = tl.sum(parts * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-    tl.store(out + row * DIM + dim, merged.to(out.dtype.element_ty), mask=dim < DIM)
+    if merged is not None:
+        merge_if_last(
+            out,
+            lse,
+            merged,
+            tickets + tl.program_id(0) * tl.num_programs(1) + kv_head,
+            used_splits,
+            out_row,
+            real,
+            first_split + used_splits,
+            all_splits,
+            DIM,
+            BLOCK_ROWS,
+            BLOCK_DIM,
+            BLOCK_SPLITS,
+            AT_ONCE,
+        )

@@ -16,7 +16,7 @@ import re
 
 from specdebug.harness.device_errors import driver_assertion
 from specdebug.harness.outcome import Violation
-from specdebug.targets.pool import WorkerEnd
+from specdebug.targets.job import WorkerEnd
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE)
 _MOST_RECENT = "most recent call first"

@@ -27,7 +27,7 @@ from specdebug.harness.outcome import (
     mean,
     merge_violations,
 )
-from specdebug.targets.pool import WorkerEnd
+from specdebug.targets.job import WorkerEnd
 
 TRACED = ("step", "kind", "rids", "emitted", "accept", "cached", "finished", "retracted")
 """What of a step enters the trace hash: everything a step decides, nothing of how long it took."""

@@ -13,7 +13,8 @@ from specdebug import __version__
 from specdebug.assets import NAMES, checkpoint_path
 from specdebug.errors import SpecDebugError
 from specdebug.harness.library import Library
-from specdebug.targets.pool import GPU_MEMORY_MB, Job, WorkerPool, run_one
+from specdebug.targets.job import GPU_MEMORY_MB, Job
+from specdebug.targets.pool import WorkerPool, run_one
 from specdebug.targets.system import cpu_count
 
 

@@ -19,7 +19,8 @@ from specdebug.harness.ledger import Ledger
 from specdebug.harness.outcome import EXIT_CODES, Outcome
 from specdebug.harness.scenario_checks import engine_config, option_error
 from specdebug.harness.scenario_model import Arm, Expectation, ProbeMode, Scenario
-from specdebug.targets.pool import Job, WorkerEnd, WorkerPool
+from specdebug.targets.job import Job, WorkerEnd
+from specdebug.targets.pool import WorkerPool
 
 if TYPE_CHECKING:
     from specdebug.engine.config import EngineConfig

@@ -11,11 +11,10 @@ runaway overshoots its limit by tens of MiB. Where there is no ``/proc``, the li
 
 **Hangs.** At its deadline a worker is first asked where it is (``faulthandler`` dumps every thread to the
 log), then killed. What it reports to be busy with (an event ``progress``: compiling a kernel, capturing a graph)
-does not count, up to :data:`BUSY_LIMIT_S` each: a first run compiles for longer than it computes.
+does not count: a first run compiles for longer than it computes.
 
-**GPUs.** Jobs that use one share its memory and its time, so fewer of them run side by side. A CUDA process keeps
-the driver and the compiled libraries resident, which is no leak of the engine's: :data:`GPU_MEMORY_MB` comes on top
-of its limit.
+**GPUs.** Jobs that use one share its memory and its time, so fewer of them run side by side, and each may keep more
+resident (see ``job.py``).
 """
 
 from __future__ import annotations
@@ -30,26 +29,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from specdebug.errors import SpecDebugError
 from specdebug.targets.forkserver import DUMP_SIGNAL
+from specdebug.targets.job import EndKind, Job, Listener, Worker, WorkerEnd
 from specdebug.targets.system import cpu_count, rss_mb
 from specdebug.targets.wire import JOB, SIGNAL, LineReader, send
 
 TICK_S = 0.02
 DUMP_GRACE_S = 0.3
 LOG_LIMIT = 64 * 1024
-BUSY_LIMIT_S = 300.0
 GPU_JOBS = 4
 """Jobs that use a GPU at a time, unless the pool is told how many jobs to run."""
-GPU_MEMORY_MB = 4096.0
-"""Host memory of a worker that uses a GPU, beyond its job's limit: a context with torch, Triton and FlashInfer loaded
-has 1 to 3 GiB resident before the engine allocates anything."""
 PRELOAD = ("torch", "numpy", "safetensors.torch", "tokenizers", "yaml")
 
 # The server searches modules where its parent does: `-m` would put the current folder first, and with it
@@ -59,89 +53,8 @@ _BOOT = (
     "from specdebug.targets.forkserver import main; sys.exit(main(sys.argv[2:]))"
 )
 
-EndKind = Literal["done", "exit", "signal", "timeout", "memory", "interrupted", "lost"]
-
-
 class WorkerStartError(SpecDebugError):
     """No worker can be started: torch does not import, or the system refuses processes."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run in a worker: ``target`` (``module:function``) is called there with ``payload`` and a sink.
-
-    ``memory_mb`` bounds resident memory; a worker that uses a GPU gets :data:`GPU_MEMORY_MB` more.
-    """
-
-    name: str
-    target: str
-    payload: Any
-    timeout_s: float = 120.0
-    memory_mb: float = 4096.0
-    uses_gpu: bool = False
-
-
-@dataclass(frozen=True)
-class WorkerEnd:
-    """How a worker ended. ``status``: exit status, negative for a signal. ``log``: the end of its output."""
-
-    kind: EndKind
-    status: int
-    wall_s: float
-    peak_rss_mb: float
-    log: str
-
-    @property
-    def signal_name(self) -> str:
-        """``SIGSEGV`` and so on, empty when no signal ended it."""
-        return signal.Signals(-self.status).name if self.status < 0 else ""
-
-
-class Listener(Protocol):
-    """Who wants to know. Called from :meth:`WorkerPool.run`, in the order things happened."""
-
-    def started(self, job: Job) -> None:
-        """The job's worker exists. Called once for every job, before anything else."""
-
-    def event(self, job: Job, event: dict[str, Any]) -> None:
-        """The job's worker reported something."""
-
-    def ended(self, job: Job, end: WorkerEnd) -> None:
-        """The job's worker is gone; no event of it will follow."""
-
-    def waiting(self) -> None:
-        """Called some fifty times a second while workers run, whether or not they report anything."""
-
-
-@dataclass
-class _Worker:
-    job: Job
-    event_fd: int
-    log_fd: int
-    pid: int = 0
-    started_at: float = 0.0
-    deadline: float = float("inf")
-    dump_until: float | None = None
-    busy_since: float | None = None
-    peak_rss_mb: float = 0.0
-    killed_for: EndKind | None = None
-    lines: LineReader = field(default_factory=LineReader)
-    log: deque[bytes] = field(default_factory=deque)
-    log_size: int = 0
-
-    @property
-    def memory_limit_mb(self) -> float:
-        return self.job.memory_mb + (GPU_MEMORY_MB if self.job.uses_gpu else 0.0)
-
-    def hear(self, event: Mapping[str, Any], now: float) -> None:
-        """A report of being busy stops the worker's clock; the next report of any kind starts it again."""
-        self.deadline = self.deadline_at(now)
-        busy = event.get("event") == "progress" and bool(event.get("text"))
-        self.busy_since = now if busy else None
-
-    def deadline_at(self, now: float) -> float:
-        """The deadline, put off by how long the worker has been busy."""
-        return self.deadline + (0.0 if self.busy_since is None else min(now - self.busy_since, BUSY_LIMIT_S))
 
 
 class WorkerPool:
@@ -161,7 +74,7 @@ class WorkerPool:
         self._replies = LineReader()
         self._server_log = b""
         self._ready = False
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, Worker] = {}
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -266,7 +179,7 @@ class WorkerPool:
         log_read, log_write = os.pipe()
         for fd in (event_read, log_read):
             os.set_blocking(fd, False)
-        worker = _Worker(job, event_read, log_read)
+        worker = Worker(job, event_read, log_read)
         self._workers[job.name] = worker
         # Pickled twice: the server must not unpickle what the worker gets, or it would import that code
         # itself.
@@ -278,7 +191,7 @@ class WorkerPool:
         os.close(event_write)
         os.close(log_write)
 
-    def _listen(self, worker: _Worker) -> None:
+    def _listen(self, worker: Worker) -> None:
         """From when it is known to have started, so that nobody hears of an event before its job's start."""
         events, log = worker.event_fd, worker.log_fd
         self._selector.register(events, selectors.EVENT_READ, lambda on: self._on_events(worker, on))
@@ -334,7 +247,7 @@ class WorkerPool:
             self._unregister(self._server.stderr.fileno())
         self._server_log = (self._server_log + data)[-LOG_LIMIT:]
 
-    def _on_events(self, worker: _Worker, listener: Listener) -> bool:
+    def _on_events(self, worker: Worker, listener: Listener) -> bool:
         """Deliver what is there; False when nothing was."""
         data = _read(worker.event_fd)
         if not data:
@@ -345,7 +258,7 @@ class WorkerPool:
             listener.event(worker.job, event)
         return True
 
-    def _on_log(self, worker: _Worker) -> bool:
+    def _on_log(self, worker: Worker) -> bool:
         data = _read(worker.log_fd)
         if not data:
             self._unregister(worker.log_fd)
@@ -375,12 +288,12 @@ class WorkerPool:
                 worker.dump_until = now + DUMP_GRACE_S
                 self._signal(worker, DUMP_SIGNAL)
 
-    def _signal(self, worker: _Worker, number: int) -> None:
+    def _signal(self, worker: Worker, number: int) -> None:
         assert self._sock is not None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             send(self._sock, SIGNAL, {"job": worker.job.name, "signal": int(number)})
 
-    def _finish(self, worker: _Worker, listener: Listener, status: int) -> None:
+    def _finish(self, worker: Worker, listener: Listener, status: int) -> None:
         if not worker.pid:  # the server was lost before it could say so
             listener.started(worker.job)
         while self._on_events(worker, listener):
@@ -393,7 +306,7 @@ class WorkerPool:
         log = b"".join(worker.log).decode("utf-8", "replace")[-LOG_LIMIT:]
         listener.ended(worker.job, WorkerEnd(kind, status, wall_s, worker.peak_rss_mb, log))
 
-    def _release(self, worker: _Worker) -> None:
+    def _release(self, worker: Worker) -> None:
         for fd in (worker.event_fd, worker.log_fd):
             self._unregister(fd)
             os.close(fd)

@@ -14,7 +14,7 @@ import torch
 
 from specdebug.harness.workload import Workload
 from specdebug.report.terminal import console
-from specdebug.targets.pool import WorkerEnd
+from specdebug.targets.job import WorkerEnd
 
 
 @dataclass

@@ -20,7 +20,7 @@ from specdebug.harness.outcome import Outcome
 from specdebug.harness.scenario_model import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.harness.workload import PlannedRequest, SamplingPlan, Workload
 from specdebug.targets import embedded
-from specdebug.targets.pool import WorkerEnd
+from specdebug.targets.job import WorkerEnd
 from tests.harness.fakes import FakeEngine, ListSink
 
 ASSERTED = torch.AcceleratorError("CUDA error: device-side assert triggered\nmore advice")

@@ -9,7 +9,7 @@ import pytest
 from specdebug.harness.deaths import innermost_frame
 from specdebug.harness.ledger import Ledger
 from specdebug.harness.outcome import Outcome
-from specdebug.targets.pool import WorkerEnd
+from specdebug.targets.job import WorkerEnd
 
 
 def step(n: int, rid: str = "g0.0", tokens: tuple[int, ...] = (5,), **changed: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from specdebug.harness.replay import (
 )
 from specdebug.harness.scenario import scenario_of
 from specdebug.harness.scenario_model import Arm, Expectation, Limits, Scenario, TokenPrompt, WorkloadGroup
-from specdebug.targets.pool import WorkerEnd
+from specdebug.targets.job import WorkerEnd
 from specdebug.yamlio import parse_yaml
 from tests.harness.fakes import FakeLibrary, FakePool, good_run
 

@@ -13,7 +13,7 @@ from specdebug.harness.scenario_model import Arm, Scenario, TokenPrompt, Workloa
 from specdebug.harness.verify import ToggleCheck, plan_matrix, verify
 from specdebug.patching import Patch
 from specdebug.report.matrix import render_matrix
-from specdebug.targets.pool import WorkerEnd
+from specdebug.targets.job import WorkerEnd
 from specdebug.toggles import Detection, Toggle
 from tests.harness.fakes import FakeLibrary, FakePool, good_run, text_of
 

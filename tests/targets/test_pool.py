@@ -15,17 +15,8 @@ from typing import Any
 import pytest
 
 from specdebug.harness.preload import PRELOAD
-from specdebug.targets.pool import (
-    BUSY_LIMIT_S,
-    GPU_JOBS,
-    GPU_MEMORY_MB,
-    Job,
-    WorkerEnd,
-    WorkerPool,
-    WorkerStartError,
-    _Worker,
-    run_one,
-)
+from specdebug.targets.job import Job, WorkerEnd
+from specdebug.targets.pool import GPU_JOBS, WorkerPool, WorkerStartError, run_one
 from specdebug.targets.pool import PRELOAD as LIBRARIES
 
 VICTIMS = "tests.targets.victims"
@@ -216,25 +207,6 @@ def test_jobs_that_use_a_gpu_run_a_few_at_a_time_and_hold_up_no_worker() -> None
     assert record.rounds > 0
 
 
-def test_a_worker_on_a_gpu_may_hold_a_context_on_top_of_its_limit() -> None:
-    plain, on_gpu = (_Worker(Job("a", "m:f", None, memory_mb=500, uses_gpu=gpu), 0, 0) for gpu in (False, True))
-    assert plain.memory_limit_mb == 500
-    assert on_gpu.memory_limit_mb == 500 + GPU_MEMORY_MB
-
-
-def test_what_a_worker_is_busy_with_does_not_count_as_hanging() -> None:
-    worker = _Worker(victim("obey"), 0, 0, deadline=100.0)
-    worker.hear({"event": "progress", "text": "compiling a kernel"}, 90.0)
-    assert worker.deadline_at(110.0) == 120.0
-    worker.hear({"event": "progress", "text": ""}, 130.0)
-    assert worker.deadline_at(500.0) == 140.0
-    worker.hear({"event": "progress", "text": "capturing graphs"}, 135.0)
-    worker.hear({"event": "step"}, 136.0)
-    assert worker.deadline_at(500.0) == 141.0
-    worker.hear({"event": "progress", "text": "waiting for a lock that nobody gives"}, 140.0)
-    assert worker.deadline_at(10_000.0) == 141.0 + BUSY_LIMIT_S
-
-
 def test_the_fork_server_never_touches_cuda() -> None:
     with WorkerPool(1, preload=PRELOAD) as ready:
         events, _ = run_one(ready, victim("cuda_state"))
@@ -271,7 +243,8 @@ PARENT = """
 import sys
 from specdebug.harness.preload import PRELOAD
 from specdebug.targets.pool import PRELOAD as LIBRARIES
-from specdebug.targets.pool import Job, WorkerPool
+from specdebug.targets.job import Job
+from specdebug.targets.pool import WorkerPool
 class Show:
     def started(self, job): pass
     def event(self, job, event): print(event["pid"], flush=True)

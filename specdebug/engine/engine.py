@@ -100,6 +100,8 @@ class Engine:
         self._step = 0
         device, dtype = usable_device(config.device), getattr(torch, config.dtype)
         spec = config.speculative
+        if device.type == "cuda":
+            async_probe.prepare(device, (dtype, torch.float32))
         target, draft = models if models is not None else load_models(config)
         self.model: TargetModel = target
         _check_fit(config, target, draft)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdebug.async_probe import maybe_detect_inf, maybe_detect_nan, maybe_detect_oob
+from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
 from specdebug.engine import progress
 from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
@@ -93,9 +93,10 @@ class TargetWorker:
         if features.shape[0] != batch.input_ids.numel():
             raise AssertionError("target features must have one row per prompt token")
         logits = self.model.logits(output.hidden[batch.last_rows()])
-        maybe_detect_nan(logits, "target_prefill.logits")
-        maybe_detect_inf(logits, "target_prefill.logits")
-        maybe_detect_nan(features, "target_prefill.hidden_states")
+        with grouped():
+            self.pool.probe_written(batch.out_cache_loc)
+            maybe_detect_nonfinite(logits, "target_prefill.logits")
+            maybe_detect_nan(features, "target_prefill.hidden_states")
         next_ids = sample(logits, batch.requests, self._seed, drawing=batch.ends_prompt)
         return PrefillOutput(next_ids, features)
 
@@ -112,6 +113,7 @@ class TargetWorker:
         else:
             metadata = self._planner.extend_uniform(SequenceLayout(rows, seq_lens, lengths), 1, self._workspace)
             logits = self._decode_forward.run(inputs, self._attention.bind(metadata, self.pool, loc))
-        maybe_detect_nan(logits, "target_decode.logits")
-        maybe_detect_inf(logits, "target_decode.logits")
+        with grouped():
+            self.pool.probe_written(loc)
+            maybe_detect_nonfinite(logits, "target_decode.logits")
         return [token for (token,) in Readback(sample(logits, requests, self._seed).unsqueeze(1)).wait()]

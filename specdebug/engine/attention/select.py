@@ -11,7 +11,6 @@ from specdebug.engine import progress
 from specdebug.engine.attention.backend import AttentionBackend, TorchBackend, TritonBackend
 from specdebug.engine.config import EngineConfig, InvalidOption
 
-
 _CUDA_HEAD_DIMS = (32, 64, 128, 256)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdebug.async_probe import maybe_detect_nan, maybe_detect_oob
+from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
 from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.attention.planner import AttentionPlanner, DraftLayout
@@ -112,10 +112,11 @@ class DraftGraphRunner(GraphRunner[DraftInputs]):
 
     def _probe(self, padded: DraftInputs) -> None:
         """Padded rows included: they are embedded, gathered and attended like live ones."""
-        maybe_detect_oob(padded.topk_index, 0, self._loop.model.vocab_size, "draft_graph.replay.topk_index")
-        maybe_detect_oob(padded.req_pool_indices, 0, self._num_rows, "draft_graph.replay.req_pool_indices")
-        maybe_detect_nan(padded.topk_p, "draft_graph.replay.topk_p")
-        maybe_detect_nan(padded.hidden_states, "draft_graph.replay.hidden_states")
+        with grouped():
+            maybe_detect_oob(padded.topk_index, 0, self._loop.model.vocab_size, "draft_graph.replay.topk_index")
+            maybe_detect_oob(padded.req_pool_indices, 0, self._num_rows, "draft_graph.replay.req_pool_indices")
+            maybe_detect_nan(padded.topk_p, "draft_graph.replay.topk_p")
+            maybe_detect_nan(padded.hidden_states, "draft_graph.replay.hidden_states")
 
     def _plan(self, padded: DraftInputs, seq_lens_cpu: tuple[int, ...]) -> list[Metadata]:
         layout = DraftLayout(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdebug.async_probe import maybe_detect_inf, maybe_detect_nan, maybe_detect_oob
+from specdebug.async_probe import grouped, maybe_detect_nonfinite, maybe_detect_oob
 from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
@@ -63,8 +63,7 @@ class ExtendForward:
     def read_out(self, hidden: Tensor) -> ExtendOutputs:
         """hidden [B, Hd] at each request's last position."""
         logits = self.model.logits(hidden)
-        maybe_detect_nan(logits, "draft_extend.logits")
-        maybe_detect_inf(logits, "draft_extend.logits")
+        maybe_detect_nonfinite(logits, "draft_extend.logits")
         topk_p, topk_index = top_k_probs(logits, self.topk)
         return ExtendOutputs(topk_p, topk_index, hidden)
 
@@ -137,8 +136,9 @@ class ExtendGraphRunner(GraphRunner[ExtendInputs]):
         buffers.rows("draft_extend.req_pool_indices", raw_bs).copy_(inputs.req_pool_indices)
         buffers.rows("draft_extend.seq_lens", raw_bs).copy_(inputs.seq_lens)
         padded = self._padded(bs)
-        maybe_detect_oob(padded.input_ids, 0, self._target_vocab_size, "draft_extend_graph.replay.input_ids")
-        maybe_detect_oob(padded.accept_lengths, 1, nodes + 1, "draft_extend_graph.replay.accept_lengths")
+        with grouped():
+            maybe_detect_oob(padded.input_ids, 0, self._target_vocab_size, "draft_extend_graph.replay.input_ids")
+            maybe_detect_oob(padded.accept_lengths, 1, nodes + 1, "draft_extend_graph.replay.accept_lengths")
         self._launch(bs, padded, seq_lens_cpu)
         return ExtendOutputs(
             buffers.rows("draft_extend.topk_p", raw_bs),

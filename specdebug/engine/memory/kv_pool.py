@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdebug.async_probe import maybe_detect_nan, maybe_detect_oob
+from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
 from specdebug.engine.kernels.kv_cache import move_kv, write_kv
 from specdebug.engine.memory.fill import FillPolicy
 
@@ -43,16 +43,22 @@ class KVPool:
             self._buffers[:, :page_size] = 0
         else:  # zeros cost no memory until they are written, painting would
             self._buffers = torch.zeros(shape, dtype=dtype, device=device)
-        self.k = list(self._buffers[:num_layers])
-        self.v = list(self._buffers[num_layers:])
+        self._keys, self._values = self._buffers[:num_layers], self._buffers[num_layers:]
+        self.k = list(self._keys)
+        self.v = list(self._values)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k, v [n, num_kv_heads, head_dim] at int64 ``slots`` [n]."""
         if layer == 0:
             maybe_detect_oob(slots, 0, self.size, "kv_pool.write.loc")
-        maybe_detect_nan(k, "kv_pool.write.k")
-        maybe_detect_nan(v, "kv_pool.write.v")
         write_kv(self.k[layer], self.v[layer], slots, k, v)
+
+    def probe_written(self, slots: Tensor) -> None:
+        """Probe what a forward has written to ``slots`` (int64, any shape), all layers at once: a launch for each layer
+        would cost a GPU more than everything else that is probed."""
+        with grouped():
+            maybe_detect_nan(self._keys, "kv_pool.write.k", slots)
+            maybe_detect_nan(self._values, "kv_pool.write.v", slots)
 
     def move_kv_cache(self, tgt_loc: Tensor, src_loc: Tensor) -> None:
         """Copy every layer's KV from ``src_loc`` to ``tgt_loc`` (int64 [m]); reads finish before writes."""
@@ -62,7 +68,7 @@ class KVPool:
 
     def zero(self, slots: Tensor) -> None:
         """Zero every layer's KV at ``slots``."""
-        self._buffers[:, slots] = 0
+        self._buffers.index_fill_(1, slots, 0)
 
     def poison(self, slots: Tensor) -> None:
         """Make released slots hold what unwritten memory holds under the fill policy."""
@@ -77,5 +83,4 @@ class KVPool:
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Copies of k and v at ``slots`` [n]: each [num_layers, n, num_kv_heads, head_dim]."""
-        layers = len(self.k)
-        return self._buffers[:layers, slots], self._buffers[layers:, slots]
+        return self._keys[:, slots], self._values[:, slots]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdebug.async_probe import maybe_detect_inf, maybe_detect_nan, maybe_detect_oob
+from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import DraftModel, LayerAttention
 
@@ -96,9 +96,11 @@ class DraftLoop:
 
     def run(self, inputs: DraftInputs, attentions: Sequence[LayerAttention]) -> DraftCandidates:
         """S - 1 forwards, each under its own one of ``attentions``."""
-        if self.topk == 1:
-            return self._run_chain(inputs, attentions)
-        return self._run_tree(inputs, attentions)
+        grow = self._run_chain if self.topk == 1 else self._run_tree
+        candidates = grow(inputs, attentions)
+        if attentions:
+            self.pool.probe_written(inputs.out_cache_loc[:, : self.num_steps - 1])
+        return candidates
 
     def _forward(
         self,
@@ -114,12 +116,12 @@ class DraftLoop:
         lengths: int64 [B·K], L of each branch, from ``seq_lens`` and not from ``positions``.
         """
         positions = inputs.positions + step
-        maybe_detect_oob(positions, step, step + 1, "draft.forward.positions", relative_to=lengths)
-        maybe_detect_oob(tokens, 0, self.target_vocab_size, "draft.forward.input_ids")
+        with grouped():
+            maybe_detect_oob(positions, step, step + 1, "draft.forward.positions", relative_to=lengths)
+            maybe_detect_oob(tokens, 0, self.target_vocab_size, "draft.forward.input_ids")
         hidden = self.model.forward(tokens, positions, hidden, attention)
         logits = self.model.logits(hidden)
-        maybe_detect_nan(logits, "draft.forward.logits")
-        maybe_detect_inf(logits, "draft.forward.logits")
+        maybe_detect_nonfinite(logits, "draft.forward.logits")
         return logits, hidden
 
     def _run_chain(self, inputs: DraftInputs, attentions: Sequence[LayerAttention]) -> DraftCandidates:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdebug.async_probe import maybe_detect_oob
+from specdebug.async_probe import grouped, maybe_detect_oob
 from specdebug.engine.kernels.build_tree import build_tree
 from specdebug.engine.speculative.draft import DraftCandidates
 
@@ -56,8 +56,9 @@ class TreeBuilder:
                 self._no_sibling.expand(batch, -1),
             )
         links = build_tree(candidates.parent_list, candidates.top_scores_index, self.topk)
-        maybe_detect_oob(links.parent, 0, self.tree_size, "tree.parents")
-        maybe_detect_oob(links.next_token, -1, self.tree_size, "tree.retrieve_next_token")
-        maybe_detect_oob(links.next_sibling, -1, self.tree_size, "tree.retrieve_next_sibling")
+        with grouped():
+            maybe_detect_oob(links.parent, 0, self.tree_size, "tree.parents")
+            maybe_detect_oob(links.next_token, -1, self.tree_size, "tree.retrieve_next_token")
+            maybe_detect_oob(links.next_sibling, -1, self.tree_size, "tree.retrieve_next_sibling")
         positions = seq_lens.unsqueeze(1) + links.depth
         return VerifyTree(tokens, positions, links.mask, links.next_token, links.next_sibling)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from specdebug.async_probe import (
-    maybe_detect_inf,
+    grouped,
     maybe_detect_nan,
+    maybe_detect_nonfinite,
     maybe_detect_oob,
     maybe_detect_page_aligned,
 )
@@ -149,7 +150,9 @@ class EagleWorker:
         hidden = self._draft_model.forward(
             input_ids, batch.positions, self._draft_model.project(features), attention
         )
-        maybe_detect_nan(hidden, "draft_prefill.hidden_states")
+        with grouped():
+            self._pools.draft.probe_written(batch.out_cache_loc)
+            maybe_detect_nan(hidden, "draft_prefill.hidden_states")
         start = self._extend_forward.read_out(hidden[last])
         rows = batch.req_pool_indices
         self._state.store_lengths(rows, batch.prefix_lens + batch.extend_lens, next_ids)
@@ -273,9 +276,10 @@ class EagleWorker:
             metadata = self._planner.verify(batch, tree.mask, self._workspace)
             attention = self._attention.target.bind(metadata, self._pools.target, out_cache_loc)
             outputs = self._verify_forward.run(inputs, attention)
-        maybe_detect_nan(outputs.logits, "verify.logits")
-        maybe_detect_inf(outputs.logits, "verify.logits")
-        maybe_detect_nan(outputs.features, "verify.hidden_states")
+        with grouped():
+            self._pools.target.probe_written(out_cache_loc)
+            maybe_detect_nonfinite(outputs.logits, "verify.logits")
+            maybe_detect_nan(outputs.features, "verify.hidden_states")
         return outputs
 
     def _accept(self, requests: Sequence[Request], tree: VerifyTree, logits: Tensor) -> Acceptance:
@@ -315,8 +319,9 @@ class EagleWorker:
 
     def _draft_extend(self, batch: SequenceLayout, compacted: Compacted, out_cache_loc: Tensor) -> None:
         nodes = self._spec.tree_size
-        maybe_detect_oob(compacted.predict, 0, self._vocab_size, "draft_extend.input_ids")
-        maybe_detect_nan(compacted.features, "draft_extend.features")
+        with grouped():
+            maybe_detect_oob(compacted.predict, 0, self._vocab_size, "draft_extend.input_ids")
+            maybe_detect_nan(compacted.features, "draft_extend.features")
         inputs = ExtendInputs(
             input_ids=compacted.predict,
             positions=(batch.seq_lens.unsqueeze(1) + torch.arange(nodes, device=self._device)).view(-1),
@@ -332,9 +337,11 @@ class EagleWorker:
             metadata = self._planner.extend_uniform(batch, nodes, self._workspace)
             attention = self._attention.draft.bind(metadata, self._pools.draft, out_cache_loc)
             start = self._extend_forward.run(inputs, nodes, attention)
+        self._pools.draft.probe_written(out_cache_loc)
         self._store_draft(batch.req_pool_indices, start)
 
     def _store_draft(self, rows: Tensor, start: ExtendOutputs) -> None:
-        maybe_detect_nan(start.topk_p, "draft_extend.topk_p")
-        maybe_detect_oob(start.topk_index, 0, self._draft_model.vocab_size, "draft_extend.topk_index")
+        with grouped():
+            maybe_detect_nan(start.topk_p, "draft_extend.topk_p")
+            maybe_detect_oob(start.topk_index, 0, self._draft_model.vocab_size, "draft_extend.topk_index")
         self._state.store_draft(rows, start.topk_p, start.topk_index, start.hidden_states)

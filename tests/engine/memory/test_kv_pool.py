@@ -134,6 +134,9 @@ def test_probes_see_bad_slots_and_bad_values() -> None:
     assert async_probe.drain() == []
     pool.write(0, torch.tensor([4]), ones * float("nan"), ones)
     pool.write(1, torch.tensor([4]), ones, ones * float("nan"))
+    pool.probe_written(torch.tensor([5, 3]))
+    assert async_probe.drain() == []
+    pool.probe_written(torch.tensor([[5, 4]]))
     with pytest.raises((RuntimeError, IndexError)):
         pool.write(0, torch.tensor([16]), ones, ones)
     with pytest.raises((RuntimeError, IndexError)):

@@ -6,7 +6,8 @@ A probe names its site and, when off, costs one check of one global::
 
 ``SGLANG_ENABLE_ASYNC_ASSERT=1`` makes every probe assert; :func:`configure` chooses site by site between
 asserting (``torch._assert_async``: on a GPU the process dies at the next synchronisation, on a CPU the call
-raises) and recording (a ring on the device, read with :func:`drain`; the run goes on).
+raises) and recording (a ring on the device, read with :func:`drain` or, without waiting, :func:`poll`; the run
+goes on). On a GPU a probe is one small kernel, written in Triton; without Triton it is torch operations.
 
 The package needs torch and nothing else, so it can be used, or copied, on its own. Names are resolved lazily:
 modes, rules, messages and the table of sites can be read without importing torch.
@@ -24,10 +25,13 @@ if TYPE_CHECKING:
     from .probes import (
         configure,
         drain,
+        grouped,
         maybe_detect_inf,
         maybe_detect_nan,
+        maybe_detect_nonfinite,
         maybe_detect_oob,
         maybe_detect_page_aligned,
+        poll,
         prepare,
         reached,
         reset,
@@ -43,12 +47,15 @@ __all__ = [
     "Violation",
     "configure",
     "drain",
+    "grouped",
     "maybe_detect_inf",
     "maybe_detect_nan",
+    "maybe_detect_nonfinite",
     "maybe_detect_oob",
     "maybe_detect_page_aligned",
     "mode_from_environment",
     "parse_message",
+    "poll",
     "prepare",
     "reached",
     "reset",

@@ -15,7 +15,7 @@ import torch
 
 Bound = int | float
 
-_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -85,17 +85,36 @@ def parts(kind: str, values: torch.Tensor, low: Bound, high: Bound) -> Iterator[
         yield Part(~(exact >= low), "below", float(low))
         yield Part(exact >= high, "not below", float(high))
     else:
-        # A bound beyond the type would wrap around in the comparison, so such a one is not compared at all.
         exact = values.to(torch.int64)
-        low, high = _whole(low), _whole(high)
-        if low > _INT64_MIN:
-            yield Part(exact <= min(low - 1, _INT64_MAX), "below", min(low, _INT64_MAX))
-        if high <= _INT64_MAX:
-            yield Part(exact >= max(high, _INT64_MIN), "not below", max(high, _INT64_MIN))
+        above, below = whole_bounds(low, high)
+        if above is not None:
+            yield Part(exact <= above, "below", min(above + 1, INT64_MAX))
+        if below is not None:
+            yield Part(exact >= below, "not below", below)
+
+
+def whole_bounds(low: Bound, high: Bound) -> tuple[int | None, int | None]:
+    """An int64 is out of bounds if it is not above the first or not below the second.
+
+    Both are int64 themselves: a bound beyond the type would wrap around in a comparison. None: no int64 is.
+    """
+    low, high = _whole(low), _whole(high)
+    return (
+        min(low - 1, INT64_MAX) if low > INT64_MIN else None,
+        max(high, INT64_MIN) if high <= INT64_MAX else None,
+    )
+
+
+def picked(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """The subject at rows ``at`` (taken flat) of dimension 1 of ``tensor`` [L, N, ...]: [L, n, ...]; no row: zeros."""
+    at = at.reshape(-1)
+    there = (at >= 0) & (at < tensor.shape[1])
+    rows = subject(tensor.detach().index_select(1, torch.where(there, at, 0)), None)
+    return rows.masked_fill(~there.view(1, -1, *[1] * (tensor.dim() - 2)), 0)
 
 
 def _whole(bound: Bound) -> int:
     """The integer that bounds integers as ``bound`` does."""
     if math.isinf(bound):
-        return _INT64_MAX + 1 if bound > 0 else _INT64_MIN
+        return INT64_MAX + 1 if bound > 0 else INT64_MIN
     return math.ceil(bound)

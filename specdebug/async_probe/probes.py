@@ -6,18 +6,25 @@ call of a custom operator, which runs this module's eager code: nothing here has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import checks
+from . import checks, jobs
 from .checks import Bound, bound_text
 from .gate import ASSERT, OFF, Gate, Rule, mode_from_environment
-from .recorder import Recorder
+from .recorder import Recorder, Ring
 from .violation import Violation
 
+if TYPE_CHECKING:
+    from .device import DeviceRing
+
 DEFAULT_CAPACITY = 1024
+COMPILED_FOR = (torch.float32, torch.bfloat16, torch.float16)
+
+_NONFINITE = "nonfinite"  # not a kind of finding: stands for nan and inf
 
 _gate = Gate(mode_from_environment())
 _active = _gate.active
@@ -25,11 +32,15 @@ _recorder = Recorder(DEFAULT_CAPACITY)
 _reached: dict[str, int] = {}
 
 
-def maybe_detect_nan(tensor: torch.Tensor | None, site: str) -> None:
-    """Probe that no element is NaN. Integer tensors hold none."""
+def maybe_detect_nan(tensor: torch.Tensor | None, site: str, at: torch.Tensor | None = None) -> None:
+    """Probe that no element is NaN. Integer tensors hold none.
+
+    With ``at`` (int64, taken flat: [n]), only rows ``tensor[:, at]`` of a tensor [L, N, ...] are looked at, and
+    indices are in that; rows outside 0..N-1 are passed over. On a GPU nothing is copied if rows are contiguous.
+    """
     if not _active or tensor is None:
         return
-    _probe("nan", tensor, site, 0, 0, None)
+    _probe("nan", tensor, site, 0, 0, None, at)
 
 
 def maybe_detect_inf(tensor: torch.Tensor | None, site: str) -> None:
@@ -37,6 +48,13 @@ def maybe_detect_inf(tensor: torch.Tensor | None, site: str) -> None:
     if not _active or tensor is None:
         return
     _probe("inf", tensor, site, 0, 0, None)
+
+
+def maybe_detect_nonfinite(tensor: torch.Tensor | None, site: str, at: torch.Tensor | None = None) -> None:
+    """``maybe_detect_nan`` and ``maybe_detect_inf`` of one site in one pass; modes and findings stay apart."""
+    if not _active or tensor is None:
+        return
+    _probe(_NONFINITE, tensor, site, 0, 0, None, at)
 
 
 def maybe_detect_oob(
@@ -60,6 +78,41 @@ def maybe_detect_page_aligned(tensor: torch.Tensor | None, page_size: int, site:
     if not _active or tensor is None:
         return
     _probe("page_aligned", tensor, site, 0, page_size, None)
+
+
+class Grouped:
+    """What :func:`grouped` returns."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._waiting: list[_OnDevice] = []
+
+    def add(self, probe: _OnDevice) -> None:
+        """Run a probe, in a block at its end."""
+        if self._depth:
+            self._waiting.append(probe)
+        else:
+            _run([probe])
+
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._waiting and not self._depth:
+            waiting, self._waiting = self._waiting, []
+            _run(waiting)
+
+
+def grouped() -> Grouped:
+    """A ``with`` block at whose end the probes made in it on a GPU are run, up to four tensors in one launch.
+
+    For sites next to each other: a launch costs more than looking at a small tensor. The tensors must keep their
+    content until the block ends. Findings of one launch come together. Not under ``torch.compile``.
+    """
+    return _grouped
 
 
 def configure(mode: str, rules: Sequence[Rule] = (), *, capacity: int = DEFAULT_CAPACITY) -> None:
@@ -90,19 +143,33 @@ def reset() -> None:
     _reached.clear()
 
 
-def prepare(device: torch.device | str) -> None:
-    """Make the ring of ``device``; needed only before a graph capture that holds the device's first probe."""
-    _recorder.ring(torch.empty(0, device=device).device)
+def prepare(device: torch.device | str, dtypes: Sequence[torch.dtype] = COMPILED_FOR) -> None:
+    """Make the ring of ``device`` and compile the kernels that probes of ``dtypes`` and of indices commonly use.
+
+    Needed before a graph capture that holds the device's first probe; compiling inside one may fail.
+    """
+    ring = _recorder.ring(torch.empty(0, device=device).device)
+    if not isinstance(ring, Ring):
+        ring.compile(dtypes)
 
 
 def set_step(step: int) -> None:
-    """Findings from now on belong to ``step``."""
+    """Findings from now on belong to ``step``; of graphs, those of replays from now on. Waits for nothing."""
     _recorder.set_step(step)
 
 
 def drain() -> list[Violation]:
     """Take the findings of record mode, in program order. Waits for the device."""
     return _recorder.drain()
+
+
+def poll() -> list[Violation]:
+    """Take the findings that have reached the host, without ever waiting; call it now and then.
+
+    Together with a final :func:`drain` that is what ``drain`` alone would have given. Call it on the stream that
+    the probes run on; it is silent during a graph capture.
+    """
+    return _recorder.poll()
 
 
 def totals() -> dict[tuple[str, str], int]:
@@ -116,33 +183,90 @@ def reached() -> dict[str, int]:
 
 
 def _probe(
-    kind: str, tensor: torch.Tensor, site: str, low: Bound, high: Bound, relative_to: torch.Tensor | None
+    kind: str,
+    tensor: torch.Tensor,
+    site: str,
+    low: Bound,
+    high: Bound,
+    relative_to: torch.Tensor | None,
+    at: torch.Tensor | None = None,
 ) -> None:
     if torch.compiler.is_compiling():
         operator = getattr(torch.ops, _NAMESPACE).detect
-        operator(_ticks, tensor, kind, site, low, high, relative_to)
+        operator(_ticks, tensor, kind, site, low, high, relative_to, at)
     else:
-        _detect(kind, tensor, site, low, high, relative_to)
+        _detect(kind, tensor, site, low, high, relative_to, at)
 
 
 def _detect(
-    kind: str, tensor: torch.Tensor, site: str, low: Bound, high: Bound, relative_to: torch.Tensor | None
+    kind: str,
+    tensor: torch.Tensor,
+    site: str,
+    low: Bound,
+    high: Bound,
+    relative_to: torch.Tensor | None,
+    at: torch.Tensor | None,
 ) -> None:
-    mode = _gate.mode(site, kind)
-    if mode == OFF:
+    modes = {}
+    for each in ("nan", "inf") if kind == _NONFINITE else (kind,):
+        mode = _gate.mode(site, each)
+        if mode != OFF:
+            modes[each] = mode
+    if not modes or not checks.applies(next(iter(modes)), tensor):
         return
-    values = checks.subject(tensor, relative_to)
-    if not checks.applies(kind, values):
+    if any(other is not None and other.numel() == 0 for other in (relative_to, at)):
         return
     _reached[site] = _reached.get(site, 0) + 1
+    if at is not None:
+        at = at.reshape(-1)
+    if tensor.is_cuda:
+        ring = _recorder.ring(tensor.device)
+        if not isinstance(ring, Ring):
+            job = jobs.make(tuple(modes), tensor, low, high, relative_to, at)
+            if job is not None:
+                _grouped.add(_OnDevice(ring, job, site, modes))
+            return
+    values = checks.subject(tensor, relative_to) if at is None else checks.picked(tensor, at)
     on_cpu = values.device.type == "cpu"
-    if on_cpu and checks.is_clean(kind, values, low, high):
+    if on_cpu and checks.is_clean(next(iter(modes)), values, low, high):
         return
-    for part in checks.parts(kind, values, low, high):
-        if mode == ASSERT:
-            _assert_none(site, kind, values, part, with_details=on_cpu)
-        else:
-            _recorder.write(site, kind, values, part)
+    for each, mode in modes.items():
+        for part in checks.parts(each, values, low, high):
+            if mode == ASSERT:
+                _assert_none(site, each, values, part, with_details=on_cpu)
+            else:
+                _recorder.write(site, each, values, part)
+
+
+class _OnDevice:
+    """A probe of a tensor that kernels look at."""
+
+    def __init__(self, ring: DeviceRing, job: jobs.Job, site: str, modes: Mapping[str, str]) -> None:
+        self.ring = ring
+        self.job = job
+        self.entries = tuple(
+            None if part is None else _recorder.number(site, part.kind, part.phrase) for part in job.parts
+        )
+        self._site = site
+        self._modes = modes
+
+    def assert_fine(self) -> None:
+        """Assert what is to be asserted, now that the kernel has been launched."""
+        for part, entry in zip(self.job.parts, self.entries, strict=True):
+            if part is not None and entry is not None and self._modes[part.kind] == ASSERT:
+                found = Violation(self._site, part.kind, bound=bound_text(part.phrase, part.limit))
+                torch._assert_async(self.ring.fine(entry), found.message())
+
+
+def _run(probes: Sequence[_OnDevice]) -> None:
+    for ring in {probe.ring: None for probe in probes}:
+        mine = [probe for probe in probes if probe.ring is ring]
+        ring.look([probe.job for probe in mine], [probe.entries for probe in mine])
+        for probe in mine:
+            probe.assert_fine()
+
+
+_grouped = Grouped()
 
 
 def _assert_none(
@@ -172,9 +296,10 @@ def _detect_operator(
     low: Bound,
     high: Bound,
     relative_to: torch.Tensor | None,
+    at: torch.Tensor | None = None,
 ) -> None:
     ticks.add_(1)
-    _detect(kind, values, site, low, high, relative_to)
+    _detect(kind, values, site, low, high, relative_to, at)
 
 
 def _detect_nothing(*_: object) -> None:
@@ -188,7 +313,7 @@ _torch_library: Any = torch.library  # torch annotates only some of it
 _library = _torch_library.Library(_NAMESPACE, "FRAGMENT")
 _library.define(
     "detect(Tensor(a!) ticks, Tensor values, str kind, str site, Scalar low, Scalar high, "
-    "Tensor? relative_to) -> ()"
+    "Tensor? relative_to, Tensor? at=None) -> ()"
 )
 _library.impl("detect", _detect_operator, "CompositeExplicitAutograd")
 _torch_library.register_fake(f"{_NAMESPACE}::detect", _detect_nothing, lib=_library)

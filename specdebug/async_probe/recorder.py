@@ -1,29 +1,32 @@
-"""Where findings go in record mode: a ring of rows on the device, read when the run is over.
+"""Where findings go in record mode: a ring for every device, read when the run is over.
 
-Recording is tensor operations only, whether or not anything is wrong: nothing waits for the device, and the
-same operations can be captured in a CUDA graph. What is only known on the device (is anything wrong, how
-much, where) is computed there; a clean check writes its row to a spare one behind the ring.
+On a GPU with Triton that is ``device.DeviceRing``. Elsewhere it is a :class:`Ring`, and recording is tensor
+operations only, whether or not anything is wrong: nothing waits for the device. What is only known on the device
+(is anything wrong, how much, where) is computed there; a clean check writes its row to a spare one behind the
+ring.
 
-When the ring is full later findings are dropped: the first ones tell where a fault came from. Totals count
-on.
+When a ring is full later findings are dropped: the first ones tell where a fault came from. Totals count on.
 """
 
 from __future__ import annotations
 
-import struct
+import functools
+import importlib.util
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from .checks import Bound, Part, bound_text
+from .layout import MAX_ENTRIES
+from .rows import Finding, float_bits, float_of
 from .violation import Violation
 
-MAX_ENTRIES = 4096
-"""Distinct (site, kind, bound) a ring can count."""
+if TYPE_CHECKING:
+    from .device import DeviceRing
 
-_COLUMNS = (
-    7  # entry, step, first bad index, its value, number of bad elements, limit, are value and limit floats
-)
+_COLUMNS = 7  # entry, step, first bad index, its value, number of bad elements, limit, which of these are floats
+_FLOAT_VALUE, _FLOAT_LIMIT = 1, 2
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,6 @@ class Ring:
             self._rows = torch.zeros((capacity + 1, _COLUMNS), dtype=torch.int64, device=device)
             self._cursor = torch.zeros((), dtype=torch.int64, device=device)
             self._totals = torch.zeros(MAX_ENTRIES, dtype=torch.int64, device=device)
-            # On the device, so that replays of a captured graph see the step they run in.
             self._step = torch.full((), step, dtype=torch.int64, device=device)
 
     def set_step(self, step: int) -> None:
@@ -60,6 +62,8 @@ class Ring:
         value = torch.take(values, first)
         if values.is_floating_point():
             value = value.to(torch.float64).view(torch.int64)
+        floats = _FLOAT_VALUE * values.is_floating_point() + _FLOAT_LIMIT * isinstance(part.limit, float)
+        limit = float_bits(part.limit) if isinstance(part.limit, float) else part.limit
         row = torch.stack(
             [
                 torch.full_like(count, entry),
@@ -67,8 +71,8 @@ class Ring:
                 first,
                 value.to(torch.int64),
                 count,
-                torch.full_like(count, _bits(part.limit)),
-                torch.full_like(count, isinstance(part.limit, float)),
+                torch.full_like(count, limit),
+                torch.full_like(count, floats),
             ]
         )
         slot = torch.where(hit.bool(), self._cursor.clamp(max=self.capacity), self.capacity)
@@ -76,20 +80,25 @@ class Ring:
         self._cursor.add_(hit)
         self._totals[entry].add_(count)
 
-    def rows(self) -> list[list[int]]:
-        """The rows so far, oldest first. Waits for the device."""
+    def take(self) -> list[Finding]:
+        """The findings since the last call, oldest first. Waits for the device."""
         used = min(int(self._cursor.item()), self.capacity)
-        rows: list[list[int]] = self._rows[:used].tolist()
-        return rows
-
-    def totals(self) -> list[int]:
-        """Bad elements by entry, those of dropped findings included. Waits for the device."""
-        totals: list[int] = self._totals.tolist()
-        return totals
-
-    def empty(self) -> None:
-        """Forget the rows; totals stay."""
         self._cursor.zero_()
+        return [
+            Finding(
+                entry, step, index, _number(value, floats & _FLOAT_VALUE), count, _number(limit, floats & _FLOAT_LIMIT)
+            )
+            for entry, step, index, value, count, limit, floats in self._rows[:used].tolist()
+        ]
+
+    def poll(self) -> list[Finding]:
+        """As :meth:`take`; where this ring is used, a device is no further than the host."""
+        return self.take()
+
+    def totals(self, entries: int) -> list[int]:
+        """Bad elements by entry, those of dropped findings included. Waits for the device."""
+        totals: list[int] = self._totals[:entries].tolist()
+        return totals
 
 
 @dataclass
@@ -99,7 +108,7 @@ class Recorder:
     capacity: int
     step: int = 0
     entries: dict[Entry, int] = field(default_factory=dict)
-    rings: dict[torch.device, Ring] = field(default_factory=dict)
+    rings: dict[torch.device, Ring | DeviceRing] = field(default_factory=dict)
 
     def set_step(self, step: int) -> None:
         """Findings from now on belong to ``step``."""
@@ -107,7 +116,7 @@ class Recorder:
         for ring in self.rings.values():
             ring.set_step(step)
 
-    def ring(self, device: torch.device) -> Ring:
+    def ring(self, device: torch.device) -> Ring | DeviceRing:
         """The ring of ``device``, made at the first use.
 
         Raises ``RuntimeError`` when that is during a graph capture: the graph would then own the ring and
@@ -120,53 +129,72 @@ class Recorder:
                     f"the first probe on {device} runs inside a graph capture: "
                     f"call specdebug.async_probe.prepare('{device}') before it"
                 )
-            ring = self.rings[device] = Ring(device, self.capacity, self.step)
+            ring = self.rings[device] = self._make(device)
         return ring
 
-    def write(self, site: str, kind: str, values: torch.Tensor, part: Part) -> None:
-        """Record what ``part`` says of ``values``, if anything is wrong."""
-        entry = Entry(site, kind, part.phrase)
-        number = self.entries.setdefault(entry, len(self.entries))
+    def number(self, site: str, kind: str, phrase: str) -> int:
+        """The number of an entry, the next free one at its first use.
+
+        Raises ``RuntimeError`` when there are too many.
+        """
+        number = self.entries.setdefault(Entry(site, kind, phrase), len(self.entries))
         if number >= MAX_ENTRIES:
             raise RuntimeError(f"more than {MAX_ENTRIES} probes: is a site name computed, as in '{site}'?")
-        self.ring(values.device).write(number, values, part)
+        return number
+
+    def write(self, site: str, kind: str, values: torch.Tensor, part: Part) -> None:
+        """Record what ``part`` says of ``values``, which are not a GPU's if that has kernels for it."""
+        number = self.number(site, kind, part.phrase)
+        ring = self.ring(values.device)
+        assert isinstance(ring, Ring)
+        ring.write(number, values, part)
 
     def drain(self) -> list[Violation]:
         """The findings since the last drain in the order they were made (several devices: step by step)."""
-        found = [self._violation(row) for ring in self.rings.values() for row in ring.rows()]
-        for ring in self.rings.values():
-            ring.empty()
-        return sorted(found, key=lambda violation: violation.step or 0) if len(self.rings) > 1 else found
+        return self._violations([finding for ring in self.rings.values() for finding in ring.take()])
+
+    def poll(self) -> list[Violation]:
+        """Those of the findings that :meth:`drain` would give which the host can have without waiting."""
+        return self._violations([finding for ring in self.rings.values() for finding in ring.poll()])
 
     def totals(self) -> dict[tuple[str, str], int]:
         """Bad elements by (site, kind) since the start, those of dropped findings too; zeros are left out."""
         sums: dict[tuple[str, str], int] = {}
         for ring in self.rings.values():
-            for entry, total in zip(self.entries, ring.totals(), strict=False):
+            for entry, total in zip(self.entries, ring.totals(len(self.entries)), strict=True):
                 if total:
                     sums[entry.site, entry.kind] = sums.get((entry.site, entry.kind), 0) + total
         return sums
 
-    def _violation(self, row: list[int]) -> Violation:
-        number, step, index, value, count, limit, is_float = row
-        entry = list(self.entries)[number]
-        return Violation(
-            site=entry.site,
-            kind=entry.kind,
-            step=step,
-            index=index,
-            value=_unbits(value) if is_float else value,
-            count=count,
-            bound=bound_text(entry.phrase, _unbits(limit) if is_float else limit),
-        )
+    def _make(self, device: torch.device) -> Ring | DeviceRing:
+        if device.type != "cuda" or not _has_triton():
+            return Ring(device, self.capacity, self.step)
+        from .device import DeviceRing  # imports Triton, which only a GPU needs
+
+        return DeviceRing(device, self.capacity, self.step)
+
+    def _violations(self, findings: list[Finding]) -> list[Violation]:
+        entries = list(self.entries)
+        found = [_violation(entries[finding.entry], finding) for finding in findings]
+        return sorted(found, key=lambda violation: violation.step or 0) if len(self.rings) > 1 else found
 
 
-def _bits(number: Bound) -> int:
-    """An int as itself, a float as the int64 of the same bits."""
-    bits: int = struct.unpack("<q", struct.pack("<d", number))[0] if isinstance(number, float) else number
-    return bits
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
-def _unbits(bits: int) -> float:
-    number: float = struct.unpack("<d", struct.pack("<q", bits))[0]
-    return number
+def _violation(entry: Entry, finding: Finding) -> Violation:
+    return Violation(
+        site=entry.site,
+        kind=entry.kind,
+        step=finding.step,
+        index=finding.index,
+        value=finding.value,
+        count=finding.count,
+        bound=bound_text(entry.phrase, finding.limit),
+    )
+
+
+def _number(bits: int, is_float: int) -> Bound:
+    return float_of(bits) if is_float else bits

@@ -11,12 +11,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-# Where each probe takes its site: (kind, position among the arguments).
+# Where each probe takes its site: (kinds, position among the arguments).
 _PROBES = {
-    "maybe_detect_nan": ("nan", 1),
-    "maybe_detect_inf": ("inf", 1),
-    "maybe_detect_oob": ("oob", 3),
-    "maybe_detect_page_aligned": ("page_aligned", 2),
+    "maybe_detect_nan": (("nan",), 1),
+    "maybe_detect_inf": (("inf",), 1),
+    "maybe_detect_nonfinite": (("nan", "inf"), 1),
+    "maybe_detect_oob": (("oob",), 3),
+    "maybe_detect_page_aligned": (("page_aligned",), 2),
 }
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 
@@ -27,7 +28,7 @@ class SiteNameError(ValueError):
 
 @dataclass(frozen=True, order=True)
 class Site:
-    """One probe call."""
+    """One kind of one probe call."""
 
     name: str
     kind: str
@@ -38,7 +39,7 @@ class Site:
 
 
 def scan(package_dir: Path | str) -> list[Site]:
-    """Every probe call in the ``*.py`` files beneath a folder, by name, then kind and place.
+    """Every probe call in the ``*.py`` files beneath a folder (one of two kinds twice), by name, kind and place.
 
     Raises:
         SiteNameError: a site is not a string literal, or not a dotted name.
@@ -52,16 +53,16 @@ def scan(package_dir: Path | str) -> list[Site]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), filename=str(file))):
             if not isinstance(node, ast.Call) or _called(node.func) not in _PROBES:
                 continue
-            kind, position = _PROBES[_called(node.func)]
+            kinds, position = _PROBES[_called(node.func)]
             argument = _site_argument(node, position)
             if not isinstance(argument, ast.Constant) or not isinstance(argument.value, str):
                 problems.append(
-                    f"{path}:{node.lineno}: the site of this {kind} probe must be a string literal"
+                    f"{path}:{node.lineno}: the site of this {' and '.join(kinds)} probe must be a string literal"
                 )
             elif not _NAME.fullmatch(argument.value):
                 problems.append(f"{path}:{node.lineno}: the site {argument.value!r} must be a dotted name")
             else:
-                sites.append(Site(argument.value, kind, path, node.lineno))
+                sites += [Site(argument.value, kind, path, node.lineno) for kind in kinds]
     if problems:
         raise SiteNameError("\n".join(problems))
     return sorted(sites)

@@ -1,10 +1,19 @@
-"""Probes are process-wide: every test starts and ends with them off."""
+"""Probes are process-wide: every test starts and ends with them off.
+
+Without a GPU the kernels run under Triton's interpreter, which has to be chosen before Triton is imported.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 
 import pytest
+import torch
+
+if not torch.cuda.is_available() and "triton" not in sys.modules:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from specdebug import async_probe
 

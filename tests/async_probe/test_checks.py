@@ -112,6 +112,14 @@ def test_relative_values_broadcast_and_do_not_underflow() -> None:
     assert values.tolist() == [[-1, 0], [0, 1]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e5m2])
+def test_picked_rows_are_zero_where_there_is_none(dtype: torch.dtype) -> None:
+    tensor = torch.arange(12.0).view(2, 3, 2).to(dtype)
+    rows = checks.picked(tensor, torch.tensor([2, -1, 3, 0, 2]))
+    expected = [[[4, 5], [0, 0], [0, 0], [0, 1], [4, 5]], [[10, 11], [0, 0], [0, 0], [6, 7], [10, 11]]]
+    assert rows.to(torch.float32).tolist() == torch.tensor(expected).to(dtype).to(torch.float32).tolist()
+
+
 def test_integers_hold_no_nan_and_nothing_is_wrong_with_nothing() -> None:
     assert not checks.applies("nan", torch.tensor([1]))
     assert not checks.applies("inf", torch.tensor([1]))

@@ -12,6 +12,7 @@ from specdebug import async_probe
 from specdebug.async_probe import (
     maybe_detect_inf,
     maybe_detect_nan,
+    maybe_detect_nonfinite,
     maybe_detect_oob,
     maybe_detect_page_aligned,
 )
@@ -24,6 +25,7 @@ def _model(x: torch.Tensor, ids: torch.Tensor, vocab: int) -> torch.Tensor:
     maybe_detect_nan(None, "test.none")
     maybe_detect_oob(ids, 0, vocab, "test.ids", relative_to=ids.new_zeros(1))
     maybe_detect_page_aligned(ids, 1, "test.pages")
+    maybe_detect_nonfinite(y.expand(2, -1), "test.rows", at=ids.clamp(0, 0))
     return y * 2
 
 
@@ -50,11 +52,13 @@ def test_record(compiled: Callable[..., torch.Tensor]) -> None:
     assert [(each.signature, each.step, each.count, each.bound) for each in found] == [
         ("nan@test.y", 1, 1, None),
         ("oob@test.ids", 1, 1, "not below 10"),
+        ("nan@test.rows", 1, 4, None),
         ("nan@test.y", 2, 2, None),
         ("oob@test.ids", 2, 1, "below 0"),
         ("oob@test.ids", 2, 1, "not below 10"),
+        ("nan@test.rows", 2, 6, None),
     ]
-    assert async_probe.reached() == dict.fromkeys(["test.y", "test.x", "test.ids", "test.pages"], 3)
+    assert async_probe.reached() == dict.fromkeys(["test.y", "test.x", "test.ids", "test.pages", "test.rows"], 3)
 
 
 def test_assert(compiled: Callable[..., torch.Tensor]) -> None:
@@ -72,7 +76,7 @@ def test_switched_on_and_off_again(compiled: Callable[..., torch.Tensor]) -> Non
     compiled(*bad)
     async_probe.configure("record")
     compiled(*bad)
-    assert len(async_probe.drain()) == 1
+    assert len(async_probe.drain()) == 2
     async_probe.configure("off")
     compiled(*bad)
     assert async_probe.drain() == []
@@ -81,5 +85,5 @@ def test_switched_on_and_off_again(compiled: Callable[..., torch.Tensor]) -> Non
 def test_operator_is_declared_as_it_behaves() -> None:
     operator = torch.ops.specdebug_async_probe_probes.detect.default
     ticks = torch.zeros(1, dtype=torch.int64)
-    arguments = (ticks, torch.tensor([1.0]), "nan", "a.b", 0, 0, None)
+    arguments = (ticks, torch.tensor([1.0]), "nan", "a.b", 0, 0, None, None)
     torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))

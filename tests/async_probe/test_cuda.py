@@ -16,6 +16,7 @@ from specdebug.async_probe import (
     Violation,
     maybe_detect_inf,
     maybe_detect_nan,
+    maybe_detect_nonfinite,
     maybe_detect_oob,
     maybe_detect_page_aligned,
     parse_message,
@@ -38,8 +39,13 @@ def no_synchronisation() -> Iterator[None]:
 def _probe_all(logits: torch.Tensor, ids: torch.Tensor) -> None:
     maybe_detect_nan(logits, "test.logits")
     maybe_detect_inf(logits, "test.logits")
+    maybe_detect_nonfinite(logits, "test.both")
     maybe_detect_oob(ids, 0, 10, "test.ids", relative_to=torch.zeros_like(ids))
     maybe_detect_page_aligned(ids, 1, "test.pages")
+    with async_probe.grouped():
+        maybe_detect_oob(ids, 1, 9, "test.ids")
+        maybe_detect_nonfinite(logits, "test.both", at=torch.zeros_like(ids[:1]))
+        maybe_detect_oob(ids, 2, 8, "test.pages")
 
 
 @pytest.mark.usefixtures("no_synchronisation")
@@ -49,11 +55,14 @@ def test_probing_never_waits(mode: str) -> None:
     async_probe.set_step(3)
     for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn):
         logits = torch.ones((4, 6), device="cuda").to(dtype)
-        _probe_all(logits.t(), torch.ones(5, dtype=torch.int32, device="cuda"))
+        _probe_all(logits.t(), torch.full((5,), 3, dtype=torch.int32, device="cuda"))
+    async_probe.set_step(4)
+    async_probe.poll()
 
 
-def test_findings_as_on_a_cpu() -> None:
-    logits = torch.tensor([[1.0, math.inf], [math.nan, math.nan]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_findings_as_on_a_cpu(dtype: torch.dtype) -> None:
+    logits = torch.tensor([[1.0, math.inf], [math.nan, math.nan]], dtype=dtype)
     ids = torch.tensor([3, -4886055425978319163, 10, 11])
     found = []
     for device in ("cpu", "cuda"):
@@ -62,14 +71,16 @@ def test_findings_as_on_a_cpu() -> None:
         _probe_all(logits.to(device), ids.to(device))
         found.append([(each.signature, each.step, each.index, str(each.value), each.count, each.bound)
                       for each in async_probe.drain()])  # fmt: skip
-    assert found[0] == found[1]
-    assert len(found[0]) == 4
+    assert sorted(found[0]) == sorted(found[1])  # in a group those with strides have a launch of their own
+    assert len(found[0]) == 12
 
 
 def test_replays_record_what_they_see() -> None:
     async_probe.configure("record")
     async_probe.prepare("cuda")
     ids = torch.ones(4, dtype=torch.int64, device="cuda")
+    maybe_detect_oob(ids, 0, 10, "test.ids")
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         maybe_detect_oob(ids, 0, 10, "test.ids")
@@ -83,6 +94,134 @@ def test_replays_record_what_they_see() -> None:
     ]
 
 
+def test_replays_within_a_step_are_told_apart() -> None:
+    """Large enough for many programs, bad each time in another one's part."""
+    async_probe.configure("record")
+    async_probe.prepare("cuda", [torch.bfloat16])
+    logits = torch.ones((1, 128_256), dtype=torch.bfloat16, device="cuda")
+    ids = torch.ones(512, dtype=torch.int64, device="cuda")
+
+    def probe() -> None:
+        with async_probe.grouped():
+            maybe_detect_oob(ids, 0, 10, "test.ids")
+            maybe_detect_nonfinite(logits, "test.logits")
+
+    probe()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        probe()
+    places = [0, 128_255, 4000, 60_000]
+    for place in places:
+        logits.fill_(1.0)
+        logits[0, place] = math.nan
+        graph.replay()
+        logits[0, place] = math.inf
+        graph.replay()
+    found = [(each.signature, each.index, each.count) for each in async_probe.drain()]
+    assert found == [
+        (f"{kind}@test.logits", place, 1) for place in places for kind in ("nan", "inf")
+    ]
+    assert async_probe.totals() == {("test.logits", "nan"): 4, ("test.logits", "inf"): 4}
+
+
+def test_a_graph_of_probes_that_are_off_is_empty() -> None:
+    async_probe.configure("off")
+    logits = torch.ones(8, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CUDA]
+    ) as profile:
+        maybe_detect_nonfinite(logits, "test.logits")
+        with async_probe.grouped():
+            maybe_detect_oob(logits, 0, 1, "test.logits")
+    assert not [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+
+
+def test_polling_brings_everything_in_order_and_never_waits() -> None:
+    async_probe.configure("record")
+    async_probe.prepare("cuda", [])
+    ids = torch.ones(4, dtype=torch.int64, device="cuda")
+    found: list[Violation] = []
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    for step in range(200):
+        async_probe.set_step(step)
+        ids.fill_(-step)
+        maybe_detect_oob(ids, 0, 10, "test.ids")
+        found += async_probe.poll()
+    torch.cuda.set_sync_debug_mode(before)
+    for _ in range(10):  # what was under way arrives once the device is idle
+        torch.cuda.synchronize()
+        found += async_probe.poll()
+    assert [each.step for each in found] == list(range(1, 200))
+    assert async_probe.drain() == []
+
+
+def test_polling_and_draining_share_the_findings() -> None:
+    async_probe.configure("record")
+    ids = torch.full((4,), -1, device="cuda")
+    found: list[Violation] = []
+    for step in range(60):
+        async_probe.set_step(step)
+        maybe_detect_oob(ids, 0, 10, "test.ids")
+        found += async_probe.drain() if step % 7 == 6 else async_probe.poll()
+    found += async_probe.drain()
+    assert [each.step for each in found] == list(range(60))
+
+
+def test_more_elements_than_an_int32_counts() -> None:
+    if torch.cuda.mem_get_info()[0] < 12 * 2**30:
+        pytest.skip("needs 12 GiB of device memory")
+    async_probe.configure("record")
+    big = torch.zeros(2**31 + 4096 + 3, dtype=torch.int8, device="cuda").view(torch.float8_e5m2)
+    bits = big.view(torch.int8)
+    bits[2**31 + 4096 + 2], bits[5] = 0x7F, 0x7C
+    maybe_detect_nonfinite(big, "test.flat")
+    maybe_detect_nonfinite(big[: 2**31].view(2**20, 2**11)[:, 5:], "test.columns")
+    maybe_detect_nonfinite(big[1:], "test.misaligned")
+    assert [(each.signature, each.index, each.count) for each in async_probe.drain()] == [
+        ("nan@test.flat", 2**31 + 4098, 1),
+        ("inf@test.flat", 5, 1),
+        ("inf@test.columns", 0, 1),
+        ("nan@test.misaligned", 2**31 + 4097, 1),
+        ("inf@test.misaligned", 4, 1),
+    ]
+
+
+def test_a_large_tensor_of_nans_is_one_finding() -> None:
+    async_probe.configure("record")
+    async_probe.set_step(9)
+    big = torch.full((64, 128_256), math.nan, dtype=torch.bfloat16, device="cuda")
+    for _ in range(3):
+        maybe_detect_nonfinite(big, "test.big")
+    found = async_probe.drain()
+    assert [(each.step, each.index, each.count) for each in found] == [(9, 0, big.numel())] * 3
+    assert async_probe.totals() == {("test.big", "nan"): 3 * big.numel()}
+
+
+def test_rows_of_a_pool_in_a_graph() -> None:
+    async_probe.configure("record")
+    async_probe.prepare("cuda", [torch.bfloat16])
+    pool = torch.zeros((8, 600, 8, 128), dtype=torch.bfloat16, device="cuda")
+    at = torch.arange(64, device="cuda") * 3
+
+    def probe() -> None:
+        maybe_detect_nan(pool[:4], "test.k", at=at)
+        maybe_detect_nan(pool[4:], "test.v", at=at)
+
+    probe()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        probe()
+    pool[:, 1] = math.nan  # a slot that is not looked at
+    pool[6, 9, 2, 5] = math.nan
+    graph.replay()
+    at.fill_(600)  # no slot: passed over
+    graph.replay()
+    (found,) = async_probe.drain()
+    assert (found.site, found.index, found.count) == ("test.v", ((2 * 64 + 3) * 8 + 2) * 128 + 5, 1)
+
+
 def test_the_first_probe_of_a_device_inside_a_capture_is_refused() -> None:
     async_probe.configure("record")
     ids = torch.ones(4, dtype=torch.int64, device="cuda")
@@ -90,11 +229,26 @@ def test_the_first_probe_of_a_device_inside_a_capture_is_refused() -> None:
         maybe_detect_oob(ids, 0, 10, "test.ids")
 
 
-def test_an_assertion_names_its_site_on_the_way_out() -> None:
+@pytest.mark.parametrize(
+    ("probe", "expected"),
+    [
+        (
+            "maybe_detect_oob(torch.tensor([3, 10], device='cuda'), 0, 10, 'test.ids')",
+            Violation("test.ids", "oob", bound="not below 10"),
+        ),
+        (
+            "maybe_detect_nonfinite(torch.tensor([1, float('inf')], device='cuda').bfloat16(), 'test.logits')",
+            Violation("test.logits", "inf"),
+        ),
+    ],
+)
+def test_an_assertion_names_its_site_on_the_way_out(probe: str, expected: Violation) -> None:
     code = (
         "import torch\n"
-        "from specdebug.async_probe import maybe_detect_oob\n"
-        "maybe_detect_oob(torch.tensor([3, 10], device='cuda'), 0, 10, 'test.ids')\n"
+        "from specdebug.async_probe import maybe_detect_nonfinite, maybe_detect_oob\n"
+        "maybe_detect_oob(torch.tensor([3, 9], device='cuda'), 0, 10, 'test.fine')\n"
+        "torch.cuda.synchronize()\n"
+        f"{probe}\n"
         "torch.cuda.synchronize()\n"
     )
     done = subprocess.run(
@@ -105,4 +259,4 @@ def test_an_assertion_names_its_site_on_the_way_out() -> None:
         check=False,
     )
     assert done.returncode != 0
-    assert parse_message(done.stderr) == Violation("test.ids", "oob", bound="not below 10")
+    assert parse_message(done.stderr) == expected

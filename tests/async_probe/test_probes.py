@@ -21,6 +21,7 @@ from specdebug.async_probe import (
     Violation,
     maybe_detect_inf,
     maybe_detect_nan,
+    maybe_detect_nonfinite,
     maybe_detect_oob,
     maybe_detect_page_aligned,
     parse_message,
@@ -156,6 +157,55 @@ def test_integers_hold_no_nan() -> None:
     maybe_detect_nan(torch.tensor([1, 2]), "a.b")
     maybe_detect_inf(torch.tensor([1, 2]), "a.b")
     assert async_probe.reached() == {}
+
+
+def test_nan_and_inf_of_one_site_in_one_call() -> None:
+    async_probe.configure("record")
+    bad = torch.tensor([1.0, math.inf, math.nan, -math.inf])
+    for tensor in (bad, torch.ones(3), torch.tensor([1]), None):
+        maybe_detect_nonfinite(tensor, "a.b")
+    assert [(found.signature, found.index, found.count) for found in async_probe.drain()] == [
+        ("nan@a.b", 2, 1),
+        ("inf@a.b", 1, 2),
+    ]
+    assert async_probe.reached() == {"a.b": 2}
+    async_probe.configure("assert")
+    assert _raised(lambda: maybe_detect_nonfinite(bad, "a.b")).kind == "nan"
+
+
+def test_of_a_combined_probe_each_kind_has_a_mode() -> None:
+    bad = torch.tensor([math.inf, math.nan])
+    async_probe.configure("record", [Rule("a.*"), Rule("a.b", "off", ("nan",))])
+    maybe_detect_nonfinite(bad, "a.b")
+    assert [found.signature for found in async_probe.drain()] == ["inf@a.b"]
+    async_probe.configure("record", [Rule("a.*"), Rule("a.b", "assert", ("inf",))])
+    assert _raised(lambda: maybe_detect_nonfinite(bad, "a.b")).kind == "inf"
+    assert [found.signature for found in async_probe.drain()] == ["nan@a.b"]
+
+
+def test_rows_of_dimension_one_are_looked_at_alone() -> None:
+    async_probe.configure("record")
+    pool = torch.full((2, 6, 3), math.nan)
+    pool[:, [1, 4]] = 1.0
+    maybe_detect_nan(pool, "a.b", at=torch.tensor([4, 1]))
+    maybe_detect_nan(pool, "a.b", at=torch.tensor([], dtype=torch.int64))
+    assert async_probe.drain() == []
+    pool[1, 4, 2] = math.inf
+    maybe_detect_nonfinite(pool, "a.b", at=torch.tensor([1, 4, 6, 0]))  # there is no row 6
+    assert [(found.kind, found.index, found.count) for found in async_probe.drain()] == [
+        ("nan", 9, 6),
+        ("inf", 17, 1),
+    ]
+
+
+def test_a_group_finds_what_its_probes_do() -> None:
+    async_probe.configure("record")
+    with async_probe.grouped():
+        maybe_detect_oob(torch.tensor([-1]), 0, 1, "a.a")
+        with async_probe.grouped():
+            maybe_detect_nan(torch.tensor([math.nan]), "a.b")
+        maybe_detect_oob(torch.tensor([1]), 0, 1, "a.a")
+    assert [found.site for found in async_probe.drain()] == ["a.a", "a.b", "a.a"]
 
 
 def test_rules_choose_probe_by_probe() -> None:

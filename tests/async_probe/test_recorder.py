@@ -56,6 +56,22 @@ def test_floats_keep_their_value_and_their_bound() -> None:
     assert found.count == 2
 
 
+def test_a_value_and_its_limit_may_be_of_different_types() -> None:
+    target = Recorder(capacity=8)
+    tensor = torch.tensor([4.0, 6.5])
+    for part in checks.parts("page_aligned", tensor, 0, 4):
+        target.write("a.b", "page_aligned", tensor, part)
+    (found,) = target.drain()
+    assert (found.value, found.bound) == (6.5, "not a multiple of 4")
+
+
+def test_polling_a_device_that_is_the_host_is_draining_it() -> None:
+    target = Recorder(capacity=8)
+    _write(target, "a.b", [1])
+    assert [found.value for found in target.poll()] == [1]
+    assert target.poll() == target.drain() == []
+
+
 def test_a_ring_made_late_knows_the_step() -> None:
     target = Recorder(capacity=8)
     target.set_step(41)
@@ -90,4 +106,4 @@ def test_recording_never_reads_a_value_back(kind: str) -> None:
                     ring.write(0, values, part)
         ring.set_step(1)
         with pytest.raises(DataDependentOutputException):
-            ring.rows()
+            ring.take()

@@ -22,6 +22,7 @@ def test_every_way_to_call_a_probe(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
         "async_probe.maybe_detect_nan(x, 'draft.logits')\n"
         "maybe_detect_inf(x, 'draft.logits')\n"
+        "maybe_detect_nonfinite(x, 'verify.logits', at=rows)\n"
         "other('not.a.site')\n"
     )
     assert scan(tmp_path) == [
@@ -29,6 +30,8 @@ def test_every_way_to_call_a_probe(tmp_path: Path) -> None:
         Site("draft.logits", "inf", "a.py", 2),
         Site("draft.logits", "nan", "a.py", 1),
         Site("kv.row", "page_aligned", "deep/b.py", 4),
+        Site("verify.logits", "inf", "a.py", 3),
+        Site("verify.logits", "nan", "a.py", 3),
     ]
 
 
@@ -39,6 +42,7 @@ def test_sites_that_cannot_be_read_are_all_listed(tmp_path: Path) -> None:
         "maybe_detect_inf(x)\n"
         "maybe_detect_nan(x, 'EagleWorker: topk_p')\n"
         "maybe_detect_nan(x, 'fine.name')\n"
+        "maybe_detect_nonfinite(x, site)\n"
     )
     with pytest.raises(SiteNameError) as caught:
         scan(tmp_path)
@@ -47,4 +51,5 @@ def test_sites_that_cannot_be_read_are_all_listed(tmp_path: Path) -> None:
         "a.py:2: the site of this oob probe must be a string literal",
         "a.py:3: the site of this inf probe must be a string literal",
         "a.py:4: the site 'EagleWorker: topk_p' must be a dotted name",
+        "a.py:6: the site of this nan and inf probe must be a string literal",
     ]

@@ -1,0 +1,375 @@
+"""The ring of a GPU, and the launches that fill it.
+
+A probe is one launch (``kernels.py``), a few probes in one :func:`~specdebug.async_probe.grouped` block are one
+together. A launch writes nothing if all is well. Otherwise every program that saw something bad appends a row of
+its own (entry, count, first bad index and its value) at a ticket it draws from a counter, and ``rows.merge`` puts
+the rows of a launch together on the host: which program was first does not show in what is reported.
+
+Rows know their launch. One made eagerly has a number of its own (origin > 0). One captured in a graph runs again
+and again with the arguments of its capture: it has a cell on the device (origin < 0) in which every program counts
+itself when it starts, without waiting for an answer. A program that reads the cell later finds all those of
+earlier replays and at least itself, so dividing by the number of programs gives the replay, even of graphs that
+are replayed several times in one step.
+
+The table of rows is bigger than ``capacity``, because a large tensor of NaNs takes a row for each program; these
+are limited in number. When it is full, rows are dropped and counted in the totals only. Launches follow each
+other on a stream, so what is dropped is always the newest.
+
+Reading goes through pinned memory. ``poll`` takes a snapshot of the counters between two launches, copies it and
+then the new rows on a stream of its own, and hands over what has arrived at a later call.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import kernels
+from .jobs import Job, make
+from .layout import (
+    COLUMNS,
+    CURSOR,
+    FINE,
+    FLAT,
+    LIMIT,
+    MAX_CELLS,
+    MAX_ENTRIES,
+    MAX_JOBS,
+    ROWS,
+    STEP,
+    TABLE,
+    TAG_ENTRY,
+    TAG_JOB,
+    TOTALS,
+)
+from .rows import Finding, intact, merge
+
+Entries = tuple[int | None, ...]
+"""What the two parts of a job count for; None: do not look for that part."""
+
+_cuda: Any = torch.cuda  # torch annotates only some of it
+_HEADER = 4
+_WARPS = 4
+_PROGRAMS_PER_MULTIPROCESSOR = 8
+_TILE_BYTES = 4096
+"""Contiguous bytes a program reads at once; twice as many when there are tiles enough for every program."""
+_STRIDED_TILE = 1024
+"""Elements a program reads at once from a tensor with strides."""
+_ROWS_PER_FINDING = 64
+_MAX_EXTRA_ROWS = 65536
+
+
+_compiled: dict[tuple[object, ...], Any] = {}
+
+
+@dataclass
+class _Transfer:
+    """A copy to the host that is under way."""
+
+    event: Any
+    cursor: int | None
+    """Up to where rows are being copied; None while the counters are."""
+
+
+class DeviceRing:
+    """The rows and counts of one device. (Under Triton's interpreter that may be a CPU.)"""
+
+    def __init__(self, device: torch.device, capacity: int, step: int, programs: int | None = None) -> None:
+        """``programs``: how many a launch may have for one tensor; by default what the device holds at once."""
+        self.capacity = capacity
+        self._device = device
+        self._on_gpu = device.type == "cuda"
+        if programs is None:
+            processors = torch.cuda.get_device_properties(device).multi_processor_count if self._on_gpu else 1
+            programs = _PROGRAMS_PER_MULTIPROCESSOR * processors
+        self._programs = programs
+        # However many rows one launch appends (two for each program of each job), they fit.
+        rows = max(capacity, min(_ROWS_PER_FINDING * capacity, _MAX_EXTRA_ROWS)) + 2 * MAX_JOBS * programs
+        self._rows = rows
+        # Tensors made in inference mode could not be written outside it.
+        with torch.inference_mode(False):
+            self._state = torch.zeros(TABLE + rows * COLUMNS, dtype=torch.int64, device=device)
+            self._step = self._state[STEP]
+            self._limit = self._state[LIMIT]
+            self._step.fill_(step)
+            self._limit.fill_(rows)
+            self._state[ROWS].fill_(rows)
+            self._state[FINE : FINE + MAX_ENTRIES].fill_(1)
+            self._header = self._state[:_HEADER]
+            self._snapshot = torch.zeros(_HEADER, dtype=torch.int64, device=device)
+            self._table = self._state[TABLE:].view(rows, COLUMNS)
+            self._host_header = torch.zeros(_HEADER, dtype=torch.int64, pin_memory=self._on_gpu)
+            self._host_table = torch.zeros((rows, COLUMNS), dtype=torch.int64, pin_memory=self._on_gpu)
+        self._taken = 0  # rows before this one have been read
+        self._room_until = rows  # what the device knows as its limit
+        self._serials = itertools.cycle(range(1, 2**30))
+        self._cells = 0
+        self._side: Any = None
+        self._transfer: _Transfer | None = None
+
+    def set_step(self, step: int) -> None:
+        """Findings from now on belong to ``step``. Waits for nothing."""
+        self._step.fill_(step)
+
+    def fine(self, entry: int) -> torch.Tensor:
+        """int64 []: 0 once something bad was found for ``entry``, until then 1."""
+        return self._state[FINE + entry]
+
+    def look(self, jobs: Sequence[Job], entries: Sequence[Entries]) -> None:
+        """Do the jobs, those that can be in as few launches as possible. Waits for nothing.
+
+        Args:
+            jobs: their tensors are on this device.
+            entries: one for each job.
+        """
+        if self._on_gpu and torch.cuda.current_device() != self._device.index:
+            with torch.cuda.device(self._device):
+                self._look(jobs, entries)
+        else:
+            self._look(jobs, entries)
+
+    def compile(self, dtypes: Sequence[torch.dtype]) -> None:
+        """Compile what probes of ``dtypes`` and of indices commonly launch, by looking for nothing in zeros."""
+        with torch.inference_mode(False):
+            for dtype in dtypes:
+                for size in (1, self._programs * _TILE_BYTES // dtype.itemsize + 1):
+                    self._warm(("nan", "inf"), torch.zeros(size, dtype=dtype, device=self._device))
+                rows = torch.zeros((2, 2, 16), dtype=dtype, device=self._device)
+                self._warm(("nan",), rows, at=torch.zeros(1, dtype=torch.int64, device=self._device))
+            for dtype in (torch.int32, torch.int64):
+                ids = torch.zeros(2, dtype=dtype, device=self._device)
+                self._warm(("oob",), ids)
+                self._warm(("oob",), ids, relative_to=ids)
+                self._warm(("page_aligned",), ids)
+
+    def take(self) -> list[Finding]:
+        """The findings since the last call (at most ``capacity``), in program order. Waits for the stream."""
+        found = self._arrived(wait=True)
+        self._host_header.copy_(self._header, non_blocking=True)
+        self._synchronize()
+        cursor = int(self._host_header[CURSOR])
+        if cursor > self._taken:
+            self._copy_rows(cursor)
+            self._synchronize()
+            found += self._read(cursor)
+        return found[: self.capacity]
+
+    def poll(self) -> list[Finding]:
+        """Findings that have reached the host since the last call; a finding takes a few calls to get there.
+
+        Never waits. Looks at what was launched on the current stream, and launches one copy of a few bytes
+        there; not during a capture.
+        """
+        if not self._on_gpu:
+            return self.take()
+        if torch.cuda.is_current_stream_capturing():
+            return []
+        with torch.cuda.device(self._device):
+            found = self._arrived(wait=False)
+            if self._transfer is None:
+                self._send_header()
+        return found[: self.capacity]
+
+    def totals(self, entries: int) -> list[int]:
+        """Bad elements by entry, those of dropped findings included. Waits for the stream."""
+        totals: list[int] = self._state[TOTALS : TOTALS + entries].tolist()
+        return totals
+
+    # Launches
+
+    def _warm(
+        self,
+        kinds: tuple[str, ...],
+        tensor: torch.Tensor,
+        relative_to: torch.Tensor | None = None,
+        at: torch.Tensor | None = None,
+    ) -> None:
+        job = make(kinds, tensor, 0, 1, relative_to, at)
+        if job is not None:
+            self.look([job], [(None, None)])
+
+    def _look(self, jobs: Sequence[Job], entries: Sequence[Entries]) -> None:
+        for batch in _batches(jobs) if len(jobs) > 1 else [[0]]:
+            chosen = [jobs[i] for i in batch]
+            tags = [_tags(number, jobs[i], entries[i]) for number, i in enumerate(batch)]
+            if chosen[0].layout != FLAT:
+                self._launch_strided(chosen, tags)
+            elif len(chosen) > 1:
+                self._launch_several(chosen, tags)
+            else:
+                self._launch_flat(chosen[0], *tags[0])
+
+    def _launch_flat(self, job: Job, tag_0: int, tag_1: int) -> None:
+        tile = self._tile_bytes([job])
+        relative, wide = job.other is not None, job.wide
+        other = job.tensor if job.other is None else job.other
+        self._start(
+            kernels.look_flat,
+            self._programs_for(job, tile // job.tensor.element_size()),
+            (job.tensor, other),
+            (job.look, relative, wide, tile),
+            (job.tensor, other, self._state, job.size, job.every, job.low, job.high, tag_0, tag_1, self._origin()),
+        )
+
+    def _launch_strided(self, jobs: Sequence[Job], tags: Sequence[tuple[int, int]]) -> None:
+        """One job, or two that are alike."""
+        job, twin = jobs[0], jobs[-1]
+        other = job.tensor if job.other is None else job.other
+        programs = self._programs_for(job, _STRIDED_TILE)
+        numbers = (*job.sizes[:3], *job.strides, job.low, job.high, *tags[0], *tags[-1], programs, self._origin())
+        self._start(
+            kernels.look_strided,
+            programs * len(jobs),
+            (job.tensor, twin.tensor, other),
+            (job.look, job.layout, job.vector, job.wide, len(jobs) > 1, _STRIDED_TILE),
+            (job.tensor, twin.tensor, other, self._state, job.size, *numbers),
+        )
+
+    def _launch_several(self, jobs: Sequence[Job], tags: Sequence[tuple[int, int]]) -> None:
+        tile = self._tile_bytes(jobs)
+        pointers: list[torch.Tensor] = []
+        arguments: list[torch.Tensor | int] = []
+        constants: list[int] = []
+        end = 0
+        for job, (tag_0, tag_1) in zip(jobs, tags, strict=True):
+            end += self._programs_for(job, tile // job.tensor.element_size())
+            other = job.tensor if job.other is None else job.other
+            pointers += [job.tensor, other]
+            arguments += [job.tensor, other, job.size, job.every, job.low, job.high, tag_0, tag_1, end]
+            constants += [job.look, job.other is not None]
+        for _ in range(MAX_JOBS - len(jobs)):
+            arguments += [self._state, self._state, 0, 1, 0, 0, -1, -1, end]
+            constants += [0, False]
+        self._start(
+            kernels.look_several, end, pointers, (*constants, tile), (*arguments, self._state, self._origin())
+        )
+
+    def _start(
+        self,
+        kernel: Any,
+        programs: int,
+        pointers: Sequence[torch.Tensor],
+        constants: Sequence[int],
+        arguments: Sequence[torch.Tensor | int],
+    ) -> None:
+        """Launch a kernel. All its machine code depends on is ``constants`` and the type and alignment of
+        ``pointers``, so what Triton compiled is kept here: its own search takes longer than the rest of a probe."""
+        key = (
+            self._device,
+            id(kernel),
+            *constants,
+            *[(pointer.dtype, pointer.data_ptr() % 16 == 0) for pointer in pointers],
+        )
+        compiled = _compiled.get(key)
+        if compiled is not None:
+            compiled[programs, 1, 1](*arguments, *constants)
+            return
+        compiled = kernel[(programs,)](*arguments, *constants, num_warps=_WARPS, num_stages=1)
+        if self._on_gpu and torch.version.hip is None:
+            _compiled[key] = compiled
+
+    def _tile_bytes(self, jobs: Sequence[Job]) -> int:
+        most = max(job.size * job.tensor.element_size() for job in jobs)
+        return _TILE_BYTES if most <= self._programs * _TILE_BYTES else 2 * _TILE_BYTES
+
+    def _programs_for(self, job: Job, tile: int) -> int:
+        return min(-(-job.size // tile), self._programs)
+
+    def _origin(self) -> int:
+        if self._on_gpu and torch.cuda.is_current_stream_capturing():
+            # Captured launches beyond the last cell share it: their replays are told apart by more than a step
+            # only if it so happens.
+            self._cells = min(self._cells + 1, MAX_CELLS - 1)
+            return -self._cells
+        return next(self._serials)
+
+    # The way to the host
+
+    def _arrived(self, *, wait: bool) -> list[Finding]:
+        """What a copy under way has brought, if it is done (or ``wait`` for it); may begin the next."""
+        transfer = self._transfer
+        if transfer is None:
+            return []
+        if wait:
+            transfer.event.synchronize()
+        elif not transfer.event.query():
+            return []
+        self._transfer = None
+        if transfer.cursor is not None:
+            return self._read(transfer.cursor)
+        cursor = int(self._host_header[CURSOR])
+        if cursor > self._taken and not wait:
+            with _cuda.stream(self._side_stream()):
+                self._copy_rows(cursor)
+                event = _cuda.Event()
+                event.record()
+            self._transfer = _Transfer(event, cursor)
+        return []
+
+    def _send_header(self) -> None:
+        """Begin copying the counters as they are between the last launch and the next one."""
+        self._snapshot.copy_(self._header)
+        taken = _cuda.Event()
+        taken.record()
+        side = self._side_stream()
+        side.wait_event(taken)
+        with _cuda.stream(side):
+            self._host_header.copy_(self._snapshot, non_blocking=True)
+            event = _cuda.Event()
+            event.record()
+        self._transfer = _Transfer(event, None)
+
+    def _copy_rows(self, cursor: int) -> None:
+        """Copy the rows from the first not yet read up to ``cursor``, to where they lie in the table."""
+        begin = self._taken % self._rows
+        end = begin + min(cursor, self._room_until) - self._taken
+        for start, stop in ((begin, min(end, self._rows)), (0, end - self._rows)):
+            if start < stop:
+                self._host_table[start:stop].copy_(self._table[start:stop], non_blocking=True)
+
+    def _read(self, cursor: int) -> list[Finding]:
+        """The findings in the rows that have been copied; makes room for as many new ones."""
+        stop = min(cursor, self._room_until)
+        places = torch.arange(self._taken, stop) % self._rows
+        rows = intact(self._host_table[places].tolist(), self._taken, more=cursor > stop)
+        self._taken, self._room_until = cursor, cursor + self._rows
+        self._limit.fill_(self._room_until)
+        return merge(rows)
+
+    def _side_stream(self) -> Any:
+        if self._side is None:
+            self._side = _cuda.Stream(self._device)
+        return self._side
+
+    def _synchronize(self) -> None:
+        if self._on_gpu:
+            torch.cuda.current_stream(self._device).synchronize()
+
+
+def _batches(jobs: Sequence[Job]) -> list[list[int]]:
+    """Which jobs share a launch: contiguous tensors up to four, rows picked from two tensors; by the first of each."""
+    batches: list[list[int]] = []
+    for i, job in enumerate(jobs):
+        if job.layout == FLAT and not job.wide:
+            room = [batch for batch in batches if jobs[batch[0]].layout == FLAT and len(batch) < MAX_JOBS]
+            room = [batch for batch in room if not jobs[batch[0]].wide]
+        else:
+            room = [batch for batch in batches if len(batch) == 1 and job.like(jobs[batch[0]])]
+        if room:
+            room[0].append(i)
+        else:
+            batches.append([i])
+    return batches
+
+
+def _tags(number: int, job: Job, entries: Entries) -> tuple[int, int]:
+    """What rows of a job's two parts are marked with; -1: not looked for."""
+    tag_0, tag_1 = (
+        -1 if part is None or entry is None else entry << TAG_ENTRY | number << TAG_JOB | part.tag
+        for part, entry in zip(job.parts, entries, strict=True)
+    )
+    return tag_0, tag_1

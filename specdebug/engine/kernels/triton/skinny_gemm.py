@@ -10,13 +10,14 @@ that their many columns fill the tall side of the tensor core's tile and the few
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from specdebug.engine.kernels.triton.tickets import tickets
 
 MAX_ROWS = 16
 DTYPES = (torch.bfloat16, torch.float16)
@@ -122,19 +123,13 @@ def tile_for(width: int, depth: int) -> Tile:
     return TILES["64x128"]
 
 
-@lru_cache(maxsize=16)
-def _tickets(device: torch.device, count: int) -> Tensor:
-    """Programs that are done, int32 [count]: zeros between launches. One for all, as launches follow each other."""
-    return torch.zeros(count, dtype=torch.int32, device=device)
-
-
 def skinny_gemm(
     x: Tensor, weight: Tensor, base: Tensor | None = None, out: Tensor | None = None, tile: Tile | None = None
 ) -> Tensor:
     """x [n, in] @ weight [in, out], plus ``base`` [n, out] if given; n <= 16, bf16 or fp16, summed in float32.
 
     The weight's inputs must be adjacent (storage [out, in]). ``out`` may be ``base`` itself. A product that is cut
-    into parts must not run beside another one: they count on the same tickets. Its first run is not to be captured.
+    into parts counts by :mod:`~specdebug.engine.kernels.triton.tickets`.
 
     Raises:
         ValueError: too many rows, another dtype, or a layout that the kernel does not read.
@@ -152,17 +147,17 @@ def skinny_gemm(
     if rows:
         columns, step, warps, stages, splits = tile or tile_for(width, depth)
         blocks = triton.cdiv(width, columns)
-        parts = tickets = None
+        parts = counters = None
         if splits > 1:
             parts = torch.empty(blocks * splits * columns * MAX_ROWS, dtype=torch.float32, device=x.device)
-            tickets = _tickets(x.device, triton.next_power_of_2(blocks))
+            counters = tickets(x.device, blocks)
         _skinny_gemm[(blocks, splits)](
             x,
             weight,
             added,
             out,
             parts,
-            tickets,
+            counters,
             rows,
             width,
             depth,

@@ -18,6 +18,7 @@ from torch import Tensor
 from specdebug.async_probe import maybe_detect_nan, maybe_detect_oob
 from specdebug.engine import flashinfer_sampling
 from specdebug.engine.device import upload
+from specdebug.engine.kernels.argmax import argmax
 from specdebug.engine.request import Request, SamplingParams
 
 
@@ -85,7 +86,7 @@ def sample(
     Requests not ``drawing`` (all are unless given) get the argmax and keep their random streams: the token after
     a chunk that does not end the prompt is discarded, and cutting a prompt must not change what is drawn later.
     """
-    ids = torch.argmax(logits, dim=-1)
+    ids = argmax(logits)
     for b, request in enumerate(requests):
         if not request.sampling.greedy and (drawing is None or drawing[b]):
             probs = target_probs(logits[b], request.sampling)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
+from specdebug.engine.kernels.argmax import argmax, softmax_top1
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import DraftModel, LayerAttention
 
@@ -55,10 +56,9 @@ class DraftCandidates:
 
 def top_k_probs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Best k of softmax(logits [n, Vd]): probabilities float32 [n, k], descending, and ids int64 [n, k]."""
-    probs = torch.softmax(logits, dim=-1, dtype=torch.float32)
     if k == 1:
-        return probs.max(dim=-1, keepdim=True)
-    return torch.topk(probs, k, dim=-1)
+        return softmax_top1(logits)
+    return torch.topk(torch.softmax(logits, dim=-1, dtype=torch.float32), k, dim=-1)
 
 
 def _per_branch(values: Tensor, topk: int) -> Tensor:
@@ -132,7 +132,7 @@ class DraftLoop:
         chain = [tokens]
         for step in range(self.num_steps - 1):
             logits, hidden = self._forward(step, tokens, hidden, inputs, inputs.seq_lens, attentions[step])
-            tokens = self.model.to_target_ids(logits.argmax(dim=-1))
+            tokens = self.model.to_target_ids(argmax(logits))
             chain.append(tokens)
         return DraftCandidates(
             self._chain_parents.expand(batch, -1), self._chain_order.expand(batch, -1), torch.stack(chain, dim=1)

@@ -28,6 +28,7 @@ from specdebug.engine.device import Readback, upload
 from specdebug.engine.graph.draft_runner import DraftGraphRunner
 from specdebug.engine.graph.extend_runner import ExtendForward, ExtendGraphRunner, ExtendInputs, ExtendOutputs
 from specdebug.engine.graph.verify_runner import VerifyForward, VerifyGraphRunner, VerifyInputs, VerifyOutputs
+from specdebug.engine.kernels.argmax import argmax
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import FillPolicy, Scratch
 from specdebug.engine.memory.kv_pool import KVPool
@@ -284,15 +285,15 @@ class EagleWorker:
 
     def _accept(self, requests: Sequence[Request], tree: VerifyTree, logits: Tensor) -> Acceptance:
         batch, nodes = tree.tokens.shape
-        argmax = logits.argmax(dim=-1).view(batch, nodes)
+        best = argmax(logits).view(batch, nodes)
         if all(request.sampling.greedy for request in requests):
-            return accept_greedy(tree, argmax, self._spec.num_steps)
+            return accept_greedy(tree, best, self._spec.num_steps)
         rows = logits.view(batch, nodes, -1)
         probs = torch.zeros(rows.shape, dtype=torch.float32, device=logits.device)
         coins = torch.zeros(batch, self._spec.num_steps + 2)
         for b, request in enumerate(requests):
             if request.sampling.greedy:
-                probs[b].scatter_(1, argmax[b].unsqueeze(1), 1.0)
+                probs[b].scatter_(1, best[b].unsqueeze(1), 1.0)
             else:
                 probs[b] = target_probs(rows[b], request.sampling)
                 coins[b] = torch.rand(coins.shape[1], generator=request_generator(request, self._seed))

@@ -39,6 +39,7 @@ from .layout import (
     MAX_CELLS,
     MAX_ENTRIES,
     MAX_JOBS,
+    NONFINITE,
     ROWS,
     STEP,
     TABLE,
@@ -55,8 +56,8 @@ _cuda: Any = torch.cuda  # torch annotates only some of it
 _HEADER = 4
 _WARPS = 4
 _PROGRAMS_PER_MULTIPROCESSOR = 8
-_TILE_BYTES = 4096
-"""Contiguous bytes a program reads at once; twice as many when there are tiles enough for every program."""
+_TILE_BYTES = (4096, 8192, 16384)
+"""Contiguous bytes a program reads at once: as few as there are programs for, so that all of them have some."""
 _STRIDED_TILE = 1024
 """Elements a program reads at once from a tensor with strides."""
 _ROWS_PER_FINDING = 64
@@ -136,10 +137,13 @@ class DeviceRing:
         """Compile what probes of ``dtypes`` and of indices commonly launch, by looking for nothing in zeros."""
         with torch.inference_mode(False):
             for dtype in dtypes:
-                for size in (1, self._programs * _TILE_BYTES // dtype.itemsize + 1):
+                for tile in _TILE_BYTES:
+                    size = self._programs * tile // dtype.itemsize
                     self._warm(("nan", "inf"), torch.zeros(size, dtype=dtype, device=self._device))
-                rows = torch.zeros((2, 2, 16), dtype=dtype, device=self._device)
-                self._warm(("nan",), rows, at=torch.zeros(1, dtype=torch.int64, device=self._device))
+                at = torch.zeros(1, dtype=torch.int64, device=self._device)
+                pool = torch.zeros((2, 1, 16), dtype=dtype, device=self._device)
+                for layers in ([pool], [pool[:1], pool[1:]]):
+                    self._warm(("nan",), *layers, at=at)
             for dtype in (torch.int32, torch.int64):
                 ids = torch.zeros(2, dtype=dtype, device=self._device)
                 self._warm(("oob",), ids)
@@ -184,13 +188,12 @@ class DeviceRing:
     def _warm(
         self,
         kinds: tuple[str, ...],
-        tensor: torch.Tensor,
+        *tensors: torch.Tensor,
         relative_to: torch.Tensor | None = None,
         at: torch.Tensor | None = None,
     ) -> None:
-        job = make(kinds, tensor, 0, 1, relative_to, at)
-        if job is not None:
-            self.look([job], [(None, None)])
+        jobs = [job for tensor in tensors if (job := make(kinds, tensor, 0, 1, relative_to, at)) is not None]
+        self.look(jobs, [(None, None)] * len(jobs))
 
     def _look(self, jobs: Sequence[Job], entries: Sequence[Entries]) -> None:
         for batch in _batches(jobs) if len(jobs) > 1 else [[0]]:
@@ -204,7 +207,7 @@ class DeviceRing:
                 self._launch_flat(chosen[0], *tags[0])
 
     def _launch_flat(self, job: Job, tag_0: int, tag_1: int) -> None:
-        tile = self._tile_bytes([job])
+        tile = self._tile_bytes(job)
         relative, wide = job.other is not None, job.wide
         other = job.tensor if job.other is None else job.other
         self._start(
@@ -230,23 +233,21 @@ class DeviceRing:
         )
 
     def _launch_several(self, jobs: Sequence[Job], tags: Sequence[tuple[int, int]]) -> None:
-        tile = self._tile_bytes(jobs)
         pointers: list[torch.Tensor] = []
         arguments: list[torch.Tensor | int] = []
         constants: list[int] = []
         end = 0
         for job, (tag_0, tag_1) in zip(jobs, tags, strict=True):
+            tile = self._tile_bytes(job)
             end += self._programs_for(job, tile // job.tensor.element_size())
             other = job.tensor if job.other is None else job.other
             pointers += [job.tensor, other]
             arguments += [job.tensor, other, job.size, job.every, job.low, job.high, tag_0, tag_1, end]
-            constants += [job.look, job.other is not None]
+            constants += [job.look, job.other is not None, tile]
         for _ in range(MAX_JOBS - len(jobs)):
             arguments += [self._state, self._state, 0, 1, 0, 0, -1, -1, end]
-            constants += [0, False]
-        self._start(
-            kernels.look_several, end, pointers, (*constants, tile), (*arguments, self._state, self._origin())
-        )
+            constants += [0, False, 0]
+        self._start(kernels.look_several, end, pointers, constants, (*arguments, self._state, self._origin()))
 
     def _start(
         self,
@@ -272,9 +273,11 @@ class DeviceRing:
         if self._on_gpu and torch.version.hip is None:
             _compiled[key] = compiled
 
-    def _tile_bytes(self, jobs: Sequence[Job]) -> int:
-        most = max(job.size * job.tensor.element_size() for job in jobs)
-        return _TILE_BYTES if most <= self._programs * _TILE_BYTES else 2 * _TILE_BYTES
+    def _tile_bytes(self, job: Job) -> int:
+        if job.look != NONFINITE:  # element by element: more of them would not fit into a program's registers
+            return _TILE_BYTES[0]
+        size = job.size * job.tensor.element_size()
+        return next((tile for tile in _TILE_BYTES if size <= self._programs * tile), _TILE_BYTES[-1])
 
     def _programs_for(self, job: Job, tile: int) -> int:
         return min(-(-job.size // tile), self._programs)

@@ -402,9 +402,10 @@ def look_several(
     x_d, other_d, size_d: tl.int64, every_d: tl.int32, low_d: tl.int64, high_d: tl.int64,
     tag_0_d: tl.int32, tag_1_d: tl.int32, end_d: tl.int32,
     state, origin: tl.int32,
-    LOOK_A: tl.constexpr, RELATIVE_A: tl.constexpr, LOOK_B: tl.constexpr, RELATIVE_B: tl.constexpr,
-    LOOK_C: tl.constexpr, RELATIVE_C: tl.constexpr, LOOK_D: tl.constexpr, RELATIVE_D: tl.constexpr,
-    TILE_BYTES: tl.constexpr,
+    LOOK_A: tl.constexpr, RELATIVE_A: tl.constexpr, TILE_BYTES_A: tl.constexpr,
+    LOOK_B: tl.constexpr, RELATIVE_B: tl.constexpr, TILE_BYTES_B: tl.constexpr,
+    LOOK_C: tl.constexpr, RELATIVE_C: tl.constexpr, TILE_BYTES_C: tl.constexpr,
+    LOOK_D: tl.constexpr, RELATIVE_D: tl.constexpr, TILE_BYTES_D: tl.constexpr,
 ):  # fmt: skip
     """Two to four tensors, each as in ``look_flat``; programs up to ``end`` are its own. LOOK 0: none."""
     _arrive(state, origin)
@@ -412,22 +413,22 @@ def look_several(
     if pid < end_a:
         _look(
             x_a, other_a, size_a, every_a, low_a, high_a, tag_0_a, tag_1_a, state, origin, pid, end_a,
-            LOOK_A, RELATIVE_A, False, TILE_BYTES,
+            LOOK_A, RELATIVE_A, False, TILE_BYTES_A,
         )  # fmt: skip
     elif pid < end_b:
         _look(
             x_b, other_b, size_b, every_b, low_b, high_b, tag_0_b, tag_1_b, state, origin, pid - end_a, end_b - end_a,
-            LOOK_B, RELATIVE_B, False, TILE_BYTES,
+            LOOK_B, RELATIVE_B, False, TILE_BYTES_B,
         )  # fmt: skip
     elif pid < end_c:
         if LOOK_C > 0:
             _look(
                 x_c, other_c, size_c, every_c, low_c, high_c, tag_0_c, tag_1_c, state, origin,
-                pid - end_b, end_c - end_b, LOOK_C, RELATIVE_C, False, TILE_BYTES,
+                pid - end_b, end_c - end_b, LOOK_C, RELATIVE_C, False, TILE_BYTES_C,
             )  # fmt: skip
     else:
         if LOOK_D > 0:
             _look(
                 x_d, other_d, size_d, every_d, low_d, high_d, tag_0_d, tag_1_d, state, origin,
-                pid - end_c, end_d - end_c, LOOK_D, RELATIVE_D, False, TILE_BYTES,
+                pid - end_c, end_d - end_c, LOOK_D, RELATIVE_D, False, TILE_BYTES_D,
             )  # fmt: skip

@@ -71,8 +71,8 @@ def test_findings_as_on_a_cpu(dtype: torch.dtype) -> None:
         _probe_all(logits.to(device), ids.to(device))
         found.append([(each.signature, each.step, each.index, str(each.value), each.count, each.bound)
                       for each in async_probe.drain()])  # fmt: skip
-    assert sorted(found[0]) == sorted(found[1])  # in a group those with strides have a launch of their own
-    assert len(found[0]) == 12
+    assert sorted(found[0], key=str) == sorted(found[1], key=str)  # in a group, those of a launch come together
+    assert len(found[0]) == 11
 
 
 def test_replays_record_what_they_see() -> None:
@@ -124,17 +124,18 @@ def test_replays_within_a_step_are_told_apart() -> None:
     assert async_probe.totals() == {("test.logits", "nan"): 4, ("test.logits", "inf"): 4}
 
 
-def test_a_graph_of_probes_that_are_off_is_empty() -> None:
+def test_probes_that_are_off_add_nothing_to_a_graph() -> None:
     async_probe.configure("off")
     logits = torch.ones(8, device="cuda")
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream), torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CUDA]
-    ) as profile:
-        maybe_detect_nonfinite(logits, "test.logits")
-        with async_probe.grouped():
-            maybe_detect_oob(logits, 0, 1, "test.logits")
-    assert not [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+
+    def capture() -> None:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            maybe_detect_nonfinite(logits, "test.logits")
+            with async_probe.grouped():
+                maybe_detect_oob(logits, 0, 1, "test.logits")
+
+    with pytest.warns(UserWarning, match="CUDA Graph is empty"):
+        capture()
 
 
 def test_polling_brings_everything_in_order_and_never_waits() -> None:

@@ -114,7 +114,7 @@ class Engine:
             device=device,
         )
         self._memory = KVMemory(
-            make_allocator(config.usable_slots, config.page_size, device),
+            make_allocator(config.usable_slots, config.page_size),
             _pool(target.config, config, dtype, fill, device),
             None if draft is None else _pool(draft, config, dtype, fill, device),
         )

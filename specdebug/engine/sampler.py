@@ -45,8 +45,10 @@ def top_p_renorm(probs: Tensor, top_p: float) -> Tensor:
 
 
 def _renormalise(probs: Tensor, kept: Tensor) -> Tensor:
-    """probs [.., V] where ``kept``, 0 elsewhere, rows adding up to 1. Nothing compares with a NaN, so a row of NaNs keeps
-    nothing and becomes NaN again: it stays visible."""
+    """probs [.., V] where ``kept``, 0 elsewhere, rows adding up to 1.
+
+    Nothing compares with a NaN, so a row of NaNs keeps nothing and becomes NaN again: it stays visible.
+    """
     left = torch.where(kept, probs, 0.0)
     return left / left.sum(dim=-1, keepdim=True)
 

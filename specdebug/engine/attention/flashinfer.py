@@ -50,7 +50,7 @@ class FlashInferPlanner(AttentionPlanner):
             self._fill_indices(batch.req_pool_indices, kv_lens, kv_indptr, lens_host, "extend", workspace),
             query_indptr(rows, q_len, kv_lens.device),
             q_len=q_len,
-            num_kv_splits=self._splits(kv_lens, q_len, "extend", workspace),
+            num_kv_splits=self._splits(kv_lens, "extend", workspace) if q_len == 1 else None,
             kv_lens_host=lens_host,
         )
 
@@ -101,8 +101,8 @@ class FlashInferPlanner(AttentionPlanner):
         torch.cumsum(lengths, 1, out=kv_indptr[:forwards, 1 : rows + 1])
         plans: list[Metadata] = []
         qo_indptr = query_indptr(rows, 1, batch.positions.device)
-        for step in range(forwards):
-            step_indptr = kv_indptr[step, : rows + 1]
+        splits = self._splits(lengths, "draft", workspace)
+        for step, step_indptr in enumerate(kv_indptr[:forwards, : rows + 1].unbind()):
             used = batch.seq_lens_sum * self.topk + rows * (step + 1)
             lens_host = tuple(n + step + 1 for n in batch.seq_lens_cpu for _ in range(self.topk))
             maybe_detect_oob(step_indptr, 0, used + 1, "draft.plan.kv_indptr")
@@ -112,7 +112,7 @@ class FlashInferPlanner(AttentionPlanner):
                     kv_indices[step, :used],
                     qo_indptr,
                     q_len=1,
-                    num_kv_splits=self._splits(lengths[step], 1, f"draft.{step}", workspace),
+                    num_kv_splits=None if splits is None else splits[step],
                     kv_lens_host=lens_host,
                 )
             )
@@ -150,6 +150,7 @@ class FlashInferPlanner(AttentionPlanner):
         maybe_detect_oob(kv_indices[:total], 0, self.num_slots + self.page_size, "attention.plan.kv_indices")
         return kv_indices[:total]
 
-    def _splits(self, kv_lens: Tensor, q_len: int, scope: str, workspace: Workspace) -> Tensor | None:
-        """num_kv_splits for a decode-like batch; FlashInfer decides inside its own planner."""
+    def _splits(self, kv_lens: Tensor, scope: str, workspace: Workspace) -> Tensor | None:
+        """num_kv_splits of single-query sequences, in the shape of ``kv_lens`` ([B] or [forwards, B]); FlashInfer
+        decides inside its own planner."""
         return None

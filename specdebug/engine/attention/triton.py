@@ -25,12 +25,9 @@ class TritonPlanner(FlashInferPlanner):
 
     def declare_draft(self, layout: ArenaLayout, max_bs: int) -> None:
         super().declare_draft(layout, max_bs)
-        for step in range(self.num_steps - 1):
-            layout.add(f"draft.{step}.num_kv_splits", (max_bs * self.topk,), torch.int32)
+        layout.add("draft.num_kv_splits", (max(self.num_steps - 1, 1), max_bs * self.topk), torch.int32)
 
-    def _splits(self, kv_lens: Tensor, q_len: int, scope: str, workspace: Workspace) -> Tensor | None:
-        if q_len != 1:
-            return None
-        rows = kv_lens.numel()
-        splits = workspace.take(f"{scope}.num_kv_splits", (rows,), torch.int32)[:rows]
-        return splits.copy_((kv_lens // _KEYS_PER_SPLIT + 1).clamp_(max=_MAX_SPLITS))
+    def _splits(self, kv_lens: Tensor, scope: str, workspace: Workspace) -> Tensor | None:
+        splits = workspace.take(f"{scope}.num_kv_splits", tuple(kv_lens.shape), torch.int32)
+        used = splits[tuple(slice(size) for size in kv_lens.shape)]
+        return used.copy_((kv_lens // _KEYS_PER_SPLIT + 1).clamp_(max=_MAX_SPLITS))

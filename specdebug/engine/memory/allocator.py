@@ -4,8 +4,8 @@ With ``P = page_size`` and ``N = num_slots`` (a multiple of P), slots 0..P-1 (pa
 padded graph batch read and write them, so they are never handed out. Usable are slots P..N+P-1; a pool
 therefore holds N+P rows.
 
-The books are kept on the host (numpy), because the scheduler decides there; returned ids live on
-``device``. ``alloc`` takes from the head of an ascending list, so ids are contiguous as long as the pool is
+The books are kept on the host (numpy), because the scheduler decides there, and so are the ids it returns: they go
+to the device with the row they are written to. ``alloc`` takes from the head of an ascending list, so ids are contiguous as long as the pool is
 not fragmented (contiguous ids make KV gathers plain copies), and costs O(n). Freed pages wait in a side list
 and are merged and sorted in only when the head runs short. Which ids a sequence of calls gets depends on
 nothing else.
@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specdebug.engine.device import upload
 from specdebug.engine.errors import EngineError
 
 _Ids = npt.NDArray[np.int64]
@@ -36,13 +35,12 @@ class DoubleFree(InvalidFree):
 class SlotAllocator(ABC):
     """Books of whole pages; subclasses say how slots and pages correspond. Use :func:`make_allocator`."""
 
-    def __init__(self, num_slots: int, page_size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, num_slots: int, page_size: int) -> None:
         """Raises ``ValueError`` when ``num_slots`` is not a positive multiple of ``page_size``."""
         if page_size < 1 or num_slots < 1 or num_slots % page_size:
             raise ValueError(f"num_slots {num_slots} must be a positive multiple of page_size {page_size}")
         self.num_slots = num_slots
         self.page_size = page_size
-        self.device = torch.device(device)
         self._num_pages = num_slots // page_size
         self.clear()
 
@@ -77,7 +75,7 @@ class SlotAllocator(ABC):
         self._head = stop
         self._num_free_pages -= num_pages
         self._owned[pages] = True
-        return self._to_tensor(self._slots_of(pages))
+        return torch.from_numpy(self._slots_of(pages))
 
     def free(self, slots: torch.Tensor) -> None:
         """Give back every page that holds one of ``slots`` (any integer dtype and shape; may be empty).
@@ -104,16 +102,13 @@ class SlotAllocator(ABC):
 
     def free_slots(self) -> torch.Tensor:
         """All free slots, ascending, int64 [num_free]; for accounting, O(N)."""
-        return self._to_tensor(self._slots_of(np.flatnonzero(~self._owned[1:]) + 1))
+        return torch.from_numpy(self._slots_of(np.flatnonzero(~self._owned[1:]) + 1))
 
     def _merge_released(self) -> None:
         self._free = np.concatenate([self._free[self._head :], *self._released])
         self._free.sort()
         self._head = 0
         self._released = []
-
-    def _to_tensor(self, ids: _Ids) -> torch.Tensor:
-        return upload(ids, self.device)
 
     @abstractmethod
     def _slots_of(self, pages: _Ids) -> _Ids:
@@ -127,8 +122,8 @@ class SlotAllocator(ABC):
 class TokenAllocator(SlotAllocator):
     """Pages of one slot: a slot is its own page, and naming a slot twice in one ``free`` is a double free."""
 
-    def __init__(self, num_slots: int, device: torch.device | str = "cpu") -> None:
-        super().__init__(num_slots, 1, device)
+    def __init__(self, num_slots: int) -> None:
+        super().__init__(num_slots, 1)
 
     def _slots_of(self, pages: _Ids) -> _Ids:
         return pages.copy()
@@ -144,8 +139,8 @@ class TokenAllocator(SlotAllocator):
 class PagedAllocator(SlotAllocator):
     """Pages of several slots: freeing any slot of a page frees the whole page."""
 
-    def __init__(self, num_slots: int, page_size: int, device: torch.device | str = "cpu") -> None:
-        super().__init__(num_slots, page_size, device)
+    def __init__(self, num_slots: int, page_size: int) -> None:
+        super().__init__(num_slots, page_size)
         self._within = np.arange(page_size, dtype=np.int64)
 
     def _slots_of(self, pages: _Ids) -> _Ids:
@@ -155,8 +150,8 @@ class PagedAllocator(SlotAllocator):
         return np.unique(slots // self.page_size)
 
 
-def make_allocator(num_slots: int, page_size: int, device: torch.device | str = "cpu") -> SlotAllocator:
+def make_allocator(num_slots: int, page_size: int) -> SlotAllocator:
     """The allocator for ``num_slots`` usable slots in pages of ``page_size``."""
     if page_size == 1:
-        return TokenAllocator(num_slots, device)
-    return PagedAllocator(num_slots, page_size, device)
+        return TokenAllocator(num_slots)
+    return PagedAllocator(num_slots, page_size)

@@ -51,9 +51,15 @@ class ReqToToken:
         self._free_rows.sort(reverse=True)
 
     def write(self, row: int, start: int, slots: Tensor) -> None:
-        """Store slot ids in cells [start, start + len) of ``row``, by flat offset as the kernel does."""
+        """Store slot ids in cells [start, start + len) of ``row``, by flat offset as the kernel does.
+
+        Ids on the host go to a GPU through pinned memory, which waits for nothing.
+        """
         offset = row * self._cells.stride(0) + start
-        raw_block(self.table, offset, slots.numel(), "req_to_token.write").copy_(slots)
+        cells = raw_block(self.table, offset, slots.numel(), "req_to_token.write")
+        if cells.is_cuda and not slots.is_cuda:
+            slots = slots.to(torch.int32).pin_memory()
+        cells.copy_(slots, non_blocking=True)
 
     def slots(self, row: int, start: int, stop: int) -> Tensor:
         """Cells [start, stop) of ``row`` as int64 slot ids (a copy)."""

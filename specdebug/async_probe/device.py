@@ -223,7 +223,7 @@ class DeviceRing:
         job, twin = jobs[0], jobs[-1]
         other = job.tensor if job.other is None else job.other
         programs = self._programs_for(job, _STRIDED_TILE)
-        numbers = (*job.sizes[:3], *job.strides, job.low, job.high, *tags[0], *tags[-1], programs, self._origin())
+        numbers = (*job.sizes, *job.strides, job.low, job.high, *tags[0], *tags[-1], programs, self._origin())
         self._start(
             kernels.look_strided,
             programs * len(jobs),

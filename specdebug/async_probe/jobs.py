@@ -50,7 +50,7 @@ class What(NamedTuple):
 
 
 class Where(NamedTuple):
-    """Four of each, from the last dimension on; the first dimension's size is not used."""
+    """Four of each, from the last dimension on (of rows picked from a tensor, three; then those of the picks)."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -77,7 +77,8 @@ class Job:
     @property
     def vector(self) -> bool:
         """Whether sixteen elements in a row are one block of memory, and so the next sixteen."""
-        return self.strides[0] == 1 and not any(number % 16 for number in (self.sizes[0], *self.strides[1:]))
+        strides = self.strides[1:3] if self.layout == PICKED else self.strides[1:]
+        return self.strides[0] == 1 and not any(number % 16 for number in (self.sizes[0], *strides))
 
     def like(self, job: Job) -> bool:
         """Whether ``job`` looks for the same at the same places of another tensor."""
@@ -231,12 +232,20 @@ def _multiple(of_floats: bool, unit: Bound) -> What:
 
 
 def _rows(tensor: torch.Tensor, at: torch.Tensor) -> Where | None:
-    """Where rows of dimension 1 lie, unless they are not one evenly strided piece of memory each."""
+    """Where rows of dimension 1 lie, unless they are not one evenly strided piece of memory each.
+
+    ``at`` may be columns of a matrix: as many side by side, the next row's further on.
+    """
     inner = merged_dims(tensor.shape[2:], tensor.stride()[2:])
-    if len(inner) > 1 or not at.is_contiguous() or at.dtype not in _INTEGERS:
+    picks = merged_dims(at.shape, at.stride())
+    if picks[0][1] != 1:  # none side by side
+        picks = [(1, 1), *picks]
+    if len(inner) > 1 or len(picks) > 2 or at.dtype not in _INTEGERS:
         return None
-    ((size, stride),) = inner
-    return Where((size, at.numel(), tensor.shape[1], 1), (stride, tensor.stride(1), tensor.stride(0), 0))
+    size, stride = inner[0]
+    columns, further = picks[0][0], picks[1][1] if len(picks) > 1 else 0
+    sizes = (size, at.numel(), tensor.shape[1], columns)
+    return Where(sizes, (stride, tensor.stride(1), tensor.stride(0), further))
 
 
 def _tag(part: int, limit: int, form: int) -> int:

@@ -42,6 +42,7 @@ _CHUNK = tl.constexpr(256)  # elements looked at together once something is know
 
 # Of these, every value is served by the same machine code.
 _NUMBERS = ("size", "every", "low", "high", "tag_0", "tag_1")
+_PLACES = ("d0", "d1", "d2", "d3", "s0", "s1", "s2", "s3")
 
 
 @triton.jit
@@ -154,7 +155,7 @@ def _judge(value, low, high, LOOK: tl.constexpr):
 
 @triton.jit
 def _fetch(
-    x, other, index, inside, every, d0, d1, d2, s0, s1, s2, s3,
+    x, other, index, inside, every, d0, d1, d2, d3, s0, s1, s2, s3,
     LAYOUT: tl.constexpr, VECTOR: tl.constexpr, RELATIVE: tl.constexpr,
 ):  # fmt: skip
     """Elements by their row-major index, and which are there at all; arguments as of the two kernels."""
@@ -171,7 +172,9 @@ def _fetch(
         else:
             offset = column * s0
         if LAYOUT == _PICKED:
-            row = tl.load(other + left % d1.to(left.dtype), mask=inside, other=0).to(tl.int64)
+            place = left % d1.to(left.dtype)
+            place = (place // d3.to(left.dtype)) * s3 + place % d3.to(left.dtype)
+            row = tl.load(other + place, mask=inside, other=0).to(tl.int64)
             inside = inside & (row >= 0) & (row < d2)
             offset += row * s1 + (left // d1.to(left.dtype)).to(tl.int64) * s2
         else:
@@ -185,7 +188,7 @@ def _fetch(
 
 @triton.jit
 def _examine(
-    x, other, n, every, d0, d1, d2, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin, first, stride,
+    x, other, n, every, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin, first, stride,
     LOOK: tl.constexpr, LAYOUT: tl.constexpr, VECTOR: tl.constexpr, RELATIVE: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
@@ -202,7 +205,7 @@ def _examine(
         for begin in range(0, TILE, _CHUNK):
             index = tile * TILE + begin + lanes
             value, inside = _fetch(
-                x, other, index, index < n, every, d0, d1, d2, s0, s1, s2, s3, LAYOUT, VECTOR, RELATIVE
+                x, other, index, index < n, every, d0, d1, d2, d3, s0, s1, s2, s3, LAYOUT, VECTOR, RELATIVE
             )
             bad_0, bad_1 = _judge(value, low, high, LOOK)
             bad_0 = bad_0 & inside
@@ -218,12 +221,12 @@ def _examine(
     index_1 = tl.min(first_1, axis=0)
     if (tag_0 >= 0) & (total_0 > 0):
         value_0, _ = _fetch(
-            x, other, index_0, index_0 < n, every, d0, d1, d2, s0, s1, s2, s3, LAYOUT, VECTOR, RELATIVE
+            x, other, index_0, index_0 < n, every, d0, d1, d2, d3, s0, s1, s2, s3, LAYOUT, VECTOR, RELATIVE
         )
         _append(state, origin, tag_0, total_0, index_0, _exact(value_0).to(tl.int64, bitcast=True), low)
     if (tag_1 >= 0) & (total_1 > 0):
         value_1, _ = _fetch(
-            x, other, index_1, index_1 < n, every, d0, d1, d2, s0, s1, s2, s3, LAYOUT, VECTOR, RELATIVE
+            x, other, index_1, index_1 < n, every, d0, d1, d2, d3, s0, s1, s2, s3, LAYOUT, VECTOR, RELATIVE
         )
         _append(state, origin, tag_1, total_1, index_1, _exact(value_1).to(tl.int64, bitcast=True), high)
 
@@ -272,7 +275,7 @@ def _any_suspicious_word(x, n, carry, first, stride, TILE: tl.constexpr):
 
 @triton.jit
 def _any_bad_element(
-    x, other, n, every, d0, d1, d2, s0, s1, s2, s3, low, high, tag_0, tag_1, first, stride,
+    x, other, n, every, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, first, stride,
     LOOK: tl.constexpr, LAYOUT: tl.constexpr, VECTOR: tl.constexpr, RELATIVE: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
@@ -284,7 +287,7 @@ def _any_bad_element(
     while tile < tiles:
         index = tile * TILE + lanes
         value, inside = _fetch(
-            x, other, index, index < n, every, d0, d1, d2, s0, s1, s2, s3, LAYOUT, VECTOR, RELATIVE
+            x, other, index, index < n, every, d0, d1, d2, d3, s0, s1, s2, s3, LAYOUT, VECTOR, RELATIVE
         )
         bad_0, bad_1 = _judge(value, low, high, LOOK)
         seen |= (((bad_0 & (tag_0 >= 0)) | (bad_1 & (tag_1 >= 0))) & inside).to(tl.int32)
@@ -305,12 +308,12 @@ def _look(
         hit = _any_suspicious_word(pointer, n, high, first, stride, TILE)
     else:
         hit = _any_bad_element(
-            pointer, other, n, every, n, n, n, n, n, n, n, low, high, tag_0, tag_1, first, stride,
+            pointer, other, n, every, n, n, n, n, n, n, n, n, low, high, tag_0, tag_1, first, stride,
             LOOK, _FLAT, False, RELATIVE, TILE,
         )  # fmt: skip
     if hit > 0:
         _examine(
-            pointer, other, n, every, n, n, n, n, n, n, n, low, high, tag_0, tag_1, state, origin, first, stride,
+            pointer, other, n, every, n, n, n, n, n, n, n, n, low, high, tag_0, tag_1, state, origin, first, stride,
             LOOK, _FLAT, False, RELATIVE, TILE,
         )  # fmt: skip
 
@@ -331,27 +334,25 @@ def look_flat(
 
 @triton.jit
 def _look_strided(
-    x, other, n, d0, d1, d2, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin, first, stride,
+    x, other, n, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin, first, stride,
     LOOK: tl.constexpr, LAYOUT: tl.constexpr, VECTOR: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One tensor with strides, of which this program takes every ``stride``-th tile from ``first``."""
     pointer = _pointer(x, LOOK)
     hit = _any_bad_element(
-        pointer, other, n, 1, d0, d1, d2, s0, s1, s2, s3, low, high, tag_0, tag_1, first, stride,
+        pointer, other, n, 1, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, first, stride,
         LOOK, LAYOUT, VECTOR, False, TILE,
     )  # fmt: skip
     if hit > 0:
         _examine(
-            pointer, other, n, 1, d0, d1, d2, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin, first, stride,
+            pointer, other, n, 1, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin, first, stride,
             LOOK, LAYOUT, VECTOR, False, TILE,
         )  # fmt: skip
 
 
-@triton.jit(
-    do_not_specialize=[*_NUMBERS, "d0", "d1", "d2", "s0", "s1", "s2", "s3", "tag_0_b", "tag_1_b", "end", "origin"]
-)
+@triton.jit(do_not_specialize=[*_NUMBERS, *_PLACES, "tag_0_b", "tag_1_b", "end", "origin"])
 def look_strided(
-    x, x_b, other, state, size: tl.int64, d0: tl.int64, d1: tl.int64, d2: tl.int64,
+    x, x_b, other, state, size: tl.int64, d0: tl.int64, d1: tl.int64, d2: tl.int64, d3: tl.int64,
     s0: tl.int64, s1: tl.int64, s2: tl.int64, s3: tl.int64, low: tl.int64, high: tl.int64,
     tag_0: tl.int32, tag_1: tl.int32, tag_0_b: tl.int32, tag_1_b: tl.int32, end: tl.int32, origin: tl.int32,
     LOOK: tl.constexpr, LAYOUT: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr, PAIR: tl.constexpr,
@@ -359,10 +360,10 @@ def look_strided(
 ):  # fmt: skip
     """One tensor of ``size`` elements with strides. d, s: sizes and strides, from the last dimension on.
 
-    LAYOUT STRIDED: up to four dimensions, the first of which needs no size. PICKED: [L, N, d0] at the d1 rows
-    ``other`` (those outside 0..N-1 are passed over), d2 = N, strides s2, s1, s0. VECTOR: s0 is 1, and 16 divides
-    d0 and the other strides. WIDE: int32 does not do for indices. PAIR: programs from ``end`` on look at another
-    tensor of the same shape, at the same places.
+    LAYOUT STRIDED: up to four dimensions. PICKED: [L, N, d0] at the d1 rows ``other`` (those outside 0..N-1 are
+    passed over), d2 = N, strides s2, s1, s0; d3 of the rows lie side by side, then s3 further on the next. VECTOR:
+    s0 is 1, and 16 divides d0 and the other strides of x. WIDE: int32 does not do for indices. PAIR: programs from
+    ``end`` on look at another tensor of the same shape, at the same places.
     """
     _arrive(state, origin)
     if VECTOR:  # so that the compiler knows, and loads several elements at once
@@ -370,23 +371,24 @@ def look_strided(
         d0 = d0 // 16 * 16
         s1 = s1 // 16 * 16
         s2 = s2 // 16 * 16
-        s3 = s3 // 16 * 16
+        if LAYOUT != _PICKED:
+            s3 = s3 // 16 * 16
     n = _narrowed(size, WIDE)
     pid = tl.program_id(0)
     if PAIR:
         if pid < end:
             _look_strided(
-                x, other, n, d0, d1, d2, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin,
+                x, other, n, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin,
                 pid, end, LOOK, LAYOUT, VECTOR, TILE,
             )  # fmt: skip
         else:
             _look_strided(
-                x_b, other, n, d0, d1, d2, s0, s1, s2, s3, low, high, tag_0_b, tag_1_b, state, origin,
+                x_b, other, n, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0_b, tag_1_b, state, origin,
                 pid - end, end, LOOK, LAYOUT, VECTOR, TILE,
             )  # fmt: skip
     else:
         _look_strided(
-            x, other, n, d0, d1, d2, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin,
+            x, other, n, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin,
             pid, end, LOOK, LAYOUT, VECTOR, TILE,
         )  # fmt: skip
 

@@ -90,6 +90,8 @@ def test_rows_picked_from_a_pool() -> None:
     assert (job.layout, job.size, job.vector) == (PICKED, 2 * 3 * 32, True)
     assert job.sizes[:3] == (32, 3, 12)
     assert job.strides[:3] == (1, 32, 12 * 32)
+    columns = _make(("nan",), pool[2:], at=torch.zeros(5, 4, dtype=torch.int64)[:, :3])
+    assert (columns.layout, columns.sizes[1], columns.sizes[3], columns.strides[3]) == (PICKED, 15, 3, 4)
     # Rows in pieces are gathered first.
     assert _make(("nan",), pool.transpose(2, 3), at=torch.tensor([3])).layout == FLAT
 

@@ -20,6 +20,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 
 from specdebug.async_probe.device import DeviceRing
 
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 FLOATS = [
     torch.float64,
@@ -42,7 +43,7 @@ def _found(
     at: torch.Tensor | None = None,
 ) -> list[Finding]:
     """What the kernels find, entries numbered by part."""
-    on_device = [None if each is None else each.to(DEVICE) for each in (relative_to, at)]
+    on_device = [None if each is None else _moved(each) for each in (relative_to, at)]
     job = jobs.make(kinds, _moved(tensor), low, high, *on_device)
     if job is not None:
         RING.look([job], [tuple(None if part is None else i for i, part in enumerate(job.parts))])
@@ -182,9 +183,10 @@ def test_differences(tensor: torch.Tensor, base: str, seed: int) -> None:
     at=st.lists(st.integers(-2, 10), min_size=1, max_size=9),
     bad=st.lists(st.integers(0, 10**9), max_size=5),
     layout=st.sampled_from(["whole", "tail", "transposed"]),
+    picks=st.sampled_from(["flat", "columns", "column", "every other", "corner"]),
 )
 def test_rows_of_dimension_one(
-    dtype: torch.dtype, shape: tuple[int, ...], at: list[int], bad: list[int], layout: str
+    dtype: torch.dtype, shape: tuple[int, ...], at: list[int], bad: list[int], layout: str, picks: str
 ) -> None:
     flat = torch.ones(math.prod(shape))
     for place in bad:
@@ -195,6 +197,14 @@ def test_rows_of_dimension_one(
     elif layout == "transposed":  # rows are no block of memory
         tensor = tensor.transpose(2, 3)
     rows = torch.tensor(at)
+    if picks != "flat":
+        matrix = torch.stack([rows, rows + 1, rows - 1], 1)
+        rows = {
+            "columns": matrix[:, :2],
+            "column": matrix[:, 1],
+            "every other": matrix[:, ::2],
+            "corner": matrix[:1, :1],
+        }[picks]
     assert _same(_found(("nan",), tensor, at=rows), _expected(("nan",), tensor, at=rows))
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from specdebug.engine.attention.flashinfer_library import load, paged_kernels
 from specdebug.engine.attention.metadata import Metadata, RaggedMetadata
+from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.kernels.pack_mask import pack_mask, packed_size
 from specdebug.engine.memory.kv_pool import KVPool
 
@@ -210,8 +211,16 @@ class FlashInferAttention:
 
     def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [n, Hq, D], k and v [n, Hkv, D] -> [n, Hq * D]."""
+        self._pool.write(layer_id, self._loc, k, v)
+        return self.attend(layer_id, q)
+
+    def destination(self, layer_id: int) -> KVDestination:
+        """Where k and v go, for a model that writes them itself and then calls ``attend``."""
+        return self._pool.destination(layer_id, self._loc)
+
+    def attend(self, layer_id: int, q: Tensor) -> Tensor:
+        """q [n, Hq, D] -> [n, Hq * D], over keys and values that are written."""
         pool = self._pool
-        pool.write(layer_id, self._loc, k, v)
         out = q.new_empty(q.shape)
         self._wrapper.run(q, (pool.k[layer_id].unsqueeze(1), pool.v[layer_id].unsqueeze(1)), out=out)
         return out.view(q.shape[0], -1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata, RaggedMetadata
+from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.kernels.triton.merge_splits import merge_splits
 from specdebug.engine.kernels.triton.paged_attention import (
     MAX_MERGED_IN_PLACE,
@@ -47,8 +48,16 @@ class TritonAttention:
 
     def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [n, Hq, D], k and v [n, Hkv, D] -> [n, Hq * D]."""
+        self._pool.write(layer_id, self._loc, k, v)
+        return self.attend(layer_id, q)
+
+    def destination(self, layer_id: int) -> KVDestination:
+        """Where k and v go, for a model that writes them itself and then calls ``attend``."""
+        return self._pool.destination(layer_id, self._loc)
+
+    def attend(self, layer_id: int, q: Tensor) -> Tensor:
+        """q [n, Hq, D] -> [n, Hq * D], over keys and values that are written."""
         pool = self._pool
-        pool.write(layer_id, self._loc, k, v)
         keys, values = pool.k[layer_id], pool.v[layer_id]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if not self._splits:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor
+
+
+class KVDestination(NamedTuple):
+    """Where one layer's keys and values of a batch go: its caches k and v [N, Hkv, D], and int64 slots [n]."""
+
+    k: Tensor
+    v: Tensor
+    slots: Tensor
 
 
 def write_kv(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
-from specdebug.engine.kernels.kv_cache import move_kv, write_kv
+from specdebug.engine.kernels.kv_cache import KVDestination, move_kv, write_kv
 from specdebug.engine.memory.fill import FillPolicy
 
 
@@ -49,9 +49,13 @@ class KVPool:
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k, v [n, num_kv_heads, head_dim] at int64 ``slots`` [n]."""
+        write_kv(*self.destination(layer, slots), k, v)
+
+    def destination(self, layer: int, slots: Tensor) -> KVDestination:
+        """For a kernel that makes k and v and writes them itself: where ``write`` would write them."""
         if layer == 0:
             maybe_detect_oob(slots, 0, self.size, "kv_pool.write.loc")
-        write_kv(self.k[layer], self.v[layer], slots, k, v)
+        return KVDestination(self.k[layer], self.v[layer], slots)
 
     def probe_written(self, slots: Tensor) -> None:
         """Probe what a forward has written to ``slots`` (int64, any shape), all layers at once: a launch for each layer

@@ -6,9 +6,11 @@ vocabularies, Hq query heads, Hkv key-value heads, D head size. Models hold no s
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
+
+from specdebug.engine.kernels.kv_cache import KVDestination
 
 
 class LayerAttention(Protocol):
@@ -21,6 +23,19 @@ class LayerAttention(Protocol):
         of q and k the two halves that RoPE rotates against each other are interleaved (0, D/2, 1, D/2+1,
         ...): dot products are what they were, but a pool's keys are not in Hugging Face order.
         """
+        ...
+
+
+@runtime_checkable
+class StoredAttention(Protocol):
+    """A ``LayerAttention`` that lets the model write keys and values itself, in the kernel that rotates them."""
+
+    def destination(self, layer_id: int) -> KVDestination:
+        """Where to write before ``attend``."""
+        ...
+
+    def attend(self, layer_id: int, q: Tensor) -> Tensor:
+        """q [n, Hq, D] -> [n, Hq*D], over keys and values that have been written."""
         ...
 
 

@@ -4,7 +4,7 @@ Weights are plain tensors fused at load (q, k, v in one; gate and up in one). On
 is folded into the linear layer after it, and the norm itself is three kernels (``vector_norm``, ``hypot``,
 ``div``): at batch 1 that took 8 us where ``F.rms_norm`` took 21, and the kernels' fixed cost is most of a small
 model's step. In bf16 and fp16 folding would round the weights a second time, so ``F.rms_norm`` runs as usual.
-On a GPU norm, rotation and activation are one kernel each, and a layer is eight launches besides attention. Each of
+On a GPU norm, rotation and activation are one kernel each, and a layer is seven launches besides attention. Each of
 these three is told which weight is read ``then``, and has it fetched meanwhile.
 """
 
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdebug.engine.model.interface import LayerAttention
+from specdebug.engine.model.interface import LayerAttention, StoredAttention
 from specdebug.engine.model.linear import linear, linear_into
 from specdebug.engine.model.rope import Rotary
 
@@ -90,10 +90,14 @@ class DecoderLayer:
         computed elsewhere, in place of the bias, and is used up as well.
         """
         qkv = linear(normed, self.qkv, self.qkv_bias) if qkv_share is None else linear_into(qkv_share, normed, self.qkv)
-        q, k, v = self.rotary.split(qkv, phases, self.output)
+        if self.rotary.stores and isinstance(attn, StoredAttention):
+            q = self.rotary.split_and_store(qkv, phases, attn.destination(self.layer_id), self.output)
+            attended = attn.attend(self.layer_id, q)
+        else:
+            attended = attn(self.layer_id, *self.rotary.split(qkv, phases, self.output))
         if self.output_bias is not None:
             residual.add_(self.output_bias)
-        x = linear_into(residual, attn(self.layer_id, q, k, v), self.output)
+        x = linear_into(residual, attended, self.output)
         gate_up = linear(self.mlp_norm(x, self.gate_up), self.gate_up)
         return linear_into(x, silu_mul(gate_up, self.down), self.down)
 

@@ -14,6 +14,7 @@ import math
 import torch
 from torch import Tensor
 
+from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.model.config import LlamaConfig, RopeScaling
 
 
@@ -93,3 +94,16 @@ class Rotary:
         # the free function: Tensor.split is a Python wrapper that costs as much as the product itself
         q, k, v = torch.split_with_sizes(qkv.view(qkv.shape[0], *self._shape), self._head_counts, 1)
         return q, k, v
+
+    @property
+    def stores(self) -> bool:
+        """Whether ``split_and_store`` is to be had: on a GPU."""
+        return self._flat_table is not None
+
+    def split_and_store(self, qkv: Tensor, phases: Tensor, cache: KVDestination, then: Tensor | None = None) -> Tensor:
+        """As ``split``, but keys and values go to their cache, in the same kernel: q [n, Hq, D]."""
+        from specdebug.engine.kernels.triton.rope import rotate_and_store
+
+        assert self._flat_table is not None
+        rotate_and_store(qkv, phases, self._flat_table, self._turned, self._shape[1], cache, then)
+        return qkv.view(qkv.shape[0], *self._shape)[:, : self._head_counts[0]]

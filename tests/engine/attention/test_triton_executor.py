@@ -22,6 +22,7 @@ from specdebug.engine.attention.triton import TritonPlanner
 from specdebug.engine.attention.triton_executor import TritonAttention
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.model.interface import StoredAttention
 from tests.engine.attention import cases as worlds
 from tests.engine.attention.cases import (
     DIM,
@@ -173,6 +174,26 @@ def test_new_keys_are_written_before_they_are_attended(device: torch.device) -> 
     torch.testing.assert_close(found, expected)
     assert torch.equal(world.pool.k[1][loc], k)
     assert torch.equal(world.pool.v[1][loc], v)
+
+
+def test_a_model_may_write_keys_itself(device: torch.device) -> None:
+    """To where the executor says, before it attends."""
+    world = two_sequences((3, 2))
+    loc = torch.cat([world.slots(0, 3, 4), world.slots(1, 2, 3)])
+    indices = torch.cat([world.slots(0, 0, 4), world.slots(1, 0, 3)])
+    plan = ragged_of([0, 4, 7], indices.to(INT32))
+    q, kv = torch.randn(2, Q_HEADS, DIM), torch.randn(2, 2, KV_HEADS, DIM)
+    bound = OnDevice(plan, world.pool, loc, device).attention
+    expected = bound(1, q.to(device), kv[0].to(device), kv[1].to(device))
+    assert isinstance(bound, StoredAttention)
+    place = bound.destination(1)
+    for cache, new in zip((place.k, place.v), kv, strict=True):
+        assert torch.equal(cache[place.slots], new.to(device))
+        cache[place.slots] = float("nan")
+    assert bool(bound.attend(1, q.to(device)).isnan().all())
+    for cache, new in zip((place.k, place.v), kv, strict=True):
+        cache[place.slots] = new.to(device)
+    assert torch.equal(bound.attend(1, q.to(device)), expected)
 
 
 def test_a_sequence_without_keys_attends_nothing(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Rotary position embedding of a fused qkv row, in place and in one launch."""
+"""Rotary position embedding of a fused qkv row in one launch, which may put keys and values into their cache too."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -8,22 +8,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.kernels.triton.prefetch import AFTER_ATTENTION_BYTES, prefetch, prefetch_of
 
 HEADS_PER_PROGRAM = 8
 WARPS = 4
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _rotate(
     qkv_ptr,
     positions_ptr,
     phases_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slots_ptr,
     rows,
     heads,
+    kv_heads,
     head_dim,
     qkv_stride,
     phases_stride,
+    slot_stride,
+    slots_step,
     next_ptr,
     next_stride,
     next_parts,
@@ -44,11 +51,23 @@ def _rotate(
     cos = cos[None, :]
     sin = sin[None, :]
     cells = qkv_ptr + row * qkv_stride + head[:, None] * head_dim + lane[None, :]
-    live = (head < heads)[:, None] & (lane < head_dim)[None, :]
+    last = heads if k_cache_ptr is None else heads + kv_heads
+    live = (head < last)[:, None] & (lane < head_dim)[None, :]
     stored = tl.load(cells, mask=live, other=0.0)
     a, b = tl.split(tl.reshape(stored.to(tl.float32), (BLOCK_HEADS, BLOCK_DIM // 2, 2)))
     turned = tl.join(a * cos - b * sin, a * sin + b * cos)
-    tl.store(cells, tl.reshape(turned, (BLOCK_HEADS, BLOCK_DIM)).to(stored.dtype), mask=live)
+    turned = tl.reshape(turned, (BLOCK_HEADS, BLOCK_DIM)).to(stored.dtype)
+    if k_cache_ptr is None:
+        tl.store(cells, turned, mask=live)
+    else:
+        queries = heads - kv_heads
+        tl.store(cells, turned, mask=live & (head < queries)[:, None])
+        slot = tl.load(slots_ptr + row * slots_step).to(tl.int64)
+        key = slot * slot_stride + (head - queries)[:, None] * head_dim + lane[None, :]
+        value = slot * slot_stride + (head - heads)[:, None] * head_dim + lane[None, :]
+        is_key = live & ((head >= queries) & (head < heads))[:, None]
+        tl.store(k_cache_ptr + key, turned.to(k_cache_ptr.dtype.element_ty), mask=is_key)
+        tl.store(v_cache_ptr + value, stored.to(v_cache_ptr.dtype.element_ty), mask=live & (head >= heads)[:, None])
 
 
 def rotate(
@@ -63,27 +82,69 @@ def rotate(
     Raises:
         ValueError: the elements of a row are not adjacent.
     """
+    _launch(qkv, positions, phases, heads, head_dim, None, then)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    positions: Tensor,
+    phases: Tensor,
+    heads: int,
+    head_dim: int,
+    cache: KVDestination,
+    then: Tensor | None = None,
+) -> None:
+    """As :func:`rotate`, ``heads`` counting queries and keys; but turned keys, and the values after them, go to
+    ``cache``, unchecked, and only the queries of qkv [n, (heads + Hkv)*D] are turned in place.
+
+    Raises:
+        ValueError: the elements of a row are not adjacent, or those of a slot.
+    """
+    slot = (head_dim, 1)
+    if cache.k.stride() != cache.v.stride() or cache.k.stride()[1:] != slot or cache.k.shape[2] != head_dim:
+        raise ValueError("rotate_and_store: k and v must be laid out alike, the elements of a slot adjacent")
+    _launch(qkv, positions, phases, heads, head_dim, cache, then)
+
+
+def _launch(
+    qkv: Tensor,
+    positions: Tensor,
+    phases: Tensor,
+    heads: int,
+    head_dim: int,
+    cache: KVDestination | None,
+    then: Tensor | None,
+) -> None:
     if qkv.stride(1) != 1 or phases.stride(1) != 1 or not positions.is_contiguous():
         raise ValueError("rotate: the elements of a row of qkv and of phases, and the positions, must be adjacent")
-    if qkv.shape[0]:
-        rows = qkv.shape[0]
-        blocks = triton.cdiv(heads, HEADS_PER_PROGRAM)
-        lanes = 32 * WARPS
-        weight, stride, parts, programs = prefetch_of(then, rows, lanes, AFTER_ATTENTION_BYTES)
-        _rotate[(rows + programs // blocks, blocks)](
-            qkv,
-            positions,
-            phases,
-            rows,
-            heads,
-            head_dim,
-            qkv.stride(0),
-            phases.stride(0),
-            weight,
-            stride,
-            parts,
-            BLOCK_HEADS=HEADS_PER_PROGRAM,
-            BLOCK_DIM=triton.next_power_of_2(head_dim),
-            LANES=lanes,
-            num_warps=WARPS,
-        )
+    rows = qkv.shape[0]
+    if rows == 0:
+        return
+    k, v, slots = (None, None, None) if cache is None else cache
+    kv_heads = 0 if k is None else k.shape[1]
+    blocks = triton.cdiv(heads + kv_heads, HEADS_PER_PROGRAM)
+    lanes = 32 * WARPS
+    weight, stride, parts, programs = prefetch_of(then, rows, lanes, AFTER_ATTENTION_BYTES)
+    _rotate[(rows + programs // blocks, blocks)](
+        qkv,
+        positions,
+        phases,
+        k,
+        v,
+        slots,
+        rows,
+        heads,
+        kv_heads,
+        head_dim,
+        qkv.stride(0),
+        phases.stride(0),
+        0 if k is None else k.stride(0),
+        0 if slots is None else slots.stride(0),
+        weight,
+        stride,
+        parts,
+        BLOCK_HEADS=HEADS_PER_PROGRAM,
+        BLOCK_DIM=triton.next_power_of_2(head_dim),
+        LANES=lanes,
+        num_warps=WARPS,
+    )

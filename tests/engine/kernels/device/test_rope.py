@@ -9,13 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdebug.engine.kernels.kv_cache import KVDestination, write_kv
 from specdebug.engine.model.config import LlamaConfig
 from specdebug.engine.model.rope import Rotary
 from tests.interpreter import float_types
 
 pytest.importorskip("triton")
 
-from specdebug.engine.kernels.triton.rope import rotate
+from specdebug.engine.kernels.triton.rope import rotate, rotate_and_store
 
 
 def config(num_heads: int, num_kv_heads: int, head_dim: int) -> LlamaConfig:
@@ -90,3 +91,34 @@ def test_strided_elements_are_refused(device):
             1,
             2,
         )
+
+
+@pytest.mark.parametrize("dtype", float_types(), ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 8), (1, 1, 2), (32, 8, 128), (9, 3, 24)])
+@pytest.mark.parametrize("slots", [[], [3], [7, 0, 4]], ids=str)
+def test_keys_and_values_may_go_straight_to_their_cache(device, dtype, heads, kv_heads, dim, slots):
+    """The same as turning and writing in two steps, bit for bit, into a cache of its own dtype."""
+    torch.manual_seed(0)
+    table = flat_table(Rotary(config(heads, kv_heads, dim), 50, torch.device("cpu")), device)
+    qkv = torch.randn(len(slots), (heads + 2 * kv_heads) * dim).to(device, dtype)
+    positions = torch.arange(len(slots), device=device) * 7
+    pool = torch.randn(2, 9, kv_heads, dim).to(device, torch.float32 if dtype is torch.float16 else dtype)
+    where = torch.tensor([[slot, 8] for slot in slots], dtype=torch.int64, device=device).reshape(-1, 2)[:, 0]
+    apart, plain = pool.clone(), qkv.clone()
+    rotate(plain, positions, table, heads + kv_heads, dim)
+    q, k, v = plain.view(-1, heads + 2 * kv_heads, dim).split([heads, kv_heads, kv_heads], 1)
+    write_kv(apart[0], apart[1], where, k.to(pool.dtype), v.to(pool.dtype))
+    before = qkv.clone()
+    rotate_and_store(qkv, positions, table, heads + kv_heads, dim, KVDestination(pool[0], pool[1], where))
+    assert torch.equal(pool, apart)
+    assert torch.equal(qkv[:, : heads * dim], q.flatten(1))
+    assert torch.equal(qkv[:, heads * dim :], before[:, heads * dim :])
+
+
+def test_caches_that_it_would_not_fill_are_refused(device):
+    table = flat_table(Rotary(config(1, 1, 2), 4, torch.device("cpu")), device)
+    pool = torch.zeros(2, 3, 1, 4, device=device)
+    slots = torch.zeros(1, dtype=torch.int64, device=device)
+    for k, v in ((pool[0, ..., ::2], pool[1, ..., ::2]), (pool[0, ..., :2], torch.zeros(3, 1, 2, device=device))):
+        with pytest.raises(ValueError, match="laid out alike"):
+            rotate_and_store(torch.ones(1, 6, device=device), slots, table, 2, 2, KVDestination(k, v, slots))

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         prepare,
         reached,
         reset,
+        salvage,
         set_step,
         totals,
     )
@@ -59,6 +60,7 @@ __all__ = [
     "prepare",
     "reached",
     "reset",
+    "salvage",
     "set_step",
     "totals",
 ]

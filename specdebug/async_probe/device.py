@@ -15,15 +15,15 @@ The table of rows is bigger than ``capacity``, because a large tensor of NaNs ta
 are limited in number. When it is full, rows are dropped and counted in the totals only. Launches follow each
 other on a stream, so what is dropped is always the newest.
 
-Reading goes through pinned memory. ``poll`` takes a snapshot of the counters between two launches, copies it and
-then the new rows on a stream of its own, and hands over what has arrived at a later call.
+The table lies in pinned memory of the host, and kernels write to it there: what a finished launch found can be read
+even when a later one has cost the device (``salvage``). ``poll`` takes a snapshot of the counters between two launches,
+copies it on a stream of its own, and at a later call hands over the rows that it counts.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ from .layout import (
     MAX_JOBS,
     NONFINITE,
     ROWS,
+    SIZE,
     STEP,
     TABLE,
     TAG_ENTRY,
@@ -67,15 +68,6 @@ _MAX_EXTRA_ROWS = 65536
 _compiled: dict[tuple[object, ...], Any] = {}
 
 
-@dataclass
-class _Transfer:
-    """A copy to the host that is under way."""
-
-    event: Any
-    cursor: int | None
-    """Up to where rows are being copied; None while the counters are."""
-
-
 class DeviceRing:
     """The rows and counts of one device. (Under Triton's interpreter that may be a CPU.)"""
 
@@ -93,7 +85,10 @@ class DeviceRing:
         self._rows = rows
         # Tensors made in inference mode could not be written outside it.
         with torch.inference_mode(False):
-            self._state = torch.zeros(TABLE + rows * COLUMNS, dtype=torch.int64, device=device)
+            self._state = torch.zeros(SIZE, dtype=torch.int64, device=device)
+            # A GPU writes to pinned memory by the same address as the host does.
+            self._table = torch.zeros((rows, COLUMNS), dtype=torch.int64, pin_memory=self._on_gpu)
+            self._state[TABLE].fill_(self._table.data_ptr())
             self._step = self._state[STEP]
             self._limit = self._state[LIMIT]
             self._step.fill_(step)
@@ -102,15 +97,13 @@ class DeviceRing:
             self._state[FINE : FINE + MAX_ENTRIES].fill_(1)
             self._header = self._state[:_HEADER]
             self._snapshot = torch.zeros(_HEADER, dtype=torch.int64, device=device)
-            self._table = self._state[TABLE:].view(rows, COLUMNS)
             self._host_header = torch.zeros(_HEADER, dtype=torch.int64, pin_memory=self._on_gpu)
-            self._host_table = torch.zeros((rows, COLUMNS), dtype=torch.int64, pin_memory=self._on_gpu)
         self._taken = 0  # rows before this one have been read
         self._room_until = rows  # what the device knows as its limit
         self._serials = itertools.cycle(range(1, 2**30))
         self._cells = 0
         self._side: Any = None
-        self._transfer: _Transfer | None = None
+        self._transfer: Any = None  # the event of a copy of the counters to the host that is under way
 
     def set_step(self, step: int) -> None:
         """Findings from now on belong to ``step``. Waits for nothing."""
@@ -155,12 +148,18 @@ class DeviceRing:
         found = self._arrived(wait=True)
         self._host_header.copy_(self._header, non_blocking=True)
         self._synchronize()
-        cursor = int(self._host_header[CURSOR])
-        if cursor > self._taken:
-            self._copy_rows(cursor)
-            self._synchronize()
-            found += self._read(cursor)
+        found += self._read(int(self._host_header[CURSOR]))
         return found[: self.capacity]
+
+    def salvage(self) -> list[Finding]:
+        """The findings since the last call of what a device, lost by now, had finished. Asks the host alone."""
+        rows: list[list[int]] = []
+        for ticket in range(self._taken, self._taken + self._rows):
+            row = self._table[ticket % self._rows].tolist()
+            if row[0] != ticket + 1:
+                break
+            rows.append(row)
+        return merge(rows)[: self.capacity]
 
     def poll(self) -> list[Finding]:
         """Findings that have reached the host since the last call; a finding takes a few calls to get there.
@@ -293,25 +292,16 @@ class DeviceRing:
     # The way to the host
 
     def _arrived(self, *, wait: bool) -> list[Finding]:
-        """What a copy under way has brought, if it is done (or ``wait`` for it); may begin the next."""
-        transfer = self._transfer
-        if transfer is None:
+        """What a copy of the counters that is under way tells of, if it is done (or ``wait`` for it)."""
+        event = self._transfer
+        if event is None:
             return []
         if wait:
-            transfer.event.synchronize()
-        elif not transfer.event.query():
+            event.synchronize()
+        elif not event.query():
             return []
         self._transfer = None
-        if transfer.cursor is not None:
-            return self._read(transfer.cursor)
-        cursor = int(self._host_header[CURSOR])
-        if cursor > self._taken and not wait:
-            with _cuda.stream(self._side_stream()):
-                self._copy_rows(cursor)
-                event = _cuda.Event()
-                event.record()
-            self._transfer = _Transfer(event, cursor)
-        return []
+        return self._read(int(self._host_header[CURSOR]))
 
     def _send_header(self) -> None:
         """Begin copying the counters as they are between the last launch and the next one."""
@@ -324,21 +314,15 @@ class DeviceRing:
             self._host_header.copy_(self._snapshot, non_blocking=True)
             event = _cuda.Event()
             event.record()
-        self._transfer = _Transfer(event, None)
-
-    def _copy_rows(self, cursor: int) -> None:
-        """Copy the rows from the first not yet read up to ``cursor``, to where they lie in the table."""
-        begin = self._taken % self._rows
-        end = begin + min(cursor, self._room_until) - self._taken
-        for start, stop in ((begin, min(end, self._rows)), (0, end - self._rows)):
-            if start < stop:
-                self._host_table[start:stop].copy_(self._table[start:stop], non_blocking=True)
+        self._transfer = event
 
     def _read(self, cursor: int) -> list[Finding]:
-        """The findings in the rows that have been copied; makes room for as many new ones."""
+        """The findings in the rows up to ``cursor``; makes room for as many new ones."""
+        if cursor == self._taken:
+            return []
         stop = min(cursor, self._room_until)
         places = torch.arange(self._taken, stop) % self._rows
-        rows = intact(self._host_table[places].tolist(), self._taken, more=cursor > stop)
+        rows = intact(self._table[places].tolist(), self._taken, more=cursor > stop)
         self._taken, self._room_until = cursor, cursor + self._rows
         self._limit.fill_(self._room_until)
         return merge(rows)

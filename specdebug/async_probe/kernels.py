@@ -61,7 +61,8 @@ def _append(state, origin, tag, count, index, value, limit):
     arrived = tl.atomic_add(state + _CELLS + tl.maximum(-origin, 0), 0, sem="relaxed")
     ticket = tl.atomic_add(state + _CURSOR, 1, sem="relaxed")
     if ticket < tl.load(state + _LIMIT):
-        row = state + _TABLE + (ticket % tl.load(state + _ROWS)) * _COLUMNS
+        table = tl.load(state + _TABLE).to(tl.pointer_type(tl.int64))
+        row = table + (ticket % tl.load(state + _ROWS)) * _COLUMNS
         tl.store(row, ticket + 1)
         tl.store(row + 1, origin)
         tl.store(row + 2, (arrived - 1) // tl.num_programs(0))

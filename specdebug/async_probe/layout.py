@@ -7,11 +7,13 @@ words      name        content
 1          LIMIT       rows from this one on are dropped, until the host has read some
 2          STEP        what ``set_step`` said
 3          ROWS        rows there is room for; row i lies at i modulo this
+4          TABLE       address of the rows, each of ``COLUMNS`` words, in the host's memory
 from 16    TOTALS      bad elements by entry
            FINE        by entry, 1 until something bad was seen: what an assertion looks at
            CELLS       by captured launch, programs started so far; cell 0 belongs to nobody
-           TABLE       the rows, each of ``COLUMNS`` words
 =========  ==========  =========================================================================
+
+The rows lie where a lost device cannot take them along: few are ever written, and the bus is fast enough for those.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ MAX_ENTRIES = 4096
 MAX_CELLS = 16384
 """Captured launches whose replays are told apart even within a step."""
 
-CURSOR, LIMIT, STEP, ROWS = range(4)
+CURSOR, LIMIT, STEP, ROWS, TABLE = range(5)
 TOTALS = 16
 FINE = TOTALS + MAX_ENTRIES
 CELLS = FINE + MAX_ENTRIES
-TABLE = CELLS + MAX_CELLS
+SIZE = CELLS + MAX_CELLS
 
 COLUMNS = 9
 """Ticket + 1, origin, launch, step, tag, first bad index, its value, number of bad elements, limit."""

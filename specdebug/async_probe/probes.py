@@ -172,6 +172,11 @@ def poll() -> list[Violation]:
     return _recorder.poll()
 
 
+def salvage() -> list[Violation]:
+    """Take the findings of launches that a GPU had finished before it was lost. Asks the host alone."""
+    return _recorder.salvage()
+
+
 def totals() -> dict[tuple[str, str], int]:
     """Bad elements by (site, kind), exact even where the ring overflowed. Waits for the device."""
     return _recorder.totals()

@@ -95,6 +95,10 @@ class Ring:
         """As :meth:`take`; where this ring is used, a device is no further than the host."""
         return self.take()
 
+    def salvage(self) -> list[Finding]:
+        """Nothing: what this ring holds is on the device, and that is lost."""
+        return []
+
     def totals(self, entries: int) -> list[int]:
         """Bad elements by entry, those of dropped findings included. Waits for the device."""
         totals: list[int] = self._totals[:entries].tolist()
@@ -156,6 +160,10 @@ class Recorder:
     def poll(self) -> list[Violation]:
         """Those of the findings that :meth:`drain` would give which the host can have without waiting."""
         return self._violations([finding for ring in self.rings.values() for finding in ring.poll()])
+
+    def salvage(self) -> list[Violation]:
+        """What can be had of the findings once a device is lost."""
+        return self._violations([finding for ring in self.rings.values() for finding in ring.salvage()])
 
     def totals(self) -> dict[tuple[str, str], int]:
         """Bad elements by (site, kind) since the start, those of dropped findings too; zeros are left out."""

@@ -215,6 +215,11 @@ class Engine:
             found += self._eagle_worker.check_guards()
         return found
 
+    def damage_seen(self) -> list[GuardViolation]:
+        """What is left of :meth:`check_guards` when a GPU is lost: overruns seen before a graph was launched."""
+        found = self._target_worker.damage_seen()
+        return found if self._eagle_worker is None else found + self._eagle_worker.damage_seen()
+
     def draft_kv(self, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Draft keys and values of positions [start, stop) of a request that holds a row.
 

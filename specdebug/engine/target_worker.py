@@ -82,6 +82,10 @@ class TargetWorker:
         """Overruns of the runner's static buffers since the last call."""
         return [] if self._decode_runner is None else self._decode_runner.check_guards()
 
+    def damage_seen(self) -> list[GuardViolation]:
+        """Overruns that reached the host before the device was lost."""
+        return [] if self._decode_runner is None else self._decode_runner.damage_seen()
+
     def prefill(self, batch: PrefillBatch) -> PrefillOutput:
         """Write the chunks' KV, return what follows each and the features of every token."""
         vocab = self.model.config.vocab_size

@@ -181,14 +181,13 @@ class RunLoop:
         """Report what a step left behind, and its failure if it had one; returns what the run ends of, if anything.
 
         Probes' findings are taken as they arrive, or, when this is the last look (``wait``), waited for. On a GPU a
-        failed kernel may be noticed only here. Once the device is lost it cannot be asked any more, so
-        the first failure is reported at once, and what else then fails is its consequence.
+        failed kernel may be noticed only here. Once the device is lost it cannot be asked any more: what had reached
+        the host by then comes first, for it tells what the device died of, and whatever else fails is its consequence.
         """
         read_probes = self._drain_probes if failure is not None or wait else self._poll_probes
         checks = [self._read_guards, read_probes, *([self._read_pools] if pools else [])]
         if failure is not None and device_lost(failure):
-            self._failed(failure, step)
-            checks = [self._poll_probes]  # findings that had reached the host may still be had
+            checks = [self._salvage]
         for check in checks:
             try:
                 check(step)
@@ -202,8 +201,15 @@ class RunLoop:
         self.lost = device_lost(error)
         self.report(violation_of(error, step))
 
+    def _salvage(self, step: int) -> None:
+        self._report_guards(self.engine.damage_seen(), step)
+        self._report_probes(async_probe.salvage(), step)
+
     def _read_guards(self, step: int) -> None:
-        for guard in self.engine.check_guards():
+        self._report_guards(self.engine.check_guards(), step)
+
+    def _report_guards(self, damage: Sequence[Any], step: int) -> None:
+        for guard in damage:
             self.report(Violation("guard", f"{guard.buffer}->{guard.victim}", step, str(guard)))
 
     def _poll_probes(self, step: int) -> None:

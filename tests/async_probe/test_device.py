@@ -219,3 +219,14 @@ def test_compiling_in_advance_finds_nothing() -> None:
     ring.compile((torch.bfloat16,))
     assert ring.take() == []
     assert ring.totals(4) == [0] * 4
+
+
+def test_what_finished_launches_found_can_be_salvaged_without_the_device() -> None:
+    ring = _ring()
+    ring.look([_bad(1, 12, -3)], [(5, 6)])
+    ring.look([_job(torch.tensor([1, 2]))], [(5, 6)])
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    assert [(found.entry, found.index, found.value) for found in ring.salvage()] == [(5, 2, -3), (6, 1, 12)]
+    assert ring.salvage() == ring.take(), "nothing was consumed"
+    assert ring.salvage() == []

@@ -124,6 +124,9 @@ class FakeEngine:
     def check_pools(self) -> list[str]:
         return self.pool_problems
 
+    def damage_seen(self) -> list[Any]:
+        return []
+
     def check_guards(self) -> list[Any]:
         found, self.guards = self.guards, []
         return found

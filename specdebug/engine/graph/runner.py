@@ -77,6 +77,14 @@ class StaticBuffers:
         """Guard regions damaged since the last call."""
         return self._arena.check_guards()
 
+    def watch_guards(self) -> None:
+        """See :meth:`Arena.watch_guards`."""
+        self._arena.watch_guards()
+
+    def damage_seen(self) -> list[GuardViolation]:
+        """See :meth:`Arena.damage_seen`."""
+        return self._arena.damage_seen()
+
 
 Inputs = TypeVar("Inputs")
 
@@ -107,6 +115,10 @@ class GraphRunner(ABC, Generic[Inputs]):
     def check_guards(self) -> list[GuardViolation]:
         """Overruns of this runner's static buffers since the last call."""
         return self.buffers.check_guards()
+
+    def damage_seen(self) -> list[GuardViolation]:
+        """Overruns that reached the host before the device was lost."""
+        return self.buffers.damage_seen()
 
     def capture(self, graph_pool: Any) -> None:
         """Capture every batch size, the largest first, so that the others find its memory in the pool."""
@@ -147,6 +159,7 @@ class GraphRunner(ABC, Generic[Inputs]):
     def _launch(self, bs: int, padded: Inputs, seq_lens_cpu: tuple[int, ...]) -> None:
         """Plan and run ``padded``; ``seq_lens_cpu`` are the lengths of its live rows."""
         metadata = self._plan(padded, seq_lens_cpu + (0,) * (bs - len(seq_lens_cpu)))
+        self.buffers.watch_guards()  # a plan that overran may be what the forward dies of
         captured = self._captured.get(bs)
         if captured is None:
             self._forward(padded, self._bind(padded, metadata, graph=False))

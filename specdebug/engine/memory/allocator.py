@@ -5,10 +5,10 @@ padded graph batch read and write them, so they are never handed out. Usable are
 therefore holds N+P rows.
 
 The books are kept on the host (numpy), because the scheduler decides there, and so are the ids it returns: they go
-to the device with the row they are written to. ``alloc`` takes from the head of an ascending list, so ids are contiguous as long as the pool is
-not fragmented (contiguous ids make KV gathers plain copies), and costs O(n). Freed pages wait in a side list
-and are merged and sorted in only when the head runs short. Which ids a sequence of calls gets depends on
-nothing else.
+to the device with the row they are written to. ``alloc`` takes from the head of an ascending list, so ids are
+contiguous as long as the pool is not fragmented (contiguous ids make KV gathers plain copies), and costs O(n). Freed
+pages wait in a side list and are merged and sorted in only when the head runs short. Which ids a sequence of calls
+gets depends on nothing else.
 """
 
 from __future__ import annotations

@@ -94,13 +94,47 @@ class Arena:
             ]
             index = [torch.arange(start, stop) for _, _, start, stop in self._guards]
             self._guard_index = torch.cat(index).to(device)
-            self._bytes[self._guard_index] = _GUARD_BYTE
+            self._bytes.index_fill_(0, self._guard_index, _GUARD_BYTE)
+        # A GPU's memory cannot be read once a kernel has failed: what a look from the device sees goes to the host's.
+        self._watched = bool(self._guards) and device.type == "cuda"
+        if self._watched:
+            self._starts = torch.tensor([start for _, _, start, _ in self._guards], device=device)
+            self._stops = torch.tensor([stop for _, _, _, stop in self._guards], device=device)
+            self._longest = max(stop - start for _, _, start, stop in self._guards)
+            self._seen = torch.zeros((len(self._guards), 3), dtype=torch.int64, pin_memory=True)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._views[name]
 
+    def watch_guards(self) -> None:
+        """On a GPU, look at the guards when the device gets here; see :meth:`damage_seen`. Waits for nothing."""
+        if self._watched:
+            from specdebug.engine.kernels.triton.guards import look_at_guards
+
+            look_at_guards(self._bytes, self._starts, self._stops, _GUARD_BYTE, self._longest, self._seen)
+
+    def damage_seen(self) -> list[GuardViolation]:
+        """What :meth:`watch_guards` saw since the last call, as far as the device has got. Asks the host alone, so it
+        answers even when the device is lost."""
+        if not self._watched:
+            return []
+        found = [
+            GuardViolation(name, victim, first, past, count)
+            for (name, victim, _, _), (first, past, count) in zip(self._guards, self._seen.tolist(), strict=True)
+            if count
+        ]
+        self._seen.zero_()
+        return found
+
     def check_guards(self) -> list[GuardViolation]:
         """Damaged guard regions, in layout order; each is re-armed, so damage is reported once."""
+        if self._watched:
+            self.watch_guards()
+            torch.cuda.current_stream(self._bytes.device).synchronize()
+            found = self.damage_seen()
+            if found:
+                self._bytes.index_fill_(0, self._guard_index, _GUARD_BYTE)
+            return found
         if not self._guards or bool((self._bytes[self._guard_index] == _GUARD_BYTE).all()):
             return []
         found = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from specdebug.engine.config import EngineConfig, SpeculativeConfig
 from specdebug.engine.device import Readback, upload
 from specdebug.engine.graph.draft_runner import DraftGraphRunner
 from specdebug.engine.graph.extend_runner import ExtendForward, ExtendGraphRunner, ExtendInputs, ExtendOutputs
+from specdebug.engine.graph.runner import GraphRunner
 from specdebug.engine.graph.verify_runner import VerifyForward, VerifyGraphRunner, VerifyInputs, VerifyOutputs
 from specdebug.engine.kernels.argmax import argmax
 from specdebug.engine.memory.arena import GuardViolation
@@ -206,8 +208,16 @@ class EagleWorker:
 
     def check_guards(self) -> list[GuardViolation]:
         """Overruns of any runner's static buffers since the last call."""
-        runners = (self._draft_runner, self._verify_runner, self._extend_runner)
-        return [violation for runner in runners if runner is not None for violation in runner.check_guards()]
+        return [violation for runner in self._runners for violation in runner.check_guards()]
+
+    def damage_seen(self) -> list[GuardViolation]:
+        """Overruns that reached the host before the device was lost."""
+        return [violation for runner in self._runners for violation in runner.damage_seen()]
+
+    @property
+    def _runners(self) -> list[GraphRunner[Any]]:
+        runners: tuple[GraphRunner[Any] | None, ...] = (self._draft_runner, self._verify_runner, self._extend_runner)
+        return [runner for runner in runners if runner is not None]
 
     def _prepare_cached_prefix(self, request: Request) -> None:
         """Under ``zero_fill``: a matched prefix may lack draft KV, and unwritten memory may hold anything."""

@@ -1,0 +1,36 @@
+"""Looking at guard regions from the device."""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _look(memory, starts, stops, seen, pattern, BLOCK: tl.constexpr):
+    region = tl.program_id(0)
+    start = tl.load(starts + region)
+    size = tl.load(stops + region) - start
+    offset = tl.arange(0, BLOCK)
+    inside = offset < size
+    byte = tl.load(memory + start + offset, mask=inside, other=0).to(tl.int32)
+    bad = inside & (byte != pattern)
+    count = tl.sum(bad.to(tl.int64), 0)
+    if count > 0:
+        first = tl.min(tl.where(bad, offset, BLOCK), 0).to(tl.int64)
+        last = tl.max(tl.where(bad, offset, -1), 0).to(tl.int64)
+        tl.store(seen + region * 3, first)
+        tl.store(seen + region * 3 + 1, last + 1)
+        tl.store(seen + region * 3 + 2, count)
+
+
+def look_at_guards(memory: Tensor, starts: Tensor, stops: Tensor, pattern: int, longest: int, seen: Tensor) -> None:
+    """Write what is damaged to ``seen``, one launch, and nothing where all is well.
+
+    memory: uint8, 1-D. starts, stops: int64 [n], regions of at most ``longest`` bytes that should all be ``pattern``.
+    seen: int64 [n, 3], may be pinned host memory: first damaged byte of the region, just past the last, how many.
+    """
+    _look[(starts.numel(),)](memory, starts, stops, seen, pattern, BLOCK=triton.next_power_of_2(longest))

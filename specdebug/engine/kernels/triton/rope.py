@@ -46,6 +46,8 @@ def _rotate(
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     lane = tl.arange(0, BLOCK_DIM)
     position = tl.load(positions_ptr + row).to(tl.int64)
+    if k_cache_ptr is not None:
+        slot = tl.load(slots_ptr + row * slots_step).to(tl.int64)
     phase = tl.load(phases_ptr + position * phases_stride + lane, mask=lane < head_dim, other=0.0)
     cos, sin = tl.split(tl.reshape(phase, (BLOCK_DIM // 2, 2)))
     cos = cos[None, :]
@@ -62,7 +64,6 @@ def _rotate(
     else:
         queries = heads - kv_heads
         tl.store(cells, turned, mask=live & (head < queries)[:, None])
-        slot = tl.load(slots_ptr + row * slots_step).to(tl.int64)
         key = slot * slot_stride + (head - queries)[:, None] * head_dim + lane[None, :]
         value = slot * slot_stride + (head - heads)[:, None] * head_dim + lane[None, :]
         is_key = live & ((head >= queries) & (head < heads))[:, None]

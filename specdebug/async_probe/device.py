@@ -120,8 +120,8 @@ class DeviceRing:
             jobs: their tensors are on this device.
             entries: one for each job.
         """
-        if self._on_gpu and torch.cuda.current_device() != self._device.index:
-            with torch.cuda.device(self._device):
+        if self._on_gpu and _cuda.current_device() != self._device.index:
+            with _cuda.device(self._device):
                 self._look(jobs, entries)
         else:
             self._look(jobs, entries)
@@ -169,9 +169,9 @@ class DeviceRing:
         """
         if not self._on_gpu:
             return self.take()
-        if torch.cuda.is_current_stream_capturing():
+        if _cuda.is_current_stream_capturing():
             return []
-        with torch.cuda.device(self._device):
+        with _cuda.device(self._device):
             found = self._arrived(wait=False)
             if self._transfer is None:
                 self._send_header()
@@ -282,7 +282,7 @@ class DeviceRing:
         return min(-(-job.size // tile), self._programs)
 
     def _origin(self) -> int:
-        if self._on_gpu and torch.cuda.is_current_stream_capturing():
+        if self._on_gpu and _cuda.is_current_stream_capturing():
             # Captured launches beyond the last cell share it: their replays are told apart by more than a step
             # only if it so happens.
             self._cells = min(self._cells + 1, MAX_CELLS - 1)
@@ -334,7 +334,7 @@ class DeviceRing:
 
     def _synchronize(self) -> None:
         if self._on_gpu:
-            torch.cuda.current_stream(self._device).synchronize()
+            _cuda.current_stream(self._device).synchronize()
 
 
 def _batches(jobs: Sequence[Job]) -> list[list[int]]:

@@ -63,7 +63,6 @@ def _append(state, origin, tag, count, index, value, limit):
     if ticket < tl.load(state + _LIMIT):
         table = tl.load(state + _TABLE).to(tl.pointer_type(tl.int64))
         row = table + (ticket % tl.load(state + _ROWS)) * _COLUMNS
-        tl.store(row, ticket + 1)
         tl.store(row + 1, origin)
         tl.store(row + 2, (arrived - 1) // tl.num_programs(0))
         tl.store(row + 3, tl.load(state + _STEP))
@@ -72,6 +71,7 @@ def _append(state, origin, tag, count, index, value, limit):
         tl.store(row + 6, value)
         tl.store(row + 7, count)
         tl.store(row + 8, limit)
+        tl.store(row, ticket + 1)  # last: what a lost device leaves behind is read by this
 
 
 @triton.jit

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specdebug.async_probe import jobs
 from specdebug.async_probe.layout import MAX_ENTRIES
@@ -17,6 +20,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no GPU, and Triton was imported before its interpreter could be chosen", allow_module_level=True)
 
+from specdebug.async_probe import device
 from specdebug.async_probe.device import DeviceRing
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
@@ -212,6 +216,94 @@ def test_parts_without_an_entry_are_not_looked_for() -> None:
     ring = _ring()
     ring.look([_bad(-1, 11)], [(None, 4)])
     assert [finding.entry for finding in ring.take()] == [4]
+
+
+class _Later:
+    """Stands in for ``torch.cuda``: what is copied arrives when the test says so."""
+
+    def __init__(self) -> None:
+        self.arrived = False
+        self.waited = 0
+        self.events = 0
+
+    def Event(self) -> _Later:
+        self.events += 1
+        return self
+
+    def Stream(self, device: torch.device) -> _Later:
+        return self
+
+    def stream(self, stream: _Later) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
+
+    def device(self, device: torch.device) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
+
+    def current_stream(self, device: torch.device) -> _Later:
+        return self
+
+    def current_device(self) -> int | None:
+        return DEVICE.index
+
+    def is_current_stream_capturing(self) -> bool:
+        return False
+
+    def record(self) -> None:
+        pass
+
+    def wait_event(self, event: _Later) -> None:
+        pass
+
+    def query(self) -> bool:
+        return self.arrived
+
+    def synchronize(self) -> None:
+        self.waited += 1
+
+
+def test_polling_hands_over_what_has_arrived_and_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    later = _Later()
+    monkeypatch.setattr(device, "_cuda", later)
+    ring = _ring()
+    ring._on_gpu = True
+    assert ring.poll() == []  # begins to copy the counters, of which there are none yet
+    ring.look([_bad(-1)], [(0, 1)])
+    assert (ring.poll(), ring.poll(), later.events) == ([], [], 2)
+    later.arrived = True
+    assert ring.poll() == []  # there was nothing then; begins to copy the counters as they are now
+    ring.look([_bad(-2)], [(0, 1)])
+    assert [finding.value for finding in ring.poll()] == [-1]
+    assert later.waited == 0
+    ring.look([_bad(-3)], [(0, 1)])
+    assert [finding.value for finding in ring.take()] == [-2, -3]
+    assert later.waited > 0
+    assert ring.poll() == ring.poll() == []
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.sampled_from(["bad", "fine", "poll", "late", "take"]), max_size=40))
+def test_polls_and_takes_together_lose_nothing(steps: list[str]) -> None:
+    later = _Later()
+    before = device._cuda
+    device._cuda = later
+    try:
+        ring = _ring(capacity=1, programs=1)
+        ring.capacity = 1000
+        ring._on_gpu = True
+        found: list[Finding] = []
+        launched = []
+        for number, step in enumerate(steps):
+            later.arrived = step != "late"
+            if step in ("bad", "fine"):
+                ring.set_step(number)
+                ring.look([_bad(-1 if step == "bad" else 1)], [(0, 1)])
+                launched += [number] * (step == "bad")
+            else:
+                found += ring.take() if step == "take" else ring.poll()
+        found += ring.take()
+    finally:
+        device._cuda = before
+    assert [finding.step for finding in found] == launched
 
 
 def test_compiling_in_advance_finds_nothing() -> None:

@@ -212,14 +212,15 @@ def _detect(
     relative_to: torch.Tensor | None,
     at: torch.Tensor | None,
 ) -> None:
-    modes = {}
-    for each in ("nan", "inf") if kind == _NONFINITE else (kind,):
-        mode = _gate.mode(site, each)
-        if mode != OFF:
-            modes[each] = mode
-    if not modes or not checks.applies(next(iter(modes)), tensor):
+    if kind == _NONFINITE:
+        modes = {each: mode for each in ("nan", "inf") if (mode := _gate.mode(site, each)) != OFF}
+        kind = "nan"  # the two apply to the same tensors and are clean together
+    else:
+        mode = _gate.mode(site, kind)
+        modes = {} if mode == OFF else {kind: mode}
+    if not modes or not checks.applies(kind, tensor):
         return
-    if any(other is not None and other.numel() == 0 for other in (relative_to, at)):
+    if (relative_to is not None and relative_to.numel() == 0) or (at is not None and at.numel() == 0):
         return
     _reached[site] = _reached.get(site, 0) + 1
     if at is not None:
@@ -233,7 +234,7 @@ def _detect(
             return
     values = checks.subject(tensor, relative_to) if at is None else checks.picked(tensor, at)
     on_cpu = values.device.type == "cpu"
-    if on_cpu and checks.is_clean(next(iter(modes)), values, low, high):
+    if on_cpu and checks.is_clean(kind, values, low, high):
         return
     for each, mode in modes.items():
         for part in checks.parts(each, values, low, high):

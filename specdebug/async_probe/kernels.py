@@ -1,19 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
-# ruff: noqa: SIM102, SIM108  (how a branch is written decides what the compiler prunes and what programs skip)
 """The kernels behind a probe on a GPU: one launch looks at one tensor (or a few) for everything asked of it.
 
-Imported only when a probe meets a CUDA tensor; needs Triton. ``device.py`` says how launches are made,
-``layout.py`` what ``state`` holds.
-
-A clean tensor is read once and nothing is written. Contiguous floats are looked at in 16-byte words, several
-elements at a time: with the signs cleared, adding the right constant carries into an element's sign bit exactly
-if the element is infinite or NaN. A program that saw something bad reads its tiles again, element by element,
-and appends one row for each of the (at most two) things that are wrong with them.
-
-``_0`` and ``_1`` are the two parts of a finding: NaN and infinity; not above ``low`` and not below ``high``; not
-a multiple of ``low``, and nothing. A part whose tag is negative was not asked for. ``low`` and ``high`` are
-int64: bounds of integers as they are, those of floats as the bits of a float64; looking for infinities and NaNs,
-the bits of infinity and the constant to add.
+Imported only when a probe meets a CUDA tensor; needs Triton. ``device.py`` says how launches are made, ``scan.py``
+what their programs do, ``layout.py`` what ``state`` holds.
 """
 
 from __future__ import annotations
@@ -22,301 +11,13 @@ import triton
 import triton.language as tl
 
 from . import layout
+from .scan import arrive, narrowed, scan, scan_strided
 
-_CURSOR = tl.constexpr(layout.CURSOR)
-_LIMIT = tl.constexpr(layout.LIMIT)
-_STEP = tl.constexpr(layout.STEP)
-_ROWS = tl.constexpr(layout.ROWS)
-_TOTALS = tl.constexpr(layout.TOTALS)
-_FINE = tl.constexpr(layout.FINE)
-_CELLS = tl.constexpr(layout.CELLS)
-_TABLE = tl.constexpr(layout.TABLE)
-_COLUMNS = tl.constexpr(layout.COLUMNS)
-_TAG_ENTRY = tl.constexpr(layout.TAG_ENTRY)
-_NONFINITE = tl.constexpr(layout.NONFINITE)
-_BOUNDS = tl.constexpr(layout.BOUNDS)
-_FLAT = tl.constexpr(layout.FLAT)
 _PICKED = tl.constexpr(layout.PICKED)
-
-_CHUNK = tl.constexpr(256)  # elements looked at together once something is known to be bad: few registers
 
 # Of these, every value is served by the same machine code.
 _NUMBERS = ("size", "every", "low", "high", "tag_0", "tag_1")
 _PLACES = ("d0", "d1", "d2", "d3", "s0", "s1", "s2", "s3")
-
-
-@triton.jit
-def _arrive(state, origin):
-    """Count this program in, so that it can tell which replay of a captured launch (origin < 0) it is part of."""
-    tl.atomic_add(state + _CELLS + tl.maximum(-origin, 0), 1, mask=origin < 0, sem="relaxed")
-
-
-@triton.jit
-def _append(state, origin, tag, count, index, value, limit):
-    """One program's share of a finding: a row if there is room, and the totals in any case."""
-    entry = tag >> _TAG_ENTRY
-    tl.atomic_add(state + _TOTALS + entry, count, sem="relaxed")
-    tl.store(state + _FINE + entry, 0)
-    # Every program of earlier replays has arrived, and of this one between one and all.
-    arrived = tl.atomic_add(state + _CELLS + tl.maximum(-origin, 0), 0, sem="relaxed")
-    ticket = tl.atomic_add(state + _CURSOR, 1, sem="relaxed")
-    if ticket < tl.load(state + _LIMIT):
-        table = tl.load(state + _TABLE).to(tl.pointer_type(tl.int64))
-        row = table + (ticket % tl.load(state + _ROWS)) * _COLUMNS
-        tl.store(row + 1, origin)
-        tl.store(row + 2, (arrived - 1) // tl.num_programs(0))
-        tl.store(row + 3, tl.load(state + _STEP))
-        tl.store(row + 4, tag)
-        tl.store(row + 5, index)
-        tl.store(row + 6, value)
-        tl.store(row + 7, count)
-        tl.store(row + 8, limit)
-        tl.store(row, ticket + 1)  # last: what a lost device leaves behind is read by this
-
-
-@triton.jit
-def _pointer(x, LOOK: tl.constexpr):
-    """What elements are read through: their bits, if infinities and NaNs are looked for."""
-    SIZE: tl.constexpr = x.dtype.element_ty.primitive_bitwidth
-    if LOOK != _NONFINITE:
-        pointer = x
-    elif SIZE == 64:
-        pointer = x.to(tl.pointer_type(tl.int64))
-    elif SIZE == 32:
-        pointer = x.to(tl.pointer_type(tl.int32))
-    elif SIZE == 16:
-        pointer = x.to(tl.pointer_type(tl.int16))
-    else:
-        pointer = x.to(tl.pointer_type(tl.int8))
-    return pointer
-
-
-@triton.jit
-def _narrowed(size, WIDE: tl.constexpr):
-    """A number of elements, in the type to reckon with their indices in: int32 is much faster."""
-    if WIDE:
-        n = size.to(tl.int64)
-    else:
-        n = size.to(tl.int32)
-    return n
-
-
-@triton.jit
-def _magnitude(bits):
-    """Floats' bits without the sign, in an integer type that orders them as floats: 64 bits wide or 32."""
-    SIZE: tl.constexpr = bits.dtype.primitive_bitwidth
-    if SIZE == 64:
-        magnitude = bits & 0x7FFFFFFFFFFFFFFF
-    elif SIZE == 32:
-        magnitude = bits & 0x7FFFFFFF
-    elif SIZE == 16:
-        magnitude = bits.to(tl.int32) & 0x7FFF
-    else:
-        magnitude = bits.to(tl.int32) & 0x7F
-    return magnitude
-
-
-@triton.jit
-def _exact(value):
-    """float64 of floats, int64 of integers."""
-    if tl.constexpr(value.dtype.is_floating()):
-        if tl.constexpr(value.dtype.primitive_bitwidth < 32):
-            wide = value.to(tl.float32).to(tl.float64)
-        else:
-            wide = value.to(tl.float64)
-    else:
-        wide = value.to(tl.int64)
-    return wide
-
-
-@triton.jit
-def _judge(value, low, high, LOOK: tl.constexpr):
-    """Which elements are bad, in part 0 and in part 1."""
-    if LOOK == _NONFINITE:
-        magnitude = _magnitude(value)
-        infinity = low.to(magnitude.dtype)
-        bad_0 = magnitude > infinity
-        bad_1 = magnitude == infinity
-    elif LOOK == _BOUNDS:
-        exact = _exact(value)
-        if tl.constexpr(value.dtype.is_floating()):
-            bad_0 = ~(exact >= low.to(tl.int64).to(tl.float64, bitcast=True))  # so that a NaN is bad
-            bad_1 = exact >= high.to(tl.int64).to(tl.float64, bitcast=True)
-        else:
-            bad_0 = exact <= low
-            bad_1 = exact >= high
-    else:
-        if tl.constexpr(value.dtype.is_floating()):
-            bad_0 = value != 0.0  # the host has zeroed what is a multiple
-        else:
-            bad_0 = _exact(value) % low != 0
-        bad_1 = bad_0
-    return bad_0, bad_1
-
-
-@triton.jit
-def _fetch(
-    x, other, index, inside, every, d0, d1, d2, d3, s0, s1, s2, s3,
-    LAYOUT: tl.constexpr, VECTOR: tl.constexpr, RELATIVE: tl.constexpr,
-):  # fmt: skip
-    """Elements by their row-major index, and which are there at all; arguments as of the two kernels."""
-    if LAYOUT == _FLAT:
-        value = tl.load(x + index, mask=inside, other=0)
-        if RELATIVE:
-            base = tl.load(other + index // every, mask=inside, other=0)
-            value = value.to(tl.int64) - base.to(tl.int64)
-    else:
-        column = (index % d0.to(index.dtype)).to(tl.int64)
-        left = index // d0.to(index.dtype)
-        if VECTOR:
-            offset = column
-        else:
-            offset = column * s0
-        if LAYOUT == _PICKED:
-            place = left % d1.to(left.dtype)
-            place = (place // d3.to(left.dtype)) * s3 + place % d3.to(left.dtype)
-            row = tl.load(other + place, mask=inside, other=0).to(tl.int64)
-            inside = inside & (row >= 0) & (row < d2)
-            offset += row * s1 + (left // d1.to(left.dtype)).to(tl.int64) * s2
-        else:
-            offset += (left % d1.to(left.dtype)).to(tl.int64) * s1
-            left = left // d1.to(left.dtype)
-            offset += (left % d2.to(left.dtype)).to(tl.int64) * s2
-            offset += (left // d2.to(left.dtype)).to(tl.int64) * s3
-        value = tl.load(x + offset, mask=inside, other=0)
-    return value, inside
-
-
-@triton.jit
-def _examine(
-    x, other, n, every, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin, first, stride,
-    LOOK: tl.constexpr, LAYOUT: tl.constexpr, VECTOR: tl.constexpr, RELATIVE: tl.constexpr,
-    TILE: tl.constexpr,
-):  # fmt: skip
-    """Read this program's tiles again and record what is wrong with them."""
-    lanes = tl.arange(0, _CHUNK)
-    count_0 = tl.zeros([_CHUNK], tl.int64)
-    count_1 = tl.zeros([_CHUNK], tl.int64)
-    NOWHERE: tl.constexpr = 2 ** (n.dtype.primitive_bitwidth - 1) - 1
-    first_0 = tl.full([_CHUNK], NOWHERE, n.dtype)
-    first_1 = tl.full([_CHUNK], NOWHERE, n.dtype)
-    tiles = tl.cdiv(n, TILE)
-    tile = first.to(n.dtype)
-    while tile < tiles:
-        for begin in range(0, TILE, _CHUNK):
-            index = tile * TILE + begin + lanes
-            value, inside = _fetch(
-                x, other, index, index < n, every, d0, d1, d2, d3, s0, s1, s2, s3, LAYOUT, VECTOR, RELATIVE
-            )
-            bad_0, bad_1 = _judge(value, low, high, LOOK)
-            bad_0 = bad_0 & inside
-            bad_1 = bad_1 & inside
-            count_0 += bad_0.to(tl.int64)
-            count_1 += bad_1.to(tl.int64)
-            first_0 = tl.minimum(first_0, tl.where(bad_0, index, NOWHERE))
-            first_1 = tl.minimum(first_1, tl.where(bad_1, index, NOWHERE))
-        tile += stride
-    total_0 = tl.sum(count_0, axis=0)
-    total_1 = tl.sum(count_1, axis=0)
-    index_0 = tl.min(first_0, axis=0)
-    index_1 = tl.min(first_1, axis=0)
-    if (tag_0 >= 0) & (total_0 > 0):
-        value_0, _ = _fetch(
-            x, other, index_0, index_0 < n, every, d0, d1, d2, d3, s0, s1, s2, s3, LAYOUT, VECTOR, RELATIVE
-        )
-        _append(state, origin, tag_0, total_0, index_0, _exact(value_0).to(tl.int64, bitcast=True), low)
-    if (tag_1 >= 0) & (total_1 > 0):
-        value_1, _ = _fetch(
-            x, other, index_1, index_1 < n, every, d0, d1, d2, d3, s0, s1, s2, s3, LAYOUT, VECTOR, RELATIVE
-        )
-        _append(state, origin, tag_1, total_1, index_1, _exact(value_1).to(tl.int64, bitcast=True), high)
-
-
-@triton.jit
-def _any_suspicious_word(x, n, carry, first, stride, TILE: tl.constexpr):
-    """Whether this program's tiles may hold an infinity or NaN. x: to contiguous, 16-byte aligned bits.
-
-    carry: what, added to an element's magnitude, sets its sign bit exactly if it is suspicious; once for every
-    element of a word (32 bits, or 64 if elements are as long).
-    """
-    SIZE: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
-    WORD: tl.constexpr = 8 if SIZE == 8 else 4
-    WORDS: tl.constexpr = TILE * SIZE // WORD
-    GROUP: tl.constexpr = 16 // SIZE
-    MAGNITUDE: tl.constexpr = (
-        2**63 - 1 if SIZE == 8 else (2**31 - 1 if SIZE == 4 else (0x7FFF7FFF if SIZE == 2 else 0x7F7F7F7F))
-    )
-    SIGNS: tl.constexpr = -1 - MAGNITUDE
-    SIGN: tl.constexpr = -(2**63) if SIZE == 8 else (-(2**31) if SIZE == 4 else (0x8000 if SIZE == 2 else 0x80))
-    if SIZE == 8:
-        words = x
-        carry = carry.to(tl.int64)
-    else:
-        words = x.to(tl.pointer_type(tl.int32))
-        carry = carry.to(tl.int32)
-    lanes = tl.arange(0, WORDS)
-    groups = n // GROUP
-    whole = groups * (16 // WORD)  # written like this, the compiler knows that 4 divides it and loads 16 bytes
-    seen = tl.zeros([WORDS], words.dtype.element_ty)
-    tiles = tl.cdiv(n, TILE)
-    tile = first.to(n.dtype)
-    while tile < tiles:
-        start = tile * WORDS
-        word = tl.load(words + start + lanes, mask=lanes < whole - start, other=0)
-        seen |= (word & MAGNITUDE) + carry
-        tile += stride
-    hit = tl.max(((seen & SIGNS) != 0).to(tl.int32), axis=0)
-    if groups * GROUP < n:
-        if (tiles - 1) % stride == first:
-            rest = groups * GROUP + tl.arange(0, 16)
-            magnitude = _magnitude(tl.load(x + rest, mask=rest < n, other=0))
-            hit = tl.maximum(hit, tl.max((((magnitude + carry) & SIGN) != 0).to(tl.int32), axis=0))
-    return hit
-
-
-@triton.jit
-def _any_bad_element(
-    x, other, n, every, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, first, stride,
-    LOOK: tl.constexpr, LAYOUT: tl.constexpr, VECTOR: tl.constexpr, RELATIVE: tl.constexpr,
-    TILE: tl.constexpr,
-):  # fmt: skip
-    """Whether anything that was asked for is wrong in this program's tiles."""
-    lanes = tl.arange(0, TILE)
-    seen = tl.zeros([TILE], tl.int32)
-    tiles = tl.cdiv(n, TILE)
-    tile = first.to(n.dtype)
-    while tile < tiles:
-        index = tile * TILE + lanes
-        value, inside = _fetch(
-            x, other, index, index < n, every, d0, d1, d2, d3, s0, s1, s2, s3, LAYOUT, VECTOR, RELATIVE
-        )
-        bad_0, bad_1 = _judge(value, low, high, LOOK)
-        seen |= (((bad_0 & (tag_0 >= 0)) | (bad_1 & (tag_1 >= 0))) & inside).to(tl.int32)
-        tile += stride
-    return tl.max(seen, axis=0)
-
-
-@triton.jit
-def _look(
-    x, other, size, every, low, high, tag_0, tag_1, state, origin, first, stride,
-    LOOK: tl.constexpr, RELATIVE: tl.constexpr, WIDE: tl.constexpr, TILE_BYTES: tl.constexpr,
-):  # fmt: skip
-    """One contiguous tensor, of which this program takes every ``stride``-th tile from ``first``."""
-    TILE: tl.constexpr = TILE_BYTES * 8 // x.dtype.element_ty.primitive_bitwidth
-    pointer = _pointer(x, LOOK)
-    n = _narrowed(size, WIDE)
-    if LOOK == _NONFINITE:
-        hit = _any_suspicious_word(pointer, n, high, first, stride, TILE)
-    else:
-        hit = _any_bad_element(
-            pointer, other, n, every, n, n, n, n, n, n, n, n, low, high, tag_0, tag_1, first, stride,
-            LOOK, _FLAT, False, RELATIVE, TILE,
-        )  # fmt: skip
-    if hit > 0:
-        _examine(
-            pointer, other, n, every, n, n, n, n, n, n, n, n, low, high, tag_0, tag_1, state, origin, first, stride,
-            LOOK, _FLAT, False, RELATIVE, TILE,
-        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=[*_NUMBERS, "origin"])
@@ -326,29 +27,11 @@ def look_flat(
     LOOK: tl.constexpr, RELATIVE: tl.constexpr, WIDE: tl.constexpr, TILE_BYTES: tl.constexpr,
 ):  # fmt: skip
     """One contiguous tensor of ``size`` elements. RELATIVE: less ``other[i // every]``. WIDE: as in look_strided."""
-    _arrive(state, origin)
-    _look(
+    arrive(state, origin)
+    scan(
         x, other, size, every, low, high, tag_0, tag_1, state, origin, tl.program_id(0), tl.num_programs(0),
         LOOK, RELATIVE, WIDE, TILE_BYTES,
     )  # fmt: skip
-
-
-@triton.jit
-def _look_strided(
-    x, other, n, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin, first, stride,
-    LOOK: tl.constexpr, LAYOUT: tl.constexpr, VECTOR: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """One tensor with strides, of which this program takes every ``stride``-th tile from ``first``."""
-    pointer = _pointer(x, LOOK)
-    hit = _any_bad_element(
-        pointer, other, n, 1, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, first, stride,
-        LOOK, LAYOUT, VECTOR, False, TILE,
-    )  # fmt: skip
-    if hit > 0:
-        _examine(
-            pointer, other, n, 1, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin, first, stride,
-            LOOK, LAYOUT, VECTOR, False, TILE,
-        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=[*_NUMBERS, *_PLACES, "tag_0_b", "tag_1_b", "end", "origin"])
@@ -366,7 +49,7 @@ def look_strided(
     s0 is 1, and 16 divides d0 and the other strides of x. WIDE: int32 does not do for indices. PAIR: programs from
     ``end`` on look at another tensor of the same shape, at the same places.
     """
-    _arrive(state, origin)
+    arrive(state, origin)
     if VECTOR:  # so that the compiler knows, and loads several elements at once
         size = size // 16 * 16
         d0 = d0 // 16 * 16
@@ -374,21 +57,21 @@ def look_strided(
         s2 = s2 // 16 * 16
         if LAYOUT != _PICKED:
             s3 = s3 // 16 * 16
-    n = _narrowed(size, WIDE)
+    n = narrowed(size, WIDE)
     pid = tl.program_id(0)
     if PAIR:
         if pid < end:
-            _look_strided(
+            scan_strided(
                 x, other, n, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin,
                 pid, end, LOOK, LAYOUT, VECTOR, TILE,
             )  # fmt: skip
         else:
-            _look_strided(
+            scan_strided(
                 x_b, other, n, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0_b, tag_1_b, state, origin,
                 pid - end, end, LOOK, LAYOUT, VECTOR, TILE,
             )  # fmt: skip
     else:
-        _look_strided(
+        scan_strided(
             x, other, n, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin,
             pid, end, LOOK, LAYOUT, VECTOR, TILE,
         )  # fmt: skip
@@ -411,27 +94,27 @@ def look_several(
     LOOK_D: tl.constexpr, RELATIVE_D: tl.constexpr, TILE_BYTES_D: tl.constexpr,
 ):  # fmt: skip
     """Two to four tensors, each as in ``look_flat``; programs up to ``end`` are its own. LOOK 0: none."""
-    _arrive(state, origin)
+    arrive(state, origin)
     pid = tl.program_id(0)
     if pid < end_a:
-        _look(
+        scan(
             x_a, other_a, size_a, every_a, low_a, high_a, tag_0_a, tag_1_a, state, origin, pid, end_a,
             LOOK_A, RELATIVE_A, False, TILE_BYTES_A,
         )  # fmt: skip
     elif pid < end_b:
-        _look(
+        scan(
             x_b, other_b, size_b, every_b, low_b, high_b, tag_0_b, tag_1_b, state, origin, pid - end_a, end_b - end_a,
             LOOK_B, RELATIVE_B, False, TILE_BYTES_B,
         )  # fmt: skip
     elif pid < end_c:
         if LOOK_C > 0:
-            _look(
+            scan(
                 x_c, other_c, size_c, every_c, low_c, high_c, tag_0_c, tag_1_c, state, origin,
                 pid - end_b, end_c - end_b, LOOK_C, RELATIVE_C, False, TILE_BYTES_C,
             )  # fmt: skip
     else:
         if LOOK_D > 0:
-            _look(
+            scan(
                 x_d, other_d, size_d, every_d, low_d, high_d, tag_0_d, tag_1_d, state, origin,
                 pid - end_c, end_d - end_c, LOOK_D, RELATIVE_D, False, TILE_BYTES_D,
             )  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,14 @@ class _Request:
             cold_accept_lengths=self.cold,
             ties=tuple(self.ties),
         )
+
+
+def _told(violations: Sequence[Violation], first: Violation) -> str:
+    """What the violation that names the failure says, and what became of the device if it was lost over it."""
+    loss = next((found for found in violations if found.data and found.data.get("lost")), None)
+    if loss is None or first.data == loss.data:
+        return first.detail
+    return f"{first.detail}; then the device was lost: {loss.detail}"
 
 
 class Ledger:
@@ -130,7 +138,7 @@ class Ledger:
             verdict=verdict,
             signature=first.signature if first else None,
             site=first.site or None if first else None,
-            detail=first.detail if first else "; ".join(reasons),
+            detail=_told(violations, first) if first else "; ".join(reasons),
             where_step=first.step if first else None,
             violations=ordered,
             reasons=reasons,

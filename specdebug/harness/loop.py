@@ -186,13 +186,15 @@ class RunLoop:
         """
         read_probes = self._drain_probes if failure is not None or wait else self._poll_probes
         checks = [self._read_guards, read_probes, *([self._read_pools] if pools else [])]
-        if failure is not None and device_lost(failure):
-            checks = [self._salvage]
-        for check in checks:
+        for check in checks if failure is None or not device_lost(failure) else ():
             try:
                 check(step)
             except Exception as error:
                 failure = failure or error
+                if device_lost(error):
+                    break
+        if failure is not None and device_lost(failure) and not self.lost:
+            self._salvage(step)
         if failure is not None and not self.lost:
             self._failed(failure, step)
         return failure

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdebug.async_probe import maybe_detect_oob
+from specdebug.async_probe import grouped, maybe_detect_oob
 from specdebug.engine.attention.metadata import Metadata, RaggedMetadata
 from specdebug.engine.attention.planner import (
     AttentionPlanner,
@@ -102,20 +102,21 @@ class FlashInferPlanner(AttentionPlanner):
         plans: list[Metadata] = []
         qo_indptr = query_indptr(rows, 1, batch.positions.device)
         splits = self._splits(lengths, "draft", workspace)
-        for step, step_indptr in enumerate(kv_indptr[:forwards, : rows + 1].unbind()):
-            used = batch.seq_lens_sum * self.topk + rows * (step + 1)
-            lens_host = tuple(n + step + 1 for n in batch.seq_lens_cpu for _ in range(self.topk))
-            maybe_detect_oob(step_indptr, 0, used + 1, "draft.plan.kv_indptr")
-            plans.append(
-                RaggedMetadata(
-                    step_indptr,
-                    kv_indices[step, :used],
-                    qo_indptr,
-                    q_len=1,
-                    num_kv_splits=None if splits is None else splits[step],
-                    kv_lens_host=lens_host,
+        with grouped():
+            for step, step_indptr in enumerate(kv_indptr[:forwards, : rows + 1].unbind()):
+                used = batch.seq_lens_sum * self.topk + rows * (step + 1)
+                lens_host = tuple(n + step + 1 for n in batch.seq_lens_cpu for _ in range(self.topk))
+                maybe_detect_oob(step_indptr, 0, used + 1, "draft.plan.kv_indptr")
+                plans.append(
+                    RaggedMetadata(
+                        step_indptr,
+                        kv_indices[step, :used],
+                        qo_indptr,
+                        q_len=1,
+                        num_kv_splits=None if splits is None else splits[step],
+                        kv_lens_host=lens_host,
+                    )
                 )
-            )
         return plans
 
     def declare_extend(self, layout: ArenaLayout, max_bs: int, q_len: int) -> None:

@@ -89,9 +89,7 @@ class DraftGraphRunner(GraphRunner[DraftInputs]):
         buffers.rows("draft.seq_lens", raw_bs).copy_(inputs.seq_lens)
         buffers.rows("draft.positions", raw_bs * topk).copy_(inputs.positions)
         buffers.rows("draft.out_cache_loc", raw_bs * topk).copy_(inputs.out_cache_loc)
-        padded = self._padded(bs)
-        self._probe(padded)
-        self._launch(bs, padded, seq_lens_cpu)
+        self._launch(bs, self._padded(bs), seq_lens_cpu)
         return DraftCandidates(
             buffers.rows("draft.parent_list", raw_bs),
             buffers.rows("draft.top_scores_index", raw_bs),
@@ -128,6 +126,7 @@ class DraftGraphRunner(GraphRunner[DraftInputs]):
         return self._loop.locs(padded)
 
     def _forward(self, padded: DraftInputs, attentions: Sequence[LayerAttention]) -> None:
+        self._probe(padded)
         result = self._loop.run(padded, attentions)
         bs = padded.seq_lens.numel()
         for name, value in (

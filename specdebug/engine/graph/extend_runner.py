@@ -135,11 +135,7 @@ class ExtendGraphRunner(GraphRunner[ExtendInputs]):
         buffers.rows("draft_extend.accept_lengths", raw_bs).copy_(inputs.accept_lengths)
         buffers.rows("draft_extend.req_pool_indices", raw_bs).copy_(inputs.req_pool_indices)
         buffers.rows("draft_extend.seq_lens", raw_bs).copy_(inputs.seq_lens)
-        padded = self._padded(bs)
-        with grouped():
-            maybe_detect_oob(padded.input_ids, 0, self._target_vocab_size, "draft_extend_graph.replay.input_ids")
-            maybe_detect_oob(padded.accept_lengths, 1, nodes + 1, "draft_extend_graph.replay.accept_lengths")
-        self._launch(bs, padded, seq_lens_cpu)
+        self._launch(bs, self._padded(bs), seq_lens_cpu)
         return ExtendOutputs(
             buffers.rows("draft_extend.topk_p", raw_bs),
             buffers.rows("draft_extend.topk_index", raw_bs),
@@ -170,7 +166,11 @@ class ExtendGraphRunner(GraphRunner[ExtendInputs]):
         return [padded.out_cache_loc]
 
     def _forward(self, padded: ExtendInputs, attentions: Sequence[LayerAttention]) -> None:
-        result = self._callable.run(padded, self._tree_size, attentions[0])
+        nodes = self._tree_size
+        with grouped():
+            maybe_detect_oob(padded.input_ids, 0, self._target_vocab_size, "draft_extend_graph.replay.input_ids")
+            maybe_detect_oob(padded.accept_lengths, 1, nodes + 1, "draft_extend_graph.replay.accept_lengths")
+        result = self._callable.run(padded, nodes, attentions[0])
         bs = padded.seq_lens.numel()
         for name, value in (
             ("draft_extend.topk_p", result.topk_p),

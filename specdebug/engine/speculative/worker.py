@@ -69,6 +69,21 @@ class Pools:
     req_to_token: ReqToToken
 
 
+@dataclass(frozen=True)
+class _Ready:
+    """What a decode step of ``requests`` starts from. rows: int64 [B]; out_cache_loc: int64 [B·T], the verify's slots."""
+
+    requests: tuple[Request, ...]
+    rows: Tensor
+    state: DraftState
+    out_cache_loc: Tensor
+    locs: DraftCacheLocs
+
+    def serves(self, requests: Sequence[Request]) -> bool:
+        """Whether it was made for these requests, in this order."""
+        return len(requests) == len(self.requests) and all(a is b for a, b in zip(requests, self.requests, strict=True))
+
+
 class EagleWorker:
     """Speculation for one engine: owns the draft model's state, the runners and the draft pool's content."""
 
@@ -117,6 +132,7 @@ class EagleWorker:
         self._draft_runner: DraftGraphRunner | None = None
         self._verify_runner: VerifyGraphRunner | None = None
         self._extend_runner: ExtendGraphRunner | None = None
+        self._ahead: _Ready | None = None
         self._last_rows: tuple[tuple[int, ...], Tensor] | None = None
         if config.cuda_graph.enabled:
             guards = config.memory.guards
@@ -141,6 +157,7 @@ class EagleWorker:
 
         next_ids: int64 [B], the target's sample after each chunk. features: [Σext, F].
         """
+        self._ahead = None  # a request may come back to other rows
         for request in batch.requests:
             self._prepare_cached_prefix(request)
         tail = self._tail_tokens(batch, next_ids)
@@ -163,14 +180,9 @@ class EagleWorker:
 
     def decode(self, requests: Sequence[Request]) -> list[list[int]]:
         """One iteration; the tokens each request gained, at least one."""
-        rows = self._rows_of(requests)
+        start = self._ahead if self._ahead is not None and self._ahead.serves(requests) else self._ready(requests)
+        rows, state, out_cache_loc, locs = start.rows, start.state, start.out_cache_loc, start.locs
         lens_cpu = tuple(request.kv_len for request in requests)
-        state = self._state.gather(rows)
-        maybe_detect_oob(state.bonus, 0, self._vocab_size, "draft.bonus")
-        out_cache_loc = verify_cache_locs(
-            self._pools.req_to_token.table, rows, state.seq_lens, self._spec.tree_size
-        )
-        locs = self._draft_locs(rows, state.seq_lens, out_cache_loc)
         candidates = self._draft(rows, state, locs, lens_cpu)
         tree = self._tree_builder.build(candidates, state.bonus, state.seq_lens)
         batch = SequenceLayout(rows, state.seq_lens, lens_cpu)
@@ -183,9 +195,21 @@ class EagleWorker:
         accepted = Readback(torch.cat([lengths, predict], dim=1))
         bonus = predict.gather(1, lengths - 1)
         self._state.store_lengths(rows, state.seq_lens + compacted.accept_lengths, bonus.squeeze(1))
-        # Queued behind the read-back: a GPU extends while the host looks at the tokens and plans the next step.
+        # Queued behind the read-back: a GPU extends while the host looks at the tokens and plans the next step. What of
+        # that needs no tokens is queued as well; its slots are there, because a request holds them for two steps.
         self._draft_extend(batch, compacted, out_cache_loc)
+        self._ahead = self._ready(requests) if self._device.type == "cuda" else None
         return [row[1 : row[0] + 1] for row in accepted.wait()]
+
+    def _ready(self, requests: Sequence[Request]) -> _Ready:
+        rows = self._rows_of(requests)
+        state = self._state.gather(rows)
+        slots = verify_cache_locs(self._pools.req_to_token.table, rows, state.seq_lens, self._spec.tree_size)
+        locs = self._draft_locs(rows, state.seq_lens, slots)
+        with grouped():
+            maybe_detect_oob(state.bonus, 0, self._vocab_size, "draft.bonus")
+            maybe_detect_oob(locs.out_cache_loc, 0, self._pools.draft.size, "draft.out_cache_loc")
+        return _Ready(tuple(requests), rows, state, slots, locs)
 
     def _rows_of(self, requests: Sequence[Request]) -> Tensor:
         """int64 [B]; the last batch's tensor when it had the same rows, as decode batches mostly do."""
@@ -248,7 +272,6 @@ class EagleWorker:
         self, rows: Tensor, state: DraftState, locs: DraftCacheLocs, lens_cpu: tuple[int, ...]
     ) -> DraftCandidates:
         topk = self._spec.eagle_topk
-        maybe_detect_oob(locs.out_cache_loc, 0, self._pools.draft.size, "draft.out_cache_loc")
         if locs.dup_src is not None and locs.dup_tgt is not None:
             tail = state.seq_lens - state.seq_lens % self._page_size
             tail_start = self._pools.req_to_token.table[rows, tail]

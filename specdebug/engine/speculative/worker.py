@@ -71,7 +71,7 @@ class Pools:
 
 @dataclass(frozen=True)
 class _Ready:
-    """What a decode step of ``requests`` starts from. rows: int64 [B]; out_cache_loc: int64 [B·T], the verify's slots."""
+    """What a decode step of ``requests`` starts from. rows: int64 [B]. out_cache_loc: int64 [B·T], for the verify."""
 
     requests: tuple[Request, ...]
     rows: Tensor

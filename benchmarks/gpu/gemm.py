@@ -1,8 +1,7 @@
 """Products of a few rows with the weights of an 8B model: cuBLAS in both layouts against our own kernel.
 
 Each is captured in a CUDA graph that goes through more copies of the weights than the L2 cache holds; the graphs of
-one shape are replayed in turn and the medians printed, in microseconds and GB/s of weights. A second table has each
-product after the norm that makes its input, which fetches the first of the weights meanwhile or does not.
+one shape are replayed in turn and the medians printed, in microseconds and GB/s of weights.
 ``python benchmarks/gpu/gemm.py [--rows 1 6 8 64] [--rounds 30] [--out FOLDER]``
 """
 
@@ -22,7 +21,6 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from specdebug.engine.kernels.triton.norm import rms_norm
 from specdebug.engine.kernels.triton.skinny_gemm import MAX_ROWS, TILES, skinny_gemm
 
 DTYPE = torch.bfloat16
@@ -38,7 +36,6 @@ SHAPES = {
 }
 BYTES_UNDER_WAY = 1 << 30
 MIN_LAUNCHES = 8
-EPS = 1e-5
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]  # x [n, in], weight stored [out, in], base [n, out]
 
 
@@ -81,20 +78,7 @@ def variants(rows: int, residual: bool) -> dict[str, Product]:
     return chosen
 
 
-def after_norm(size_in: int) -> dict[str, Product]:
-    """A norm and the product that reads it, with and without a prefetch of the product's weights."""
-    gain = torch.ones(size_in, dtype=DTYPE, device="cuda")
-    products: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cublas": torch.mm, "triton": skinny_gemm}
-    chosen: dict[str, Product] = {}
-    for name, product in products.items():
-        chosen[f"norm, {name}"] = lambda x, weight, base, product=product: product(rms_norm(x, gain, EPS), weight.t())
-        chosen[f"norm with prefetch, {name}"] = lambda x, weight, base, product=product: product(
-            rms_norm(x, gain, EPS, weight.t()), weight.t()
-        )
-    return chosen
-
-
-def measure(shape: str, rows: int, rounds: int, *, normed: bool = False) -> list[Row]:
+def measure(shape: str, rows: int, rounds: int) -> list[Row]:
     """All variants of one shape, their graphs replayed in turn."""
     size_in, size_out, residual = SHAPES[shape]
     weight_bytes = size_in * size_out * DTYPE.itemsize
@@ -104,7 +88,7 @@ def measure(shape: str, rows: int, rounds: int, *, normed: bool = False) -> list
     base = torch.zeros(rows, size_out, dtype=DTYPE, device="cuda")
     launches = max(copies, MIN_LAUNCHES)
     graphs: dict[str, torch.cuda.CUDAGraph] = {}
-    for name, product in (after_norm(size_in) if normed else variants(rows, residual)).items():
+    for name, product in variants(rows, residual).items():
         if "in, out" not in name:
             _check(shape, name, product, x, weights[0])
         graph = torch.cuda.CUDAGraph()
@@ -124,14 +108,11 @@ def measure(shape: str, rows: int, rounds: int, *, normed: bool = False) -> list
     ]
 
 
-def _check(shape: str, name: str, product: Product, given: Tensor, weight: Tensor) -> None:
+def _check(shape: str, name: str, product: Product, x: Tensor, weight: Tensor) -> None:
     """A variant that computes something else is not worth timing."""
-    base = torch.zeros(given.shape[0], weight.shape[0], dtype=DTYPE, device="cuda")
-    x = given.float()
-    if name.startswith("norm"):
-        x = torch.nn.functional.rms_norm(x, x.shape[1:], eps=EPS)
-    expected = x @ weight.float().t()
-    error = float((product(given, weight, base).float() - expected).abs().max())
+    base = torch.zeros(x.shape[0], weight.shape[0], dtype=DTYPE, device="cuda")
+    expected = x.float() @ weight.float().t()
+    error = float((product(x, weight, base).float() - expected).abs().max())
     if error > 0.05:
         sys.exit(f"{shape}, {x.shape[0]} rows, {name}: off by {error}")
 
@@ -173,7 +154,6 @@ def main() -> None:
         sys.exit("this benchmark needs a CUDA device")
     console = Console(width=110)
     found: list[Row] = []
-    fetched: list[Row] = []
     for shape, (size_in, size_out, _) in SHAPES.items():
         table = Table(title=f"{shape}: [n, {size_in}] x [{size_in}, {size_out}]")
         for column in ("n", "variant", "µs", "GB/s"):
@@ -181,8 +161,6 @@ def main() -> None:
         for rows in options.rows:
             part = measure(shape, rows, options.rounds)
             found += part
-            if rows <= MAX_ROWS:
-                fetched += measure(shape, rows, options.rounds, normed=True)
             for row in sorted(part, key=lambda row: row.microseconds):
                 table.add_row(str(rows), row.variant, f"{row.microseconds:.2f}", f"{row.gigabytes_per_second:.0f}")
         console.print(table)
@@ -199,15 +177,9 @@ def main() -> None:
         totals = [whole_step(found, rows, keep) for keep in kinds]
         table.add_row(str(rows), *("" if total is None else f"{total:.3f}" for total in totals))
     console.print(table)
-    table = Table(title="norm and product, its weights fetched meanwhile or not")
-    for column in ("shape", "n", "variant", "µs"):
-        table.add_column(column)
-    for row in fetched:
-        table.add_row(row.shape, str(row.rows), row.variant, f"{row.microseconds:.2f}")
-    console.print(table)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "gemm.json").write_text(json.dumps([asdict(row) for row in found + fetched], indent=1) + "\n")
+        (options.out / "gemm.json").write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class EagleDraft(DraftHead):
         phases = self._rotary.at(positions)
         x = linear_into(self._token(input_ids), hidden, self._fc)
         for norm, layer in self._layers:
-            x = layer.forward(x if norm is None else norm(x, layer.qkv), x, phases, attn)
+            x = layer.forward(x if norm is None else norm(x), x, phases, attn)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

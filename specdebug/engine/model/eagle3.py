@@ -67,12 +67,11 @@ class Eagle3Draft(DraftHead):
         phases = self._rotary.at(positions)
         # a copy of what is the caller's, for the layer writes where its residual lay
         residual = self._hidden_norm.with_gain(hidden) if self._residual_is_normed else hidden.clone()
-        normed = self._hidden_norm(hidden, self._layer.qkv)
-        return self._layer.forward(normed, residual, phases, attn, self._token(input_ids))
+        return self._layer.forward(self._hidden_norm(hidden), residual, phases, attn, self._token(input_ids))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[m, Hd] -> [m, Vd], in the draft vocabulary."""
-        return linear(self._final_norm(hidden, self._lm_head), self._lm_head)
+        return linear(self._final_norm(hidden), self._lm_head)
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Any shape of draft ids i64 -> target ids.

@@ -4,8 +4,7 @@ Weights are plain tensors fused at load (q, k, v in one; gate and up in one). On
 is folded into the linear layer after it, and the norm itself is three kernels (``vector_norm``, ``hypot``,
 ``div``): at batch 1 that took 8 us where ``F.rms_norm`` took 21, and the kernels' fixed cost is most of a small
 model's step. In bf16 and fp16 folding would round the weights a second time, so ``F.rms_norm`` runs as usual.
-On a GPU norm, rotation and activation are one kernel each, and a layer is seven launches besides attention. Each of
-these three is told which weight is read ``then``, and has it fetched meanwhile.
+On a GPU norm, rotation and activation are one kernel each, and a layer is seven launches besides attention.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ class Norm:
         self._shape = (size,)
         self._eps = eps
 
-    def __call__(self, x: Tensor, then: Tensor | None = None) -> Tensor:
-        """[n, H] -> [n, H]; times the gain unless it is folded. A GPU fetches ``then``, the weight that reads it."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """[n, H] -> [n, H]; times the gain unless it is folded."""
         if self._on_gpu:
             from specdebug.engine.kernels.triton.norm import rms_norm
 
-            return rms_norm(x, self.gain, self._eps, then)
+            return rms_norm(x, self.gain, self._eps)
         if self.folds_gain:
             length: Tensor = torch.linalg.vector_norm(x, 2, -1, True)
             return x / length.hypot_(self._floor)
         return F.rms_norm(x, self._shape, None, self._eps) * self.gain
 
-    def with_gain(self, x: Tensor, then: Tensor | None = None) -> Tensor:
+    def with_gain(self, x: Tensor) -> Tensor:
         """The norm in full, where its output is read by more than one linear layer."""
-        return self(x).mul_(self.gain) if self.folds_gain else self(x, then)
+        return self(x).mul_(self.gain) if self.folds_gain else self(x)
 
     def fold_into(self, weight: Tensor) -> Tensor:
         """The [in, out] weight of the linear layer that reads this norm, the gain folded in if it must be."""
@@ -91,22 +90,21 @@ class DecoderLayer:
         """
         qkv = linear(normed, self.qkv, self.qkv_bias) if qkv_share is None else linear_into(qkv_share, normed, self.qkv)
         if self.rotary.stores and isinstance(attn, StoredAttention):
-            q = self.rotary.split_and_store(qkv, phases, attn.destination(self.layer_id), self.output)
+            q = self.rotary.split_and_store(qkv, phases, attn.destination(self.layer_id))
             attended = attn.attend(self.layer_id, q)
         else:
-            attended = attn(self.layer_id, *self.rotary.split(qkv, phases, self.output))
+            attended = attn(self.layer_id, *self.rotary.split(qkv, phases))
         if self.output_bias is not None:
             residual.add_(self.output_bias)
         x = linear_into(residual, attended, self.output)
-        gate_up = linear(self.mlp_norm(x, self.gate_up), self.gate_up)
-        return linear_into(x, silu_mul(gate_up, self.down), self.down)
+        return linear_into(x, silu_mul(linear(self.mlp_norm(x), self.gate_up)), self.down)
 
 
-def silu_mul(gate_up: Tensor, then: Tensor | None = None) -> Tensor:
-    """SiLU of the first half of each row times the second: [n, 2*I] -> [n, I]. A GPU fetches ``then`` meanwhile."""
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """SiLU of the first half of each row times the second: [n, 2*I] -> [n, I]."""
     if gate_up.is_cuda:
         from specdebug.engine.kernels.triton import activation
 
-        return activation.silu_mul(gate_up, then)
+        return activation.silu_mul(gate_up)
     gate, up = torch.chunk(gate_up, 2, 1)
     return F.silu(gate).mul_(up)

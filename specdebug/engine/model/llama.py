@@ -44,10 +44,10 @@ class TargetModel:
         for index, (norm, layer) in enumerate(self.layers):
             if index in aux_layers:
                 captured.append(x.clone())  # the layer writes where its residual lay
-            x = layer.forward(norm(x, layer.qkv), x, phases, attn)
+            x = layer.forward(norm(x), x, phases, attn)
         if len(self.layers) in aux_layers:
             captured.append(x)
-        return TargetOutput(self.final_norm.with_gain(x, self.lm_head), torch.cat(captured, 1) if captured else None)
+        return TargetOutput(self.final_norm.with_gain(x), torch.cat(captured, 1) if captured else None)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[m, H] as ``forward`` returned it -> [m, V] in the model's dtype."""

@@ -77,15 +77,12 @@ class Rotary:
             return positions
         return self.table.index_select(0, positions).index_select(1, self._row_of_head).flatten(1)
 
-    def split(self, qkv: Tensor, phases: Tensor, then: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Turn fused qkv [n, heads*D] (in place when f32 or on a GPU) and cut it into q, k, v [n, heads, D].
-
-        A GPU fetches ``then`` meanwhile, the weight that reads what attention makes of them.
-        """
+    def split(self, qkv: Tensor, phases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Turn fused qkv [n, heads*D] (in place when f32 or on a GPU) and cut it into q, k, v [n, heads, D]."""
         if self._flat_table is not None:
             from specdebug.engine.kernels.triton.rope import rotate
 
-            rotate(qkv, phases, self._flat_table, self._turned, self._shape[1], then)
+            rotate(qkv, phases, self._flat_table, self._turned, self._shape[1])
         elif qkv.dtype == torch.float32:
             qkv.view(torch.complex64).mul_(phases)
         else:
@@ -100,10 +97,10 @@ class Rotary:
         """Whether ``split_and_store`` is to be had: on a GPU."""
         return self._flat_table is not None
 
-    def split_and_store(self, qkv: Tensor, phases: Tensor, cache: KVDestination, then: Tensor | None = None) -> Tensor:
+    def split_and_store(self, qkv: Tensor, phases: Tensor, cache: KVDestination) -> Tensor:
         """As ``split``, but keys and values go to their cache, in the same kernel: q [n, Hq, D]."""
         from specdebug.engine.kernels.triton.rope import rotate_and_store
 
         assert self._flat_table is not None
-        rotate_and_store(qkv, phases, self._flat_table, self._turned, self._shape[1], cache, then)
+        rotate_and_store(qkv, phases, self._flat_table, self._turned, self._shape[1], cache)
         return qkv.view(qkv.shape[0], *self._shape)[:, : self._head_counts[0]]

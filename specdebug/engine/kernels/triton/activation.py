@@ -9,29 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdebug.engine.kernels.triton.prefetch import NEXT_BYTES, prefetch, prefetch_of
-
 BLOCK = 1024
-WARPS = 4
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _silu_mul(
-    gate_up_ptr,
-    out_ptr,
-    rows,
-    width,
-    row_stride,
-    next_ptr,
-    next_stride,
-    next_parts,
-    BLOCK: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    if next_ptr is not None and tl.program_id(0) >= rows:
-        program = (tl.program_id(0) - rows) * tl.num_programs(1) + tl.program_id(1)
-        prefetch(next_ptr, next_stride, next_parts, program, LANES)
-        return
+@triton.jit
+def _silu_mul(gate_up_ptr, out_ptr, width, row_stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = column < width
@@ -44,10 +26,8 @@ def _silu_mul(
     tl.store(out_ptr + row * width + column, (activated * up).to(stored.dtype), mask=live)
 
 
-def silu_mul(gate_up: Tensor, then: Tensor | None = None) -> Tensor:
+def silu_mul(gate_up: Tensor) -> Tensor:
     """gate_up [n, 2*I] (bf16, fp16, fp32), the gates first -> new [n, I], computed in float32.
-
-    ``then``: the weight that reads the result, prefetched meanwhile.
 
     Raises:
         ValueError: the elements of a row are not adjacent.
@@ -57,20 +37,5 @@ def silu_mul(gate_up: Tensor, then: Tensor | None = None) -> Tensor:
         raise ValueError("silu_mul: the elements of a row must be adjacent")
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
-        lanes = 32 * WARPS
-        blocks = triton.cdiv(width, BLOCK)
-        weight, stride, parts, programs = prefetch_of(then, rows, lanes, NEXT_BYTES)
-        _silu_mul[(rows + programs // blocks, blocks)](
-            gate_up,
-            out,
-            rows,
-            width,
-            gate_up.stride(0),
-            weight,
-            stride,
-            parts,
-            BLOCK=BLOCK,
-            LANES=lanes,
-            num_warps=WARPS,
-        )
+        _silu_mul[(rows, triton.cdiv(width, BLOCK))](gate_up, out, width, gate_up.stride(0), BLOCK=BLOCK)
     return out

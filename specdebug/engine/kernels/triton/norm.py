@@ -9,27 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdebug.engine.kernels.triton.prefetch import NEXT_BYTES, prefetch, prefetch_of
 
-
-@triton.jit(do_not_specialize=["rows"])
-def _rms_norm(
-    x_ptr,
-    gain_ptr,
-    out_ptr,
-    rows,
-    width,
-    x_stride,
-    eps,
-    next_ptr,
-    next_stride,
-    next_parts,
-    BLOCK: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    if next_ptr is not None and tl.program_id(0) >= rows:
-        prefetch(next_ptr, next_stride, next_parts, tl.program_id(0) - rows, LANES)
-        return
+@triton.jit
+def _rms_norm(x_ptr, gain_ptr, out_ptr, width, x_stride, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     live = column < width
@@ -42,10 +24,8 @@ def _rms_norm(
     tl.store(out_ptr + row * width + column, out.to(stored.dtype), mask=live)
 
 
-def rms_norm(x: Tensor, gain: Tensor, eps: float, then: Tensor | None = None) -> Tensor:
+def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """x [n, H] and gain [H] of one dtype (bf16, fp16, fp32) -> new [n, H], computed in float32.
-
-    ``then``: the weight that reads the result, prefetched meanwhile.
 
     Raises:
         ValueError: the elements of a row are not adjacent, or the gain is not one row's.
@@ -57,21 +37,5 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float, then: Tensor | None = None) ->
     if rows:
         block = triton.next_power_of_2(width)
         warps = min(16, max(1, block // 512))
-        lanes = 32 * warps
-        weight, stride, parts, programs = prefetch_of(then, rows, lanes, NEXT_BYTES)
-        _rms_norm[(rows + programs,)](
-            x,
-            gain,
-            out,
-            rows,
-            width,
-            x.stride(0),
-            eps,
-            weight,
-            stride,
-            parts,
-            BLOCK=block,
-            LANES=lanes,
-            num_warps=warps,
-        )
+        _rms_norm[(rows,)](x, gain, out, width, x.stride(0), eps, BLOCK=block, num_warps=warps)
     return out

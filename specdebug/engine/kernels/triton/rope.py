@@ -9,13 +9,11 @@ import triton.language as tl
 from torch import Tensor
 
 from specdebug.engine.kernels.kv_cache import KVDestination
-from specdebug.engine.kernels.triton.prefetch import AFTER_ATTENTION_BYTES, prefetch, prefetch_of
 
 HEADS_PER_PROGRAM = 8
-WARPS = 4
 
 
-@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _rotate(
     qkv_ptr,
     positions_ptr,
@@ -23,7 +21,6 @@ def _rotate(
     k_cache_ptr,
     v_cache_ptr,
     slots_ptr,
-    rows,
     heads,
     kv_heads,
     head_dim,
@@ -31,17 +28,9 @@ def _rotate(
     phases_stride,
     slot_stride,
     slots_step,
-    next_ptr,
-    next_stride,
-    next_parts,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
-    LANES: tl.constexpr,
 ):
-    if next_ptr is not None and tl.program_id(0) >= rows:
-        program = (tl.program_id(0) - rows) * tl.num_programs(1) + tl.program_id(1)
-        prefetch(next_ptr, next_stride, next_parts, program, LANES)
-        return
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     lane = tl.arange(0, BLOCK_DIM)
@@ -71,29 +60,20 @@ def _rotate(
         tl.store(v_cache_ptr + value, stored.to(v_cache_ptr.dtype.element_ty), mask=live & (head >= heads)[:, None])
 
 
-def rotate(
-    qkv: Tensor, positions: Tensor, phases: Tensor, heads: int, head_dim: int, then: Tensor | None = None
-) -> None:
+def rotate(qkv: Tensor, positions: Tensor, phases: Tensor, heads: int, head_dim: int) -> None:
     """Turn the first ``heads`` heads of every row of qkv [n, >= heads*D], pairs adjacent, in place.
 
     positions [n] int64. phases [P, W] float32, W >= D: cosine and sine of pair j at 2j and 2j+1 of its position's
-    row. A position outside the table reads whatever lies there: checking it is the caller's. ``then``: the weight
-    that reads what attention makes of this, prefetched meanwhile.
+    row. A position outside the table reads whatever lies there: checking it is the caller's.
 
     Raises:
         ValueError: the elements of a row are not adjacent.
     """
-    _launch(qkv, positions, phases, heads, head_dim, None, then)
+    _launch(qkv, positions, phases, heads, head_dim, None)
 
 
 def rotate_and_store(
-    qkv: Tensor,
-    positions: Tensor,
-    phases: Tensor,
-    heads: int,
-    head_dim: int,
-    cache: KVDestination,
-    then: Tensor | None = None,
+    qkv: Tensor, positions: Tensor, phases: Tensor, heads: int, head_dim: int, cache: KVDestination
 ) -> None:
     """As :func:`rotate`, ``heads`` counting queries and keys; but turned keys, and the values after them, go to
     ``cache``, unchecked, and only the queries of qkv [n, (heads + Hkv)*D] are turned in place.
@@ -104,17 +84,11 @@ def rotate_and_store(
     slot = (head_dim, 1)
     if cache.k.stride() != cache.v.stride() or cache.k.stride()[1:] != slot or cache.k.shape[2] != head_dim:
         raise ValueError("rotate_and_store: k and v must be laid out alike, the elements of a slot adjacent")
-    _launch(qkv, positions, phases, heads, head_dim, cache, then)
+    _launch(qkv, positions, phases, heads, head_dim, cache)
 
 
 def _launch(
-    qkv: Tensor,
-    positions: Tensor,
-    phases: Tensor,
-    heads: int,
-    head_dim: int,
-    cache: KVDestination | None,
-    then: Tensor | None,
+    qkv: Tensor, positions: Tensor, phases: Tensor, heads: int, head_dim: int, cache: KVDestination | None
 ) -> None:
     if qkv.stride(1) != 1 or phases.stride(1) != 1 or not positions.is_contiguous():
         raise ValueError("rotate: the elements of a row of qkv and of phases, and the positions, must be adjacent")
@@ -123,17 +97,13 @@ def _launch(
         return
     k, v, slots = (None, None, None) if cache is None else cache
     kv_heads = 0 if k is None else k.shape[1]
-    blocks = triton.cdiv(heads + kv_heads, HEADS_PER_PROGRAM)
-    lanes = 32 * WARPS
-    weight, stride, parts, programs = prefetch_of(then, rows, lanes, AFTER_ATTENTION_BYTES)
-    _rotate[(rows + programs // blocks, blocks)](
+    _rotate[(rows, triton.cdiv(heads + kv_heads, HEADS_PER_PROGRAM))](
         qkv,
         positions,
         phases,
         k,
         v,
         slots,
-        rows,
         heads,
         kv_heads,
         head_dim,
@@ -141,11 +111,6 @@ def _launch(
         phases.stride(0),
         0 if k is None else k.stride(0),
         0 if slots is None else slots.stride(0),
-        weight,
-        stride,
-        parts,
         BLOCK_HEADS=HEADS_PER_PROGRAM,
         BLOCK_DIM=triton.next_power_of_2(head_dim),
-        LANES=lanes,
-        num_warps=WARPS,
     )

@@ -26,7 +26,8 @@ from specdebug.engine.kernels.triton.merge_splits import merge_if_last
 _LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 64
 # More parts than these are better merged by a kernel of its own: one program reads them all through one processor.
-MAX_MERGED_IN_PLACE = 32
+MAX_MERGED_IN_PLACE = 4
+_PROGRAMS_PER_PROCESSOR = 2
 
 
 @dataclass(frozen=True)
@@ -95,15 +96,15 @@ def choose_tile(rows: int, dim: int, dtype: torch.dtype, *, masked: bool) -> Til
 def choose_splits(batch: Sequences, q: Tensor, k: Tensor) -> int:
     """Programs among which :func:`attend` should share out each sequence's keys: 1, 2, 4, ... 64.
 
-    Enough to occupy the device once (what one program has on its way saturates its processor, and more parts are more
-    to merge), no more than the longest sequence that the pool or a page table's width allows has blocks of keys.
+    Enough to occupy the device twice: at batch 1 latency is what counts, and short shares have less. No more than the
+    longest sequence that the pool or a page table's width allows has blocks of keys.
     q [n, Hq, D], k [N, Hkv, D]. Prefills are not split.
     """
     if batch.q_len is None:
         return 1
     rows = batch.q_len * (q.shape[1] // k.shape[1])
     tile = choose_tile(rows, q.shape[2], k.dtype, masked=batch.mask is not None)
-    wanted = triton.cdiv(_num_processors(q.device), max(count_tiles(batch, q, k), 1))
+    wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * _num_processors(q.device), max(count_tiles(batch, q, k), 1))
     longest = k.shape[0]
     if batch.page_size:
         longest = min(longest, batch.slots.shape[1] * batch.page_size)

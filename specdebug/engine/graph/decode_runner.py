@@ -79,10 +79,14 @@ class DecodeGraphRunner(GraphRunner[DecodeInputs]):
         assert bs is not None
         if bs != raw_bs:
             buffers.zero_inputs()
-        buffers.rows("decode.input_ids", raw_bs).copy_(inputs.input_ids)
-        buffers.rows("decode.out_cache_loc", raw_bs).copy_(inputs.out_cache_loc)
-        buffers.rows("decode.req_pool_indices", raw_bs).copy_(inputs.req_pool_indices)
-        buffers.rows("decode.seq_lens", raw_bs).copy_(inputs.seq_lens)
+        buffers.load(
+            {
+                "decode.input_ids": inputs.input_ids,
+                "decode.out_cache_loc": inputs.out_cache_loc,
+                "decode.req_pool_indices": inputs.req_pool_indices,
+                "decode.seq_lens": inputs.seq_lens,
+            }
+        )
         self._launch(bs, self._padded(bs), seq_lens_cpu)
         return buffers.rows("decode.logits", raw_bs)
 

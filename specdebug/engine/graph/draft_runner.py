@@ -72,7 +72,6 @@ class DraftGraphRunner(GraphRunner[DraftInputs]):
         raw_bs = inputs.topk_p.shape[0]
         bs = padded_size(self.capture_bs, raw_bs)
         assert bs is not None
-        topk = self._loop.topk
         buffers = self.buffers
         if bs != raw_bs:
             buffers["draft.seq_lens"].zero_()
@@ -82,14 +81,20 @@ class DraftGraphRunner(GraphRunner[DraftInputs]):
             buffers["draft.topk_index"].zero_()
             buffers["draft.hidden_states"].zero_()
             buffers["draft.req_pool_indices"].zero_()
-        buffers.rows("draft.topk_p", raw_bs).copy_(inputs.topk_p)
-        buffers.rows("draft.topk_index", raw_bs).copy_(inputs.topk_index)
-        buffers.rows("draft.hidden_states", raw_bs).copy_(inputs.hidden_states)
-        buffers.rows("draft.req_pool_indices", raw_bs).copy_(inputs.req_pool_indices)
-        buffers.rows("draft.seq_lens", raw_bs).copy_(inputs.seq_lens)
-        buffers.rows("draft.positions", raw_bs * topk).copy_(inputs.positions)
-        buffers.rows("draft.out_cache_loc", raw_bs * topk).copy_(inputs.out_cache_loc)
-        self._launch(bs, self._padded(bs), seq_lens_cpu)
+        buffers.load(
+            {
+                "draft.topk_p": inputs.topk_p,
+                "draft.topk_index": inputs.topk_index,
+                "draft.hidden_states": inputs.hidden_states,
+                "draft.req_pool_indices": inputs.req_pool_indices,
+                "draft.seq_lens": inputs.seq_lens,
+                "draft.positions": inputs.positions,
+                "draft.out_cache_loc": inputs.out_cache_loc,
+            }
+        )
+        padded = self._padded(bs)
+        self._probe(padded)
+        self._launch(bs, padded, seq_lens_cpu)
         return DraftCandidates(
             buffers.rows("draft.parent_list", raw_bs),
             buffers.rows("draft.top_scores_index", raw_bs),
@@ -109,7 +114,7 @@ class DraftGraphRunner(GraphRunner[DraftInputs]):
         )
 
     def _probe(self, padded: DraftInputs) -> None:
-        """Padded rows included: they are embedded, gathered and attended like live ones."""
+        """Padded rows included: they are planned, embedded, gathered and attended like live ones."""
         with grouped():
             maybe_detect_oob(padded.topk_index, 0, self._loop.model.vocab_size, "draft_graph.replay.topk_index")
             maybe_detect_oob(padded.req_pool_indices, 0, self._num_rows, "draft_graph.replay.req_pool_indices")
@@ -126,7 +131,6 @@ class DraftGraphRunner(GraphRunner[DraftInputs]):
         return self._loop.locs(padded)
 
     def _forward(self, padded: DraftInputs, attentions: Sequence[LayerAttention]) -> None:
-        self._probe(padded)
         result = self._loop.run(padded, attentions)
         bs = padded.seq_lens.numel()
         for name, value in (

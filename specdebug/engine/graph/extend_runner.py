@@ -119,7 +119,6 @@ class ExtendGraphRunner(GraphRunner[ExtendInputs]):
         raw_bs, nodes, buffers = inputs.seq_lens.numel(), self._tree_size, self.buffers
         bs = padded_size(self.capture_bs, raw_bs)
         assert bs is not None
-        live = raw_bs * nodes
         if bs != raw_bs:
             buffers["draft_extend.input_ids"].zero_()
             buffers["draft_extend.positions"].zero_()
@@ -128,13 +127,17 @@ class ExtendGraphRunner(GraphRunner[ExtendInputs]):
             buffers["draft_extend.accept_lengths"].fill_(nodes)
             buffers["draft_extend.req_pool_indices"].zero_()
             buffers["draft_extend.seq_lens"].zero_()
-        buffers.rows("draft_extend.input_ids", live).copy_(inputs.input_ids)
-        buffers.rows("draft_extend.positions", live).copy_(inputs.positions)
-        buffers.rows("draft_extend.out_cache_loc", live).copy_(inputs.out_cache_loc)
-        buffers.rows("draft_extend.features", live).copy_(inputs.features)
-        buffers.rows("draft_extend.accept_lengths", raw_bs).copy_(inputs.accept_lengths)
-        buffers.rows("draft_extend.req_pool_indices", raw_bs).copy_(inputs.req_pool_indices)
-        buffers.rows("draft_extend.seq_lens", raw_bs).copy_(inputs.seq_lens)
+        buffers.load(
+            {
+                "draft_extend.input_ids": inputs.input_ids,
+                "draft_extend.positions": inputs.positions,
+                "draft_extend.out_cache_loc": inputs.out_cache_loc,
+                "draft_extend.features": inputs.features,
+                "draft_extend.accept_lengths": inputs.accept_lengths,
+                "draft_extend.req_pool_indices": inputs.req_pool_indices,
+                "draft_extend.seq_lens": inputs.seq_lens,
+            }
+        )
         self._launch(bs, self._padded(bs), seq_lens_cpu)
         return ExtendOutputs(
             buffers.rows("draft_extend.topk_p", raw_bs),

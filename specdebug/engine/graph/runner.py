@@ -9,7 +9,7 @@ Between replays the fill policy therefore treats inputs as released.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -61,6 +61,11 @@ class StaticBuffers:
         if view is None:
             view = self._row_views[name, count] = self._arena[name][:count]
         return view
+
+    def load(self, inputs: Mapping[str, Tensor]) -> None:
+        """Copy live rows into the first rows of their buffers, all in one call: one launch per dtype on a GPU."""
+        rows = [self.rows(name, value.shape[0]) for name, value in inputs.items()]
+        torch._foreach_copy_(rows, list(inputs.values()))
 
     def zero_inputs(self) -> None:
         """Zeros in every input."""

@@ -114,12 +114,16 @@ class VerifyGraphRunner(GraphRunner[VerifyInputs]):
             buffers["verify.tree_mask"].fill_(True)
             buffers["verify.req_pool_indices"].zero_()
             buffers["verify.seq_lens"].zero_()
-        buffers.rows("verify.input_ids", live).copy_(inputs.input_ids)
-        buffers.rows("verify.positions", live).copy_(inputs.positions)
-        buffers.rows("verify.out_cache_loc", live).copy_(inputs.out_cache_loc)
-        buffers.rows("verify.tree_mask", raw_bs).copy_(inputs.mask)
-        buffers.rows("verify.req_pool_indices", raw_bs).copy_(inputs.req_pool_indices)
-        buffers.rows("verify.seq_lens", raw_bs).copy_(inputs.seq_lens)
+        buffers.load(
+            {
+                "verify.input_ids": inputs.input_ids,
+                "verify.positions": inputs.positions,
+                "verify.out_cache_loc": inputs.out_cache_loc,
+                "verify.tree_mask": inputs.mask,
+                "verify.req_pool_indices": inputs.req_pool_indices,
+                "verify.seq_lens": inputs.seq_lens,
+            }
+        )
         self._launch(bs, self._padded(bs), seq_lens_cpu)
         return VerifyOutputs(buffers.rows("verify.logits", live), buffers.rows("verify.features", live))
 

@@ -18,6 +18,7 @@ from specdebug.engine.memory.fill import FillPolicy
 _ALIGN = 64
 _GUARD_BYTES = 256
 _GUARD_BYTE = 0xA5
+_SLACK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,10 @@ class Arena:
     """The allocation. ``arena[name]`` is a buffer view; nothing reached through it lies outside the arena."""
 
     def __init__(self, layout: ArenaLayout, fill: FillPolicy, device: torch.device) -> None:
-        self._bytes = torch.empty(max(layout.nbytes, _ALIGN), dtype=torch.uint8, device=device)
+        # Nothing stops a GPU's kernel at the end of an allocation, and what lies behind may be anybody's: a long
+        # overrun must not reach the rest of the process, these books included. On a CPU leaving it is an error.
+        slack = _SLACK_BYTES if layout.guards and device.type == "cuda" else 0
+        self._bytes = torch.empty(max(layout.nbytes, _ALIGN) + slack, dtype=torch.uint8, device=device)
         self._views: dict[str, Tensor] = {}
         for buffer in layout.buffers:
             view = self._bytes[buffer.start : buffer.end].view(buffer.dtype).view(buffer.shape)

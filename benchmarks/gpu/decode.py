@@ -216,8 +216,9 @@ def against_floors(models: Models, backend: str, rounds: int) -> list[Row]:
 
 
 def idle_share(served: Served, steps: int = 20) -> float:
-    """Share of the time between the first and the last kernel of some steps in which no kernel ran."""
-    served.steps(2)
+    """Share of a steady step in which no kernel runs: busy time as profiled against the time of steps that are not,
+    since a profiler slows the host down."""
+    alone = statistics.median(served.steps(steps) for _ in range(3))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         served.steps(steps)
     spans = sorted(
@@ -225,11 +226,11 @@ def idle_share(served: Served, steps: int = 20) -> float:
         for event in profile.events()
         if event.device_type == torch.autograd.DeviceType.CUDA
     )
-    busy, reached = 0.0, spans[0][0]
+    busy, reached = 0.0, spans[0][0]  # microseconds
     for start, end in spans:
         busy += max(0.0, end - max(start, reached))
         reached = max(reached, end)
-    return 1 - busy / (reached - spans[0][0])
+    return 1 - busy / 1e6 / steps / alone
 
 
 def tokens_per_second(models: Models, backend: str, rounds: int, name: str, new_tokens: int = 128) -> list[Row]:

@@ -70,14 +70,14 @@ class Pools:
 
 
 @dataclass(frozen=True)
-class _Ready:
-    """What a decode step of ``requests`` starts from. rows: int64 [B]. out_cache_loc: int64 [B·T], for the verify."""
+class _Drafted:
+    """A decode step of ``requests`` up to its draft. rows: int64 [B]. out_cache_loc: int64 [B·T], for the verify."""
 
     requests: tuple[Request, ...]
     rows: Tensor
     state: DraftState
     out_cache_loc: Tensor
-    locs: DraftCacheLocs
+    candidates: DraftCandidates
 
     def serves(self, requests: Sequence[Request]) -> bool:
         """Whether it was made for these requests, in this order."""
@@ -132,7 +132,7 @@ class EagleWorker:
         self._draft_runner: DraftGraphRunner | None = None
         self._verify_runner: VerifyGraphRunner | None = None
         self._extend_runner: ExtendGraphRunner | None = None
-        self._ahead: _Ready | None = None
+        self._ahead: _Drafted | None = None
         self._last_rows: tuple[tuple[int, ...], Tensor] | None = None
         if config.cuda_graph.enabled:
             guards = config.memory.guards
@@ -180,11 +180,11 @@ class EagleWorker:
 
     def decode(self, requests: Sequence[Request]) -> list[list[int]]:
         """One iteration; the tokens each request gained, at least one."""
-        start = self._ahead if self._ahead is not None and self._ahead.serves(requests) else self._ready(requests)
-        rows, state, out_cache_loc, locs = start.rows, start.state, start.out_cache_loc, start.locs
         lens_cpu = tuple(request.kv_len for request in requests)
-        candidates = self._draft(rows, state, locs, lens_cpu)
-        tree = self._tree_builder.build(candidates, state.bonus, state.seq_lens)
+        ahead = self._ahead
+        drafted = ahead if ahead is not None and ahead.serves(requests) else self._drafted(requests, lens_cpu)
+        rows, state, out_cache_loc = drafted.rows, drafted.state, drafted.out_cache_loc
+        tree = self._tree_builder.build(drafted.candidates, state.bonus, state.seq_lens)
         batch = SequenceLayout(rows, state.seq_lens, lens_cpu)
         verified = self._verify(batch, tree, out_cache_loc)
         acceptance = self._accept(requests, tree, verified.logits)
@@ -195,13 +195,16 @@ class EagleWorker:
         accepted = Readback(torch.cat([lengths, predict], dim=1))
         bonus = predict.gather(1, lengths - 1)
         self._state.store_lengths(rows, state.seq_lens + compacted.accept_lengths, bonus.squeeze(1))
-        # Queued behind the read-back: a GPU extends while the host looks at the tokens and plans the next step. What of
-        # that needs no tokens is queued as well; its slots are there, because a request holds them for two steps.
+        # Queued behind the read-back: a GPU extends, and drafts for the next step, while the host looks at the tokens
+        # and plans. Drafting needs no more than the device knows; its slots are there, because a request holds them for
+        # two steps; and if the next batch is another one, all that is lost is the drafting.
         self._draft_extend(batch, compacted, out_cache_loc)
-        self._ahead = self._ready(requests) if self._device.type == "cuda" else None
+        if self._device.type == "cuda":
+            self._ahead = self._drafted(requests, tuple(length + self._spec.tree_size for length in lens_cpu))
         return [row[1 : row[0] + 1] for row in accepted.wait()]
 
-    def _ready(self, requests: Sequence[Request]) -> _Ready:
+    def _drafted(self, requests: Sequence[Request], lens_cpu: tuple[int, ...]) -> _Drafted:
+        """Run the draft loop from what the device knows of ``requests``; their lengths are at most ``lens_cpu``."""
         rows = self._rows_of(requests)
         state = self._state.gather(rows)
         slots = verify_cache_locs(self._pools.req_to_token.table, rows, state.seq_lens, self._spec.tree_size)
@@ -209,7 +212,7 @@ class EagleWorker:
         with grouped():
             maybe_detect_oob(state.bonus, 0, self._vocab_size, "draft.bonus")
             maybe_detect_oob(locs.out_cache_loc, 0, self._pools.draft.size, "draft.out_cache_loc")
-        return _Ready(tuple(requests), rows, state, slots, locs)
+        return _Drafted(tuple(requests), rows, state, slots, self._draft(rows, state, locs, lens_cpu))
 
     def _rows_of(self, requests: Sequence[Request]) -> Tensor:
         """int64 [B]; the last batch's tensor when it had the same rows, as decode batches mostly do."""

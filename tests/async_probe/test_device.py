@@ -261,6 +261,7 @@ class _Later:
         self.waited += 1
 
 
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="plays the part of the device; test_cuda.py polls a real one")
 def test_polling_hands_over_what_has_arrived_and_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     later = _Later()
     monkeypatch.setattr(device, "_cuda", later)
@@ -280,6 +281,7 @@ def test_polling_hands_over_what_has_arrived_and_never_waits(monkeypatch: pytest
     assert ring.poll() == ring.poll() == []
 
 
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="plays the part of the device; test_cuda.py polls a real one")
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.sampled_from(["bad", "fine", "poll", "late", "take"]), max_size=40))
 def test_polls_and_takes_together_lose_nothing(steps: list[str]) -> None:

@@ -65,7 +65,7 @@ class Batch:
         lse = torch.full((n, heads, splits), float("nan"), device=self.q.device)
         tiles = count_tiles(self.sequences, self.q, self.k)
         tickets = torch.zeros(tiles + 1, dtype=torch.int32, device=self.q.device)
-        tickets[tiles] = 7
+        tickets[tiles:].fill_(7)
         merge = Merge(out, tickets)
         for _ in range(2):  # the first leaves the tickets to the second as it found them
             attend(self.q, self.k, self.v, self.sequences, partial, lse, splits=splits, merge=merge)

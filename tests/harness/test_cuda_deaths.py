@@ -95,7 +95,7 @@ def test_memory_exhausted_at_load_says_what_to_change() -> None:
 
 @pytest.mark.xfail(
     strict=False,
-    reason="with core dumps on, driver 580.159.04 in a virtual machine let the fault pass unnoticed in two of three runs",
+    reason="with core dumps on, a driver (580.159.04, in a virtual machine) missed the fault in two of three runs",
 )
 def test_a_core_dump_is_named_when_one_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))

@@ -106,6 +106,7 @@ class EagleWorker:
         self._planner = planner
         self._attention = attention
         self._page_size = config.page_size
+        self._context_length = config.context_length
         self._seed = config.seed
         self._device = device
         self._vocab_size = target.config.vocab_size
@@ -199,9 +200,18 @@ class EagleWorker:
         # and plans. Drafting needs no more than the device knows; its slots are there, because a request holds them for
         # two steps; and if the next batch is another one, all that is lost is the drafting.
         self._draft_extend(batch, compacted, out_cache_loc)
-        if self._device.type == "cuda":
-            self._ahead = self._drafted(requests, tuple(length + self._spec.tree_size for length in lens_cpu))
+        self._ahead = self._draft_ahead(requests, lens_cpu)
         return [row[1 : row[0] + 1] for row in accepted.wait()]
+
+    def _draft_ahead(self, requests: Sequence[Request], lens_cpu: tuple[int, ...]) -> _Drafted | None:
+        """Draft on a GPU for the step after this one, of whose lengths the host knows the most they can be.
+
+        None where one could be past the context: its request ends with this step, and tables and buffers may be too.
+        """
+        longest = tuple(length + self._spec.tree_size for length in lens_cpu)
+        if self._device.type == "cpu" or max(longest) > self._context_length:
+            return None
+        return self._drafted(requests, longest)
 
     def _drafted(self, requests: Sequence[Request], lens_cpu: tuple[int, ...]) -> _Drafted:
         """Run the draft loop from what the device knows of ``requests``; their lengths are at most ``lens_cpu``."""

@@ -181,8 +181,6 @@ class _Arm:
         arm, seed, packs = self._payload["arm"], self._payload["seed"], pickle.loads(self._payload["packs"])
         device = self._claim(scenario)
         activate(packs, scenario.arms[arm].mode)
-        if device != "cpu" and packs:
-            async_probe.prepare(device)  # a graph captured with live probes needs their kernels compiled
         engine = build_engine(scenario.engine_of(arm), seed)
         if device != "cpu":
             async_probe.drain()  # what warm-ups before a capture said of their dummy inputs is nobody's failure

@@ -93,6 +93,17 @@ def test_a_death_is_a_failure_and_loses_nothing(kind: Any, status: int, signatur
     assert outcome.metrics.steps == 2
 
 
+def test_the_finding_that_names_a_lost_device_says_what_became_of_it() -> None:
+    step_2 = {"event": "violation", "step": 2}
+    seen = {**step_2, "kind": "oob", "site": "verify.input_ids", "detail": "value not below 9", "data": {}}
+    fault = {**step_2, "kind": "illegal-address", "site": "decode", "detail": "illegal memory access"}
+    fault["data"] = {"device": "cuda", "lost": True}
+    outcome = outcome_of([*START, step(1), seen, fault, *FINISH])
+    assert outcome.signature == "oob@verify.input_ids"
+    assert outcome.detail.startswith("value not below 9; then the device was lost: illegal memory access")
+    assert outcome_of([*START, step(1), seen, *FINISH]).detail == "value not below 9"
+
+
 def test_what_a_probe_saw_names_the_crash_that_follows() -> None:
     where = {"kind": "oob", "site": "verify.input_ids", "step": 2}
     seen = {"event": "violation", **where, "detail": "bad", "data": {}}

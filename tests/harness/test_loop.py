@@ -257,6 +257,26 @@ def test_an_oracle_that_finds_the_device_gone_does_not_take_the_blame() -> None:
     assert signatures(sink) == ["assert@engine"]
 
 
+def test_what_had_reached_the_host_comes_before_the_fault_that_lost_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost(FakeEngine):
+        def damage_seen(self) -> list[Any]:
+            return [SimpleNamespace(buffer="draft.kv_indices", victim="draft.kv_indptr")]
+
+        def check_guards(self) -> list[Any]:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    seen = async_probe.Violation("draft.plan.kv_indptr", "oob", 1, 0, 9, 1)
+    monkeypatch.setattr(async_probe, "salvage", lambda: [seen])
+    loop, sink, _ = loop_of(Lost(), planned("a.0"))
+    with pytest.raises(Stopped):
+        loop.run()
+    assert signatures(sink) == [
+        "guard@draft.kv_indices->draft.kv_indptr",
+        "oob@draft.plan.kv_indptr",
+        "illegal-address@engine",
+    ]
+
+
 def raised(error: BaseException) -> BaseException:
     try:
         raise error

@@ -133,6 +133,7 @@ class EagleWorker:
         self._draft_runner: DraftGraphRunner | None = None
         self._verify_runner: VerifyGraphRunner | None = None
         self._extend_runner: ExtendGraphRunner | None = None
+        self._drafts_ahead = device.type == "cuda"  # a CPU has nothing to do meanwhile
         self._ahead: _Drafted | None = None
         self._last_rows: tuple[tuple[int, ...], Tensor] | None = None
         if config.cuda_graph.enabled:
@@ -209,7 +210,7 @@ class EagleWorker:
         None where one could be past the context: its request ends with this step, and tables and buffers may be too.
         """
         longest = tuple(length + self._spec.tree_size for length in lens_cpu)
-        if self._device.type == "cpu" or max(longest) > self._context_length:
+        if not self._drafts_ahead or max(longest) > self._context_length:
             return None
         return self._drafted(requests, longest)
 

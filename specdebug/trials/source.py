@@ -1,0 +1,46 @@
+"""Where trials are run: the one thing a search needs to know about commands, commits and scenarios."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from specdebug.trials.trial import Trial, TrialResult
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something that may be the cause. ``id`` is what a trial's set holds, ``label`` what a reader is shown."""
+
+    id: str
+    label: str
+
+
+class TrialSource(Protocol):
+    """Runs trials, several at a time."""
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Everything that can be switched."""
+
+    @property
+    def identity(self) -> str:
+        """What results belong to: equal only where a result of one source may stand for one of the other (a hash of
+        the scenario or command, the registry and the versions)."""
+
+    @property
+    def capacity(self) -> int:
+        """How many trials may run at a time; at least 1."""
+
+    def start(self, trial: Trial) -> None:
+        """Begin a trial, fewer than ``capacity`` being under way. Returns at once.
+
+        Raises:
+            SpecDebugError: no trial can be run at all.
+        """
+
+    def wait(self) -> tuple[Trial, TrialResult]:
+        """The next trial to end, whichever it is, at least one being under way. A KeyboardInterrupt passes through."""
+
+    def close(self) -> None:
+        """End whatever runs, and clean up. May be called more than once."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
 from specdebug.engine.kernels.argmax import argmax, softmax_top1
+from specdebug.engine.kernels.softmax_topk import softmax_topk
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import DraftModel, LayerAttention
 
@@ -55,10 +56,11 @@ class DraftCandidates:
 
 
 def top_k_probs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Best k of softmax(logits [n, Vd]): probabilities float32 [n, k], descending, and ids int64 [n, k]."""
+    """Best k of softmax(logits [n, Vd]): probabilities float32 [n, k], descending, and ids int64 [n, k]; of equals the
+    first."""
     if k == 1:
         return softmax_top1(logits)
-    return torch.topk(torch.softmax(logits, dim=-1, dtype=torch.float32), k, dim=-1)
+    return softmax_topk(logits, k)
 
 
 def _per_branch(values: Tensor, topk: int) -> Tensor:

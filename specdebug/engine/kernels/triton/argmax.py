@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdebug.engine.kernels.triton.keys import as_key, index_of, value_of
 from specdebug.engine.kernels.triton.tickets import tickets
 
 FEW_ROWS = 16  # too few to occupy the device unless each has many programs
@@ -74,11 +75,11 @@ def _largest(
     cells = x_ptr + row.to(tl.int64) * row_stride + column.to(tl.int64) * column_stride
     # what lies past the end loses to every real element by its index
     x = tl.load(cells, mask=column < width, other=float("-inf")).to(tl.float32)
-    key = tl.max(_as_key(x, column), 0)
+    key = tl.max(as_key(x, column), 0)
     cell = row.to(tl.int64) * parts + part
     tl.store(keys_ptr + cell, key)
     if sums_ptr is not None:
-        largest = _value(key)
+        largest = value_of(key)
         offset = tl.where(largest == float("-inf"), 0.0, largest)
         tl.store(sums_ptr + cell, tl.sum(tl.exp(x - offset), 0))
     tl.debug_barrier()  # every thread's stores come before the one thread's release
@@ -89,30 +90,14 @@ def _largest(
         # other programs' results: past this processor's own cache. No key is as small as what stands for none.
         keys = tl.load(keys_ptr + others, mask=live, other=-0x7FFFFFFFFFFFFFFF, cache_modifier=".cg")
         key = tl.max(keys, 0)
-        index = 0x7FFFFFFF - (key & 0x7FFFFFFF)
+        index = index_of(key)
         if sums_ptr is not None:
             sums = tl.load(sums_ptr + others, mask=live, other=0.0, cache_modifier=".cg")
-            largest = _value(key)
+            largest = value_of(key)
             # infinity minus itself is NaN, as is whatever meets NaN: rows without a softmax
-            sums = tl.where(live, sums * tl.exp(_value(keys) - largest), 0.0)
+            sums = tl.where(live, sums * tl.exp(value_of(keys) - largest), 0.0)
             prob = 1.0 / tl.sum(sums, 0)
             tl.store(probs_ptr + row, prob)
             index = tl.where(prob != prob, 0, index)
         tl.store(ids_ptr + row, index)
         tl.store(tickets_ptr + row, 0)
-
-
-@triton.jit
-def _as_key(x, index):
-    """An int64 that orders by value, NaN largest of all, and equals by how early they come."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)  # -0.0 becomes 0.0
-    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative numbers grow with their magnitude
-    bits = tl.where(x != x, 0x7FFFFFFF, bits)
-    return (bits.to(tl.int64) << 32) | (0x7FFFFFFF - index).to(tl.int64)
-
-
-@triton.jit
-def _value(key):
-    """The float32 that a key was made of."""
-    bits = (key >> 32).to(tl.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

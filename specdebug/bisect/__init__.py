@@ -1,0 +1,7 @@
+"""The Bayesian search for what makes a flaky failure appear. Pure: it proposes trials and is told their outcomes."""
+
+from specdebug.bisect.bisector import Bisector
+from specdebug.bisect.nuisance import Prior
+from specdebug.bisect.results import Answer, Rate, Rates
+
+__all__ = ["Answer", "Bisector", "Prior", "Rate", "Rates"]

@@ -1,0 +1,53 @@
+"""Which candidates make a trial untestable.
+
+Every candidate of the set, and a background that is always there, masks a trial independently (noisy or: Pearl,
+"Probabilistic Reasoning in Intelligent Systems", 1988). The rates come from expectation maximisation over all trials
+so far with Beta(0.05, 1) counts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specdebug.bisect.belief import Bools
+from specdebug.bisect.nuisance import Floats
+
+SEEN, NOT_SEEN = 0.05, 1.0  # Beta counts: a candidate is innocent of masking until it has been in a masked trial
+ROUNDS = 10
+
+
+class Masking:
+    """Masking rate of each of ``size`` candidates, all 0 as long as no trial was masked."""
+
+    def __init__(self, size: int) -> None:
+        self._sets: list[Bools] = []
+        self._masked: list[bool] = []
+        self._size = size
+        self._rates: Floats = np.full(size + 1, SEEN / (SEEN + NOT_SEEN))
+
+    def observe(self, members: Bools, masked: bool) -> None:
+        """Take in one trial over ``members``."""
+        self._sets.append(np.append(members, True))
+        self._masked.append(masked)
+        if any(self._masked):
+            self._fit()
+
+    def _fit(self) -> None:
+        sets = np.array(self._sets, dtype=np.float64)
+        blamed = sets[self._masked]
+        trials = sets.sum(axis=0) + SEEN + NOT_SEEN
+        rates = self._rates
+        for _ in range(ROUNDS):
+            chance = 1 - np.exp(blamed @ np.log1p(-rates))
+            rates = (SEEN + rates * (blamed.T @ (1 / chance))) / trials
+        self._rates = rates
+
+    @property
+    def rates(self) -> Floats:
+        """Masking rate of each candidate."""
+        return self._rates[:-1] if any(self._masked) else np.zeros(self._size)
+
+    @property
+    def log_clear(self) -> Floats:
+        """Log of the chance that each candidate does not mask; the sum over a set is that of the set."""
+        return np.log1p(-self.rates)

@@ -10,6 +10,7 @@ from collections import deque
 from specdebug.engine.config import STEPS_IN_FLIGHT, EngineConfig
 from specdebug.engine.errors import EngineError
 from specdebug.engine.memory.prefix_cache import PrefixCache
+from specdebug.engine.memory.req_to_token import RowWrite
 from specdebug.engine.request import Request, Status
 
 
@@ -20,6 +21,8 @@ class Scheduler:
         self._config = config
         self._cache = cache
         self._page_size = config.page_size
+        self._reservation = STEPS_IN_FLIGHT * config.alloc_len_per_decode
+        self._writes: list[RowWrite] = []
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.chunked: Request | None = None
@@ -60,6 +63,7 @@ class Scheduler:
                 raise EngineError(f"request {request.rid!r} was admitted without slots for its first chunk")
             chunks.append((request, length))
             left -= length
+        self._write_rows()
         return chunks
 
     def prefilled(self, request: Request) -> None:
@@ -82,9 +86,10 @@ class Scheduler:
         index = 0
         while index < len(self.running):
             request = self.running[index]
-            if self._grow(request, request.kv_len + STEPS_IN_FLIGHT * self._alloc_len(request)):
+            if self._grow(request, request.kv_len + self._reserved(request)):
                 index += 1
                 continue
+            self._write_rows()  # nothing may be due when a row is read and given away, or the engine gives up
             victim = self.chunked if self.chunked is not None else self.running[-1]
             if victim is request and len(self.running) == 1:
                 raise EngineError(
@@ -93,6 +98,7 @@ class Scheduler:
                 )
             self._retract(victim)
             retracted.append(victim)
+        self._write_rows()
         return retracted
 
     def drop(self, request: Request, *, keep: bool) -> None:
@@ -115,7 +121,7 @@ class Scheduler:
             return False
         request.row = row
         self._cache.attach(request)
-        tokens = len(request.all_ids) + STEPS_IN_FLIGHT * self._alloc_len(request)
+        tokens = len(request.all_ids) + self._reserved(request)
         if self._round_up(tokens) - request.kv_allocated > self._cache.available - self._promised():
             self._cache.release(request, keep=False)
             return False
@@ -128,11 +134,11 @@ class Scheduler:
         """Slots that a half prefilled request was admitted for and has not taken yet."""
         if self.chunked is None:
             return 0
-        tokens = len(self.chunked.all_ids) + STEPS_IN_FLIGHT * self._alloc_len(self.chunked)
+        tokens = len(self.chunked.all_ids) + self._reserved(self.chunked)
         return max(self._round_up(tokens) - self.chunked.kv_allocated, 0)
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Extend the request's row to at least ``num_tokens`` cells, in whole pages."""
+        """Extend the request's row to at least ``num_tokens`` cells, in whole pages; :meth:`_write_rows` fills them."""
         target = self._round_up(num_tokens)
         missing = target - request.kv_allocated
         if missing <= 0:
@@ -140,9 +146,16 @@ class Scheduler:
         slots = self._cache.alloc(missing)
         if slots is None:
             return False
-        self._cache.req_to_token.write(request.row, request.kv_allocated, slots)
+        self._writes.append((request.row, request.kv_allocated, slots))
         request.kv_allocated = target
         return True
+
+    def _write_rows(self) -> None:
+        """Store what requests have grown by, all at once: an upload for each would cost a GPU's host more than the
+        rest of its step."""
+        if self._writes:
+            writes, self._writes = self._writes, []
+            self._cache.req_to_token.write_rows(writes)
 
     def _retract(self, request: Request) -> None:
         self._detach(request)
@@ -158,8 +171,9 @@ class Scheduler:
         elif request in self.running:
             self.running.remove(request)
 
-    def _alloc_len(self, request: Request) -> int:
-        return self._config.alloc_len_per_decode if request.speculative else 1
+    def _reserved(self, request: Request) -> int:
+        """Slots that a running request holds beyond its committed length, for each step that may be in flight."""
+        return self._reservation if request.speculative else STEPS_IN_FLIGHT
 
     def _round_up(self, tokens: int) -> int:
         return -(-tokens // self._page_size) * self._page_size

@@ -131,6 +131,18 @@ def test_speculating_requests_reserve_whole_steps_twice_plain_ones_two_slots() -
     assert plain.kv_allocated == 8
 
 
+def test_a_batch_is_written_to_the_row_table_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(radix_cache=False)
+    for length in (5, 3, 7):
+        machine.add([length] * length)
+    table, uploads = machine.parts.req_to_token, []
+    original = table.write_rows
+    monkeypatch.setattr(table, "write_rows", lambda writes: uploads.append(list(writes)) or original(writes))
+    machine.step()
+    machine.step()
+    assert [[row for row, _, _ in writes] for writes in uploads] == [[1, 2, 3], [1, 2, 3]]
+
+
 # --- retraction ---
 
 
@@ -161,6 +173,22 @@ def test_the_latest_is_retracted_first_and_waits_until_somebody_finishes() -> No
     for request in (first, second, third):
         assert request.output_ids == output_of(request.prompt_ids, 9)
     assert third.output_ids[:4] == kept
+
+
+def test_rows_are_written_before_one_changes_hands(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, (*_, third) = _crowded(num_slots=25)  # the first has just taken the odd one
+    table, release, done = machine.parts.req_to_token, machine.parts.cache.release, []
+
+    def checked(request: Request, *, keep: bool) -> None:
+        cells = [table.slots(r.row, 0, r.kv_allocated) for r in machine.scheduler.holders]
+        taken = set(range(1, 26)) - set(machine.parts.memory.allocator.free_slots().tolist())
+        done.append({slot for row in cells for slot in row.tolist()} <= taken)
+        release(request, keep=keep)
+
+    monkeypatch.setattr(machine.parts.cache, "release", checked)
+    while third.retractions == 0:
+        machine.step()
+    assert done == [True]
 
 
 def test_retracted_requests_come_back_in_their_order_and_before_those_who_wait() -> None:

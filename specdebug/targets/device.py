@@ -31,8 +31,7 @@ def claim(device: str, plan: str, dtype: str, label: str) -> dict[str, Any]:
     Raises DeviceUnavailable, in one line, when there is no such device or nothing to run on it with.
     """
     facts: dict[str, Any] = {"device": device, "name": "CPU", **versions()}
-    executor = executor_of(plan, device, dtype, facts["flashinfer"] is not None)
-    facts |= {"backend": plan, "executor": executor, "dtype": dtype}
+    facts |= {"backend": plan, "executor": executor_of(plan, device, dtype, facts), "dtype": dtype}
     if device == "cpu":
         return facts
     facts["coredump"] = arrange_coredump(label)  # the driver reads its settings when the context is made
@@ -53,6 +52,7 @@ def claim(device: str, plan: str, dtype: str, label: str) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(index)
     facts["name"] = properties.name
     facts["capability"] = f"{properties.major}.{properties.minor}"
+    facts["executor"] = executor_of(plan, device, dtype, facts, facts["capability"])
     return facts
 
 

@@ -4,6 +4,7 @@ else."""
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 from specdebug.targets.stack import DTYPES, PLANS, driver_version, executor_of, nvcc_version, versions
@@ -37,15 +38,15 @@ def describe(payload: object, sink: Sink) -> None:
         torch_threads=torch.get_num_threads(),
         cuda=torch.version.cuda,
         gpus=gpus,
-        executors={plan: _executors(plan, device, found["flashinfer"] is not None) for plan in PLANS},
+        executors={plan: _executors(plan, device, found, gpus[0]["capability"] if gpus else None) for plan in PLANS},
     )
 
 
-def _executors(plan: str, device: str, flashinfer: bool) -> str:
+def _executors(plan: str, device: str, found: Mapping[str, Any], capability: str | None) -> str:
     """Who executes a plan; dtype by dtype where that matters."""
     dtypes: dict[str, list[str]] = {}
     for dtype in DTYPES:
-        dtypes.setdefault(executor_of(plan, device, dtype, flashinfer), []).append(dtype)
+        dtypes.setdefault(executor_of(plan, device, dtype, found, capability), []).append(dtype)
     if len(dtypes) == 1:
         return next(iter(dtypes))
     return "; ".join(f"{', '.join(names)}: {executor}" for executor, names in dtypes.items())

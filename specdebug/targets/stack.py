@@ -11,36 +11,60 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 PLANS = ("flashinfer", "fa3", "triton")
 DTYPES = ("float32", "bfloat16", "float16")
-FLASHINFER_DTYPES = ("bfloat16", "float16")
-"""Of keys and queries that FlashInfer's kernels take."""
+HALF_DTYPES = ("bfloat16", "float16")
+"""Of keys and queries that the kernels of FlashInfer and of flash-attn take."""
 
 _DISTRIBUTIONS = {
     "torch": ("torch", ("torch",)),
     "triton": ("triton", ("triton",)),
     "flashinfer": ("flashinfer", ("flashinfer-python", "flashinfer")),
     "flash_attn": ("flash_attn", ("flash-attn",)),
+    "flash_attn_3": ("flash_attn_interface", ("flash-attn-3", "flash_attn_interface")),
 }
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
 def versions() -> dict[str, str | None]:
-    """Installed versions of torch, triton, flashinfer and flash_attn; None for those that are not."""
+    """Installed versions of torch, triton, flashinfer and both generations of flash-attn; None for those that are
+    not."""
     return {name: _version(module, names) for name, (module, names) in _DISTRIBUTIONS.items()}
 
 
-def executor_of(plan: str, device: str, dtype: str, flashinfer: bool) -> str:
-    """Who executes a plan's metadata on a device; ``flashinfer``: whether the library is installed."""
+def executor_of(plan: str, device: str, dtype: str, found: Mapping[str, Any], capability: str | None = None) -> str:
+    """Who executes a plan's metadata on a device, and why not its library.
+
+    found: what :func:`versions` says. capability: of the GPU, as ``9.0``; None where it is not known yet.
+    """
     if device == "cpu":
         return "torch reference"
-    if plan != "flashinfer":
+    if plan == "triton":
         return "Triton kernels"
-    if not flashinfer:
-        return "Triton kernels (flashinfer is not installed)"
-    return "FlashInfer" if dtype in FLASHINFER_DTYPES else f"Triton kernels (FlashInfer has no {dtype})"
+    executor, reason = _flashinfer(found) if plan == "flashinfer" else _flash_attn(found, capability)
+    if executor is not None and dtype not in HALF_DTYPES:
+        executor, reason = None, f"{_LIBRARIES[plan]} has no {dtype}"
+    return executor or f"Triton kernels ({reason})"
+
+
+_LIBRARIES = {"flashinfer": "FlashInfer", "fa3": "flash-attn"}
+
+
+def _flashinfer(found: Mapping[str, Any]) -> tuple[str | None, str]:
+    return (None, "flashinfer is not installed") if found.get("flashinfer") is None else ("FlashInfer", "")
+
+
+def _flash_attn(found: Mapping[str, Any], capability: str | None) -> tuple[str | None, str]:
+    newest = found.get("flash_attn_3") is not None
+    if newest and (capability is None or capability.startswith("9.")):
+        return "FlashAttention-3", ""
+    if found.get("flash_attn") is not None:
+        return "FlashAttention-2 with pages of a multiple of 256 slots and eagle_topk 1, else Triton kernels", ""
+    return None, f"FlashAttention-3 is not for sm {capability}" if newest else "flash-attn is not installed"
 
 
 def driver_version() -> str | None:

@@ -10,7 +10,7 @@ import torch
 from specdebug.targets import stack
 from specdebug.targets.stack import (
     DTYPES,
-    FLASHINFER_DTYPES,
+    HALF_DTYPES,
     driver_version,
     executor_of,
     nvcc_version,
@@ -18,27 +18,49 @@ from specdebug.targets.stack import (
 )
 
 
+def found(*packages: str) -> dict[str, str | None]:
+    return {name: "1.0" if name in packages else None for name in ("flashinfer", "flash_attn", "flash_attn_3")}
+
+
 @pytest.mark.parametrize(
-    ("plan", "device", "dtype", "flashinfer", "executor"),
+    ("plan", "device", "dtype", "packages", "executor"),
     [
-        ("flashinfer", "cpu", "bfloat16", True, "torch reference"),
-        ("triton", "cpu", "float32", False, "torch reference"),
-        ("flashinfer", "cuda", "bfloat16", True, "FlashInfer"),
-        ("flashinfer", "cuda", "float32", True, "Triton kernels (FlashInfer has no float32)"),
-        ("flashinfer", "cuda:1", "float16", False, "Triton kernels (flashinfer is not installed)"),
-        ("fa3", "cuda", "bfloat16", True, "Triton kernels"),
-        ("triton", "cuda", "float32", True, "Triton kernels"),
+        ("flashinfer", "cpu", "bfloat16", ("flashinfer",), "torch reference"),
+        ("triton", "cpu", "float32", (), "torch reference"),
+        ("flashinfer", "cuda", "bfloat16", ("flashinfer",), "FlashInfer"),
+        ("flashinfer", "cuda", "float32", ("flashinfer",), "Triton kernels (FlashInfer has no float32)"),
+        ("flashinfer", "cuda:1", "float16", ("flash_attn",), "Triton kernels (flashinfer is not installed)"),
+        ("fa3", "cpu", "bfloat16", ("flash_attn_3",), "torch reference"),
+        ("fa3", "cuda", "bfloat16", ("flashinfer",), "Triton kernels (flash-attn is not installed)"),
+        ("fa3", "cuda", "float32", (), "Triton kernels (flash-attn is not installed)"),
+        ("fa3", "cuda", "float16", ("flash_attn_3", "flash_attn"), "FlashAttention-3"),
+        ("fa3", "cuda", "float32", ("flash_attn_3",), "Triton kernels (flash-attn has no float32)"),
+        ("triton", "cuda", "float32", ("flashinfer", "flash_attn_3"), "Triton kernels"),
     ],
 )
-def test_who_executes_which_plan(plan: str, device: str, dtype: str, flashinfer: bool, executor: str) -> None:
-    assert executor_of(plan, device, dtype, flashinfer) == executor
+def test_who_executes_which_plan(
+    plan: str, device: str, dtype: str, packages: tuple[str, ...], executor: str
+) -> None:
+    assert executor_of(plan, device, dtype, found(*packages), "9.0") == executor
 
 
-def test_what_is_said_of_flashinfer_s_dtypes_is_what_the_engine_does() -> None:
-    from specdebug.engine.attention.flashinfer_library import supports
+def test_flash_attention_3_is_for_hopper_and_2_for_large_pages() -> None:
+    both = found("flash_attn", "flash_attn_3")
+    assert executor_of("fa3", "cuda", "bfloat16", both) == "FlashAttention-3", "until the GPU is known"
+    assert "FlashAttention-2 with pages of a multiple of 256" in executor_of("fa3", "cuda", "bfloat16", both, "8.0")
+    only = executor_of("fa3", "cuda", "bfloat16", found("flash_attn_3"), "12.0")
+    assert only == "Triton kernels (FlashAttention-3 is not for sm 12.0)"
+
+
+def test_what_is_said_of_the_libraries_dtypes_is_what_the_engine_does() -> None:
+    from specdebug.engine.attention import flash_attn_library, flashinfer_library
 
     for name in DTYPES:
-        assert (supports(getattr(torch, name), 64) is None) == (name in FLASHINFER_DTYPES)
+        dtype, half = getattr(torch, name), name in HALF_DTYPES
+        assert (flashinfer_library.supports(dtype, 64) is None) == half
+        for generation in (2, 3):
+            reason = flash_attn_library.supports(generation, dtype, 64, page_size=256, topk=1, major=9)
+            assert (reason is None) == half
 
 
 def test_versions_are_of_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

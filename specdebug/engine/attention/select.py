@@ -30,40 +30,70 @@ def make_backends(
 ) -> list[AttentionBackend]:
     """A backend for each model; those of one geometry share theirs, and with it its scratch memory.
 
+    Where a library that is installed cannot execute its plan, Triton kernels do, and that is reported once.
+
     Raises:
         InvalidOption: no kernel on this device has heads of a model's size.
         FlashInferError: the library is installed, and cannot be used.
     """
+    if device.type == "cpu":
+        return [TorchBackend()] * len(models)
     made: dict[tuple[int, int, int], AttentionBackend] = {}
+    reasons: list[str] = []
     for model in models:
         geometry = (model.num_heads, model.num_kv_heads, model.head_dim)
         if geometry not in made:
-            made[geometry] = _make(config.attention_backend, model, dtype, device)
+            _check_heads(model)
+            backend, reason = _MAKERS[config.attention_backend](config, model, dtype, device)
+            made[geometry] = backend
+            if reason is not None and reason not in reasons:
+                reasons.append(reason)
+                progress.report(f"{reason}: Triton kernels execute the {config.attention_backend} plan")
     return [made[model.num_heads, model.num_kv_heads, model.head_dim] for model in models]
 
 
-def _make(plan: str, model: Heads, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
-    if device.type == "cpu":
-        return TorchBackend()
+def _check_heads(model: Heads) -> None:
     if model.head_dim not in _CUDA_HEAD_DIMS:
         sizes = ", ".join(map(str, _CUDA_HEAD_DIMS))
         raise InvalidOption(f"no kernels for this model's head_dim {model.head_dim} ({sizes}); use cpu", ("device",))
-    if plan != "flashinfer":
-        return TritonBackend()
+
+
+_Made = tuple[AttentionBackend, str | None]
+"""A backend, and why it is not the library that the plan is of."""
+
+
+def _triton(config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device) -> _Made:
+    return TritonBackend(), None
+
+
+def _flashinfer(config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device) -> _Made:
     from specdebug.engine.attention.flashinfer_library import supports
 
     reason = supports(dtype, model.head_dim)
     if reason is None and importlib.util.find_spec("flashinfer") is None:
         reason = "FlashInfer is not installed"
     if reason is not None:
-        progress.report(f"{reason}: Triton kernels execute the flashinfer plan")
-        return TritonBackend()
+        return TritonBackend(), reason
     from specdebug.engine.attention.flashinfer_executor import FlashInferExecutor
 
-    return FlashInferExecutor(
+    executor = FlashInferExecutor(
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         dtype=dtype,
         device=device,
     )
+    return executor, None
+
+
+def _flash_attn(config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device) -> _Made:
+    """Without flash-attn our own kernels are the plan's usual executor: nothing to report."""
+    from specdebug.engine.attention.flash_attn_executor import FlashAttnExecutor
+    from specdebug.engine.attention.flash_attn_library import find
+
+    topk = 1 if config.speculative is None else config.speculative.eagle_topk
+    kernels, reason = find(dtype, model.head_dim, page_size=config.page_size, topk=topk, device=device)
+    return (TritonBackend(), reason) if kernels is None else (FlashAttnExecutor(kernels), None)
+
+
+_MAKERS = {"flashinfer": _flashinfer, "fa3": _flash_attn, "triton": _triton}

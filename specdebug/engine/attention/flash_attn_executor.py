@@ -1,0 +1,77 @@
+"""The fa3 plan executed by flash-attn on CUDA: one call a layer, or two and a merge for a cascade.
+
+The library reads page tables and lengths on the device and decides by shapes how keys are split, so what is captured in
+a graph attends whatever its metadata buffers hold at replay. It loads keys in blocks, and what lies behind a sequence's
+end in its last page is multiplied by a weight of zero in some of its kernels: where unwritten memory is filled with NaN
+(``memory.fill: nan``), ours are the ones that never read it.
+
+As :mod:`flash_attn_library` says, tested against a stand-in for the library only.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specdebug.engine.attention.flash_attn_library import FlashAttnKernels
+from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
+from specdebug.engine.kernels.kv_cache import KVDestination
+from specdebug.engine.kernels.merge_pair import Part, merge_pair
+from specdebug.engine.memory.kv_pool import KVPool
+
+
+class FlashAttnExecutor:
+    """Makes attention for batches of the fa3 plan. It owns no memory: the library allocates what it needs."""
+
+    def __init__(self, kernels: FlashAttnKernels) -> None:
+        """``kernels``: as :func:`~specdebug.engine.attention.flash_attn_library.find` found them for a model."""
+        self._kernels = kernels
+
+    def bind(
+        self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor, *, graph: bool = False
+    ) -> FlashAttnAttention:
+        """Attention of one batch. out_cache_loc: int64 [n], where the batch's own KV goes."""
+        return FlashAttnAttention(self._kernels, metadata, pool, out_cache_loc)
+
+
+class FlashAttnAttention:
+    """Attention over one prepared batch of one pool: called by every layer as ``LayerAttention``."""
+
+    def __init__(self, kernels: FlashAttnKernels, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor) -> None:
+        self._kernels = kernels
+        self._pool = pool
+        self._loc = out_cache_loc
+        self.replan(metadata)
+
+    def replan(self, metadata: Metadata) -> None:
+        """Attend by ``metadata``, of the same kind and shape, from now on."""
+        assert isinstance(metadata, (PagedMetadata, CascadeMetadata))
+        self._metadata = metadata
+
+    def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [n, Hq, D], k and v [n, Hkv, D] -> [n, Hq * D]."""
+        self._pool.write(layer_id, self._loc, k, v)
+        return self.attend(layer_id, q)
+
+    def destination(self, layer_id: int) -> KVDestination:
+        """Where k and v go, for a model that writes them itself and then calls ``attend``."""
+        return self._pool.destination(layer_id, self._loc)
+
+    def attend(self, layer_id: int, q: Tensor) -> Tensor:
+        """q [n, Hq, D] -> [n, Hq * D], over keys and values that are written."""
+        if q.shape[0] == 0:
+            return q.new_empty(0, q.shape[1] * q.shape[2])
+        if isinstance(self._metadata, CascadeMetadata):
+            parts = [self._part(layer_id, q, batch) for batch in (self._metadata.prefix, self._metadata.expand)]
+            return merge_pair(*parts).flatten(1)
+        batch = self._metadata
+        causal = batch.causal or batch.q_len is None
+        return self._kernels.attend(q, *self._pages(layer_id, batch), batch, causal=causal).flatten(1)
+
+    def _part(self, layer_id: int, q: Tensor, batch: PagedMetadata) -> Part:
+        return Part(*self._kernels.attend_with_lse(q, *self._pages(layer_id, batch), batch))
+
+    def _pages(self, layer_id: int, batch: PagedMetadata) -> tuple[Tensor, Tensor]:
+        """One layer's keys and values as pages [pages, P, Hkv, D] of the size that the batch's table counts in."""
+        k, v = self._pool.k[layer_id], self._pool.v[layer_id]
+        shape = (-1, batch.page_size, *k.shape[1:])
+        return k.view(shape), v.view(shape)

@@ -1,0 +1,35 @@
+"""Merging attention over two disjoint sets of keys, as FlashAttention gives it, by log-sum-exp."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Part(NamedTuple):
+    """Attention of B sequences of q queries: ``out`` [B, q, Hq, D], contiguous, and the log of the weights it was made
+    of, ``lse`` float32 [B, Hq, q]; -inf and zeros where a query had no keys."""
+
+    out: Tensor
+    lse: Tensor
+
+
+def merge_pair(first: Part, second: Part) -> Tensor:
+    """[n, Hq, D] of two parts of the same n = B·q queries, however each part counts sequences; weighed in float32.
+
+    Zeros where neither part had keys. NaN in a part is NaN in the result, whatever its weight: a library that gives a
+    row of NaN no weight must not hide it.
+    """
+    if first.out.is_cuda:
+        from specdebug.engine.kernels.triton import merge_pair as twin
+
+        return twin.merge_pair(first, second)
+    logs = torch.stack([part.lse.transpose(1, 2).flatten(0, 1) for part in (first, second)])
+    largest = logs.amax(dim=0)
+    weights = torch.exp(logs - largest.masked_fill(largest == float("-inf"), 0.0))
+    total = weights.sum(dim=0)
+    weights = weights / total.masked_fill(total == 0.0, 1.0)
+    outs = torch.stack([part.out.flatten(0, 1) for part in (first, second)])
+    return (outs.float() * weights.unsqueeze(-1)).sum(dim=0).to(outs.dtype)

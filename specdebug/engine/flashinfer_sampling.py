@@ -3,6 +3,9 @@
 Only that is taken from the library: its sums are added up in any order, and it makes zeros of a row of NaNs, which a
 debugger must not. Its softmax is not used, since torch's is one kernel too.
 
+The kernels are a module of their own for nvcc to compile. They are used where that was done before; on the first draw
+it is done only where attention is FlashInfer's too: under another plan torch samples rather than wait.
+
 The library keeps every token as likely as the last one kept, as the sampler does. Where the mass reaches ``top_p`` up
 to rounding, the two may differ by a token, as torch does between devices.
 """
@@ -15,13 +18,13 @@ from typing import Any
 from torch import Tensor
 
 from specdebug.engine import progress
-from specdebug.engine.attention.flashinfer_library import announce_compile, compile_error, load
+from specdebug.engine.attention.flashinfer_library import announce_compile, compile_error, in_use, load
 from specdebug.engine.errors import FlashInferError
 
 
 def available() -> bool:
-    """Whether FlashInfer samples here; compiles its kernels on the first call. Torch does where it cannot."""
-    return _library() is not None
+    """Whether FlashInfer samples here; its kernels may be compiled on the first call. Torch does where it cannot."""
+    return _library(may_compile=in_use()) is not None
 
 
 def kept_by_top_k(probs: Tensor, top_k: int) -> Tensor:
@@ -39,20 +42,23 @@ def kept_by_top_p(probs: Tensor, top_p: float) -> Tensor:
 
 
 def _sampling() -> Any:
-    library = _library()
+    library = _library(may_compile=in_use())
     assert library is not None, "ask available() first"
     return library
 
 
-@lru_cache(maxsize=1)
-def _library() -> Any | None:
+@lru_cache(maxsize=2)
+def _library(*, may_compile: bool) -> Any | None:
     """``flashinfer.sampling``, its kernels loaded; None when it cannot be had."""
     try:
         flashinfer = load()
     except FlashInferError:
         return None
     try:
-        announce_compile(flashinfer.jit.sampling.gen_sampling_module(), "sampling")
+        spec = flashinfer.jit.sampling.gen_sampling_module()
+        if not (spec.is_compiled or may_compile):
+            return None
+        announce_compile(spec, "sampling")
         flashinfer.sampling.get_sampling_module()
     except Exception as error:  # whatever a compiler or a loader may say: torch samples as well
         progress.report(f"sampling without FlashInfer: {compile_error('sampling', error)}")

@@ -34,28 +34,60 @@ def test_without_the_library_nothing_is_said_and_torch_samples(monkeypatch: pyte
     assert heard == []
 
 
-@pytest.mark.usefixtures("_fresh")
-def test_a_failed_compile_is_told_once_and_torch_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    def get_sampling_module() -> Any:
-        raise RuntimeError("no nvcc")
+class Library:
+    """What is asked for, of a library whose kernels are compiled or not, or cannot be."""
 
-    library = SimpleNamespace(
-        jit=SimpleNamespace(sampling=SimpleNamespace(gen_sampling_module=lambda: SimpleNamespace(is_compiled=False))),
-        sampling=SimpleNamespace(get_sampling_module=get_sampling_module),
-    )
-    heard: list[str] = []
-    forget = progress.listen(heard.append)
-    monkeypatch.setattr(flashinfer_sampling, "load", lambda: library)
-    assert not flashinfer_sampling.available()
-    assert not flashinfer_sampling.available()
+    def __init__(self, *, compiled: bool, error: Exception | None = None) -> None:
+        self.asked = 0
+        self.error = error
+        spec = SimpleNamespace(is_compiled=compiled)
+        self.jit = SimpleNamespace(sampling=SimpleNamespace(gen_sampling_module=lambda: spec))
+        self.sampling = self
+
+    def get_sampling_module(self) -> None:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def heard() -> Iterator[list[str]]:
+    reports: list[str] = []
+    forget = progress.listen(reports.append)
+    yield reports
     forget()
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_a_failed_compile_is_told_once_and_torch_samples(heard: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library(compiled=False, error=RuntimeError("no nvcc"))
+    monkeypatch.setattr(flashinfer_sampling, "load", lambda: library)
+    monkeypatch.setattr(flashinfer_sampling, "in_use", lambda: True)
+    assert not flashinfer_sampling.available()
+    assert not flashinfer_sampling.available()
     assert len(heard) == 2
     assert heard[0] == "compiling flashinfer sampling"
     assert "no nvcc" in heard[1]
 
 
+@pytest.mark.usefixtures("_fresh")
+@pytest.mark.parametrize("compiled", [True, False])
+def test_nobody_waits_for_a_compiler_whose_attention_is_not_flashinfer_s(
+    compiled: bool, heard: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library(compiled=compiled)
+    monkeypatch.setattr(flashinfer_sampling, "load", lambda: library)
+    monkeypatch.setattr(flashinfer_sampling, "in_use", lambda: False)
+    assert flashinfer_sampling.available() == compiled
+    assert (library.asked, heard) == (int(compiled), [])
+    monkeypatch.setattr(flashinfer_sampling, "in_use", lambda: True)
+    assert flashinfer_sampling.available(), "an engine that came later may attend through FlashInfer"
+    assert heard == ([] if compiled else ["compiling flashinfer sampling"])
+
+
 @pytest.fixture
-def _library() -> None:
+def _library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flashinfer_sampling, "in_use", lambda: True)
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     pytest.importorskip("flashinfer")

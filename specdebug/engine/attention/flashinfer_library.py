@@ -17,6 +17,7 @@ VERSION = "0.6.12"
 _INSTEAD = "or set attention_backend: triton"
 _DTYPES = (torch.bfloat16, torch.float16)
 _HEAD_DIMS = (64, 128, 256)
+_in_use = False
 _NO_POSITIONS = 0  # FlashInfer's code for keys and queries that are rotated already
 
 
@@ -53,15 +54,24 @@ def paged_kernels(dtype: torch.dtype, head_dim: int) -> Any:
     Raises:
         FlashInferError: it cannot be compiled or loaded.
     """
+    global _in_use
     library = load()
     what = f"attention, head_dim {head_dim}, {_name(dtype)}"
     # as the wrappers ask for it, so that theirs and ours is one module: no sliding window, no soft cap, no fp16 sums
     wanted = ("fa2", dtype, dtype, dtype, torch.int32, head_dim, head_dim, _NO_POSITIONS, False, False, False)
     try:
         announce_compile(library.jit.gen_batch_prefill_module(*wanted), what)
-        return library.prefill.get_batch_prefill_module(*wanted)
+        kernels = library.prefill.get_batch_prefill_module(*wanted)
     except Exception as error:
         raise compile_error(what, error) from error
+    _in_use = True
+    return kernels
+
+
+def in_use() -> bool:
+    """Whether this process attends through FlashInfer. Whoever asked for that has waited for a compiler, or had the
+    kernels compiled beforehand; others need not wait for one because the library happens to be installed."""
+    return _in_use
 
 
 def announce_compile(spec: Any, what: str) -> None:

@@ -15,7 +15,8 @@ from specdebug.engine.errors import FlashInferError
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(flashinfer_library, "_in_use", False)
     flashinfer_library.load.cache_clear()
     yield
     flashinfer_library.load.cache_clear()
@@ -86,6 +87,7 @@ def test_a_compile_is_announced_before_it_starts(
         assert flashinfer_library.paged_kernels(torch.bfloat16, 64) == "kernels"
     finally:
         forget()
+    assert flashinfer_library.in_use()
     assert [line.partition(",")[0] for line in heard] == said
     assert order == [heard]
 
@@ -97,6 +99,7 @@ def test_a_failed_compile_is_one_line_with_the_compilers_first_error(monkeypatch
     install(monkeypatch, library_that_compiles(compiled=False, get=get))
     with pytest.raises(FlashInferError) as caught:
         flashinfer_library.paged_kernels(torch.float16, 128)
+    assert not flashinfer_library.in_use()
     assert str(caught.value) == (
         "FlashInfer cannot compile its attention, head_dim 128, float16 (a.cu(3): error: no such thing): "
         "it needs nvcc and ninja on the PATH, or set attention_backend: triton"

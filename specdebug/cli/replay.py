@@ -148,7 +148,8 @@ def compare(
 ) -> int:
     """Run two arms and put them side by side, request by request.
 
-    Exit code 0 when both come to the same verdict and every request to the same output, else 1.
+    Exit code 0 when both come to the same verdict and every request to the same output, else 1; 125 when this machine
+    cannot run one of them.
     """
     with workers(jobs) as pool:
         from specdebug.harness import compare as comparing

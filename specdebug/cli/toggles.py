@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from specdebug.cli import toggles_check
 from specdebug.cli.options import (
     Content,
     Debug,
@@ -19,7 +20,8 @@ from specdebug.cli.options import (
 from specdebug.cli.output import show, write
 from specdebug.cli.replay import open_library, progress, workers
 
-app = typer.Typer(help="List, show and verify the fixes that can be reverted.", no_args_is_help=False)
+app = typer.Typer(help="List, show, verify and check the fixes that can be reverted.", no_args_is_help=False)
+app.command("check")(toggles_check.check)
 
 Number = Annotated[str, typer.Argument(metavar="PR", help="A pull request number.")]
 
@@ -29,7 +31,7 @@ def list_toggles(as_json: Json = False, content: Content = None, debug: Debug = 
     """Every registered fix, and what detects it when it is reverted."""
     from specdebug.report.toggle import toggle_document
 
-    toggles = open_library(content).all_toggles()
+    toggles = open_library(content).registry.all
     if as_json:
         from specdebug.report.document import to_json
 
@@ -42,7 +44,7 @@ def list_toggles(as_json: Json = False, content: Content = None, debug: Debug = 
             ", ".join(map(str, t.numbers)),
             t.family,
             t.title,
-            t.detected_by.scenario,
+            t.detected_by.scenario or f"not in this engine, but in {', '.join(t.foreign)}",
             "\n".join(t.detected_by.signatures),
         )
         for t in toggles
@@ -56,7 +58,7 @@ def show_toggle(number: Number, as_json: Json = False, content: Content = None, 
     """One fix: what it mends, what reverting it changes, and what should notice."""
     from specdebug.report.toggle import describe_toggle, toggle_document
 
-    toggle = open_library(content).registry.select(number)[0]
+    toggle = open_library(content).registry.find(number)
     if as_json:
         from specdebug.report.document import to_json
 
@@ -80,8 +82,8 @@ def verify(
 ) -> int:
     """Run every fix's scenario with the fix applied (must be silent) and reverted (must fail as stated).
 
-    Exit code 1 when one is rotten; it says which and why. With --backend, a fix whose lines (or whose probe) lie in
-    another plan keeps its scenario's own, and the table says so.
+    Exit code 1 when one is rotten, 125 when this machine cannot run one; it says which and why. With --backend, a fix
+    whose lines (or whose probe) lie in another plan keeps its scenario's own, and the table says so.
     """
     over = engine_overrides(device, dtype, backend)
     with workers(jobs) as pool:

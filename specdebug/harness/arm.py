@@ -12,9 +12,10 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from specdebug.assets import checkpoint_path
@@ -92,8 +93,8 @@ class _Arm:
                 loop, judge, accept = self._build(scenario)
             self._serve(loop, judge, accept)
         except SpecDebugError as error:
-            if error.exit_code == EXIT_CODES["unknown"]:
-                self._sink.emit("impossible", reason=str(error))
+            if error.exit_code == EXIT_CODES["unknown"] or _lacks_flashinfer(error):
+                self._sink.emit("impossible", reason=str(error), unavailable=True)
             elif error.exit_code == 2:
                 raise
             else:
@@ -116,9 +117,10 @@ class _Arm:
         from specdebug.harness.exceptions import violation_of
 
         traceback.print_exc()
-        memory = out_of_memory(error)
-        if memory is not None:
-            self._sink.emit("impossible", reason=f"{memory} (while loading or capturing graphs)")
+        memory = next(filter(None, map(out_of_memory, _chain(error))), None)
+        if memory is not None and not device_lost(error):
+            reason = f"{memory} (while loading or capturing graphs)"
+            self._sink.emit("impossible", reason=reason, unavailable=True)
             return
         self._lost = device_lost(error)
         self._sink.emit("violation", **asdict(violation_of(error, 0)))
@@ -182,6 +184,7 @@ class _Arm:
         device = self._claim(scenario)
         activate(packs, scenario.arms[arm].mode)
         engine = build_engine(scenario.engine_of(arm), seed)
+        self._busy.said("")  # what the engine said last, such as what it captured, is done
         if device != "cpu":
             async_probe.drain()  # what warm-ups before a capture said of their dummy inputs is nobody's failure
         tokenizer = load_tokenizer(engine.config.model)
@@ -261,8 +264,13 @@ class _Arm:
         self._sink.emit("note", text=text)
 
     def _measure_cold(self, loop: RunLoop, judge: Judge, min_ratio: float) -> None:
-        """Serve every request that hit the cache again, cold, and compare what was accepted, group by
-        group."""
+        """Serve every request that hit the cache again, cold, and compare what was accepted, group by group.
+
+        Where the dtype's rounding made a greedy request go on otherwise than its cold twin, what comes after is another
+        text, whose drafts are as good as they are: only what they have in common is compared.
+        """
+        from specdebug.harness.compare import first_difference
+        from specdebug.harness.loop import COLD
         from specdebug.harness.outcome import Violation, mean
 
         judge.active = False
@@ -274,8 +282,11 @@ class _Arm:
             cold = loop.serve_cold(rid)
             self._sink.emit("cold", rid=rid, accept_lengths=cold)
             hit_lengths, cold_lengths = lengths.setdefault(arrival.group, ([], []))
-            hit_lengths.extend(request.accept_lengths)
-            cold_lengths.extend(cold)
+            parted = first_difference(request.output_ids, loop.engine.requests[COLD + rid].output_ids)
+            if arrival.sampling.temperature > 0:
+                parted = None
+            hit_lengths.extend(over_before(parted, request.accept_lengths))
+            cold_lengths.extend(over_before(parted, cold))
         for group, both in lengths.items():
             hit_mean, cold_mean = (mean(side) or 0.0 for side in both)
             if hit_mean < min_ratio * cold_mean:
@@ -284,6 +295,32 @@ class _Arm:
                     f"{cold_mean:.2f} cold: less than {min_ratio:g} of it"
                 )
                 loop.report(Violation("accept-drop", group, None, detail))
+
+
+def over_before(position: int | None, accept_lengths: Sequence[int]) -> list[int]:
+    """Accept lengths of the verifies whose tokens all lie before an output position; None: of all of them.
+
+    The first output token is the prefill's.
+    """
+    ends = accumulate(accept_lengths, initial=1)
+    next(ends)
+    return [n for n, end in zip(accept_lengths, ends, strict=True) if position is None or end <= position]
+
+
+def _lacks_flashinfer(error: SpecDebugError) -> bool:
+    """Whether an arm cannot run because FlashInfer is missing or does not compile: this machine's lack, which other
+    arms may not share. Called once the reverts are in place, so the engine can be imported."""
+    from specdebug.engine.errors import FlashInferError
+
+    return isinstance(error, FlashInferError)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those it was raised over: a capture that memory ran out in ends with an error of its own."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__ or current.__context__
 
 
 def _peak_rss_mb() -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specdebug.harness.outcome import Outcome, RequestResult
+from specdebug.harness.outcome import EXIT_CODES, Outcome, RequestResult
 
 CONTEXT_TOKENS = 12
 """Tokens of each side shown from the first difference on."""
@@ -59,9 +59,15 @@ class Comparison:
     requests: tuple[RequestDifference, ...]
 
     @property
+    def unavailable(self) -> bool:
+        """Whether this machine could not run one of them: then there is nothing to compare."""
+        return any(outcome.unavailable for outcome in self.outcomes)
+
+    @property
     def agree(self) -> bool:
         left, right = self.outcomes
-        return left.verdict == right.verdict and all(request.same_output for request in self.requests)
+        same_verdict = left.verdict == right.verdict and not self.unavailable
+        return same_verdict and all(request.same_output for request in self.requests)
 
     @property
     def same_trace(self) -> bool:
@@ -70,13 +76,16 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0 when they agree, 1 when they differ."""
+        """0 when they agree, 1 when they differ, 125 when one could not be run on this machine."""
+        if self.unavailable:
+            return EXIT_CODES["unknown"]
         return 0 if self.agree else 1
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "arms": list(self.names),
             "agree": self.agree,
+            "unavailable": self.unavailable,
             "same_trace": self.same_trace,
             "outcomes": [
                 {

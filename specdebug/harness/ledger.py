@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from specdebug.harness.deaths import death_of, explained
@@ -28,6 +28,8 @@ from specdebug.harness.outcome import (
     merge_violations,
 )
 from specdebug.targets.job import WorkerEnd
+
+TIE = tuple(field.name for field in fields(Tie))
 
 TRACED = ("step", "kind", "rids", "emitted", "accept", "cached", "finished", "retracted")
 """What of a step enters the trace hash: everything a step decides, nothing of how long it took."""
@@ -90,6 +92,7 @@ class Ledger:
         self._violations: list[Violation] = []
         self._notes: list[str] = []
         self._impossible: str | None = None
+        self._unavailable = False
         self._probes_enabled = 0
         self._reached: dict[str, int] = {}
         self._reverts: dict[str, dict[str, int]] = {}
@@ -149,6 +152,7 @@ class Ledger:
             reached_sites=dict(self._reached),
             requests=requests,
             stack=dict(self._stack),
+            unavailable=self._unavailable,
             log_tail=end.log[-LOG_TAIL:],
         )
 
@@ -215,7 +219,7 @@ class Ledger:
         )
 
     def _on_tie(self, event: Mapping[str, Any]) -> None:
-        self._requests[event["rid"]].ties.append(Tie(event["position"], event["margin"]))
+        self._requests[event["rid"]].ties.append(Tie(*(event[key] for key in TIE)))
 
     def _on_request(self, event: Mapping[str, Any]) -> None:
         request = self._requests[event["rid"]]
@@ -233,6 +237,7 @@ class Ledger:
 
     def _on_impossible(self, event: Mapping[str, Any]) -> None:
         self._impossible = event["reason"]
+        self._unavailable = event.get("unavailable", False)
 
     def _on_usage(self, event: Mapping[str, Any]) -> None:
         self.usage_error = event["message"]

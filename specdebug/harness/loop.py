@@ -119,7 +119,7 @@ class RunLoop:
         try:
             function(*args, **options)
         except Exception as error:
-            if isinstance(error, SpecDebugError) and error.exit_code == 2:
+            if _cannot_be_served(error):
                 raise
             self._failed(error, self._step)
             raise Stopped from error
@@ -160,6 +160,8 @@ class RunLoop:
         try:
             report = self.engine.step()
         except Exception as error:
+            if _cannot_be_served(error):
+                raise
             failure = error
         seconds = judge.clock() - began - (judge.seconds - judged)
         failure = self._inspect(step, failure, pools=failure is None and self._check_pools)
@@ -250,3 +252,8 @@ class RunLoop:
     def report(self, violation: Violation) -> None:
         """Pass a violation on."""
         self._sink.emit("violation", **asdict(violation))
+
+
+def _cannot_be_served(error: Exception) -> bool:
+    """Whether what was asked for is at fault (a rejected request, a library that is missing), not the engine."""
+    return isinstance(error, SpecDebugError) and error.exit_code == 2

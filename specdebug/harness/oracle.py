@@ -3,7 +3,7 @@
 **Lossless.** Every token of a greedy request must be the target's argmax given what precedes it. Checked
 against an independent dense model, teacher-forced, one forward a request. Where the reference's own logits for the
 two tokens are closer than the engine's dtype can tell apart (:data:`TIE_MARGIN`), either is right: a tie, reported
-with its margin.
+with its margin. What follows it is judged given what was emitted, so a tie excuses one token and nothing after it.
 
 **Draft KV.** Position p of the draft cache is a function of token p+1 and the target's state at p; it is
 compared with the reference's at every committed position whose next token is known. A wrong draft cache
@@ -72,11 +72,17 @@ class OracleSettings:
 
 @dataclass(frozen=True)
 class Losslessness:
-    """What the lossless oracle says of one request: wrong positions (of the output), and ties."""
+    """What the lossless oracle says of one request: positions (of the output) that are wrong, and ties.
+
+    ``choices``, ``gaps``: at every position the reference's token, and by how many logits it prefers that to the
+    output's; ``allowed``: by how many it may.
+    """
 
     wrong: tuple[int, ...]
-    choices: tuple[int, ...]
     ties: tuple[Tie, ...]
+    choices: tuple[int, ...] = ()
+    gaps: tuple[float, ...] = ()
+    allowed: tuple[float, ...] = ()
 
 
 def judge_output(
@@ -88,18 +94,19 @@ def judge_output(
     logit of that position below the choice's; the tie's margin is that distance, in logits.
     """
     if not output_ids:
-        return Losslessness((), (), ())
+        return Losslessness((), ())
     choices, gaps, sizes = reference.judge([*prompt_ids, *output_ids], len(prompt_ids))
     wrong, ties = [], []
-    judged = zip(output_ids, choices, gaps, sizes, strict=True)
-    for position, (token, choice, gap, size) in enumerate(judged):
+    allowed = [tie_margin * size for size in sizes]
+    judged = zip(output_ids, choices, gaps, allowed, strict=True)
+    for position, (token, choice, gap, most) in enumerate(judged):
         if token == choice:
             continue
-        if gap <= tie_margin * size:
-            ties.append(Tie(position, gap))
+        if gap <= most:
+            ties.append(Tie(position, gap, most, token, choice))
         else:
             wrong.append(position)
-    return Losslessness(tuple(wrong), tuple(choices), tuple(ties))
+    return Losslessness(tuple(wrong), tuple(ties), tuple(choices), tuple(gaps), tuple(allowed))
 
 
 def first_bad_position(ours: Tensor, expected: Tensor, tolerance: float) -> tuple[int, float] | None:
@@ -227,7 +234,15 @@ class Judge:
                 "request",
                 steps[position] if position < len(steps) else self.step,
                 f"{request.rid} output {position}: got {got} {self._decode([got])!r}, expected {expected} "
-                f"{self._decode([expected])!r} ({len(found.wrong)} of {len(output)} tokens differ)",
-                data={"rid": request.rid, "position": position, "got": got, "expected": expected},
+                f"{self._decode([expected])!r} by {found.gaps[position]:.3g} logits ({found.allowed[position]:.2g} is "
+                f"a tie; {len(found.wrong)} of {len(output)} tokens differ)",
+                data={
+                    "rid": request.rid,
+                    "position": position,
+                    "got": got,
+                    "expected": expected,
+                    "margin": found.gaps[position],
+                    "allowed": found.allowed[position],
+                },
             )
         )

@@ -69,11 +69,22 @@ class Violation:
 
 @dataclass(frozen=True)
 class Tie:
-    """A greedy token that is not the reference's argmax, but whose logit is within the stated margin of
-    it."""
+    """A greedy token that is not the reference's argmax, but as good as: either is a legitimate continuation.
+
+    ``margin``: how far its logit lies below the argmax's; ``allowed``: how far it might, given the dtype and the size
+    of the logits there. ``position`` counts output tokens, ``token`` was emitted, ``preferred`` is the argmax.
+    """
 
     position: int
     margin: float
+    allowed: float
+    token: int
+    preferred: int
+
+    @property
+    def used(self) -> float:
+        """How much of what is allowed the margin takes; 1 is the edge."""
+        return self.margin / self.allowed if self.allowed else 0.0
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,7 @@ class Outcome:
     """Verdict, signature and evidence of one arm; survives a round trip through JSON.
 
     ``stack``: what it ran on (device, versions, plan and who executed it), empty when that was never known.
+    ``unavailable``: this machine lacks something that the arm needs, so its verdict says nothing of the code.
     """
 
     verdict: Verdict
@@ -142,6 +154,7 @@ class Outcome:
     requests: tuple[RequestResult, ...] = ()
     log_tail: str = ""
     stack: Mapping[str, Any] = field(default_factory=dict)
+    unavailable: bool = False
 
     @property
     def ties(self) -> tuple[tuple[str, Tie], ...]:

@@ -2,7 +2,8 @@
 
 A toggle is **live** when its scenario is silent with the fix applied and fails with the stated signature
 with the fix reverted. Otherwise it is **rotten**: a detector that cannot see its bug, or sees one where
-there is none. So the registry is a set of mutation tests of everything else here.
+there is none. So the registry is a set of mutation tests of everything else here. One that the machine cannot run,
+for lack of memory or of a library, is neither: **untested**.
 
 The arm used is the scenario's own arm that reverts exactly this fix (without that revert for the applied
 side), else its first one.
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.errors import SpecDebugError
 from specdebug.harness import replay
+from specdebug.harness.outcome import EXIT_CODES
 from specdebug.harness.plans import exists_in
 from specdebug.harness.replay import INTERRUPTED, ArmResult, ArmRun, Progress, run_arms
 from specdebug.harness.scenario_checks import engine_config
@@ -82,6 +84,13 @@ class ToggleCheck:
     def live(self) -> bool:
         return not self.problems
 
+    @property
+    def untested(self) -> bool:
+        """Whether nothing stands against it but that this machine could not run (all of) it."""
+        bad = [result for result in self.applied if result.outcome.verdict != "pass"]
+        bad += [result for result in self.reverted if not _as_stated(self.toggle, result)]
+        return bool(bad) and all(result.outcome.unavailable for result in bad)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "pr": self.toggle.pr,
@@ -89,6 +98,7 @@ class ToggleCheck:
             "scenario": self.toggle.detected_by.scenario,
             "signatures": list(self.toggle.detected_by.signatures),
             "live": self.live,
+            "untested": self.untested,
             "seeds": len(self.applied),
             "silent": self.silent,
             "detected": self.detected,
@@ -130,10 +140,12 @@ class Matrix:
 
     @property
     def exit_code(self) -> int:
-        """0 when all are live, 1 when one is rotten, 130 after a Ctrl-C."""
+        """0 when all are live, 1 when one is rotten, 125 when one could not be tested here, 130 after a Ctrl-C."""
         if self.interrupted:
             return INTERRUPTED
-        return 0 if all(check.live for check in self.checks) else 1
+        if any(not check.live and not check.untested for check in self.checks):
+            return EXIT_CODES["fail"]
+        return EXIT_CODES["pass" if all(check.live for check in self.checks) else "unknown"]
 
 
 def verify(

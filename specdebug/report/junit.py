@@ -12,6 +12,7 @@ from xml.etree import ElementTree as ET
 
 from specdebug.harness.outcome import Outcome
 from specdebug.harness.replay import ArmResult, Replay
+from specdebug.report.terminal import ties_text
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -79,6 +80,8 @@ def _facts(outcome: Outcome) -> str:
     ]
     if metrics.accept_mean is not None:
         facts.append(f"mean accept length {metrics.accept_mean:.3f}")
+    if outcome.ties:
+        facts.append(ties_text(outcome))
     return "\n".join([*facts, *outcome.reasons, *outcome.notes])
 
 

@@ -34,7 +34,7 @@ def render_matrix(checks: Sequence[ToggleCheck]) -> RenderableType:
             escape("\n".join(check.toggle.detected_by.signatures)),
             f"{check.silent} of {len(check.applied)}",
             f"{check.detected} of {len(check.reverted)}",
-            Text("live", "green") if check.live else Text("rotten", "bold red"),
+            _state(check),
         )
     lines: list[RenderableType] = []
     for check in checks:
@@ -43,8 +43,16 @@ def render_matrix(checks: Sequence[ToggleCheck]) -> RenderableType:
         if len(check.problems) > MAX_PROBLEMS:
             lines.append(Text(f"{check.toggle.pr} and {len(check.problems) - MAX_PROBLEMS} more", "red"))
     live = sum(check.live for check in checks)
+    untested = sum(check.untested for check in checks)
+    said = f"{live} of {len(checks)} toggles live" + (f", {untested} untested" if untested else "")
     where = sorted({place for check in checks if (place := _place(check))})
-    return Group(table, *lines, Text(" ".join([f"{live} of {len(checks)} toggles live", *where])))
+    return Group(table, *lines, Text(" ".join([said, *where])))
+
+
+def _state(check: ToggleCheck) -> Text:
+    if check.live:
+        return Text("live", "green")
+    return Text("untested", "yellow") if check.untested else Text("rotten", "bold red")
 
 
 def _place(check: ToggleCheck) -> str:

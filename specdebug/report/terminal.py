@@ -106,13 +106,16 @@ def evidence(result: ArmResult) -> RenderableType:
 
 
 def ties_text(outcome: Outcome) -> str:
-    """The near-ties: greedy tokens that are not the reference's first choice but within the dtype's margin of it."""
-    ties = outcome.ties
-    shown = [f"{rid} output {tie.position} ({tie.margin:.2g})" for rid, tie in ties[:MAX_TIES]]
-    if len(ties) > MAX_TIES:
-        shown.append(f"{len(ties) - MAX_TIES} more (see --json)")
-    count = "1 near-tie" if len(ties) == 1 else f"{len(ties)} near-ties"
-    return f"{count} of the reference's logits went the other way: {', '.join(shown)}"
+    """The near-ties, widest first: tokens that are not the reference's choice but within the dtype's margin of it."""
+    widest = sorted(outcome.ties, key=lambda named: named[1].used, reverse=True)
+    shown = [
+        f"{rid} output {tie.position}: {tie.token} for {tie.preferred}, {tie.margin:.2g} of {tie.allowed:.2g}"
+        for rid, tie in widest[:MAX_TIES]
+    ]
+    if len(widest) > MAX_TIES:
+        shown.append(f"{len(widest) - MAX_TIES} more (see --json)")
+    count = "1 near-tie" if len(widest) == 1 else f"{len(widest)} near-ties"
+    return f"{count} went the other way than the reference (margin in logits, of what is allowed): {'; '.join(shown)}"
 
 
 def stack_text(results: Sequence[ArmResult]) -> str:
@@ -153,7 +156,10 @@ def render_comparison(scenario: str, comparison: Comparison) -> RenderableType:
         table.add_row(label, *(escape(value(outcome)) for outcome in (left, right)))
     differing = [request for request in comparison.requests if not request.same_output]
     closing = "outputs and verdicts agree" if comparison.agree else "the arms differ"
-    if not comparison.agree and not differing:
+    if comparison.unavailable:
+        named = zip(comparison.names, comparison.outcomes, strict=True)
+        closing = "; ".join(f"{name} cannot be run here: {o.detail}" for name, o in named if o.unavailable)
+    elif not comparison.agree and not differing:
         closing += " in their verdict"
     elif differing:
         closing += f": {len(differing)} of {len(comparison.requests)} requests have other outputs"

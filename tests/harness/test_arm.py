@@ -13,7 +13,7 @@ import torch
 from specdebug import async_probe
 from specdebug.engine import progress
 from specdebug.engine.config import InvalidOption
-from specdebug.engine.errors import EngineError
+from specdebug.engine.errors import EngineError, FlashInferError
 from specdebug.harness import arm
 from specdebug.harness.ledger import Ledger
 from specdebug.harness.outcome import Outcome
@@ -106,7 +106,7 @@ def test_an_arm_says_what_it_runs_on_and_what_the_engine_is_busy_with(
     sink = run(monkeypatch, build, attention_backend="fa3", dtype="bfloat16")
     (stack,) = sink.of("stack")
     assert (stack["device"], stack["backend"], stack["dtype"]) == ("cpu", "fa3", "bfloat16")
-    assert [event["text"] for event in sink.of("progress")] == ["capturing graphs, batch 4"]
+    assert [event["text"] for event in sink.of("progress")] == ["capturing graphs, batch 4", ""]
     outcome = outcome_of(sink)
     assert outcome.verdict == "pass"
     assert outcome.stack["torch"] == torch.__version__
@@ -148,6 +148,58 @@ def test_what_an_engine_says_cannot_be_run_here_is_unknown(monkeypatch: pytest.M
 
     outcome = outcome_of(run(monkeypatch, raising(CannotCompile("flashinfer does not compile: no nvcc; install it"))))
     assert (outcome.verdict, outcome.detail) == ("unknown", "flashinfer does not compile: no nvcc; install it")
+
+
+LACKING = FlashInferError("FlashInfer cannot compile its attention (nvcc: not found): or set attention_backend: triton")
+
+
+def test_an_arm_without_its_flashinfer_is_unknown_in_one_line(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
+    """Not a usage error, which would end the command: the other arms may not need it."""
+
+    def act(engine: Engine, step: int) -> None:
+        if step == 2:
+            raise LACKING
+
+    for build in (raising(LACKING), engine_that(act)):
+        sink = run(monkeypatch, build)
+        assert sink.of("usage") == []
+        outcome = outcome_of(sink)
+        assert (outcome.verdict, outcome.detail, outcome.violations) == ("unknown", str(LACKING), ())
+        assert (outcome.unavailable, outcome.exit_code) == (True, 125)
+
+
+def test_memory_that_ran_out_in_a_capture_is_found_below_the_capture_s_own_error(
+    monkeypatch: pytest.MonkeyPatch, left: list[str]
+) -> None:
+    def build(options: Any, seed: int) -> Any:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        finally:
+            raise torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture")
+
+    outcome = outcome_of(run(monkeypatch, build))
+    assert (outcome.verdict, outcome.violations, outcome.unavailable) == ("unknown", (), True)
+    assert outcome.detail.startswith("out of CUDA memory (2.00 GiB asked for): lower memory.num_slots")
+
+
+def test_what_was_said_while_building_does_not_stay_up(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
+    def build(options: Any, seed: int) -> Any:
+        progress.report("capturing draft extend graphs, batch 1")
+        return Engine()
+
+    ledger, busy = Ledger(), {}
+    for event in run(monkeypatch, build).events:
+        ledger.fold(event)
+        busy[event["event"]] = ledger.activity
+    assert busy["setup"] == busy["step"] == busy["done"] == ""
+
+
+@pytest.mark.parametrize(
+    ("position", "kept"), [(None, [3, 1, 4]), (9, [3, 1, 4]), (8, [3, 1]), (4, [3]), (3, []), (0, [])]
+)
+def test_verifies_are_compared_as_far_as_two_texts_are_one(position: int | None, kept: list[int]) -> None:
+    """The prefill's token is output 0; the verifies' are 1 to 3, 4, and 5 to 8."""
+    assert arm.over_before(position, [3, 1, 4]) == kept
 
 
 def test_memory_that_runs_out_later_is_a_failure(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:

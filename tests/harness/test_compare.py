@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from specdebug.harness.compare import Comparison, compare, first_difference
 from specdebug.harness.outcome import Outcome, RequestResult
+from specdebug.report.terminal import render_comparison
+from tests.harness.fakes import text_of
 
 
 def outcome(*requests: RequestResult, verdict: Any = "pass", trace: str = "t") -> Outcome:
@@ -60,3 +63,11 @@ def test_it_can_be_written_as_json() -> None:
     data = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
     assert data["requests"][0]["right"] is None
     assert data["requests"][0]["left"]["accept_mean"] == 2.5
+
+
+def test_an_arm_that_cannot_be_run_here_leaves_nothing_to_compare() -> None:
+    lacking = dataclasses.replace(outcome(verdict="unknown"), detail="FlashInfer is missing", unavailable=True)
+    for left, right in ((lacking, outcome(request("a", 1))), (lacking, lacking)):
+        comparison = compared(left, right)
+        assert (comparison.agree, comparison.exit_code) == (False, 125)
+        assert "one cannot be run here: FlashInfer is missing" in text_of(render_comparison("s", comparison))

@@ -55,8 +55,10 @@ def test_a_wrong_token_is_named_with_what_should_have_been() -> None:
     (violation,) = found
     assert violation.signature == "mismatch@request"
     assert violation.step == 10  # the step that emitted it, not the one in which it was noticed
-    assert violation.data == {"rid": "a.0", "position": 2, "got": 40, "expected": 13}
-    assert "got 40 't40', expected 13 't13' (2 of 4 tokens differ)" in violation.detail
+    said = {"rid": "a.0", "position": 2, "got": 40, "expected": 13, "margin": 5.0, "allowed": pytest.approx(1e-3)}
+    assert violation.data == said
+    told = "got 40 't40', expected 13 't13' by 5 logits (0.001 is a tie; 2 of 4 tokens differ)"
+    assert told in violation.detail
 
 
 def test_a_near_tie_is_reported_with_its_margin_and_is_no_failure() -> None:
@@ -65,7 +67,7 @@ def test_a_near_tie_is_reported_with_its_margin_and_is_no_failure() -> None:
     judge, found, ties = judge_of(reference)
     judge.on_finishing(FakeEngine(), request((11, 12, 40, 41)))
     assert found == []
-    assert ties == [("a.0", Tie(2, 0.0009))]
+    assert ties == [("a.0", Tie(2, 0.0009, pytest.approx(1e-3), token=40, preferred=13))]
     reference.margin = 0.0011
     judge.on_finishing(FakeEngine(), request((11, 12, 40, 41)))
     assert [violation.signature for violation in found] == ["mismatch@request"]
@@ -220,3 +222,62 @@ def test_reused_prefixes_change_no_judgement(dense: DenseReference) -> None:
         want = DenseReference("tiny", "tiny-eagle3").draft_kv(ids, len(ids) - 1)
         torch.testing.assert_close((k, v), want, atol=1e-4, rtol=1e-4)
         assert k.shape[0] == len(ids) - 1
+
+
+def greedy(dense: DenseReference, ids: Sequence[int], count: int) -> list[int]:
+    """What the model says follows, token by token."""
+    found: list[int] = []
+    for _ in range(count):
+        found += dense.judge([*ids, *found, 0], len(ids) + len(found))[0]
+    return found
+
+
+@pytest.fixture(scope="module")
+def text(dense: DenseReference) -> tuple[list[int], list[int]]:
+    """A prompt of 40 tokens and 60 tokens of greedy output."""
+    torch.manual_seed(1)
+    prompt = torch.randint(0, 2048, (40,)).tolist()
+    return prompt, greedy(dense, prompt, 60)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_text_is_judged_by_what_precedes_each_token_whatever_was_chosen_before(
+    dense: DenseReference, text: tuple[list[int], list[int]], dtype: str
+) -> None:
+    """Every runner-up in turn: a tie within the margin and a failure beyond it, and nothing after it is either's."""
+    prompt, output = text
+    margin = OracleSettings(lossless=True, draft_kv=False, dtype=dtype).tie_margin
+    assert judge_output(dense, prompt, output, margin).wrong == ()
+    logits, _, _ = target_forward(dense.weights, dense.config, torch.tensor([*prompt, *output]))
+    rows = logits[len(prompt) - 1 : -1]
+    best = rows.topk(2)
+    gaps = (best.values[:, 0] - best.values[:, 1]).tolist()
+    allowed = (margin * rows.abs().amax(-1)).tolist()
+    near, far = min(range(50), key=gaps.__getitem__), max(range(50), key=gaps.__getitem__)
+    assert gaps[far] > 2 * max(allowed), "no token of this text is decided"
+    assert dtype != "bfloat16" or gaps[near] <= allowed[near], "no token of this text is nearly a tie"
+    for position in {near, far}:
+        runner_up = int(best.indices[position, 1])
+        start = [*output[:position], runner_up]
+        found = judge_output(dense, prompt, [*start, *greedy(dense, [*prompt, *start], 8)], margin)
+        if gaps[position] > allowed[position]:
+            assert (found.wrong, found.ties) == ((position,), ())
+            assert found.gaps[position] == pytest.approx(gaps[position], abs=1e-3)
+        else:
+            (tie,) = found.ties
+            assert (tie.position, tie.token, tie.preferred) == (position, runner_up, output[position])
+            assert tie.margin == pytest.approx(gaps[position], abs=1e-3)
+            assert (found.wrong, tie.used < 1) == ((), True)
+
+
+def test_any_other_token_than_the_likely_ones_is_wrong_in_bfloat16(
+    dense: DenseReference, text: tuple[list[int], list[int]]
+) -> None:
+    prompt, output = text
+    margin = OracleSettings(lossless=True, draft_kv=False, dtype="bfloat16").tie_margin
+    torch.manual_seed(2)
+    for position in (0, 7, 31, 59):
+        other = int(torch.randint(0, 2048, ()))
+        assert other != output[position]
+        found = judge_output(dense, prompt, [*output[:position], other, *output[position + 1 :]], margin)
+        assert found.wrong[:1] == (position,)

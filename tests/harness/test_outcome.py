@@ -124,7 +124,7 @@ def test_json_round_trip() -> None:
         reverted_hits={"27338": {"27338#1": 4}},
         reached_sites={"draft.logits": 3},
         requests=(
-            RequestResult("a.0", "a", 5, 4, (1, 2), "xy", "length", (2, 3), (3,), (Tie(1, 0.0005),)),
+            RequestResult("a.0", "a", 5, 4, (1, 2), "xy", "length", (2, 3), (3,), (Tie(1, 0.0005, 0.001, 2, 7),)),
             RequestResult("a.1", "a"),
         ),
         log_tail="log",
@@ -132,6 +132,8 @@ def test_json_round_trip() -> None:
     data = json.loads(json.dumps(outcome.to_dict(), allow_nan=False))
     assert Outcome.from_dict(data) == outcome
     assert data["violations"][0]["signature"] == outcome.signature
+    (tie,) = data["requests"][0]["ties"]
+    assert tie == {"position": 1, "margin": 0.0005, "allowed": 0.001, "token": 2, "preferred": 7}
     assert data["requests"][0]["accept_mean"] == 2.5
     assert data["requests"][0]["cold_accept_mean"] == 3.0
     assert data["requests"][1]["accept_mean"] is None

@@ -177,6 +177,23 @@ def test_a_dead_arm_is_an_outcome_and_the_others_still_report() -> None:
     assert answer.results[0].outcome.requests[0].output_ids == (4,)
 
 
+def lacking_run(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+    events, end = good_run(job)
+    if "fixed" not in job.name:
+        return events, end
+    lacking = {"event": "impossible", "reason": "FlashInfer cannot compile", "unavailable": True}
+    return [lacking, events[-2], events[-1]], end
+
+
+def test_an_arm_that_this_machine_cannot_run_leaves_the_others_running() -> None:
+    answer = replay(FakePool(lacking_run), FakeLibrary(), SCENARIO, Choices())  # type: ignore[arg-type]
+    assert [(r.run.arm, r.outcome.verdict, r.outcome.unavailable) for r in answer.results] == [
+        ("fixed", "unknown", True),
+        ("reverted", "pass", False),
+    ]
+    assert answer.results[0].outcome.detail == "FlashInfer cannot compile"
+
+
 def test_a_scenario_that_a_worker_finds_at_fault_is_an_error() -> None:
     def usage(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
         return [{"event": "usage", "message": "s.yaml:3:1: too long"}], WorkerEnd("done", 0, 0.1, 1.0, "")

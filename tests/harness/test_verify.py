@@ -136,6 +136,30 @@ def test_detection_on_some_seeds_only_is_rotten() -> None:
     assert (found.live, found.silent, found.detected) == (False, 2, 1)
 
 
+def lacking(*, when: str) -> Script:
+    def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        events, end = failing_with("nan@x.y", when="reverted")(job)
+        if when in job.name:
+            reason = {"event": "impossible", "reason": "FlashInfer is missing", "unavailable": True}
+            events = [reason, events[-2], events[-1]]
+        return events, end
+
+    return script
+
+
+def test_a_toggle_that_this_machine_cannot_run_is_not_rotten() -> None:
+    pool: Any = FakePool(lacking(when="7 reverted, seed 6"))
+    matrix = verify(pool, Shelf(), [toggle(7), toggle(8)], 2)
+    assert [(check.live, check.untested) for check in matrix.checks] == [(False, True), (True, False)]
+    assert matrix.exit_code == 125
+    text = text_of(render_matrix(matrix.checks))
+    assert "7 reverted, seed 6: unknown, FlashInfer is missing" in text
+    assert text.rstrip().endswith("1 of 2 toggles live, 1 untested")
+    pool = FakePool(lacking(when="7 reverted, seed 6"))
+    rotten = verify(pool, Shelf(), [toggle(7, "oob@*")], 2)  # seed 5 ran, and found something else
+    assert (rotten.checks[0].untested, rotten.exit_code) == (False, 1)
+
+
 def test_an_interrupt_keeps_the_toggles_that_were_judged() -> None:
     pool: Any = FakePool(failing_with("nan@x.y", when="reverted"), interrupt_at="first, 8 reverted, seed 5")
     matrix = verify(pool, Shelf(), [toggle(7), toggle(8)], 1)

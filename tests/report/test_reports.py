@@ -89,14 +89,20 @@ ON_GPU: dict[str, Any] = {
 
 
 def test_near_ties_and_the_device_are_told() -> None:
-    ties = tuple(Tie(position, 0.0078) for position in range(8))
+    ties = tuple(Tie(position, 0.0078 * (position + 1), 0.25, 40, 41) for position in range(8))
     tied = dataclasses.replace(
         GOOD, stack=ON_GPU, requests=(dataclasses.replace(GOOD.requests[0], ties=ties),)
     )
     text = text_of(render_replay(answer(result("fixed", tied, Expectation()))))
     assert "on cuda (NVIDIA H200), bfloat16, fa3 by Triton kernels" in text
-    assert "8 near-ties of the reference's logits went the other way: g0.0 output 0 (0.0078)" in text
-    assert "2 more (see --json)" in text
+    folded = " ".join(text.split())
+    assert "8 near-ties went the other way than the reference (margin in logits, of what is allowed)" in folded
+    assert "g0.0 output 7: 40 for 41, 0.062 of 0.25; g0.0 output 6:" in folded  # the widest first
+    assert "2 more (see --json)" in folded
+    tied_answer = answer(result("fixed", tied, Expectation()))
+    assert "g0.0 output 7: 40 for 41, 0.062 of 0.25" in junit_xml([tied_answer])
+    (said,) = replay_document(tied_answer)["arms"]
+    assert [tie["margin"] for tie in said["requests"][0]["ties"]] == [tie.margin for tie in ties]  # all of them
     other = dataclasses.replace(GOOD, stack={**ON_GPU, "backend": "flashinfer"})
     text = text_of(render_replay(answer(result("fixed", tied), result("reverted", other))))
     assert "fixed: on cuda (NVIDIA H200), bfloat16, fa3 by" in text

@@ -2,7 +2,8 @@
 
 ``python benchmarks/gpu/suite.py OUT`` (or ``make gpu OUT=folder``) runs the stages below one after another, each in a
 process of its own with a time limit, writes their logs and tables to the folder OUT and ends with one summary. A stage
-that fails does not keep the others from running; the exit code is 1 when one did.
+that fails does not keep the others from running; the exit code is 1 when one did. The matrix over twenty seeds takes
+longer than all the rest and is run with ``--long``, or by its name.
 """
 
 from __future__ import annotations
@@ -26,15 +27,18 @@ PYTHON = sys.executable
 SPECDEBUG = (PYTHON, "-m", "specdebug")
 PLANS = ("triton", "fa3", "flashinfer")
 TAIL = 25
+TOLD = ("determinism", "lossless", "probes", "decode")
+"""Stages whose results are worth reading even when nothing is wrong."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One command; ``limit_s`` bounds it."""
+    """One command; ``limit_s`` bounds it. A ``long`` one is run only when asked for."""
 
     name: str
     command: tuple[str, ...]
     limit_s: float
+    long: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,11 @@ class Result:
 
 def stages(out: Path, jobs: int) -> list[Stage]:
     """In the order they run: what checks first, what times afterwards."""
-    matrix = [
-        Stage(f"matrix-{plan}", (*SPECDEBUG, "toggles", "verify", "--device", "cuda", "--backend", plan), 120)
-        for plan in PLANS
-    ]
+    verify = (*SPECDEBUG, "toggles", "verify", "--device", "cuda", "--backend")
+    matrix = [Stage(f"matrix-{plan}", (*verify, plan), 120) for plan in PLANS]
+    seeds = [Stage(f"seeds-{plan}", (*verify, plan, "--seeds", "20"), 540, long=True) for plan in PLANS]
+    arms = (PYTHON, str(HERE / "scenarios.py"), str(out), "--device", "cuda")
+    scenarios = [Stage(f"scenarios-{plan}", (*arms, "--backend", plan, "--same-as-cpu"), 120) for plan in PLANS]
     tests = (PYTHON, "-m", "pytest", "-q", "-n", str(jobs), "-m", "gpu", "tests")
     determinism = ("--device", "cuda", "--runs", "100", "--jobs", str(jobs), "topk_page_table")
     return [
@@ -61,6 +66,10 @@ def stages(out: Path, jobs: int) -> list[Stage]:
         Stage("replay-cold", (*SPECDEBUG, "replay", "topk_kv_indices", "--device", "cuda"), 60),
         Stage("tests", tests, 240),
         *matrix,
+        *scenarios,
+        Stage("scenarios-bf16", (*arms, "--dtype", "bfloat16"), 120),
+        Stage("lossless", (PYTHON, str(HERE / "lossless.py"), str(out)), 150),
+        *seeds,
         Stage("determinism", (PYTHON, "benchmarks/determinism.py", *determinism), 240),
         Stage("probes", (PYTHON, str(HERE / "probes.py"), str(out)), 120),
         Stage("decode", (PYTHON, str(HERE / "decode.py"), str(out)), 240),
@@ -87,7 +96,7 @@ def show(results: Sequence[Result], out: Path, console: Console) -> None:
     """The ends of the logs that hold tables, then one line a stage."""
     for result in results:
         log = out / f"{result.stage.name}.log"
-        if result.status != 0 or result.stage.name in ("probes", "decode", "determinism"):
+        if result.status != 0 or result.stage.name in TOLD:
             console.rule(result.stage.name)
             tail = log.read_text(errors="replace").splitlines()[-TAIL:]
             console.print("\n".join(tail), markup=False, highlight=False)
@@ -104,13 +113,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path, help="folder for tables and logs")
     parser.add_argument("--only", nargs="+", help="names of the stages to run")
+    parser.add_argument("--long", action="store_true", help="the stages, too, that take more than nine minutes")
     parser.add_argument("--jobs", type=int, default=min(8, (os.cpu_count() or 2) // 2))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     console = Console(width=130)
     results = []
-    for stage in stages(options.out, max(options.jobs, 1)):
-        if options.only and stage.name not in options.only:
+    known = stages(options.out, max(options.jobs, 1))
+    unknown = set(options.only or ()) - {stage.name for stage in known}
+    if unknown:
+        parser.error(f"no stage {', '.join(sorted(unknown))}; there are {', '.join(stage.name for stage in known)}")
+    for stage in known:
+        if stage.name not in options.only if options.only else stage.long and not options.long:
             continue
         results.append(run(stage, options.out))
         console.print(f"{stage.name}: {results[-1].status} in {results[-1].seconds:.0f} s")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -23,7 +23,7 @@ REVERT_VARIABLE = "SGLANG_DEBUG_REVERT_PR"
 OWN_ENGINE = "specdebug"
 
 _ENGINE_NAME = r"[a-z][a-z0-9_.-]*"
-_VERSION_RANGE = re.compile(r"(==|!=|>=|<=|>|<)\s*\d+(\.\d+)*([a-z]+\d*)?")
+_VERSION_RANGE = re.compile(r"(==|!=|>=|<=|>|<)\s*\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?", re.ASCII)
 _MAX_PR = 10_000_000
 
 
@@ -43,13 +43,17 @@ class Detection:
         return any(fnmatchcase(signature, pattern) for pattern in self.signatures)
 
 
+NOTHING = Detection("", ())
+
+
 @dataclass(frozen=True)
 class Toggle:
     """One fix that can be reverted.
 
     Attributes:
-        patches: edits that revert it in the embedded engine.
-        foreign: per other engine, per version range, the edits that revert it there. Checked for form only.
+        detected_by: what notices its bug in the embedded engine; ``NOTHING`` for a fix that is not in this engine.
+        patches: edits that revert it in the embedded engine; empty for a fix that is not in this engine.
+        foreign: per other engine, per version range, the edits that revert it there (see ``specdebug.drift``).
     """
 
     pr: int
@@ -72,14 +76,39 @@ class Toggle:
 
 @dataclass(frozen=True)
 class Registry:
-    """All known toggles, by number of their pull request."""
+    """All known toggles, by number of their pull request.
+
+    Attributes:
+        toggles: those that the embedded engine has.
+        elsewhere: those that only other engines have. They can be listed and checked, but not selected.
+    """
 
     toggles: Mapping[int, Toggle]
+    elsewhere: Mapping[int, Toggle] = field(default_factory=dict)
 
     @property
     def by_number(self) -> dict[int, Toggle]:
         """Toggles by every number that selects them."""
-        return {number: toggle for toggle in self.toggles.values() for number in toggle.numbers}
+        return _by_number(self.toggles.values())
+
+    @property
+    def all(self) -> tuple[Toggle, ...]:
+        """Every fix, of whatever engine, by number."""
+        return tuple(sorted((*self.toggles.values(), *self.elsewhere.values()), key=lambda toggle: toggle.pr))
+
+    def find(self, number: str) -> Toggle:
+        """The one fix of a number, of whatever engine.
+
+        Raises:
+            SelectionError: it is not one number, or no toggle has it.
+        """
+        known = _by_number(self.all)
+        wanted = parse_numbers(number)
+        if len(wanted) != 1:
+            raise SelectionError(f"'{one_line(number, 40)}' is not one pull request's number")
+        if wanted[0] not in known:
+            raise _unknown(wanted[0], known)
+        return known[wanted[0]]
 
     def select(self, wanted: str | int | Iterable[int]) -> tuple[Toggle, ...]:
         """The toggles of some numbers, each once, in the order first named.
@@ -88,16 +117,22 @@ class Registry:
             wanted: a number, several, or text such as ``27360,27338``; ``#`` before a number is allowed.
 
         Raises:
-            SelectionError: a part is not a number, or no toggle has it.
+            SelectionError: a part is not a number, no toggle has it, or its fix is not in this engine.
         """
-        known = self.by_number
+        known, elsewhere = self.by_number, _by_number(self.elsewhere.values())
         chosen: dict[int, Toggle] = {}
         for number in parse_numbers(wanted) if isinstance(wanted, str) else _as_numbers(wanted):
+            if number in elsewhere:
+                raise SelectionError(not_in_this_engine(elsewhere[number]))
             if number not in known:
-                hint = did_you_mean(str(number), map(str, known)) or "; no toggle is registered"
-                raise SelectionError(f"no toggle reverts {number}{hint}")
+                raise _unknown(number, known)
             chosen.setdefault(known[number].pr, known[number])
         return tuple(chosen.values())
+
+
+def not_in_this_engine(toggle: Toggle) -> str:
+    """Why a fix of other engines cannot be reverted here, in one line."""
+    return f"{toggle.pr} is a fix in {' and '.join(toggle.foreign)}; this engine has no such code to revert"
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
@@ -140,6 +175,7 @@ def load_registry(extra: Sequence[str | Path] = ()) -> Registry:
         ContentError: a file is malformed, or two claim the same number.
     """
     toggles: dict[int, Toggle] = {}
+    elsewhere: dict[int, Toggle] = {}
     taken: dict[int, Path] = {}
     for file in content_files("toggles", extra).values():
         toggle = load_toggle(file)
@@ -147,8 +183,8 @@ def load_registry(extra: Sequence[str | Path] = ()) -> Registry:
             if number in taken:
                 raise ContentError(f"{number} is taken by {taken[number]} already", Where(str(file)))
             taken[number] = file
-        toggles[toggle.pr] = toggle
-    return Registry(dict(sorted(toggles.items())))
+        (toggles if toggle.patches else elsewhere)[toggle.pr] = toggle
+    return Registry(dict(sorted(toggles.items())), dict(sorted(elsewhere.items())))
 
 
 def apply_reverts(
@@ -175,13 +211,16 @@ def load_toggle(path: str | Path) -> Toggle:
     Raises:
         ContentError: it is malformed.
     """
-    top = load_yaml(path).root.table(
-        required=("pr", "title", "url", "family", "symptom", "detected_by", "patches"),
-        optional=("aliases", "description"),
+    root = load_yaml(path).root
+    top = root.table(
+        required=("pr", "title", "url", "family", "symptom", "patches"),
+        optional=("aliases", "description", "detected_by"),
     )
     pr = top["pr"].integer(low=1, high=_MAX_PR)
-    found = top["detected_by"].table(required=("scenario", "signature"))
-    own, foreign = _read_engines(top["patches"], pr)
+    detection = _read_detection(top["detected_by"]) if "detected_by" in top else NOTHING
+    own, foreign = _read_engines(top["patches"], pr, here="detected_by" in top)
+    if own and "detected_by" not in top:
+        raise root.error("lacks the key 'detected_by'")
     return Toggle(
         pr=pr,
         aliases=_read_aliases(top, pr),
@@ -190,13 +229,20 @@ def load_toggle(path: str | Path) -> Toggle:
         family=_line(top["family"]),
         symptom=_line(top["symptom"]),
         description=top["description"].text() if "description" in top else "",
-        detected_by=Detection(
-            _line(found["scenario"]), tuple(_line(one) for one in found["signature"].one_or_many(at_least=1))
-        ),
+        detected_by=detection,
         patches=own,
         foreign=foreign,
         path=Path(path),
     )
+
+
+def _by_number(toggles: Iterable[Toggle]) -> dict[int, Toggle]:
+    return {number: toggle for toggle in toggles for number in toggle.numbers}
+
+
+def _unknown(number: int, known: Iterable[int]) -> SelectionError:
+    hint = did_you_mean(str(number), map(str, known)) or "; no toggle is registered"
+    return SelectionError(f"no toggle reverts {number}{hint}")
 
 
 def _as_numbers(wanted: int | Iterable[int]) -> tuple[int, ...]:
@@ -218,20 +264,30 @@ def _read_aliases(top: Table, pr: int) -> tuple[int, ...]:
     return tuple(aliases)
 
 
-def _read_engines(item: Item, pr: int) -> tuple[tuple[Patch, ...], dict[str, dict[str, tuple[Patch, ...]]]]:
+def _read_detection(item: Item) -> Detection:
+    found = item.table(required=("scenario", "signature"))
+    signatures = tuple(_line(one) for one in found["signature"].one_or_many(at_least=1))
+    return Detection(_line(found["scenario"]), signatures)
+
+
+def _read_engines(
+    item: Item, pr: int, here: bool
+) -> tuple[tuple[Patch, ...], dict[str, dict[str, tuple[Patch, ...]]]]:
+    """Patches of this engine and of others. ``here``: the file says what detects the bug, so this engine has it."""
     engines = item.entries()
     for engine, versions in engines.items():
         if not re.fullmatch(_ENGINE_NAME, engine):
             raise ContentError(f"'{one_line(engine, 60)}' is no name of an engine", versions.where_key)
-    if OWN_ENGINE not in engines:
-        raise item.error(
-            f"lacks the key '{OWN_ENGINE}'{did_you_mean(OWN_ENGINE, engines) if engines else ''}"
-        )
+    if OWN_ENGINE not in engines and (here or not engines):
+        hint = did_you_mean(OWN_ENGINE, engines) if engines else ""
+        raise item.error(f"lacks the key '{OWN_ENGINE}'{hint}")
     foreign: dict[str, dict[str, tuple[Patch, ...]]] = {}
     for engine, versions in engines.items():
         if engine == OWN_ENGINE:
             continue
         foreign[engine] = {}
+        if not versions.entries():
+            raise versions.error("needs a version range")
         for wanted, patches in versions.entries().items():
             if not all(_VERSION_RANGE.fullmatch(part.strip()) for part in wanted.split(",")):
                 message = (
@@ -239,7 +295,7 @@ def _read_engines(item: Item, pr: int) -> tuple[tuple[Patch, ...], dict[str, dic
                 )
                 raise ContentError(message, patches.where_key)
             foreign[engine][wanted] = _read_patches(patches, pr)
-    return _read_patches(engines[OWN_ENGINE], pr), foreign
+    return _read_patches(engines[OWN_ENGINE], pr) if OWN_ENGINE in engines else (), foreign
 
 
 def _read_patches(item: Item, pr: int) -> tuple[Patch, ...]:

@@ -44,7 +44,7 @@ class Library:
         return self.registry.select(numbers) if numbers else ()
 
     def all_toggles(self) -> tuple[Toggle, ...]:
-        """Every fix, by number."""
+        """Every fix that this engine has, by number."""
         return tuple(self.registry.toggles.values())
 
     def packs(self, names: Sequence[str]) -> tuple[ProbePack, ...]:
@@ -61,7 +61,8 @@ class Library:
 
     def scenario(self, name_or_path: str | Path) -> Scenario:
         """A scenario by file or shipped name. Raises ContentError."""
-        known = KnownNames(toggles=tuple(self.registry.by_number), packs=self._pack_names)
+        elsewhere = tuple(number for toggle in self.registry.elsewhere.values() for number in toggle.numbers)
+        known = KnownNames(tuple(self.registry.by_number), self._pack_names, elsewhere)
         return load_scenario(find("scenarios", name_or_path, self._extra), known)
 
     def workload(self, scenario: Scenario, arm: str, seed: int) -> Workload:

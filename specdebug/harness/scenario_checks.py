@@ -31,10 +31,11 @@ MAX_REQUESTS = 10_000
 
 @dataclass(frozen=True)
 class KnownNames:
-    """What a scenario can refer to outside its own file."""
+    """What a scenario can refer to outside its own file. ``elsewhere``: fixes that only other engines have."""
 
     toggles: Collection[int]
     packs: Collection[str]
+    elsewhere: Collection[int] = ()
 
 
 def check_scenario(scenario: Scenario, known: KnownNames | None) -> None:
@@ -43,7 +44,7 @@ def check_scenario(scenario: Scenario, known: KnownNames | None) -> None:
     _check_shared_prefixes(scenario)
     if known is not None:
         _check_probes(scenario, known.packs)
-        _check_reverts(scenario, known.toggles)
+        _check_reverts(scenario, known)
     _check_expectations(scenario)
     for arm in scenario.arms:
         _check_prompts_fit(scenario, arm, engine_config(scenario, arm))
@@ -166,12 +167,14 @@ def _check_probes(scenario: Scenario, packs: Collection[str]) -> None:
                 )
 
 
-def _check_reverts(scenario: Scenario, toggles: Collection[int]) -> None:
+def _check_reverts(scenario: Scenario, known: KnownNames) -> None:
     for name, arm in scenario.arms.items():
         for index, pr in enumerate(arm.revert):
             where = scenario.where("arms", name, "revert", index)
-            if pr not in toggles:
-                raise ContentError(f"no toggle for PR {pr}{did_you_mean(str(pr), map(str, toggles))}", where)
+            if pr in known.elsewhere:
+                raise ContentError(f"PR {pr} is a fix of another engine; it cannot be reverted in this one", where)
+            if pr not in known.toggles:
+                raise ContentError(f"no toggle for PR {pr}{did_you_mean(str(pr), map(str, known.toggles))}", where)
 
 
 def _check_expectations(scenario: Scenario) -> None:

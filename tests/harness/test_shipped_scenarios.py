@@ -17,7 +17,8 @@ from specdebug.harness.workload import expand
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = {path.stem: load_scenario(path) for path in sorted((ROOT / "scenarios").glob("*.yaml"))}
-TOGGLES = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "toggles").glob("*.yaml"))]
+REGISTERED = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "toggles").glob("*.yaml"))]
+TOGGLES = [toggle for toggle in REGISTERED if "specdebug" in toggle["patches"]]
 DEMANDED = {
     "cache_hit", "multiturn_cache_hit", "graph_padding", "topk_kv_indices", "topk_page_table",
     "tgt_cache_loc",

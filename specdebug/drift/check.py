@@ -1,0 +1,130 @@
+"""The check of one release: a row for every fix of our registry, and of the engine's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from specdebug.drift.dist import Dist
+from specdebug.drift.errors import DistError
+from specdebug.drift.fit import Fit, Problem, fit
+from specdebug.drift.upstream import fit_entry, read_entries
+from specdebug.errors import ContentError, Where
+from specdebug.patching import Patch
+from specdebug.toggles import OWN_ENGINE, Registry, Toggle
+
+Status: TypeAlias = Literal["fits", "stale", "not-for-version"]
+Owner: TypeAlias = Literal["ours", "upstream"]
+
+UNDECIDED = 125
+
+
+@dataclass(frozen=True)
+class Row:
+    """One fix, checked.
+
+    Attributes:
+        registry: whose patches: our toggles, or the engine's own.
+        why: what ``not-for-version`` means here, else empty.
+        places: where in the release the edits land that can be made.
+        problems: the edits that cannot.
+    """
+
+    pr: int
+    registry: Owner
+    status: Status
+    why: str = ""
+    versions: str = ""
+    places: tuple[Where, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data. ``where`` and ``nearest`` are those of the first problem, or where the first edit lands."""
+        near = next((problem.near for problem in self.problems if problem.near), None)
+        landed = str(self.places[0]) if self.places and not self.problems else None
+        return {
+            "pr": self.pr,
+            "registry": self.registry,
+            "status": self.status,
+            "versions": self.versions,
+            "why": self.why,
+            "where": str(near.where) if near else landed,
+            "nearest": "\n".join(near.lines) if near else None,
+            "places": [str(place) for place in self.places],
+            "problems": [problem.to_dict() for problem in self.problems],
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """A release, checked."""
+
+    dist: Dist
+    rows: tuple[Row, ...]
+
+    def count(self, registry: Owner, status: Status) -> int:
+        """How many fixes of a registry ended so."""
+        return sum(row.registry == registry and row.status == status for row in self.rows)
+
+    @property
+    def exit_code(self) -> int:
+        """1 when a patch of ours is stale, 0 when all that are meant for this release fit, 125 when none is.
+
+        What is stale in the engine's own registry is its keepers' to mend.
+        """
+        if self.count("ours", "stale"):
+            return 1
+        return 0 if self.count("ours", "fits") else UNDECIDED
+
+
+def engines(registry: Registry) -> set[str]:
+    """Engines that some toggle has patches for, this one among them."""
+    return {OWN_ENGINE, *(engine for toggle in registry.all for engine in toggle.foreign)}
+
+
+def check(dist: Dist, registry: Registry) -> Report:
+    """Match every patch of both registries against a release.
+
+    Raises:
+        DistError: no toggle knows the engine, and it has no registry of its own; or a file of it is damaged.
+        ContentError: two version ranges of one toggle hold the same release.
+    """
+    entries = read_entries(dist)
+    if not entries and all(canonicalize_name(engine) != dist.name for engine in engines(registry)):
+        known = ", ".join(sorted(engines(registry)))
+        raise DistError(f"{dist.path} is {dist}: no toggle has patches for '{dist.name}'; known: {known}")
+    rows = [_row(dist, toggle) for toggle in registry.all]
+    rows += [_judged(entry.pr, "upstream", fit_entry(dist, entry)) for entry in entries]
+    return Report(dist, tuple(rows))
+
+
+def _row(dist: Dist, toggle: Toggle) -> Row:
+    if dist.name == OWN_ENGINE:
+        if not toggle.patches:
+            return Row(toggle.pr, "ours", "not-for-version", f"no patches for {dist.name}")
+        return _judged(toggle.pr, "ours", fit(dist, toggle.patches))
+    ranges = _ranges(dist, toggle.foreign)
+    if not ranges:
+        return Row(toggle.pr, "ours", "not-for-version", f"no patches for {dist.name}")
+    holding = [wanted for wanted in ranges if SpecifierSet(wanted, prereleases=True).contains(dist.version)]
+    if len(holding) > 1:
+        message = f"{dist} is in two version ranges, '{holding[0]}' and '{holding[1]}'; make them disjoint"
+        raise ContentError(message, ranges[holding[1]][0].where)
+    if not holding:
+        return Row(toggle.pr, "ours", "not-for-version", f"patches are for {' or '.join(ranges)}")
+    return _judged(toggle.pr, "ours", fit(dist, ranges[holding[0]]), holding[0])
+
+
+def _ranges(dist: Dist, foreign: Mapping[str, Mapping[str, tuple[Patch, ...]]]) -> dict[str, tuple[Patch, ...]]:
+    """Patches by version range of whatever spelling of the engine's name."""
+    spelled: Iterable[str] = (engine for engine in foreign if canonicalize_name(engine) == dist.name)
+    return {wanted: patches for engine in spelled for wanted, patches in foreign[engine].items()}
+
+
+def _judged(pr: int, registry: Owner, found: Fit, versions: str = "") -> Row:
+    status: Status = "stale" if found.problems else "fits"
+    return Row(pr, registry, status, "", versions, found.places, found.problems)

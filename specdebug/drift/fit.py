@@ -1,0 +1,83 @@
+"""Match patches against a release by the rules that ``patching.apply`` has, down to compiling the result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specdebug.drift.dist import Dist
+from specdebug.drift.nearest import Near, nearest
+from specdebug.errors import Where
+from specdebug.patching import Patch, PatchError
+from specdebug.patching.match import Placed, check_overlaps, dedent, place
+from specdebug.patching.rewrite import rewrite
+
+# How a message may end that is for whoever edits the one file; a Near says more.
+_HINT = re.compile("; nearest is |; known: ")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why an edit cannot be made.
+
+    Attributes:
+        written: place of the edit in the registry that holds it.
+        what: one line.
+        near: the lines of the release that come nearest to those the edit names.
+    """
+
+    written: str
+    what: str
+    near: Near | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "written": self.written,
+            "what": self.what,
+            "where": str(self.near.where) if self.near else None,
+            "nearest": list(self.near.lines) if self.near else None,
+            "diff": list(self.near.diff) if self.near else None,
+        }
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What became of some patches: where the edits land, or what is wrong."""
+
+    places: tuple[Where, ...]
+    problems: tuple[Problem, ...]
+
+
+def fit(dist: Dist, patches: Sequence[Patch]) -> Fit:
+    """Whether all edits of these patches can be made together in this release. Every edit is tried.
+
+    Raises:
+        DistError: a file of the release cannot be read.
+    """
+    problems: list[Problem] = []
+    placed: dict[str, list[Placed]] = {}
+    for patch in patches:
+        here = placed.setdefault(patch.module, [])
+        for number, edit in enumerate(patch.edits, start=len(here)):
+            try:
+                here.append(place(dist.source(patch.module, patch.where), patch, edit, number))
+            except PatchError as error:
+                near = nearest(dist, patch.module, patch.qualname, dedent(edit.match.strip("\n").split("\n"))[0])
+                what = _HINT.split(error.message)[0]
+                problems.append(Problem(str(error.where or edit.match_at), what, near))
+    if not problems:
+        problems = [problem for module, edits in placed.items() for problem in _together(dist, module, edits)]
+    places = [Where(dist.source(name).path, one.start) for name, edits in placed.items() for one in edits]
+    return Fit(tuple(places), tuple(problems))
+
+
+def _together(dist: Dist, module: str, placed: list[Placed]) -> list[Problem]:
+    source = dist.source(module)
+    try:
+        check_overlaps(source, placed)
+        rewrite(source, placed)
+    except PatchError as error:
+        return [Problem(str(error.where or placed[0].edit.match_at), error.message, None)]
+    return []

@@ -1,0 +1,45 @@
+"""The check of one release for a person: a table, what is stale beside what stands there now, a closing line."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from specdebug.drift import Problem, Report, Row
+
+_STYLES = {"fits": "green", "stale": "bold red", "not-for-version": "dim"}
+_OWNERS = {"ours": "ours", "upstream": "its own"}
+
+
+def render_drift(report: Report) -> RenderableType:
+    """One row a fix, every stale edit with the lines nearest to it, one closing line."""
+    table = Table()
+    for name in ("PR", "registry", "status", "where"):
+        table.add_column(name, overflow="fold")
+    for row in report.rows:
+        where = "\n".join(map(str, row.places)) if row.status == "fits" else row.why or _count(row)
+        table.add_row(str(row.pr), _OWNERS[row.registry], Text(row.status, _STYLES[row.status]), escape(where))
+    stale = [problem for row in report.rows for problem in row.problems]
+    return Group(table, *(line for problem in stale for line in _evidence(problem)), Text(_closing_line(report)))
+
+
+def _count(row: Row) -> str:
+    return f"{len(row.problems)} of {len(row.problems) + len(row.places)} edits do not fit"
+
+
+def _evidence(problem: Problem) -> list[RenderableType]:
+    lines: list[RenderableType] = [Text(f"{problem.written}: {problem.what}", "red")]
+    if problem.near is not None:
+        lines.append(Text(f"  nearest is {problem.near.where}"))
+        lines += [Text(f"    {line}", "red" if line.startswith("-") else "green") for line in problem.near.diff]
+    return lines
+
+
+def _closing_line(report: Report) -> str:
+    ours = f"{report.count('ours', 'fits')} fit, {report.count('ours', 'stale')} stale"
+    ours += f", {report.count('ours', 'not-for-version')} not for this version"
+    own = f"{report.count('upstream', 'fits')} fit, {report.count('upstream', 'stale')} stale"
+    has_own = any(row.registry == "upstream" for row in report.rows)
+    return f"{report.dist}: ours {ours}" + (f"; its own {own}" if has_own else "; it has no reverts of its own")

@@ -12,6 +12,8 @@ from specdebug.engine.attention.backend import AttentionBackend, TorchBackend, T
 from specdebug.engine.config import EngineConfig, InvalidOption
 
 _CUDA_HEAD_DIMS = (32, 64, 128, 256)
+_CUDA_TREE_SIZE = 1024
+"""A tree's nodes and ancestors are tiles of the kernels that build it."""
 
 
 class Heads(Protocol):
@@ -33,11 +35,12 @@ def make_backends(
     Where a library that is installed cannot execute its plan, Triton kernels do, and that is reported once.
 
     Raises:
-        InvalidOption: no kernel on this device has heads of a model's size.
+        InvalidOption: no kernel on this device has heads of a model's size, or so large a tree.
         FlashInferError: the library is installed, and cannot be used.
     """
     if device.type == "cpu":
         return [TorchBackend()] * len(models)
+    _check_tree(config)
     made: dict[tuple[int, int, int], AttentionBackend] = {}
     reasons: list[str] = []
     for model in models:
@@ -56,6 +59,15 @@ def _check_heads(model: Heads) -> None:
     if model.head_dim not in _CUDA_HEAD_DIMS:
         sizes = ", ".join(map(str, _CUDA_HEAD_DIMS))
         raise InvalidOption(f"no kernels for this model's head_dim {model.head_dim} ({sizes}); use cpu", ("device",))
+
+
+def _check_tree(config: EngineConfig) -> None:
+    spec = config.speculative
+    if spec is not None and spec.tree_size > _CUDA_TREE_SIZE:
+        raise InvalidOption(
+            f"kernels on a GPU have trees of up to {_CUDA_TREE_SIZE} nodes, not {spec.tree_size}",
+            ("speculative", "num_draft_tokens"),
+        )
 
 
 _Made = tuple[AttentionBackend, str | None]

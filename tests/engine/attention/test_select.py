@@ -55,6 +55,16 @@ def test_heads_that_no_kernel_has_are_refused_with_the_key_to_change(plan: str, 
         select.make_backends(config(plan), [Geometry(head_dim=head_dim)], torch.bfloat16, CUDA)
 
 
+@pytest.mark.parametrize("plan", PLANS)
+def test_trees_that_no_kernel_has_are_refused_with_the_key_to_change(plan: str) -> None:
+    """The reference has them."""
+    tree = {"num_steps": 4, "eagle_topk": 20, "num_draft_tokens": 1025}
+    large = EngineConfig.from_dict({"attention_backend": plan, "speculative": tree})
+    select.make_backends(large, [Geometry()], torch.bfloat16, torch.device("cpu"))
+    with pytest.raises(InvalidOption, match=r"engine\.speculative\.num_draft_tokens: .*1024 nodes, not 1025"):
+        select.make_backends(large, [Geometry()], torch.bfloat16, CUDA)
+
+
 @pytest.fixture
 def heard() -> Iterator[list[str]]:
     reports: list[str] = []

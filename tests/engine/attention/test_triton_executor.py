@@ -150,6 +150,14 @@ def test_half_precision_stays_half_precision(planner: Any, dtype: torch.dtype) -
         result.check()
 
 
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("page_size", [3, 24])
+def test_pages_may_have_any_size(planner: Any, page_size: int) -> None:
+    case = Case((page_size + 1, 5), page_size, topk=2, steps=2)
+    for result in (prefill(planner, case), verify(planner, case, graph=True), draft(planner, case, graph=True)):
+        result.check()
+
+
 @pytest.mark.parametrize("most", [0, 32])
 def test_long_sequences_in_as_many_parts_as_planned(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Merged by a kernel of its own where there are too many."""

@@ -53,7 +53,13 @@ def test_candidates_whose_parents_were_not_chosen(device, data: st.DataObject) -
     same_links(device, groups.view(1, -1).to(torch.int64), torch.tensor([sorted(chosen)]), shape.topk)
 
 
-@pytest.mark.parametrize("shape", [Shape(8, 6, 256), Shape(64, 3, 72)], ids=str)
+NATIVELY = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+"""As large as engines on a GPU take them; interpreted, that would be half a minute."""
+
+
+@pytest.mark.parametrize(
+    "shape", [Shape(8, 6, 256), Shape(64, 3, 72), pytest.param(Shape(16, 6, 1024), marks=NATIVELY)], ids=str
+)
 def test_the_largest_trees(device, shape: Shape) -> None:
     rng = random.Random(5)
     topk, steps = shape.topk, shape.num_steps

@@ -50,7 +50,7 @@ def test_verify_slots(device, lengths: list[int], tokens: int, seed: int) -> Non
     lengths=lengths_of,
     topk=st.sampled_from([1, 2, 4]),
     steps=st.sampled_from([1, 3, 5]),
-    page=st.sampled_from([1, 2, 8]),
+    page=st.sampled_from([1, 2, 3, 8]),
     seed=st.integers(0, 99),
 )
 @settings(max_examples=40, deadline=None)

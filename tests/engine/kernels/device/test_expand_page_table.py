@@ -16,7 +16,7 @@ from specdebug.engine.kernels.triton import expand_page_table as twin
 
 
 @given(
-    page=st.sampled_from([1, 2, 16]),
+    page=st.sampled_from([1, 2, 3, 16]),
     columns=st.sampled_from([1, 2, 5, 6]),
     rows=st.integers(1, 5),
     width=st.integers(1, 6),

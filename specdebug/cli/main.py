@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from specdebug import __version__
-from specdebug.cli import doctor, probes, replay, scenarios, toggles
+from specdebug.cli import bisect, doctor, probes, replay, scenarios, toggles
 from specdebug.cli.options import Debug, debug_wanted, forget_debug
 from specdebug.cli.output import open_standard_streams, write
 from specdebug.errors import SpecDebugError
@@ -30,6 +30,7 @@ app = typer.Typer(
 )
 app.command("replay")(replay.replay)
 app.command("compare")(replay.compare)
+app.command("bisect", cls=bisect.WithCommand)(bisect.bisect)
 app.add_typer(toggles.app, name="toggles")
 app.add_typer(probes.app, name="probes")
 app.add_typer(scenarios.app, name="scenarios")

@@ -1,0 +1,242 @@
+"""``specdebug bisect``: name what makes a flaky failure appear."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from specdebug.cli.options import Content, Debug
+from specdebug.cli.output import check_writable, write, write_file
+from specdebug.cli.replay import open_library
+from specdebug.errors import SpecDebugError
+
+if TYPE_CHECKING:
+    from specdebug.report.bisect import Subject
+    from specdebug.trials.journal import Journal
+    from specdebug.trials.search import Findings, Watcher
+    from specdebug.trials.source import TrialSource
+
+UNDECIDED = 125
+INTERRUPTED = 130
+
+_COMMAND = "specdebug.bisect.command"
+
+
+class Over(StrEnum):
+    """What may be the cause."""
+
+    TOGGLES = "toggles"
+
+
+class WithCommand(TyperCommand):
+    """A command line that may end in ``-- CMD ...``; what follows the dashes is left as it is."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the command aside, parse the rest."""
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[_COMMAND] = args[:at], tuple(args[at + 1 :])
+        return super().parse_args(ctx, args)
+
+
+def bisect(
+    ctx: typer.Context,
+    scenario: Annotated[
+        str | None, typer.Argument(metavar="[SCENARIO]", help="A scenario; or end with -- CMD ... to run a command.")
+    ] = None,
+    over: Annotated[Over, typer.Option("--over", help="What may be the cause.")] = Over.TOGGLES,
+    confidence: Annotated[
+        str, typer.Option("--confidence", metavar="P", help="Name a culprit at this probability (0.95, 95%).")
+    ] = "95%",
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Trials at a time.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the trials' seeds, and of ties.")] = 0,
+    max_trials: Annotated[int, typer.Option("--max-trials", min=1, help="Stop undecided after so many.")] = 1000,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", metavar="SECONDS", help="A trial that takes longer has failed: hang.")
+    ] = None,
+    signature: Annotated[
+        str | None,
+        typer.Option("--signature", metavar="GLOB", help="Follow these failures, not the most frequent."),
+    ] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            "--journal", metavar="FILE", help="Where trials are kept; .specdebug/bisect-*.sqlite unless given."
+        ),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the journal is kept under another name.")] = False,
+    as_json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE|-", help="One JSON document, to a file or to stdout.")
+    ] = None,
+    content: Content = None,
+    debug: Debug = False,
+) -> int:
+    """Name the fix whose revert makes a flaky failure appear (or the pair of them), with an honest probability.
+
+    -- CMD ... is any command: the fixes to revert reach it in SGLANG_DEBUG_REVERT_PR, the trial's seed in
+    SPECDEBUG_TRIAL_SEED; it passes with 0, cannot be tested with 125, and fails with anything else.
+
+    Every trial is kept in a journal: the same command goes on where it was stopped. Exit code 0 when a culprit, or
+    that there is none, was named; 125 when it ended undecided.
+    """
+    level = _confidence(confidence)
+    if timeout is not None and not timeout > 0:
+        raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
+    if as_json not in (None, "-"):
+        check_writable(Path(as_json))
+    plan = _toggles_of_command(_command(ctx, scenario), content, jobs=jobs, timeout=timeout)
+    with contextlib.closing(plan.source), _terminable():
+        from specdebug.bisect import Bisector
+        from specdebug.trials.command import digest_of
+        from specdebug.trials.journal import Journal
+        from specdebug.trials.search import Search
+
+        names = [candidate.id for candidate in plan.source.candidates]
+        identity = digest_of(over.value, plan.source.identity, str(seed))
+        path = journal or Path(".specdebug") / f"bisect-{identity}.sqlite"
+        subject = plan.subject(over.value, str(path))
+        with Journal(path, identity, f"{plan.what} over {over.value}, seed {seed}", fresh=fresh) as kept:
+            search = Search(
+                plan.source,
+                kept,
+                lambda: Bisector(names, confidence=level, seed=seed),
+                opening=frozenset(names),
+                seed=seed,
+                max_trials=max_trials,
+                pattern=signature,
+            )
+            with _watcher(subject) as watcher:
+                findings = search.run(watcher)
+            _publish(findings, subject, kept, as_json)
+    if findings.trouble is not None:
+        raise findings.trouble
+    return _exit_code(findings)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a search is about: who runs its trials, and how to speak of them."""
+
+    source: TrialSource
+    what: str
+    reproduce: Callable[[frozenset[str], int], str]
+    next_step: Callable[[frozenset[str]], str]
+
+    def subject(self, over: str, journal: str) -> Subject:
+        from specdebug.report.bisect import Subject
+
+        candidates = self.source.candidates
+        return Subject(
+            over=over,
+            what=self.what,
+            labels={candidate.id: candidate.label for candidate in candidates},
+            names={candidate.id: candidate.id for candidate in candidates},
+            journal=journal,
+            reproduce=self.reproduce,
+            next_step=self.next_step,
+        )
+
+
+def _toggles_of_command(
+    command: Sequence[str], content: Sequence[Path] | None, *, jobs: int, timeout: float | None
+) -> _Plan:
+    from specdebug.toggles import REVERT_VARIABLE
+    from specdebug.trials.command import SEED_VARIABLE, CommandSource, reverts_text
+
+    registry = open_library(content).registry
+    what = shlex.join(command)
+
+    def reproduce(reverted: frozenset[str], its_seed: int) -> str:
+        return f"{REVERT_VARIABLE}={reverts_text(reverted)} {SEED_VARIABLE}={its_seed} {what}"
+
+    def next_step(culprits: frozenset[str]) -> str:
+        return "; ".join(f"specdebug toggles show {one}" for one in sorted(culprits, key=int))
+
+    return _Plan(CommandSource(command, registry, capacity=jobs, timeout_s=timeout), what, reproduce, next_step)
+
+
+def _command(ctx: typer.Context, scenario: str | None) -> tuple[str, ...]:
+    command: tuple[str, ...] = ctx.meta.get(_COMMAND, ())
+    if scenario is not None and command:
+        raise SpecDebugError("bisect takes a scenario or, after --, a command; not both")
+    if not command:
+        hint = f": specdebug bisect -- {scenario}" if scenario is not None else ""
+        raise SpecDebugError(f"bisect needs a command after --{hint or ', as in: specdebug bisect -- ./test.sh'}")
+    return command
+
+
+def _confidence(text: str) -> float:
+    number, percent, rest = text.strip().partition("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = 0.0
+    if rest or not 0.5 < value < 1:
+        raise SpecDebugError(f"--confidence must be above 50% and below 100%, such as 0.95 or 95%, got {text!r}")
+    return value
+
+
+def _publish(findings: Findings, subject: Subject, journal: Journal, as_json: str | None) -> None:
+    """Report on stdout; a JSON document there takes its place."""
+    if as_json is not None:
+        from specdebug.report.bisect import bisect_document
+        from specdebug.report.document import to_json
+
+        text = to_json(bisect_document(findings, subject, _exit_code(findings), journal.evidence))
+        if as_json == "-":
+            write(text)
+            return
+        write_file(Path(as_json), text + "\n")
+    from specdebug.report.bisect import findings_text
+
+    write(findings_text(findings, subject))
+
+
+def _exit_code(findings: Findings) -> int:
+    if findings.trouble is not None:
+        return findings.trouble.exit_code
+    return {"answered": 0, "interrupted": INTERRUPTED}.get(findings.reason, UNDECIDED)
+
+
+@contextmanager
+def _watcher(subject: Subject) -> Iterator[Watcher]:
+    """Progress on stderr, if there is one."""
+    from specdebug.report.bisect import bisect_progress
+
+    with contextlib.ExitStack() as stack:
+        stream = sys.stderr or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        watcher = bisect_progress(stream, subject)
+        with watcher:
+            yield watcher
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Take a request to end for a Ctrl-C: commands that run are killed, and what is known is reported."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,321 @@
+"""A search for a culprit, for a reader: how it goes, what it found, and the same as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from specdebug import __version__
+from specdebug.bisect import Rate
+from specdebug.trials.search import Findings, Standing
+from specdebug.trials.trial import Trial, TrialResult
+
+BAR = 24
+"""Columns of a full bar."""
+
+MISSED = 0.05
+"""Chance to have missed a failure of the rate that is called excluded."""
+
+_NONE = "none of these"
+_KINDS = {"toggles": "toggles", "config": "options", "commits": "commits"}
+_DONE = {"toggles": "reverted", "config": "set", "commits": "in"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is searched, in words.
+
+    Attributes:
+        over: the kind of candidate: ``toggles``, ``config`` or ``commits``.
+        what: what is run, as the user wrote it.
+        labels: of every candidate, what it is.
+        names: of every candidate, how it is called where there is little room.
+        journal: where the trials are kept.
+        reproduce: the command that shows the failure with these candidates switched on, and this seed.
+        next_step: what to do once these culprits are known; may be empty.
+    """
+
+    over: str
+    what: str
+    labels: Mapping[str, str]
+    names: Mapping[str, str]
+    journal: str
+    reproduce: Callable[[frozenset[str], int], str]
+    next_step: Callable[[frozenset[str]], str]
+
+    def called(self, culprits: frozenset[str]) -> str:
+        """A culprit set in few words."""
+        return "+".join(self.names[one] for one in self.ordered(culprits)) or _NONE
+
+    def ordered(self, chosen: frozenset[str]) -> list[str]:
+        """Candidates in the order in which they were given."""
+        return [one for one in self.labels if one in chosen]
+
+
+class PlainBisect:
+    """One line a trial."""
+
+    def __init__(self, stream: IO[str], subject: Subject) -> None:
+        self._stream = stream
+        self._subject = subject
+        self._resumed = False
+
+    def __enter__(self) -> PlainBisect:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to put back."""
+
+    def moved(self, standing: Standing) -> None:
+        """Says once how many trials the journal held."""
+        if standing.resumed and not self._resumed:
+            self._resumed = True
+            self._say(f"resumed: {standing.resumed} trials are in {self._subject.journal}")
+
+    def counted(self, trial: Trial, result: TrialResult, standing: Standing) -> None:
+        """A trial and what it leaves likeliest."""
+        self.moved(standing)
+        culprits, probability = standing.posterior[0]
+        likeliest = f"likeliest {self._subject.called(culprits)} {probability:.2f}"
+        self._say(f"trial {trial.number}: {trial_text(trial, result, self._subject)}; {likeliest}")
+
+    def _say(self, text: str) -> None:
+        try:
+            print(text, file=self._stream, flush=True)
+        except OSError:  # nobody reads the progress; the results still matter
+            return
+
+
+class LiveBisect:
+    """The posterior, drawn anew after every trial."""
+
+    def __init__(self, stream: IO[str], subject: Subject) -> None:
+        self._subject = subject
+        self._standing: Standing | None = None
+        self._last = ""
+        self._live = Live(
+            console=Console(file=stream, highlight=False),
+            transient=True,
+            refresh_per_second=8,
+            get_renderable=self._draw,
+        )
+
+    def __enter__(self) -> LiveBisect:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def moved(self, standing: Standing) -> None:
+        """Draws from now on what is known now."""
+        self._standing = standing
+
+    def counted(self, trial: Trial, result: TrialResult, standing: Standing) -> None:
+        """The same, with the trial."""
+        self._standing = standing
+        self._last = f"last: {trial_text(trial, result, self._subject)}"
+
+    def _draw(self) -> RenderableType:
+        standing = self._standing
+        if standing is None:
+            return Text("starting")
+        return Group(
+            Text(f"bisect {self._subject.what} over {self._subject.over}: {progress_text(standing)}", "bold"),
+            posterior_table(standing, self._subject),
+            Text(
+                f"fails {rate_text(standing.rates.manifest)} with the culprit, "
+                f"{rate_text(standing.rates.false_failure)} without",
+                "dim",
+            ),
+            Text(self._last, "dim"),
+        )
+
+
+def bisect_progress(stream: IO[str], subject: Subject) -> PlainBisect | LiveBisect:
+    """The display that suits the stream."""
+    return LiveBisect(stream, subject) if stream.isatty() else PlainBisect(stream, subject)
+
+
+def posterior_table(standing: Standing, subject: Subject) -> Table:
+    """The likeliest culprit sets with a bar each."""
+    table = Table.grid(padding=(0, 2))
+    for culprits, probability in standing.posterior:
+        filled = round(probability * BAR)
+        bar = Text("█" * filled, "cyan") + Text("░" * (BAR - filled), "dim")
+        titles = "; ".join(subject.labels[one] for one in subject.ordered(culprits))
+        table.add_row(Text(f"{probability:.3f}"), bar, Text(subject.called(culprits)), Text(titles, "dim"))
+    return table
+
+
+def progress_text(standing: Standing) -> str:
+    """Trials, and what they are after."""
+    parts = [f"{standing.trials} trials"]
+    if standing.resumed:
+        parts.append(f"{standing.resumed} of them from the journal")
+    if standing.running:
+        parts.append(f"{standing.running} running")
+    parts.append(f"after {standing.followed}" if standing.followed else "no failure yet")
+    return ", ".join(parts)
+
+
+def trial_text(trial: Trial, result: TrialResult, subject: Subject) -> str:
+    """A trial in few words: ``fail exit:1, 3 of 10 reverted, 0.2 s``."""
+    outcome = f"{result.outcome} {result.signature}" if result.signature else result.outcome
+    if subject.over == "commits":
+        switched = f"at {subject.called(trial.reverted)}"
+    elif len(trial.reverted) == 1:
+        switched = f"{subject.called(trial.reverted)} {_DONE[subject.over]}"
+    else:
+        switched = f"{len(trial.reverted)} of {len(subject.labels)} {_DONE[subject.over]}"
+    return f"{outcome}, {switched}, {result.seconds:.1f} s"
+
+
+def rate_text(rate: Rate) -> str:
+    """``0.31 (0.17 to 0.48)``."""
+    return f"{rate.mean:.2f} ({rate.low:.2f} to {rate.high:.2f})"
+
+
+def findings_text(findings: Findings, subject: Subject) -> str:
+    """Verdict, what else was seen, how to see it again, what to do next. No line is folded: some are to be copied."""
+    standing, answer = findings.standing, findings.answer
+    lines = [verdict_line(findings, subject)]
+    if answer is None:
+        lines += [f"  {probability:.3f} {subject.called(culprits)}" for culprits, probability in standing.posterior]
+    lines += _seen(standing)
+    if (command := _reproduce(findings, subject)) is not None:
+        lines.append(f"reproduce: {command}")
+    if answer is not None and (then := subject.next_step(answer.culprits)):
+        lines.append(f"next: {then}")
+    lines.append(f"journal: {subject.journal} ({_journal_hint(findings)})")
+    return "\n".join(lines)
+
+
+def verdict_line(findings: Findings, subject: Subject) -> str:
+    """The answer in one line, or why there is none."""
+    standing, answer = findings.standing, findings.answer
+    trials = f"{standing.trials} {'trial' if standing.trials == 1 else 'trials'}"
+    if answer is None:
+        why = {
+            "stalled": "undecided: nearly every trial that could tell is untestable or fails in another way",
+            "untestable": "undecided: no trial could be tested",
+            "max-trials": "undecided: --max-trials is reached",
+            "interrupted": "interrupted",
+            "trouble": "stopped",
+            "answered": "undecided",
+        }[findings.reason]
+        return f"{why}, after {trials}; likeliest so far:"
+    after = f"with probability {_probability(answer.probability)} after {trials}"
+    rates = standing.rates
+    if not answer.culprits:
+        among = f"no culprit among these {len(subject.labels)} {_KINDS[subject.over]} {after}"
+        if not standing.signatures and findings.silent:
+            bound = 1 - MISSED ** (1 / findings.silent)
+            switched = f"nothing failed, {findings.silent} times with all of them {_DONE[subject.over]}"
+            return f"{among}; {switched} (a failure as frequent as {bound:.2f} would have shown at {1 - MISSED:.0%})"
+        return f"{among}; fails {rate_text(rates.false_failure)} of the time whatever is switched"
+    named = [f'{subject.names[one]} "{subject.labels[one]}"' for one in subject.ordered(answer.culprits)]
+    if subject.over == "commits":
+        who = f"first bad commit {named[0]}"
+    else:
+        who = f"culprit {named[0]}" if len(named) == 1 else f"culprits {' and '.join(named)}, only together,"
+    it = "it" if len(named) == 1 else "them"
+    often = f"fails {rate_text(rates.manifest)} of the time with {it}, {rate_text(rates.false_failure)} without"
+    return f"{who} {after}; {often}"
+
+
+def bisect_document(
+    findings: Findings, subject: Subject, exit_code: int, evidence: Mapping[str, str]
+) -> dict[str, Any]:
+    """A search as plain data. ``evidence``: of every signature, what its first trial left."""
+    standing, answer = findings.standing, findings.answer
+    return {
+        "specdebug": __version__,
+        "over": subject.over,
+        "what": subject.what,
+        "exit_code": exit_code,
+        "reason": findings.reason,
+        "trouble": None if findings.trouble is None else str(findings.trouble),
+        "verdict": "undecided" if answer is None else ("culprit" if answer.culprits else "no culprit"),
+        "culprits": [_candidate(one, subject) for one in subject.ordered(answer.culprits if answer else frozenset())],
+        "probability": None if answer is None else round(answer.probability, 6),
+        "trials": standing.trials,
+        "resumed": standing.resumed,
+        "untestable": standing.untestable,
+        "signature": standing.followed,
+        "signatures": [
+            {"signature": name, "failures": count, "evidence": evidence.get(name, "")}
+            for name, count in standing.signatures
+        ],
+        "rates": {
+            "with": _rate(standing.rates.manifest),
+            "without": _rate(standing.rates.false_failure),
+            "interval": 0.9,
+        },
+        "posterior": [
+            {"culprits": subject.ordered(culprits), "probability": round(probability, 6)}
+            for culprits, probability in standing.posterior
+        ],
+        "candidates": [_candidate(one, subject) for one in subject.labels],
+        "reproduce": _reproduce(findings, subject),
+        "journal": subject.journal,
+    }
+
+
+def _seen(standing: Standing) -> list[str]:
+    """The signature that was followed, and whatever else came up."""
+    counts = dict(standing.signatures)
+    lines = []
+    if standing.followed is not None:
+        # a pattern may stand for several
+        count = counts.get(standing.followed)
+        lines.append(f"followed {standing.followed}" + (f", {_times(count)}" if count else ""))
+    others: Sequence[str] = [f"{name} ({_times(count)})" for name, count in counts.items() if name != standing.followed]
+    if others:
+        lines.append(f"also seen: {', '.join(others)}")
+    if standing.untestable:
+        lines.append(f"untestable: {_times(standing.untestable)}")
+    return lines
+
+
+def _reproduce(findings: Findings, subject: Subject) -> str | None:
+    """How to see the failure again; None where there is none to see."""
+    shown, answer = findings.shown_by, findings.answer
+    if shown is None or (answer is not None and not answer.culprits):
+        return None
+    return subject.reproduce(shown.reverted if answer is None else answer.culprits, shown.seed)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _journal_hint(findings: Findings) -> str:
+    if findings.reason == "answered" and findings.standing.resumed == findings.standing.trials:
+        return "every trial was in it already; --fresh measures anew"
+    return (
+        "the same command shows this again" if findings.reason == "answered" else "the same command goes on from here"
+    )
+
+
+def _probability(probability: float) -> str:
+    return f"{min(probability, 0.999):.3f}".rstrip("0")
+
+
+def _rate(rate: Rate) -> dict[str, float]:
+    return {"mean": round(rate.mean, 6), "low": round(rate.low, 6), "high": round(rate.high, 6)}
+
+
+def _candidate(one: str, subject: Subject) -> dict[str, str]:
+    return {"id": one, "label": subject.labels[one]}

@@ -1,0 +1,88 @@
+"""Which failure a search is after, where trials fail in several ways.
+
+A search follows one signature; a failure with another is no verdict on the one that is followed, because it may have
+come first. The one to follow is the most frequent among the first trials, which switch everything on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from fnmatch import fnmatchcase
+
+from specdebug.trials.trial import TrialResult
+
+LEAD = 2
+"""Failures that the leading signature needs before it is chosen; it must also be ahead of every other."""
+
+OPENING = 16
+"""Trials after which it is chosen in any case."""
+
+HOPELESS = 3
+"""Untestable trials, none of them testable, after which switching everything on is given up."""
+
+
+class Clusters:
+    """Counts the ways to fail, and picks one.
+
+    Args:
+        pattern: follow what fits this (shell wildcards) instead of picking.
+    """
+
+    def __init__(self, pattern: str | None = None) -> None:
+        self._pattern = pattern
+        self._counts: Counter[str] = Counter()
+        self._untestable = 0
+        self._trials = 0
+        self._leader: str | None = None
+        self._settled = pattern is not None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the opening is over: no more trials are needed only to see how things fail."""
+        return self._settled
+
+    @property
+    def followed(self) -> str | None:
+        """The signature (or pattern) that is followed, None as long as nothing has failed."""
+        return self._pattern if self._pattern is not None else self._leader
+
+    @property
+    def untestable(self) -> int:
+        """Trials that came to no verdict at all."""
+        return self._untestable
+
+    @property
+    def counts(self) -> list[tuple[str, int]]:
+        """Every signature with its failures, the most frequent first."""
+        return self._counts.most_common()
+
+    def matches(self, signature: str) -> bool:
+        """Whether a failure is of the kind that is followed."""
+        if self._pattern is not None:
+            return fnmatchcase(signature, self._pattern)
+        return signature == self._leader
+
+    def add(self, result: TrialResult) -> None:
+        """Count one result."""
+        self._trials += 1
+        self._untestable += result.outcome == "untestable"
+        if result.signature is not None:
+            self._counts[result.signature] += 1
+        if self._pattern is None and (not self._settled or self._leader is None):
+            ranked = self._counts.most_common(2)  # of equals the one seen first
+            self._leader = ranked[0][0] if ranked else None
+            ahead = ranked[0][1] - (ranked[1][1] if len(ranked) > 1 else 0) if ranked else 0
+            self._settled = (
+                self._settled
+                or (ahead > 0 and ranked[0][1] >= LEAD)
+                or self._trials >= OPENING
+                or self._trials == self._untestable >= HOPELESS
+            )
+
+    def verdict(self, result: TrialResult) -> bool | None:
+        """What a result says of the followed failure; None for nothing."""
+        if result.outcome == "pass":
+            return False
+        if result.signature is None or not self.matches(result.signature):
+            return None
+        return True

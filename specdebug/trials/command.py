@@ -1,0 +1,152 @@
+"""Trials of any command: the reverted fixes reach it through the environment, its exit status is the verdict.
+
+0 is a pass, 125 says that it cannot be tested, anything else is a failure, as for ``git bisect run``. Each trial's
+seed is in ``SPECDEBUG_TRIAL_SEED``, for commands that want to be repeatable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from specdebug import __version__
+from specdebug.errors import SpecDebugError
+from specdebug.toggles import REVERT_VARIABLE, Registry
+from specdebug.trials.process import Ended
+from specdebug.trials.signature import signature_of
+from specdebug.trials.source import Candidate
+from specdebug.trials.threads import ThreadedSource
+from specdebug.trials.trial import Trial, TrialResult
+
+SEED_VARIABLE = "SPECDEBUG_TRIAL_SEED"
+UNTESTABLE = 125
+TAIL_CHARS = 4000
+
+_READ_LIMIT = 16 * 2**20
+
+
+class CommandError(SpecDebugError):
+    """The command to be tried does not exist, or cannot be started."""
+
+
+class CommandSource(ThreadedSource):
+    """Runs a command with fixes reverted.
+
+    Args:
+        command: the program and its arguments.
+        registry: whose toggles are the candidates.
+        capacity: how many commands may run at a time.
+        timeout_s: after this, one is killed and has failed with ``hang``.
+
+    Raises:
+        CommandError: there is no such program.
+    """
+
+    def __init__(
+        self, command: Sequence[str], registry: Registry, *, capacity: int = 1, timeout_s: float | None = None
+    ) -> None:
+        super().__init__(capacity)
+        self._command = tuple(command)
+        self._timeout_s = timeout_s
+        self._cwd = Path.cwd()
+        require_program(self._command[0], self._cwd)
+        self._candidates = toggle_candidates(registry)
+        self._identity = digest_of(
+            "toggles",
+            __version__,
+            str(self._cwd),
+            *command_facts(self._command, self._cwd),
+            *(toggle.path.read_text(encoding="utf-8") for toggle in registry.toggles.values()),
+        )
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Every registered fix, by its number."""
+        return self._candidates
+
+    @property
+    def identity(self) -> str:
+        """The command, the files it names, the folder, the registry and specdebug's version."""
+        return self._identity
+
+    def run(self, trial: Trial) -> TrialResult:
+        """Run the command once."""
+        env = trial_environment(trial)
+        env.pop(REVERT_VARIABLE, None)
+        if trial.reverted:
+            env[REVERT_VARIABLE] = reverts_text(trial.reverted)
+        try:
+            ended = self.processes.run(self._command, cwd=self._cwd, env=env, timeout_s=self._timeout_s)
+        except OSError as error:
+            raise cannot_run(self._command[0], error) from None
+        return result_of(ended)
+
+
+def toggle_candidates(registry: Registry) -> tuple[Candidate, ...]:
+    """The registry's fixes."""
+    return tuple(Candidate(str(toggle.pr), toggle.title) for toggle in registry.toggles.values())
+
+
+def reverts_text(reverted: Iterable[str]) -> str:
+    """A set of fixes as the environment holds it."""
+    return ",".join(sorted(reverted, key=int))
+
+
+def trial_environment(trial: Trial) -> dict[str, str]:
+    """Our environment and the trial's seed."""
+    return {**os.environ, SEED_VARIABLE: str(trial.seed)}
+
+
+def result_of(ended: Ended) -> TrialResult:
+    """What the end of a command says of its trial."""
+    tail = ended.output[-TAIL_CHARS:]
+    if ended.timed_out or ended.status not in (0, UNTESTABLE):
+        return TrialResult("fail", signature_of(ended), ended.seconds, tail)
+    return TrialResult("pass" if ended.status == 0 else "untestable", None, ended.seconds, tail)
+
+
+def require_program(program: str, cwd: Path) -> None:
+    """Raises CommandError unless ``program`` names something that can be run from ``cwd``."""
+    if os.sep not in program:
+        if shutil.which(program) is None:
+            here = f"; to run the file in this folder write ./{program}" if (cwd / program).is_file() else ""
+            raise CommandError(f"there is no command {program}{here}")
+        return
+    path = cwd / program
+    if not path.exists():
+        raise CommandError(f"there is no command {program}: no such file")
+    if not path.is_file() or not os.access(path, os.X_OK):
+        hint = f"; chmod +x {program}" if path.is_file() else ""
+        raise CommandError(f"{program} cannot be run: it is not an executable file{hint}")
+
+
+def cannot_run(program: str, error: OSError) -> CommandError:
+    """The error for a command that the system refuses to start."""
+    hint = "; a script needs a first line such as #!/bin/bash" if error.strerror == "Exec format error" else ""
+    return CommandError(f"{program} cannot be run: {error.strerror}{hint}")
+
+
+def command_facts(command: Sequence[str], cwd: Path) -> list[str]:
+    """A command's words, and what is in the files they name: results of an older script are of no use."""
+    facts = list(command)
+    for number, word in enumerate(command):
+        found = shutil.which(word) if number == 0 and os.sep not in word else None
+        path = cwd / (found or word)
+        try:
+            if path.is_file() and path.stat().st_size <= _READ_LIMIT:
+                facts.append(hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest())
+        except (OSError, ValueError):  # an argument that only looks like a path
+            continue
+    return facts
+
+
+def digest_of(*facts: str) -> str:
+    """One short name for several facts."""
+    digest = hashlib.blake2b(digest_size=8)
+    for fact in facts:
+        data = fact.encode("utf-8", errors="surrogateescape")
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()

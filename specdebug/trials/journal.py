@@ -1,0 +1,247 @@
+"""The journal of a search: one sqlite row for every finished trial, on the disk before the trial counts.
+
+A search is a function of its journal, so reading it again is all that resuming takes. The journal belongs to what is
+searched (its identity) and to one process at a time: a lock file beside it holds that process's id, and the lock goes
+with the process, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from specdebug.errors import SpecDebugError
+from specdebug.trials.trial import Trial, TrialResult
+
+FORMAT = "1"
+
+_DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT", "SQLITE_ERROR")
+"""What sqlite calls a file that is broken, or is a database but no journal."""
+
+_SCHEMA = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE trials (
+    number INTEGER PRIMARY KEY, reverted TEXT NOT NULL, seed INTEGER NOT NULL,
+    outcome TEXT NOT NULL CHECK (outcome IN ('pass', 'fail', 'untestable')), signature TEXT, seconds REAL NOT NULL,
+    at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+);
+CREATE TABLE evidence (signature TEXT PRIMARY KEY, number INTEGER NOT NULL, detail TEXT NOT NULL);
+"""
+
+
+class JournalError(SpecDebugError):
+    """The journal cannot be opened, read or written."""
+
+
+class Journal:
+    """The finished trials of one search. A context manager; leaving it frees the journal for others.
+
+    Args:
+        path: the file; it and its folder are made if need be.
+        identity: what the trials belong to.
+        about: the same for a reader.
+        fresh: begin anew; a journal that is there is kept under another name (see ``kept``).
+
+    Raises:
+        JournalError: it belongs to another search, is in use, is damaged, or cannot be written.
+    """
+
+    def __init__(self, path: Path, identity: str, about: str, *, fresh: bool = False) -> None:
+        self.path = path
+        self.kept: Path | None = None
+        self._lock: int | None = None
+        self._database: sqlite3.Connection | None = None
+        try:
+            self._lock = self._take_lock()
+            if fresh:
+                self.kept = self._set_aside()
+            self._database = self._open(identity, about)
+            self._trials, self._evidence = self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def trials(self) -> dict[int, tuple[Trial, TrialResult]]:
+        """Every finished trial by its number; a result's ``detail`` is not kept with each."""
+        return self._trials
+
+    @property
+    def evidence(self) -> dict[str, str]:
+        """Of every signature, the detail of the first trial that had it; that of untestable trials under ``""``."""
+        return self._evidence
+
+    def record(self, trial: Trial, result: TrialResult) -> None:
+        """Write down a finished trial; it is on the disk when this returns.
+
+        Raises:
+            JournalError: it cannot be written; the journal is as it was before.
+        """
+        key = "" if result.outcome == "untestable" else result.signature
+        new = key is not None and key not in self._evidence
+        row = (trial.number, json.dumps(sorted(trial.reverted)), trial.seed)
+        with self._trouble(f"; {_lost(trial, result)}"):
+            assert self._database is not None
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.execute(
+                "INSERT INTO trials (number, reverted, seed, outcome, signature, seconds) VALUES (?, ?, ?, ?, ?, ?)",
+                (*row, result.outcome, result.signature, result.seconds),
+            )
+            if new:
+                self._database.execute("INSERT INTO evidence VALUES (?, ?, ?)", (key, trial.number, result.detail))
+            self._database.execute("COMMIT")
+        self._trials[trial.number] = (trial, result)
+        if new and key is not None:
+            self._evidence[key] = result.detail
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._database is not None:
+            with contextlib.suppress(sqlite3.Error):  # what was recorded is on the disk already
+                self._database.close()
+            self._database = None
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._lock_path)
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.path.with_name(self.path.name + ".lock")
+
+    def _take_lock(self) -> int:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.is_dir():
+                raise JournalError(f"the journal {self.path} is a folder; name a file with --journal")
+            while True:
+                lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o644)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    # The one who had it may have removed the file meanwhile; then the lock is on nothing.
+                    if _same_file(lock, self._lock_path):
+                        os.ftruncate(lock, 0)
+                        os.pwrite(lock, str(os.getpid()).encode(), 0)
+                        return lock
+                except BlockingIOError:
+                    owner = os.pread(lock, 20, 0).decode(errors="replace").strip() or "?"
+                    os.close(lock)
+                    message = f"the journal {self.path} is in use by process {owner}"
+                    raise JournalError(f"{message}; wait for it to end, or name another with --journal") from None
+                except OSError:
+                    os.close(lock)
+                    raise
+                os.close(lock)
+        except OSError as error:
+            message = f"cannot write the journal {self.path}: {error.strerror}"
+            raise JournalError(f"{message}; name another place with --journal") from None
+
+    def _set_aside(self) -> Path | None:
+        if not self.path.exists():
+            return None
+        number, kept = 1, self.path.with_name(self.path.name + ".bak")
+        while kept.exists():
+            number += 1
+            kept = self.path.with_name(f"{self.path.name}.bak{number}")
+        # With an unfinished transaction of a process that was killed: sqlite finds it by the file's name, and would
+        # otherwise play it back into the new one.
+        unfinished = self.path.with_name(self.path.name + "-journal")
+        try:
+            if unfinished.exists():
+                unfinished.rename(kept.with_name(kept.name + "-journal"))
+            self.path.rename(kept)
+        except OSError as error:
+            raise JournalError(f"cannot keep the journal {self.path} as {kept.name}: {error.strerror}") from None
+        return kept
+
+    def _open(self, identity: str, about: str) -> sqlite3.Connection:
+        with self._trouble():
+            database = sqlite3.connect(self.path, isolation_level=None, timeout=5)
+            self._database = database
+            database.execute("PRAGMA synchronous = FULL")
+            if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                facts = {"format": FORMAT, "identity": identity, "about": about}
+                rows = ", ".join(f"({_quoted(name)}, {_quoted(value)})" for name, value in facts.items())
+                database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} INSERT INTO facts VALUES {rows}; COMMIT;")
+                return database
+            found = dict(database.execute("SELECT name, value FROM facts").fetchall())
+        if found.get("format") != FORMAT or "identity" not in found:
+            raise self._damaged("it is no journal of this version")
+        if found["identity"] != identity:
+            other = found.get("about") or "something else"
+            hint = "name another with --journal, or start over with --fresh"
+            raise JournalError(f"the journal {self.path} is of {other}, or of what that was before a change; {hint}")
+        return database
+
+    def _read(self) -> tuple[dict[int, tuple[Trial, TrialResult]], dict[str, str]]:
+        assert self._database is not None
+        trials: dict[int, tuple[Trial, TrialResult]] = {}
+        with self._trouble():
+            check = self._database.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if check != "ok":
+                raise self._damaged(" ".join(str(check).split()))
+            evidence = dict(self._database.execute("SELECT signature, detail FROM evidence").fetchall())
+            rows = self._database.execute(
+                "SELECT number, reverted, seed, outcome, signature, seconds FROM trials ORDER BY number"
+            ).fetchall()
+        try:
+            for number, reverted, seed, outcome, signature, seconds in rows:
+                trial = Trial(int(number), frozenset(map(str, json.loads(reverted))), int(seed))
+                trials[trial.number] = (trial, TrialResult(outcome, signature, float(seconds)))
+        except (TypeError, ValueError):
+            raise self._damaged(f"trial {number} makes no sense") from None
+        return trials, evidence
+
+    @contextmanager
+    def _trouble(self, consequence: str = "") -> Iterator[None]:
+        """Turn what sqlite complains of into one line."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            if self._database is not None and self._database.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    self._database.execute("ROLLBACK")
+            code = getattr(error, "sqlite_errorname", "")
+            if code.startswith(_DAMAGE) or not code:
+                raise self._damaged(str(error)) from error
+            message = f"cannot write the journal {self.path}: {error}{consequence}"
+            hint = "make room and run the same command again, or name another place with --journal"
+            raise JournalError(f"{message}; {hint}") from error
+
+    def _damaged(self, how: str) -> JournalError:
+        hint = "start over with --fresh, which keeps it under another name, or name another with --journal"
+        return JournalError(f"the journal {self.path} is damaged: {how}; {hint}")
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    ours = os.fstat(descriptor)
+    return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\0", "").replace("'", "''") + "'"
+
+
+def _lost(trial: Trial, result: TrialResult) -> str:
+    signature = f" {result.signature}" if result.signature else ""
+    return f"trial {trial.number} ({result.outcome}{signature}) is not in it and will be run again"

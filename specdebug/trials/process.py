@@ -1,0 +1,131 @@
+"""Commands run as process groups of their own, so that nothing of them is left when they are over or unwanted.
+
+The output is read while the command runs, and its two ends are kept: a command may print without end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+END_BYTES = 64 * 1024
+"""Of the output, how much is kept from the beginning and from the end."""
+
+_STRAGGLER_S = 1.0
+"""How long to wait for the end of the output once the command is over: a daemon it left may hold the pipe for ever."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended. ``status`` is negative for the signal that killed it."""
+
+    status: int
+    timed_out: bool
+    output: str
+    seconds: float
+
+
+class Stopped(Exception):
+    """The command was not started, or was killed, because :meth:`Processes.close` was called."""
+
+
+class Processes:
+    """Commands under way; :meth:`run` may be called by several threads at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._closed = False
+
+    def run(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_s: float | None = None) -> Ended:
+        """Run a command to its end; at its deadline its process group is killed.
+
+        Raises:
+            Stopped: everything is being closed.
+            OSError: it cannot be started.
+        """
+        begun = time.monotonic()
+        with self._lock:
+            if self._closed:
+                raise Stopped
+            process = subprocess.Popen(
+                list(argv),
+                cwd=cwd,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a group of its own, and a Ctrl-C in the terminal is ours alone
+            )
+            self._running.add(process)
+        output = _Output(process)
+        late = threading.Event()
+        timer = threading.Timer(timeout_s, self._expire, (process, late)) if timeout_s is not None else None
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        status = process.wait()
+        if timer is not None:
+            timer.cancel()
+        with self._lock:
+            self._running.discard(process)
+            closed = self._closed
+            _kill(process)  # what it left in the background
+        if closed:
+            raise Stopped
+        return Ended(status, late.is_set(), output.text(), time.monotonic() - begun)
+
+    def close(self) -> None:
+        """Kill every group, and start none any more."""
+        with self._lock:
+            self._closed = True
+            for process in self._running:
+                _kill(process)
+
+    def _expire(self, process: subprocess.Popen[bytes], late: threading.Event) -> None:
+        with self._lock:
+            if process in self._running and process.returncode is None:
+                late.set()
+                _kill(process)
+
+
+class _Output:
+    """Both ends of what a process prints, read by a thread."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None  # for the type checker: a pipe was asked for
+        self._pipe = process.stdout
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._dropped = False
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with self._pipe:
+            while data := os.read(self._pipe.fileno(), END_BYTES):
+                room = END_BYTES - len(self._head)
+                self._head += data[:room]
+                self._tail += data[room:]
+                if len(self._tail) > END_BYTES:
+                    del self._tail[:-END_BYTES]
+                    self._dropped = True
+
+    def text(self) -> str:
+        """The output as far as it has come."""
+        self._thread.join(_STRAGGLER_S)
+        gap = b"\n...\n" if self._dropped else b""
+        return bytes(self._head + gap + self._tail).decode("utf-8", errors="replace")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    # EPERM: macOS says so of a group whose members are all gone, too
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)

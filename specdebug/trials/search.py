@@ -1,0 +1,242 @@
+"""The search: what is known picks the next trial, a source runs it, the journal keeps it, until the answer is certain.
+
+**Determinism.** Results count in the order of their trials' numbers, whichever ends first, and what is picked for a
+trial depends on the results of those at least ``2 * jobs - 1`` before it and on nothing else. So the same results give
+the same trials and the same answer however the work is timed, killed and resumed; with several jobs a slow trial delays
+the others only once that many are ahead of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from specdebug.bisect import Answer, Rates
+from specdebug.errors import SpecDebugError
+from specdebug.trials.clusters import Clusters
+from specdebug.trials.journal import Journal
+from specdebug.trials.source import TrialSource
+from specdebug.trials.trial import Trial, TrialResult, trial_seed
+
+Reason = Literal["answered", "stalled", "untestable", "max-trials", "interrupted", "trouble"]
+
+UNTESTABLE = 20
+"""Trials after which a search ends that has not seen a single testable one."""
+
+
+class Chooser(Protocol):
+    """What picks trials and draws conclusions: see ``specdebug.bisect``."""
+
+    def next_trial(self, pending: Sequence[frozenset[str]] = ()) -> frozenset[str]:
+        """What to switch on next."""
+
+    def observe(self, reverted: frozenset[str], failed: bool | None) -> None:
+        """Take in a result."""
+
+    def posterior(self, top: int) -> list[tuple[frozenset[str], float]]:
+        """The likeliest culprit sets."""
+
+    @property
+    def answer(self) -> Answer | None:
+        """The culprits once they are certain enough."""
+
+    @property
+    def rates(self) -> Rates:
+        """How often it fails."""
+
+    @property
+    def stalled(self) -> bool:
+        """Whether going on is of no use."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a search stands.
+
+    Attributes:
+        trials: that count.
+        resumed: of these, how many were in the journal already.
+        followed: the signature that the search is after; None as long as nothing failed.
+        signatures: every signature seen, with its failures.
+        posterior: the likeliest culprit sets; the empty one says "none of these".
+    """
+
+    trials: int
+    resumed: int
+    running: int
+    followed: str | None
+    signatures: tuple[tuple[str, int], ...]
+    untestable: int
+    posterior: tuple[tuple[frozenset[str], float], ...]
+    rates: Rates
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a search ended with.
+
+    Attributes:
+        answer: None when it ended undecided; ``reason`` says why it ended.
+        shown_by: a trial that failed as followed, with as little as possible switched on (with the culprits, if any
+            are named).
+        silent: trials with everything of the opening switched on that passed.
+        trouble: what stopped it, for reason "trouble".
+    """
+
+    answer: Answer | None
+    reason: Reason
+    standing: Standing
+    shown_by: Trial | None
+    silent: int
+    trouble: SpecDebugError | None = None
+
+
+class Watcher(Protocol):
+    """Is told how a search goes."""
+
+    def moved(self, standing: Standing) -> None:
+        """Trials were read from the journal, or started."""
+
+    def counted(self, trial: Trial, result: TrialResult, standing: Standing) -> None:
+        """A trial that was run now counts."""
+
+
+class Search:
+    """One search.
+
+    Args:
+        source: runs the trials.
+        journal: keeps them; those in it are not run again.
+        chooser: makes what picks trials, in its first state.
+        opening: what the first trials switch on, until it is known how things fail.
+        seed: of the trials' own seeds.
+        max_trials: give up after so many.
+        pattern: the signatures to follow, instead of the most frequent.
+    """
+
+    def __init__(
+        self,
+        source: TrialSource,
+        journal: Journal,
+        chooser: Callable[[], Chooser],
+        *,
+        opening: frozenset[str],
+        seed: int,
+        max_trials: int,
+        pattern: str | None = None,
+    ) -> None:
+        self._source = source
+        self._journal = journal
+        self._make_chooser = chooser
+        self._chooser = chooser()
+        self._opening = opening
+        self._seed = seed
+        self._max_trials = max_trials
+        self._clusters = Clusters(pattern)
+        self._known = dict(journal.trials)
+        self._journalled = frozenset(self._known)
+        self._picked: list[Trial] = []
+        self._counted: list[tuple[Trial, TrialResult]] = []
+        self._waiting: list[Trial] = []
+        self._running: set[int] = set()
+        self._masked = False
+
+    def run(self, watcher: Watcher) -> Findings:
+        """Search to the end. Whatever stops it, what was measured is in the journal, and the findings say how far it
+        came; the source is closed."""
+        reason: Reason
+        trouble = None
+        try:
+            reason = self._run(watcher)
+        except KeyboardInterrupt:
+            reason = "interrupted"
+        except SpecDebugError as error:
+            reason, trouble = "trouble", error
+        finally:
+            self._source.close()
+        self._running.clear()
+        answer = self._chooser.answer if reason == "answered" else None
+        silent = sum(r.outcome == "pass" and trial.reverted == self._opening for trial, r in self._counted)
+        return Findings(answer, reason, self._standing(), self._shown_by(answer), silent, trouble)
+
+    def _run(self, watcher: Watcher) -> Reason:
+        ahead = 2 * self._source.capacity - 1
+        while True:
+            self._pick(ahead)
+            while (trial := self._picked[len(self._counted)]).number in self._known:
+                result = self._known[trial.number][1]
+                self._count(trial, result)
+                if trial.number not in self._journalled:
+                    watcher.counted(trial, result, self._standing())
+                if reason := self._over():
+                    return reason
+                self._pick(ahead)
+            while self._waiting and len(self._running) < self._source.capacity:
+                trial = self._waiting.pop(0)
+                self._source.start(trial)
+                self._running.add(trial.number)
+            watcher.moved(self._standing())
+            self._take(*self._source.wait())
+
+    def _pick(self, ahead: int) -> None:
+        """Choose trials up to ``ahead`` of those that count, one for each that has come to count."""
+        while len(self._picked) < min(len(self._counted) + ahead, self._max_trials):
+            number = len(self._picked)
+            if number in self._known:
+                self._picked.append(self._known[number][0])
+                continue
+            pending = [trial.reverted for trial in self._picked[len(self._counted) :]]
+            chosen = self._chooser.next_trial(pending) if self._clusters.settled else self._opening
+            trial = Trial(number, chosen, trial_seed(self._seed, number))
+            self._picked.append(trial)
+            self._waiting.append(trial)
+
+    def _take(self, trial: Trial, result: TrialResult) -> None:
+        self._running.discard(trial.number)
+        self._journal.record(trial, result)
+        self._known[trial.number] = (trial, result)
+
+    def _count(self, trial: Trial, result: TrialResult) -> None:
+        followed = self._clusters.followed
+        self._clusters.add(result)
+        self._counted.append((trial, result))
+        verdict = self._clusters.verdict(result)
+        self._masked = self._masked or verdict is None
+        if followed is not None and self._clusters.followed != followed:
+            # Another signature has taken the lead: every verdict so far was on the wrong one.
+            self._chooser = self._make_chooser()
+            for earlier, its_result in self._counted:
+                self._chooser.observe(earlier.reverted, self._clusters.verdict(its_result))
+        else:
+            self._chooser.observe(trial.reverted, verdict)
+
+    def _over(self) -> Reason | None:
+        if self._chooser.answer is not None:
+            return "answered"
+        if len(self._counted) >= self._max_trials:
+            return "max-trials"
+        if len(self._counted) == self._clusters.untestable >= UNTESTABLE:
+            return "untestable"
+        return "stalled" if self._masked and self._clusters.settled and self._chooser.stalled else None
+
+    def _standing(self) -> Standing:
+        return Standing(
+            trials=len(self._counted),
+            resumed=sum(trial.number in self._journalled for trial, _ in self._counted),
+            running=len(self._running),
+            followed=self._clusters.followed,
+            signatures=tuple(self._clusters.counts),
+            untestable=self._clusters.untestable,
+            posterior=tuple(self._chooser.posterior(5)),
+            rates=self._chooser.rates,
+        )
+
+    def _shown_by(self, answer: Answer | None) -> Trial | None:
+        needed = answer.culprits if answer is not None else frozenset()
+        shown = [
+            trial
+            for trial, result in self._counted
+            if self._clusters.verdict(result) is True and needed <= trial.reverted
+        ]
+        return min(shown, key=lambda trial: (len(trial.reverted), trial.number), default=None)

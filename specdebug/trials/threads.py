@@ -1,0 +1,57 @@
+"""A source whose trials each run in a thread: for work that is done by other processes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from abc import ABC, abstractmethod
+
+from specdebug.trials.process import Processes, Stopped
+from specdebug.trials.trial import Trial, TrialResult
+
+
+class ThreadedSource(ABC):
+    """Starts, waits and closes; what a trial does is up to :meth:`run`, which may start ``self.processes`` only."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._ended: queue.SimpleQueue[tuple[Trial, TrialResult | Exception]] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self.processes = Processes()
+
+    @property
+    def capacity(self) -> int:
+        """How many trials may run at a time."""
+        return self._capacity
+
+    @abstractmethod
+    def run(self, trial: Trial) -> TrialResult:
+        """Make one trial; called in a thread of its own. What it raises, :meth:`wait` raises."""
+
+    def start(self, trial: Trial) -> None:
+        """Begin a trial in another thread."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(target=self._work, args=(trial,), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def wait(self) -> tuple[Trial, TrialResult]:
+        """The next trial to end."""
+        trial, result = self._ended.get()
+        if isinstance(result, Exception):
+            raise result
+        return trial, result
+
+    def close(self) -> None:
+        """Kill what runs, and wait until its threads have noticed."""
+        self.processes.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, trial: Trial) -> None:
+        try:
+            self._ended.put((trial, self.run(trial)))
+        except Stopped:
+            return
+        except Exception as error:
+            self._ended.put((trial, error))

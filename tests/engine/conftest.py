@@ -5,6 +5,7 @@ transformers takes seconds to import, so only what uses these fixtures waits for
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from specdebug import async_probe
 from specdebug.assets import checkpoint_path
 from tests.engine.oracle import GreedyOracle
 
@@ -61,3 +63,11 @@ def shipped() -> Lab:
     target, eagle, eagle3 = (checkpoint_path(name) for name in ("tiny", "tiny-eagle", "tiny-eagle3"))
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     return Lab(target, eagle, eagle3, model, GreedyOracle(model, ORACLE_LENGTH))
+
+
+@pytest.fixture
+def recording() -> Iterator[None]:
+    """Every probe records."""
+    async_probe.configure("record")
+    yield
+    async_probe.configure("off")

@@ -1,18 +1,22 @@
-"""Drafting for the next step before this step's tokens are read, as a GPU engine does; here on a CPU."""
+"""Beginning the next step before this step's tokens are read, as a GPU engine does; here on a CPU."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from specdebug.engine import Engine
+from specdebug import async_probe
+from specdebug.engine import Engine, StepReport
+from specdebug.engine.graph.runner import Planned
 from specdebug.engine.request import Request
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run, serve
 
 CONTEXT = 40
+PLANS = ["flashinfer", "fa3", "triton"]
 
 
 def engine(lab: Lab, *, ahead: bool, **changes: Any) -> Engine:
@@ -30,22 +34,41 @@ def engine(lab: Lab, *, ahead: bool, **changes: Any) -> Engine:
     return served
 
 
-def drafts(served: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The lengths of every draft loop from now on, as the host gave them."""
+def begun(served: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The lengths of every step begun from now on, as the host gave them."""
     worker = served._eagle_worker
     assert worker is not None
     lengths: list[tuple[int, ...]] = []
-    original = worker._drafted
+    original = worker._begin
 
-    def counted(requests: list[Request], lens_cpu: tuple[int, ...]) -> Any:
+    def counted(requests: list[Request], lens_cpu: tuple[int, ...], **options: Any) -> Any:
         lengths.append(lens_cpu)
-        return original(requests, lens_cpu)
+        return original(requests, lens_cpu, **options)
 
-    monkeypatch.setattr(worker, "_drafted", counted)
+    monkeypatch.setattr(worker, "_begin", counted)
     return lengths
 
 
-@pytest.mark.parametrize("plan", ["flashinfer", "fa3", "triton"])
+def crowd(served: Engine) -> list[StepReport]:
+    """Requests that come, are retracted, end and are aborted at different times, plain ones among them."""
+    shared = [4, 9, 2, 7, 1, 8]
+
+    def change(report: StepReport) -> None:
+        if report.step == 3:
+            served.add_request("late", [*shared, 3], greedy(18))
+        if report.step == 6:
+            served.add_request("plain", [*shared, 6], greedy(9), speculative=False)
+        if report.step == 8:
+            served.abort("gone")
+        if report.step == 10:
+            served.add_request("last", shared[:2], greedy(12))
+
+    for name, prompt, tokens in (("a", [3, 7, 1], 24), ("b", shared, 20), ("gone", [5] * 9, 25)):
+        served.add_request(name, prompt, greedy(tokens))
+    return run(served, change)
+
+
+@pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("graphs", [False, True])
 def test_gives_the_same_tokens_up_to_the_end_of_the_context(
@@ -59,9 +82,36 @@ def test_gives_the_same_tokens_up_to_the_end_of_the_context(
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("topk", [1, 2])
+@pytest.mark.parametrize("graph", [{"enabled": False}, {"max_bs": 4}, {"max_bs": 2, "capture_bs": [2]}], ids=str)
+def test_every_step_does_the_same_in_a_changing_crowd(
+    lab: Lab, plan: str, topk: int, graph: dict[str, Any], recording: None
+) -> None:
+    """Accepted lengths, retractions and all, whatever was begun for nothing; and no probe mistakes a bound for a
+    length."""
+    options = {
+        "attention_backend": plan,
+        "page_size": 4,
+        "cuda_graph": graph,
+        "memory": {"num_slots": 60 if topk == 1 else 104},
+        "speculative": {"eagle_topk": topk, "num_draft_tokens": 4 if topk == 1 else 6},
+    }
+    reports, sites = [], []
+    for ahead in (False, True):
+        async_probe.reset()
+        reports.append(crowd(engine(lab, ahead=ahead, **options)))
+        assert async_probe.drain() == []
+        sites.append(set(async_probe.reached()))
+    assert reports[0] == reports[1]
+    assert sites[0] == sites[1]
+    assert {"verify.input_ids", "draft.bonus"} < sites[0]
+    assert any(report.retracted for report in reports[0])
+
+
 def test_is_used_while_the_batch_stays_and_redone_when_it_changes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     served = engine(lab, ahead=True)
-    lengths = drafts(served, monkeypatch)
+    lengths = begun(served, monkeypatch)
     for name, tokens in (("long", 20), ("short", 6)):
         served.add_request(name, [3, 7, 1], greedy(tokens))
     reports = run(served)
@@ -69,12 +119,65 @@ def test_is_used_while_the_batch_stays_and_redone_when_it_changes(lab: Lab, monk
     decodes = [report.rids for report in reports if report.kind == "decode"]
     changes = sum(before != after for before, after in pairwise(decodes))
     assert changes == 1
-    # the first batch and the one after the change are drafted when they are due, all others one step before
+    # the first batch and the one after the change are begun when they are due, all others one step before
     assert len(lengths) == len(decodes) + 1 + changes
+
+
+def test_verifies_in_its_own_step_with_lengths_that_are_known(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = engine(lab, ahead=True)
+    assert served._eagle_worker is not None
+    runner = served._eagle_worker._verify_runner
+    assert runner is not None
+    events: list[tuple[str, tuple[int, ...]]] = []
+
+    def spied(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(given: Any, lens_cpu: tuple[int, ...], **options: Any) -> Any:
+            events.append((name, lens_cpu))
+            if isinstance(given, Planned):
+                known = tuple(request.kv_len for request in served._scheduler.running)
+                assert lens_cpu == known == tuple(given.padded.seq_lens.tolist())
+            return original(given, lens_cpu, **options)
+
+        return call
+
+    for name in ("prepare", "launch"):
+        monkeypatch.setattr(runner, name, spied(name, getattr(runner, name)))
+    serve(served, [[3, 7, 1]], 20)
+    names = [name for name, _ in events]
+    assert names[:4] == ["prepare", "launch", "prepare", "launch"]
+    assert all(before != after for before, after in pairwise(names))
+    nodes = 6
+    prepared, launched = ([lens for kind, (lens,) in events if kind == name] for name in ("prepare", "launch"))
+    assert prepared[0] == launched[0]
+    assert prepared[1:] == [length + nodes for length in launched[: len(prepared) - 1]]
+    assert any(longest > known for longest, known in zip(prepared[1:], launched[1:], strict=False))
+
+
+@pytest.mark.parametrize("change", ["prefill", "abort"])
+def test_what_was_prepared_is_released_when_the_batch_changes(
+    lab: Lab, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = engine(lab, ahead=True)
+    worker = served._eagle_worker
+    assert worker is not None
+    assert worker._verify_runner is not None
+    for name in ("a", "b"):
+        served.add_request(name, [3, 7, 1], greedy(20))
+    abandoned: list[int] = []
+    original = worker._verify_runner.abandon
+    monkeypatch.setattr(worker._verify_runner, "abandon", lambda: abandoned.append(served._step) or original())
+    run(served, steps=3)
+    assert abandoned == []
+    if change == "prefill":
+        served.add_request("c", [2, 4], greedy(4))
+    else:
+        served.abort("b")
+    served.step()
+    assert abandoned == [4]
 
 
 def test_stops_where_a_request_could_be_past_its_context(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     served = engine(lab, ahead=True)
-    lengths = drafts(served, monkeypatch)
+    lengths = begun(served, monkeypatch)
     serve(served, [[3, 7, 1]], CONTEXT - 3)
     assert max(max(batch) for batch in lengths) <= CONTEXT

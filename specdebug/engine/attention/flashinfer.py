@@ -59,7 +59,9 @@ class FlashInferPlanner(AttentionPlanner):
         kv_lens = batch.seq_lens + nodes
         lens_host = tuple(length + nodes for length in batch.seq_lens_cpu)
         kv_indptr = indptr(kv_lens, workspace.take("verify.kv_indptr", (rows + 1,), torch.int32))
-        kv_indices = self._fill_indices(batch.req_pool_indices, kv_lens, kv_indptr, lens_host, "verify", workspace)
+        kv_indices = self._fill_indices(
+            batch.req_pool_indices, kv_lens, kv_indptr, lens_host, "verify", workspace, slack=batch.slack
+        )
         qo_indptr = query_indptr(rows, nodes, kv_lens.device)
         if self.topk == 1:  # a chain is causal: no mask to build or read
             return RaggedMetadata(kv_indptr, kv_indices, qo_indptr, q_len=nodes, kv_lens_host=lens_host)
@@ -143,10 +145,14 @@ class FlashInferPlanner(AttentionPlanner):
         lens_host: Sequence[int],
         scope: str,
         workspace: Workspace,
+        *,
+        slack: int = 0,
     ) -> Tensor:
         total, name = sum(lens_host), f"{scope}.kv_indices"
         kv_indices = workspace.take(name, (total,), self.index_dtype)
         assert_fits(total, kv_indices.numel(), "attention.plan", name)
+        if slack:  # the end of what the host counts is nobody's where the device counts less
+            kv_indices[total - slack : total].zero_()
         create_kv_indices(self.req_to_token.table, req_pool_indices, kv_lens, kv_indptr, kv_indices)
         maybe_detect_oob(kv_indices[:total], 0, self.num_slots + self.page_size, "attention.plan.kv_indices")
         return kv_indices[:total]

@@ -5,7 +5,7 @@ B sequences (for drafting: one per branch), each with its own queries. Nothing h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -61,3 +61,8 @@ class CascadeMetadata:
 
 
 Metadata = RaggedMetadata | PagedMetadata | CascadeMetadata
+
+
+def with_host_lens(metadata: Metadata, kv_lens: tuple[int, ...]) -> Metadata:
+    """``metadata`` of a batch whose keys per sequence the host has come to know; page tables tell it none."""
+    return replace(metadata, kv_lens_host=kv_lens) if isinstance(metadata, RaggedMetadata) else metadata

@@ -22,11 +22,13 @@ from specdebug.engine.memory.req_to_token import ReqToToken
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """req_pool_indices, seq_lens: int64 [B] (rows, L). seq_lens_cpu: L as the host knows it, padding rows included."""
+    """req_pool_indices, seq_lens: int64 [B] (rows, L). seq_lens_cpu: L as the host knows it, padding rows included;
+    where it can only know the most they may be, ``slack`` is how far the sum may be above theirs."""
 
     req_pool_indices: Tensor
     seq_lens: Tensor
     seq_lens_cpu: tuple[int, ...]
+    slack: int = 0
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class DecodeGraphRunner(GraphRunner[DecodeInputs]):
                 "decode.seq_lens": inputs.seq_lens,
             }
         )
-        self._launch(bs, self._padded(bs), seq_lens_cpu)
+        self._replay(bs, self._padded(bs), seq_lens_cpu)
         return buffers.rows("decode.logits", raw_bs)
 
     def _padded(self, bs: int) -> DecodeInputs:

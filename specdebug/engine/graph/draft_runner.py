@@ -94,7 +94,7 @@ class DraftGraphRunner(GraphRunner[DraftInputs]):
         )
         padded = self._padded(bs)
         self._probe(padded)
-        self._launch(bs, padded, seq_lens_cpu)
+        self._replay(bs, padded, seq_lens_cpu)
         return DraftCandidates(
             buffers.rows("draft.parent_list", raw_bs),
             buffers.rows("draft.top_scores_index", raw_bs),

@@ -138,7 +138,7 @@ class ExtendGraphRunner(GraphRunner[ExtendInputs]):
                 "draft_extend.seq_lens": inputs.seq_lens,
             }
         )
-        self._launch(bs, self._padded(bs), seq_lens_cpu)
+        self._replay(bs, self._padded(bs), seq_lens_cpu)
         return ExtendOutputs(
             buffers.rows("draft_extend.topk_p", raw_bs),
             buffers.rows("draft_extend.topk_index", raw_bs),

@@ -2,7 +2,7 @@
 
 A replay copies live rows into static inputs, clears the rows it pads, plans attention into static metadata,
 runs the captured callable and returns views of static outputs. Two rules follow: outputs are valid until the
-next replay, and inputs are only valid during one, because runners of one process may share that memory.
+next replay, and inputs only from when they are loaded until the callable has run, because memory may be shared.
 Between replays the fill policy therefore treats inputs as released.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -94,6 +95,16 @@ class StaticBuffers:
 Inputs = TypeVar("Inputs")
 
 
+@dataclass(frozen=True)
+class Planned(Generic[Inputs]):
+    """A replay that lacks nothing but its launch: ``padded`` views loaded static inputs of ``bs`` rows, ``metadata``
+    what was planned for them. There is one set of buffers, so it holds until the runner is used otherwise."""
+
+    bs: int
+    padded: Inputs
+    metadata: list[Metadata]
+
+
 class GraphRunner(ABC, Generic[Inputs]):
     """One forward over static buffers at captured batch sizes.
 
@@ -161,15 +172,20 @@ class GraphRunner(ABC, Generic[Inputs]):
             for plan, loc in zip(metadata, self._locs(padded), strict=True)
         ]
 
-    def _launch(self, bs: int, padded: Inputs, seq_lens_cpu: tuple[int, ...]) -> None:
+    def _replay(self, bs: int, padded: Inputs, seq_lens_cpu: tuple[int, ...]) -> None:
         """Plan and run ``padded``; ``seq_lens_cpu`` are the lengths of its live rows."""
-        metadata = self._plan(padded, seq_lens_cpu + (0,) * (bs - len(seq_lens_cpu)))
+        self._launch(self._planned(bs, padded, self._plan(padded, padded_lens(seq_lens_cpu, bs))))
+
+    def _planned(self, bs: int, padded: Inputs, metadata: list[Metadata]) -> Planned[Inputs]:
         self.buffers.watch_guards()  # a plan that overran may be what the forward dies of
-        captured = self._captured.get(bs)
+        return Planned(bs, padded, metadata)
+
+    def _launch(self, planned: Planned[Inputs]) -> None:
+        captured = self._captured.get(planned.bs)
         if captured is None:
-            self._forward(padded, self._bind(padded, metadata, graph=False))
+            self._forward(planned.padded, self._bind(planned.padded, planned.metadata, graph=False))
         else:
-            captured.replay(metadata)
+            captured.replay(planned.metadata)
         self.buffers.release_inputs()
 
 
@@ -179,3 +195,8 @@ def padded_size(capture_bs: Sequence[int], raw_bs: int) -> int | None:
         if size >= raw_bs:
             return size
     return None
+
+
+def padded_lens(seq_lens_cpu: tuple[int, ...], bs: int) -> tuple[int, ...]:
+    """Lengths of ``bs`` rows: those of the live ones, then 0 for padding."""
+    return seq_lens_cpu + (0,) * (bs - len(seq_lens_cpu))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from specdebug.engine.attention.backend import AttentionBackend
-from specdebug.engine.attention.metadata import Metadata
+from specdebug.engine.attention.metadata import Metadata, with_host_lens
 from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
 from specdebug.engine.config import CudaGraphConfig
-from specdebug.engine.graph.runner import GraphRunner, StaticBuffers, padded_size
+from specdebug.engine.graph.runner import GraphRunner, Planned, StaticBuffers, padded_lens, padded_size
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
@@ -60,7 +60,10 @@ class VerifyForward:
 
 
 class VerifyGraphRunner(GraphRunner[VerifyInputs]):
-    """Replays :class:`VerifyForward` at captured batch sizes. Padded rows are empty requests on slot 0."""
+    """Replays :class:`VerifyForward` at captured batch sizes. Padded rows are empty requests on slot 0.
+
+    In two parts, because :meth:`prepare` needs to know less than :meth:`launch` and can come earlier.
+    """
 
     def __init__(
         self,
@@ -101,12 +104,16 @@ class VerifyGraphRunner(GraphRunner[VerifyInputs]):
         )
         super().__init__(config.batch_sizes, buffers, attention, forward.pool)
 
-    def replay(self, inputs: VerifyInputs, seq_lens_cpu: tuple[int, ...]) -> VerifyOutputs:
-        """Run at the padded size; the result views static outputs, valid until the next replay."""
-        raw_bs, nodes, buffers = inputs.seq_lens.numel(), self._tree_size, self.buffers
+    def prepare(
+        self, inputs: VerifyInputs, seq_lens_cpu: tuple[int, ...], *, slack: int = 0
+    ) -> Planned[VerifyInputs]:
+        """Load static inputs and plan attention for the next launch, at the padded size.
+
+        ``seq_lens_cpu`` may be too long, by ``slack`` in all at most.
+        """
+        raw_bs, buffers = inputs.seq_lens.numel(), self.buffers
         bs = padded_size(self.capture_bs, raw_bs)
         assert bs is not None
-        live = raw_bs * nodes
         if bs != raw_bs:
             buffers["verify.input_ids"].zero_()
             buffers["verify.positions"].zero_()
@@ -124,8 +131,23 @@ class VerifyGraphRunner(GraphRunner[VerifyInputs]):
                 "verify.seq_lens": inputs.seq_lens,
             }
         )
-        self._launch(bs, self._padded(bs), seq_lens_cpu)
-        return VerifyOutputs(buffers.rows("verify.logits", live), buffers.rows("verify.features", live))
+        padded = self._padded(bs)
+        return self._planned(bs, padded, self._plan(padded, padded_lens(seq_lens_cpu, bs), slack))
+
+    def launch(self, planned: Planned[VerifyInputs], seq_lens_cpu: tuple[int, ...]) -> VerifyOutputs:
+        """Run what was prepared last; the result views static outputs, valid until the next launch.
+
+        ``seq_lens_cpu`` are the lengths themselves: a library that schedules on the host gets several queries of one
+        sequence wrong if it believes in more keys than there are.
+        """
+        lens = tuple(length + self._tree_size for length in padded_lens(seq_lens_cpu, planned.bs))
+        self._launch(replace(planned, metadata=[with_host_lens(plan, lens) for plan in planned.metadata]))
+        live = len(seq_lens_cpu) * self._tree_size
+        return VerifyOutputs(self.buffers.rows("verify.logits", live), self.buffers.rows("verify.features", live))
+
+    def abandon(self) -> None:
+        """What was prepared will not be launched."""
+        self.buffers.release_inputs()
 
     def _padded(self, bs: int) -> VerifyInputs:
         buffers, rows = self.buffers, bs * self._tree_size
@@ -138,8 +160,8 @@ class VerifyGraphRunner(GraphRunner[VerifyInputs]):
             seq_lens=buffers.rows("verify.seq_lens", bs),
         )
 
-    def _plan(self, padded: VerifyInputs, seq_lens_cpu: tuple[int, ...]) -> list[Metadata]:
-        layout = SequenceLayout(padded.req_pool_indices, padded.seq_lens, seq_lens_cpu)
+    def _plan(self, padded: VerifyInputs, seq_lens_cpu: tuple[int, ...], slack: int = 0) -> list[Metadata]:
+        layout = SequenceLayout(padded.req_pool_indices, padded.seq_lens, seq_lens_cpu, slack)
         return [self._planner.verify(layout, padded.mask, self.buffers.workspace)]
 
     def _locs(self, padded: VerifyInputs) -> list[Tensor]:

@@ -28,7 +28,7 @@ from specdebug.engine.config import EngineConfig, SpeculativeConfig
 from specdebug.engine.device import Readback, upload
 from specdebug.engine.graph.draft_runner import DraftGraphRunner
 from specdebug.engine.graph.extend_runner import ExtendForward, ExtendGraphRunner, ExtendInputs, ExtendOutputs
-from specdebug.engine.graph.runner import GraphRunner
+from specdebug.engine.graph.runner import GraphRunner, Planned
 from specdebug.engine.graph.verify_runner import VerifyForward, VerifyGraphRunner, VerifyInputs, VerifyOutputs
 from specdebug.engine.kernels.argmax import argmax
 from specdebug.engine.memory.arena import GuardViolation
@@ -70,14 +70,13 @@ class Pools:
 
 
 @dataclass(frozen=True)
-class _Drafted:
-    """A decode step of ``requests`` up to its draft. rows: int64 [B]. out_cache_loc: int64 [B·T], for the verify."""
+class _Begun:
+    """A decode step of ``requests`` up to its verify: drafted, and ``planned`` where a graph is to verify."""
 
     requests: tuple[Request, ...]
-    rows: Tensor
-    state: DraftState
-    out_cache_loc: Tensor
-    candidates: DraftCandidates
+    tree: VerifyTree
+    inputs: VerifyInputs
+    planned: Planned[VerifyInputs] | None
 
     def serves(self, requests: Sequence[Request]) -> bool:
         """Whether it was made for these requests, in this order."""
@@ -134,7 +133,7 @@ class EagleWorker:
         self._verify_runner: VerifyGraphRunner | None = None
         self._extend_runner: ExtendGraphRunner | None = None
         self._drafts_ahead = device.type == "cuda"  # a CPU has nothing to do meanwhile
-        self._ahead: _Drafted | None = None
+        self._ahead: _Begun | None = None
         self._last_rows: tuple[tuple[int, ...], Tensor] | None = None
         if config.cuda_graph.enabled:
             guards = config.memory.guards
@@ -159,7 +158,7 @@ class EagleWorker:
 
         next_ids: int64 [B], the target's sample after each chunk. features: [Σext, F].
         """
-        self._ahead = None  # a request may come back to other rows
+        self._drop_ahead()  # a request may come back to other rows
         for request in batch.requests:
             self._prepare_cached_prefix(request)
         tail = self._tail_tokens(batch, next_ids)
@@ -183,39 +182,51 @@ class EagleWorker:
     def decode(self, requests: Sequence[Request]) -> list[list[int]]:
         """One iteration; the tokens each request gained, at least one."""
         lens_cpu = tuple(request.kv_len for request in requests)
-        ahead = self._ahead
-        drafted = ahead if ahead is not None and ahead.serves(requests) else self._drafted(requests, lens_cpu)
-        rows, state, out_cache_loc = drafted.rows, drafted.state, drafted.out_cache_loc
-        tree = self._tree_builder.build(drafted.candidates, state.bonus, state.seq_lens)
-        batch = SequenceLayout(rows, state.seq_lens, lens_cpu)
-        verified = self._verify(batch, tree, out_cache_loc)
-        acceptance = self._accept(requests, tree, verified.logits)
+        if self._ahead is not None and not self._ahead.serves(requests):
+            self._drop_ahead()
+        begun, self._ahead = self._ahead or self._begin(requests, lens_cpu), None
+        rows, seq_lens, out_cache_loc = begun.inputs.req_pool_indices, begun.inputs.seq_lens, begun.inputs.out_cache_loc
+        batch = SequenceLayout(rows, seq_lens, lens_cpu)
+        verified = self._verify(batch, begun)
+        acceptance = self._accept(requests, begun.tree, verified.logits)
         acceptance.check(self._spec.tree_size, self._vocab_size)
         self._commit_kv(acceptance, out_cache_loc)
         compacted = self._compact(acceptance, verified.features)
         predict, lengths = compacted.predict.view(len(requests), -1), compacted.accept_lengths.unsqueeze(1)
         accepted = Readback(torch.cat([lengths, predict], dim=1))
         bonus = predict.gather(1, lengths - 1)
-        self._state.store_lengths(rows, state.seq_lens + compacted.accept_lengths, bonus.squeeze(1))
-        # Queued behind the read-back: a GPU extends, and drafts for the next step, while the host looks at the tokens
-        # and plans. Drafting needs no more than the device knows; its slots are there, because a request holds them for
-        # two steps; and if the next batch is another one, all that is lost is the drafting.
+        self._state.store_lengths(rows, seq_lens + compacted.accept_lengths, bonus.squeeze(1))
+        # Queued behind the read-back: a GPU extends, drafts for the next step and plans its verify while the host looks
+        # at the tokens; then all that the host has left to do is to launch it. This needs no more than the device
+        # knows; its slots are there, because a request holds them for two steps; and if the next batch is another one,
+        # all that is lost is the work.
         self._draft_extend(batch, compacted, out_cache_loc)
-        self._ahead = self._draft_ahead(requests, lens_cpu)
+        self._ahead = self._begin_ahead(requests, lens_cpu)
         return [row[1 : row[0] + 1] for row in accepted.wait()]
 
-    def _draft_ahead(self, requests: Sequence[Request], lens_cpu: tuple[int, ...]) -> _Drafted | None:
-        """Draft on a GPU for the step after this one, of whose lengths the host knows the most they can be.
+    def _begin_ahead(self, requests: Sequence[Request], lens_cpu: tuple[int, ...]) -> _Begun | None:
+        """Begin on a GPU the step after this one, of whose lengths the host knows the most they can be: at least one
+        token is accepted, and at most a whole tree.
 
         None where one could be past the context: its request ends with this step, and tables and buffers may be too.
         """
-        longest = tuple(length + self._spec.tree_size for length in lens_cpu)
+        nodes = self._spec.tree_size
+        longest = tuple(length + nodes for length in lens_cpu)
         if not self._drafts_ahead or max(longest) > self._context_length:
             return None
-        return self._drafted(requests, longest)
+        return self._begin(requests, longest, slack=len(longest) * (nodes - 1))
 
-    def _drafted(self, requests: Sequence[Request], lens_cpu: tuple[int, ...]) -> _Drafted:
-        """Run the draft loop from what the device knows of ``requests``; their lengths are at most ``lens_cpu``."""
+    def _drop_ahead(self) -> None:
+        """What was begun will not go on."""
+        if self._verify_runner is not None and self._ahead is not None and self._ahead.planned is not None:
+            self._verify_runner.abandon()
+        self._ahead = None
+
+    def _begin(self, requests: Sequence[Request], lens_cpu: tuple[int, ...], *, slack: int = 0) -> _Begun:
+        """Draft from what the device knows of ``requests``, and prepare the verify.
+
+        Their lengths are at most ``lens_cpu``, and all together at most ``slack`` less.
+        """
         rows = self._rows_of(requests)
         state = self._state.gather(rows)
         slots = verify_cache_locs(self._pools.req_to_token.table, rows, state.seq_lens, self._spec.tree_size)
@@ -223,7 +234,15 @@ class EagleWorker:
         with grouped():
             maybe_detect_oob(state.bonus, 0, self._vocab_size, "draft.bonus")
             maybe_detect_oob(locs.out_cache_loc, 0, self._pools.draft.size, "draft.out_cache_loc")
-        return _Drafted(tuple(requests), rows, state, slots, self._draft(rows, state, locs, lens_cpu))
+        candidates = self._draft(rows, state, locs, lens_cpu)
+        tree = self._tree_builder.build(candidates, state.bonus, state.seq_lens)
+        input_ids = tree.tokens.reshape(-1)
+        maybe_detect_oob(input_ids, 0, self._vocab_size, "verify.input_ids")
+        inputs = VerifyInputs(input_ids, tree.positions.reshape(-1), slots, tree.mask, rows, state.seq_lens)
+        planned = None
+        if self._verify_runner is not None and self._verify_runner.can_run(len(requests)):
+            planned = self._verify_runner.prepare(inputs, lens_cpu, slack=slack)
+        return _Begun(tuple(requests), tree, inputs, planned)
 
     def _rows_of(self, requests: Sequence[Request]) -> Tensor:
         """int64 [B]; the last batch's tensor when it had the same rows, as decode batches mostly do."""
@@ -312,20 +331,16 @@ class EagleWorker:
         ]
         return self._loop.run(inputs, attentions)
 
-    def _verify(self, batch: SequenceLayout, tree: VerifyTree, out_cache_loc: Tensor) -> VerifyOutputs:
-        input_ids = tree.tokens.reshape(-1)
-        maybe_detect_oob(input_ids, 0, self._vocab_size, "verify.input_ids")
-        inputs = VerifyInputs(
-            input_ids, tree.positions.reshape(-1), out_cache_loc, tree.mask, batch.req_pool_indices, batch.seq_lens
-        )
-        if self._verify_runner is not None and self._verify_runner.can_run(len(batch.seq_lens_cpu)):
-            outputs = self._verify_runner.replay(inputs, batch.seq_lens_cpu)
+    def _verify(self, batch: SequenceLayout, begun: _Begun) -> VerifyOutputs:
+        inputs = begun.inputs
+        if self._verify_runner is not None and begun.planned is not None:
+            outputs = self._verify_runner.launch(begun.planned, batch.seq_lens_cpu)
         else:
-            metadata = self._planner.verify(batch, tree.mask, self._workspace)
-            attention = self._attention.target.bind(metadata, self._pools.target, out_cache_loc)
+            metadata = self._planner.verify(batch, inputs.mask, self._workspace)
+            attention = self._attention.target.bind(metadata, self._pools.target, inputs.out_cache_loc)
             outputs = self._verify_forward.run(inputs, attention)
         with grouped():
-            self._pools.target.probe_written(out_cache_loc)
+            self._pools.target.probe_written(inputs.out_cache_loc)
             maybe_detect_nonfinite(outputs.logits, "verify.logits")
             maybe_detect_nan(outputs.features, "verify.hidden_states")
         return outputs

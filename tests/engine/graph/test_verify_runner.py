@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdebug import async_probe
 from specdebug.engine.attention.backend import TorchBackend
 from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.graph.verify_runner import VerifyForward, VerifyGraphRunner, VerifyInputs, VerifyOutputs
@@ -76,7 +77,8 @@ class VerifyBench(Bench):
         return self.forward.run(given, TorchAttention(metadata, self.pool, given.out_cache_loc))
 
     def replay(self, given: VerifyInputs) -> VerifyOutputs:
-        return self.runner.replay(given, tuple(given.seq_lens.tolist()))
+        lens = tuple(given.seq_lens.tolist())
+        return self.runner.launch(self.runner.prepare(given, lens), lens)
 
     def written(self, raw: int) -> Tensor:
         lengths = torch.tensor(LENGTHS[:raw])
@@ -127,6 +129,46 @@ def test_features_are_what_the_draft_reads(lab: Lab, algorithm: str, layers: int
     result = bench.replay(bench.given(2))
     assert result.logits.shape == (2 * bench.nodes, lab.vocab)
     assert result.features.shape == (2 * bench.nodes, layers * bench.target.config.hidden_size)
+
+
+@pytest.mark.parametrize("options", CONFIGS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("raw", [1, 3, 5])
+def test_lengths_may_be_known_only_at_launch(
+    lab: Lab, options: dict[str, Any], shape: dict[str, Any], raw: int, recording: None
+) -> None:
+    """Planned for what they can be at most, in buffers of garbage: the same outputs, no probe finds anything, and
+    a library that schedules on the host is told what is."""
+    bench = VerifyBench(lab, speculative=shape, **options)
+    given, start = bench.given(raw), bench.contents()
+    expected = cloned(bench.replay(given))
+    bench.restore(start)
+    again = VerifyBench(lab, speculative=shape, **options)
+    lens = tuple(given.seq_lens.tolist())
+    longest = tuple(length + again.nodes - 1 for length in lens)
+    told: list[Any] = []
+    bind = again.runner._attention.bind
+    again.runner._attention.bind = lambda plan, *rest, **flags: told.append(plan) or bind(plan, *rest, **flags)
+    planned = again.runner.prepare(again.given(raw), longest, slack=raw * (again.nodes - 1))
+    found = outputs(again.runner.launch(planned, lens))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert async_probe.drain() == []
+    assert again.runner.check_guards() == []
+    if options["attention_backend"] != "fa3":
+        padding = planned.bs - raw
+        (plan,) = told
+        assert plan.kv_lens_host == tuple(length + again.nodes for length in lens) + (again.nodes,) * padding
+
+
+def test_what_is_abandoned_leaves_nothing_behind(lab: Lab) -> None:
+    bench = VerifyBench(lab, fill="nan")
+    buffers, expected = bench.runner.buffers, cloned(bench.replay(bench.given(2)))
+    bench.runner.prepare(bench.given(MAX_BS), LENGTHS)
+    loaded = {name: buffers[name].clone() for name in bench.inputs}
+    bench.runner.abandon()
+    assert not any(torch.equal(buffers[name], value) for name, value in loaded.items())
+    found = outputs(bench.replay(bench.given(2)))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def test_a_node_that_is_no_ancestor_is_not_seen(lab: Lab) -> None:

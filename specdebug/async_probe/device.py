@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -54,13 +54,40 @@ Entries = tuple[int | None, ...]
 """What the two parts of a job count for; None: do not look for that part."""
 
 _cuda: Any = torch.cuda  # torch annotates only some of it
+
+
+class Reading(NamedTuple):
+    """How the programs of a launch read."""
+
+    tile_bytes: int
+    """What a program has under way at once."""
+    warps: int
+    rows: int = 0
+    """Of rows that are picked: how many share a tile."""
+    evict: str = ""
+    """What caches are told about the loads, as Triton calls it."""
+
+    @property
+    def blocks(self) -> int:
+        """How many loads of 16 bytes each thread has under way."""
+        return max(self.tile_bytes // (_LOAD_BYTES * 32 * self.warps), 1)
+
+
 _HEADER = 4
-_WARPS = 4
-_PROGRAMS_PER_MULTIPROCESSOR = 8
-_TILE_BYTES = (4096, 8192, 16384)
-"""Contiguous bytes a program reads at once: as few as there are programs for, so that all of them have some."""
+_LOAD_BYTES = 16
+_PROGRAMS_PER_MULTIPROCESSOR = 32
+_RESIDENT_PER_MULTIPROCESSOR = 8
+"""Programs that a multiprocessor holds at once, more or less."""
+_READINGS = (Reading(4096, 4), Reading(8192, 8), Reading(16384, 8))
+"""Of contiguous tensors: the first for which there are tiles for no more programs than run at once, else the last."""
+_LARGE = Reading(16384, 8, evict="evict_first")
+"""Of those that no cache holds."""
+_LARGE_BYTES = 2**27
+_PICKING = (Reading(4096, 4, rows=2), Reading(16384, 8, rows=8))
+"""The same, of picked rows."""
 _STRIDED_TILE = 1024
 """Elements a program reads at once from a tensor with strides."""
+_STRIDED_WARPS = 4
 _ROWS_PER_FINDING = 64
 _MAX_EXTRA_ROWS = 65536
 
@@ -72,14 +99,15 @@ class DeviceRing:
     """The rows and counts of one device. (Under Triton's interpreter that may be a CPU.)"""
 
     def __init__(self, device: torch.device, capacity: int, step: int, programs: int | None = None) -> None:
-        """``programs``: how many a launch may have for one tensor; by default what the device holds at once."""
+        """``programs``: how many a launch may have for one tensor; by default a few times what runs at once."""
         self.capacity = capacity
         self._device = device
         self._on_gpu = device.type == "cuda"
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if self._on_gpu else 1
         if programs is None:
-            processors = torch.cuda.get_device_properties(device).multi_processor_count if self._on_gpu else 1
             programs = _PROGRAMS_PER_MULTIPROCESSOR * processors
         self._programs = programs
+        self._resident = min(_RESIDENT_PER_MULTIPROCESSOR * processors, programs)
         # However many rows one launch appends (two for each program of each job), they fit.
         rows = max(capacity, min(_ROWS_PER_FINDING * capacity, _MAX_EXTRA_ROWS)) + 2 * MAX_JOBS * programs
         self._rows = rows
@@ -130,13 +158,14 @@ class DeviceRing:
         """Compile what probes of ``dtypes`` and of indices commonly launch, by looking for nothing in zeros."""
         with torch.inference_mode(False):
             for dtype in dtypes:
-                for tile in _TILE_BYTES:
-                    size = self._programs * tile // dtype.itemsize
+                for reading in _READINGS:
+                    size = self._resident * reading.tile_bytes // dtype.itemsize
                     self._warm(("nan", "inf"), torch.zeros(size, dtype=dtype, device=self._device))
-                at = torch.zeros(1, dtype=torch.int64, device=self._device)
                 pool = torch.zeros((2, 1, 16), dtype=dtype, device=self._device)
-                for layers in ([pool], [pool[:1], pool[1:]]):
-                    self._warm(("nan",), *layers, at=at)
+                for reading in _PICKING:
+                    at = torch.zeros(self._resident * reading.rows, dtype=torch.int64, device=self._device)
+                    for layers in ([pool[:1]], [pool[:1], pool[1:]]):
+                        self._warm(("nan",), *layers, at=at)
             for dtype in (torch.int32, torch.int64):
                 ids = torch.zeros(2, dtype=dtype, device=self._device)
                 self._warm(("oob",), ids)
@@ -206,14 +235,17 @@ class DeviceRing:
                 self._launch_flat(chosen[0], *tags[0])
 
     def _launch_flat(self, job: Job, tag_0: int, tag_1: int) -> None:
-        tile = self._tile_bytes(job)
+        reading = self._reading(job)
+        if job.look == NONFINITE and job.size * job.tensor.element_size() >= _LARGE_BYTES:
+            reading = _LARGE
         relative, wide = job.other is not None, job.wide
         other = job.tensor if job.other is None else job.other
         self._start(
             kernels.look_flat,
-            self._programs_for(job, tile // job.tensor.element_size()),
+            self._programs_for(job, reading),
+            reading.warps,
             (job.tensor, other),
-            (job.look, relative, wide, tile),
+            (job.look, relative, wide, reading.tile_bytes, reading.blocks, reading.evict),
             (job.tensor, other, self._state, job.size, job.every, job.low, job.high, tag_0, tag_1, self._origin()),
         )
 
@@ -221,13 +253,21 @@ class DeviceRing:
         """One job, or two that are alike."""
         job, twin = jobs[0], jobs[-1]
         other = job.tensor if job.other is None else job.other
-        programs = self._programs_for(job, _STRIDED_TILE)
+        if job.in_words and twin.in_words:
+            rows = job.size // job.sizes[0]
+            reading = next((each for each in _PICKING if rows <= self._resident * each.rows), _PICKING[-1])
+            tiles, warps = -(-rows // reading.rows), reading.warps
+            form = (reading.tile_bytes // reading.rows, reading.rows)
+        else:
+            tiles, warps, form = -(-job.size // _STRIDED_TILE), _STRIDED_WARPS, (_STRIDED_TILE, 0)
+        programs = min(tiles, self._programs)
         numbers = (*job.sizes, *job.strides, job.low, job.high, *tags[0], *tags[-1], programs, self._origin())
         self._start(
             kernels.look_strided,
             programs * len(jobs),
+            warps,
             (job.tensor, twin.tensor, other),
-            (job.look, job.layout, job.vector, job.wide, len(jobs) > 1, _STRIDED_TILE),
+            (job.look, job.layout, job.vector, job.wide, len(jobs) > 1, *form),
             (job.tensor, twin.tensor, other, self._state, job.size, *numbers),
         )
 
@@ -236,31 +276,35 @@ class DeviceRing:
         arguments: list[torch.Tensor | int] = []
         constants: list[int] = []
         end = 0
-        for job, (tag_0, tag_1) in zip(jobs, tags, strict=True):
-            tile = self._tile_bytes(job)
-            end += self._programs_for(job, tile // job.tensor.element_size())
+        readings = [self._reading(job) for job in jobs]
+        warps = max(reading.warps for reading in readings)
+        for job, reading, (tag_0, tag_1) in zip(jobs, readings, tags, strict=True):
+            reading = reading._replace(warps=warps)
+            end += self._programs_for(job, reading)
             other = job.tensor if job.other is None else job.other
             pointers += [job.tensor, other]
             arguments += [job.tensor, other, job.size, job.every, job.low, job.high, tag_0, tag_1, end]
-            constants += [job.look, job.other is not None, tile]
+            constants += [job.look, job.other is not None, reading.tile_bytes, reading.blocks]
         for _ in range(MAX_JOBS - len(jobs)):
             arguments += [self._state, self._state, 0, 1, 0, 0, -1, -1, end]
-            constants += [0, False, 0]
-        self._start(kernels.look_several, end, pointers, constants, (*arguments, self._state, self._origin()))
+            constants += [0, False, 0, 0]
+        self._start(kernels.look_several, end, warps, pointers, constants, (*arguments, self._state, self._origin()))
 
     def _start(
         self,
         kernel: Any,
         programs: int,
+        warps: int,
         pointers: Sequence[torch.Tensor],
-        constants: Sequence[int],
+        constants: Sequence[int | str],
         arguments: Sequence[torch.Tensor | int],
     ) -> None:
-        """Launch a kernel. All its machine code depends on is ``constants`` and the type and alignment of
+        """Launch a kernel. All its machine code depends on is ``warps``, ``constants`` and the type and alignment of
         ``pointers``, so what Triton compiled is kept here: its own search takes longer than the rest of a probe."""
         key = (
             self._device,
             id(kernel),
+            warps,
             *constants,
             *[(pointer.dtype, pointer.data_ptr() % 16 == 0) for pointer in pointers],
         )
@@ -268,18 +312,18 @@ class DeviceRing:
         if compiled is not None:
             compiled[programs, 1, 1](*arguments, *constants)
             return
-        compiled = kernel[(programs,)](*arguments, *constants, num_warps=_WARPS, num_stages=1)
+        compiled = kernel[(programs,)](*arguments, *constants, num_warps=warps, num_stages=1)
         if self._on_gpu and torch.version.hip is None:
             _compiled[key] = compiled
 
-    def _tile_bytes(self, job: Job) -> int:
+    def _reading(self, job: Job) -> Reading:
         if job.look != NONFINITE:  # element by element: more of them would not fit into a program's registers
-            return _TILE_BYTES[0]
+            return _READINGS[0]
         size = job.size * job.tensor.element_size()
-        return next((tile for tile in _TILE_BYTES if size <= self._programs * tile), _TILE_BYTES[-1])
+        return next((each for each in _READINGS if size <= self._resident * each.tile_bytes), _READINGS[-1])
 
-    def _programs_for(self, job: Job, tile: int) -> int:
-        return min(-(-job.size // tile), self._programs)
+    def _programs_for(self, job: Job, reading: Reading) -> int:
+        return min(-(-job.size * job.tensor.element_size() // reading.tile_bytes), self._programs)
 
     def _origin(self) -> int:
         if self._on_gpu and _cuda.is_current_stream_capturing():

@@ -80,6 +80,11 @@ class Job:
         strides = self.strides[1:3] if self.layout == PICKED else self.strides[1:]
         return self.strides[0] == 1 and not any(number % 16 for number in (self.sizes[0], *strides))
 
+    @property
+    def in_words(self) -> bool:
+        """Whether rows that are picked consist of aligned blocks of sixteen bytes, to be looked at as such."""
+        return self.layout == PICKED and self.look == NONFINITE and self.vector and self.tensor.data_ptr() % 16 == 0
+
     def like(self, job: Job) -> bool:
         """Whether ``job`` looks for the same at the same places of another tensor."""
         return (

@@ -183,23 +183,25 @@ def _fetch(
 @triton.jit
 def _examine(
     x, other, n, every, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin, first, stride,
-    LOOK: tl.constexpr, LAYOUT: tl.constexpr, VECTOR: tl.constexpr, RELATIVE: tl.constexpr,
-    TILE: tl.constexpr,
+    length, LOOK: tl.constexpr, LAYOUT: tl.constexpr, VECTOR: tl.constexpr, RELATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Read this program's tiles again and record what is wrong with them."""
+    """Read this program's tiles, each of ``length`` elements, again and record what is wrong with them."""
     lanes = tl.arange(0, _CHUNK)
     count_0 = tl.zeros([_CHUNK], tl.int64)
     count_1 = tl.zeros([_CHUNK], tl.int64)
     NOWHERE: tl.constexpr = 2 ** (n.dtype.primitive_bitwidth - 1) - 1
     first_0 = tl.full([_CHUNK], NOWHERE, n.dtype)
     first_1 = tl.full([_CHUNK], NOWHERE, n.dtype)
-    tiles = tl.cdiv(n, TILE)
+    tiles = tl.cdiv(n, length)
     tile = first.to(n.dtype)
     while tile < tiles:
-        for begin in range(0, TILE, _CHUNK):
-            index = tile * TILE + begin + lanes
+        start = tile * length
+        left = tl.minimum(n - start, length)
+        begin = left * 0
+        while begin < left:
+            index = start + begin + lanes
             value, inside = _fetch(
-                x, other, index, index < n, every, d0, d1, d2, d3, s0, s1, s2, s3, LAYOUT, VECTOR, RELATIVE
+                x, other, index, begin + lanes < left, every, d0, d1, d2, d3, s0, s1, s2, s3, LAYOUT, VECTOR, RELATIVE
             )
             bad_0, bad_1 = _judge(value, low, high, LOOK)
             bad_0 = bad_0 & inside
@@ -208,6 +210,7 @@ def _examine(
             count_1 += bad_1.to(tl.int64)
             first_0 = tl.minimum(first_0, tl.where(bad_0, index, NOWHERE))
             first_1 = tl.minimum(first_1, tl.where(bad_1, index, NOWHERE))
+            begin += _CHUNK
         tile += stride
     total_0 = tl.sum(count_0, axis=0)
     total_1 = tl.sum(count_1, axis=0)
@@ -226,45 +229,112 @@ def _examine(
 
 
 @triton.jit
-def _any_suspicious_word(x, n, carry, first, stride, TILE: tl.constexpr):
-    """Whether this program's tiles may hold an infinity or NaN. x: to contiguous, 16-byte aligned bits.
+def _words(bits):
+    """A pointer to bits as one to what is tested at once: 32 of them, or 64 if elements are as long."""
+    if tl.constexpr(bits.dtype.element_ty.primitive_bitwidth == 64):
+        words = bits
+    else:
+        words = bits.to(tl.pointer_type(tl.int32))
+    return words
 
-    carry: what, added to an element's magnitude, sets its sign bit exactly if it is suspicious; once for every
-    element of a word (32 bits, or 64 if elements are as long).
-    """
-    SIZE: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
-    WORD: tl.constexpr = 8 if SIZE == 8 else 4
-    WORDS: tl.constexpr = TILE * SIZE // WORD
-    GROUP: tl.constexpr = 16 // SIZE
+
+@triton.jit
+def _carried(word, carry, SIZE: tl.constexpr):
+    """Words in which the sign of an element of SIZE bytes is set exactly if the element is suspicious."""
+    MAGNITUDE: tl.constexpr = (
+        2**63 - 1 if SIZE == 8 else (2**31 - 1 if SIZE == 4 else (0x7FFF7FFF if SIZE == 2 else 0x7F7F7F7F))
+    )
+    return (word & MAGNITUDE) + carry
+
+
+@triton.jit
+def _any_sign(seen, SIZE: tl.constexpr):
+    """Whether any element of the words has its sign set."""
     MAGNITUDE: tl.constexpr = (
         2**63 - 1 if SIZE == 8 else (2**31 - 1 if SIZE == 4 else (0x7FFF7FFF if SIZE == 2 else 0x7F7F7F7F))
     )
     SIGNS: tl.constexpr = -1 - MAGNITUDE
+    return tl.max(((seen & SIGNS) != 0).to(tl.int32), axis=0)
+
+
+@triton.jit
+def _any_suspicious_word(x, n, carry, first, stride, TILE: tl.constexpr, BLOCKS: tl.constexpr, EVICT: tl.constexpr):
+    """Whether this program's tiles may hold an infinity or NaN. x: to contiguous, 16-byte aligned bits.
+
+    carry: what, added to an element's magnitude, sets its sign bit exactly if it is suspicious; once for every
+    element of a word (32 bits, or 64 if elements are as long). Loads without a mask, a few in a row, are what
+    keeps the memory busy: the assembler waits for each load under a mask before it begins the next but one.
+    """
+    SIZE: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
+    WORD: tl.constexpr = 8 if SIZE == 8 else 4
+    WORDS: tl.constexpr = TILE * SIZE // WORD
+    BLOCK: tl.constexpr = WORDS // BLOCKS
+    GROUP: tl.constexpr = 16 // SIZE
     SIGN: tl.constexpr = -(2**63) if SIZE == 8 else (-(2**31) if SIZE == 4 else (0x8000 if SIZE == 2 else 0x80))
-    if SIZE == 8:
-        words = x
-        carry = carry.to(tl.int64)
-    else:
-        words = x.to(tl.pointer_type(tl.int32))
-        carry = carry.to(tl.int32)
-    lanes = tl.arange(0, WORDS)
+    words = _words(x)
+    carry = carry.to(words.dtype.element_ty)
+    lanes = tl.arange(0, BLOCK)
     groups = n // GROUP
     whole = groups * (16 // WORD)  # written like this, the compiler knows that 4 divides it and loads 16 bytes
-    seen = tl.zeros([WORDS], words.dtype.element_ty)
-    tiles = tl.cdiv(n, TILE)
+    seen = tl.zeros([BLOCK], words.dtype.element_ty)
+    full = whole // WORDS
     tile = first.to(n.dtype)
-    while tile < tiles:
-        start = tile * WORDS
-        word = tl.load(words + start + lanes, mask=lanes < whole - start, other=0)
-        seen |= (word & MAGNITUDE) + carry
+    while tile < full:
+        for block in tl.static_range(BLOCKS):
+            word = tl.load(words + tile * WORDS + block * BLOCK + lanes, eviction_policy=EVICT)
+            seen |= _carried(word, carry, SIZE)
         tile += stride
-    hit = tl.max(((seen & SIGNS) != 0).to(tl.int32), axis=0)
+    if tile == full:
+        left = whole - full * WORDS
+        for block in tl.static_range(BLOCKS):
+            place = block * BLOCK + lanes
+            word = tl.load(words + full * WORDS + place, mask=place < left, other=0)
+            seen |= _carried(word, carry, SIZE)
+    hit = _any_sign(seen, SIZE)
     if groups * GROUP < n:
-        if (tiles - 1) % stride == first:
+        if (tl.cdiv(n, TILE) - 1) % stride == first:
             rest = groups * GROUP + tl.arange(0, 16)
             magnitude = _magnitude(tl.load(x + rest, mask=rest < n, other=0))
             hit = tl.maximum(hit, tl.max((((magnitude + carry) & SIGN) != 0).to(tl.int32), axis=0))
     return hit
+
+
+@triton.jit
+def _any_suspicious_row(
+    x, other, n, d0, d1, d2, d3, s1, s2, s3, carry, first, stride, ROWS: tl.constexpr, ROW_BYTES: tl.constexpr
+):
+    """As ``_any_suspicious_word``, of picked rows that begin at multiples of 16 bytes and end there.
+
+    A program's tile is ROWS rows, read ROW_BYTES of each at a time. A row that there is not is read as another, so
+    that loads wait for no mask of rows; what that shows is not found again.
+    """
+    SIZE: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
+    WORD: tl.constexpr = 8 if SIZE == 8 else 4
+    UNIT: tl.constexpr = 16 * SIZE // WORD  # words in sixteen elements
+    words = _words(x)
+    carry = carry.to(words.dtype.element_ty)
+    ROW_WORDS: tl.constexpr = ROW_BYTES // WORD
+    columns = tl.arange(0, ROW_WORDS)
+    width = (d0 // 16).to(tl.int32) * UNIT
+    rows = n // d0.to(n.dtype)
+    seen = tl.zeros([ROWS, ROW_WORDS], words.dtype.element_ty)
+    tile = first.to(n.dtype)
+    while tile * ROWS < rows:
+        row = tl.minimum(tile * ROWS + tl.arange(0, ROWS), rows - 1)
+        place = row % d1.to(n.dtype)
+        slot = tl.load(other + (place // d3.to(n.dtype)) * s3 + place % d3.to(n.dtype)).to(tl.int64)
+        slot = tl.where((slot >= 0) & (slot < d2), slot, 0)
+        layer = (row // d1.to(n.dtype)).to(tl.int64)
+        start = words + (slot * (s1 // 16 * UNIT) + layer * (s2 // 16 * UNIT))
+        at = start[:, None] + columns[None, :]
+        begin = width * 0
+        while begin <= width - ROW_WORDS:
+            seen |= _carried(tl.load(at + begin), carry, SIZE)
+            begin += ROW_WORDS
+        if begin < width:
+            seen |= _carried(tl.load(at + begin, mask=(columns < width - begin)[None, :], other=0), carry, SIZE)
+        tile += stride
+    return tl.max(_any_sign(seen, SIZE), axis=0)
 
 
 @triton.jit
@@ -292,14 +362,15 @@ def _any_bad_element(
 @triton.jit
 def scan(
     x, other, size, every, low, high, tag_0, tag_1, state, origin, first, stride,
-    LOOK: tl.constexpr, RELATIVE: tl.constexpr, WIDE: tl.constexpr, TILE_BYTES: tl.constexpr,
+    LOOK: tl.constexpr, RELATIVE: tl.constexpr, WIDE: tl.constexpr,
+    TILE_BYTES: tl.constexpr, BLOCKS: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
     """One contiguous tensor, of which this program takes every ``stride``-th tile from ``first``."""
     TILE: tl.constexpr = TILE_BYTES * 8 // x.dtype.element_ty.primitive_bitwidth
     pointer = _pointer(x, LOOK)
     n = narrowed(size, WIDE)
     if LOOK == _NONFINITE:
-        hit = _any_suspicious_word(pointer, n, high, first, stride, TILE)
+        hit = _any_suspicious_word(pointer, n, high, first, stride, TILE, BLOCKS, EVICT)
     else:
         hit = _any_bad_element(
             pointer, other, n, every, n, n, n, n, n, n, n, n, low, high, tag_0, tag_1, first, stride,
@@ -308,23 +379,33 @@ def scan(
     if hit > 0:
         _examine(
             pointer, other, n, every, n, n, n, n, n, n, n, n, low, high, tag_0, tag_1, state, origin, first, stride,
-            LOOK, _FLAT, False, RELATIVE, TILE,
+            TILE, LOOK, _FLAT, False, RELATIVE,
         )  # fmt: skip
 
 
 @triton.jit
 def scan_strided(
     x, other, n, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin, first, stride,
-    LOOK: tl.constexpr, LAYOUT: tl.constexpr, VECTOR: tl.constexpr, TILE: tl.constexpr,
+    LOOK: tl.constexpr, LAYOUT: tl.constexpr, VECTOR: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """One tensor with strides, of which this program takes every ``stride``-th tile from ``first``."""
+    """One tensor with strides, of which this program takes every ``stride``-th tile from ``first``.
+
+    ROWS 0: tiles of TILE elements. Otherwise of as many picked rows, of each of which TILE bytes are read at a time.
+    """
     pointer = _pointer(x, LOOK)
-    hit = _any_bad_element(
-        pointer, other, n, 1, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, first, stride,
-        LOOK, LAYOUT, VECTOR, False, TILE,
-    )  # fmt: skip
+    if ROWS > 0:
+        length = ROWS * d0.to(n.dtype)
+        hit = _any_suspicious_row(
+            pointer, other, n, d0, d1, d2, d3, s1, s2, s3, high, first, stride, ROWS, TILE
+        )  # fmt: skip
+    else:
+        length = tl.full([], TILE, n.dtype)
+        hit = _any_bad_element(
+            pointer, other, n, 1, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, first, stride,
+            LOOK, LAYOUT, VECTOR, False, TILE,
+        )  # fmt: skip
     if hit > 0:
         _examine(
             pointer, other, n, 1, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin, first, stride,
-            LOOK, LAYOUT, VECTOR, False, TILE,
+            length, LOOK, LAYOUT, VECTOR, False,
         )  # fmt: skip

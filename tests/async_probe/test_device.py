@@ -206,6 +206,40 @@ def test_rows_of_two_pools_share_a_launch() -> None:
     ]
 
 
+@pytest.mark.parametrize("reading", [(4096, 4, 2), (4096, 4, 16), (16384, 8, 8), (16384, 8, 1)])
+def test_rows_are_found_however_many_share_a_tile(
+    reading: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows longer and shorter than what is read of each at a time, one of them not there and read as the first."""
+    monkeypatch.setattr(device, "_PICKING", (device.Reading(*reading),))
+    ring = _ring(programs=2)
+    pool = torch.zeros((3, 20, 3 * 16 * 23), dtype=torch.bfloat16)
+    pool[:, 0] = math.nan
+    pool[2, 7, [5, 1103]] = math.nan
+    at = torch.tensor([9, 1, 7, -1, 20, *range(1, 20), 7])
+    job = jobs.make(("nan",), pool.to(DEVICE), 0, 0, None, at.to(DEVICE))
+    assert job is not None
+    assert job.in_words
+    ring.look([job], [(3, None)])
+    (found,) = ring.take()
+    assert (found.index, found.count) == ((2 * at.numel() + 2) * 1104 + 5, 3 * 2)
+
+
+@pytest.mark.parametrize("reading", [(2048, 4), (4096, 8), (16384, 8), (32768, 8, 0, "evict_first")])
+def test_tiles_of_any_form_add_up(reading: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = device.Reading(*reading)  # type: ignore[arg-type]
+    monkeypatch.setattr(device, "_READINGS", (chosen,))
+    monkeypatch.setattr(device, "_LARGE", chosen)
+    monkeypatch.setattr(device, "_LARGE_BYTES", 0)
+    ring = _ring(programs=3)
+    for size in (8191, 3 * 16384, 100_003):
+        values = torch.zeros(size, dtype=torch.bfloat16)
+        values[size - 1] = math.nan
+        values[[0, size // 2]] = math.inf
+        ring.look([_job(values)], [(0, 1)])
+        assert [(found.index, found.count) for found in ring.take()] == [(size - 1, 1), (0, 2)]
+
+
 def test_one_site_twice_in_a_launch_is_found_twice() -> None:
     ring = _ring()
     ring.look([_bad(-1), _bad(5, -2)], [(0, 1), (0, 1)])

@@ -96,6 +96,14 @@ def test_rows_picked_from_a_pool() -> None:
     assert _make(("nan",), pool.transpose(2, 3), at=torch.tensor([3])).layout == FLAT
 
 
+def test_picked_rows_are_words_if_they_are_aligned_blocks() -> None:
+    flat, at = torch.ones(4 * 12 * 32 + 16), torch.tensor([3])
+    assert _make(("nan",), flat[:-16].view(4, 12, 32), at=at).in_words
+    assert not _make(("nan",), flat[1:-15].view(4, 12, 32), at=at).in_words
+    assert not _make(("nan",), flat[:-16].view(4, 48, 8), at=at).in_words
+    assert not _make(("nan",), flat[:-16].view(4, 12, 32)).in_words
+
+
 @pytest.mark.parametrize(
     ("shape", "other", "every"),
     [((6,), (6,), 1), ((2, 3), (2, 1), 3), ((2, 3), (1,), 6), ((2, 3), (), 6), ((2, 3), (1, 1), 6)],

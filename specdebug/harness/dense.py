@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from specdebug.assets import checkpoint_path
-from specdebug.reference import DenseCache, DraftHead, draft_kv, load_draft, load_weights, target_forward
+from specdebug.reference import (
+    DenseCache,
+    DraftHead,
+    ModelConfig,
+    draft_kv,
+    load_draft,
+    load_weights,
+    target_forward,
+)
 from specdebug.reference.target import target_logits
 
 MAX_KEPT_TOKENS = 8192
@@ -22,6 +30,21 @@ MAX_KEPT_TOKENS = 8192
 
 CHUNK = 1024
 """Tokens a forward takes at once; bounds the memory that logits over a large vocabulary need."""
+
+
+_loaded: dict[tuple[str, str | None], tuple[dict[str, Tensor], ModelConfig, DraftHead | None]] = {}
+
+
+def keep_weights(model: str, draft_model: str | None) -> None:
+    """Load the weights of a reference that is made later, here or in a fork. Raises CheckpointError."""
+    if (model, draft_model) not in _loaded:
+        _loaded[model, draft_model] = _load(model, draft_model)
+
+
+def _load(model: str, draft_model: str | None) -> tuple[dict[str, Tensor], ModelConfig, DraftHead | None]:
+    weights, config = load_weights(checkpoint_path(model))
+    head = None if draft_model is None else load_draft(checkpoint_path(draft_model), weights, config)
+    return weights, config, head
 
 
 @dataclass
@@ -44,10 +67,7 @@ class DenseReference:
 
     def __init__(self, model: str, draft_model: str | None) -> None:
         """Load. Names or paths; raises CheckpointError."""
-        self.weights, self.config = load_weights(checkpoint_path(model))
-        self.head: DraftHead | None = None
-        if draft_model is not None:
-            self.head = load_draft(checkpoint_path(draft_model), self.weights, self.config)
+        self.weights, self.config, self.head = _loaded.get((model, draft_model)) or _load(model, draft_model)
         self._kept: list[_Sequence] = []
 
     @torch.no_grad()

@@ -9,10 +9,20 @@ from specdebug.assets import tokenizer_path
 from specdebug.errors import CheckpointError
 
 Decode = Callable[[Sequence[int]], str]
+_tokenizers: dict[str, Any] = {}
+
+
+def keep_tokenizer(model: str) -> Any:
+    """Load a tokenizer now for whoever asks later, here or in a fork. Raises CheckpointError."""
+    if model not in _tokenizers:
+        _tokenizers[model] = load_tokenizer(model)
+    return _tokenizers[model]
 
 
 def load_tokenizer(model: str) -> Any:
     """The checkpoint's tokenizer as published (``tokenizers.Tokenizer``). Raises CheckpointError."""
+    if model in _tokenizers:
+        return _tokenizers[model]
     from tokenizers import Tokenizer
 
     path = tokenizer_path(model)

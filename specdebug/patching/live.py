@@ -22,6 +22,7 @@ from specdebug.patching.errors import PatchError
 from specdebug.patching.rewrite import Rewritten, rewrite
 
 _LruCache: type[Any] = type(functools.lru_cache(lambda: None))
+_census: list[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -202,22 +203,57 @@ def forget_results(functions: Sequence[FunctionType]) -> None:
     """Drop what was computed from the functions' old code: ``lru_cache`` entries and compiled graphs."""
     if not functions:
         return
-    for holder in gc.get_referrers(*functions):
-        if issubclass(type(holder), _LruCache):
-            holder.cache_clear()
+    for holder in _caches_of(functions):
+        holder.cache_clear()
     # A graph that inlined a method may hold no guard on that method's code, so every graph goes.
     if dynamo := sys.modules.get("torch._dynamo"):
         dynamo.reset()
 
 
+def take_census(folder: str) -> None:
+    """Look up, once, everything alive now that patching may have to reach: functions whose source lies in ``folder``,
+    caches, kernels. Until :func:`end_census`, that is all that patching knows.
+
+    Searching every object takes longer than all the rest of applying a patch, and in a fork it copies the memory that
+    all of them lie in. So a process that many are forked from searches, and its forks patch. In between nobody may
+    make functions of that folder, nor patch modules outside of it.
+    """
+    global _census
+    end_census()
+    _census = [thing for thing in gc_objects() if _matters(thing, folder)]
+
+
+def end_census() -> None:
+    """Search whenever something is patched or restored, again."""
+    global _census
+    _census = None
+
+
 def gc_objects() -> list[Any]:
-    """Every container object of the process.
+    """Every container object of the process, or of the census.
 
     The collector does not list what ``gc.freeze()`` set aside, as a fork server does, so that is thawed. It stays
     thawed: freezing again would also keep whatever has become garbage meanwhile, for good.
     """
+    if _census is not None:
+        return _census
     gc.unfreeze()
     return gc.get_objects()
+
+
+def _matters(thing: Any, folder: str) -> bool:
+    kind = type(thing)
+    if kind is FunctionType:
+        return bool(thing.__code__.co_filename.startswith(folder))
+    return issubclass(kind, _LruCache) or str(kind.__module__).startswith("triton.")
+
+
+def _caches_of(functions: Sequence[FunctionType]) -> list[Any]:
+    if _census is None:
+        return [holder for holder in gc.get_referrers(*functions) if issubclass(type(holder), _LruCache)]
+    wanted = set(map(id, functions))
+    caches = [thing for thing in _census if issubclass(type(thing), _LruCache)]
+    return [cache for cache in caches if any(id(held) in wanted for held in gc.get_referents(cache))]
 
 
 def _functions_of(path: str) -> list[FunctionType]:

@@ -47,6 +47,34 @@ class EngineLike(Protocol):
     def damage_seen(self) -> Sequence[Any]: ...
 
 
+_models: dict[tuple[Any, ...], Any] = {}
+
+
+def keep_models(options: Mapping[str, Any]) -> None:
+    """Load what an engine of these options serves, for engines that are built later, here or in a fork.
+
+    Raises ConfigError or CheckpointError.
+    """
+    from specdebug.engine import EngineConfig
+    from specdebug.engine.engine import load_models
+
+    config = EngineConfig.from_dict(options)
+    if config.device == "cpu" and _models_of(config) not in _models:  # a GPU's memory does not survive a fork
+        _models[_models_of(config)] = load_models(config)
+
+
+def drop_models() -> None:
+    """Forget them: engines built from now on load their own."""
+    _models.clear()
+
+
+def _models_of(config: Any) -> tuple[Any, ...]:
+    """Everything in a configuration that loading models depends on."""
+    spec = config.speculative
+    draft = None if spec is None else (spec.algorithm, spec.draft_model)
+    return (config.device, config.dtype, config.reach, config.model, draft)
+
+
 def build_engine(options: Mapping[str, Any], seed: int) -> EngineLike:
     """An engine of these options. Imports the engine, so reverts must be in place by now.
 
@@ -54,7 +82,8 @@ def build_engine(options: Mapping[str, Any], seed: int) -> EngineLike:
     """
     from specdebug.engine import Engine, EngineConfig
 
-    engine: EngineLike = Engine(EngineConfig.from_dict({"seed": seed, **options}))
+    config = EngineConfig.from_dict({"seed": seed, **options})
+    engine: EngineLike = Engine(config, _models.get(_models_of(config)))
     return engine
 
 

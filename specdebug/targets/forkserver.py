@@ -1,9 +1,10 @@
 """The process that pays for ``import torch`` once, and forks a worker for every job.
 
 It preloads what no revert can touch (torch, numpy, the file formats) and never the engine: a revert changes
-engine source at import, so each worker imports the engine itself. It computes nothing and starts no thread,
-which is what makes forking safe here: OpenMP and OpenBLAS are held to one thread by its environment, and
-torch starts its pool only at the first parallel region.
+engine source at import, so each worker imports the engine itself. Unless it is told to prepare more (see
+``harness/warm_worker.py``, whose workers patch an engine that is there already). It starts no thread, which is what
+makes forking safe here: OpenMP and OpenBLAS are held to one thread by its environment, and torch starts its pool only
+at the first parallel region.
 
 Its arguments are a Unix socket to the parent and the modules to load. When the parent goes away, however it
 ends, the server kills its workers and leaves.
@@ -23,10 +24,11 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
-from specdebug.targets.wire import JOB, PipeSink, receive
+from specdebug.targets.wire import JOB, PREPARE, PipeSink, receive
 
 DUMP_SIGNAL = signal.SIGUSR1
 """A worker that gets this prints where every thread is, even from inside a C loop, and carries on."""
@@ -39,8 +41,7 @@ def main(argv: list[str]) -> int:
     sock = socket.socket(fileno=int(argv[0]))
     for name in argv[1:]:
         importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # a collection in a worker must not touch, and so copy, every page inherited from here
+    _settle()
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)
@@ -59,13 +60,39 @@ def main(argv: list[str]) -> int:
                 request = receive(sock)
                 if request is None:
                     return 0
-                _serve(sock, workers, *request)
+                if request[0] == PREPARE:
+                    failure = _prepare(request[1])
+                    if failure is not None:
+                        _reply(sock, {"unprepared": failure})
+                        return 1
+                else:
+                    _serve(sock, workers, *request)
     except (BrokenPipeError, ConnectionResetError):
         return 0
     finally:
         for pid in workers:
             os.kill(pid, signal.SIGKILL)  # ours until reaped, so the pid cannot be another's
             os.waitpid(pid, 0)
+
+
+def _settle() -> None:
+    gc.collect()
+    gc.freeze()  # a collection in a worker must not touch, and so copy, every page inherited from here
+
+
+def _prepare(payload: dict[str, Any]) -> str | None:
+    """Call ``module:function(payload)`` here, for every worker to come; why it failed, if it did."""
+    try:
+        _function(payload["target"])(pickle.loads(payload["payload"]))
+    except Exception as error:
+        return "".join(traceback.format_exception_only(error)).strip()
+    _settle()
+    return None
+
+
+def _function(target: str) -> Any:
+    module, function = target.split(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def _serve(
@@ -118,8 +145,7 @@ def _work(target: str, payload: bytes, event_fd: int, log_fd: int) -> None:
             # One thread a worker: arms run side by side, and a trace must not depend on how many cores split
             # a sum.
             torch.set_num_threads(1)
-        module, function = target.split(":")
-        getattr(importlib.import_module(module), function)(pickle.loads(payload), PipeSink(event_fd))
+        _function(target)(pickle.loads(payload), PipeSink(event_fd))
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -128,6 +154,36 @@ def _work(target: str, payload: bytes, event_fd: int, log_fd: int) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)  # the exit handlers registered before the fork are the server's, not ours
+
+
+_AFRESH = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from specdebug.targets.forkserver import begin_afresh; begin_afresh(*sys.argv[2:])"
+)
+
+
+def start_over(target: str, payload: Any, sink: PipeSink) -> NoReturn:
+    """Turn this worker into a process that has imported nothing yet and runs ``target`` with ``payload``.
+
+    For a job that cannot be run with what the fork server has prepared. Process id, limits, events and log stay.
+    """
+    with tempfile.TemporaryFile() as file:
+        file.write(pickle.dumps(payload))
+        file.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for fd in (file.fileno(), sink.fileno()):
+            os.set_inheritable(fd, True)
+        arguments = [json.dumps(sys.path), target, str(file.fileno()), str(sink.fileno())]
+        os.execv(sys.executable, [sys.executable, "-P", "-c", _AFRESH, *arguments])
+
+
+def begin_afresh(target: str, payload_fd: str, event_fd: str) -> None:
+    """What a worker that :func:`start_over` was called in does next."""
+    os.lseek(int(payload_fd), 0, os.SEEK_SET)
+    with os.fdopen(int(payload_fd), "rb") as file:
+        payload = file.read()
+    _work(target, payload, int(event_fd), 2)
 
 
 def _die_with_parent() -> None:

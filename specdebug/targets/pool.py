@@ -37,7 +37,7 @@ from specdebug.errors import SpecDebugError
 from specdebug.targets.forkserver import DUMP_SIGNAL
 from specdebug.targets.job import EndKind, Job, Listener, Worker, WorkerEnd
 from specdebug.targets.system import cpu_count, rss_mb
-from specdebug.targets.wire import JOB, SIGNAL, LineReader, send
+from specdebug.targets.wire import JOB, PREPARE, SIGNAL, LineReader, send
 
 TICK_S = 0.02
 DUMP_GRACE_S = 0.3
@@ -64,10 +64,18 @@ class WorkerPool:
     one idle while the last job runs. Of those that use a GPU, at most :data:`GPU_JOBS` then run at a time.
     """
 
-    def __init__(self, jobs: int = 0, preload: Sequence[str] = PRELOAD) -> None:
+    def __init__(
+        self,
+        jobs: int = 0,
+        preload: Sequence[str] = PRELOAD,
+        prepare: tuple[str, Any] | None = None,
+    ) -> None:
+        """``preload``: modules that the fork server imports. ``prepare``: a ``module:function`` and its argument, for
+        the server to call once before it forks any worker."""
         self._limit = jobs or cpu_count() + 1
         self._gpu_limit = jobs or GPU_JOBS
         self._preload = tuple(preload)
+        self._prepare = prepare
         self._selector = selectors.DefaultSelector()
         self._server: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
@@ -113,6 +121,37 @@ class WorkerPool:
         stderr = self._server.stderr
         assert stderr is not None  # for the type checker: we asked for a pipe
         self._selector.register(stderr.fileno(), selectors.EVENT_READ, self._on_server_log)
+        if self._prepare is not None:
+            target, argument = self._prepare
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # seen in the next round of the loop
+                send(ours, PREPARE, {"target": target, "payload": pickle.dumps(argument)})
+
+    @property
+    def limit(self) -> int:
+        """How many jobs :meth:`run` lets run at a time."""
+        return self._limit
+
+    @property
+    def running(self) -> int:
+        """Jobs launched that have not ended."""
+        return len(self._workers)
+
+    def launch(self, job: Job) -> None:
+        """Begin a job now, whatever else runs; :meth:`turn` brings what becomes of it.
+
+        Raises WorkerStartError.
+        """
+        self.start()
+        self._launch(job)
+
+    def turn(self, listener: Listener) -> None:
+        """Wait until something happens, a moment at most, and pass it on. Raises WorkerStartError."""
+        for key, _ in self._selector.select(TICK_S):
+            # An earlier callback of this round may have ended this worker, or the whole server.
+            if self._selector.get_map().get(key.fd) == key:
+                key.data(listener)
+        self._watch()
+        listener.waiting()
 
     def run(self, jobs: Iterable[Job], listener: Listener) -> None:
         """Run every job to its end, first come first served. Names must be unique.
@@ -134,17 +173,11 @@ class WorkerPool:
                         break
                     if upcoming.uses_gpu and self._gpu_jobs >= self._gpu_limit:
                         break
-                    self.start()
-                    self._launch(upcoming)
+                    self.launch(upcoming)
                     upcoming = None
                 if not self._workers:
                     break
-                for key, _ in self._selector.select(TICK_S):
-                    # An earlier callback of this round may have ended this worker, or the whole server.
-                    if self._selector.get_map().get(key.fd) == key:
-                        key.data(listener)
-                self._watch()
-                listener.waiting()
+                self.turn(listener)
         except KeyboardInterrupt:
             for worker in list(self._workers.values()):
                 self._signal(worker, signal.SIGKILL)
@@ -209,6 +242,9 @@ class WorkerPool:
         for reply in self._replies.feed(data):
             if "ready" in reply:
                 self._ready = True
+            elif "unprepared" in reply:
+                self.close()
+                raise WorkerStartError(f"the worker process could not get ready: {reply['unprepared']}")
             elif "started" in reply:
                 worker = self._workers.get(reply["started"])
                 if worker is not None:

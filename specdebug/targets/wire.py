@@ -1,9 +1,9 @@
 """How the parent, the fork server and the workers talk.
 
-Parent and server share one Unix socket: requests are a fixed header (tag and length), then a pickled
-payload; a job's header carries two file descriptors with it (where the worker writes its events and its
-log). Replies and events are JSON lines. JSON for whatever a dying process writes: half a line is recognised
-and dropped, and a corrupt worker cannot make the parent execute anything.
+Parent and server share one Unix socket: requests (prepare, run a job, signal a worker) are a fixed header (tag and
+length), then a pickled payload; a job's header carries two file descriptors with it (where the worker writes its events
+and its log). Replies and events are JSON lines. JSON for whatever a dying process writes: half a line is recognised and
+dropped, and a corrupt worker cannot make the parent execute anything.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 _HEADER = struct.Struct("!cQ")
 
+PREPARE = b"P"
 JOB = b"J"
 SIGNAL = b"S"
 
@@ -35,6 +36,10 @@ class PipeSink:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+
+    def fileno(self) -> int:
+        """The file descriptor written to."""
+        return self._fd
 
     def emit(self, event: str, **fields: Any) -> None:
         """Raises BrokenPipeError when the parent is gone."""

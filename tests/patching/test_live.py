@@ -9,7 +9,7 @@ import traceback
 
 import pytest
 
-from specdebug.patching import Patch, apply
+from specdebug.patching import Patch, apply, live
 
 TEXT = """
 import contextlib
@@ -314,3 +314,24 @@ def test_generic_functions(toys):
         assert mod.f(1) == 2
     assert mod.f(1) == 1
     assert applied.hits() == {"t#1": 1}
+
+
+def test_a_census_finds_what_a_search_finds(toys, refusal):
+    mod, other = toys.load(TEXT), toys.load("def f(x):\n    return x\n")
+    patches = [
+        Patch.of("a", f"{mod.__name__}:cached", ("return x + 1", "return x + 2")),
+        Patch.of("b", f"{mod.__name__}:deco.wrapper", ("return function(*args)", "return 'patched'")),
+    ]
+    uncounted = Patch.of("c", f"{other.__name__}:f", ("return x", "return 0"))
+    assert mod.cached(1) == 2
+    live.take_census(toys.path(mod.__name__))
+    try:
+        with apply(patches) as applied:
+            assert (mod.cached(1), mod.decorated(1)) == (3, "patched")
+            assert applied.hits() == {"a#1": 1, "b#1": 1}
+        assert (mod.cached(1), mod.decorated(1)) == (2, 2)
+        assert "no live function runs f" in refusal(apply, [uncounted])
+    finally:
+        live.end_census()
+    with apply([uncounted]):
+        assert other.f(5) == 0

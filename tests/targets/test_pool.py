@@ -74,6 +74,55 @@ def test_a_crash_and_a_hang_leave_a_stack_in_the_log(pool: WorkerPool) -> None:
     assert "RuntimeError: oh no" in error.log
 
 
+def test_what_the_server_prepares_all_its_workers_have() -> None:
+    with WorkerPool(2, preload=(), prepare=(f"{VICTIMS}:get_ready", {"deep": (1, 2)})) as pool:
+        seen = [run_one(pool, victim("inherit"))[0][0] for _ in range(2)]
+    assert [event["ready"] for event in seen] == [[[{"deep": [1, 2]}, event["parent"]]] for event in seen]
+
+
+def test_a_server_that_cannot_prepare_says_why() -> None:
+    pool = WorkerPool(1, preload=(), prepare=(f"{VICTIMS}:get_ready", "impossible"))
+    with pool, pytest.raises(WorkerStartError, match="get ready: ValueError: there is nothing to get ready"):
+        run_one(pool, victim("obey"))
+
+
+def test_jobs_are_launched_while_others_run_and_end_in_any_order(pool: WorkerPool) -> None:
+    ends: list[tuple[str, str]] = []
+
+    class Ends:
+        def started(self, job: Job) -> None: ...
+        def event(self, job: Job, event: dict[str, Any]) -> None: ...
+        def waiting(self) -> None: ...
+        def ended(self, job: Job, end: WorkerEnd) -> None:
+            ends.append((job.name, end.kind))
+
+    pool.launch(Job("slow", f"{VICTIMS}:sleep_forever", None, timeout_s=0.3))
+    pool.launch(victim("obey"))
+    assert pool.running == 2
+    while len(ends) < 1:
+        pool.turn(Ends())
+    pool.launch(victim("segfault"))
+    while pool.running:
+        pool.turn(Ends())
+    assert ends[0] == ("obey", "done")
+    assert sorted(ends[1:]) == [("segfault", "signal"), ("slow", "timeout")]
+
+
+def test_a_worker_that_starts_over_keeps_its_pipes_and_inherits_nothing() -> None:
+    with WorkerPool(1, preload=("fractions",), prepare=(f"{VICTIMS}:get_ready", 1)) as pool:
+        events, end = run_one(pool, victim("start_again", ("inherit", None)))
+        modules = run_one(pool, victim("start_again", ("environment", None)))[0][1]["modules"]
+        died, death = run_one(pool, victim("start_again", ("segfault", None)))
+        _, hang = run_one(pool, victim("start_again", ("sleep_forever", None), timeout_s=2.0))
+    assert (events[1]["ready"], end.kind) == ([], "done")
+    assert "fractions" not in modules
+    assert [event["event"] for event in died] == ["pid", "before"]
+    assert (death.kind, death.signal_name) == ("signal", "SIGSEGV")
+    assert "string_at" in death.log
+    assert hang.kind == "timeout"
+    assert "in sleep_forever" in hang.log
+
+
 def test_the_memory_watch_stops_a_runaway_near_its_limit(pool: WorkerPool) -> None:
     _, end = run_one(pool, victim("eat_memory", memory_mb=150))
     assert 150 < end.peak_rss_mb < 400

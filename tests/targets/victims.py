@@ -12,6 +12,28 @@ def obey(payload: Any, sink: Any) -> None:
     sink.emit("echo", payload=payload, pid=os.getpid())
 
 
+_ready: list[Any] = []
+
+
+def get_ready(argument: Any) -> None:
+    """What a fork server may be asked to prepare."""
+    if argument == "impossible":
+        raise ValueError("there is nothing to get ready")
+    _ready.append((argument, os.getpid()))
+
+
+def inherit(payload: Any, sink: Any) -> None:
+    sink.emit("inherited", ready=_ready, parent=os.getppid())
+
+
+def start_again(payload: Any, sink: Any) -> None:
+    """Leave everything inherited behind, then do what the payload says."""
+    from specdebug.targets.forkserver import start_over
+
+    sink.emit("pid", pid=os.getpid())
+    start_over(f"{__name__}:{payload[0]}", payload[1], sink)
+
+
 def die(payload: int, sink: Any) -> None:
     sink.emit("before", n=1)
     os.kill(os.getpid(), payload)

@@ -1,0 +1,110 @@
+"""Warm arms, the parent's side: run arms of one scenario, over and over, at a fraction of a fresh arm's cost.
+
+A :class:`WarmPool` starts and waits arm by arm rather than running a list, so that whoever decides what to run next can
+look at what came of the last.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from specdebug.harness.ledger import Ledger
+from specdebug.harness.preload import PRELOAD
+from specdebug.harness.replay import ArmResult, ArmRun
+from specdebug.harness.warm_worker import Common
+from specdebug.targets.job import Job, WorkerEnd
+from specdebug.targets.pool import WorkerPool
+
+if TYPE_CHECKING:
+    from specdebug.harness.scenario_model import Scenario
+    from specdebug.toggles import Toggle
+
+TARGET = "specdebug.harness.warm_worker:run_warm"
+PREPARE = "specdebug.harness.warm_worker:prepare"
+
+
+class WarmPool:
+    """Runs arms of one scenario. A context manager: leaving it ends every worker."""
+
+    def __init__(
+        self, scenario: Scenario, arms: Sequence[str], toggles: Sequence[Toggle] = (), jobs: int = 1
+    ) -> None:
+        """``arms``: those that will be run; ``toggles``: the fixes that may be reverted. Others work, but slowly."""
+        common = Common(scenario, tuple(arms), tuple(toggles))
+        self._pool = WorkerPool(jobs, PRELOAD, (PREPARE, common))
+        self._listener = _Collected()
+
+    def __enter__(self) -> WarmPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def capacity(self) -> int:
+        """How many arms may run at a time."""
+        return self._pool.limit
+
+    def start(self, run: ArmRun) -> None:
+        """Begin an arm and return; keys of arms under way must differ. Raises WorkerStartError."""
+        self._listener.runs[run.key] = run
+        self._pool.launch(job(run))
+
+    def wait(self) -> ArmResult:
+        """The next arm to end, at least one being under way.
+
+        Raises ReplayError or ContentError when a worker finds the scenario itself at fault, WorkerStartError when
+        there can be no workers.
+        """
+        ended = self._listener.ended_runs
+        while not ended:
+            self._pool.turn(self._listener)
+        return ended.popleft()
+
+    def close(self) -> None:
+        """End whatever runs. May be called more than once."""
+        self._pool.close()
+
+
+def job(run: ArmRun) -> Job:
+    """The worker's job. Unlike a fresh arm's, its requests are planned there: workers are many, the parent is one."""
+    limits = run.scenario.limits
+    payload = {
+        "arm": run.arm,
+        "seed": run.seed,
+        "toggles": pickle.dumps(run.toggles),
+        "packs": pickle.dumps(run.packs),
+        "scenario": pickle.dumps(run.scenario),
+    }
+    return Job(run.key, TARGET, payload, limits.timeout_s, float(limits.memory_mb), run.config.device != "cpu")
+
+
+class _Collected:
+    """What workers have reported, by job."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, ArmRun] = {}
+        self.ended_runs: deque[ArmResult] = deque()
+        self._ledgers: dict[str, Ledger] = {}
+
+    def started(self, job: Job) -> None:
+        self._ledgers[job.name] = Ledger()
+
+    def event(self, job: Job, event: dict[str, Any]) -> None:
+        ledger = self._ledgers[job.name]
+        ledger.fold(event)
+        if ledger.usage_error is not None:
+            raise self.runs[job.name].at_fault(ledger.usage_error, ledger.usage_option)
+
+    def ended(self, job: Job, end: WorkerEnd) -> None:
+        outcome = self._ledgers.pop(job.name).outcome(end)
+        self.ended_runs.append(ArmResult(self.runs.pop(job.name), outcome))
+
+    def waiting(self) -> None:
+        """Nothing to do meanwhile."""

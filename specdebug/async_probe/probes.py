@@ -183,8 +183,42 @@ def totals() -> dict[tuple[str, str], int]:
 
 
 def reached() -> dict[str, int]:
-    """How often a live probe of each site had something to look at. A captured graph counts once."""
+    """How often a live probe of each site had something to look at.
+
+    A captured graph counts once, and once for each replay told of by what :func:`recording_reach` gave.
+    """
     return dict(_reached)
+
+
+class Reach:
+    """The sites that were reached in a block, each as often as it was."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, int] = {}
+        self._sites: dict[str, int] = {}
+
+    def __enter__(self) -> Reach:
+        self._before = dict(_reached)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sites = {
+            site: more for site, count in _reached.items() if (more := count - self._before.get(site, 0)) > 0
+        }
+
+    def replayed(self) -> None:
+        """Count the sites again, because a graph captured in the block is replayed. Nothing if no probe is live."""
+        if _active:
+            for site, times in self._sites.items():
+                _reached[site] = _reached.get(site, 0) + times
+
+
+def recording_reach() -> Reach:
+    """A ``with`` block around a capture; call ``replayed`` of what it gives at every replay.
+
+    Not across a :func:`configure` or :func:`reset`.
+    """
+    return Reach()
 
 
 def _probe(

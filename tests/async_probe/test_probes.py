@@ -312,3 +312,26 @@ def test_modes_messages_and_sites_can_be_read_without_torch() -> None:
 def test_unknown_names_are_no_attributes() -> None:
     with pytest.raises(AttributeError, match="no attribute 'maybe_detect_noon'"):
         async_probe.maybe_detect_noon  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_replays_count_what_was_reached_in_the_capture() -> None:
+    async_probe.configure("record")
+    ids = torch.tensor([1])
+    maybe_detect_oob(ids, 0, 10, "test.outside")
+    with async_probe.recording_reach() as reach:
+        maybe_detect_oob(ids, 0, 10, "test.outside")
+        for _ in range(2):
+            maybe_detect_oob(ids, 0, 10, "test.inside")
+    reach.replayed()
+    maybe_detect_oob(ids, 0, 10, "test.later")
+    reach.replayed()
+    assert async_probe.reached() == {"test.outside": 4, "test.inside": 6, "test.later": 1}
+
+
+def test_replays_count_nothing_once_probes_are_off() -> None:
+    async_probe.configure("record")
+    with async_probe.recording_reach() as reach:
+        maybe_detect_oob(torch.tensor([1]), 0, 10, "test.inside")
+    async_probe.configure("off")
+    reach.replayed()
+    assert async_probe.reached() == {}

@@ -269,10 +269,10 @@ class Engine:
     def _decode(self) -> StepReport:
         retracted = self._scheduler.prepare_decode()
         running = list(self._scheduler.running)
-        report = StepReport(self._step, "decode", tuple(r.rid for r in running))
+        report = StepReport(self._step, "decode", tuple([request.rid for request in running]))
         finished: list[str] = []
         plain = [request for request in running if not request.speculative]
-        speculating = [request for request in running if request.speculative]
+        speculating = [request for request in running if request.speculative] if plain else running
         if plain:
             for request, token in zip(plain, self._target_worker.decode(plain), strict=True):
                 report.emitted[request.rid] = request.accept_tokens([token])

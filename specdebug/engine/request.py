@@ -82,14 +82,15 @@ class Request:
 
     def accept_tokens(self, tokens: Sequence[int]) -> list[int]:
         """Append tokens until one of them ends the request; returns those kept."""
-        kept: list[int] = []
-        for token in tokens:
-            kept.append(token)
-            self.output_ids.append(token)
-            if token in self.sampling.stop_token_ids:
+        sampling = self.sampling
+        room = sampling.max_new_tokens - len(self.output_ids)
+        kept = list(tokens[:room])
+        if len(kept) == room:
+            self.finish_reason = "length"
+        if sampling.stop_token_ids:
+            stop = next((n for n, token in enumerate(kept, start=1) if token in sampling.stop_token_ids), None)
+            if stop is not None:
                 self.finish_reason = "stop"
-            elif len(self.output_ids) >= self.sampling.max_new_tokens:
-                self.finish_reason = "length"
-            if self.finish_reason is not None:
-                break
+                del kept[stop:]
+        self.output_ids += kept
         return kept

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 
+import torch
+from torch import Tensor
+
 from specdebug.engine.config import STEPS_IN_FLIGHT, EngineConfig
 from specdebug.engine.errors import EngineError
 from specdebug.engine.memory.prefix_cache import PrefixCache
-from specdebug.engine.memory.req_to_token import RowWrite
+from specdebug.engine.memory.req_to_token import Cells
 from specdebug.engine.request import Request, Status
 
 
@@ -22,7 +25,8 @@ class Scheduler:
         self._cache = cache
         self._page_size = config.page_size
         self._reservation = STEPS_IN_FLIGHT * config.alloc_len_per_decode
-        self._writes: list[RowWrite] = []
+        self._grown: list[Cells] = []
+        self._slots: list[Tensor] = []
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.chunked: Request | None = None
@@ -83,6 +87,8 @@ class Scheduler:
         The latest admitted goes first, because it loses least and may still hit what it leaves in the cache.
         """
         retracted: list[Request] = []
+        if self._grow_all():
+            return retracted
         index = 0
         while index < len(self.running):
             request = self.running[index]
@@ -146,16 +152,34 @@ class Scheduler:
         slots = self._cache.alloc(missing)
         if slots is None:
             return False
-        self._writes.append((request.row, request.kv_allocated, slots))
+        self._grown.append((request.row, request.kv_allocated, missing))
+        self._slots.append(slots)
         request.kv_allocated = target
+        return True
+
+    def _grow_all(self) -> bool:
+        """Reserve for everybody that runs in one allocation; False, and nothing done, when there are too few slots."""
+        due = [(request, self._round_up(request.kv_len + self._reserved(request))) for request in self.running]
+        due = [(request, target) for request, target in due if target > request.kv_allocated]
+        if not due:
+            return True
+        slots = self._cache.alloc(sum(target - request.kv_allocated for request, target in due))
+        if slots is None:
+            return False
+        self._slots.append(slots)
+        for request, target in due:
+            self._grown.append((request.row, request.kv_allocated, target - request.kv_allocated))
+            request.kv_allocated = target
+        self._write_rows()
         return True
 
     def _write_rows(self) -> None:
         """Store what requests have grown by, all at once: an upload for each would cost a GPU's host more than the
         rest of its step."""
-        if self._writes:
-            writes, self._writes = self._writes, []
-            self._cache.req_to_token.write_rows(writes)
+        if self._grown:
+            places, slots = self._grown, torch.cat(self._slots)
+            self._grown, self._slots = [], []
+            self._cache.req_to_token.write_rows(places, slots)
 
     def _retract(self, request: Request) -> None:
         self._detach(request)

@@ -137,10 +137,12 @@ def test_a_batch_is_written_to_the_row_table_at_once(monkeypatch: pytest.MonkeyP
         machine.add([length] * length)
     table, uploads = machine.parts.req_to_token, []
     original = table.write_rows
-    monkeypatch.setattr(table, "write_rows", lambda writes: uploads.append(list(writes)) or original(writes))
+    monkeypatch.setattr(
+        table, "write_rows", lambda places, slots: uploads.append(list(places)) or original(places, slots)
+    )
     machine.step()
     machine.step()
-    assert [[row for row, _, _ in writes] for writes in uploads] == [[1, 2, 3], [1, 2, 3]]
+    assert uploads == [[(1, 0, 5), (2, 0, 3), (3, 0, 7)], [(1, 5, 2), (2, 3, 2), (3, 7, 2)]]
 
 
 # --- retraction ---

@@ -19,8 +19,8 @@ PADDING_ROW = 0
 _GUARD_COLUMNS = 16
 _GUARD_CELL = -0x5AFE
 
-RowWrite = tuple[int, int, Tensor]
-"""A row, its first cell to write, and the slot ids that go there."""
+Cells = tuple[int, int, int]
+"""A row, the first of its cells, and how many."""
 
 
 class ReqToToken:
@@ -67,26 +67,26 @@ class ReqToToken:
             slots = slots.to(torch.int32).pin_memory()
         cells.copy_(slots, non_blocking=True)
 
-    def write_rows(self, writes: Sequence[RowWrite]) -> None:
-        """:meth:`write` of each, at the cost of one: ids (int64, on the host) go to a GPU in one copy.
+    def write_rows(self, places: Sequence[Cells], slots: Tensor) -> None:
+        """:meth:`write` to each place its share of ``slots`` (int64, on the host), which go to a GPU in one copy.
 
         Raises:
             IllegalAddress: a write leaves the table; those before it are done by then.
         """
-        starts = np.array([row * self._cells.stride(0) + start for row, start, _ in writes], dtype=np.int64)
-        lengths = np.array([slots.numel() for _, _, slots in writes], dtype=np.int64)
-        total = int(lengths.sum())
+        total = slots.numel()
         if not total:
             return
+        rows, firsts, lengths = np.array(places, dtype=np.int64).T
+        starts = rows * self._cells.stride(0) + firsts
+        before = np.cumsum(lengths) - lengths
         if starts.min() < 0 or (starts + lengths).max() > self._cells.numel():
-            for row, start, slots in writes:
-                self.write(row, start, slots)
+            for (row, start, length), first in zip(places, before.tolist(), strict=True):
+                self.write(row, start, slots[first : first + length])
             return
         staging = torch.empty(3 * total, dtype=torch.int32, pin_memory=self._cells.is_cuda)
         offsets, ids = staging[: 2 * total].view(torch.int64), staging[2 * total :]
-        before = np.cumsum(lengths) - lengths
         np.add(np.repeat(starts - before, lengths), np.arange(total), out=offsets.numpy())
-        np.concatenate([slots.numpy() for _, _, slots in writes], out=ids.numpy())
+        ids.copy_(slots)
         there = staging.to(self._cells.device, non_blocking=True)
         self._cells.view(-1).index_copy_(0, there[: 2 * total].view(torch.int64), there[2 * total :])
 

@@ -76,18 +76,17 @@ def test_a_write_inside_the_row_is_read_back_and_changes_nothing_else(
 def test_rows_written_together_are_as_if_written_in_turn(places: list[tuple[int, int, int]], guards: bool) -> None:
     """Overruns too, up to the end of the table and beyond it."""
     together, in_turn = (_table(guards=guards) for _ in range(2))
-    writes = [(row, start, torch.arange(100 * n, 100 * n + size)) for n, (row, start, size) in enumerate(places)]
-    failures = []
-    for table, steps in ((together, [writes]), (in_turn, [[write] for write in writes])):
-        try:
-            for step in steps:
-                if table is together:
-                    table.write_rows(step)
-                else:
-                    table.write(*step[0])
-            failures.append(None)
-        except IllegalAddress as error:
-            failures.append(str(error))
+    slots = torch.arange(100, 100 + sum(size for _, _, size in places))
+    failures: list[str | None] = [None, None]
+    try:
+        together.write_rows(places, slots)
+    except IllegalAddress as error:
+        failures[0] = str(error)
+    try:
+        for (row, start, _), share in zip(places, slots.split([size for _, _, size in places]), strict=True):
+            in_turn.write(row, start, share)
+    except IllegalAddress as error:
+        failures[1] = str(error)
     assert failures[0] == failures[1]
     assert torch.equal(together._cells, in_turn._cells)
     assert together.check_guards() == in_turn.check_guards()
@@ -99,16 +98,16 @@ def test_a_gpu_gets_rows_in_one_copy_and_nobody_waits() -> None:
         ReqToToken(3, 10, fill=FillPolicy("zeros"), guards=True, device=torch.device(device))
         for device in ("cuda", "cpu")
     ]
-    writes = [(1, 8, torch.tensor([1, 2, 3])), (3, 0, torch.tensor([7])), (2, 4, torch.tensor([5, 6]))]
-    tables[0].write_rows([(1, 0, torch.tensor([1]))])
+    places, slots = [(1, 8, 3), (3, 0, 1), (2, 4, 2)], torch.tensor([1, 2, 3, 7, 5, 6])
+    tables[0].write_rows([(1, 0, 1)], torch.tensor([1]))
     torch.cuda.set_sync_debug_mode("error")
     try:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            tables[0].write_rows(writes)
+            tables[0].write_rows(places, slots)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert [event.name for event in profile.events()].count("cudaMemcpyAsync") == 1
-    tables[1].write_rows([(1, 0, torch.tensor([1])), *writes])
+    tables[1].write_rows([(1, 0, 1), *places], torch.cat([torch.tensor([1]), slots]))
     assert torch.equal(tables[0]._cells.cpu(), tables[1]._cells)
     assert tables[0].check_guards() == tables[1].check_guards() != []
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdebug.async_probe import maybe_detect_oob
+from specdebug.async_probe import grouped, maybe_detect_oob
 from specdebug.engine.kernels.accept import walk_greedy, walk_sampling
 from specdebug.engine.speculative.tree import VerifyTree
 
@@ -31,10 +31,11 @@ class Acceptance:
 
     def check(self, tree_size: int, vocab_size: int) -> None:
         """Probe what the next kernels will index with."""
-        maybe_detect_oob(self.predict, 0, vocab_size, "accept.predict")
-        maybe_detect_oob(self.accept_index, -1, self.predict.numel(), "accept.accept_index")
         longest = min(tree_size, self.accept_index.shape[1])
-        maybe_detect_oob(self.num_correct_drafts, 0, longest, "accept.num_correct_drafts")
+        with grouped():
+            maybe_detect_oob(self.predict, 0, vocab_size, "accept.predict")
+            maybe_detect_oob(self.accept_index, -1, self.predict.numel(), "accept.accept_index")
+            maybe_detect_oob(self.num_correct_drafts, 0, longest, "accept.num_correct_drafts")
 
 
 def accept_greedy(tree: VerifyTree, target_ids: Tensor, num_steps: int) -> Acceptance:

@@ -400,8 +400,9 @@ class EagleWorker:
             metadata = self._planner.extend_uniform(batch, nodes, self._workspace)
             attention = self._attention.draft.bind(metadata, self._pools.draft, out_cache_loc)
             start = self._extend_forward.run(inputs, nodes, attention)
-        self._pools.draft.probe_written(out_cache_loc)
-        self._store_draft(batch.req_pool_indices, start)
+        with grouped():
+            self._pools.draft.probe_written(out_cache_loc)
+            self._store_draft(batch.req_pool_indices, start)
 
     def _store_draft(self, rows: Tensor, start: ExtendOutputs) -> None:
         with grouped():

@@ -12,7 +12,9 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.engine import Models, load_models
 
 sys.path.insert(0, str(Path(__file__).parent))
+import seeds
 from models import make_eagle, make_target
 from reference import generate, make_reference
 
@@ -76,10 +79,15 @@ def timed(function: Callable[[], object], repeats: int) -> float:
 
 
 class Served:
-    """An engine with the probes it was captured with; only one is active at a time."""
+    """An engine with the probes it was captured with; only one is active at a time.
+
+    probes: a mode of ours, or ``expressions``: those that they replace, at the same sites.
+    """
 
     def __init__(self, models: Models, batch: int, *, backend: str, probes: str, spec: bool = True) -> None:
-        async_probe.configure(probes)
+        self._expressions = probes == "expressions"
+        seeds.use(self._expressions)
+        async_probe.configure("off" if self._expressions else probes)
         self.engine = Engine(
             EngineConfig.from_dict(
                 {
@@ -102,6 +110,7 @@ class Served:
 
     def activate(self) -> None:
         """Probe as at capture: a recorder's memory belongs to the graphs that write it."""
+        seeds.use(self._expressions)
         for name, value in self._probes.items():
             setattr(async_probe.probes, name, value)
 
@@ -145,49 +154,48 @@ def head_bytes(draft: Any) -> int:
 
 
 def probe_cost(models: Models, backend: str, rounds: int) -> list[Row]:
-    """Probes on against off, in turn: decode at two batch sizes, and prefill."""
+    """Probes on against off, in turn, and the expressions they replace: decode at two batch sizes, and prefill."""
     rows = []
     for batch, asked, per_round in ((1, "at most 1.0%", 12), (64, "at most 0.5%", 4)):
-        off = Served(models, batch, backend=backend, probes="off")
-        on = Served(models, batch, backend=backend, probes="record")
-        for served in (off, on):
+        arms = [Served(models, batch, backend=backend, probes=probes) for probes in ("off", "record", "expressions")]
+        for served in arms:
             served.add(batch, PROMPT if batch == 1 else 128)
             served.steps(8)
-        costs, times = [], []
-        for _ in range(rounds):
-            without, with_probes = off.steps(per_round), on.steps(per_round)
-            costs.append(100 * (with_probes / without - 1))
-            times.append(1e3 * without)
-        rows.append(Row.of(f"EAGLE decode step, batch {batch}, probes off", times, "ms"))
-        rows.append(Row.of(f"all probes on, decode step, batch {batch}", costs, "% more", asked))
+        taken = [[served.steps(per_round) for served in arms] for _ in range(rounds)]
+        rows += cost_rows(f"EAGLE decode step, batch {batch}", taken, asked)
         if batch == 1:
-            rows += prefill_cost(off, on, rounds)
+            rows += prefill_cost(arms, rounds)
+        arms[1].activate()
         found = len(async_probe.drain())
         rows.append(Row(f"findings of the probes, batch {batch}", found, found, found, "", "0"))
-        release(off, on)
+        release(*arms)
+        seeds.use(False)
     return rows
 
 
-def prefill_cost(off: Served, on: Served, rounds: int) -> list[Row]:
-    costs, times = [], []
-    for served in (off, on):
+def prefill_cost(arms: Sequence[Served], rounds: int) -> list[Row]:
+    taken = []
+    for served in arms:
         served.drain()
-    for index in range(rounds + 2):
-        taken = []
-        for served in (off, on):
+    for _ in range(rounds + 2):
+        for served in arms:
             served.add(1, 2048, new_tokens=1)
-            taken.append(served.steps(1))
-        if index >= 2:
-            costs.append(100 * (taken[1] / taken[0] - 1))
-            times.append(1e3 * taken[0])
+        taken.append([served.steps(1) for served in arms])
+    return cost_rows("prefill of 2048 tokens", taken[2:], "at most 0.5%")
+
+
+def cost_rows(what: str, taken: Sequence[Sequence[float]], asked: str) -> list[Row]:
+    """taken: by round, seconds without probes, with ours, and with the expressions."""
+    ours, theirs = ([100 * (times[arm] / times[0] - 1) for times in taken] for arm in (1, 2))
     return [
-        Row.of("prefill of 2048 tokens, probes off", times, "ms"),
-        Row.of("all probes on, prefill", costs, "% more", "at most 0.5%"),
+        Row.of(f"{what}, probes off", [1e3 * times[0] for times in taken], "ms"),
+        Row.of(f"{what}, all probes on", ours, "% more", asked),
+        Row.of(f"{what}, the expressions at the same sites", theirs, "% more"),
     ]
 
 
 def against_floors(models: Models, backend: str, rounds: int) -> list[Row]:
-    """Verify and draft graphs replayed alone against reading their weights once, and the device's idle share."""
+    """Verify and draft graphs replayed alone against reading their weights once, and the device's idle shares."""
     served = Served(models, 1, backend=backend, probes="off")
     served.add(1)
     served.steps(12)
@@ -209,28 +217,69 @@ def against_floors(models: Models, backend: str, rounds: int) -> list[Row]:
         Row.of(f"draft loop of {STEPS} steps", [1e3 * t for t in draft_times], "ms"),
         Row.of("draft loop / its floor", [t / draft_floor for t in draft_times], "x", "at most 1.35"),
     ]
-    idle = [100 * idle_share(served) for _ in range(3)]
-    rows.append(Row.of("device idle in steady decode, batch 1", idle, "%", "under 3%"))
+    rows += idle_rows(served, "batch 1")
+    release(served)
+    served = Served(models, 64, backend=backend, probes="off")
+    served.add(64, 128)
+    served.steps(8)
+    rows += idle_rows(served, "batch 64")
     release(served)
     return rows
 
 
-def idle_share(served: Served, steps: int = 20) -> float:
-    """Share of a steady step in which no kernel runs: busy time as profiled against the time of steps that are not,
-    since a profiler slows the host down."""
+def idle_rows(served: Served, what: str) -> list[Row]:
+    shares = [idle_shares(served) for _ in range(3)]
+    return [
+        Row.of(f"device idle in steady decode, {what}", [100 * share[0] for share in shares], "%", "under 3%"),
+        Row.of(f"device idle outside graphs, {what}", [100 * share[1] for share in shares], "%", "under 3%"),
+    ]
+
+
+def idle_shares(served: Served, steps: int = 20) -> tuple[float, float]:
+    """Shares of a steady step in which no kernel runs, and in which no graph is under way either.
+
+    Both are of the time of steps without a profiler, since that slows the host down. What runs is summed up from a
+    profile of other steps. Kernels of one graph launch have its correlation id in common. For the second share these
+    are left out, and graphs count with what each takes replayed alone, between device events, since a profiler widens
+    the gaps in a graph.
+    """
     alone = statistics.median(served.steps(steps) for _ in range(3))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with counted_replays() as replays, torch.profiler.profile(activities=activities) as profile:
         served.steps(steps)
-    spans = sorted(
-        (event.time_range.start, event.time_range.end)
-        for event in profile.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
-    )
-    busy, reached = 0.0, spans[0][0]  # microseconds
-    for start, end in spans:
-        busy += max(0.0, end - max(start, reached))
+    events = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    launches = Counter(event.id for event in events)
+    if replays and max(launches.values()) == 1:
+        raise RuntimeError("the profile does not tell which kernels are a graph's")
+    outside = [event for event in events if launches[event.id] == 1]
+    graphs = sum(timed(graph.replay, 10) * times for graph, times in replays.items())
+    return 1 - busy(events) / steps / alone, 1 - (busy(outside) + graphs) / steps / alone
+
+
+@contextmanager
+def counted_replays() -> Iterator[Counter[torch.cuda.CUDAGraph]]:
+    """How often each graph is replayed in the block."""
+    counts: Counter[torch.cuda.CUDAGraph] = Counter()
+    replay = torch.cuda.CUDAGraph.replay
+
+    def counted(graph: torch.cuda.CUDAGraph) -> None:
+        counts[graph] += 1
+        replay(graph)
+
+    torch.cuda.CUDAGraph.replay = counted  # type: ignore[method-assign]
+    try:
+        yield counts
+    finally:
+        torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
+
+
+def busy(events: Sequence[Any]) -> float:
+    """Seconds in which any of the profiled events was under way."""
+    total, reached = 0.0, 0.0  # microseconds
+    for start, end in sorted((event.time_range.start, event.time_range.end) for event in events):
+        total += max(0.0, end - max(start, reached))
         reached = max(reached, end)
-    return 1 - busy / 1e6 / steps / alone
+    return total / 1e6
 
 
 def tokens_per_second(models: Models, backend: str, rounds: int, name: str, new_tokens: int = 128) -> list[Row]:

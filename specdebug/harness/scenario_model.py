@@ -100,7 +100,8 @@ class Turns:
 
 @dataclass(frozen=True)
 class Arrive:
-    """Request n (or client n) comes ``step + n * every`` steps after its group starts.
+    """Request n (or client n) comes ``step + n * every`` steps after its group starts, and up to ``jitter`` more, drawn
+    for each.
 
     A group starts at step 0, or once every request of every group named in ``after`` has finished.
     """
@@ -108,9 +109,10 @@ class Arrive:
     step: int = 0
     every: int = 0
     after: tuple[str, ...] = ()
+    jitter: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "every": self.every, "after": list(self.after)}
+        return {"step": self.step, "every": self.every, "after": list(self.after), "jitter": self.jitter}
 
 
 @dataclass(frozen=True)

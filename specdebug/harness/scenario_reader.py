@@ -201,13 +201,14 @@ def _turns(item: Item) -> Turns:
 
 
 def _arrive(item: Item) -> Arrive:
-    table = item.table(optional=("step", "every", "after"))
+    table = item.table(optional=("step", "every", "after", "jitter"))
     return Arrive(
         step=_whole(table.get("step"), "steps", 0),
         every=_whole(table.get("every"), "steps", 0),
         after=tuple(name.text() for name in table["after"].one_or_many(at_least=0))
         if "after" in table
         else (),
+        jitter=_whole(table.get("jitter"), "steps", 0),
     )
 
 

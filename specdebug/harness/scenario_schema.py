@@ -92,6 +92,7 @@ def _group() -> Schema:
                     "step": _number("steps"),
                     "every": _number("steps"),
                     "after": _one_or_many(_TEXT, at_least=0),
+                    "jitter": _number("steps"),
                 }
             ),
             "abort": _table(

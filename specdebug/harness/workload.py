@@ -108,7 +108,7 @@ class _Planner:
                     new_ids=self._prompt(group, rid),
                     sampling=self._sampling(group, rid, number),
                     speculative=group.speculative,
-                    delay=group.arrive.step + number * group.arrive.every,
+                    delay=self._delay(group, number, rid),
                     abort_after=_abort_after(group.abort, number),
                 )
             )
@@ -127,7 +127,7 @@ class _Planner:
                     sampling=self._sampling(group, rid, number),
                     speculative=group.speculative,
                     continues=planned[-1].rid if this_round else None,
-                    delay=group.arrive.step + client * group.arrive.every,
+                    delay=self._delay(group, client, rid),
                 )
             )
         return planned
@@ -164,6 +164,10 @@ class _Planner:
             stop_token_ids=group.stop_token_ids,
             seed=derive_seed(self._seed, "sampling", rid) if group.seed is None else group.seed + number,
         )
+
+    def _delay(self, group: WorkloadGroup, number: int, rid: str) -> int:
+        arrive = group.arrive
+        return arrive.step + number * arrive.every + _draw((0, arrive.jitter), self._seed, "arrive", rid)
 
     def _slicer(self, corpus: str) -> Slicer:
         if corpus not in self._slicers:

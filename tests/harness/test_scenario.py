@@ -123,7 +123,7 @@ workload:
       shared_prefix: {name: doc, corpus: stdlib, tokens: 100}
       suffix: {corpus: stdlib, tokens: [3, 9], offset: 4}
     abort: {after_steps: 2}
-  - {turns: {clients: 2, rounds: 2, input_tokens: [5, 9]}, arrive: {every: 2, after: [a, g1]}}
+  - {turns: {clients: 2, rounds: 2, input_tokens: [5, 9]}, arrive: {every: 2, jitter: 4, after: [a, g1]}}
 oracles: {accept: {min_ratio: 0.5}}
 limits: {timeout_s: 2.5}
 arms: {x: {revert: [27360], engine: {radix_cache: false}, mode: assert, oracles: {pools: false}}, y: }

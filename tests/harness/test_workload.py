@@ -128,6 +128,13 @@ def test_arrivals_and_aborts():
     assert workload.after == {"a": (), "b": ("a",)}
 
 
+def test_jitter_is_drawn_for_each_request_and_each_seed():
+    text = "  - {requests: 40, prompt: {text: x}, arrive: {step: 5, every: 10, jitter: 3}}\n"
+    late = [request.delay - 10 * number - 5 for number, request in enumerate(plan(text))]
+    assert set(late) == {0, 1, 2, 3}
+    assert late != [request.delay - 10 * number - 5 for number, request in enumerate(plan(text, seed=1))]
+
+
 def test_sampling_is_copied_and_each_request_has_a_seed_of_its_own():
     first, second = plan(
         "  - {requests: 2, prompt: {text: x}, temperature: 0.7, top_k: 5, top_p: 0.9, stop_token_ids: [2]}\n"

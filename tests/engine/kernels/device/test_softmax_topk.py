@@ -89,7 +89,8 @@ def test_a_vocabulary_of_an_8b_model_in_a_graph(device: torch.device, rows: int,
         static.copy_(torch.randn(rows, 128256) * 3)
         graph.replay()
         wanted, at = expected(static.cpu(), k)
-        torch.testing.assert_close(probs.cpu(), wanted, rtol=1e-5, atol=0)
+        # sums of 128,256 in float32, each in its own order
+        torch.testing.assert_close(probs.cpu(), wanted, rtol=1e-4, atol=0)
         if k <= MAX_FUSED:
             assert ids.tolist() == at.tolist()
         if seed == 0:

@@ -19,6 +19,7 @@ from specdebug import content, toggles
 from specdebug.errors import ContentError
 from specdebug.patching import PatchError, apply
 from specdebug.toggles import (
+    NOTHING,
     REVERT_VARIABLE,
     Detection,
     SelectionError,
@@ -188,6 +189,54 @@ def test_the_registry(root):
     assert list(registry.toggles) == [55, 101]
     assert sorted(registry.by_number) == [55, 101, 102]
     assert registry.by_number[102] is registry.by_number[101]
+
+
+ELSEWHERE = """\
+pr: 77
+aliases: [78]
+title: widen the rows
+url: https://example.org/pull/77
+family: rows
+symptom: none here
+patches:
+  sglang:
+    ">=0.5.13,<0.5.15.post1":
+      - target: sglang.srt.layers:f
+        edits: [{match: a, replacement: b}]
+"""
+
+
+def test_a_fix_of_another_engine_is_known_but_not_selected(root):
+    (root / "toggles" / "77.yaml").write_text(ELSEWHERE)
+    registry = load_registry()
+    assert (list(registry.toggles), list(registry.elsewhere)) == ([55, 101], [77])
+    assert [toggle.pr for toggle in registry.all] == [55, 77, 101]
+    assert 78 not in registry.by_number
+    found = registry.find("#78")
+    assert (found.pr, found.patches, found.detected_by) == (77, (), NOTHING)
+    said = "77 is a fix in sglang; this engine has no such code to revert"
+    for number in (77, 78, "55,77"):
+        assert refusal(registry.select, number, error=SelectionError) == said
+    assert registry.find("102").pr == 101
+    assert refusal(registry.find, "103", error=SelectionError) == "no toggle reverts 103; did you mean '102'?"
+    assert "is not one pull request's number" in refusal(registry.find, "55,77", error=SelectionError)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("symptom: none here\n", "symptom: s\ndetected_by: {scenario: a, signature: b}\n", "lacks the key 'specdebug'"),
+        ("  sglang:\n", "  specdebug: [{target: a, edits: [{match: a, replacement: b}]}]\n  sglang:\n",
+         "t.yaml:1:1: the file lacks the key 'detected_by'"),
+        (ELSEWHERE[ELSEWHERE.index("  sglang"):], "  {}\n", "patches lacks the key 'specdebug'"),
+        (ELSEWHERE[ELSEWHERE.index("  sglang"):], "  sglang: {}\n", "patches.sglang needs a version range"),
+        ("<0.5.15.post1", "<0.5.15beta", "is no version range"),
+        ("<0.5.15.post1", "~=0.5", "is no version range"),
+    ],
+)  # fmt: skip
+def test_malformed_files_of_another_engines_fix(tmp_path, old, new, message):
+    assert old in ELSEWHERE
+    assert message in refusal(load, tmp_path, ELSEWHERE.replace(old, new, 1))
 
 
 def test_toggles_travel_to_a_worker(root):

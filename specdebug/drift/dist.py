@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import warnings
 from collections.abc import Collection, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -51,7 +52,9 @@ class Dist:
             try:
                 text = importlib.util.decode_source(self._members.read(file))
                 source = ModuleSource(module, self._members.place(file), text)
-                _ = source.tree
+                with warnings.catch_warnings():  # somebody else's odd escapes are not ours to report
+                    warnings.simplefilter("ignore")
+                    _ = source.tree
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
                 message = f"{self._members.place(file)} does not parse: {one_line(str(error))}"
                 raise PatchError(message, where) from None

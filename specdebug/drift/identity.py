@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from email.parser import BytesHeaderParser
@@ -103,8 +104,10 @@ def _dynamic_version(members: Members, folder: str, tool: Mapping[str, Any]) -> 
 def _constant(source: bytes) -> str | None:
     """The text assigned to ``__version__`` or ``version`` at a file's own level."""
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     for statement in tree.body:
         targets = statement.targets if isinstance(statement, ast.Assign) else []

@@ -139,7 +139,8 @@ class _Folder(Members):
                 if not one.startswith(".") and one not in _SKIPPED_FOLDERS and not _is_environment(Path(folder, one))
             ]
             below = Path(folder).relative_to(self.path)
-            found += [(below / file).as_posix() for file in files if _wanted(file)]
+            wanted = [file for file in files if _wanted(file) and Path(folder, file).is_file()]
+            found += [(below / file).as_posix() for file in wanted]
         return sorted(found)
 
     def _read(self, name: str) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -97,7 +98,7 @@ def _entries_of(source: ModuleSource) -> Iterator[Entry]:
 
 def _read_edit(item: Item) -> _Edit:
     table = item.table(required=("match",), optional=("replacement", "prepend", "append"))
-    texts = {name: tuple(one.text(empty=True).strip().splitlines()) for name, one in table.items()}
+    texts = {name: tuple(one.text(empty=name != "match").strip().splitlines()) for name, one in table.items()}
     match = texts["match"]
     if before := texts.get("prepend"):
         becomes = (*before, *match)
@@ -149,7 +150,9 @@ def _edit(
         lines[at : at + size] = [_Line(here.number, indent + line if line.strip() else "") for line in edit.becomes]
         places.append(Where(source.path, here.number))
     try:
-        ast.parse(textwrap.dedent("\n".join(line.text for line in lines)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(textwrap.dedent("\n".join(line.text for line in lines)))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return places, missed, one_line(error.msg if isinstance(error, SyntaxError) else str(error))
     return places, missed, ""

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdebug.drift import Problem, Report, Row
+from specdebug.drift.check import UNDECIDED
 
 _STYLES = {"fits": "green", "stale": "bold red", "not-for-version": "dim"}
 _OWNERS = {"ours": "ours", "upstream": "its own"}
@@ -42,4 +43,5 @@ def _closing_line(report: Report) -> str:
     ours += f", {report.count('ours', 'not-for-version')} not for this version"
     own = f"{report.count('upstream', 'fits')} fit, {report.count('upstream', 'stale')} stale"
     has_own = any(row.registry == "upstream" for row in report.rows)
-    return f"{report.dist}: ours {ours}" + (f"; its own {own}" if has_own else "; it has no reverts of its own")
+    said = f"{report.dist}: ours {ours}" + (f"; its own {own}" if has_own else "; it has no reverts of its own")
+    return said + ("; no patch of ours is for this release" if report.exit_code == UNDECIDED else "")

@@ -71,8 +71,8 @@ def test_a_target_that_moved(tmp_path: Path) -> None:
 
 
 def test_indentation_does_not_count(tmp_path: Path) -> None:
-    two = "match: |\n  def step(self, positions):\n  hidden = self.forward(positions)\nreplacement: 'def step(self, p):'"
-    found = one(tmp_path, patches("toyserve.flow.Draft.step", two))
+    flat = "match: |\n  def step(self, positions):\n  hidden = self.forward(positions)\n"
+    found = one(tmp_path, patches("toyserve.flow.Draft.step", flat + "replacement: 'def step(self, p):'"))
     assert found.problems == ()
 
 

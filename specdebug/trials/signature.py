@@ -15,7 +15,8 @@ from specdebug.trials.process import Ended
 MAX_NAME = 80
 
 _KINDS = "|".join(sorted((re.escape(kind) for kind in (*RANK, "oom")), key=len, reverse=True))
-_OURS = re.compile(rf"(?<![\w.@:/-])((?:{_KINDS})@[\w.:/\[\]-]+(?:->[\w.:/\[\]-]+)?|crash:SIG[A-Z]+)")
+_SITE = r"(?:[\w.:/\[\]]|-(?!>))+"
+_OURS = re.compile(rf"(?<![\w.@:/-])((?:{_KINDS})@{_SITE}(?:->{_SITE})?|crash:SIG[A-Z]+)")
 _C_ASSERTION = re.compile(r"(?P<file>[^\s:]+):\d+: [^\n]*?Assertion [`'](?P<text>[^\n]*?)['`]? failed")
 _PYTHON_ASSERTION = re.compile(r"^(?:E\s+)?AssertionError(?:: (?P<text>[^\n]*))?$", re.MULTILINE)
 _VARIES = re.compile(r"0x[0-9a-fA-F]+|\d+")

@@ -1,0 +1,273 @@
+"""``specdebug bisect`` as a user meets it: the answer, what is kept, and how every kind of trouble ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdebug.cli.main import run
+
+COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()", "bisect"]
+
+FLAKY = """#!/bin/bash
+echo "$SPECDEBUG_TRIAL_SEED" >>ran
+[ "$(wc -l <ran)" = "$(cat kill_at 2>/dev/null)" ] && kill -9 $PPID
+case ",$SGLANG_DEBUG_REVERT_PR," in
+    *,27360,*) if [ $((SPECDEBUG_TRIAL_SEED % 10)) -lt 8 ]; then echo 'found nan@draft.hidden_states'; exit 1; fi;;
+esac
+exit 0
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SGLANG_DEBUG_REVERT_PR", raising=False)
+    monkeypatch.delenv("SPECDEBUG_PATH", raising=False)
+    script("flaky.sh", FLAKY)
+
+
+def script(name: str, text: str) -> None:
+    Path(name).write_text(text)
+    Path(name).chmod(0o755)
+
+
+def spawn(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *argv], capture_output=True, text=True, timeout=300, check=False, **options)
+
+
+def document(*argv: str, code: int = 0) -> dict[str, Any]:
+    ended = spawn("--json", "-", *argv)
+    assert ended.returncode == code, ended.stderr
+    told: dict[str, Any] = json.loads(ended.stdout)
+    return told
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 2) -> str:
+    assert run(["bisect", *argv]) == code
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("error: ")
+    return err
+
+
+def journal_file() -> Path:
+    (found,) = Path(".specdebug").glob("*.sqlite")
+    return found
+
+
+def test_it_names_the_culprit_of_a_flaky_script() -> None:
+    ended = spawn("--over", "toggles", "--", "./flaky.sh")
+    assert ended.returncode == 0
+    verdict, followed, reproduce, then, kept = ended.stdout.splitlines()
+    assert verdict.startswith('culprit 27360 "slice cache_loc')
+    assert " with probability 0.9" in verdict
+    assert " of the time with it, 0.0" in verdict
+    assert followed.startswith("followed nan@draft.hidden_states, ")
+    assert then == "next: specdebug toggles show 27360"
+    assert str(journal_file()) in kept
+    lines = ended.stderr.splitlines()
+    assert lines[0].startswith("trial 0: ")
+    assert f"after {len(lines)} trials" in verdict
+    shown = subprocess.run(reproduce.removeprefix("reproduce: "), shell=True, stdout=subprocess.DEVNULL)
+    assert shown.returncode == 1
+
+
+def test_the_same_as_a_document() -> None:
+    assert spawn("--json", "out.json", "--", "./flaky.sh").stdout.startswith("culprit 27360")
+    told = json.loads(Path("out.json").read_text())
+    assert told == {**document("--", "./flaky.sh"), "resumed": 0}  # which is from the journal
+    assert (told["verdict"], told["exit_code"], told["reason"]) == ("culprit", 0, "answered")
+    assert [one["id"] for one in told["culprits"]] == ["27360"]
+    assert told["probability"] >= 0.95
+    assert told["posterior"][0]["culprits"] == ["27360"]
+    (seen,) = told["signatures"]
+    assert seen["signature"] == told["signature"] == "nan@draft.hidden_states"
+    assert seen["evidence"] == "found nan@draft.hidden_states\n"
+
+
+def test_that_there_is_no_culprit_is_an_answer() -> None:
+    ended = spawn("--", "true")
+    assert ended.returncode == 0
+    assert ended.stdout.startswith("no culprit among these 10 toggles with probability 0.9")
+    assert "nothing failed" in ended.stdout
+
+
+def finished() -> set[str]:
+    """Seeds of the trials in the journal."""
+    import sqlite3
+
+    database = sqlite3.connect(journal_file())
+    rows = database.execute("SELECT seed FROM trials").fetchall()
+    database.close()
+    return {str(seed) for (seed,) in rows}
+
+
+def killed_and_resumed(kill_at: list[int], jobs: int) -> None:
+    """Kill the search during certain trials (counted over all runs), resume it every time."""
+    expected = document("--jobs", str(jobs), "--journal", "whole.sqlite", "--", "./flaky.sh")
+    Path("ran").unlink()
+    for moment in kill_at:
+        Path("kill_at").write_text(str(moment))
+        ended = spawn("--jobs", str(jobs), "--", "./flaky.sh")
+        Path("kill_at").unlink()
+        assert ended.returncode in (0, -signal.SIGKILL)  # the last ones may find it over
+    told = document("--jobs", str(jobs), "--", "./flaky.sh")
+    assert told == {**expected, "resumed": told["resumed"], "journal": told["journal"]}
+    seeds = Path("ran").read_text().split()
+    # Only what was under way when it was killed runs again.
+    assert len(seeds) - len(set(seeds)) <= len(kill_at) * jobs
+    assert len(finished()) >= told["trials"]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_killed_at_any_moment_it_resumes(jobs: int) -> None:
+    killed_and_resumed([1, 6, 15], jobs)
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_random_moments_it_resumes() -> None:
+    killed_and_resumed(sorted(random.Random(7).sample(range(1, 40), 20)), 1)
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_killed_while_it_writes_it_resumes(committed: bool) -> None:
+    expected = document("--journal", "whole.sqlite", "--", "./flaky.sh")
+    kill = (
+        "import os, sys; from specdebug.trials.journal import Journal; write = Journal.record\n"
+        "def record(self, trial, result):\n"
+        "    if trial.number == 6 and not COMMITTED: self._database.execute('BEGIN IMMEDIATE'); "
+        "self._database.execute('DELETE FROM trials'); os.kill(os.getpid(), 9)\n"
+        "    write(self, trial, result)\n"
+        "    if trial.number == 6: os.kill(os.getpid(), 9)\n"
+        "Journal.record = record; from specdebug.cli.main import main; main()"
+    ).replace("COMMITTED", str(committed))
+    ended = subprocess.run([sys.executable, "-c", kill, "bisect", "--", "./flaky.sh"], capture_output=True)
+    assert ended.returncode == -signal.SIGKILL
+    assert len(finished()) == 6 + committed
+    told = document("--", "./flaky.sh")
+    assert told == {**expected, "resumed": 6 + committed, "journal": told["journal"]}
+
+
+def test_an_interrupt_says_how_to_go_on_and_leaves_nothing_running() -> None:
+    os.mkfifo("alive")
+    reader = os.open("alive", os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    script(
+        "slow.sh",
+        "#!/bin/bash\n[ -e ran3 ] && { exec 9>alive; kill -INT $PPID; sleep 1000; }\n"
+        "[ -e ran2 ] && touch ran3; [ -e ran ] && touch ran2; touch ran; exit 0\n",
+    )
+    ended = spawn("--", "./slow.sh")
+    assert ended.returncode == 130
+    assert ended.stdout.startswith("interrupted, after 3 trials; likeliest so far:")
+    assert "the same command goes on from here" in ended.stdout
+    assert "Traceback" not in ended.stderr
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+    assert len(finished()) == 3
+
+
+def test_being_asked_to_end_is_an_interrupt() -> None:
+    script("term.sh", "#!/bin/bash\nkill -TERM $PPID; sleep 1000\n")
+    assert spawn("--", "./term.sh").returncode == 130
+
+
+def test_a_second_process_on_a_journal_is_told_of_the_first() -> None:
+    script(
+        "nested.sh",
+        f"#!/bin/bash\n{' '.join(map(repr, COMMAND))} --journal j -- ./nested.sh 2>said; echo $? >code\n"
+        "kill -INT $PPID; sleep 1000\n",
+    )
+    assert spawn("--journal", "j", "--", "./nested.sh").returncode == 130
+    assert Path("code").read_text() == "2\n"
+    assert "error: the journal j is in use by process " in Path("said").read_text()
+
+
+def test_a_damaged_journal_is_kept_and_can_be_left_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("j").write_text("this is no database " * 50)
+    assert "the journal j is damaged" in complaint(capsys, "--journal", "j", "--", "./flaky.sh")
+    assert document("--journal", "j", "--fresh", "--", "./flaky.sh")["culprits"]
+    assert Path("j.bak").read_text().startswith("this is no database")
+
+
+def test_a_journal_of_something_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bisect", "--journal", "j", "--max-trials", "1", "--", "true"]) == 125
+    capsys.readouterr()
+    said = complaint(capsys, "--journal", "j", "--", "./flaky.sh")
+    assert "the journal j is of true over toggles" in said
+
+
+def test_a_full_disk_ends_with_what_is_known_and_a_line() -> None:
+    def little_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40 * 1024, 40 * 1024))
+
+    script("wordy.sh", "#!/bin/bash\nhead -c 3000 /dev/zero | tr '\\0' x; exit $((SPECDEBUG_TRIAL_SEED % 100 + 1))\n")
+    ended = spawn("--", "./wordy.sh", preexec_fn=little_room)
+    assert ended.returncode == 2
+    assert ended.stdout.startswith("stopped, after ")
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("error: cannot write the journal .specdebug/bisect-")
+    assert "make room and run the same command again" in last
+    kept = len(finished())
+    assert kept > 0
+    assert f"after {kept} trial" in ended.stdout
+    told = document("--max-trials", str(kept + 1), "--", "./wordy.sh", code=125)
+    assert told["resumed"] == kept
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--", "./missing.sh"], "there is no command ./missing.sh"),
+        (["--", "no-such-command-anywhere"], "there is no command no-such-command-anywhere"),
+        (["--"], "bisect needs a command"),
+        ([], "bisect needs a command"),
+        (["cache_hit", "--", "./flaky.sh"], "not both"),
+        (["--over", "faults", "--", "./flaky.sh"], "faults"),
+        (["--confidence", "sure", "--", "./flaky.sh"], "--confidence must be above 50%"),
+        (["--confidence", "30%", "--", "./flaky.sh"], "--confidence must be above 50%"),
+        (["--timeout", "0", "--", "./flaky.sh"], "--timeout must be above 0"),
+        (["--jobs", "0", "--", "./flaky.sh"], "--jobs"),
+        (["--json", "no/such/folder/x", "--", "./flaky.sh"], "no folder no/such/folder"),
+        (["--journal", "/proc/nowhere/j", "--", "./flaky.sh"], "cannot write the journal /proc/nowhere/j"),
+    ],
+)
+def test_usage(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert words in complaint(capsys, *argv)
+    assert not Path("ran").exists()
+
+
+def test_a_script_that_hangs_has_failed() -> None:
+    script("hang.sh", '#!/bin/bash\ncase ",$SGLANG_DEBUG_REVERT_PR," in *,25015,*) sleep 1000;; esac; exit 0\n')
+    told = document("--timeout", "0.3", "--confidence", "0.8", "--jobs", "2", "--", "./hang.sh")
+    assert told["signature"] == "hang"
+    assert [one["id"] for one in told["culprits"]] == ["25015"]
+
+
+def test_a_terminal_sees_the_posterior_move() -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    ended = subprocess.run([*COMMAND, "--", "./flaky.sh"], stderr=theirs, stdout=subprocess.PIPE, text=True)
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # how a terminal whose other side is closed ends
+        while data := os.read(ours, 65536):
+            seen += data
+    os.close(ours)
+    assert "culprit 27360" in ended.stdout
+    text = seen.decode(errors="replace")
+    assert "bisect ./flaky.sh over toggles" in text
+    assert "█" in text
+    assert "27360" in text

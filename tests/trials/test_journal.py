@@ -1,0 +1,170 @@
+"""A journal holds what was measured whatever happens to the process, the disk or the file."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specdebug.trials.journal import Journal, JournalError
+from specdebug.trials.trial import Trial, TrialResult
+
+results = st.one_of(
+    st.builds(TrialResult, st.just("fail"), st.text(min_size=1), st.floats(0, 1e6), st.text()),
+    st.builds(TrialResult, st.sampled_from(["pass", "untestable"]), st.none(), st.floats(0, 1e6), st.text()),
+)
+
+
+def trial(number: int) -> Trial:
+    return Trial(number, frozenset({"27360", "10846"}), number * 7)
+
+
+FAILED = TrialResult("fail", "exit:1", 0.5, "boo")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
+@given(st.lists(st.tuples(st.frozensets(st.text()), st.integers(0, 2**31 - 1), results), max_size=5))
+def test_what_is_recorded_is_read_again(tmp_path: Path, rows: list[tuple[frozenset[str], int, TrialResult]]) -> None:
+    path = tmp_path / "journal.sqlite"
+    path.unlink(missing_ok=True)
+    with Journal(path, "id", "about") as journal:
+        for number, (reverted, seed, result) in enumerate(rows):
+            journal.record(Trial(number, reverted, seed), result)
+        evidence = journal.evidence
+    with Journal(path, "id", "about") as again:
+        assert again.evidence == evidence
+        assert list(again.trials) == list(range(len(rows)))
+        for number, (reverted, seed, result) in enumerate(rows):
+            was, its = again.trials[number]
+            assert was == Trial(number, reverted, seed)
+            assert (its.outcome, its.signature, its.seconds) == (result.outcome, result.signature, result.seconds)
+
+
+def test_evidence_is_kept_of_the_first_of_its_kind(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j", "id", "about") as journal:
+        journal.record(trial(0), FAILED)
+        journal.record(trial(1), TrialResult("fail", "exit:1", 0.5, "later"))
+        journal.record(trial(2), TrialResult("untestable", None, 0.5, "no build"))
+        journal.record(trial(3), TrialResult("pass", None, 0.5, "dull"))
+    with Journal(tmp_path / "j", "id", "about") as again:
+        assert again.evidence == {"exit:1": "boo", "": "no build"}
+
+
+def test_another_search_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j", "id", "./flaky.sh over toggles") as journal:
+        journal.record(trial(0), FAILED)
+    with pytest.raises(JournalError, match=r"is of \./flaky\.sh over toggles.*--journal.*--fresh"):
+        Journal(tmp_path / "j", "other", "else")
+    with Journal(tmp_path / "j", "id", "about") as journal:
+        assert list(journal.trials) == [0]
+
+
+def test_starting_over_keeps_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    for n in range(3):
+        with Journal(path, "id", "about", fresh=True) as journal:
+            assert not journal.trials
+            assert journal.kept == (None, tmp_path / "j.bak", tmp_path / "j.bak2")[n]
+            journal.record(trial(n), FAILED)
+    with Journal(tmp_path / "j.bak", "id", "about") as first:
+        assert list(first.trials) == [0]
+
+
+def test_starting_over_takes_an_unfinished_transaction_along(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    with Journal(path, "id", "about") as journal:
+        journal.record(trial(0), FAILED)
+    (tmp_path / "j-journal").write_bytes(b"left by a process that was killed")
+    Journal(path, "id", "about", fresh=True).close()
+    assert (tmp_path / "j.bak-journal").exists()
+    assert not (tmp_path / "j-journal").exists()
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    with (
+        Journal(path, "id", "about"),
+        pytest.raises(JournalError, match=f"in use by process {os.getpid()}; wait for it"),
+    ):
+        Journal(path, "id", "about")
+    assert [file.name for file in tmp_path.iterdir()] == ["j"]  # the lock is gone with its holder
+    Journal(path, "id", "about").close()
+
+
+def test_a_lock_whose_holder_was_killed_is_free(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from specdebug.trials.journal import Journal; "
+        "Journal(Path(sys.argv[1]), 'id', 'about'); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "j")]).returncode == -9
+    assert (tmp_path / "j.lock").exists()
+    Journal(tmp_path / "j", "id", "about").close()
+
+
+@pytest.mark.parametrize("kind", ["text", "truncated", "scribbled", "other database", "nonsense row"])
+def test_a_damaged_file_is_one_line_and_stays_as_it_is(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    with Journal(path, "id", "about") as journal:
+        for number in range(20):
+            journal.record(trial(number), TrialResult("fail", f"exit:{number}", 1.0, "x" * 900))
+    data = path.read_bytes()
+    if kind == "text":
+        path.write_text("not a database, far from it, " * 20)
+    elif kind == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    elif kind == "scribbled":
+        path.write_bytes(data[:4096] + b"\x5a" * (len(data) - 4096))
+    else:
+        if kind == "other database":
+            path.unlink()
+        with sqlite3.connect(path) as database:
+            database.execute("CREATE TABLE t (x)" if kind == "other database" else "UPDATE trials SET reverted = '{'")
+        database.close()
+    damaged = path.read_bytes()
+    with pytest.raises(JournalError, match=r"is damaged: .*--fresh.*--journal") as caught:
+        Journal(path, "id", "about")
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == damaged
+    Journal(path, "id", "about", fresh=True).close()
+    assert (tmp_path / "j.bak").read_bytes() == damaged
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing_that_was_recorded(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    recorded = 0
+
+    def fill() -> None:
+        nonlocal recorded
+        while True:
+            journal.record(trial(recorded), TrialResult("fail", f"exit:{recorded}", 1.0, "x" * 900))
+            recorded += 1
+
+    with Journal(tmp_path / "j", "id", "about") as journal:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, limits[1]))
+        try:
+            with pytest.raises(JournalError, match=r"cannot write the journal .*make room.*") as caught:
+                fill()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert "\n" not in str(caught.value)
+        assert f"trial {recorded} (fail exit:{recorded})" in str(caught.value)
+        assert 0 < recorded == len(journal.trials)
+    with Journal(tmp_path / "j", "id", "about") as again:
+        assert len(again.trials) == recorded
+        again.record(trial(recorded), FAILED)  # there is room again
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "j", Path("/proc/nowhere/j")):
+        with pytest.raises(JournalError, match=r"cannot write the journal .*--journal"):
+            Journal(path, "id", "about")
+    with pytest.raises(JournalError, match="is a folder"):
+        Journal(tmp_path, "id", "about")

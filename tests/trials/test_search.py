@@ -1,0 +1,215 @@
+"""A search is a function of its results: however trials are timed, killed and resumed, it runs and says the same."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specdebug.bisect import Bisector
+from specdebug.errors import SpecDebugError
+from specdebug.trials.journal import Journal
+from specdebug.trials.search import UNTESTABLE, Findings, Search, Standing
+from specdebug.trials.source import Candidate
+from specdebug.trials.trial import Trial, TrialResult
+
+NAMES = tuple("abcdefgh")
+Behaviour = Callable[[Trial], TrialResult]
+
+
+def passed() -> TrialResult:
+    return TrialResult("pass", None, 0.1)
+
+
+def failed(signature: str = "exit:1") -> TrialResult:
+    return TrialResult("fail", signature, 0.1)
+
+
+def flaky(culprit: str, rate: float) -> Behaviour:
+    def behave(trial: Trial) -> TrialResult:
+        shows = culprit in trial.reverted and random.Random(trial.seed).random() < rate
+        return failed() if shows else passed()
+
+    return behave
+
+
+class Stop(BaseException):
+    """As abrupt as a kill."""
+
+
+class Source:
+    """Trials without work, which end in any order; after ``stop_after`` of them the process "dies"."""
+
+    identity = "id"
+    candidates = tuple(Candidate(name, name.upper()) for name in NAMES)
+
+    def __init__(
+        self,
+        behave: Behaviour,
+        capacity: int = 1,
+        order: int = 0,
+        stop_after: int = 10**9,
+        error: BaseException | None = None,
+    ) -> None:
+        self.behave, self.capacity = behave, capacity
+        self.ran: list[Trial] = []
+        self.closed = False
+        self._random = random.Random(order)
+        self._running: list[Trial] = []
+        self._stop_after, self._error = stop_after, error or Stop()
+        self._ended = 0
+
+    def start(self, trial: Trial) -> None:
+        assert len(self._running) < self.capacity
+        self._running.append(trial)
+
+    def wait(self) -> tuple[Trial, TrialResult]:
+        if self._ended == self._stop_after:
+            raise self._error
+        self._ended += 1
+        trial = self._running.pop(self._random.randrange(len(self._running)))
+        self.ran.append(trial)
+        return trial, self.behave(trial)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Silent:
+    def __init__(self) -> None:
+        self.standings: list[Standing] = []
+
+    def moved(self, standing: Standing) -> None:
+        self.standings.append(standing)
+
+    def counted(self, trial: Trial, result: TrialResult, standing: Standing) -> None:
+        self.standings.append(standing)
+
+
+def search(source: Source, path: Path, pattern: str | None = None, max_trials: int = 400) -> Findings:
+    with Journal(path, "id", "about") as journal:
+        return Search(
+            source,
+            journal,
+            lambda: Bisector(NAMES, seed=1),
+            opening=frozenset(NAMES),
+            seed=5,
+            max_trials=max_trials,
+            pattern=pattern,
+        ).run(Silent())
+
+
+@pytest.mark.parametrize("culprit", ["a", "h"])
+def test_it_names_a_flaky_culprit_and_a_trial_that_shows_it(culprit: str, tmp_path: Path) -> None:
+    source = Source(flaky(culprit, 0.5))
+    findings = search(source, tmp_path / "j")
+    assert findings.reason == "answered"
+    assert findings.answer is not None
+    assert findings.answer.culprits == {culprit}
+    assert findings.standing.trials == len(source.ran)
+    assert findings.shown_by is not None
+    assert culprit in findings.shown_by.reverted
+    assert flaky(culprit, 0.5)(findings.shown_by).outcome == "fail"
+    assert source.closed
+
+
+def test_that_there_is_none_is_an_answer(tmp_path: Path) -> None:
+    findings = search(Source(lambda trial: passed()), tmp_path / "j")
+    assert findings.answer is not None
+    assert findings.answer.culprits == frozenset()
+    assert findings.silent == findings.standing.trials
+    assert findings.shown_by is None
+
+
+@pytest.mark.parametrize("jobs", [2, 5])
+def test_the_order_in_which_trials_end_changes_nothing(jobs: int, tmp_path: Path) -> None:
+    told = [search(Source(flaky("c", 0.4), jobs, order), tmp_path / f"j{order}") for order in range(4)]
+    assert all(findings == told[0] for findings in told)
+    assert told[0].answer is not None
+    assert told[0].answer.culprits == {"c"}
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("stop_after", [0, 1, 2, 5, 11, 17])
+def test_resumed_it_repeats_nothing_and_ends_the_same(stop_after: int, jobs: int, tmp_path: Path) -> None:
+    whole = Source(flaky("d", 0.4), jobs)
+    expected = search(whole, tmp_path / "whole")
+    sources = [Source(flaky("d", 0.4), jobs, order, stop_after) for order in range(3)]
+    for source in sources:
+        with contextlib.suppress(Stop):
+            search(source, tmp_path / "j")
+    last = Source(flaky("d", 0.4), jobs)
+    findings = search(last, tmp_path / "j")
+    assert findings.answer == expected.answer
+    assert findings.shown_by == expected.shown_by
+    assert findings.standing.trials == expected.standing.trials
+    ran = [trial for source in (*sources, last) for trial in source.ran]
+    assert len({trial.number for trial in ran}) == len(ran)
+    assert {t for t in whole.ran if t.number < expected.standing.trials} <= set(ran)
+
+
+def test_a_finished_journal_is_answered_without_a_trial(tmp_path: Path) -> None:
+    first = search(Source(flaky("d", 1.0)), tmp_path / "j")
+    again = Source(flaky("d", 1.0))
+    assert search(again, tmp_path / "j").answer == first.answer
+    assert again.ran == []
+
+
+def test_one_signature_is_followed_and_the_others_are_reported(tmp_path: Path) -> None:
+    def behave(trial: Trial) -> TrialResult:
+        draw = random.Random(trial.seed).random()
+        if "b" in trial.reverted and draw < 0.3:
+            return failed("nan@b")
+        return failed("oob@g") if "g" in trial.reverted and draw > 0.5 else passed()
+
+    findings = search(Source(behave), tmp_path / "j")
+    followed = findings.standing.followed
+    assert followed is not None
+    assert findings.answer is not None
+    assert findings.answer.culprits == {followed[-1]}
+    assert {name for name, _ in findings.standing.signatures} == {"nan@b", "oob@g"}
+
+    asked = search(Source(behave), tmp_path / "asked", pattern="nan@*")
+    assert asked.standing.followed == "nan@*"
+    assert asked.answer is not None
+    assert asked.answer.culprits == {"b"}
+
+
+def test_what_cannot_be_tested_is_worked_around(tmp_path: Path) -> None:
+    def behave(trial: Trial) -> TrialResult:
+        if "e" in trial.reverted:
+            return TrialResult("untestable", None, 0.1)
+        return failed() if "f" in trial.reverted else passed()
+
+    findings = search(Source(behave), tmp_path / "j")
+    assert findings.answer is not None
+    assert findings.answer.culprits == {"f"}
+    assert findings.standing.untestable > 0
+
+
+def test_it_gives_up_when_nothing_can_be_tested(tmp_path: Path) -> None:
+    findings = search(Source(lambda trial: TrialResult("untestable", None, 0.1)), tmp_path / "j")
+    assert (findings.reason, findings.answer) == ("untestable", None)
+    assert findings.standing.trials == UNTESTABLE
+
+
+def test_it_gives_up_after_so_many_trials_and_can_go_on(tmp_path: Path) -> None:
+    findings = search(Source(flaky("a", 0.3), 2), tmp_path / "j", max_trials=7)
+    assert (findings.reason, findings.answer, findings.standing.trials) == ("max-trials", None, 7)
+    assert search(Source(flaky("a", 0.3), 2), tmp_path / "j").reason == "answered"
+
+
+def test_an_interrupt_and_an_error_end_it_with_what_is_known(tmp_path: Path) -> None:
+    source = Source(flaky("a", 0.3), 2, stop_after=9, error=KeyboardInterrupt())
+    interrupted = search(source, tmp_path / "j")
+    assert (interrupted.reason, interrupted.answer) == ("interrupted", None)
+    assert source.closed
+    trouble = SpecDebugError("no more")
+    source = Source(flaky("a", 0.3), 2, stop_after=1, error=trouble)
+    stopped = search(source, tmp_path / "j")
+    assert (stopped.reason, stopped.trouble) == ("trouble", trouble)
+    assert stopped.standing.resumed >= interrupted.standing.trials > 0
+    assert source.closed

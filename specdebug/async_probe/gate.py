@@ -50,6 +50,7 @@ class Gate:
         self._mode = mode
         self._rules = tuple(rules) or (Rule("*"),)
         self._settled: dict[tuple[str, str], str] = {}
+        self._live: dict[tuple[str, tuple[str, ...]], dict[str, str]] = {}
 
     @property
     def active(self) -> bool:
@@ -62,6 +63,14 @@ class Gate:
         if settled is None:
             settled = self._settled[(site, kind)] = self._settle(site, kind)
         return settled
+
+    def live(self, site: str, kinds: tuple[str, ...]) -> Mapping[str, str]:
+        """The modes of those of the kinds that are not off at this site."""
+        live = self._live.get((site, kinds))
+        if live is None:
+            modes = {kind: self.mode(site, kind) for kind in kinds}
+            live = self._live[(site, kinds)] = {kind: mode for kind, mode in modes.items() if mode != OFF}
+        return live
 
     def _settle(self, site: str, kind: str) -> str:
         if self._mode == OFF:

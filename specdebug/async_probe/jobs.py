@@ -241,16 +241,24 @@ def _rows(tensor: torch.Tensor, at: torch.Tensor) -> Where | None:
 
     ``at`` may be columns of a matrix: as many side by side, the next row's further on.
     """
-    inner = merged_dims(tensor.shape[2:], tensor.stride()[2:])
-    picks = merged_dims(at.shape, at.stride())
+    if at.dtype not in _INTEGERS:
+        return None
+    return _picks(tensor.shape, tensor.stride(), at.shape, at.stride())
+
+
+@functools.lru_cache(1024)
+def _picks(
+    shape: torch.Size, strides: tuple[int, ...], at_shape: torch.Size, at_strides: tuple[int, ...]
+) -> Where | None:
+    inner = merged_dims(shape[2:], strides[2:])
+    picks = merged_dims(at_shape, at_strides)
     if picks[0][1] != 1:  # none side by side
         picks = [(1, 1), *picks]
-    if len(inner) > 1 or len(picks) > 2 or at.dtype not in _INTEGERS:
+    if len(inner) > 1 or len(picks) > 2:
         return None
     size, stride = inner[0]
     columns, further = picks[0][0], picks[1][1] if len(picks) > 1 else 0
-    sizes = (size, at.numel(), tensor.shape[1], columns)
-    return Where(sizes, (stride, tensor.stride(1), tensor.stride(0), further))
+    return Where((size, at_shape.numel(), shape[1], columns), (stride, strides[1], strides[0], further))
 
 
 def _tag(part: int, limit: int, form: int) -> int:

@@ -14,7 +14,7 @@ import torch
 
 from . import checks, jobs
 from .checks import Bound, bound_text
-from .gate import ASSERT, OFF, Gate, Rule, mode_from_environment
+from .gate import ASSERT, Gate, Rule, mode_from_environment
 from .recorder import Recorder, Ring
 from .violation import Violation
 
@@ -247,11 +247,10 @@ def _detect(
     at: torch.Tensor | None,
 ) -> None:
     if kind == _NONFINITE:
-        modes = {each: mode for each in ("nan", "inf") if (mode := _gate.mode(site, each)) != OFF}
+        modes = _gate.live(site, ("nan", "inf"))
         kind = "nan"  # the two apply to the same tensors and are clean together
     else:
-        mode = _gate.mode(site, kind)
-        modes = {} if mode == OFF else {kind: mode}
+        modes = _gate.live(site, (kind,))
     if not modes or not checks.applies(kind, tensor):
         return
     if (relative_to is not None and relative_to.numel() == 0) or (at is not None and at.numel() == 0):

@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,7 +27,7 @@ from specdebug.errors import SpecDebugError
 if TYPE_CHECKING:
     from specdebug.report.bisect import Subject
     from specdebug.trials.journal import Journal
-    from specdebug.trials.search import Findings, Watcher
+    from specdebug.trials.search import Chooser, Findings, Watcher
     from specdebug.trials.source import TrialSource
 
 UNDECIDED = 125
@@ -40,6 +40,7 @@ class Over(StrEnum):
     """What may be the cause."""
 
     TOGGLES = "toggles"
+    COMMITS = "commits"
 
 
 class WithCommand(TyperCommand):
@@ -68,6 +69,16 @@ def bisect(
     timeout: Annotated[
         float | None, typer.Option("--timeout", metavar="SECONDS", help="A trial that takes longer has failed: hang.")
     ] = None,
+    good: Annotated[
+        str | None, typer.Option("--good", metavar="REV", help="Over commits: where it does not fail.")
+    ] = None,
+    bad: Annotated[str | None, typer.Option("--bad", metavar="REV", help="Over commits: where it does; HEAD.")] = None,
+    repo: Annotated[
+        Path | None, typer.Option("--repo", metavar="DIR", help="Over commits: the repository; this folder's.")
+    ] = None,
+    build: Annotated[
+        str | None, typer.Option("--build", metavar="CMD", help="Over commits: run in a shell after each checkout.")
+    ] = None,
     signature: Annotated[
         str | None,
         typer.Option("--signature", metavar="GLOB", help="Follow these failures, not the most frequent."),
@@ -85,10 +96,11 @@ def bisect(
     content: Content = None,
     debug: Debug = False,
 ) -> int:
-    """Name the fix whose revert makes a flaky failure appear (or the pair of them), with an honest probability.
+    """Name the fix whose revert makes a flaky failure appear (or the pair, or the commit), with an honest probability.
 
     -- CMD ... is any command: the fixes to revert reach it in SGLANG_DEBUG_REVERT_PR, the trial's seed in
-    SPECDEBUG_TRIAL_SEED; it passes with 0, cannot be tested with 125, and fails with anything else.
+    SPECDEBUG_TRIAL_SEED; it passes with 0, cannot be tested with 125, and fails with anything else. Over commits it
+    runs in a worktree of its own at each commit.
 
     Every trial is kept in a journal: the same command goes on where it was stopped. Exit code 0 when a culprit, or
     that there is none, was named; 125 when it ended undecided.
@@ -98,14 +110,17 @@ def bisect(
         raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
     if as_json not in (None, "-"):
         check_writable(Path(as_json))
-    plan = _toggles_of_command(_command(ctx, scenario), content, jobs=jobs, timeout=timeout)
+    command = _command(ctx, scenario)
+    if over is Over.COMMITS:
+        plan = _commits(command, repo, good, bad, build, level, jobs=jobs, timeout=timeout)
+    else:
+        _only_over(Over.COMMITS, {"--good": good, "--bad": bad, "--repo": repo, "--build": build})
+        plan = _toggles_of_command(command, content, level, seed, jobs=jobs, timeout=timeout)
     with contextlib.closing(plan.source), _terminable():
-        from specdebug.bisect import Bisector
         from specdebug.trials.command import digest_of
         from specdebug.trials.journal import Journal
         from specdebug.trials.search import Search
 
-        names = [candidate.id for candidate in plan.source.candidates]
         identity = digest_of(over.value, plan.source.identity, str(seed))
         path = journal or Path(".specdebug") / f"bisect-{identity}.sqlite"
         subject = plan.subject(over.value, str(path))
@@ -113,8 +128,8 @@ def bisect(
             search = Search(
                 plan.source,
                 kept,
-                lambda: Bisector(names, confidence=level, seed=seed),
-                opening=frozenset(names),
+                plan.chooser,
+                opening=plan.opening,
                 seed=seed,
                 max_trials=max_trials,
                 pattern=signature,
@@ -129,12 +144,15 @@ def bisect(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a search is about: who runs its trials, and how to speak of them."""
+    """What a search is about: who runs its trials, who picks them, and how to speak of them."""
 
     source: TrialSource
+    chooser: Callable[[], Chooser]
+    opening: frozenset[str]
     what: str
     reproduce: Callable[[frozenset[str], int], str]
     next_step: Callable[[frozenset[str]], str]
+    name_length: int | None = None
 
     def subject(self, over: str, journal: str) -> Subject:
         from specdebug.report.bisect import Subject
@@ -144,7 +162,7 @@ class _Plan:
             over=over,
             what=self.what,
             labels={candidate.id: candidate.label for candidate in candidates},
-            names={candidate.id: candidate.id for candidate in candidates},
+            names={candidate.id: candidate.id[: self.name_length] for candidate in candidates},
             journal=journal,
             reproduce=self.reproduce,
             next_step=self.next_step,
@@ -152,13 +170,21 @@ class _Plan:
 
 
 def _toggles_of_command(
-    command: Sequence[str], content: Sequence[Path] | None, *, jobs: int, timeout: float | None
+    command: Sequence[str],
+    content: Sequence[Path] | None,
+    confidence: float,
+    seed: int,
+    *,
+    jobs: int,
+    timeout: float | None,
 ) -> _Plan:
+    from specdebug.bisect import Bisector
     from specdebug.toggles import REVERT_VARIABLE
     from specdebug.trials.command import SEED_VARIABLE, CommandSource, reverts_text
 
-    registry = open_library(content).registry
     what = shlex.join(command)
+    source = CommandSource(command, open_library(content).registry, capacity=jobs, timeout_s=timeout)
+    names = [candidate.id for candidate in source.candidates]
 
     def reproduce(reverted: frozenset[str], its_seed: int) -> str:
         return f"{REVERT_VARIABLE}={reverts_text(reverted)} {SEED_VARIABLE}={its_seed} {what}"
@@ -166,7 +192,61 @@ def _toggles_of_command(
     def next_step(culprits: frozenset[str]) -> str:
         return "; ".join(f"specdebug toggles show {one}" for one in sorted(culprits, key=int))
 
-    return _Plan(CommandSource(command, registry, capacity=jobs, timeout_s=timeout), what, reproduce, next_step)
+    return _Plan(
+        source,
+        lambda: Bisector(names, confidence=confidence, seed=seed),
+        frozenset(names),
+        what,
+        reproduce,
+        next_step,
+    )
+
+
+def _commits(
+    command: Sequence[str],
+    repo: Path | None,
+    good: str | None,
+    bad: str | None,
+    build: str | None,
+    confidence: float,
+    *,
+    jobs: int,
+    timeout: float | None,
+) -> _Plan:
+    from specdebug.trials.command import SEED_VARIABLE
+    from specdebug.trials.commits import CommitChooser, CommitSource
+
+    if good is None:
+        raise SpecDebugError("--over commits needs --good REV, a commit where it does not fail")
+    source = CommitSource(command, repo or Path(), good, bad or "HEAD", build=build, capacity=jobs, timeout_s=timeout)
+    commits = [candidate.id for candidate in source.candidates]
+    git = f"git -C {shlex.quote(str(source.top))}"
+    what = shlex.join(command)
+
+    def reproduce(reverted: frozenset[str], its_seed: int) -> str:
+        (commit,) = reverted
+        then = f"{build} && " if build else ""
+        return f"{git} checkout {commit[:12]} && {then}{SEED_VARIABLE}={its_seed} {what}"
+
+    def next_step(culprits: frozenset[str]) -> str:
+        return "; ".join(f"{git} show {commit[:12]}" for commit in culprits)
+
+    return _Plan(
+        source,
+        lambda: CommitChooser(commits, confidence),
+        frozenset(commits[-1:]),
+        what,
+        reproduce,
+        next_step,
+        name_length=12,
+    )
+
+
+def _only_over(over: Over, options: Mapping[str, object]) -> None:
+    """Raises SpecDebugError for an option that is given and means nothing here."""
+    for option, value in options.items():
+        if value is not None:
+            raise SpecDebugError(f"{option} is for --over {over.value}")
 
 
 def _command(ctx: typer.Context, scenario: str | None) -> tuple[str, ...]:
@@ -203,7 +283,7 @@ def _publish(findings: Findings, subject: Subject, journal: Journal, as_json: st
         write_file(Path(as_json), text + "\n")
     from specdebug.report.bisect import findings_text
 
-    write(findings_text(findings, subject))
+    write(findings_text(findings, subject, journal.evidence))
 
 
 def _exit_code(findings: Findings) -> int:

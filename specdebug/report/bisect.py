@@ -23,6 +23,11 @@ BAR = 24
 MISSED = 0.05
 """Chance to have missed a failure of the rate that is called excluded."""
 
+MAX_NAMED = 6
+"""Commits that could not be tested that are named."""
+
+GOOD = "the good commit"
+
 _NONE = "none of these"
 _KINDS = {"toggles": "toggles", "config": "options", "commits": "commits"}
 _DONE = {"toggles": "reverted", "config": "set", "commits": "in"}
@@ -174,7 +179,7 @@ def trial_text(trial: Trial, result: TrialResult, subject: Subject) -> str:
     """A trial in few words: ``fail exit:1, 3 of 10 reverted, 0.2 s``."""
     outcome = f"{result.outcome} {result.signature}" if result.signature else result.outcome
     if subject.over == "commits":
-        switched = f"at {subject.called(trial.reverted)}"
+        switched = f"at {subject.called(trial.reverted) if trial.reverted else GOOD}"
     elif len(trial.reverted) == 1:
         switched = f"{subject.called(trial.reverted)} {_DONE[subject.over]}"
     else:
@@ -187,13 +192,16 @@ def rate_text(rate: Rate) -> str:
     return f"{rate.mean:.2f} ({rate.low:.2f} to {rate.high:.2f})"
 
 
-def findings_text(findings: Findings, subject: Subject) -> str:
-    """Verdict, what else was seen, how to see it again, what to do next. No line is folded: some are to be copied."""
+def findings_text(findings: Findings, subject: Subject, evidence: Mapping[str, str]) -> str:
+    """Verdict, what else was seen, how to see it again, what to do next. No line is folded: some are to be copied.
+
+    ``evidence``: of every signature, what its first trial left; of untestable trials under ``""``.
+    """
     standing, answer = findings.standing, findings.answer
     lines = [verdict_line(findings, subject)]
     if answer is None:
         lines += [f"  {probability:.3f} {subject.called(culprits)}" for culprits, probability in standing.posterior]
-    lines += _seen(standing)
+    lines += _seen(findings, subject, evidence)
     if (command := _reproduce(findings, subject)) is not None:
         lines.append(f"reproduce: {command}")
     if answer is not None and (then := subject.next_step(answer.culprits)):
@@ -252,7 +260,11 @@ def bisect_document(
         "probability": None if answer is None else round(answer.probability, 6),
         "trials": standing.trials,
         "resumed": standing.resumed,
-        "untestable": standing.untestable,
+        "untestable": {
+            "trials": standing.untestable,
+            "switched": [subject.ordered(one) for one in findings.untestable],
+            "evidence": evidence.get("", ""),
+        },
         "signature": standing.followed,
         "signatures": [
             {"signature": name, "failures": count, "evidence": evidence.get(name, "")}
@@ -273,8 +285,9 @@ def bisect_document(
     }
 
 
-def _seen(standing: Standing) -> list[str]:
+def _seen(findings: Findings, subject: Subject, evidence: Mapping[str, str]) -> list[str]:
     """The signature that was followed, and whatever else came up."""
+    standing = findings.standing
     counts = dict(standing.signatures)
     lines = []
     if standing.followed is not None:
@@ -285,7 +298,14 @@ def _seen(standing: Standing) -> list[str]:
     if others:
         lines.append(f"also seen: {', '.join(others)}")
     if standing.untestable:
-        lines.append(f"untestable: {_times(standing.untestable)}")
+        where = ""
+        if subject.over == "commits":
+            named = [subject.called(one) if one else GOOD for one in findings.untestable[:MAX_NAMED]]
+            more = len(findings.untestable) - len(named)
+            where = f": {', '.join(named)}" + (f" and {more} more commits" if more else "")
+        lines.append(f"untestable {_times(standing.untestable)}{where}")
+        if evidence.get(""):
+            lines.append(f"  the first said: {evidence[''].strip().splitlines()[-1]}")
     return lines
 
 

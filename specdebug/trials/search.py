@@ -78,8 +78,9 @@ class Findings:
 
     Attributes:
         answer: None when it ended undecided; ``reason`` says why it ended.
-        shown_by: a trial that failed as followed, with as little as possible switched on (with the culprits, if any
-            are named).
+        shown_by: a trial that failed as followed, with as little as possible switched on, and if it can be with the
+            culprits.
+        untestable: what was switched on in trials that were untestable, each set once.
         silent: trials with everything of the opening switched on that passed.
         trouble: what stopped it, for reason "trouble".
     """
@@ -89,6 +90,7 @@ class Findings:
     standing: Standing
     shown_by: Trial | None
     silent: int
+    untestable: tuple[frozenset[str], ...]
     trouble: SpecDebugError | None = None
 
 
@@ -158,7 +160,9 @@ class Search:
         self._running.clear()
         answer = self._chooser.answer if reason == "answered" else None
         silent = sum(r.outcome == "pass" and trial.reverted == self._opening for trial, r in self._counted)
-        return Findings(answer, reason, self._standing(), self._shown_by(answer), silent, trouble)
+        untestable = dict.fromkeys(trial.reverted for trial, r in self._counted if r.outcome == "untestable")
+        shown_by = self._shown_by(answer)
+        return Findings(answer, reason, self._standing(), shown_by, silent, tuple(untestable), trouble)
 
     def _run(self, watcher: Watcher) -> Reason:
         ahead = 2 * self._source.capacity - 1
@@ -234,9 +238,6 @@ class Search:
 
     def _shown_by(self, answer: Answer | None) -> Trial | None:
         needed = answer.culprits if answer is not None else frozenset()
-        shown = [
-            trial
-            for trial, result in self._counted
-            if self._clusters.verdict(result) is True and needed <= trial.reverted
-        ]
-        return min(shown, key=lambda trial: (len(trial.reverted), trial.number), default=None)
+        shown = [trial for trial, result in self._counted if self._clusters.verdict(result) is True]
+        rank = {trial: (not needed <= trial.reverted, len(trial.reverted), trial.number) for trial in shown}
+        return min(shown, key=rank.__getitem__, default=None)

@@ -79,8 +79,8 @@ class _Begun:
     planned: Planned[VerifyInputs] | None
 
     def serves(self, requests: Sequence[Request]) -> bool:
-        """Whether it was made for these requests, in this order."""
-        return len(requests) == len(self.requests) and all(a is b for a, b in zip(requests, self.requests, strict=True))
+        """Whether it was made for these requests, in this order; a request equals nothing but itself."""
+        return tuple(requests) == self.requests
 
 
 class EagleWorker:

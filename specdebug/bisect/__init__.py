@@ -2,6 +2,7 @@
 
 from specdebug.bisect.bisector import Bisector
 from specdebug.bisect.nuisance import Prior
+from specdebug.bisect.ordered import OrderedBisector
 from specdebug.bisect.results import Answer, Rate, Rates
 
-__all__ = ["Answer", "Bisector", "Prior", "Rate", "Rates"]
+__all__ = ["Answer", "Bisector", "OrderedBisector", "Prior", "Rate", "Rates"]

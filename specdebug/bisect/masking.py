@@ -2,7 +2,7 @@
 
 Every candidate of the set, and a background that is always there, masks a trial independently (noisy or: Pearl,
 "Probabilistic Reasoning in Intelligent Systems", 1988). The rates come from expectation maximisation over all trials
-so far with Beta(0.05, 1) counts.
+so far with Beta(0.05, 0.3) counts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from specdebug.bisect.belief import Bools
 from specdebug.bisect.nuisance import Floats
 
-SEEN, NOT_SEEN = 0.05, 1.0  # Beta counts: a candidate is innocent of masking until it has been in a masked trial
+SEEN, NOT_SEEN = 0.05, 0.3  # Beta counts: a candidate is innocent of masking until it has been in a masked trial
 ROUNDS = 10
 
 

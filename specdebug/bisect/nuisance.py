@@ -3,8 +3,9 @@ whether either changes from one period to the next.
 
 A trial whose set holds the culprit fails with probability 1 - (1 - r)(1 - f), any other with f. Both rates live on a
 grid. Periods are a hidden Markov chain over the sequence of trials (Rabiner, "A tutorial on hidden Markov models",
-1989): *steady*, which never changes; and calm, *bad* (anything fails) and *quiet* (the bug does not show), between
-which a machine may drift. Prior weight decides how readily a run of equal outcomes is put down to a period.
+1989): *steady*, which never changes; and calm, *bad* (nearly anything fails), *rough* (half of anything does) and
+*quiet* (the bug does not show), between which a machine may drift. Prior weight decides how
+readily a run of equal outcomes is put down to a period.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MISSED, HIT, NEVER = 0, 1, 2  # the trial's set lacks the culprit, holds it; there is no culprit
-STEADY, CALM, BAD, QUIET = range(4)
+PERIODS = ("calm", "bad", "rough", "quiet")
+BAD, ROUGH = 0.1, 0.5  # chance that a trial that would pass does so in such a period
+USELESS = 0.05  # share of "none" where the test fails so often, whatever is switched on, that it is useless
 
 
 @dataclass(frozen=True)
@@ -27,61 +30,94 @@ class Prior:
     Args:
         none: probability that no candidate is to blame.
         pair: share of pairs among culprit sets.
-        certain: share of manifest rates that are exactly 1; the rest spread evenly in log from 0.1 to 0.95.
-        clean: share of false-failure rates that are exactly 0; the rest halve with every doubling, 0.005 to 0.1.
-        drifting: probability that bad or quiet periods occur at all.
+        exact: probability of a deterministic test: manifest rate 1, no false failure.
+        clean: otherwise, share of false-failure rates that are 0; the rest spread over 0.01 to 0.1, the manifest rate
+            evenly in log over 0.1 to 1.
+        drifting: probability that such periods occur at all.
         onset: chance a trial that a calm period ends.
-        length: mean length of a bad or quiet period, in trials.
+        length: mean length of a bad, rough or quiet period, in trials.
     """
 
     none: float = 0.25
-    pair: float = 0.4
-    certain: float = 0.35
-    clean: float = 0.6
+    pair: float = 0.3
+    exact: float = 0.3
+    clean: float = 0.3
     drifting: float = 0.3
     onset: float = 0.02
     length: float = 12.0
 
 
+@dataclass(frozen=True)
+class Grid:
+    """A grid over both rates with its prior weights, flattened; for a culprit, and for none."""
+
+    manifest: Floats
+    false_failure: Floats
+    guilty: Floats
+    background: Floats
+    never: Floats
+
+    @classmethod
+    def of(cls, prior: Prior, manifest: Floats, false: Floats, false_weights: Floats) -> Grid:
+        """Every pair of a manifest rate (evenly weighted, the first is 1) and a false-failure rate (the first is 0)."""
+        rows = len(manifest)
+        guilty = (1 - prior.exact) * np.outer(np.full(rows, 1 / rows), false_weights).ravel()
+        guilty[0] += prior.exact
+        # without a culprit the manifest rate means nothing: its last row of points holds higher background rates
+        background = np.tile(false, rows)
+        background[-len(false) :] = np.linspace(0.2, 1.0, len(false))
+        never = np.tile(false_weights, rows) * (1 - prior.exact - USELESS) / (rows - 1)
+        never[0] += prior.exact
+        never[-len(false) :] = USELESS / len(false)
+        return cls(np.repeat(manifest, len(false)), np.tile(false, rows), guilty, background, never)
+
+
 class Nuisance:
-    """The grid of ``Prior``: rates along the last axis (``size`` points), period along the first.
+    """The points of ``Prior``: a grid of rates where periods never change, then a coarser one for each period.
 
     Attributes:
-        manifest, false_failure: the rates at each grid point when there is a culprit.
-        background: the false-failure rate at each grid point when there is none; it reaches 1, because a test that
-            fails whatever is switched on is evidence for "none of these" and not for a culprit.
-        weights: prior weight of (period, grid point) for MISSED/HIT and for NEVER, each summing to 1.
-        fail: probability that a trial fails, by (period, MISSED/HIT/NEVER, grid point).
-        step: transition matrix, ``step[to, from]``.
+        manifest, false_failure: the rates at each point when there is a culprit.
+        background: the false-failure rate at each point when there is none; it reaches 1, because a test that fails
+            whatever is switched on is evidence for "none of these" and not for a culprit.
+        guilty, never: prior weights of the points with and without a culprit, each summing to 1.
+        fail: probability that a trial fails, by MISSED/HIT/NEVER and point.
+        steady: number of points before those of the periods.
+        step: transition matrix of the periods, ``step[to, from]``.
     """
 
     def __init__(self, prior: Prior) -> None:
-        shown = np.geomspace(0.1, 0.95, 9)
-        rates = np.append(shown, 1.0)
-        rate_weights = np.append(np.full(9, (1 - prior.certain) / 9), prior.certain)
-        dirty = np.array([0.005, 0.012, 0.025, 0.05, 0.1])
-        dirty_weights = np.array([0.28, 0.26, 0.22, 0.16, 0.08])
-        false = np.append(0.0, dirty)
-        false_weights = np.append(prior.clean, (1 - prior.clean) * dirty_weights)
-        self.manifest: Floats = np.repeat(rates, len(false))
-        self.false_failure: Floats = np.tile(false, len(rates))
-        self.size = len(self.manifest)
-        # the same low rates as with a culprit, each repeated to fill the grid, and a tail of higher ones
-        self.background: Floats = self.false_failure.copy()
-        tail = slice(self.size - len(false), self.size)
-        self.background[tail] = np.linspace(0.15, 1.0, len(false))
-        culprit = np.outer(rate_weights, false_weights).ravel()
-        never = np.tile(false_weights, len(rates)) * 0.7 / (len(rates) - 1)
-        never[tail] = 0.3 / len(false)
-
+        clean = prior.clean
+        fine = Grid.of(
+            prior,
+            np.geomspace(1.0, 0.1, 10),
+            np.array([0.0, 0.01, 0.025, 0.05, 0.1]),
+            np.append(clean, (1 - clean) * np.array([0.3, 0.3, 0.3, 0.1])),
+        )
+        coarse = Grid.of(prior, np.geomspace(1.0, 0.1, 6), np.array([0.0, 0.03]), np.array([clean, 1 - clean]))
         onset, leave = prior.onset, 1 / prior.length
         busy = onset / (onset + leave)
-        periods = np.array([1 - prior.drifting, *(prior.drifting * np.array([1 - busy, busy / 2, busy / 2]))])
-        self.weights: Floats = np.stack([np.outer(periods, culprit), np.outer(periods, never)])
-        self.step: Floats = np.eye(4)
-        self.step[:, CALM] = [0, 1 - onset, onset / 2, onset / 2]
-        self.step[[CALM, BAD], BAD] = [leave, 1 - leave]
-        self.step[[CALM, QUIET], QUIET] = [leave, 1 - leave]
+        others = len(PERIODS) - 1
+        drifting = prior.drifting * np.array([1 - busy, *[busy / others] * others])
 
-        usual = np.stack([self.false_failure, 1 - (1 - self.manifest) * (1 - self.false_failure), self.background])
-        self.fail: Floats = np.stack([usual, usual, 1 - (1 - usual) * 0.1, usual[[MISSED, MISSED, NEVER]]])
+        def spread(name: str, by_period: Floats) -> Floats:
+            one = getattr(coarse, name)
+            return np.concatenate([getattr(fine, name), *(share * one for share in by_period)])
+
+        same = np.ones(len(PERIODS))
+        self.manifest, self.false_failure, self.background = (
+            spread(name, same) for name in ("manifest", "false_failure", "background")
+        )
+        self.guilty, self.never = spread("guilty", drifting), spread("never", drifting)
+        self.steady = len(fine.guilty)
+        self.guilty[: self.steady] *= 1 - prior.drifting
+        self.never[: self.steady] *= 1 - prior.drifting
+
+        hit = 1 - (1 - self.manifest) * (1 - self.false_failure)
+        self.fail: Floats = np.stack([self.false_failure, hit, self.background])
+        _, bad, rough, quiet = np.split(np.arange(self.steady, len(hit)), len(PERIODS))
+        self.fail[:, bad] = 1 - (1 - self.fail[:, bad]) * BAD
+        self.fail[:, rough] = 1 - (1 - self.fail[:, rough]) * ROUGH
+        self.fail[HIT, quiet] = self.fail[MISSED, quiet]
+        self.step: Floats = np.diag([1 - onset, *[1 - leave] * others])
+        self.step[1:, 0] = onset / others
+        self.step[0, 1:] = leave

@@ -47,10 +47,10 @@ def test_flaky_singles_pairs_and_nobody_are_told_apart() -> None:
 
 
 def test_a_test_that_fails_whatever_is_switched_on_has_no_culprit() -> None:
-    bisector = search(NOBODY, 0.0, 0.5, seed=0)
+    bisector = search(NOBODY, 0.0, 0.9, seed=0)
     assert bisector.answer is not None
     assert bisector.answer.culprits == NOBODY
-    assert bisector.rates.false_failure.mean > 0.2
+    assert bisector.rates.false_failure.mean > 0.5
 
 
 def test_rates_are_learned() -> None:

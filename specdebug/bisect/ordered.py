@@ -1,0 +1,72 @@
+"""The search for the commit that brought a bug in: candidates in order, and a trial shows all up to one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specdebug.bisect.belief import Belief, Bools
+from specdebug.bisect.design import entropy
+from specdebug.bisect.nuisance import Floats, Prior
+from specdebug.bisect.search import Search
+
+REACH = 2.0  # commits; a commit that does not build says as much about its neighbour as exp(-1 / REACH)
+MASKED, CLEAR = 0.1, 0.3  # Beta counts of an untried commit's chance to be untestable
+
+
+class OrderedBisector(Search[int]):
+    """Bayesian search over "none" and every candidate; trial ``i`` checks out candidate ``i``, -1 the state before
+    the first, and can show any culprit up to ``i``.
+
+    Args:
+        candidates: names in order, the oldest first, all different; thousands are fine.
+        confidence: posterior probability at which there is an answer.
+        prior: weights before the first trial; ``pair`` is of no use here.
+
+    Raises:
+        ValueError: no candidates or two of the same name, or a confidence outside (0.5, 1).
+    """
+
+    def __init__(self, candidates: Sequence[str], *, confidence: float = 0.95, prior: Prior | None = None) -> None:
+        n = len(candidates)
+        super().__init__(candidates, np.full(n, 1 / max(n, 1)), prior or Prior(), confidence)
+        self._tried = np.zeros(n + 1)  # by trial, -1 first: weight of the trials nearby, and of the masked ones
+        self._masked = np.zeros(n + 1)
+
+    @property
+    def masking(self) -> Floats:
+        """Chance that each trial, -1 first, is untestable; 0 as long as none was."""
+        if not self._masked.any():
+            return self._masked
+        rates: Floats = (self._masked + MASKED) / (self._tried + MASKED + CLEAR)
+        return rates
+
+    def _design(self, beliefs: list[tuple[float, Belief]], clear: bool) -> tuple[int, float]:
+        bits = np.zeros(len(self._names) + 1)
+        for chance, belief in beliefs:
+            weights, fails = belief.forecast()
+            terms = np.stack([fails, weights * entropy(fails / np.maximum(weights, np.finfo(float).tiny))])
+            # from one checkout to the next, one hypothesis more can show; the first step is none's, which never does
+            steps = terms[:, 1] - terms[:, 0]
+            steps[:, 0] = terms[:, 0].sum(axis=1)
+            expected, noise = steps.cumsum(axis=1)
+            bits += chance * (entropy(expected) - noise)
+        if not clear:
+            bits *= 1 - self.masking
+        chosen = int(np.argmax(np.round(bits, 9)))
+        return chosen - 1, float(bits[chosen])
+
+    def _learn_masking(self, trial: int, masked: bool) -> None:
+        near = np.exp(-np.abs(np.arange(-1, len(self._names)) - trial) / REACH)
+        self._tried += near
+        if masked:
+            self._masked += near
+
+    def _hits(self, trial: int) -> Bools:
+        if not -1 <= trial < len(self._names):
+            raise ValueError(f"{trial} is no trial: -1 to {len(self._names) - 1} are")
+        return np.append(False, np.arange(len(self._names)) <= trial)
+
+    def _culprits(self, hypothesis: int) -> frozenset[str]:
+        return frozenset({self._names[hypothesis - 1]}) if hypothesis else frozenset()

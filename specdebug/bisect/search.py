@@ -1,0 +1,132 @@
+"""What the searches over sets and over an order share: the posterior, when there is an answer, when it is hopeless."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from specdebug.bisect.belief import Belief, Bools
+from specdebug.bisect.nuisance import Floats, Nuisance, Prior
+from specdebug.bisect.results import Answer, Rates
+
+Trial = TypeVar("Trial")
+
+NOBODY = 0.2  # share of the doubt that "none" may hold when a culprit is named
+SINGLES = 0.4  # share of the doubt that singles may hold when a pair is named
+BRANCHES = 8  # outcomes of running trials that are followed
+STALLED = 0.05  # share of the information in reach; below, nearly every trial that could tell is masked
+
+
+class Search(ABC, Generic[Trial]):
+    """A search whose hypothesis 0 is "none", the next ones each candidate in order, and the rest pairs.
+
+    The same observations in the same order give the same state, and the next trial depends on nothing else.
+
+    Raises:
+        ValueError: no candidates or two of the same name, or a confidence outside (0.5, 1).
+    """
+
+    def __init__(self, names: Sequence[str], blame: Floats, prior: Prior, confidence: float) -> None:
+        if not names or len(set(names)) < len(names):
+            raise ValueError("a search needs candidates, each of another name")
+        if not 0.5 < confidence < 1:
+            raise ValueError(f"confidence is between 0.5 and 1, not {confidence}")
+        self._names = list(names)
+        self._doubt = 1 - confidence
+        self._belief = Belief(np.append(prior.none, (1 - prior.none) * blame), Nuisance(prior))
+        self._trials = 0
+
+    @abstractmethod
+    def _hits(self, trial: Trial) -> Bools:
+        """Of each hypothesis, whether ``trial`` would show it; ValueError for a trial that cannot be."""
+
+    @abstractmethod
+    def _design(self, beliefs: list[tuple[float, Belief]], clear: bool) -> tuple[Trial, float]:
+        """The best next trial and its expected bits; ``clear`` ignores masking."""
+
+    @abstractmethod
+    def _learn_masking(self, trial: Trial, masked: bool) -> None:
+        """Take in whether ``trial`` was masked."""
+
+    @abstractmethod
+    def _culprits(self, hypothesis: int) -> frozenset[str]:
+        """The culprit set of a hypothesis."""
+
+    @property
+    def trials(self) -> int:
+        """Observations so far, masked ones included."""
+        return self._trials
+
+    def observe(self, trial: Trial, failed: bool | None) -> None:
+        """Take in the outcome of one trial.
+
+        Args:
+            trial: what ran, as ``next_trial`` gives it.
+            failed: the verdict; None when there is none (untestable, or failed in another way).
+
+        Raises:
+            ValueError: the trial names something that is no candidate.
+        """
+        hit = self._hits(trial)
+        self._trials += 1
+        self._learn_masking(trial, failed is None)
+        if failed is not None:
+            self._belief.observe(hit, failed)
+
+    def next_trial(self, pending: Sequence[Trial] = ()) -> Trial:
+        """What to run next, whatever is already running (``pending``) taken into account."""
+        return self._design(self._outcomes(pending), clear=False)[0]
+
+    def expected_bits(self, pending: Sequence[Trial] = ()) -> float:
+        """Information about the culprit expected of the next trial."""
+        return self._design(self._outcomes(pending), clear=False)[1]
+
+    @property
+    def stalled(self) -> bool:
+        """Nearly all that a trial could still tell is behind masking: going on is of no use."""
+        return self.expected_bits() < STALLED * self._design([(1.0, self._belief)], clear=True)[1]
+
+    @property
+    def answer(self) -> Answer | None:
+        """The culprit set once its posterior reaches the confidence, None as long as the search should go on.
+
+        A simpler explanation must be further out of the question than another of the same kind: naming a culprit
+        where there is none costs more than mistaking one for another.
+        """
+        (culprits, probability), *_ = self.posterior(1)
+        weights, _ = self._belief.forecast()
+        if probability < 1 - self._doubt or (culprits and weights[0] > NOBODY * self._doubt):
+            return None
+        if len(culprits) == 2 and weights[1 : len(self._names) + 1].sum() > SINGLES * self._doubt:
+            return None
+        return Answer(culprits, probability)
+
+    def posterior(self, top: int) -> list[tuple[frozenset[str], float]]:
+        """The ``top`` most probable culprit sets (the empty one is "none of these"), most probable first."""
+        weights, _ = self._belief.forecast()
+        order = np.argsort(-weights, kind="stable")[:top]
+        return [(self._culprits(int(h)), float(weights[h])) for h in order]
+
+    @property
+    def rates(self) -> Rates:
+        """What was learned of the manifest rate and the false-failure rate."""
+        return self._belief.rates()
+
+    def _outcomes(self, pending: Sequence[Trial]) -> list[tuple[float, Belief]]:
+        """What the belief becomes for every outcome of the running trials, with its probability; the likeliest."""
+        branches = [(1.0, self._belief)]
+        for hit in map(self._hits, pending):
+            grown: list[tuple[float, Belief]] = []
+            for chance, parent in branches:
+                missed, hits = parent.forecast()[1]
+                p = float(np.where(hit, hits, missed).sum())
+                for failed, share in ((True, p), (False, 1 - p)):
+                    child = parent.copy()
+                    child.observe(hit, failed)
+                    grown.append((chance * share, child))
+            branches = sorted(grown, key=lambda branch: -branch[0])[:BRANCHES]
+        total = sum(chance for chance, _ in branches)
+        return [(chance / total, child) for chance, child in branches]

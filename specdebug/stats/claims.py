@@ -1,0 +1,136 @@
+"""Claims about a failure rate, and when runs have decided one.
+
+``rate<1%``: holds or is refuted, each wrongly with probability at most 1 - confidence, however often one looks. Where
+the rate is near the one claimed that can take arbitrarily many runs.
+
+``rate<5% or rate>20%``: which of the two? Wald's sequential probability ratio test ("Sequential tests of statistical
+hypotheses", 1945), with the limits ln(1/error) that Ville's inequality gives: at a rate of at most 5% it ends with the
+second, and at one of at least 20% with the first, with probability at most 1 - confidence each. In between either may
+be the answer, which is why it always ends, and after fewer runs than any test of fixed size with the same errors.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from specdebug.errors import SpecDebugError
+from specdebug.stats.clean import CleanRuns
+from specdebug.stats.intervals import PRIOR
+
+_NUMBER = r"(\d+\.?\d*|\.\d+)\s*(%?)"
+_CLAIM = re.compile(rf"\s*rate\s*<=?\s*{_NUMBER}(?:\s+or\s+rate\s*>=?\s*{_NUMBER})?\s*")
+
+
+class ClaimError(SpecDebugError):
+    """A claim that cannot be read, or cannot be true or false."""
+
+
+class Claim(Protocol):
+    """Something that runs decide. Ask after every run, in the order of the runs: the first answer is the answer."""
+
+    @property
+    def text(self) -> str:
+        """The claim, as it is written."""
+
+    def decided(self, failures: int, runs: int) -> bool | None:
+        """Whether it holds; None as long as that is open."""
+
+    def owed(self, failures: int, runs: int) -> int:
+        """Runs without a failure that are still missing before it holds."""
+
+
+@dataclass(frozen=True)
+class Below:
+    """The rate is below ``rate``."""
+
+    rate: float
+    confidence: float
+
+    @property
+    def text(self) -> str:
+        return f"rate<{percent(self.rate)}"
+
+    def decided(self, failures: int, runs: int) -> bool | None:
+        if runs >= self._clean.needed(failures):
+            return True
+        return False if self._evidence_against(failures, runs) >= -math.log1p(-self.confidence) else None
+
+    def owed(self, failures: int, runs: int) -> int:
+        return max(0, self._clean.needed(failures) - runs)
+
+    @cached_property
+    def _clean(self) -> CleanRuns:
+        return CleanRuns(self.rate, 1 - self.confidence)
+
+    def _evidence_against(self, failures: int, runs: int) -> float:
+        """Log of the likelihood of the runs, averaged over Beta(1/2, 1/2) above ``rate``, over that at ``rate``: for
+        any rate below, a supermartingale that starts at 1."""
+        from scipy.special import betaincc, betaln
+
+        if failures <= self.rate * runs:
+            return -math.inf  # no evidence, and the integral could underflow
+        a, b = failures + PRIOR, runs - failures + PRIOR
+        above = betaln(a, b) + math.log(betaincc(a, b, self.rate))
+        prior = betaln(PRIOR, PRIOR) + math.log(betaincc(PRIOR, PRIOR, self.rate))
+        at = failures * math.log(self.rate) + (runs - failures) * math.log1p(-self.rate)
+        return float(above - prior - at)
+
+
+@dataclass(frozen=True)
+class Apart:
+    """The rate is rather ``below`` than ``above``, between which it does not matter."""
+
+    below: float
+    above: float
+    confidence: float
+
+    @property
+    def text(self) -> str:
+        return f"rate<{percent(self.below)} or rate>{percent(self.above)}"
+
+    def decided(self, failures: int, runs: int) -> bool | None:
+        ratio, limit = self._ratio(failures, runs), -math.log1p(-self.confidence)
+        if ratio <= -limit:
+            return True
+        return False if ratio >= limit else None
+
+    def owed(self, failures: int, runs: int) -> int:
+        missing = self._ratio(failures, runs) - math.log1p(-self.confidence)
+        return max(0, math.ceil(missing / (math.log1p(-self.below) - math.log1p(-self.above))))
+
+    def _ratio(self, failures: int, runs: int) -> float:
+        """Log of the likelihood at ``above`` over that at ``below``."""
+        passed = (runs - failures) * (math.log1p(-self.above) - math.log1p(-self.below))
+        return failures * (math.log(self.above) - math.log(self.below)) + passed
+
+
+def parse_claim(text: str, confidence: float) -> Below | Apart:
+    """Read ``rate<1%``, ``rate<0.01`` or ``rate<5% or rate>20%``.
+
+    Raises:
+        ClaimError: it says something else.
+    """
+    match = _CLAIM.fullmatch(text)
+    if not match:
+        raise ClaimError(f"--claim must be such as 'rate<1%' or 'rate<5% or rate>20%', got {text!r}")
+    below, above = (
+        None if number is None else float(number) / (100 if sign else 1)
+        for number, sign in ((match[1], match[2]), (match[3], match[4]))
+    )
+    assert below is not None  # for the type checker: the pattern has it
+    if not 0 < below < 1 or not (above is None or 0 < above < 1):
+        raise ClaimError(f"--claim needs rates above 0% and below 100%, got {text!r}; no number of runs shows either")
+    if above is None:
+        return Below(below, confidence)
+    if not below < above:
+        raise ClaimError(f"--claim {text!r} has the rates the wrong way round: the first must be the lower")
+    return Apart(below, above, confidence)
+
+
+def percent(rate: float) -> str:
+    """A rate in percent, in as few digits as it needs: ``1%``, ``0.5%``."""
+    return f"{100 * rate:.6g}%"

@@ -64,8 +64,6 @@ class Reading(NamedTuple):
     warps: int
     rows: int = 0
     """Of rows that are picked: how many share a tile."""
-    evict: str = ""
-    """What caches are told about the loads, as Triton calls it."""
 
     @property
     def blocks(self) -> int:
@@ -75,15 +73,11 @@ class Reading(NamedTuple):
 
 _HEADER = 4
 _LOAD_BYTES = 16
-_PROGRAMS_PER_MULTIPROCESSOR = 32
-_RESIDENT_PER_MULTIPROCESSOR = 8
-"""Programs that a multiprocessor holds at once, more or less."""
+_PROGRAMS_PER_MULTIPROCESSOR = 8
+"""As many as it holds at once, more or less: each then reads one tile after another."""
 _READINGS = (Reading(4096, 4), Reading(8192, 8), Reading(16384, 8))
 """Of contiguous tensors: the first for which there are tiles for no more programs than run at once, else the last."""
-_LARGE = Reading(16384, 8, evict="evict_first")
-"""Of those that no cache holds."""
-_LARGE_BYTES = 2**27
-_PICKING = (Reading(4096, 4, rows=2), Reading(16384, 8, rows=8))
+_PICKING = (Reading(4096, 4, rows=2), Reading(4096, 4, rows=4))
 """The same, of picked rows."""
 _STRIDED_TILE = 1024
 """Elements a program reads at once from a tensor with strides."""
@@ -107,7 +101,6 @@ class DeviceRing:
         if programs is None:
             programs = _PROGRAMS_PER_MULTIPROCESSOR * processors
         self._programs = programs
-        self._resident = min(_RESIDENT_PER_MULTIPROCESSOR * processors, programs)
         # However many rows one launch appends (two for each program of each job), they fit.
         rows = max(capacity, min(_ROWS_PER_FINDING * capacity, _MAX_EXTRA_ROWS)) + 2 * MAX_JOBS * programs
         self._rows = rows
@@ -159,11 +152,11 @@ class DeviceRing:
         with torch.inference_mode(False):
             for dtype in dtypes:
                 for reading in _READINGS:
-                    size = self._resident * reading.tile_bytes // dtype.itemsize
+                    size = self._programs * reading.tile_bytes // dtype.itemsize
                     self._warm(("nan", "inf"), torch.zeros(size, dtype=dtype, device=self._device))
                 pool = torch.zeros((2, 1, 16), dtype=dtype, device=self._device)
                 for reading in _PICKING:
-                    at = torch.zeros(self._resident * reading.rows, dtype=torch.int64, device=self._device)
+                    at = torch.zeros(self._programs * reading.rows, dtype=torch.int64, device=self._device)
                     for layers in ([pool[:1]], [pool[:1], pool[1:]]):
                         self._warm(("nan",), *layers, at=at)
             for dtype in (torch.int32, torch.int64):
@@ -236,8 +229,6 @@ class DeviceRing:
 
     def _launch_flat(self, job: Job, tag_0: int, tag_1: int) -> None:
         reading = self._reading(job)
-        if job.look == NONFINITE and job.size * job.tensor.element_size() >= _LARGE_BYTES:
-            reading = _LARGE
         relative, wide = job.other is not None, job.wide
         other = job.tensor if job.other is None else job.other
         self._start(
@@ -245,7 +236,7 @@ class DeviceRing:
             self._programs_for(job, reading),
             reading.warps,
             (job.tensor, other),
-            (job.look, relative, wide, reading.tile_bytes, reading.blocks, reading.evict),
+            (job.look, relative, wide, reading.tile_bytes, reading.blocks),
             (job.tensor, other, self._state, job.size, job.every, job.low, job.high, tag_0, tag_1, self._origin()),
         )
 
@@ -255,7 +246,7 @@ class DeviceRing:
         other = job.tensor if job.other is None else job.other
         if job.in_words and twin.in_words:
             rows = job.size // job.sizes[0]
-            reading = next((each for each in _PICKING if rows <= self._resident * each.rows), _PICKING[-1])
+            reading = next((each for each in _PICKING if rows <= self._programs * each.rows), _PICKING[-1])
             tiles, warps = -(-rows // reading.rows), reading.warps
             form = (reading.tile_bytes // reading.rows, reading.rows)
         else:
@@ -320,7 +311,7 @@ class DeviceRing:
         if job.look != NONFINITE:  # element by element: more of them would not fit into a program's registers
             return _READINGS[0]
         size = job.size * job.tensor.element_size()
-        return next((each for each in _READINGS if size <= self._resident * each.tile_bytes), _READINGS[-1])
+        return next((each for each in _READINGS if size <= self._programs * each.tile_bytes), _READINGS[-1])
 
     def _programs_for(self, job: Job, reading: Reading) -> int:
         return min(-(-job.size * job.tensor.element_size() // reading.tile_bytes), self._programs)

@@ -25,16 +25,16 @@ def look_flat(
     x, other, state, size: tl.int64, every: tl.int32, low: tl.int64, high: tl.int64,
     tag_0: tl.int32, tag_1: tl.int32, origin: tl.int32,
     LOOK: tl.constexpr, RELATIVE: tl.constexpr, WIDE: tl.constexpr,
-    TILE_BYTES: tl.constexpr, BLOCKS: tl.constexpr, EVICT: tl.constexpr,
+    TILE_BYTES: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """One contiguous tensor of ``size`` elements. RELATIVE: less ``other[i // every]``. WIDE: as in look_strided.
 
-    BLOCKS: how many loads a tile of TILE_BYTES is read by, one after another. EVICT: what caches are told about them.
+    BLOCKS: how many loads a tile of TILE_BYTES is read by, one after another.
     """
     arrive(state, origin)
     scan(
         x, other, size, every, low, high, tag_0, tag_1, state, origin, tl.program_id(0), tl.num_programs(0),
-        LOOK, RELATIVE, WIDE, TILE_BYTES, BLOCKS, EVICT,
+        LOOK, RELATIVE, WIDE, TILE_BYTES, BLOCKS,
     )  # fmt: skip
 
 
@@ -103,22 +103,22 @@ def look_several(
     if pid < end_a:
         scan(
             x_a, other_a, size_a, every_a, low_a, high_a, tag_0_a, tag_1_a, state, origin, pid, end_a,
-            LOOK_A, RELATIVE_A, False, TILE_BYTES_A, BLOCKS_A, "",
+            LOOK_A, RELATIVE_A, False, TILE_BYTES_A, BLOCKS_A,
         )  # fmt: skip
     elif pid < end_b:
         scan(
             x_b, other_b, size_b, every_b, low_b, high_b, tag_0_b, tag_1_b, state, origin, pid - end_a, end_b - end_a,
-            LOOK_B, RELATIVE_B, False, TILE_BYTES_B, BLOCKS_B, "",
+            LOOK_B, RELATIVE_B, False, TILE_BYTES_B, BLOCKS_B,
         )  # fmt: skip
     elif pid < end_c:
         if LOOK_C > 0:
             scan(
                 x_c, other_c, size_c, every_c, low_c, high_c, tag_0_c, tag_1_c, state, origin,
-                pid - end_b, end_c - end_b, LOOK_C, RELATIVE_C, False, TILE_BYTES_C, BLOCKS_C, "",
+                pid - end_b, end_c - end_b, LOOK_C, RELATIVE_C, False, TILE_BYTES_C, BLOCKS_C,
             )  # fmt: skip
     else:
         if LOOK_D > 0:
             scan(
                 x_d, other_d, size_d, every_d, low_d, high_d, tag_0_d, tag_1_d, state, origin,
-                pid - end_c, end_d - end_c, LOOK_D, RELATIVE_D, False, TILE_BYTES_D, BLOCKS_D, "",
+                pid - end_c, end_d - end_c, LOOK_D, RELATIVE_D, False, TILE_BYTES_D, BLOCKS_D,
             )  # fmt: skip

@@ -258,7 +258,7 @@ def _any_sign(seen, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _any_suspicious_word(x, n, carry, first, stride, TILE: tl.constexpr, BLOCKS: tl.constexpr, EVICT: tl.constexpr):
+def _any_suspicious_word(x, n, carry, first, stride, TILE: tl.constexpr, BLOCKS: tl.constexpr):
     """Whether this program's tiles may hold an infinity or NaN. x: to contiguous, 16-byte aligned bits.
 
     carry: what, added to an element's magnitude, sets its sign bit exactly if it is suspicious; once for every
@@ -281,7 +281,7 @@ def _any_suspicious_word(x, n, carry, first, stride, TILE: tl.constexpr, BLOCKS:
     tile = first.to(n.dtype)
     while tile < full:
         for block in tl.static_range(BLOCKS):
-            word = tl.load(words + tile * WORDS + block * BLOCK + lanes, eviction_policy=EVICT)
+            word = tl.load(words + tile * WORDS + block * BLOCK + lanes)
             seen |= _carried(word, carry, SIZE)
         tile += stride
     if tile == full:
@@ -363,14 +363,14 @@ def _any_bad_element(
 def scan(
     x, other, size, every, low, high, tag_0, tag_1, state, origin, first, stride,
     LOOK: tl.constexpr, RELATIVE: tl.constexpr, WIDE: tl.constexpr,
-    TILE_BYTES: tl.constexpr, BLOCKS: tl.constexpr, EVICT: tl.constexpr,
+    TILE_BYTES: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """One contiguous tensor, of which this program takes every ``stride``-th tile from ``first``."""
     TILE: tl.constexpr = TILE_BYTES * 8 // x.dtype.element_ty.primitive_bitwidth
     pointer = _pointer(x, LOOK)
     n = narrowed(size, WIDE)
     if LOOK == _NONFINITE:
-        hit = _any_suspicious_word(pointer, n, high, first, stride, TILE, BLOCKS, EVICT)
+        hit = _any_suspicious_word(pointer, n, high, first, stride, TILE, BLOCKS)
     else:
         hit = _any_bad_element(
             pointer, other, n, every, n, n, n, n, n, n, n, n, low, high, tag_0, tag_1, first, stride,

@@ -225,12 +225,10 @@ def test_rows_are_found_however_many_share_a_tile(
     assert (found.index, found.count) == ((2 * at.numel() + 2) * 1104 + 5, 3 * 2)
 
 
-@pytest.mark.parametrize("reading", [(2048, 4), (4096, 8), (16384, 8), (32768, 8, 0, "evict_first")])
+@pytest.mark.parametrize("reading", [(2048, 4), (4096, 8), (16384, 8), (32768, 8)])
 def test_tiles_of_any_form_add_up(reading: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = device.Reading(*reading)  # type: ignore[arg-type]
     monkeypatch.setattr(device, "_READINGS", (chosen,))
-    monkeypatch.setattr(device, "_LARGE", chosen)
-    monkeypatch.setattr(device, "_LARGE_BYTES", 0)
     ring = _ring(programs=3)
     for size in (8191, 3 * 16384, 100_003):
         values = torch.zeros(size, dtype=torch.bfloat16)

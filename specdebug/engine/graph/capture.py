@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from specdebug import async_probe
 from specdebug.engine.attention.backend import BoundAttention
 from specdebug.engine.attention.metadata import Metadata
 
@@ -46,7 +47,8 @@ class CapturedForward:
             for _ in range(_WARM_UPS):
                 forward()
         torch.cuda.current_stream().wait_stream(stream)
-        with _no_collection(), torch.cuda.graph(self._graph, pool=pool, stream=stream):
+        graph = torch.cuda.graph(self._graph, pool=pool, stream=stream)
+        with _no_collection(), graph, async_probe.recording_reach() as self._reach:
             forward()
 
     def replay(self, metadata: Sequence[Metadata]) -> None:
@@ -54,3 +56,4 @@ class CapturedForward:
         for attention, plan in zip(self._attentions, metadata, strict=True):
             attention.replan(plan)
         self._graph.replay()
+        self._reach.replayed()

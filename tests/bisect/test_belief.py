@@ -1,0 +1,74 @@
+"""The filter against a sum over every hypothesis, rate and course of periods."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from specdebug.bisect.belief import Belief
+from specdebug.bisect.nuisance import HIT, MISSED, NEVER, PERIODS, Nuisance, Prior
+
+WEIGHTS = np.array([0.3, 0.5, 0.2])
+TRIALS = [
+    (np.array([False, True, False]), True),
+    (np.array([False, True, True]), False),
+    (np.array([False, False, True]), True),
+]
+
+
+def by_hand(nuisance: Nuisance) -> np.ndarray:
+    """Posterior of the three hypotheses after ``TRIALS``, from the definition."""
+    size = (len(nuisance.manifest) - nuisance.steady) // len(PERIODS)
+    total = np.zeros(3)
+    for h in range(3):
+        prior = nuisance.never if h == 0 else nuisance.guilty
+
+        def chance(point: int, trial: int, h: int = h) -> float:
+            hit, failed = TRIALS[trial]
+            p = nuisance.fail[NEVER if h == 0 else HIT if hit[h] else MISSED, point]
+            return float(p if failed else 1 - p)
+
+        for point in range(nuisance.steady):
+            total[h] += prior[point] * np.prod([chance(point, t) for t in range(3)])
+        for rates, course in product(range(size), product(range(len(PERIODS)), repeat=3)):
+            points = [nuisance.steady + period * size + rates for period in course]
+            moves = [nuisance.step[b, a] for a, b in pairwise(course)]
+            total[h] += prior[points[0]] * np.prod(moves) * np.prod([chance(p, t) for t, p in enumerate(points)])
+    posterior = WEIGHTS * total
+    return posterior / posterior.sum()
+
+
+def test_the_filter_is_exact() -> None:
+    nuisance = Nuisance(Prior())
+    belief = Belief(WEIGHTS, nuisance)
+    for hit, failed in TRIALS:
+        belief.observe(hit, failed)
+    assert belief.forecast()[0] == pytest.approx(by_hand(nuisance))
+
+
+@pytest.mark.parametrize("prior", [Prior(), Prior(drifting=0.5, length=4), Prior(exact=0.0, clean=0.9)])
+def test_the_prior_is_a_distribution(prior: Prior) -> None:
+    nuisance = Nuisance(prior)
+    assert nuisance.guilty.sum() == pytest.approx(1)
+    assert nuisance.never.sum() == pytest.approx(1)
+    assert nuisance.step.sum(axis=0) == pytest.approx(np.ones(len(PERIODS)))
+    assert nuisance.fail.min() >= 0
+    assert nuisance.fail.max() <= 1
+
+
+def test_the_forecast_is_what_happens_next() -> None:
+    """P(the next trial fails) now, from the posterior, is the normaliser of observing that it does."""
+    nuisance = Nuisance(Prior())
+    belief = Belief(WEIGHTS, nuisance)
+    belief.observe(*TRIALS[0])
+    weights, fails = belief.forecast()
+    hit = TRIALS[1][0]
+    p = np.where(hit, fails[HIT], fails[MISSED])
+    after_failure, after_pass = belief.copy(), belief.copy()
+    after_failure.observe(hit, True)
+    after_pass.observe(hit, False)
+    mixed = p.sum() * after_failure.forecast()[0] + (1 - p.sum()) * after_pass.forecast()[0]
+    assert mixed == pytest.approx(weights)
+    assert belief.forecast()[0] == pytest.approx(weights)  # copies are independent

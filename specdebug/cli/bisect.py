@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -40,6 +40,7 @@ class Over(StrEnum):
     """What may be the cause."""
 
     TOGGLES = "toggles"
+    CONFIG = "config"
     COMMITS = "commits"
 
 
@@ -63,11 +64,21 @@ def bisect(
     confidence: Annotated[
         str, typer.Option("--confidence", metavar="P", help="Name a culprit at this probability (0.95, 95%).")
     ] = "95%",
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Trials at a time.")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, help="Trials at a time: of a command 1, of a scenario a core each."),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the trials' seeds, and of ties.")] = 0,
     max_trials: Annotated[int, typer.Option("--max-trials", min=1, help="Stop undecided after so many.")] = 1000,
     timeout: Annotated[
         float | None, typer.Option("--timeout", metavar="SECONDS", help="A trial that takes longer has failed: hang.")
+    ] = None,
+    arm: Annotated[
+        str | None, typer.Option("--arm", help="Of the scenario; the first that reverts nothing unless given.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="KEY=VALUE", help="Over config: an engine option to suspect (repeatable)."),
     ] = None,
     good: Annotated[
         str | None, typer.Option("--good", metavar="REV", help="Over commits: where it does not fail.")
@@ -81,7 +92,11 @@ def bisect(
     ] = None,
     signature: Annotated[
         str | None,
-        typer.Option("--signature", metavar="GLOB", help="Follow these failures, not the most frequent."),
+        typer.Option(
+            "--signature",
+            metavar="GLOB",
+            help="Follow these failures; else what the scenario expects, or the most frequent.",
+        ),
     ] = None,
     journal: Annotated[
         Path | None,
@@ -96,8 +111,9 @@ def bisect(
     content: Content = None,
     debug: Debug = False,
 ) -> int:
-    """Name the fix whose revert makes a flaky failure appear (or the pair, or the commit), with an honest probability.
+    """Name the fix whose revert makes a flaky failure appear (or the pair, the option, the commit), and how surely.
 
+    SCENARIO is run with fixes reverted, or with engine options set (--over config).
     -- CMD ... is any command: the fixes to revert reach it in SGLANG_DEBUG_REVERT_PR, the trial's seed in
     SPECDEBUG_TRIAL_SEED; it passes with 0, cannot be tested with 125, and fails with anything else. Over commits it
     runs in a worktree of its own at each commit.
@@ -111,18 +127,31 @@ def bisect(
     if as_json not in (None, "-"):
         check_writable(Path(as_json))
     command = _command(ctx, scenario)
+    unwanted: dict[str, object] = {}
+    if over is not Over.COMMITS:
+        unwanted |= {"--good": good, "--bad": bad, "--repo": repo, "--build": build}
+    if over is not Over.CONFIG:
+        unwanted |= {"--option": option}
+    for name, value in unwanted.items():
+        if value is not None:
+            raise SpecDebugError(f"{name} is of no use with --over {over.value}")
+    if arm is not None and scenario is None:
+        raise SpecDebugError("--arm is for scenarios")
     if over is Over.COMMITS:
-        plan = _commits(command, repo, good, bad, build, level, jobs=jobs, timeout=timeout)
+        plan = _commits(command, scenario, repo, good, bad, build, level, jobs=jobs or 1, timeout=timeout)
+    elif scenario is not None:
+        plan = _scenario(scenario, content, arm, option, over, level, seed, jobs=jobs, timeout=timeout)
+    elif over is Over.CONFIG:
+        raise SpecDebugError("--over config needs a scenario: a command has no engine options to set")
     else:
-        _only_over(Over.COMMITS, {"--good": good, "--bad": bad, "--repo": repo, "--build": build})
-        plan = _toggles_of_command(command, content, level, seed, jobs=jobs, timeout=timeout)
+        plan = _toggles_of_command(command, content, level, seed, jobs=jobs or 1, timeout=timeout)
     with contextlib.closing(plan.source), _terminable():
         from specdebug.trials.command import digest_of
         from specdebug.trials.journal import Journal
         from specdebug.trials.search import Search
 
         identity = digest_of(over.value, plan.source.identity, str(seed))
-        path = journal or Path(".specdebug") / f"bisect-{identity}.sqlite"
+        path = journal or _own_folder() / f"bisect-{identity}.sqlite"
         subject = plan.subject(over.value, str(path))
         with Journal(path, identity, f"{plan.what} over {over.value}, seed {seed}", fresh=fresh) as kept:
             search = Search(
@@ -132,7 +161,7 @@ def bisect(
                 opening=plan.opening,
                 seed=seed,
                 max_trials=max_trials,
-                pattern=signature,
+                pattern=signature or plan.signature,
             )
             with _watcher(subject) as watcher:
                 findings = search.run(watcher)
@@ -153,6 +182,7 @@ class _Plan:
     reproduce: Callable[[frozenset[str], int], str]
     next_step: Callable[[frozenset[str]], str]
     name_length: int | None = None
+    signature: str | None = None
 
     def subject(self, over: str, journal: str) -> Subject:
         from specdebug.report.bisect import Subject
@@ -202,8 +232,59 @@ def _toggles_of_command(
     )
 
 
+def _scenario(
+    file: str,
+    content: Sequence[Path] | None,
+    arm: str | None,
+    options: Sequence[str] | None,
+    over: Over,
+    confidence: float,
+    seed: int,
+    *,
+    jobs: int | None,
+    timeout: float | None,
+) -> _Plan:
+    from specdebug.bisect import Bisector
+    from specdebug.targets.system import cpu_count
+    from specdebug.trials.command import reverts_text
+    from specdebug.trials.scenario import ScenarioSource, expected_signature
+
+    if over is Over.CONFIG and not options:
+        raise SpecDebugError("--over config needs --option KEY=VALUE, once for each engine option to suspect")
+    library = open_library(content)
+    scenario = library.scenario(file)
+    source = ScenarioSource(
+        library, scenario, arm=arm, options=options or (), jobs=jobs or cpu_count(), timeout_s=timeout
+    )
+    names = [candidate.id for candidate in source.candidates]
+    if not names:
+        raise SpecDebugError(f"arm '{source.arm}' reverts every fix there is; nothing is left to suspect")
+    where = [word for folder in content or () for word in ("--content", str(folder))]
+
+    def reproduce(switched: frozenset[str], its_seed: int) -> str:
+        words = ["specdebug", "replay", file, "--arm", source.arm, "--seed", str(its_seed)]
+        if over is Over.TOGGLES:
+            return shlex.join([*words, *(["--revert", reverts_text(switched)] if switched else []), *where])
+        chosen = " and ".join(sorted(switched))
+        return f"set {chosen} in the engine of arm '{source.arm}', then {shlex.join([*words, *where])}"
+
+    def next_step(culprits: frozenset[str]) -> str:
+        return shlex.join(["specdebug", "minimise", file, "-o", "FILE"]) if culprits else ""
+
+    return _Plan(
+        source,
+        lambda: Bisector(names, confidence=confidence, seed=seed),
+        frozenset(names),
+        f"{file}, arm {source.arm},",
+        reproduce,
+        next_step,
+        signature=expected_signature(scenario),
+    )
+
+
 def _commits(
     command: Sequence[str],
+    scenario: str | None,
     repo: Path | None,
     good: str | None,
     bad: str | None,
@@ -216,6 +297,8 @@ def _commits(
     from specdebug.trials.command import SEED_VARIABLE
     from specdebug.trials.commits import CommitChooser, CommitSource
 
+    if scenario is not None:
+        raise SpecDebugError(f"--over commits needs a command, such as: -- specdebug replay {scenario}")
     if good is None:
         raise SpecDebugError("--over commits needs --good REV, a commit where it does not fail")
     source = CommitSource(command, repo or Path(), good, bad or "HEAD", build=build, capacity=jobs, timeout_s=timeout)
@@ -242,21 +325,23 @@ def _commits(
     )
 
 
-def _only_over(over: Over, options: Mapping[str, object]) -> None:
-    """Raises SpecDebugError for an option that is given and means nothing here."""
-    for option, value in options.items():
-        if value is not None:
-            raise SpecDebugError(f"{option} is for --over {over.value}")
-
-
 def _command(ctx: typer.Context, scenario: str | None) -> tuple[str, ...]:
+    """What follows ``--``; empty where there is a scenario instead."""
     command: tuple[str, ...] = ctx.meta.get(_COMMAND, ())
     if scenario is not None and command:
         raise SpecDebugError("bisect takes a scenario or, after --, a command; not both")
-    if not command:
-        hint = f": specdebug bisect -- {scenario}" if scenario is not None else ""
-        raise SpecDebugError(f"bisect needs a command after --{hint or ', as in: specdebug bisect -- ./test.sh'}")
+    if scenario is None and not command:
+        raise SpecDebugError("bisect needs a scenario or, after --, a command, as in: specdebug bisect -- ./test.sh")
     return command
+
+
+def _own_folder() -> Path:
+    """Where journals lie that nobody named a place for; git is told to leave it alone."""
+    folder = Path(".specdebug")
+    with contextlib.suppress(OSError):  # whoever writes to it next will say so
+        folder.mkdir()
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+    return folder
 
 
 def _confidence(text: str) -> float:

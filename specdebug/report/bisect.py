@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any
@@ -233,7 +234,10 @@ def verdict_line(findings: Findings, subject: Subject) -> str:
             switched = f"nothing failed, {findings.silent} times with all of them {_DONE[subject.over]}"
             return f"{among}; {switched} (a failure as frequent as {bound:.2f} would have shown at {1 - MISSED:.0%})"
         return f"{among}; fails {rate_text(rates.false_failure)} of the time whatever is switched"
-    named = [f'{subject.names[one]} "{subject.labels[one]}"' for one in subject.ordered(answer.culprits)]
+    named = [
+        subject.names[one] + (f' "{subject.labels[one]}"' if subject.over != "config" else "")
+        for one in subject.ordered(answer.culprits)
+    ]
     if subject.over == "commits":
         who = f"first bad commit {named[0]}"
     else:
@@ -267,8 +271,7 @@ def bisect_document(
         },
         "signature": standing.followed,
         "signatures": [
-            {"signature": name, "failures": count, "evidence": evidence.get(name, "")}
-            for name, count in standing.signatures
+            {**dataclasses.asdict(one), "evidence": evidence.get(one.signature, "")} for one in standing.signatures
         ],
         "rates": {
             "with": _rate(standing.rates.manifest),
@@ -288,13 +291,11 @@ def bisect_document(
 def _seen(findings: Findings, subject: Subject, evidence: Mapping[str, str]) -> list[str]:
     """The signature that was followed, and whatever else came up."""
     standing = findings.standing
-    counts = dict(standing.signatures)
     lines = []
     if standing.followed is not None:
-        # a pattern may stand for several
-        count = counts.get(standing.followed)
-        lines.append(f"followed {standing.followed}" + (f", {_times(count)}" if count else ""))
-    others: Sequence[str] = [f"{name} ({_times(count)})" for name, count in counts.items() if name != standing.followed]
+        mine = [f"{one.signature} ({_times(one.failures)})" for one in standing.signatures if one.followed]
+        lines.append(f"followed: {', '.join(mine) or f'{standing.followed}, which was not seen'}")
+    others = [f"{one.signature} ({_times(one.failures)})" for one in standing.signatures if not one.followed]
     if others:
         lines.append(f"also seen: {', '.join(others)}")
     if standing.untestable:
@@ -302,8 +303,8 @@ def _seen(findings: Findings, subject: Subject, evidence: Mapping[str, str]) -> 
         if subject.over == "commits":
             named = [subject.called(one) if one else GOOD for one in findings.untestable[:MAX_NAMED]]
             more = len(findings.untestable) - len(named)
-            where = f": {', '.join(named)}" + (f" and {more} more commits" if more else "")
-        lines.append(f"untestable {_times(standing.untestable)}{where}")
+            where = f", at {', '.join(named)}" + (f" and {more} more commits" if more else "")
+        lines.append(f"untestable: {_times(standing.untestable)}{where}")
         if evidence.get(""):
             lines.append(f"  the first said: {evidence[''].strip().splitlines()[-1]}")
     return lines

@@ -7,6 +7,7 @@ come first. The one to follow is the most frequent among the first trials, which
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from specdebug.trials.trial import TrialResult
@@ -19,6 +20,15 @@ OPENING = 16
 
 HOPELESS = 3
 """Untestable trials, none of them testable, after which switching everything on is given up."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A way to fail, how often it was seen, and whether it is (one of those) followed."""
+
+    signature: str
+    failures: int
+    followed: bool
 
 
 class Clusters:
@@ -52,9 +62,9 @@ class Clusters:
         return self._untestable
 
     @property
-    def counts(self) -> list[tuple[str, int]]:
-        """Every signature with its failures, the most frequent first."""
-        return self._counts.most_common()
+    def seen(self) -> tuple[Seen, ...]:
+        """Every signature, the most frequent first."""
+        return tuple(Seen(name, count, self.matches(name)) for name, count in self._counts.most_common())
 
     def matches(self, signature: str) -> bool:
         """Whether a failure is of the kind that is followed."""

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from specdebug.bisect import Answer, Rates
 from specdebug.errors import SpecDebugError
-from specdebug.trials.clusters import Clusters
+from specdebug.trials.clusters import Clusters, Seen
 from specdebug.trials.journal import Journal
 from specdebug.trials.source import TrialSource
 from specdebug.trials.trial import Trial, TrialResult, trial_seed
@@ -58,7 +58,7 @@ class Standing:
         trials: that count.
         resumed: of these, how many were in the journal already.
         followed: the signature that the search is after; None as long as nothing failed.
-        signatures: every signature seen, with its failures.
+        signatures: every one seen, the most frequent first.
         posterior: the likeliest culprit sets; the empty one says "none of these".
     """
 
@@ -66,7 +66,7 @@ class Standing:
     resumed: int
     running: int
     followed: str | None
-    signatures: tuple[tuple[str, int], ...]
+    signatures: tuple[Seen, ...]
     untestable: int
     posterior: tuple[tuple[frozenset[str], float], ...]
     rates: Rates
@@ -230,7 +230,7 @@ class Search:
             resumed=sum(trial.number in self._journalled for trial, _ in self._counted),
             running=len(self._running),
             followed=self._clusters.followed,
-            signatures=tuple(self._clusters.counts),
+            signatures=self._clusters.seen,
             untestable=self._clusters.untestable,
             posterior=tuple(self._chooser.posterior(5)),
             rates=self._chooser.rates,

@@ -73,7 +73,7 @@ def test_it_names_the_culprit_of_a_flaky_script() -> None:
     assert verdict.startswith('culprit 27360 "slice cache_loc')
     assert " with probability 0.9" in verdict
     assert " of the time with it, 0.0" in verdict
-    assert followed.startswith("followed nan@draft.hidden_states, ")
+    assert followed.startswith("followed: nan@draft.hidden_states (")
     assert then == "next: specdebug toggles show 27360"
     assert str(journal_file()) in kept
     lines = ended.stderr.splitlines()
@@ -93,6 +93,7 @@ def test_the_same_as_a_document() -> None:
     assert told["posterior"][0]["culprits"] == ["27360"]
     (seen,) = told["signatures"]
     assert seen["signature"] == told["signature"] == "nan@draft.hidden_states"
+    assert seen["followed"] is True
     assert seen["evidence"] == "found nan@draft.hidden_states\n"
 
 
@@ -130,9 +131,9 @@ def killed_and_resumed(kill_at: list[int], jobs: int) -> None:
     assert len(finished()) >= told["trials"]
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_killed_at_any_moment_it_resumes(jobs: int) -> None:
-    killed_and_resumed([1, 6, 15], jobs)
+@pytest.mark.parametrize(("jobs", "moments"), [(1, [1, 6]), (2, [2, 9])])
+def test_killed_at_any_moment_it_resumes(jobs: int, moments: list[int]) -> None:
+    killed_and_resumed(moments, jobs)
 
 
 @pytest.mark.slow
@@ -231,14 +232,25 @@ def test_a_full_disk_ends_with_what_is_known_and_a_line() -> None:
     [
         (["--", "./missing.sh"], "there is no command ./missing.sh"),
         (["--", "no-such-command-anywhere"], "there is no command no-such-command-anywhere"),
-        (["--"], "bisect needs a command"),
-        ([], "bisect needs a command"),
+        (["--"], "bisect needs a scenario or, after --, a command"),
+        ([], "bisect needs a scenario or, after --, a command"),
         (["cache_hit", "--", "./flaky.sh"], "not both"),
         (["--over", "faults", "--", "./flaky.sh"], "faults"),
         (["--confidence", "sure", "--", "./flaky.sh"], "--confidence must be above 50%"),
         (["--confidence", "30%", "--", "./flaky.sh"], "--confidence must be above 50%"),
         (["--timeout", "0", "--", "./flaky.sh"], "--timeout must be above 0"),
         (["--jobs", "0", "--", "./flaky.sh"], "--jobs"),
+        (["--good", "HEAD~1", "--", "./flaky.sh"], "--good is of no use with --over toggles"),
+        (["--option", "page_size=4", "--", "./flaky.sh"], "--option is of no use with --over toggles"),
+        (["--arm", "fixed", "--", "./flaky.sh"], "--arm is for scenarios"),
+        (["--over", "config", "--", "./flaky.sh"], "--over config needs a scenario"),
+        (["--over", "config", "cache_hit"], "--over config needs --option"),
+        (["--over", "config", "cache_hit", "--option", "page_sise=4"], "page_size"),
+        (["--over", "commits", "cache_hit"], "--over commits needs a command, such as: -- specdebug replay cache_hit"),
+        (["--over", "commits", "--", "./flaky.sh"], "--over commits needs --good REV"),
+        (["--over", "commits", "--good", "HEAD~1", "--repo", "/proc", "--", "./flaky.sh"], "in no git repository"),
+        (["cache_hitt"], "did you mean 'cache_hit'"),
+        (["cache_hit", "--arm", "recompte"], "did you mean 'recompute'"),
         (["--json", "no/such/folder/x", "--", "./flaky.sh"], "no folder no/such/folder"),
         (["--journal", "/proc/nowhere/j", "--", "./flaky.sh"], "cannot write the journal /proc/nowhere/j"),
     ],
@@ -271,3 +283,59 @@ def test_a_terminal_sees_the_posterior_move() -> None:
     assert "bisect ./flaky.sh over toggles" in text
     assert "█" in text
     assert "27360" in text
+
+
+def test_the_first_bad_commit() -> None:
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=x", "-c", "user.email=x@example.com")
+        return subprocess.run(["git", *who, *words], check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q", "repo")
+    os.chdir("repo")
+    for number in range(12):
+        Path("value").write_text(str(number))
+        git("add", "-A")
+        git("commit", "-qm", f"change {number}")
+    flaky = "[ $(cat value) -lt 7 ] || [ $((SPECDEBUG_TRIAL_SEED % 10)) -lt 3 ]"
+    options = [
+        "--over",
+        "commits",
+        "--good",
+        "HEAD~11",
+        "--build",
+        "[ $(cat value) != 3 ] || { echo no header; exit 1; }",
+    ]
+    ended = spawn(*options, "--", "bash", "-c", flaky)
+    assert ended.returncode == 0
+    bad = git("rev-parse", "HEAD~4")
+    assert ended.stdout.startswith(f'first bad commit {bad[:12]} "change 7" with probability 0.9')
+    assert f"checkout {bad[:12]} && " in ended.stdout
+    told = document(*options, "--", "bash", "-c", flaky)
+    assert [one["id"] for one in told["culprits"]] == [bad]
+    if told["untestable"]["trials"]:
+        assert told["untestable"]["switched"] == [[git("rev-parse", "HEAD~8")]]
+        assert "does not build: no header" in ended.stdout
+    assert git("status", "--porcelain") == ""
+    assert git("worktree", "list").count("\n") == 0
+
+
+@pytest.mark.slow
+def test_the_fix_a_scenario_needs() -> None:
+    told = document("draft_positions", "--jobs", "2")
+    assert [one["id"] for one in told["culprits"]] == ["25015"]
+    assert told["signature"] == "oob@draft.forward.positions"
+    words = told["reproduce"].split()
+    assert words[:5] == ["specdebug", "replay", "draft_positions", "--arm", "fixed"]
+    assert run(words[1:]) == 1
+
+
+@pytest.mark.slow
+def test_the_option_a_scenario_fails_with() -> None:
+    shipped = Path(__file__).resolve().parents[2] / "scenarios" / "graph_padding.yaml"
+    text = shipped.read_text().replace("cuda_graph: {", "cuda_graph: {enabled: false, ")
+    Path("eager.yaml").write_text(text)
+    suspects = ["radix_cache=false", "cuda_graph.enabled=true", "page_size=4"]
+    options = [word for one in suspects for word in ("--option", one)]
+    told = document("eager.yaml", "--arm", "reverted", "--over", "config", *options)
+    assert [one["id"] for one in told["culprits"]] == ["cuda_graph.enabled=true"]
+    assert [one["id"] for one in told["candidates"]] == suspects

@@ -133,7 +133,7 @@ def test_the_order_in_which_trials_end_changes_nothing(jobs: int, tmp_path: Path
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-@pytest.mark.parametrize("stop_after", [0, 1, 2, 5, 11, 17])
+@pytest.mark.parametrize("stop_after", [0, 1, 5, 13])
 def test_resumed_it_repeats_nothing_and_ends_the_same(stop_after: int, jobs: int, tmp_path: Path) -> None:
     whole = Source(flaky("d", 0.4), jobs)
     expected = search(whole, tmp_path / "whole")
@@ -170,7 +170,7 @@ def test_one_signature_is_followed_and_the_others_are_reported(tmp_path: Path) -
     assert followed is not None
     assert findings.answer is not None
     assert findings.answer.culprits == {followed[-1]}
-    assert {name for name, _ in findings.standing.signatures} == {"nan@b", "oob@g"}
+    assert {one.signature for one in findings.standing.signatures} == {"nan@b", "oob@g"}
 
     asked = search(Source(behave), tmp_path / "asked", pattern="nan@*")
     assert asked.standing.followed == "nan@*"

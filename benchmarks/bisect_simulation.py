@@ -1,11 +1,11 @@
 """The Bayesian search against simulated flaky bugs, beside halving and ddmin with retries at equal trials.
 
-``python benchmarks/bisect_simulation.py [--cases 10000] [--jobs 2] [--seed 0] [--out docs]``
+``python benchmarks/bisect_simulation.py [--cases 10000] [--jobs 2] [--seed 0] [--out docs] [--drifting 0]``
 
 Sixteen toggles; the culprit is one of them, an interacting pair, or none. Every case is seeded by its number. A
 baseline calls a set failing when any of k runs of it fails; k is, stratum by stratum, the largest whose mean number of
 trials is not above the Bayesian search's own. With ``--out`` a chart is written there (needs matplotlib: the extra
-``bench``).
+``bench``). ``--drifting 0`` tells the search that bursts cannot be.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from specdebug.bisect import Bisector
+from specdebug.bisect import Bisector, Prior
 
 TOGGLES = tuple(f"toggle-{i}" for i in range(16))
 RATES, FALSE = (1.0, 0.7, 0.5, 0.3, 0.2), (0.0, 0.02, 0.05)
@@ -110,9 +110,9 @@ class Machine:
         return bool(shows or draw() < stratum.false)
 
 
-def bayesian(machine: Machine, seed: int) -> Outcome:
+def bayesian(machine: Machine, seed: int, prior: Prior) -> Outcome:
     """The search under test."""
-    search = Bisector(TOGGLES, seed=seed)
+    search = Bisector(TOGGLES, seed=seed, prior=prior)
     while (answer := search.answer) is None and search.trials < LIMIT:
         trial = search.next_trial()
         search.observe(trial, machine.fails(trial))
@@ -172,9 +172,9 @@ def ddmin(test: Callable[[Sequence[str]], bool]) -> frozenset[str]:
 BASELINES = {"halving": halving, "ddmin": ddmin}
 
 
-def run_part(stratum: Stratum, seed: int, cases: range) -> list[Outcome]:
+def run_part(stratum: Stratum, seed: int, cases: range, prior: Prior) -> list[Outcome]:
     """The Bayesian search on some cases of a stratum."""
-    return [bayesian(Machine(stratum, (seed, case)), case) for case in cases]
+    return [bayesian(Machine(stratum, (seed, case)), case, prior) for case in cases]
 
 
 def run_baselines(stratum: Stratum, seed: int, cases: range, trials: float) -> dict[str, list[Outcome]]:
@@ -196,7 +196,7 @@ def run_baselines(stratum: Stratum, seed: int, cases: range, trials: float) -> d
 Results = dict[Stratum, dict[str, list[Outcome]]]
 
 
-def simulate(cases: int, jobs: int, seed: int) -> Results:
+def simulate(cases: int, jobs: int, seed: int, prior: Prior) -> Results:
     """Everything: ``cases`` over the steady strata, and a tenth as many on top over those with bursts."""
     numbers: dict[Stratum, range] = {}
     for strata, total in ((STEADY, cases), (BURSTY, math.ceil(cases / 10))):
@@ -207,7 +207,9 @@ def simulate(cases: int, jobs: int, seed: int) -> Results:
     results: Results = {}
     with ProcessPoolExecutor(jobs, mp_context=context) as workers:
         parts = {
-            stratum: [workers.submit(run_part, stratum, seed, mine[i : i + PART]) for i in range(0, len(mine), PART)]
+            stratum: [
+                workers.submit(run_part, stratum, seed, mine[i : i + PART], prior) for i in range(0, len(mine), PART)
+            ]
             for stratum, mine in numbers.items()
         }
         for stratum, futures in parts.items():
@@ -326,6 +328,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=330)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--drifting", type=float, default=Prior.drifting, help="prior probability of bursts")
     parser.add_argument("--out", type=Path, help="folder for the chart")
     options = parser.parse_args()
     if options.out and not options.out.is_dir():
@@ -337,7 +340,7 @@ def main() -> int:
             parser.error("--out draws a chart and needs matplotlib: pip install 'specdebug[bench]'")
     os.environ["OMP_NUM_THREADS"] = "1"
     began = time.perf_counter()
-    results = simulate(options.cases, options.jobs, options.seed)
+    results = simulate(options.cases, options.jobs, options.seed, Prior(drifting=options.drifting))
     console = Console(width=170 if not sys.stdout.isatty() else None)
     console.print(table(results))
     console.print(calibration(results))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.bisect_simulation import TOGGLES, Bursts, Machine, Stratum, ddmin, halving, retried, run_part
+from specdebug.bisect import Prior
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -29,4 +30,4 @@ def test_periods_change_what_trials_show() -> None:
 
 def test_a_case_is_its_number() -> None:
     stratum = Stratum("pair", 0.7, 0.02)
-    assert run_part(stratum, 0, range(3, 5)) == run_part(stratum, 0, range(5))[3:]
+    assert run_part(stratum, 0, range(3, 5), Prior()) == run_part(stratum, 0, range(5), Prior())[3:]

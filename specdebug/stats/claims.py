@@ -4,9 +4,9 @@
 the rate is near the one claimed that can take arbitrarily many runs.
 
 ``rate<5% or rate>20%``: which of the two? Wald's sequential probability ratio test ("Sequential tests of statistical
-hypotheses", 1945), with the limits ln(1/error) that Ville's inequality gives: at a rate of at most 5% it ends with the
-second, and at one of at least 20% with the first, with probability at most 1 - confidence each. In between either may
-be the answer, which is why it always ends, and after fewer runs than any test of fixed size with the same errors.
+hypotheses", 1945): at a rate of at most 5% it ends with the second, and at one of at least 20% with the first, with
+probability at most 1 - confidence each. In between either may be the answer, which is why it always ends; at both rates
+it takes about half the runs of a test of fixed size with the same errors.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Protocol
 from specdebug.errors import SpecDebugError
 from specdebug.stats.clean import CleanRuns
 from specdebug.stats.intervals import PRIOR
+from specdebug.stats.ratio import RatioTest, ratio_test
 
 _NUMBER = r"(\d+\.?\d*|\.\d+)\s*(%?)"
 _CLAIM = re.compile(rf"\s*rate\s*<=?\s*{_NUMBER}(?:\s+or\s+rate\s*>=?\s*{_NUMBER})?\s*")
@@ -93,19 +94,18 @@ class Apart:
         return f"rate<{percent(self.below)} or rate>{percent(self.above)}"
 
     def decided(self, failures: int, runs: int) -> bool | None:
-        ratio, limit = self._ratio(failures, runs), -math.log1p(-self.confidence)
-        if ratio <= -limit:
+        ratio = self._test.ratio(failures, runs)
+        if ratio <= -self._test.down:
             return True
-        return False if ratio >= limit else None
+        return False if ratio >= self._test.up else None
 
     def owed(self, failures: int, runs: int) -> int:
-        missing = self._ratio(failures, runs) - math.log1p(-self.confidence)
-        return max(0, math.ceil(missing / (math.log1p(-self.below) - math.log1p(-self.above))))
+        missing = self._test.ratio(failures, runs) + self._test.down
+        return max(0, math.ceil(missing / -self._test.passed))
 
-    def _ratio(self, failures: int, runs: int) -> float:
-        """Log of the likelihood at ``above`` over that at ``below``."""
-        passed = (runs - failures) * (math.log1p(-self.above) - math.log1p(-self.below))
-        return failures * (math.log(self.above) - math.log(self.below)) + passed
+    @cached_property
+    def _test(self) -> RatioTest:
+        return ratio_test(self.below, self.above, 1 - self.confidence)
 
 
 def parse_claim(text: str, confidence: float) -> Below | Apart:

@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 PRIOR = 0.5
 """Both parameters of the mixture; 1/2 costs least where rates near 0 matter as much as others."""
 
-ENOUGH = 0.10
+ENOUGH = 0.15
 """An interval no wider than this says enough, whatever the rate."""
 
 ENOUGH_OF_RATE = 0.5
@@ -90,9 +90,11 @@ def anytime_bounds(failures: ArrayLike, runs: ArrayLike, confidence: float) -> t
     return np.where(k > 0, low, 0.0), np.where(k < n, high, 1.0)
 
 
-def narrow_enough(interval: Interval, failures: int, runs: int) -> bool:
-    """Whether a rate is known well enough to stop: to within 10 percentage points, or to half the observed rate."""
-    return runs > 0 and interval.width <= max(ENOUGH, ENOUGH_OF_RATE * failures / runs)
+def narrow_enough(width: ArrayLike, failures: ArrayLike, runs: ArrayLike) -> NDArray[np.bool_]:
+    """Whether a rate is known well enough to stop: to within 15 percentage points, or to within half the observed
+    rate."""
+    rate = np.asarray(failures) / np.maximum(runs, 1)
+    return np.asarray(width) <= np.maximum(ENOUGH, ENOUGH_OF_RATE * rate)
 
 
 def _check(failures: int, runs: int, confidence: float) -> None:

@@ -1,0 +1,92 @@
+"""The limits of a sequential probability ratio test between two failure rates, computed exactly.
+
+After k failures in n runs the log likelihood ratio of the higher rate over the lower is a sum of n steps, one of two
+sizes. Limits of ln(1/error) keep both errors by Ville's inequality (see ``intervals``), but a failure is a large step
+that lands well beyond the limit, so the errors are smaller than allowed and the runs more than needed. Each limit is
+therefore drawn in until the exact probability of a wrong end, found by following every path, is just allowed. Where
+the rates are so near that tests are long, paths are many and steps small: then Ville's limits stay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+_LONG = 150
+"""Runs, midway between the rates, beyond which limits are not drawn in."""
+_STEPS = 2500
+_ALIVE = 1e-6
+"""Runs after which, or probability of going on at which, to stop following; what is left is counted as an error."""
+_HALVINGS = 7
+
+
+@dataclass(frozen=True)
+class RatioTest:
+    """Ends with "low" or "high" once the ratio is down at ``-down`` or up at ``up``."""
+
+    below: float
+    above: float
+    up: float
+    down: float
+
+    def ratio(self, failures: int, runs: int) -> float:
+        """Log of the likelihood of the runs at ``above`` over that at ``below``."""
+        return failures * self.failed + (runs - failures) * self.passed
+
+    @property
+    def failed(self) -> float:
+        """What a failure adds."""
+        return math.log(self.above / self.below)
+
+    @property
+    def passed(self) -> float:
+        """What a run that passes adds; negative."""
+        return math.log1p(-self.above) - math.log1p(-self.below)
+
+
+def ratio_test(below: float, above: float, error: float) -> RatioTest:
+    """The test whose two errors, at ``below`` and at ``above``, are each at most ``error``."""
+    up = down = -math.log(error)
+    widest = RatioTest(below, above, up, down)
+    if up * down > _LONG * widest.failed * -widest.passed:
+        return widest
+    for _ in range(2):  # each limit is valid for the other as it was; drawing that in only makes errors rarer
+        up = _least(up, lambda one, down=down: ended(RatioTest(below, above, one, down), below)[1] <= error)
+        down = _least(down, lambda one, up=up: ended(RatioTest(below, above, up, one), above)[0] <= error)
+    return RatioTest(below, above, up, down)
+
+
+def ended(test: RatioTest, rate: float) -> tuple[float, float]:
+    """Probabilities to end with "low" and with "high" at a rate; what goes on for very long counts as both."""
+    alive, fewest = np.ones(1), 0
+    low = high = 0.0
+    for runs in range(1, _STEPS + 1):
+        stepped = np.zeros(len(alive) + 1)
+        stepped[:-1] = alive * (1 - rate)
+        stepped[1:] += alive * rate
+        failures = fewest + np.arange(len(stepped))
+        ratio = failures * test.failed + (runs - failures) * test.passed
+        is_low, is_high = ratio <= -test.down, ratio >= test.up
+        low += float(stepped[is_low].sum())
+        high += float(stepped[is_high].sum())
+        alive = stepped[~(is_low | is_high)]
+        fewest += int(is_low.sum())  # those that end low have the fewest failures
+        if alive.sum() < _ALIVE:
+            break
+    rest = float(alive.sum())
+    return low + rest, high + rest
+
+
+def _least(limit: float, allowed: Callable[[float], bool]) -> float:
+    """The least limit that is allowed, given one that is (and is returned if none below can be shown to be)."""
+    low = limit / 4
+    for _ in range(_HALVINGS):
+        middle = (low + limit) / 2
+        if allowed(middle):
+            limit = middle
+        else:
+            low = middle
+    return limit

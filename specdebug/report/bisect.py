@@ -157,6 +157,8 @@ def bisect_progress(stream: IO[str], subject: Subject) -> PlainBisect | LiveBise
 def posterior_table(standing: Standing, subject: Subject) -> Table:
     """The likeliest culprit sets with a bar each."""
     table = Table.grid(padding=(0, 2))
+    for _ in range(4):
+        table.add_column(no_wrap=True, overflow="ellipsis")
     for culprits, probability in standing.posterior:
         filled = round(probability * BAR)
         bar = Text("█" * filled, "cyan") + Text("░" * (BAR - filled), "dim")
@@ -297,7 +299,7 @@ def _seen(findings: Findings, subject: Subject, evidence: Mapping[str, str]) -> 
         lines.append(f"followed: {', '.join(mine) or f'{standing.followed}, which was not seen'}")
     others = [f"{one.signature} ({_times(one.failures)})" for one in standing.signatures if not one.followed]
     if others:
-        lines.append(f"also seen: {', '.join(others)}")
+        lines.append(f"also seen: {', '.join(others)}; follow another with --signature")
     if standing.untestable:
         where = ""
         if subject.over == "commits":

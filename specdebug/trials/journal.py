@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -30,10 +31,12 @@ CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE trials (
     number INTEGER PRIMARY KEY, reverted TEXT NOT NULL, seed INTEGER NOT NULL,
     outcome TEXT NOT NULL CHECK (outcome IN ('pass', 'fail', 'untestable')), signature TEXT, seconds REAL NOT NULL,
-    at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+    digest TEXT NOT NULL, at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
 );
 CREATE TABLE evidence (signature TEXT PRIMARY KEY, number INTEGER NOT NULL, detail TEXT NOT NULL);
 """
+
+_COLUMNS = "number, reverted, seed, outcome, signature, seconds, digest"
 
 
 class JournalError(SpecDebugError):
@@ -94,13 +97,13 @@ class Journal:
         """
         key = "" if result.outcome == "untestable" else result.signature
         new = key is not None and key not in self._evidence
-        row = (trial.number, json.dumps(sorted(trial.reverted)), trial.seed)
+        row: tuple[object, ...] = (trial.number, json.dumps(sorted(trial.reverted)), trial.seed)
+        row += (result.outcome, result.signature, float(result.seconds))
         with self._trouble(f"; {_lost(trial, result)}"):
             assert self._database is not None
             self._database.execute("BEGIN IMMEDIATE")
             self._database.execute(
-                "INSERT INTO trials (number, reverted, seed, outcome, signature, seconds) VALUES (?, ?, ?, ?, ?, ?)",
-                (*row, result.outcome, result.signature, result.seconds),
+                f"INSERT INTO trials ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, _digest(row))
             )
             if new:
                 self._database.execute("INSERT INTO evidence VALUES (?, ?, ?)", (key, trial.number, result.detail))
@@ -197,15 +200,13 @@ class Journal:
             if check != "ok":
                 raise self._damaged(" ".join(str(check).split()))
             evidence = dict(self._database.execute("SELECT signature, detail FROM evidence").fetchall())
-            rows = self._database.execute(
-                "SELECT number, reverted, seed, outcome, signature, seconds FROM trials ORDER BY number"
-            ).fetchall()
-        try:
-            for number, reverted, seed, outcome, signature, seconds in rows:
-                trial = Trial(int(number), frozenset(map(str, json.loads(reverted))), int(seed))
-                trials[trial.number] = (trial, TrialResult(outcome, signature, float(seconds)))
-        except (TypeError, ValueError):
-            raise self._damaged(f"trial {number} makes no sense") from None
+            rows = self._database.execute(f"SELECT {_COLUMNS} FROM trials ORDER BY number").fetchall()
+        for *row, digest in rows:
+            number, reverted, seed, outcome, signature, seconds = row
+            if digest != _digest(row):  # sqlite sees a broken page, not a changed digit
+                raise self._damaged(f"trial {number} is not what was written")
+            trial = Trial(number, frozenset(json.loads(reverted)), seed)
+            trials[number] = (trial, TrialResult(outcome, signature, seconds))
         return trials, evidence
 
     @contextmanager
@@ -213,6 +214,8 @@ class Journal:
         """Turn what sqlite complains of into one line."""
         try:
             yield
+        except UnicodeDecodeError:
+            raise self._damaged("text in it is none") from None
         except sqlite3.Error as error:
             if self._database is not None and self._database.in_transaction:
                 with contextlib.suppress(sqlite3.Error):
@@ -236,6 +239,10 @@ def _same_file(descriptor: int, path: Path) -> bool:
         return False
     ours = os.fstat(descriptor)
     return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _digest(row: Sequence[object]) -> str:
+    return hashlib.blake2b(json.dumps(list(row)).encode(), digest_size=8).hexdigest()
 
 
 def _quoted(text: str) -> str:

@@ -74,15 +74,16 @@ class WarmPool:
 
 def job(run: ArmRun) -> Job:
     """The worker's job. Unlike a fresh arm's, its requests are planned there: workers are many, the parent is one."""
-    limits = run.scenario.limits
+    limits, config = run.scenario.limits, run.config
     payload = {
+        "model": config.model,
         "arm": run.arm,
         "seed": run.seed,
         "toggles": pickle.dumps(run.toggles),
         "packs": pickle.dumps(run.packs),
         "scenario": pickle.dumps(run.scenario),
     }
-    return Job(run.key, TARGET, payload, limits.timeout_s, float(limits.memory_mb), run.config.device != "cpu")
+    return Job(run.key, TARGET, payload, limits.timeout_s, float(limits.memory_mb), config.device != "cpu")
 
 
 class _Collected:

@@ -116,15 +116,16 @@ def run_cold(payload: Mapping[str, Any], sink: PipeSink) -> None:
 
 
 def _with_workload(payload: Mapping[str, Any], sink: Sink) -> dict[str, Any] | None:
-    """The payload of an ordinary arm, its requests planned; None, and a usage event, when they cannot be."""
-    from specdebug.engine.config import EngineConfig
+    """The payload of an ordinary arm, its requests planned; None, and a usage event, when they cannot be.
+
+    Imports nothing of the engine: a worker that has started over must find it not yet imported.
+    """
     from specdebug.harness.text import load_tokenizer
     from specdebug.harness.workload import expand
 
     scenario: Scenario = pickle.loads(payload["scenario"])
     try:
-        model = EngineConfig.from_dict(scenario.engine_of(payload["arm"])).model
-        workload = expand(scenario, load_tokenizer(model), payload["seed"])
+        workload = expand(scenario, load_tokenizer(payload["model"]), payload["seed"])
     except SpecDebugError as error:
         sink.emit("usage", message=str(error))
         return None

@@ -140,6 +140,42 @@ def test_chunk_tail_has_several_chunks_a_prompt(prompts):
     assert all(len(ids) > 2 * chunk for ids in prompts("chunk_tail").values())
 
 
+FLAKY = {
+    "cache_hit": lambda sent, config: sent["hit.0"].delay > sent["warm.0"].delay,
+    "bigram_key": lambda sent, config: common(*(one.new_ids for one in sent.values())) % config.page_size == 0,
+    "graph_padding": lambda sent, config: sent["second.0"].delay > 1,
+    "padding_positions": lambda sent, config: sent["second.0"].delay > 1,
+    "kv_indices": lambda sent, config: (
+        config.speculative.eagle_topk * (1 + len(sent["g0.0"].new_ids)) > 2 * (config.context_length + 8)
+    ),
+    "page_table": lambda sent, config: pages(len(sent["g0.0"].new_ids), config) > 2,
+    "draft_positions": lambda sent, config: sent["plain.0"].sampling.max_new_tokens < 3,
+    "chunk_tail": lambda sent, config: sent["second.0"].delay == 0,
+    "row_headroom": lambda sent, config: (
+        len(sent["g0.0"].new_ids) + 2 * config.alloc_len_per_decode
+        > config.context_length + 4 + config.speculative.tree_size
+    ),
+}
+"""What shows each bug, worked out from the requests alone; of ``tgt_cache_loc`` only the engine can say."""
+
+
+def pages(length, config):
+    """How many pages a draft branch spans that begins at this length."""
+    return -(-(length % config.page_size + config.speculative.num_steps) // config.page_size)
+
+
+@pytest.mark.parametrize("name", FLAKY)
+def test_a_flaky_scenario_meets_its_bug_on_some_of_the_seeds_and_on_its_own(name):
+    scenario, config = SHIPPED[f"flaky_{name}"], base_config(f"flaky_{name}")
+    tokenizer = Tokenizer.from_file(str(tokenizer_path("tiny")))
+    met = []
+    for seed in (*range(200), scenario.seed):
+        sent = {plan.rid: plan for plan in expand(scenario, tokenizer, seed).requests}
+        met.append(FLAKY[name](sent, config))
+    assert 0.15 < sum(met) / len(met) < 0.5
+    assert met[-1]
+
+
 def test_row_headroom_reserves_more_than_the_old_headroom(prompts):
     config = base_config("row_headroom")
     old = 4 + config.speculative.tree_size

@@ -1,0 +1,191 @@
+"""Trials of a scenario, in warm workers: fixes are reverted, or engine options set, and an arm is run.
+
+A trial fails by the arm's verdict alone. An arm that comes to no verdict only because a reverted fix's lines never ran
+has passed: what was switched on did not show, which is just what a search wants to know. Any other unknown (nothing was
+generated, no probe was reached, it could not be set up) is untestable.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import yaml
+
+from specdebug import __version__
+from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.errors import SpecDebugError, did_you_mean
+from specdebug.harness.library import Library
+from specdebug.harness.outcome import Evidence, Outcome, decide
+from specdebug.harness.replay import ArmRun
+from specdebug.harness.scenario_model import Scenario, merge
+from specdebug.harness.warm import WarmPool
+from specdebug.trials.command import digest_of, toggle_candidates
+from specdebug.trials.source import Candidate
+from specdebug.trials.trial import Trial, TrialResult
+
+
+class ScenarioTrialError(SpecDebugError):
+    """An arm or an engine option was asked for that there is not."""
+
+
+class ScenarioSource:
+    """Runs one arm of a scenario again and again.
+
+    Args:
+        library: where fixes, packs and the corpus come from.
+        scenario: the scenario.
+        arm: the arm to run; by default the first that reverts nothing, else the first.
+        options: engine options as ``page_size=16``, or, where one goes only with another, several of them as
+            ``speculative={eagle_topk: 1, num_draft_tokens: 7}``. They are then the candidates, instead of every fix
+            that the arm does not revert itself.
+        jobs: how many trials may run at a time.
+        timeout_s: of a trial, instead of the scenario's own.
+
+    Raises:
+        ScenarioTrialError: no such arm or option, or a value that the option cannot have.
+        ContentError: a probe pack or toggle is malformed.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        scenario: Scenario,
+        *,
+        arm: str | None = None,
+        options: Sequence[str] = (),
+        jobs: int = 1,
+        timeout_s: float | None = None,
+    ) -> None:
+        if arm is not None and arm not in scenario.arms:
+            raise ScenarioTrialError(f"{scenario.path}: no arm '{arm}'{did_you_mean(arm, scenario.arms)}")
+        limits = scenario.limits if timeout_s is None else replace(scenario.limits, timeout_s=timeout_s)
+        self._scenario = replace(scenario, limits=limits)
+        plain = [one.name for one in scenario.arms.values() if not one.revert]
+        self._arm = arm or [*plain, *scenario.arms][0]
+        self._library = library
+        self._packs = library.packs(scenario.probes_of(self._arm))
+        self._options = _parse(options, scenario.engine_of(self._arm))
+        own = library.toggles(scenario.arms[self._arm].revert)
+        if options:
+            self._candidates = tuple(Candidate(name, f"engine option {name}") for name in self._options)
+        else:
+            mine = {str(toggle.pr) for toggle in own}
+            self._candidates = tuple(one for one in toggle_candidates(library.registry) if one.id not in mine)
+        self._own = own
+        self._pool = WarmPool(self._scenario, [self._arm], own if options else library.all_toggles(), jobs)
+        self._trials: dict[str, Trial] = {}
+        self._refused: deque[tuple[Trial, TrialResult]] = deque()
+
+    @property
+    def arm(self) -> str:
+        """The arm that is run."""
+        return self._arm
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The fixes, or the options."""
+        return self._candidates
+
+    @property
+    def identity(self) -> str:
+        """Scenario, arm, packs, the registry's files, versions: whatever else a trial depends on is its seed."""
+        registry = self._library.registry.toggles.values()
+        return digest_of(
+            "scenario",
+            __version__,
+            platform.python_version(),  # prompts are cut from its library
+            json.dumps(self._scenario.to_dict(), sort_keys=True),
+            self._arm,
+            repr([(pack.name, pack.mode, [entry.rule for entry in pack.entries]) for pack in self._packs]),
+            *(candidate.id for candidate in self._candidates),
+            *(toggle.path.read_text(encoding="utf-8") for toggle in registry),
+        )
+
+    @property
+    def capacity(self) -> int:
+        """How many trials may run at a time."""
+        return self._pool.capacity
+
+    def start(self, trial: Trial) -> None:
+        """Begin a trial. Options that do not go together make it untestable."""
+        try:
+            run = self._run_of(trial)
+        except InvalidOption as error:
+            self._refused.append((trial, TrialResult("untestable", None, 0.0, str(error))))
+            return
+        self._trials[run.key] = trial
+        self._pool.start(run)
+
+    def wait(self) -> tuple[Trial, TrialResult]:
+        """The next trial to end. Raises ContentError or ReplayError when the scenario itself is at fault."""
+        if self._refused:
+            return self._refused.popleft()
+        ended = self._pool.wait()
+        return self._trials.pop(ended.run.key), result_of(ended.outcome)
+
+    def close(self) -> None:
+        """End every worker."""
+        self._pool.close()
+
+    def _run_of(self, trial: Trial) -> ArmRun:
+        key = f"trial {trial.number}"
+        if not self._options:
+            toggles = self._library.toggles(sorted(map(int, trial.reverted)))
+            return ArmRun(key, self._scenario, self._arm, trial.seed, self._packs, (*self._own, *toggles))
+        arm = self._scenario.arms[self._arm]
+        engine = arm.engine
+        for name in sorted(trial.reverted):
+            engine = merge(engine, self._options[name])
+        arms = {**self._scenario.arms, self._arm: replace(arm, engine=engine)}
+        scenario = replace(self._scenario, arms=arms)
+        EngineConfig.from_dict(scenario.engine_of(self._arm))
+        return ArmRun(key, scenario, self._arm, trial.seed, self._packs, self._own)
+
+
+def result_of(outcome: Outcome) -> TrialResult:
+    """What an arm's outcome says of its trial."""
+    seconds = outcome.metrics.wall_s
+    if outcome.verdict == "fail":
+        return TrialResult("fail", outcome.signature, seconds, outcome.detail)
+    otherwise_fine = Evidence(outcome.reverted_hits, probes_enabled=0, sites_reached=0, generated=1)
+    _, never_ran = decide((), otherwise_fine)
+    if outcome.verdict == "pass" or outcome.reasons == never_ran != ():
+        return TrialResult("pass", None, seconds, outcome.detail)
+    return TrialResult("untestable", None, seconds, outcome.detail)
+
+
+def expected_signature(scenario: Scenario) -> str | None:
+    """The signature (a shell pattern) of the one failure that the scenario's arms expect; None where they state none,
+    or several."""
+    stated = {one for expectation in scenario.expect.values() for one in expectation.signatures}
+    return stated.pop() if len(stated) == 1 else None
+
+
+def _parse(options: Sequence[str], engine: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Engine options as mappings to lay over an arm's, by the text that they were given as."""
+    parsed: dict[str, dict[str, Any]] = {}
+    taken: dict[str, str] = {}
+    for text in options:
+        key, equals, value = text.partition("=")
+        if not equals or not all(key.split(".")):
+            raise ScenarioTrialError(f"'{text}' is no engine option; write for example speculative.num_steps=3")
+        if key in taken:
+            raise ScenarioTrialError(f"'{text}' and '{taken[key]}' set the same option; a trial may switch both on")
+        taken[key] = text
+        try:
+            option = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ScenarioTrialError(f"'{text}': '{value}' is no value; quote it as in YAML") from None
+        for name in reversed(key.split(".")):
+            option = {name: option}
+        try:
+            EngineConfig.from_dict(merge(engine, option))
+        except InvalidOption as error:
+            raise ScenarioTrialError(f"'{text}': {error}") from None
+        parsed[text] = option
+    return parsed

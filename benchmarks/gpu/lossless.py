@@ -241,7 +241,7 @@ def main() -> int:
                 began = time.perf_counter()
                 outputs, accepted = serve(asks, engine_options(plan, dtype, topk, options.device, longest))
                 gc.collect()  # an engine holds graphs in cycles; the next one needs their memory
-                who = executor_of(plan, options.device, dtype, versions()["flashinfer"] is not None)
+                who = executor_of(plan, options.device, dtype, versions())
                 seconds = time.perf_counter() - began
                 tokens = sum(map(len, outputs))
                 row = Row(plan, who, dtype, topk, len(asks), tokens, accepted, seconds, [], [], [])

@@ -1,0 +1,153 @@
+"""Which elements are needed, given trials of the thing with some of them taken away.
+
+Every element is needed with some probability, independently before any trial. A trial without the elements X speaks of
+one statement only, "nothing in X is needed": it is a factor over the elements of X. Marginals are found by belief
+propagation (Pearl 1988), in log odds, on a graph in which elements that were always taken away together are one
+variable; that graph is nearly a tree, as trials extend what has already been taken away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from specdebug.minimise.rates import KNOWN_FAILED, TALLY, Rates, learn
+
+Removed = frozenset[int]
+
+_IMPOSSIBLE = 30.0
+_ROUNDS = 6
+_DAMPING = 0.3
+
+
+class Belief:
+    """The state of knowledge over ``size`` elements.
+
+    Args:
+        size: how many elements there are.
+        prior: probability that any one of them is needed.
+        rates: what is known of the rates to begin with.
+    """
+
+    def __init__(self, size: int, prior: float, rates: Rates) -> None:
+        self.rates = rates
+        self._start = rates
+        self._size = size
+        self._prior = np.full(size, np.log(prior) - np.log1p(-prior))
+        self._sets: dict[Removed, int] = {}
+        self._rows = np.zeros((0, size), dtype=bool)
+        self._tallies = np.zeros((0, len(TALLY)), dtype=int)
+        self._possible = np.zeros(0, dtype=bool)
+        self._log_odds = np.zeros(0)
+        self._fine = np.ones(0)
+        self._needed = _sigmoid(self._prior)
+
+    @property
+    def needed(self) -> np.ndarray:
+        """Of every element, the probability that it is needed."""
+        return self._needed
+
+    @property
+    def tried(self) -> Iterable[Removed]:
+        """Everything that was ever taken away, or found impossible to."""
+        return self._sets
+
+    def tally(self, removed: Removed) -> tuple[int, int, int, int]:
+        """Trials without exactly these, counted as ``rates`` says."""
+        at = self._sets.get(removed)
+        if at is None:
+            return TALLY
+        fresh_failed, fresh_clean, known_failed, known_clean = map(int, self._tallies[at])
+        return fresh_failed, fresh_clean, known_failed, known_clean
+
+    def fine(self, removed: Removed) -> float:
+        """Probability that the thing still has all it needs without these."""
+        at = self._sets.get(removed)
+        if at is not None:
+            return float(self._fine[at])
+        return float(np.prod(1 - self._needed[list(removed)]))
+
+    def observe(self, removed: Removed, failed: bool, known: bool) -> None:
+        """Take in one trial, with a seed that is known to fail or with another."""
+        row, column = self._row(removed), (KNOWN_FAILED if known else 0) + (0 if failed else 1)
+        self._tallies[row, column] += 1
+
+    def exclude(self, removed: Removed) -> None:
+        """Take in that these cannot be taken away together at all."""
+        row = self._row(removed)
+        self._possible[row] = False
+
+    def against(self, base: Removed) -> np.ndarray:
+        """Of every element, the log odds that it is needed that come from trials in which it was gone and, of the
+        others, only what ``base`` holds, which is not needed; 0 without such trials."""
+        log_odds = np.zeros(self._size)
+        for removed, at in self._sets.items():
+            extra = removed - base
+            if len(extra) == 1:
+                log_odds[next(iter(extra))] += self._log_odds[at]
+        return log_odds
+
+    def update(self, base: Removed) -> None:
+        """Draw the conclusions; ``base`` is what has been taken away for now, to whose rate the present one is nearest.
+        """
+        if not self._sets:
+            return
+        self._log_odds = np.where(self._possible, self.rates.log_odds(self._tallies), _IMPOSSIBLE)
+        self._log_odds = self._log_odds.clip(-_IMPOSSIBLE, _IMPOSSIBLE)
+        self._propagate(self._log_odds)
+        missing = np.array([len(base - removed) for removed in self._sets])
+        self.rates = learn(self._tallies, self._fine, 0.8**missing, self._start)
+
+    def _row(self, removed: Removed) -> int:
+        if removed not in self._sets:
+            self._sets[removed] = len(self._sets)
+            row = np.zeros((1, self._size), dtype=bool)
+            row[0, list(removed)] = True
+            self._rows = np.vstack([self._rows, row])
+            self._tallies = np.vstack([self._tallies, [TALLY]])
+            self._possible = np.append(self._possible, True)
+            self._log_odds = np.append(self._log_odds, 0.0)
+            self._fine = np.append(self._fine, 1.0)
+        return self._sets[removed]
+
+    def _propagate(self, log_odds: np.ndarray) -> None:
+        member, block, log_free = self._blocks()
+        # log_free: of a block, the prior log probability that nothing in it is needed
+        prior = np.log(-np.expm1(log_free)) - log_free
+        # what a factor says if everything else in it is free, relative to something in it being needed
+        surplus = np.expm1(-log_odds)[:, None]
+        messages = np.zeros(member.shape)
+        for _ in range(_ROUNDS):
+            free = self._free(member, prior, messages)
+            others = np.minimum(free.sum(axis=1, keepdims=True) - free, 0.0)
+            said = np.where(member, -np.log(np.maximum(1 + surplus * np.exp(others), 1e-13)), 0.0)
+            messages = _DAMPING * messages + (1 - _DAMPING) * said
+        free = self._free(member, prior, messages).sum(axis=1)
+        whole = free - log_odds
+        self._fine = np.exp(whole - np.logaddexp(whole, np.log(-np.expm1(np.minimum(free, -1e-12)))))
+        of_block = _sigmoid(prior + messages.sum(axis=0))
+        # an element's share of its block: its own prior over the block's
+        share = _sigmoid(self._prior) / -np.expm1(log_free)[block]
+        self._needed = np.minimum(of_block[block] * share, 1.0)
+
+    @staticmethod
+    def _free(member: np.ndarray, prior: np.ndarray, messages: np.ndarray) -> np.ndarray:
+        """Of every block of every set, the log probability that it is not needed, as all the other sets see it."""
+        cavity = np.where(member, prior + messages.sum(axis=0) - messages, -np.inf)
+        free: np.ndarray = np.asarray(-np.logaddexp(0.0, cavity))
+        return free
+
+    def _blocks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Sets by blocks of elements that no set tells apart; the block of every element; log prior of each block."""
+        names: dict[bytes, int] = {}
+        packed = np.packbits(self._rows, axis=0).T
+        block = np.array([names.setdefault(column.tobytes(), len(names)) for column in packed])
+        first = np.unique(block, return_index=True)[1]
+        log_free = np.bincount(block, weights=-np.logaddexp(0.0, self._prior), minlength=len(names))
+        return self._rows[:, first], block, log_free
+
+
+def _sigmoid(log_odds: np.ndarray) -> np.ndarray:
+    probability: np.ndarray = np.exp(-np.logaddexp(0.0, -log_odds))
+    return probability

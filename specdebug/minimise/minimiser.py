@@ -1,0 +1,365 @@
+"""The whole of a search: see how the thing fails, then take away stage by stage, and say what is left.
+
+Trials count in the order in which they were chosen, however they overtake each other, so the search is a function of
+what its trials show: with these kept, it goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar
+
+from specdebug.errors import SpecDebugError
+from specdebug.minimise.rates import Rates
+from specdebug.minimise.space import Memory, Oracle, Seen, Space, Stage
+from specdebug.minimise.subset import Probe, SubsetSearch
+
+C = TypeVar("C")
+
+Reason = Literal["done", "max-trials", "silent", "interrupted", "trouble"]
+
+OPENING_FAILURES = 5
+"""The whole is tried until one signature was seen so often."""
+OPENING_TRIALS = 80
+"""Or so many times."""
+CLOSING_TRIALS = 12
+"""At the end, the smallest is tried so many times with fresh seeds."""
+
+_KNOWN_TO_START = 0.6
+_FALSE_TO_START = 0.008
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stage that is over, or as far as it came.
+
+    Attributes:
+        title: what its elements are.
+        removed: labels of those that are gone.
+        kept: labels of the others.
+        unconfirmed: of those, the ones not (yet) found to be needed.
+        trials: how many it took.
+    """
+
+    title: str
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]
+    unconfirmed: tuple[str, ...]
+    trials: int
+
+
+@dataclass(frozen=True)
+class Summary(Generic[C]):
+    """What a search ended with.
+
+    Attributes:
+        reason: why it ended: ``silent`` when the whole did not fail (as asked).
+        smallest: the smallest that fails.
+        followed: the signature (or pattern) of the failure.
+        others: other signatures that came up, with how often.
+        whole: failures as followed, and trials, of the whole.
+        left: the same of the smallest, with fresh seeds, at the end.
+        seeds: that fail with the smallest, those that did so last in front.
+        trouble: what stopped it, for reason ``trouble``.
+    """
+
+    reason: Reason
+    smallest: C
+    followed: str | None
+    others: tuple[tuple[str, int], ...]
+    whole: tuple[int, int]
+    left: tuple[int, int]
+    seeds: tuple[int, ...]
+    steps: tuple[Step, ...]
+    trials: int
+    resumed: int
+    trouble: SpecDebugError | None = None
+
+
+class Watcher(Protocol):
+    """Is told how a search goes."""
+
+    def opening(self, seen: Seen, failures: int, trials: int) -> None:
+        """A trial of the whole."""
+
+    def tried(self, title: str, gone: int, size: int, seen: Seen, failed: bool, removed: int, trials: int) -> None:
+        """A trial without ``gone`` of ``size`` elements, after which ``removed`` are taken to be superfluous."""
+
+    def ended(self, step: Step) -> None:
+        """A stage is over."""
+
+    def closing(self, seen: Seen, failures: int, trials: int) -> None:
+        """A trial of the smallest, at the end."""
+
+
+@dataclass(frozen=True)
+class _Chosen(Generic[C]):
+    number: int
+    candidate: C
+    gone: frozenset[str]
+    seed: int
+    probe: Probe | None = None
+
+
+class Minimiser(Generic[C]):
+    """One search.
+
+    Args:
+        space: what there is to take away.
+        oracle: makes trials.
+        seeds: the seed of a trial, given its number.
+        memory: keeps trials.
+        max_trials: stop with what there is after so many.
+        confidence: every kept element is confirmed needed at this probability.
+        pattern: the signatures to follow (shell wildcards), instead of the most frequent one.
+    """
+
+    def __init__(
+        self,
+        space: Space[C],
+        oracle: Oracle[C],
+        *,
+        seeds: Callable[[int], int],
+        memory: Memory,
+        max_trials: int,
+        confidence: float = 0.95,
+        pattern: str | None = None,
+    ) -> None:
+        self._space = space
+        self._oracle = oracle
+        self._seeds = seeds
+        self._memory = memory
+        self._max_trials = max_trials
+        self._confidence = confidence
+        self._pattern = pattern
+        self._followed: str | None = pattern
+        self._smallest = space.start
+        self._signatures: Counter[str] = Counter()
+        self._opening: list[tuple[int, Seen]] = []
+        self._whole = self._left = (0, 0)
+        self._failing: list[int] = []
+        self._chosen: list[_Chosen[C]] = []
+        self._waiting: list[_Chosen[C]] = []
+        self._ended: dict[int, Seen] = {}
+        self._running: set[int] = set()
+        self._counted = self._resumed = self._stage_began = 0
+        self._stage: Stage[C] | None = None
+        self._search: SubsetSearch | None = None
+        self._steps: list[Step] = []
+
+    def run(self, watcher: Watcher) -> Summary[C]:
+        """Search to the end, or as far as it goes; whatever stops it, the summary says what is known."""
+        trouble = None
+        reason: Reason
+        try:
+            reason = self._run(watcher)
+        except KeyboardInterrupt:
+            reason = "interrupted"
+        except SpecDebugError as error:
+            reason, trouble = "trouble", error
+        if self._search is not None:
+            self._end_stage()
+        others = [item for item in self._signatures.most_common() if not self._is_followed(item[0])]
+        return Summary(
+            reason,
+            self._smallest,
+            self._followed,
+            tuple(others),
+            self._whole,
+            self._left,
+            tuple(self._failing),
+            tuple(self._steps),
+            self._counted,
+            self._resumed,
+            trouble,
+        )
+
+    def _run(self, watcher: Watcher) -> Reason:
+        while not self._is_open():
+            if len(self._opening) >= OPENING_TRIALS:
+                break
+            pair = self._next(self._whole_again)
+            if pair is None:  # there may be no more trials
+                break
+            chosen, seen = pair
+            self._opening.append((chosen.seed, seen))
+            watcher.opening(seen, self._opening_failures(), len(self._opening))
+        if not self._open():
+            return "silent"
+        while (stage := self._space.next_stage()) is not None:
+            if self._counted >= self._max_trials:
+                return "max-trials"
+            self._begin_stage(stage)
+            while (pair := self._next(self._probe)) is not None:
+                self._observe(*pair, watcher)
+                if self._counted >= self._max_trials:
+                    return "max-trials"
+            watcher.ended(self._end_stage())
+        for _ in range(CLOSING_TRIALS):
+            pair = self._next(self._smallest_again)
+            if pair is None:
+                return "max-trials"
+            self._close(*pair)
+            watcher.closing(pair[1], *self._left)
+        return "done"
+
+    # -- the opening ------------------------------------------------------------------------------------------------
+
+    def _opening_failures(self) -> int:
+        counts = Counter(seen.signature for _, seen in self._opening if self._may_follow(seen.signature))
+        return sum(counts.values()) if self._pattern else max(counts.values(), default=0)
+
+    def _may_follow(self, signature: str | None) -> bool:
+        if signature is None:
+            return False
+        return self._pattern is None or fnmatch.fnmatchcase(signature, self._pattern)
+
+    def _is_open(self) -> bool:
+        return self._opening_failures() >= OPENING_FAILURES
+
+    def _open(self) -> bool:
+        """Settle what is followed, and its rate. False when nothing was seen that could be."""
+        failures, trials = self._opening_failures(), len(self._opening)
+        self._whole = failures, trials
+        if not failures:
+            return False
+        if self._pattern is None:
+            self._followed = Counter(seen.signature for _, seen in self._opening if seen.signature).most_common(1)[0][0]
+        self._failing = [seed for seed, seen in self._opening if self._is_followed(seen.signature)]
+        # Stopping at a failure makes the plain ratio too high; this one is unbiased.
+        rate = (failures - 1) / (trials - 1) if failures > 1 else 1 / trials
+        self._rates = Rates(min(max(rate, 0.01), 0.9), _KNOWN_TO_START, _FALSE_TO_START)
+        return True
+
+    def _is_followed(self, signature: str | None) -> bool:
+        if self._pattern is not None:
+            return self._may_follow(signature)
+        return signature is not None and signature == self._followed
+
+    def _whole_again(self, number: int) -> _Chosen[C] | None:
+        return _Chosen(number, self._space.start, frozenset(), self._seeds(number))
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def _smallest_again(self, number: int) -> _Chosen[C] | None:
+        closing = len(self._chosen) - self._counted + self._left[1]
+        if closing >= CLOSING_TRIALS:
+            return None
+        return _Chosen(number, self._smallest, frozenset({"all that can go"}), self._seeds(number))
+
+    def _close(self, chosen: _Chosen[C], seen: Seen) -> None:
+        failed = self._is_followed(seen.signature)
+        self._left = self._left[0] + failed, self._left[1] + 1
+        if failed:
+            self._failing.append(chosen.seed)
+
+    # -- a stage ----------------------------------------------------------------------------------------------------
+
+    def _begin_stage(self, stage: Stage[C]) -> None:
+        self._stage, self._stage_began = stage, self._counted
+        # Trials that were chosen for the stage before and still run are of no use to this one.
+        self._search = SubsetSearch(
+            len(stage.labels),
+            self._rates,
+            lambda: self._seeds(len(self._chosen)),
+            self._failing,
+            lambda removed: stage.without(removed) is not None,
+            self._confidence,
+            thorough=not self._steps,
+        )
+
+    def _probe(self, number: int) -> _Chosen[C] | None:
+        assert self._search is not None
+        assert self._stage is not None
+        pending = [chosen.probe for chosen in self._chosen[self._counted :] if chosen.probe is not None]
+        probe = self._search.next_probe(pending)
+        if probe is None:
+            return None
+        candidate = self._stage.without(probe.removed)
+        assert candidate is not None, "the search asked whether this can be"
+        title = self._stage.title
+        gone = frozenset(f"{title}: {self._stage.labels[element]}" for element in probe.removed)
+        return _Chosen(number, candidate, gone, probe.seed, probe)
+
+    def _observe(self, chosen: _Chosen[C], seen: Seen, watcher: Watcher) -> None:
+        assert self._search is not None
+        assert self._stage is not None
+        if chosen.probe is None:  # of the opening, which had seen enough by then
+            return
+        failed = self._is_followed(seen.signature)
+        self._search.observe(chosen.probe, failed)
+        watcher.tried(
+            self._stage.title,
+            len(chosen.probe.removed),
+            len(self._stage.labels),
+            seen,
+            failed,
+            len(self._search.removed),
+            self._counted,
+        )
+
+    def _end_stage(self) -> Step:
+        search, stage = self._search, self._stage
+        assert search is not None
+        assert stage is not None
+        removed = search.removed
+        labels = stage.labels
+        kept = [element for element in range(len(labels)) if element not in removed]
+        confirmed = frozenset(element for element in kept if search.confirmed(element))
+        smallest = stage.without(removed)
+        if smallest is not None:
+            self._smallest = smallest
+        if removed:
+            self._failing = search.failing_seeds()
+        self._rates = search.rates
+        self._space.took(removed, confirmed)
+        step = Step(
+            stage.title,
+            tuple(labels[element] for element in sorted(removed)),
+            tuple(labels[element] for element in kept),
+            tuple(labels[element] for element in kept if element not in confirmed),
+            self._counted - self._stage_began,
+        )
+        self._steps.append(step)
+        self._search = self._stage = None
+        return step
+
+    # -- trials -----------------------------------------------------------------------------------------------------
+
+    def _next(self, choose: Callable[[int], _Chosen[C] | None]) -> tuple[_Chosen[C], Seen] | None:
+        """The next trial that counts, more being chosen and started ahead of it; None when nothing is left to try."""
+        while True:
+            while len(self._chosen) - self._counted < self._oracle.capacity and len(self._chosen) < self._max_trials:
+                chosen = choose(len(self._chosen))
+                if chosen is None:
+                    break
+                self._choose(chosen)
+            if self._counted == len(self._chosen):
+                return None
+            chosen = self._chosen[self._counted]
+            if chosen.number in self._ended:
+                self._counted += 1
+                seen = self._ended.pop(chosen.number)
+                if seen.signature is not None:
+                    self._signatures[seen.signature] += 1
+                return chosen, seen
+            while self._waiting and len(self._running) < self._oracle.capacity:
+                started = self._waiting.pop(0)
+                self._oracle.start(started.number, started.candidate, started.seed)
+                self._running.add(started.number)
+            number, seen = self._oracle.wait()
+            self._running.discard(number)
+            self._memory.keep(number, self._chosen[number].gone, self._chosen[number].seed, seen)
+            self._ended[number] = seen
+
+    def _choose(self, chosen: _Chosen[C]) -> None:
+        self._chosen.append(chosen)
+        known = self._memory.recall(chosen.number, chosen.gone, chosen.seed)
+        if known is None:
+            self._waiting.append(chosen)
+        else:
+            self._resumed += 1
+            self._ended[chosen.number] = known

@@ -1,0 +1,82 @@
+"""How often a trial fails, and how much a number of failing and clean trials says.
+
+Two kinds of trials are told apart. One with a *fresh* seed fails at the rate of the flake. One with a seed that is
+*known* to fail, on a thing from which less was taken away, fails far more often where a run is a function of its seed,
+and as often as any other where it is not: which of the two holds is learned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+SLOWER = ((1.0, 0.75), (0.6, 0.25))
+"""What taking something away that is not needed may do to the rate: its factor, and the probability of that. A higher
+rate needs no place here: it only makes clean trials rarer."""
+
+FALSE_FAILURES = (0.5, 60.0)
+"""Beta prior of the rate at which a thing fails that should not: a mean of 0.8%."""
+
+
+FRESH_FAILED, FRESH_CLEAN, KNOWN_FAILED, KNOWN_CLEAN = range(4)
+"""Columns of a tally: failing and clean trials, with fresh seeds and with known ones."""
+
+TALLY = (0, 0, 0, 0)
+"""No trials."""
+
+_LEAST_FRESH = 0.6
+_FALSE_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Probabilities that a trial fails.
+
+    Attributes:
+        fresh: of something that has all it needs, with a fresh seed.
+        known: the same, with a seed that has failed before.
+        false: of something that lacks what the failure needs.
+    """
+
+    fresh: float
+    known: float
+    false: float
+
+    def log_odds(self, tallies: np.ndarray) -> np.ndarray:
+        """Log of how many times likelier the trials of each tally (a row) are if something needed is gone than if
+        nothing is."""
+        failed = tallies[:, FRESH_FAILED] + tallies[:, KNOWN_FAILED]
+        clean = tallies[:, FRESH_CLEAN] + tallies[:, KNOWN_CLEAN]
+        lacking = failed * np.log(self.false) + clean * np.log1p(-self.false)
+        factor, log_weight = np.array([pair[0] for pair in SLOWER]), np.log([pair[1] for pair in SLOWER])
+        fresh, known = self.fresh * factor, self.known * factor
+        each = np.log(np.stack([fresh, 1 - fresh, known, 1 - known]))
+        whole: np.ndarray = np.logaddexp.reduce(tallies @ each + log_weight, axis=1)
+        return np.asarray(lacking - whole)
+
+
+def learn(tallies: np.ndarray, fine: np.ndarray, near: np.ndarray, before: Rates) -> Rates:
+    """Rates given trials: one step of expectation maximisation.
+
+    A thing whose failure became much rarer than it was counts as one that lacks something: the fresh rate is never
+    taken to be below half of what it was.
+
+    Args:
+        tallies: trials of every candidate, a row each.
+        fine: of each, the probability that nothing needed is gone.
+        near: of each, how much its rate says of the present one (0 to 1).
+        before: what to assume where trials say little.
+    """
+    seen, weight, gone = tallies.astype(float), fine * near, 1 - fine
+    trials = seen.sum(axis=1)
+    failed = weight @ seen[:, FRESH_FAILED]
+    fresh = (failed + 4 * before.fresh) / (failed + weight @ seen[:, FRESH_CLEAN] + 4)
+    failed = fine @ seen[:, KNOWN_FAILED]
+    known = (failed + 1.2) / (failed + fine @ seen[:, KNOWN_CLEAN] + 2)
+    failed = gone @ (seen[:, FRESH_FAILED] + seen[:, KNOWN_FAILED])
+    false = (FALSE_FAILURES[0] + failed) / (sum(FALSE_FAILURES) + gone @ trials)
+    fresh = min(max(fresh, _LEAST_FRESH * before.fresh), 0.98)
+    # A seed that has failed fails no less often than one of which nothing is known.
+    known = min(max(known, fresh), 0.98)
+    return Rates(float(fresh), float(known), float(min(false, fresh * _FALSE_SHARE)))

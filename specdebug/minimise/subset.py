@@ -1,0 +1,184 @@
+"""Take away as many of some elements as can be taken away, one trial at a time.
+
+Nothing is decided for good before the end. What counts as taken away is the largest set that has failed as it should
+and is as good as certain to need nothing of what is gone; when later trials cast doubt on that, for it rested on a
+false failure, it is no longer, and the search goes on from a smaller one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdebug.minimise.belief import Belief, Removed
+from specdebug.minimise.rates import KNOWN_FAILED, Rates
+
+ACCEPT = 0.99
+"""Probability that nothing needed is gone, from which on a set that has failed counts as taken away."""
+DOUBTFUL = 0.1
+"""A set that has failed is not tried again below this probability."""
+SETTLED = 0.995
+"""The same, for what the search ends with."""
+RATE_TRIALS, RATE_FAILURES = 12, 4
+"""What the search ends with is tried with fresh seeds until so many trials, or so many failures."""
+EXPECTED_NEEDED = 2.5
+"""How many elements are needed, roughly, before anything is known."""
+KNOWN_SEEDS = 6
+"""At most so many known seeds are spent on one candidate."""
+KNOWN_MATTER = 1.15
+"""Known seeds are used while they fail so many times as often as others."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A trial to make: what is taken away, the seed, and whether that seed has failed before."""
+
+    removed: Removed
+    seed: int
+    known: bool
+
+
+class SubsetSearch:
+    """The search over ``size`` elements; it has no state but what it was told.
+
+    Args:
+        size: how many elements there are.
+        rates: to begin with.
+        fresh: gives seeds that were never used.
+        failing: seeds that fail with nothing taken away, those to use first in front.
+        possible: whether some elements can be taken away together; asked before they are tried.
+        confidence: a kept element is confirmed needed at this probability.
+        thorough: whether to try what is left by itself until its rate is known, too.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        rates: Rates,
+        fresh: Callable[[], int],
+        failing: Sequence[int],
+        possible: Callable[[Removed], bool],
+        confidence: float = 0.95,
+        thorough: bool = True,
+    ) -> None:
+        self._size = size
+        self._fresh = fresh
+        self._possible = possible
+        prior = min(0.3, EXPECTED_NEEDED / max(size, 1))
+        # Before any trial an element is hardly likely to be needed, and there are many to be unlucky with.
+        self._certain = float(np.log(confidence / (1 - confidence)) - np.log(prior / (1 - prior)))
+        self._belief = Belief(size, prior, rates)
+        self._used: dict[Removed, set[int]] = {frozenset(): set(failing)}
+        self._failed: dict[Removed, list[int]] = {frozenset(): list(failing)}
+        self._excluded: set[Removed] = set()
+        self._thorough = thorough
+        self._against = np.zeros(size)
+        self.removed: Removed = frozenset()
+
+    @property
+    def rates(self) -> Rates:
+        """What is known of the rates."""
+        return self._belief.rates
+
+    @property
+    def needed(self) -> np.ndarray:
+        """Of every element, the probability that it is needed."""
+        return self._belief.needed
+
+    def failing_seeds(self) -> list[int]:
+        """Seeds that have failed, each once: first those that failed with all of ``removed`` gone, then those that
+        failed with less gone."""
+        within = (gone for gone in self._failed if gone <= self.removed)
+        chosen = sorted(within, key=lambda gone: (-len(gone), sorted(gone)))
+        return list(dict.fromkeys(seed for gone in chosen for seed in self._failed[gone]))
+
+    def confirmed(self, element: int) -> bool:
+        """Whether taking away this element alone, of those that are kept, was found to end the failure."""
+        return bool(self._against[element] >= self._certain)
+
+    def observe(self, probe: Probe, failed: bool) -> None:
+        """Take in a trial: whether it failed in the way that is followed."""
+        self._belief.observe(probe.removed, failed, probe.known)
+        self._used.setdefault(probe.removed, set()).add(probe.seed)
+        if failed:
+            self._failed.setdefault(probe.removed, []).append(probe.seed)
+        self._conclude()
+
+    def next_probe(self, pending: Sequence[Probe] = ()) -> Probe | None:
+        """The trial to make next, None when there is nothing left to find out.
+
+        Trials that still run are taken to come out clean: if one does not, so much the better.
+        """
+        while True:
+            removed = self._choose([probe.removed for probe in pending])
+            if removed is None:
+                return None
+            if removed in self._failed or removed in self._used or self._possible(removed):
+                return self._probe(removed, pending)
+            self._excluded.add(removed)
+            self._belief.exclude(removed)
+            self._conclude()
+
+    def _probe(self, removed: Removed, pending: Sequence[Probe]) -> Probe:
+        """Known seeds first, as long as they fail more often than others; each at most once with one candidate, for
+        where they matter the same trial has the same end."""
+        tried = self._belief.tally(removed)
+        spent = self._used.get(removed, set()) | {probe.seed for probe in pending if probe.removed == removed}
+        rates = self._belief.rates
+        known_matter = rates.known > KNOWN_MATTER * rates.fresh and sum(tried[KNOWN_FAILED:]) < KNOWN_SEEDS
+        if removed != self.removed and known_matter:
+            for seed in self.failing_seeds():
+                if seed not in spent:
+                    return Probe(removed, seed, True)
+        return Probe(removed, self._fresh(), False)
+
+    def _conclude(self) -> None:
+        self._belief.update(self.removed)
+        good = [removed for removed in self._failed if not removed or self._belief.fine(removed) >= ACCEPT]
+        self.removed = max(good, key=lambda removed: (len(removed), self._belief.fine(removed), sorted(removed)))
+        self._against = self._belief.against(self.removed)
+
+    def _choose(self, pending: Sequence[Removed]) -> Removed | None:
+        belief, base = self._belief, self.removed
+        needed = belief.needed
+        promises: list[tuple[float, Removed]] = [
+            (len(removed - base) * belief.fine(removed), removed)
+            for removed in self._failed
+            if len(removed) > len(base) and belief.fine(removed) >= DOUBTFUL
+        ]
+        kept = [element for element in range(self._size) if element not in base]
+        open_ones = sorted(
+            (element for element in kept if not self.confirmed(element) and needed[element] < SETTLED),
+            key=lambda element: (needed[element], element),
+        )
+        # By falling probability that nothing needed is among them: the best group of each size.
+        fine = belief.fine(base) * np.cumprod(1 - needed[open_ones])
+        for count, alike in enumerate(fine, 1):
+            removed = base.union(open_ones[:count])
+            if removed not in self._excluded:
+                promises.append((count * (belief.fine(removed) if removed in self._used else alike), removed))
+        if not promises:
+            return self._confirm(kept, pending)
+        counts = {removed: pending.count(removed) for removed in set(pending)}
+
+        def gain(promise: tuple[float, Removed]) -> tuple[float, int, list[int]]:
+            value, removed = promise
+            clean = (1 - belief.rates.fresh * belief.fine(removed)) ** counts[removed] if removed in counts else 1.0
+            return value * clean, -len(removed), sorted(removed)
+
+        return max(promises, key=gain)[1]
+
+    def _confirm(self, kept: Sequence[int], pending: Sequence[Removed]) -> Removed | None:
+        """Nothing more can be expected to go: make sure of what is left, then of every element of it by itself."""
+        failed, clean, _, _ = self._belief.tally(self.removed)
+        fresh = failed + clean + pending.count(self.removed)
+        unknown = self._thorough and fresh < RATE_TRIALS and failed < RATE_FAILURES
+        if self.removed and (unknown or self._belief.fine(self.removed) < SETTLED):
+            return self.removed
+        unconfirmed = [element for element in kept if not self.confirmed(element)]
+        if not unconfirmed:
+            return None
+        weakest = min(unconfirmed, key=lambda e: (pending.count(self.removed | {e}), self._against[e], e))
+        return self.removed | {weakest}

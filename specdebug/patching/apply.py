@@ -18,7 +18,7 @@ from specdebug.patching.errors import PatchError
 from specdebug.patching.hits import hits_of, new_counter
 from specdebug.patching.hook import PatchFinder
 from specdebug.patching.kernels import Kernels, KernelText
-from specdebug.patching.live import Exchange, LiveFunctions, undo
+from specdebug.patching.live import Exchange, LiveFunctions, census_taken, undo
 from specdebug.patching.match import Placed, check_overlaps, place
 from specdebug.patching.rewrite import Rewritten, rewrite
 from specdebug.patching.source import ModuleSource, find_source
@@ -121,7 +121,7 @@ class _Module:
     def of(cls, patch: Patch) -> _Module:
         """The record of a patch's module, the existing one if it still describes the module."""
         known = _modules.get(patch.module)
-        if known is not None and known.current.placed:
+        if known is not None and (known.current.placed or census_taken()):
             return known
         source = find_source(patch.module, patch.where)
         return known if known is not None and known.source == source else cls(source)

@@ -216,11 +216,17 @@ def take_census(folder: str) -> None:
 
     Searching every object takes longer than all the rest of applying a patch, and in a fork it copies the memory that
     all of them lie in. So a process that many are forked from searches, and its forks patch. In between nobody may
-    make functions of that folder, nor patch modules outside of it.
+    make functions of that folder, nor patch modules outside of it. Files of modules that have been patched are not read
+    again.
     """
     global _census
     end_census()
     _census = [thing for thing in gc_objects() if _matters(thing, folder)]
+
+
+def census_taken() -> bool:
+    """Whether a census stands in for searches now."""
+    return _census is not None
 
 
 def end_census() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from specdebug.harness.warm import WarmPool
 from specdebug.patching import Patch
 from specdebug.targets.pool import WorkerPool
 from specdebug.toggles import Detection, Toggle
+
+Fresh = Callable[[list[ArmRun]], list[Outcome]]
 
 LIBRARY = Library()
 NAME = "flaky_page_table"
@@ -42,9 +44,11 @@ def essence(outcome: Outcome) -> dict[str, Any]:
     return {**plain, "steps": metrics["steps"], "generated": metrics["generated_tokens"]}
 
 
-def fresh(runs: list[ArmRun]) -> list[Outcome]:
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[Fresh]:
+    """Runs arms in workers that have imported nothing of the engine."""
     with WorkerPool(2, PRELOAD) as pool:
-        return [result.outcome for result in run_arms(pool, LIBRARY, runs)[0]]
+        yield lambda runs: [result.outcome for result in run_arms(pool, LIBRARY, runs)[0]]
 
 
 def toggle(target: str, match: str, replacement: str) -> Toggle:
@@ -65,7 +69,7 @@ def outcome_of(pool: WarmPool, run: ArmRun) -> Outcome:
     return pool.wait().outcome
 
 
-def test_several_seeds_and_reverts_come_out_as_in_fresh_workers(pool: WarmPool) -> None:
+def test_several_seeds_and_reverts_come_out_as_in_fresh_workers(pool: WarmPool, fresh: Fresh) -> None:
     sets = [(), *((one,) for one in LIBRARY.toggles([27360, 25015])), LIBRARY.toggles([26972, 26335])]
     runs = [
         run_of(NAME, *chosen, seed=seed, key=f"{seed}, {len(chosen)}, {[one.pr for one in chosen]}")
@@ -86,7 +90,7 @@ def test_several_seeds_and_reverts_come_out_as_in_fresh_workers(pool: WarmPool) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FLAKY)
-def test_every_toggle_shows_as_in_a_fresh_worker_and_as_its_flaky_scenario_says(name: str) -> None:
+def test_every_toggle_shows_as_in_a_fresh_worker_and_as_its_flaky_scenario_says(name: str, fresh: Fresh) -> None:
     scenario = LIBRARY.scenario(name)
     toggles = LIBRARY.toggles(scenario.arms["reverted"].revert)
     runs = [run_of(name, key="fixed"), run_of(name, *toggles, key="reverted")]
@@ -127,7 +131,7 @@ def test_what_one_arm_dies_of_is_its_own(pool: WarmPool, bad: str, signature: st
     ],
     ids=["run at import", "run by the server"],
 )  # fmt: skip
-def test_edits_of_what_the_server_has_run_already_count_too(pool: WarmPool, edit: Toggle) -> None:
+def test_edits_of_what_the_server_has_run_already_count_too(pool: WarmPool, fresh: Fresh, edit: Toggle) -> None:
     run = run_of(NAME, edit)
     warm, (cold,) = outcome_of(pool, run), fresh([run])
     assert essence(warm) == essence(cold)

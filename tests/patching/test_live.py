@@ -330,6 +330,10 @@ def test_a_census_finds_what_a_search_finds(toys, refusal):
             assert (mod.cached(1), mod.decorated(1)) == (3, "patched")
             assert applied.hits() == {"a#1": 1, "b#1": 1}
         assert (mod.cached(1), mod.decorated(1)) == (2, 2)
+        with open(toys.path(mod.__name__), "a") as file:
+            file.write("\n# edited while it runs\n")
+        with apply(patches[:1]):
+            assert mod.cached(1) == 3
         assert "no live function runs f" in refusal(apply, [uncounted])
     finally:
         live.end_census()

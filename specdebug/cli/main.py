@@ -14,9 +14,10 @@ from typing import Annotated
 import typer
 
 from specdebug import __version__
-from specdebug.cli import bisect, doctor, probes, replay, scenarios, toggles
+from specdebug.cli import bisect, doctor, flake, minimise, probes, replay, scenarios, toggles
 from specdebug.cli.options import Debug, debug_wanted, forget_debug
 from specdebug.cli.output import open_standard_streams, write
+from specdebug.cli.trials import WithCommand
 from specdebug.errors import SpecDebugError
 
 INTERNAL_ERROR = 3
@@ -31,6 +32,8 @@ app = typer.Typer(
 app.command("replay")(replay.replay)
 app.command("compare")(replay.compare)
 app.command("bisect", cls=bisect.WithCommand)(bisect.bisect)
+app.command("flake", cls=WithCommand)(flake.flake)
+app.command("minimise")(minimise.minimise)
 app.add_typer(toggles.app, name="toggles")
 app.add_typer(probes.app, name="probes")
 app.add_typer(scenarios.app, name="scenarios")

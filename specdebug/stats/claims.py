@@ -43,6 +43,9 @@ class Claim(Protocol):
     def owed(self, failures: int, runs: int) -> int:
         """Runs without a failure that are still missing before it holds."""
 
+    def verdict(self, holds: bool) -> str:
+        """The answer in words."""
+
 
 @dataclass(frozen=True)
 class Below:
@@ -62,6 +65,9 @@ class Below:
 
     def owed(self, failures: int, runs: int) -> int:
         return max(0, self._clean.needed(failures) - runs)
+
+    def verdict(self, holds: bool) -> str:
+        return f"`{self.text}` {'holds' if holds else 'is refuted'}"
 
     @cached_property
     def _clean(self) -> CleanRuns:
@@ -102,6 +108,10 @@ class Apart:
     def owed(self, failures: int, runs: int) -> int:
         missing = self._test.ratio(failures, runs) + self._test.down
         return max(0, math.ceil(missing / -self._test.passed))
+
+    def verdict(self, holds: bool) -> str:
+        sides = (f"`rate<{percent(self.below)}`", f"`rate>{percent(self.above)}`")
+        return "{} rather than {}".format(*(sides if holds else sides[::-1]))
 
     @cached_property
     def _test(self) -> RatioTest:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -53,10 +54,19 @@ def ratio_test(below: float, above: float, error: float) -> RatioTest:
     widest = RatioTest(below, above, up, down)
     if up * down > _LONG * widest.failed * -widest.passed:
         return widest
+    test = widest
     for _ in range(2):  # each limit is valid for the other as it was; drawing that in only makes errors rarer
-        up = _least(up, lambda one, down=down: ended(RatioTest(below, above, one, down), below)[1] <= error)
-        down = _least(down, lambda one, up=up: ended(RatioTest(below, above, up, one), above)[0] <= error)
-    return RatioTest(below, above, up, down)
+        test = replace(test, up=_least(test.up, partial(_high_is_rare, test, error)))
+        test = replace(test, down=_least(test.down, partial(_low_is_rare, test, error)))
+    return test
+
+
+def _high_is_rare(test: RatioTest, error: float, up: float) -> bool:
+    return ended(replace(test, up=up), test.below)[1] <= error
+
+
+def _low_is_rare(test: RatioTest, error: float, down: float) -> bool:
+    return ended(replace(test, down=down), test.above)[0] <= error
 
 
 def ended(test: RatioTest, rate: float) -> tuple[float, float]:

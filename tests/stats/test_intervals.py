@@ -50,7 +50,7 @@ def test_the_ends_are_where_the_mixture_reaches_its_limit() -> None:
 
 def test_narrow_enough() -> None:
     assert not narrow_enough(anytime_interval(0, 0, 0.95).width, 0, 0)
-    for rate, first in ((0.0, 42), (0.5, 182), (1.0, 7)):
+    for rate, first in ((0.0, 33), (0.5, 182), (1.0, 7)):
         stops = (n for n in range(1, 1000) if narrow_enough(anytime_interval(k := int(rate * n), n, 0.95).width, k, n))
         assert next(stops) == first
 

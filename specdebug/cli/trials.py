@@ -1,0 +1,64 @@
+"""What commands that run trials share: a command after ``--``, and an orderly end when they are told to end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from specdebug.errors import SpecDebugError
+
+_COMMAND = "specdebug.command"
+
+
+class WithCommand(TyperCommand):
+    """A command line that may end in ``-- CMD ...``; what follows the dashes is left as it is."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the command aside, parse the rest."""
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[_COMMAND] = args[:at], tuple(args[at + 1 :])
+        return super().parse_args(ctx, args)
+
+
+def command_of(ctx: typer.Context) -> tuple[str, ...]:
+    """What followed the dashes; nothing where there were none."""
+    command: tuple[str, ...] = ctx.meta.get(_COMMAND, ())
+    return command
+
+
+def confidence_of(text: str) -> float:
+    """A confidence as the command line has it. Raises SpecDebugError."""
+    number, percent, rest = text.strip().partition("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = 0.0
+    if rest or not 0.5 < value < 1:
+        raise SpecDebugError(f"--confidence must be above 50% and below 100%, such as 0.95 or 95%, got {text!r}")
+    return value
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Take a request to end for a Ctrl-C: what runs is ended, and what is known is reported."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,149 @@
+"""``specdebug flake`` as a user meets it, over a command that fails as told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdebug.cli.main import run
+
+COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
+
+FAILS = 'case ",$SGLANG_DEBUG_REVERT_PR," in *,27360,*) (( SPECDEBUG_TRIAL_SEED % 10 < 3 )) && exit 7;; esac; exit 0'
+"""30% of the time, while fix 27360 is reverted."""
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SGLANG_DEBUG_REVERT_PR", raising=False)
+    monkeypatch.delenv("SPECDEBUG_PATH", raising=False)
+
+
+def flake(capsys: pytest.CaptureFixture[str], *argv: str, script: str = FAILS) -> tuple[int, str, str]:
+    code = run(["flake", *argv, "--", "bash", "-c", script])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def document(capsys: pytest.CaptureFixture[str], *argv: str, script: str = FAILS) -> tuple[int, dict[str, Any]]:
+    code, out, _ = flake(capsys, *argv, "--json", "-", script=script)
+    return code, json.loads(out)
+
+
+def test_clean_runs_are_owed_and_paid(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = flake(capsys, "--claim", "rate<5%", "--max-trials", "40")
+    assert code == 125
+    assert out.startswith(
+        "undecided, --max-trials is reached: 0 of 40 failed: rate < 7.2% at 95%; "
+        "19 more clean runs are owed before `rate<5%` can be claimed\n"
+    )
+    assert "0 of 20 failed: rate < 13.9% at 95%; 39 more clean runs are owed" in err
+    code, out, err = flake(capsys, "--claim", "rate<5%")
+    assert code == 0
+    assert out.startswith("`rate<5%` holds at 95%: 0 of 59 failed: rate < 5.0% at 95%\n")
+    assert err.startswith("resumed: 40 trials are in .specdebug/flake-")
+
+
+def test_failures_refute_and_say_how_to_see_them(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = document(capsys, "--revert", "27360", "--claim", "rate<5% or rate>20%")
+    assert (code, found["exit_code"], found["holds"], found["reverted"]) == (1, 1, False, ["27360"])
+    (seen,) = found["signatures"]
+    assert (seen["signature"], seen["failures"]) == ("exit:7", found["failures"])
+    assert seen["seed"] % 10 < 3
+    again = subprocess.run(["bash", "-c", seen["reproduce"]], check=False)
+    assert again.returncode == 7
+
+
+def test_without_a_claim_the_rate_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = document(capsys, "--revert", "27360", "-j", "2", "--max-trials", "60")
+    assert (code, found["claim"], found["reason"]) == (1, None, "max-trials")
+    assert found["runs"] == 60
+    assert found["interval"]["low"] < found["fixed_interval"]["low"] < found["rate"] < found["fixed_interval"]["high"]
+    code, out, _ = flake(capsys)
+    assert code == 0
+    assert out.startswith("0 of 33 failed: rate < 8.7% at 95%\n")
+
+
+def test_jobs_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes = []
+    for jobs in ("1", "3"):
+        _, found = document(capsys, "--revert", "27360", "-j", jobs, "--claim", "rate<10%", "--journal", f"j{jobs}")
+        outcomes.append({name: found[name] for name in ("runs", "failures", "holds")})
+    assert outcomes[0] == outcomes[1]
+
+
+def test_other_failures_and_untestable_runs_are_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    script = (
+        'case $((SPECDEBUG_TRIAL_SEED % 3)) in 0) exit 125;; 1) echo "nan@draft.hidden here"; exit 1;; *) exit 3; esac'
+    )
+    code, out, _ = flake(capsys, "--signature", "nan@*", "--max-trials", "12", script=script)
+    assert code == 1
+    assert "x nan@draft.hidden, first with seed" in out
+    assert "failed in another way, which is no verdict on these:" in out
+    assert "untestable, which is no verdict:" in out
+    code, out, _ = flake(capsys, script="exit 125")
+    assert code == 125
+    assert out.startswith("no trial could be tested: no run has come to a verdict\n")
+    assert "untestable, which is no verdict: 20 times" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["flake"], "needs a scenario or, after --, a command"),
+        (["flake", "cache_hit", "--", "true"], "takes a scenario or, after --, a command; not both"),
+        (["flake", "--arm", "x", "--", "true"], "--arm is for a scenario"),
+        (["flake", "--claim", "rate", "--", "true"], "--claim must be such as 'rate<1%'"),
+        (["flake", "--confidence", "95", "--", "true"], "--confidence must be"),
+        (["flake", "--timeout", "0", "--", "true"], "--timeout must be above 0"),
+        (["flake", "--revert", "1", "--", "true"], "no toggle reverts 1"),
+        (["flake", "cache_hit", "--arm", "recompote"], "did you mean 'recompute'?"),
+        (["flake", "--", "./nothing"], "there is no command ./nothing"),
+        (["flake", "--json", "no/folder", "--", "true"], "no folder no"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(argv) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err
+
+
+def test_an_interrupt_reports_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "reached")
+    # The first run that is told to wait says so through the pipe and then sleeps until it is killed.
+    script = "if [ -e wait ] && mkdir waited; then echo >reached; sleep 1000; fi; exit 0"
+    (tmp_path / "wait").touch()
+    argv = [*COMMAND, "flake", "--claim", "rate<20%", "--", "bash", "-c", script]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    (tmp_path / "reached").read_text()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out.startswith("undecided, interrupted: no run has come to a verdict")
+    assert "Traceback" not in err
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0
+    assert ended.stdout.startswith("`rate<20%` holds at 95%: 0 of 14 failed")
+
+
+@pytest.mark.slow
+def test_a_scenario_for_real(capsys: pytest.CaptureFixture[str]) -> None:
+    scenario = str(Path(__file__).with_name("mini.yaml"))
+    assert run(["flake", scenario, "--max-trials", "3", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["runs"], found["failures"]) == (3, 0)
+    assert found["what"] == f"{scenario} --arm fixed"
+    assert run(["flake", scenario, "--revert", "25015", "--max-trials", "3", "--json", "-"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    (seen,) = found["signatures"]
+    assert seen["signature"] == "oob@draft.forward.positions"
+    assert seen["reproduce"] == f"specdebug replay {scenario} --arm fixed --revert 25015 --seed {seen['seed']}"

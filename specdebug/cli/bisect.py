@@ -5,23 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from specdebug.cli.options import Content, Debug
 from specdebug.cli.output import check_writable, write, write_file
 from specdebug.cli.replay import open_library
+from specdebug.cli.trials import command_of, confidence_of, terminable
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -33,8 +30,6 @@ if TYPE_CHECKING:
 UNDECIDED = 125
 INTERRUPTED = 130
 
-_COMMAND = "specdebug.bisect.command"
-
 
 class Over(StrEnum):
     """What may be the cause."""
@@ -44,21 +39,10 @@ class Over(StrEnum):
     COMMITS = "commits"
 
 
-class WithCommand(TyperCommand):
-    """A command line that may end in ``-- CMD ...``; what follows the dashes is left as it is."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the command aside, parse the rest."""
-        if "--" in args:
-            at = args.index("--")
-            args, ctx.meta[_COMMAND] = args[:at], tuple(args[at + 1 :])
-        return super().parse_args(ctx, args)
-
-
 def bisect(
     ctx: typer.Context,
     scenario: Annotated[
-        str | None, typer.Argument(metavar="[SCENARIO]", help="A scenario; or end with -- CMD ... to run a command.")
+        str | None, typer.Argument(metavar="SCENARIO", help="A scenario; or end with -- CMD ... to run a command.")
     ] = None,
     over: Annotated[Over, typer.Option("--over", help="What may be the cause.")] = Over.TOGGLES,
     confidence: Annotated[
@@ -114,6 +98,7 @@ def bisect(
     """Name the fix whose revert makes a flaky failure appear (or the pair, the option, the commit), and how surely.
 
     SCENARIO is run with fixes reverted, or with engine options set (--over config).
+
     -- CMD ... is any command: the fixes to revert reach it in SGLANG_DEBUG_REVERT_PR, the trial's seed in
     SPECDEBUG_TRIAL_SEED; it passes with 0, cannot be tested with 125, and fails with anything else. Over commits it
     runs in a worktree of its own at each commit.
@@ -121,7 +106,7 @@ def bisect(
     Every trial is kept in a journal: the same command goes on where it was stopped. Exit code 0 when a culprit, or
     that there is none, was named; 125 when it ended undecided.
     """
-    level = _confidence(confidence)
+    level = confidence_of(confidence)
     if timeout is not None and not timeout > 0:
         raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
     if as_json not in (None, "-"):
@@ -145,7 +130,7 @@ def bisect(
         raise SpecDebugError("--over config needs a scenario: a command has no engine options to set")
     else:
         plan = _toggles_of_command(command, content, level, seed, jobs=jobs or 1, timeout=timeout)
-    with contextlib.closing(plan.source), _terminable():
+    with contextlib.closing(plan.source), terminable():
         from specdebug.trials.command import digest_of
         from specdebug.trials.journal import Journal
         from specdebug.trials.search import Search
@@ -180,7 +165,7 @@ class _Plan:
     opening: frozenset[str]
     what: str
     reproduce: Callable[[frozenset[str], int], str]
-    next_step: Callable[[frozenset[str]], str]
+    next_step: Callable[[frozenset[str], str], str]
     name_length: int | None = None
     signature: str | None = None
 
@@ -219,7 +204,7 @@ def _toggles_of_command(
     def reproduce(reverted: frozenset[str], its_seed: int) -> str:
         return f"{REVERT_VARIABLE}={reverts_text(reverted)} {SEED_VARIABLE}={its_seed} {what}"
 
-    def next_step(culprits: frozenset[str]) -> str:
+    def next_step(culprits: frozenset[str], followed: str) -> str:
         return "; ".join(f"specdebug toggles show {one}" for one in sorted(culprits, key=int))
 
     return _Plan(
@@ -268,8 +253,11 @@ def _scenario(
         chosen = " and ".join(sorted(switched))
         return f"set {chosen} in the engine of arm '{source.arm}', then {shlex.join([*words, *where])}"
 
-    def next_step(culprits: frozenset[str]) -> str:
-        return shlex.join(["specdebug", "minimise", file, "-o", "FILE"]) if culprits else ""
+    def next_step(culprits: frozenset[str], followed: str) -> str:
+        if over is not Over.TOGGLES:
+            return ""
+        words = ["specdebug", "minimise", file, "--arm", source.arm, "--revert", reverts_text(culprits)]
+        return shlex.join([*words, "--signature", followed, "-o", "small.yaml", *where])
 
     return _Plan(
         source,
@@ -311,7 +299,7 @@ def _commits(
         then = f"{build} && " if build else ""
         return f"{git} checkout {commit[:12]} && {then}{SEED_VARIABLE}={its_seed} {what}"
 
-    def next_step(culprits: frozenset[str]) -> str:
+    def next_step(culprits: frozenset[str], followed: str) -> str:
         return "; ".join(f"{git} show {commit[:12]}" for commit in culprits)
 
     return _Plan(
@@ -327,7 +315,7 @@ def _commits(
 
 def _command(ctx: typer.Context, scenario: str | None) -> tuple[str, ...]:
     """What follows ``--``; empty where there is a scenario instead."""
-    command: tuple[str, ...] = ctx.meta.get(_COMMAND, ())
+    command = command_of(ctx)
     if scenario is not None and command:
         raise SpecDebugError("bisect takes a scenario or, after --, a command; not both")
     if scenario is None and not command:
@@ -342,17 +330,6 @@ def _own_folder() -> Path:
         folder.mkdir()
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")
     return folder
-
-
-def _confidence(text: str) -> float:
-    number, percent, rest = text.strip().partition("%")
-    try:
-        value = float(number) / (100 if percent else 1)
-    except ValueError:
-        value = 0.0
-    if rest or not 0.5 < value < 1:
-        raise SpecDebugError(f"--confidence must be above 50% and below 100%, such as 0.95 or 95%, got {text!r}")
-    return value
 
 
 def _publish(findings: Findings, subject: Subject, journal: Journal, as_json: str | None) -> None:
@@ -387,21 +364,3 @@ def _watcher(subject: Subject) -> Iterator[Watcher]:
         watcher = bisect_progress(stream, subject)
         with watcher:
             yield watcher
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Take a request to end for a Ctrl-C: commands that run are killed, and what is known is reported."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -31,7 +31,7 @@ app = typer.Typer(
 )
 app.command("replay")(replay.replay)
 app.command("compare")(replay.compare)
-app.command("bisect", cls=bisect.WithCommand)(bisect.bisect)
+app.command("bisect", cls=WithCommand)(bisect.bisect)
 app.command("flake", cls=WithCommand)(flake.flake)
 app.command("minimise")(minimise.minimise)
 app.add_typer(toggles.app, name="toggles")

@@ -45,7 +45,7 @@ class Subject:
         names: of every candidate, how it is called where there is little room.
         journal: where the trials are kept.
         reproduce: the command that shows the failure with these candidates switched on, and this seed.
-        next_step: what to do once these culprits are known; may be empty.
+        next_step: what to do once these culprits and the signature that was followed are known; may be empty.
     """
 
     over: str
@@ -54,7 +54,7 @@ class Subject:
     names: Mapping[str, str]
     journal: str
     reproduce: Callable[[frozenset[str], int], str]
-    next_step: Callable[[frozenset[str]], str]
+    next_step: Callable[[frozenset[str], str], str]
 
     def called(self, culprits: frozenset[str]) -> str:
         """A culprit set in few words."""
@@ -207,8 +207,9 @@ def findings_text(findings: Findings, subject: Subject, evidence: Mapping[str, s
     lines += _seen(findings, subject, evidence)
     if (command := _reproduce(findings, subject)) is not None:
         lines.append(f"reproduce: {command}")
-    if answer is not None and (then := subject.next_step(answer.culprits)):
-        lines.append(f"next: {then}")
+    if answer is not None and answer.culprits:
+        then = subject.next_step(answer.culprits, standing.followed or "*")
+        lines += [f"next: {then}"] if then else []
     lines.append(f"journal: {subject.journal} ({_journal_hint(findings)})")
     return "\n".join(lines)
 

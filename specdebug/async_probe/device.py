@@ -75,7 +75,7 @@ _HEADER = 4
 _LOAD_BYTES = 16
 _PROGRAMS_PER_MULTIPROCESSOR = 8
 """As many as it holds at once, more or less: each then reads one tile after another."""
-_READINGS = (Reading(4096, 4), Reading(8192, 8), Reading(16384, 8))
+_READINGS = (Reading(1024, 1), Reading(4096, 4), Reading(8192, 8), Reading(16384, 8))
 """Of contiguous tensors: the first for which there are tiles for no more programs than run at once, else the last."""
 _PICKING = (Reading(4096, 4, rows=2), Reading(4096, 4, rows=4))
 """The same, of picked rows."""
@@ -308,10 +308,10 @@ class DeviceRing:
             _compiled[key] = compiled
 
     def _reading(self, job: Job) -> Reading:
-        if job.look != NONFINITE:  # element by element: more of them would not fit into a program's registers
-            return _READINGS[0]
+        # element by element, more than a few KiB would not fit into a program's registers
+        readings = _READINGS if job.look == NONFINITE else _READINGS[:2]
         size = job.size * job.tensor.element_size()
-        return next((each for each in _READINGS if size <= self._programs * each.tile_bytes), _READINGS[-1])
+        return next((each for each in readings if size <= self._programs * each.tile_bytes), readings[-1])
 
     def _programs_for(self, job: Job, reading: Reading) -> int:
         return min(-(-job.size * job.tensor.element_size() // reading.tile_bytes), self._programs)

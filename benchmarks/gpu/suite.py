@@ -57,7 +57,8 @@ def stages(out: Path, jobs: int) -> list[Stage]:
     matrix = [Stage(f"matrix-{plan}", (*verify, plan), 120) for plan in PLANS]
     seeds = [Stage(f"seeds-{plan}", (*verify, plan, "--seeds", "20"), 540, long=True) for plan in PLANS]
     arms = (PYTHON, str(HERE / "scenarios.py"), str(out), "--device", "cuda")
-    scenarios = [Stage(f"scenarios-{plan}", (*arms, "--backend", plan, "--same-as-cpu"), 120) for plan in PLANS]
+    arms += ("--jobs", str(jobs))
+    each_plan = [word for plan in PLANS for word in ("--backend", plan)]
     tests = (PYTHON, "-m", "pytest", "-q", "-n", str(jobs), "-m", "gpu", "tests")
     determinism = ("--device", "cuda", "--runs", "100", "--jobs", str(jobs), "topk_page_table")
     return [
@@ -66,7 +67,7 @@ def stages(out: Path, jobs: int) -> list[Stage]:
         Stage("replay-cold", (*SPECDEBUG, "replay", "topk_kv_indices", "--device", "cuda"), 60),
         Stage("tests", tests, 240),
         *matrix,
-        *scenarios,
+        Stage("scenarios", (*arms, *each_plan, "--same-as-cpu"), 240),
         Stage("scenarios-bf16", (*arms, "--dtype", "bfloat16"), 120),
         Stage("lossless", (PYTHON, str(HERE / "lossless.py"), str(out)), 150),
         *seeds,

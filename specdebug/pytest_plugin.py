@@ -1,0 +1,306 @@
+"""pytest plugin: scenario files as tests, one for each arm (and seed).
+
+Registered by an entry point, so it is there wherever specdebug is installed. It collects nothing unless told to: a
+scenario file named on the command line, or files that match the ini option ``specdebug_scenarios``. Until then it
+imports nothing of specdebug, and torch only ever in workers.
+
+    pytest scenarios/cache_hit.yaml                    every arm; each must do what the file expects of it
+    pytest scenarios/cache_hit.yaml::recompute         one arm
+    pytest x.yaml::arm --revert 27360                  with fixes reverted; then it must simply pass
+    pytest x.yaml --specdebug-seeds 5                  five seeds an arm: x.yaml::arm[1234]
+
+``--specdebug-exit`` makes pytest's exit code fit to be judged by ``specdebug bisect``, ``specdebug flake`` and
+``git bisect run``: 1 only when a test failed, 125 when nothing could be tested.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Generator, Iterable
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from specdebug.harness.library import Library
+    from specdebug.harness.replay import ArmResult
+    from specdebug.harness.scenario_model import Scenario
+    from specdebug.targets.pool import WorkerPool
+
+ENDINGS = (".yaml", ".yml")
+UNTESTABLE = 125
+UNKNOWN = ("specdebug_verdict", "unknown")
+"""A property of the report of a test that came to no verdict."""
+
+_SCENARIO_KEY = re.compile(rb"^(engine|workload|arms)\s*:", re.MULTILINE)
+_WIDTH = 140
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options."""
+    group = parser.getgroup("specdebug", "specdebug scenarios")
+    group.addoption(
+        "--revert", action="append", default=[], metavar="PR[,PR]", help="revert these fixes in every scenario test"
+    )
+    group.addoption(
+        "--specdebug-seeds", type=int, default=1, metavar="N", help="run every scenario test with N seeds (1)"
+    )
+    group.addoption(
+        "--specdebug-exit",
+        action="store_true",
+        help="exit code 125 instead of 1 to 5 unless a test failed, as bisecting needs it",
+    )
+    parser.addini("specdebug_scenarios", "globs of scenario files to collect, from the root folder", "args", [])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the options. Raises pytest.UsageError."""
+    if config.getoption("specdebug_seeds") < 1:
+        raise pytest.UsageError("--specdebug-seeds must be at least 1")
+    if config.getoption("revert"):
+        from specdebug.errors import SpecDebugError
+
+        try:
+            _bench(config).check_reverts()
+        except SpecDebugError as error:
+            raise pytest.UsageError(str(error)) from None
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Scenario files that were named, or that the ini option names."""
+    if file_path.suffix not in ENDINGS:
+        return None
+    named = parent.session.isinitpath(file_path) and _looks_like_a_scenario(file_path)
+    if named or _listed(parent.config, file_path):
+        collector: pytest.Collector = ScenarioFile.from_parent(parent, path=file_path)
+        return collector
+    return None
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the workers, if there are any."""
+    bench = config.stash.get(_BENCH, None)
+    if bench is not None:
+        bench.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
+    """Translate the exit code, if that is asked for."""
+    if not config.getoption("specdebug_exit"):
+        return (yield)
+    codes = ExitCodes()
+    config.pluginmanager.register(codes)
+    try:
+        code = yield
+    except pytest.UsageError as error:  # which pytest would report just like this, and end with 4
+        for message in error.args:
+            print(f"ERROR: {message}", file=sys.stderr)
+        return UNTESTABLE
+    return codes.translate(int(code))
+
+
+class ExitCodes:
+    """Counts what bisecting needs to know of a session."""
+
+    def __init__(self) -> None:
+        self._passed = self._failed = self._unknown = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count one phase of one test."""
+        if report.failed:
+            unknown = UNKNOWN in map(tuple, report.user_properties)
+            self._unknown += unknown
+            self._failed += not unknown
+        elif report.when == "call" and (report.passed or hasattr(report, "wasxfail")):
+            self._passed += 1
+
+    def translate(self, code: int) -> int:
+        """0 when something passed and nothing else happened, 1 when a test failed, else 125."""
+        if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            return UNTESTABLE
+        if self._failed:
+            return int(pytest.ExitCode.TESTS_FAILED)
+        return 0 if self._passed and not self._unknown else UNTESTABLE
+
+
+class ArmFailed(Exception):
+    """An arm did not do what it should have; the text says what it did."""
+
+
+class ScenarioFile(pytest.File):
+    """A scenario."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """An item for each arm and seed."""
+        from specdebug.errors import SpecDebugError
+
+        bench = _bench(self.config)
+        try:
+            scenario = bench.library.scenario(str(self.path))
+            seeds = bench.seeds(scenario)
+        except SpecDebugError as error:
+            raise self.CollectError(str(error)) from None
+        for arm in scenario.arms:
+            for seed in seeds:
+                name = arm if len(seeds) == 1 else f"{arm}[{seed}]"
+                yield ArmItem.from_parent(self, name=name, scenario=scenario, arm=arm, seed=seed)
+
+
+class ArmItem(pytest.Item):
+    """One arm with one seed."""
+
+    def __init__(self, *, scenario: Scenario, arm: str, seed: int, **node: Any) -> None:
+        super().__init__(**node)
+        self._scenario = scenario
+        self._arm = arm
+        self._seed = seed
+
+    def runtest(self) -> None:
+        """Run the arm in a worker. Raises ArmFailed."""
+        bench = _bench(self.config)
+        result = bench.run(self._scenario, self._arm, self._seed)
+        verdict = bench.judge(result)
+        if verdict == "pass":
+            return
+        if verdict == "unavailable":
+            pytest.skip(result.outcome.detail)
+        if verdict == "unknown":
+            self.user_properties.append(UNKNOWN)
+        raise ArmFailed(self._story(result))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """What happened, without a traceback: it would be through this file and nothing else."""
+        from specdebug.errors import SpecDebugError
+
+        if isinstance(excinfo.value, (ArmFailed, SpecDebugError)):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """The place of the arm in its file."""
+        line = self._scenario.where("arms", self._arm).line
+        return self.path, line - 1 if line else None, self.name
+
+    def _story(self, result: ArmResult) -> str:
+        from rich.console import Console
+
+        from specdebug.report.terminal import evidence
+
+        outcome, expectation = result.outcome, result.run.expectation
+        wanted = ["pass"] if expectation is None else [expectation.verdict, *expectation.signatures]
+        got = " ".join([outcome.verdict, *([outcome.signature] if outcome.signature else [])])
+        console = Console(width=_WIDTH, highlight=False, color_system=None)
+        with console.capture() as captured:
+            console.print(evidence(result))
+        lines = [line.rstrip() for line in captured.get().strip().splitlines()]
+        where = [_from(self.config.invocation_params.dir, self.path), "--arm", self._arm]
+        own = self._scenario.arms[self._arm].revert
+        if asked := [str(number) for number in result.run.reverts if number not in own]:
+            where += ["--revert", ",".join(asked)]
+        what = shlex.join(where)
+        again = f"replay: specdebug replay {what} --seed {self._seed}", f"how often: specdebug flake {what}"
+        return "\n".join([f"{got}, expected {' '.join(wanted)}", *lines, *again])
+
+
+class Bench:
+    """What scenario tests of a session share: content, and a pool that starts with the first of them."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._reverts = ",".join(config.getoption("revert"))
+        self._seeds: int = config.getoption("specdebug_seeds")
+        self._for_bisect: bool = config.getoption("specdebug_exit")
+        self._pool: WorkerPool | None = None
+
+    @cached_property
+    def library(self) -> Library:
+        """Shipped content, and what ``SPECDEBUG_PATH`` names."""
+        from specdebug.harness.library import Library
+
+        return Library()
+
+    def check_reverts(self) -> None:
+        """Raises SpecDebugError when there is no such fix."""
+        from specdebug.toggles import parse_numbers
+
+        self.library.toggles(parse_numbers(self._reverts))
+
+    def seeds(self, scenario: Scenario) -> list[int]:
+        """The scenario's own seed, or that of the trial in which this session runs, and as many more as are wanted."""
+        from specdebug.trials.command import SEED_VARIABLE
+        from specdebug.trials.trial import trial_seed
+
+        given = os.environ.get(SEED_VARIABLE, "")
+        first = int(given) if given.isdecimal() else scenario.seed
+        return [first, *(trial_seed(first, number) for number in range(1, self._seeds))]
+
+    def run(self, scenario: Scenario, arm: str, seed: int) -> ArmResult:
+        """Run one arm, as ``specdebug replay`` would. Raises SpecDebugError when that cannot be."""
+        from specdebug.harness.preload import PRELOAD
+        from specdebug.harness.replay import Choices, plan, run_arms
+        from specdebug.targets.pool import WorkerPool
+        from specdebug.toggles import parse_numbers, reverts_from_environment
+
+        reverts = (*parse_numbers(self._reverts), *reverts_from_environment())
+        (planned,) = plan(scenario, Choices(arms=(arm,), reverts=reverts, seed=seed), self.library)
+        if self._pool is None:
+            self._pool = WorkerPool(1, PRELOAD)
+            self._pool.start()
+        expected = None if reverts else scenario.expect[arm]
+        results, interrupted = run_arms(self._pool, self.library, [replace(planned, expectation=expected)])
+        if interrupted:
+            raise KeyboardInterrupt
+        return results[0]
+
+    def judge(self, result: ArmResult) -> str:
+        """``pass``, ``fail``, ``unknown`` or, where this machine lacks what the arm needs, ``unavailable``."""
+        outcome = result.outcome
+        if result.met or (result.met is None and outcome.verdict == "pass"):
+            return "pass"
+        if self._for_bisect and result.met is None:
+            from specdebug.trials.scenario import result_of
+
+            # A fix whose lines never ran has not shown: that is no failure, and bisecting needs to know it.
+            return {"pass": "pass", "fail": "fail", "untestable": "unknown"}[result_of(outcome).outcome]
+        if outcome.unavailable and not self._for_bisect:
+            return "unavailable"
+        return "unknown" if outcome.verdict == "unknown" else "fail"
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pool is not None:
+            self._pool.close()
+
+
+_BENCH = pytest.StashKey[Bench]()
+
+
+def _bench(config: pytest.Config) -> Bench:
+    return config.stash.setdefault(_BENCH, Bench(config))
+
+
+def _listed(config: pytest.Config, path: Path) -> bool:
+    globs = config.getini("specdebug_scenarios")
+    if not globs or not path.is_relative_to(config.rootpath):
+        return False
+    name = path.relative_to(config.rootpath).as_posix()
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+def _looks_like_a_scenario(path: Path) -> bool:
+    """Other plugins have YAML files of their own; one that is to be a scenario has one of its keys, right or wrong."""
+    try:
+        return _SCENARIO_KEY.search(path.read_bytes()) is not None
+    except OSError:
+        return False
+
+
+def _from(folder: Path, path: Path) -> str:
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)

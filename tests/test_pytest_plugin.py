@@ -1,0 +1,260 @@
+"""The pytest plugin, in sessions of its own: what is collected, what a test says, what the exit code means."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from specdebug.harness.outcome import Outcome
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).resolve().parents[1]
+MINI = ROOT / "tests" / "cli" / "mini.yaml"
+
+NOT_OURS = "test_name: of another plugin\nstages: []\n"
+
+FAKED = '''
+"""Stands in for the workers: what an arm does is told by its name and by what is reverted."""
+import json
+from pathlib import Path
+
+from specdebug.harness.outcome import Outcome
+from specdebug.harness.replay import ArmResult
+from specdebug.harness import replay
+
+OUTCOMES = json.loads(Path(__file__).with_name("outcomes.json").read_text())
+
+def run_arms(pool, library, runs, progress=None):
+    (run,) = runs
+    with Path(__file__).with_name("ran").open("a") as ran:
+        ran.write(f"{run.arm} {run.seed} {list(run.reverts)}\\n")
+    return [ArmResult(run, Outcome.from_dict(OUTCOMES[run.arm]))], False
+
+replay.run_arms = run_arms
+from specdebug.targets import pool
+pool.WorkerPool.start = lambda self: None
+'''
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # whether it is installed or not: it is named below
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in ("SGLANG_DEBUG_REVERT_PR", "SPECDEBUG_PATH", "SPECDEBUG_TRIAL_SEED"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def session(pytester: pytest.Pytester, *argv: str) -> pytest.RunResult:
+    return pytester.runpytest_subprocess("-p", "specdebug.pytest_plugin", *argv, timeout=120)
+
+
+def outcome(verdict: str, signature: str | None = None, detail: str = "", **more: object) -> dict[str, object]:
+    plain = Outcome(verdict, signature, None, detail, None).to_dict()  # type: ignore[arg-type]
+    return {**plain, **more}
+
+
+@pytest.fixture
+def mini(pytester: pytest.Pytester) -> Path:
+    """mini.yaml, with outcomes as the file expects them."""
+    (pytester.path / "scenarios").mkdir()
+    file = pytester.path / "scenarios" / "mini.yaml"
+    file.write_text(MINI.read_text())
+    pytester.makeconftest(FAKED)
+    tell(pytester)
+    return file
+
+
+def tell(pytester: pytest.Pytester, **changed: dict[str, object]) -> None:
+    told = {
+        "fixed": outcome("pass"),
+        "plain": outcome("pass"),
+        "positions": outcome("fail", "oob@draft.forward.positions"),
+        "unreached": outcome("unknown"),
+    }
+    (pytester.path / "outcomes.json").write_text(json.dumps(told | changed))
+
+
+def ran(pytester: pytest.Pytester) -> list[str]:
+    return (pytester.path / "ran").read_text().splitlines()
+
+
+def test_nothing_is_collected_unless_it_is_named(pytester: pytest.Pytester, mini: Path) -> None:
+    pytester.makepyfile(test_one="import sys\ndef test_cheap():\n    assert 'specdebug.yamlio' not in sys.modules")
+    (pytester.path / "conftest.py").unlink()
+    session(pytester).assert_outcomes(passed=1)
+    (pytester.path / "other.yaml").write_text(NOT_OURS)
+    result = session(pytester, "other.yaml")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR  # as without the plugin
+
+
+def test_a_session_that_uses_nothing_imports_nothing(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "import sys\n"
+        "def test_it():\n"
+        "    ours = {name for name in sys.modules if name.startswith('specdebug')}\n"
+        "    assert ours == {'specdebug', 'specdebug.pytest_plugin'}\n"
+        "    assert not {'torch', 'numpy', 'yaml', 'rich'} & set(sys.modules)\n"
+    )
+    session(pytester).assert_outcomes(passed=1)
+
+
+def test_arms_are_tests_and_must_do_what_is_expected(pytester: pytest.Pytester, mini: Path) -> None:
+    listed = session(pytester, "--collect-only", "-q", "scenarios/mini.yaml")
+    listed.stdout.fnmatch_lines([f"scenarios/mini.yaml::{arm}" for arm in ("fixed", "plain", "positions", "unreached")])
+    session(pytester, "scenarios/mini.yaml").assert_outcomes(passed=4)
+    assert ran(pytester)[:3] == ["fixed 0 []", "plain 0 []", "positions 0 [25015]"]
+    tell(pytester, positions=outcome("pass"), fixed=outcome("fail", "hang", "stuck"))
+    result = session(pytester, "scenarios/mini.yaml")
+    result.assert_outcomes(passed=2, failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "fail hang, expected pass",
+            "replay: specdebug replay scenarios/mini.yaml --arm fixed --seed 0",
+            "how often: specdebug flake scenarios/mini.yaml --arm fixed",
+            "pass, expected fail oob@draft.forward.positions",
+        ]
+    )
+    assert "Traceback" not in result.stdout.str()
+
+
+def test_the_ini_option_collects(pytester: pytest.Pytester, mini: Path) -> None:
+    pytester.makeini("[pytest]\nspecdebug_scenarios = scenarios/*.yaml")
+    (pytester.path / "elsewhere.yaml").write_text(MINI.read_text())
+    session(pytester).assert_outcomes(passed=4)
+    session(pytester, "scenarios").assert_outcomes(passed=4)
+
+
+def test_reverts_ask_for_the_plain_verdict(
+    pytester: pytest.Pytester, mini: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = "scenarios/mini.yaml::positions"
+    result = session(pytester, node, "--revert", "27360,10846", "--revert", "26972")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "fail oob@draft.forward.positions, expected pass",
+            "replay: specdebug replay scenarios/mini.yaml --arm positions --revert 27360,10846,26972 --seed 0",
+        ]
+    )
+    monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "27360")
+    session(pytester, "scenarios/mini.yaml::fixed").assert_outcomes(passed=1)
+    assert ran(pytester)[-1] == "fixed 0 [27360]"
+
+
+def test_seeds(pytester: pytest.Pytester, mini: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = "scenarios/mini.yaml::fixed"
+    session(pytester, node, "--specdebug-seeds", "3").assert_outcomes(passed=3)
+    seeds = [line.split()[1] for line in ran(pytester)]
+    assert seeds[0] == "0"
+    assert len(set(seeds)) == 3
+    session(pytester, f"{node}[{seeds[2]}]", "--specdebug-seeds", "3").assert_outcomes(passed=1)
+    assert ran(pytester)[-1].split()[1] == seeds[2]
+    monkeypatch.setenv("SPECDEBUG_TRIAL_SEED", "77")  # inside a trial
+    session(pytester, node).assert_outcomes(passed=1)
+    assert ran(pytester)[-1] == "fixed 77 []"
+    assert session(pytester, node, "--specdebug-seeds", "0").ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_what_came_to_no_verdict(pytester: pytest.Pytester, mini: Path) -> None:
+    tell(
+        pytester,
+        fixed=outcome("unknown", reasons=["nothing was generated"]),
+        plain=outcome("unknown", None, "no CUDA device", unavailable=True),
+    )
+    result = session(pytester, "-rs", "scenarios/mini.yaml")
+    result.assert_outcomes(passed=2, failed=1, skipped=1)
+    result.stdout.fnmatch_lines(["unknown, expected pass", "*nothing was generated", "*no CUDA device"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["scenarios/mini.yaml", "--revert", "1"], "no toggle reverts 1"),
+        (["scenarios/mini.yaml", "--revert", "x"], "'x' is not a pull request's number"),
+        (["scenarios/mini.yaml::nothing"], "not found: *mini.yaml::nothing"),
+    ],
+)
+def test_usage_errors(pytester: pytest.Pytester, mini: Path, argv: list[str], words: str) -> None:
+    result = session(pytester, *argv)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{words}*"])
+    assert "Traceback" not in result.stderr.str()
+
+
+def test_a_malformed_scenario_is_one_line(pytester: pytest.Pytester, mini: Path) -> None:
+    mini.write_text("name: x\nengine: {modle: tiny}\n")
+    result = session(pytester, "scenarios/mini.yaml")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*scenarios/mini.yaml:1:1: the file lacks the key 'workload'"])
+    assert "Traceback" not in result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("changed", "argv", "code"),
+    [
+        ({}, ["scenarios/mini.yaml::fixed"], 0),
+        ({"fixed": outcome("fail", "hang")}, ["scenarios/mini.yaml"], 1),
+        ({"fixed": outcome("unknown")}, ["scenarios/mini.yaml::fixed"], 125),
+        ({"fixed": outcome("unknown"), "plain": outcome("fail", "hang")}, ["scenarios/mini.yaml"], 1),
+        ({"fixed": outcome("unknown", unavailable=True)}, ["scenarios/mini.yaml::fixed"], 125),
+        ({}, ["scenarios/mini.yaml::nothing"], 125),
+        ({}, ["scenarios/mini.yaml", "-k", "nothing"], 125),
+        ({}, ["scenarios/mini.yaml", "--revert", "1"], 125),
+        # Reverted, but never run: it has not shown.
+        (
+            {
+                "fixed": outcome(
+                    "unknown",
+                    reasons=["fix 27360 was reverted, but its lines never ran"],
+                    reverted_hits={"27360": {"27360#1": 0}},
+                )
+            },
+            ["scenarios/mini.yaml::fixed", "--revert", "27360"],
+            0,
+        ),
+    ],
+)
+def test_exit_codes_for_bisecting(
+    pytester: pytest.Pytester, mini: Path, changed: dict[str, dict[str, object]], argv: list[str], code: int
+) -> None:
+    tell(pytester, **changed)
+    assert session(pytester, "--specdebug-exit", *argv).ret == code
+
+
+def test_exit_codes_of_other_tests(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_some="import pytest\n"
+        "def test_good(): pass\n"
+        "def test_bad(): assert False\n"
+        "def test_skipped(): pytest.skip('no')\n"
+        "@pytest.mark.xfail\ndef test_known(): assert False\n",
+        test_broken="import nothing_of_this_name",
+    )
+    codes = {
+        name: session(pytester, "--specdebug-exit", name).ret
+        for name in (
+            "test_some.py::test_good",
+            "test_some.py::test_bad",
+            "test_some.py::test_skipped",
+            "test_some.py::test_known",
+            "test_broken.py",
+        )
+    }
+    assert list(codes.values()) == [0, 1, 125, 0, 125]
+
+
+def test_it_is_registered() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["pytest11"] == {"specdebug": "specdebug.pytest_plugin"}
+
+
+@pytest.mark.slow
+def test_a_scenario_for_real(pytester: pytest.Pytester) -> None:
+    session(pytester, str(MINI)).assert_outcomes(passed=4)
+    result = session(pytester, "--specdebug-exit", f"{MINI}::fixed", "--revert", "25015")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["fail oob@draft.forward.positions, expected pass", "*at step 2*"])

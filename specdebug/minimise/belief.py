@@ -17,6 +17,8 @@ from specdebug.minimise.rates import KNOWN_FAILED, TALLY, Rates, learn
 Removed = frozenset[int]
 
 _IMPOSSIBLE = 30.0
+_BEYOND_DOUBT = 7.0
+_SURE = 60.0
 _ROUNDS = 6
 _DAMPING = 0.3
 
@@ -41,6 +43,7 @@ class Belief:
         self._possible = np.zeros(0, dtype=bool)
         self._log_odds = np.zeros(0)
         self._fine = np.ones(0)
+        self._against = np.zeros(size)
         self._needed = _sigmoid(self._prior)
 
     @property
@@ -78,15 +81,11 @@ class Belief:
         row = self._row(removed)
         self._possible[row] = False
 
-    def against(self, base: Removed) -> np.ndarray:
+    @property
+    def against(self) -> np.ndarray:
         """Of every element, the log odds that it is needed that come from trials in which it was gone and, of the
-        others, only what ``base`` holds, which is not needed; 0 without such trials."""
-        log_odds = np.zeros(self._size)
-        for removed, at in self._sets.items():
-            extra = removed - base
-            if len(extra) == 1:
-                log_odds[next(iter(extra))] += self._log_odds[at]
-        return log_odds
+        others, only what the base holds, which is not needed; 0 without such trials."""
+        return self._against
 
     def update(self, base: Removed) -> None:
         """Draw the conclusions; ``base`` is what has been taken away for now, to whose rate the present one is nearest.
@@ -95,8 +94,16 @@ class Belief:
             return
         self._log_odds = np.where(self._possible, self.rates.log_odds(self._tallies), _IMPOSSIBLE)
         self._log_odds = self._log_odds.clip(-_IMPOSSIBLE, _IMPOSSIBLE)
-        self._propagate(self._log_odds)
-        missing = np.array([len(base - removed) for removed in self._sets])
+        gone = np.zeros(self._size, dtype=bool)
+        gone[list(base)] = True
+        beyond = self._rows & ~gone
+        alone = beyond.sum(axis=1) == 1
+        self._against = self._log_odds[alone] @ beyond[alone]
+        # Sets with something that is needed beyond doubt say nothing of the rest.
+        explained = ~alone & beyond[:, self._against >= _BEYOND_DOUBT].any(axis=1)
+        self._fine[explained] = 0.0
+        self._propagate(np.flatnonzero(~explained))
+        missing = (gone & ~self._rows).sum(axis=1)
         self.rates = learn(self._tallies, self._fine, 0.8**missing, self._start)
 
     def _row(self, removed: Removed) -> int:
@@ -111,8 +118,10 @@ class Belief:
             self._fine = np.append(self._fine, 1.0)
         return self._sets[removed]
 
-    def _propagate(self, log_odds: np.ndarray) -> None:
-        member, block, log_free = self._blocks()
+    def _propagate(self, sets: np.ndarray) -> None:
+        """Marginals given these sets."""
+        log_odds = self._log_odds[sets]
+        member, block, log_free = self._blocks(sets)
         # log_free: of a block, the prior log probability that nothing in it is needed
         prior = np.log(-np.expm1(log_free)) - log_free
         # what a factor says if everything else in it is free, relative to something in it being needed
@@ -125,7 +134,7 @@ class Belief:
             messages = _DAMPING * messages + (1 - _DAMPING) * said
         free = self._free(member, prior, messages).sum(axis=1)
         whole = free - log_odds
-        self._fine = np.exp(whole - np.logaddexp(whole, np.log(-np.expm1(np.minimum(free, -1e-12)))))
+        self._fine[sets] = np.exp(whole - np.logaddexp(whole, np.log(-np.expm1(np.minimum(free, -1e-12)))))
         of_block = _sigmoid(prior + messages.sum(axis=0))
         # an element's share of its block: its own prior over the block's
         share = _sigmoid(self._prior) / -np.expm1(log_free)[block]
@@ -134,18 +143,18 @@ class Belief:
     @staticmethod
     def _free(member: np.ndarray, prior: np.ndarray, messages: np.ndarray) -> np.ndarray:
         """Of every block of every set, the log probability that it is not needed, as all the other sets see it."""
-        cavity = np.where(member, prior + messages.sum(axis=0) - messages, -np.inf)
-        free: np.ndarray = np.asarray(-np.logaddexp(0.0, cavity))
-        return free
+        cavity = np.clip(prior + messages.sum(axis=0) - messages, -_SURE, _SURE)
+        return np.asarray(-np.log1p(np.exp(cavity)) * member)
 
-    def _blocks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _blocks(self, sets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Sets by blocks of elements that no set tells apart; the block of every element; log prior of each block."""
+        rows = self._rows[sets]
         names: dict[bytes, int] = {}
-        packed = np.packbits(self._rows, axis=0).T
+        packed = np.packbits(rows, axis=0).T
         block = np.array([names.setdefault(column.tobytes(), len(names)) for column in packed])
         first = np.unique(block, return_index=True)[1]
         log_free = np.bincount(block, weights=-np.logaddexp(0.0, self._prior), minlength=len(names))
-        return self._rows[:, first], block, log_free
+        return rows[:, first], block, log_free
 
 
 def _sigmoid(log_odds: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Literal, Protocol, TypeVar
 
 from specdebug.errors import SpecDebugError
@@ -28,8 +28,12 @@ OPENING_TRIALS = 80
 CLOSING_TRIALS = 12
 """At the end, the smallest is tried so many times with fresh seeds."""
 
+SURE_FAILURES = (4, 2)
+"""So often must what a stage ends with have failed with fresh seeds: the first stage, the others."""
+
+_LEAST_RATE = 0.6
 _KNOWN_TO_START = 0.6
-_FALSE_TO_START = 0.008
+_FALSE_TO_START = 0.012
 
 
 @dataclass(frozen=True)
@@ -231,7 +235,8 @@ class Minimiser(Generic[C]):
         self._failing = [seed for seed, seen in self._opening if self._is_followed(seen.signature)]
         # Stopping at a failure makes the plain ratio too high; this one is unbiased.
         rate = (failures - 1) / (trials - 1) if failures > 1 else 1 / trials
-        self._rates = Rates(min(max(rate, 0.01), 0.9), _KNOWN_TO_START, _FALSE_TO_START)
+        self._whole_rate = min(max(rate, 0.01), 0.9)
+        self._rates = Rates(self._whole_rate, _KNOWN_TO_START, _FALSE_TO_START)
         return True
 
     def _is_followed(self, signature: str | None) -> bool:
@@ -268,7 +273,7 @@ class Minimiser(Generic[C]):
             self._failing,
             lambda removed: stage.without(removed) is not None,
             self._confidence,
-            thorough=not self._steps,
+            failures=SURE_FAILURES[bool(self._steps)],
         )
 
     def _probe(self, number: int) -> _Chosen[C] | None:
@@ -314,7 +319,8 @@ class Minimiser(Generic[C]):
             self._smallest = smallest
         if removed:
             self._failing = search.failing_seeds()
-        self._rates = search.rates
+        # However many stages there are, the failure is not to become much rarer.
+        self._rates = replace(search.rates, fresh=max(search.rates.fresh, _LEAST_RATE * self._whole_rate))
         self._space.took(removed, confirmed)
         step = Step(
             stage.title,

@@ -15,8 +15,8 @@ SLOWER = ((1.0, 0.75), (0.6, 0.25))
 """What taking something away that is not needed may do to the rate: its factor, and the probability of that. A higher
 rate needs no place here: it only makes clean trials rarer."""
 
-FALSE_FAILURES = (0.5, 60.0)
-"""Beta prior of the rate at which a thing fails that should not: a mean of 0.8%."""
+FALSE_FAILURES = (0.6, 50.0)
+"""Beta prior of the rate at which a thing fails that should not: a mean of 1.2%."""
 
 
 FRESH_FAILED, FRESH_CLEAN, KNOWN_FAILED, KNOWN_CLEAN = range(4)
@@ -25,6 +25,11 @@ FRESH_FAILED, FRESH_CLEAN, KNOWN_FAILED, KNOWN_CLEAN = range(4)
 TALLY = (0, 0, 0, 0)
 """No trials."""
 
+INCIDENTAL = 0.1
+"""How often a known seed fails although something needed is gone: what makes it fail is then an accident of this seed,
+and others would not."""
+_STRENGTH = 10
+"""How many trials the rate that was measured before counts for."""
 _LEAST_FRESH = 0.6
 _FALSE_SHARE = 0.2
 
@@ -46,21 +51,20 @@ class Rates:
     def log_odds(self, tallies: np.ndarray) -> np.ndarray:
         """Log of how many times likelier the trials of each tally (a row) are if something needed is gone than if
         nothing is."""
-        failed = tallies[:, FRESH_FAILED] + tallies[:, KNOWN_FAILED]
-        clean = tallies[:, FRESH_CLEAN] + tallies[:, KNOWN_CLEAN]
-        lacking = failed * np.log(self.false) + clean * np.log1p(-self.false)
+        incidental = min(max(self.false, INCIDENTAL), self.known * _FALSE_SHARE)
+        gone = np.log([self.false, 1 - self.false, incidental, 1 - incidental])
         factor, log_weight = np.array([pair[0] for pair in SLOWER]), np.log([pair[1] for pair in SLOWER])
         fresh, known = self.fresh * factor, self.known * factor
         each = np.log(np.stack([fresh, 1 - fresh, known, 1 - known]))
         whole: np.ndarray = np.logaddexp.reduce(tallies @ each + log_weight, axis=1)
-        return np.asarray(lacking - whole)
+        return np.asarray(tallies @ gone - whole)
 
 
 def learn(tallies: np.ndarray, fine: np.ndarray, near: np.ndarray, before: Rates) -> Rates:
     """Rates given trials: one step of expectation maximisation.
 
     A thing whose failure became much rarer than it was counts as one that lacks something: the fresh rate is never
-    taken to be below half of what it was.
+    taken to be below six tenths of what it was.
 
     Args:
         tallies: trials of every candidate, a row each.
@@ -69,13 +73,13 @@ def learn(tallies: np.ndarray, fine: np.ndarray, near: np.ndarray, before: Rates
         before: what to assume where trials say little.
     """
     seen, weight, gone = tallies.astype(float), fine * near, 1 - fine
-    trials = seen.sum(axis=1)
-    failed = weight @ seen[:, FRESH_FAILED]
-    fresh = (failed + 4 * before.fresh) / (failed + weight @ seen[:, FRESH_CLEAN] + 4)
+    # What is tried until it fails has one failure too many.
+    failed = weight @ np.maximum(seen[:, FRESH_FAILED] - 1, 0)
+    fresh = (failed + _STRENGTH * before.fresh) / (failed + weight @ seen[:, FRESH_CLEAN] + _STRENGTH)
     failed = fine @ seen[:, KNOWN_FAILED]
     known = (failed + 1.2) / (failed + fine @ seen[:, KNOWN_CLEAN] + 2)
-    failed = gone @ (seen[:, FRESH_FAILED] + seen[:, KNOWN_FAILED])
-    false = (FALSE_FAILURES[0] + failed) / (sum(FALSE_FAILURES) + gone @ trials)
+    fresh_trials = seen[:, FRESH_FAILED] + seen[:, FRESH_CLEAN]
+    false = (FALSE_FAILURES[0] + gone @ seen[:, FRESH_FAILED]) / (sum(FALSE_FAILURES) + gone @ fresh_trials)
     fresh = min(max(fresh, _LEAST_FRESH * before.fresh), 0.98)
     # A seed that has failed fails no less often than one of which nothing is known.
     known = min(max(known, fresh), 0.98)

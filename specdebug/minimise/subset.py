@@ -21,8 +21,13 @@ DOUBTFUL = 0.1
 """A set that has failed is not tried again below this probability."""
 SETTLED = 0.995
 """The same, for what the search ends with."""
-RATE_TRIALS, RATE_FAILURES = 12, 4
-"""What the search ends with is tried with fresh seeds until so many trials, or so many failures."""
+FRESH_TRIALS = 60
+"""Trials of what is left by itself before it is given up to find it failing as often as it should."""
+SOUNDINGS = 3
+"""First of all, so many small groups, hardly likely to be needed, are taken away with known seeds: whether these go on
+failing is worth knowing."""
+SOUNDING_SHARE = 25
+"""Such a group is this fraction of all elements."""
 EXPECTED_NEEDED = 2.5
 """How many elements are needed, roughly, before anything is known."""
 KNOWN_SEEDS = 6
@@ -50,7 +55,7 @@ class SubsetSearch:
         failing: seeds that fail with nothing taken away, those to use first in front.
         possible: whether some elements can be taken away together; asked before they are tried.
         confidence: a kept element is confirmed needed at this probability.
-        thorough: whether to try what is left by itself until its rate is known, too.
+        failures: what is left is tried by itself until it has failed so often with fresh seeds.
     """
 
     def __init__(
@@ -61,7 +66,7 @@ class SubsetSearch:
         failing: Sequence[int],
         possible: Callable[[Removed], bool],
         confidence: float = 0.95,
-        thorough: bool = True,
+        failures: int = 4,
     ) -> None:
         self._size = size
         self._fresh = fresh
@@ -73,8 +78,7 @@ class SubsetSearch:
         self._used: dict[Removed, set[int]] = {frozenset(): set(failing)}
         self._failed: dict[Removed, list[int]] = {frozenset(): list(failing)}
         self._excluded: set[Removed] = set()
-        self._thorough = thorough
-        self._against = np.zeros(size)
+        self._failures = failures
         self.removed: Removed = frozenset()
 
     @property
@@ -90,13 +94,12 @@ class SubsetSearch:
     def failing_seeds(self) -> list[int]:
         """Seeds that have failed, each once: first those that failed with all of ``removed`` gone, then those that
         failed with less gone."""
-        within = (gone for gone in self._failed if gone <= self.removed)
-        chosen = sorted(within, key=lambda gone: (-len(gone), sorted(gone)))
+        chosen = sorted((gone for gone in self._failed if gone <= self.removed), key=len, reverse=True)
         return list(dict.fromkeys(seed for gone in chosen for seed in self._failed[gone]))
 
     def confirmed(self, element: int) -> bool:
         """Whether taking away this element alone, of those that are kept, was found to end the failure."""
-        return bool(self._against[element] >= self._certain)
+        return bool(self._belief.against[element] >= self._certain)
 
     def observe(self, probe: Probe, failed: bool) -> None:
         """Take in a trial: whether it failed in the way that is followed."""
@@ -112,7 +115,7 @@ class SubsetSearch:
         Trials that still run are taken to come out clean: if one does not, so much the better.
         """
         while True:
-            removed = self._choose([probe.removed for probe in pending])
+            removed = self._sounding(pending) or self._choose([probe.removed for probe in pending])
             if removed is None:
                 return None
             if removed in self._failed or removed in self._used or self._possible(removed):
@@ -120,6 +123,14 @@ class SubsetSearch:
             self._excluded.add(removed)
             self._belief.exclude(removed)
             self._conclude()
+
+    def _sounding(self, pending: Sequence[Probe]) -> Removed | None:
+        share = self._size // SOUNDING_SHARE
+        tried = len(self._used) - 1 + len(self._excluded) + len(pending)
+        if not share or tried >= SOUNDINGS:
+            return None
+        first = tried * self._size // SOUNDINGS
+        return frozenset(range(first, first + share))
 
     def _probe(self, removed: Removed, pending: Sequence[Probe]) -> Probe:
         """Known seeds first, as long as they fail more often than others; each at most once with one candidate, for
@@ -137,8 +148,10 @@ class SubsetSearch:
     def _conclude(self) -> None:
         self._belief.update(self.removed)
         good = [removed for removed in self._failed if not removed or self._belief.fine(removed) >= ACCEPT]
-        self.removed = max(good, key=lambda removed: (len(removed), self._belief.fine(removed), sorted(removed)))
-        self._against = self._belief.against(self.removed)
+        best = max(good, key=lambda removed: (len(removed), self._belief.fine(removed)))
+        if best != self.removed:
+            self.removed = best
+            self._belief.update(best)
 
     def _choose(self, pending: Sequence[Removed]) -> Removed | None:
         belief, base = self._belief, self.removed
@@ -163,10 +176,10 @@ class SubsetSearch:
             return self._confirm(kept, pending)
         counts = {removed: pending.count(removed) for removed in set(pending)}
 
-        def gain(promise: tuple[float, Removed]) -> tuple[float, int, list[int]]:
+        def gain(promise: tuple[float, Removed]) -> tuple[float, int]:
             value, removed = promise
             clean = (1 - belief.rates.fresh * belief.fine(removed)) ** counts[removed] if removed in counts else 1.0
-            return value * clean, -len(removed), sorted(removed)
+            return value * clean, -len(removed)
 
         return max(promises, key=gain)[1]
 
@@ -174,11 +187,11 @@ class SubsetSearch:
         """Nothing more can be expected to go: make sure of what is left, then of every element of it by itself."""
         failed, clean, _, _ = self._belief.tally(self.removed)
         fresh = failed + clean + pending.count(self.removed)
-        unknown = self._thorough and fresh < RATE_TRIALS and failed < RATE_FAILURES
+        unknown = failed < self._failures and fresh < FRESH_TRIALS
         if self.removed and (unknown or self._belief.fine(self.removed) < SETTLED):
             return self.removed
         unconfirmed = [element for element in kept if not self.confirmed(element)]
         if not unconfirmed:
             return None
-        weakest = min(unconfirmed, key=lambda e: (pending.count(self.removed | {e}), self._against[e], e))
+        weakest = min(unconfirmed, key=lambda e: (pending.count(self.removed | {e}), self._belief.against[e], e))
         return self.removed | {weakest}

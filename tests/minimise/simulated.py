@@ -1,0 +1,101 @@
+"""Things that fail when they have all they need, for tests of the search."""
+
+import random
+from collections import deque
+
+from specdebug.minimise import Seen
+
+
+class Stage:
+    """Elements numbered from 0, some sets of which cannot go together."""
+
+    def __init__(self, whole, title="parts", impossible=()):
+        self.whole, self.title, self.impossible = frozenset(whole), title, impossible
+        self.order = sorted(self.whole)
+        self.labels = [f"{title}-{one}" for one in self.order]
+
+    def without(self, removed):
+        if any(pair <= removed for pair in self.impossible) or len(removed) == len(self.order):
+            return None
+        return self.whole - {self.order[index] for index in removed}
+
+
+class Space:
+    """Two stages: the even elements' turn, then all that are left."""
+
+    def __init__(self, size, impossible=()):
+        self.start = frozenset(range(size))
+        self._left, self._stages, self._stage = self.start, ["first", "second"], None
+        self._impossible = impossible
+
+    def next_stage(self):
+        if not self._stages:
+            return None
+        title = self._stages.pop(0)
+        self._stage = Stage(self._left, title, self._impossible if title == "first" else ())
+        return self._stage
+
+    def took(self, removed, confirmed):
+        self._left = self._stage.without(removed)
+
+
+class Oracle:
+    """Fails with ``nan@x`` at ``rate`` when ``needed`` is there, with ``oob@y`` at ``other`` when anything is.
+
+    Trials end in an order of its own when several run at a time.
+    """
+
+    def __init__(self, needed, rate=1.0, other=0.0, false=0.0, capacity=1, stop_after=None):
+        self.needed, self.rate, self.other, self.false = frozenset(needed), rate, other, false
+        self.capacity, self.stop_after = capacity, stop_after
+        self.started = []
+        self._running = deque()
+
+    def start(self, number, candidate, seed):
+        assert len(self._running) < self.capacity
+        if self.stop_after is not None and len(self.started) >= self.stop_after:
+            raise KeyboardInterrupt
+        self.started.append((number, candidate, seed))
+        draw = random.Random(f"{seed}:{sorted(candidate)}")
+        signature = "oob@y" if draw.random() < self.other else None
+        if draw.random() < (self.rate if self.needed <= candidate else self.false):
+            signature = "nan@x"
+        self._running.append((number, Seen(signature)))
+
+    def wait(self):
+        return self._running.pop()
+
+
+class Memory:
+    """Keeps trials in a dict."""
+
+    def __init__(self, kept=None):
+        self.kept = dict(kept or {})
+
+    def recall(self, number, gone, seed):
+        found = self.kept.get(number)
+        assert found is None or found[:2] == (gone, seed)
+        return None if found is None else found[2]
+
+    def keep(self, number, gone, seed, seen):
+        assert number not in self.kept
+        self.kept[number] = (gone, seed, seen)
+
+
+class Watcher:
+    """Counts what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def opening(self, seen, failures, trials):
+        self.told.append("opening")
+
+    def tried(self, title, gone, size, seen, failed, removed, trials):
+        self.told.append("tried")
+
+    def ended(self, step):
+        self.told.append("ended")
+
+    def closing(self, seen, failures, trials):
+        self.told.append("closing")

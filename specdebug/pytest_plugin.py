@@ -40,7 +40,6 @@ UNKNOWN = ("specdebug_verdict", "unknown")
 """A property of the report of a test that came to no verdict."""
 
 _SCENARIO_KEY = re.compile(rb"^(engine|workload|arms)\s*:", re.MULTILINE)
-_WIDTH = 140
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -197,9 +196,9 @@ class ArmItem(pytest.Item):
         outcome, expectation = result.outcome, result.run.expectation
         wanted = ["pass"] if expectation is None else [expectation.verdict, *expectation.signatures]
         got = " ".join([outcome.verdict, *([outcome.signature] if outcome.signature else [])])
-        console = Console(width=_WIDTH, highlight=False, color_system=None)
+        console = Console(highlight=False, color_system=None)
         with console.capture() as captured:
-            console.print(evidence(result))
+            console.print(evidence(result), soft_wrap=True)  # a line is to be found by searching for it
         lines = [line.rstrip() for line in captured.get().strip().splitlines()]
         where = [_from(self.config.invocation_params.dir, self.path), "--arm", self._arm]
         own = self._scenario.arms[self._arm].revert

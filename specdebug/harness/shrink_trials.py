@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specdebug.errors import ContentError, SpecDebugError
-from specdebug.harness.replay import ArmResult, ArmRun, ReplayError
-from specdebug.harness.warm import WarmPool
+from specdebug.errors import SpecDebugError
+from specdebug.harness.replay import ArmRun
+from specdebug.harness.warm import ArmAtFault, WarmPool
 from specdebug.minimise import Seen
 
 if TYPE_CHECKING:
@@ -49,22 +49,18 @@ class WarmOracle:
 
     def wait(self) -> tuple[int, Seen]:
         """The next trial to end. Raises SpecDebugError when this machine cannot run the scenario."""
-        result = self._result()
+        try:
+            result = self._pool.wait()
+        except ArmAtFault as fault:
+            if not self._ended_once:
+                raise
+            return int(fault.run.key), Seen(None, 0.0)  # wrong only with what is left: not the failure
         outcome = result.outcome
         if outcome.unavailable:
             raise SpecDebugError(f"{result.run.scenario.path}: {'; '.join(outcome.reasons)}")
         self._ended_once = True
         signature = outcome.signature if outcome.verdict == "fail" else None
         return int(result.run.key), Seen(self._named_before(signature), outcome.metrics.wall_s)
-
-    def _result(self) -> ArmResult:
-        while True:
-            try:
-                return self._pool.wait()
-            except (ContentError, ReplayError):
-                # Something that is wrong only with what is left: the arm ends in a moment, without a failure.
-                if not self._ended_once:
-                    raise
 
     def _named_before(self, signature: str | None) -> str | None:
         """A signature that names a group names the one it was written out from."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from specdebug.errors import SpecDebugError
 from specdebug.harness.ledger import Ledger
 from specdebug.harness.preload import PRELOAD
 from specdebug.harness.replay import ArmResult, ArmRun
@@ -27,12 +28,18 @@ TARGET = "specdebug.harness.warm_worker:run_warm"
 PREPARE = "specdebug.harness.warm_worker:prepare"
 
 
+class ArmAtFault(SpecDebugError):
+    """A worker found the scenario, or what was laid over it, wrong: its run came to nothing."""
+
+    def __init__(self, run: ArmRun, error: SpecDebugError) -> None:
+        super().__init__(str(error))
+        self.run = run
+
+
 class WarmPool:
     """Runs arms of one scenario. A context manager: leaving it ends every worker."""
 
-    def __init__(
-        self, scenario: Scenario, arms: Sequence[str], toggles: Sequence[Toggle] = (), jobs: int = 1
-    ) -> None:
+    def __init__(self, scenario: Scenario, arms: Sequence[str], toggles: Sequence[Toggle] = (), jobs: int = 1) -> None:
         """``arms``: those that will be run; ``toggles``: the fixes that may be reverted. Others work, but slowly."""
         common = Common(scenario, tuple(arms), tuple(toggles))
         self._pool = WorkerPool(jobs, PRELOAD, (PREPARE, common))
@@ -57,15 +64,15 @@ class WarmPool:
         self._pool.launch(job(run))
 
     def wait(self) -> ArmResult:
-        """The next arm to end, at least one being under way.
-
-        Raises ReplayError or ContentError when a worker finds the scenario itself at fault, WorkerStartError when
-        there can be no workers.
-        """
+        """The next arm to end, at least one being under way. Raises ArmAtFault, or WorkerStartError when there can be
+        no workers."""
         ended = self._listener.ended_runs
         while not ended:
             self._pool.turn(self._listener)
-        return ended.popleft()
+        result = ended.popleft()
+        if isinstance(result, ArmAtFault):
+            raise result
+        return result
 
     def close(self) -> None:
         """End whatever runs. May be called more than once."""
@@ -91,21 +98,22 @@ class _Collected:
 
     def __init__(self) -> None:
         self.runs: dict[str, ArmRun] = {}
-        self.ended_runs: deque[ArmResult] = deque()
+        self.ended_runs: deque[ArmResult | ArmAtFault] = deque()
         self._ledgers: dict[str, Ledger] = {}
 
     def started(self, job: Job) -> None:
         self._ledgers[job.name] = Ledger()
 
     def event(self, job: Job, event: dict[str, Any]) -> None:
-        ledger = self._ledgers[job.name]
-        ledger.fold(event)
-        if ledger.usage_error is not None:
-            raise self.runs[job.name].at_fault(ledger.usage_error, ledger.usage_option)
+        self._ledgers[job.name].fold(event)
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
-        outcome = self._ledgers.pop(job.name).outcome(end)
-        self.ended_runs.append(ArmResult(self.runs.pop(job.name), outcome))
+        run, ledger = self.runs.pop(job.name), self._ledgers.pop(job.name)
+        if ledger.usage_error is None:
+            self.ended_runs.append(ArmResult(run, ledger.outcome(end)))
+        else:
+            error = run.at_fault(ledger.usage_error, ledger.usage_option)
+            self.ended_runs.append(ArmAtFault(run, error))
 
     def waiting(self) -> None:
         """Nothing to do meanwhile."""

@@ -48,8 +48,8 @@ def prepare(common: Common) -> None:
             _keep(common.scenario, arm)
         except SpecDebugError:
             continue
-    _rehearse(common.toggles)
     take_census(str(Path(specdebug.engine.__file__).parent))
+    _rehearse(common.toggles)
 
 
 def _keep(scenario: Scenario, arm: str) -> None:

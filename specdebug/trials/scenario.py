@@ -23,7 +23,7 @@ from specdebug.harness.library import Library
 from specdebug.harness.outcome import Evidence, Outcome, decide
 from specdebug.harness.replay import ArmRun
 from specdebug.harness.scenario_model import Scenario, merge
-from specdebug.harness.warm import WarmPool
+from specdebug.harness.warm import ArmAtFault, WarmPool
 from specdebug.trials.command import digest_of, toggle_candidates
 from specdebug.trials.source import Candidate
 from specdebug.trials.trial import Trial, TrialResult
@@ -99,7 +99,7 @@ class ScenarioSource:
             "scenario",
             __version__,
             platform.python_version(),  # prompts are cut from its library
-            json.dumps(self._scenario.to_dict(), sort_keys=True),
+            json.dumps([self._scenario.to_dict(), self._scenario.overrides], sort_keys=True),
             self._arm,
             repr([(pack.name, pack.mode, [entry.rule for entry in pack.entries]) for pack in self._packs]),
             *(candidate.id for candidate in self._candidates),
@@ -122,10 +122,17 @@ class ScenarioSource:
         self._pool.start(run)
 
     def wait(self) -> tuple[Trial, TrialResult]:
-        """The next trial to end. Raises ContentError or ReplayError when the scenario itself is at fault."""
+        """The next trial to end. Raises ArmAtFault when the scenario itself is wrong; what is wrong only with options
+        laid over it makes their trial untestable."""
         if self._refused:
             return self._refused.popleft()
-        ended = self._pool.wait()
+        try:
+            ended = self._pool.wait()
+        except ArmAtFault as fault:
+            trial = self._trials.pop(fault.run.key)
+            if not self._options or not trial.reverted:
+                raise
+            return trial, TrialResult("untestable", None, 0.0, str(fault))
         return self._trials.pop(ended.run.key), result_of(ended.outcome)
 
     def close(self) -> None:

@@ -102,8 +102,9 @@ def test_results_belong_to_what_they_depend_on() -> None:
     seen.add(ScenarioSource(LIBRARY, scenario, arm="reverted").identity)
     seen.add(ScenarioSource(LIBRARY, scenario, options=["page_size=1"]).identity)
     seen.add(ScenarioSource(LIBRARY, dataclasses.replace(scenario, probes=("assert",))).identity)
+    seen.add(ScenarioSource(LIBRARY, dataclasses.replace(scenario, overrides={"dtype": "bfloat16"})).identity)
     seen.add(ScenarioSource(LIBRARY, LIBRARY.scenario("flaky_kv_indices")).identity)
-    assert len(seen) == 5
+    assert len(seen) == 6
 
 
 def test_the_signature_a_scenario_is_about() -> None:
@@ -143,13 +144,14 @@ def test_options_are_laid_over_the_arm_and_combinations_that_cannot_be_are_untes
     source = ScenarioSource(LIBRARY, LIBRARY.scenario(NAME), arm="reverted", options=options)
     try:
         results = []
-        for number, chosen in enumerate([(), options[:1], options[2:], options[:2]]):
+        for number, chosen in enumerate([(), options[:1], options[2:], options[:2], options[1:2]]):
             source.start(Trial(number, frozenset(chosen), FAILING))
             results.append(source.wait()[1])
     finally:
         source.close()
-    assert [result.outcome for result in results] == ["fail", "pass", "pass", "untestable"]
-    assert "engine.memory.num_slots: 60 slots cannot hold" in results[-1].detail
+    assert [result.outcome for result in results] == ["fail", "pass", "pass", "untestable", "untestable"]
+    assert "engine.memory.num_slots: 60 slots cannot hold" in results[3].detail
+    assert "memory.num_slots gives 60" in results[4].detail
 
 
 @pytest.mark.slow

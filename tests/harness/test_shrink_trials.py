@@ -1,4 +1,4 @@
-"""What is wrong only with the remains of a scenario is a trial without a failure; what is wrong from the start is said."""
+"""A fault of what is left of a scenario is a trial without a failure; one that is there from the start is said."""
 
 from __future__ import annotations
 

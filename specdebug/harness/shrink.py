@@ -316,14 +316,14 @@ def _group_knobs(index: int, group: WorkloadGroup) -> Iterator[Knob]:
         yield Knob(f"{name}: rounds", group.turns.rounds, 1, with_group(_with_rounds))
         yield Knob(f"{name}: input_tokens", group.turns.input_tokens[1], 1, with_group(_with_input))
     elif isinstance(group.prompt, SharedPrefixPrompt):
-        shared = group.prompt.name
+        prefix, suffix, shared = group.prompt.prefix, group.prompt.suffix, group.prompt.name
         if shared is None:
-            yield Knob(f"{name}: prefix", _length(group.prompt.prefix), 1, with_group(_with_prefix))
+            yield Knob(f"{name}: prefix", _length(prefix), _shortest(prefix), with_group(_with_prefix))
         else:
-            yield Knob(f"prefix {shared}", _length(group.prompt.prefix), 1, _shared_turn(shared))
-        yield Knob(f"{name}: suffix", _length(group.prompt.suffix), 1, with_group(_with_suffix))
+            yield Knob(f"prefix {shared}", _length(prefix), _shortest(prefix), _shared_turn(shared))
+        yield Knob(f"{name}: suffix", _length(suffix), _shortest(suffix), with_group(_with_suffix))
     elif group.prompt is not None:
-        yield Knob(f"{name}: prompt", _length(group.prompt), 1, with_group(_with_prompt))
+        yield Knob(f"{name}: prompt", _length(group.prompt), _shortest(group.prompt), with_group(_with_prompt))
     yield Knob(f"{name}: max_new_tokens", group.max_new_tokens[1], 1, with_group(_with_output))
     if group.arrive.step:
         yield Knob(f"{name}: arrive.step", group.arrive.step, 0, with_group(_with_step))
@@ -392,13 +392,17 @@ def _length(prompt: SimplePrompt) -> int:
     return len(prompt.token_ids if isinstance(prompt, TokenPrompt) else prompt.text)
 
 
+def _shortest(prompt: SimplePrompt) -> int:
+    """The least length; a prompt of nothing but white space is none."""
+    return 1 + len(prompt.text) - len(prompt.text.lstrip()) if isinstance(prompt, TextPrompt) else 1
+
+
 def _cut(prompt: SimplePrompt, length: int) -> SimplePrompt:
     if isinstance(prompt, CorpusPrompt):
         return replace(prompt, tokens=_capped(prompt.tokens, length))
     if isinstance(prompt, TokenPrompt):
         return TokenPrompt(prompt.token_ids[:length])
-    # a prompt of nothing but white space is none
-    return TextPrompt(prompt.text[:length] if prompt.text[:length].strip() else prompt.text)
+    return TextPrompt(prompt.text[:length])
 
 
 def _capped(span: Span, value: int) -> Span:

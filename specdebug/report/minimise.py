@@ -70,7 +70,8 @@ def summary_text(summary: Summary[Any], subject: Subject) -> str:
         lines.append(f"signature {summary.followed}: the whole {rate_text(*summary.whole)}, {_left(summary)}")
         lines += needed_lines(summary, subject)
     if summary.others:
-        lines.append("also seen: " + ", ".join(f"{name} ({_times(count)})" for name, count in summary.others))
+        others = (f"{name} ({_times(count)})" for name, count in summary.others)
+        lines.append(f"also seen on the way: {', '.join(others)}")
     if summary.seeds:
         lines.append(f"written: {subject.output}")
         lines.append(f"reproduce: specdebug replay {subject.output}")
@@ -82,8 +83,11 @@ def summary_text(summary: Summary[Any], subject: Subject) -> str:
 def headline(summary: Summary[Any], subject: Subject) -> str:
     """The result in one line."""
     trials = f"{summary.trials} {'trial' if summary.trials == 1 else 'trials'}"
+    parts = [f"{step.trials} of them for the requests" for step in summary.steps[:1]]
     if summary.resumed:
-        trials += f" ({summary.resumed} of them from the journal)"
+        parts.append(f"{summary.resumed} of them from the journal")
+    if parts:
+        trials += f" ({', '.join(parts)})"
     if summary.reason == "silent":
         followed = f" with {summary.followed}" if summary.followed else ""
         return f"{subject.what} did not fail{followed} in {trials}; there is nothing to make smaller"
@@ -151,10 +155,7 @@ def minimise_document(summary: Summary[Any], subject: Subject, exit_code: int) -
 
 
 def _requests_left(summary: Summary[Any], subject: Subject) -> int:
-    for step in summary.steps:
-        if not step.title.startswith(NUMBERS):
-            return len(step.kept)
-    return subject.requests
+    return len(summary.steps[0].kept) if summary.steps else subject.requests
 
 
 def _left(summary: Summary[Any]) -> str:

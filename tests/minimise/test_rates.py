@@ -20,12 +20,12 @@ def test_no_trials_say_nothing():
 
 
 @given(COUNT, COUNT, COUNT, COUNT)
-def test_a_failure_speaks_for_the_whole_and_a_clean_run_against_it(fresh_failed, fresh_clean, known_failed, known_clean):
-    here = odds(fresh_failed, fresh_clean, known_failed, known_clean)
-    assert odds(fresh_failed + 1, fresh_clean, known_failed, known_clean) < here
-    assert odds(fresh_failed, fresh_clean + 1, known_failed, known_clean) > here
-    assert odds(fresh_failed, fresh_clean, known_failed + 1, known_clean) < here
-    assert odds(fresh_failed, fresh_clean, known_failed, known_clean + 1) > here
+def test_a_failure_speaks_for_the_whole_and_a_clean_run_against_it(failed, clean, known_failed, known_clean):
+    here = odds(failed, clean, known_failed, known_clean)
+    assert odds(failed + 1, clean, known_failed, known_clean) < here
+    assert odds(failed, clean + 1, known_failed, known_clean) > here
+    assert odds(failed, clean, known_failed + 1, known_clean) < here
+    assert odds(failed, clean, known_failed, known_clean + 1) > here
 
 
 def test_a_known_seed_that_fails_says_less_than_a_fresh_one():

@@ -61,7 +61,7 @@ def test_what_a_false_failure_took_away_comes_back():
             return True
         return not removed & needed and seed % 10 < 6
 
-    found, trials = search(12, fails, rate=0.6, failing=())
+    found, _ = search(12, fails, rate=0.6, failing=())
     assert lied
     assert frozenset(range(12)) - found.removed == needed
 

@@ -1,0 +1,147 @@
+"""``specdebug minimise`` as a user meets it: a scenario that replays, what is kept, and every way to end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdebug.cli.main import run
+from specdebug.harness.scenario import load_scenario
+from specdebug.harness.scenario_model import SharedPrefixPrompt
+
+COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
+
+SIX = """
+name: six
+description: Two of six requests meet a prefix hit without draft KV, if the plain one comes first.
+engine:
+  page_size: 8
+  context_length: 64
+  max_running_requests: 4
+  speculative: {num_steps: 2, eagle_topk: 1, num_draft_tokens: 3}
+  cuda_graph: {max_bs: 4}
+  memory: {num_slots: 512, fill: nan}
+workload:
+  - {id: others, requests: 2, prompt: {corpus: stdlib, tokens: [4, 8]}, max_new_tokens: 3}
+  - id: plain
+    prompt: {shared_prefix: &document {name: document, corpus: stdlib, tokens: 20}, suffix: {text: "while True:"}}
+    max_new_tokens: 1
+    speculative: false
+    arrive: {jitter: 5}
+  - {id: more, requests: 2, prompt: {corpus: stdlib, tokens: [4, 8]}, max_new_tokens: 3}
+  - id: drafting
+    prompt: {shared_prefix: *document, suffix: {text: "import os"}}
+    max_new_tokens: 2
+    arrive: {jitter: 5}
+oracles: {lossless: false, draft_kv: false}
+arms:
+  fixed: {}
+  reverted: {revert: [19897]}
+expect:
+  reverted: {verdict: fail, signature: "nan@draft*"}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SGLANG_DEBUG_REVERT_PR", raising=False)
+    monkeypatch.delenv("SPECDEBUG_PATH", raising=False)
+    Path("six.yaml").write_text(SIX)
+
+
+def spawn(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *argv], capture_output=True, text=True, timeout=600, check=False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["nowhere.yaml", "-o", "x.yaml"], "nowhere.yaml: no such file"),
+        (["six.yaml", "-o", "no/folder/x.yaml"], "no folder no/folder"),
+        (["six.yaml", "-o", "."], "is a folder; name a file"),
+        (["six.yaml", "-o", "x.yaml", "--arm", "revertet"], "no arm 'revertet'; did you mean 'reverted'?"),
+        (["six.yaml", "-o", "x.yaml", "--revert", "19896"], "19896"),
+        (["six.yaml", "-o", "x.yaml", "--confidence", "95"], "--confidence"),
+        (["six.yaml", "-o", "x.yaml", "--json", "no/folder/x"], "no folder no/folder"),
+        (["six.yaml"], "--output"),
+    ],
+)
+def test_a_mistake_is_one_line_and_costs_no_trial(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    assert run(["minimise", *argv]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert words in err
+    assert not Path("x.yaml").exists()
+    assert not Path(".specdebug").exists()
+
+
+def test_what_does_not_fail_is_not_made_smaller() -> None:
+    ended = spawn("minimise", "six.yaml", "-o", "x.yaml", "--arm", "fixed", "--max-trials", "4")
+    assert ended.returncode == 125
+    assert ended.stdout.startswith("six.yaml --arm fixed did not fail in 4 trials; there is nothing to make smaller\n")
+    assert not Path("x.yaml").exists()
+
+
+@pytest.mark.slow
+def test_the_two_requests_that_meet_the_bug_are_left_and_the_file_fails_every_time() -> None:
+    ended = spawn("minimise", "six.yaml", "-o", "small.yaml", "--json", "told.json")
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(Path("told.json").read_text())
+    assert told["requests"] == {"before": 6, "after": 2}
+    assert told["steps"][0]["kept"] == ["plain", "drafting"]
+    assert not told["steps"][0]["unconfirmed"]
+    assert told["signature"].startswith("nan@draft")
+    small = load_scenario("small.yaml")
+    plain, drafting = small.workload
+    assert isinstance(plain.prompt, SharedPrefixPrompt)
+    assert isinstance(drafting.prompt, SharedPrefixPrompt)
+    assert plain.prompt.name == drafting.prompt.name
+    for _ in range(2):
+        replayed = spawn("replay", "small.yaml", "--json")
+        assert replayed.returncode == 0, replayed.stdout
+        (arm,) = json.loads(replayed.stdout)["arms"]
+        assert arm["signature"] == told["signature"]
+    again = spawn("minimise", "six.yaml", "-o", "again.yaml", "--json", "-")
+    repeated: dict[str, Any] = json.loads(again.stdout)
+    assert repeated["resumed"] == repeated["trials"] == told["trials"]
+    assert load_scenario("again.yaml").workload == small.workload
+
+
+@pytest.mark.slow
+def test_it_goes_on_after_an_interrupt_with_what_it_has_written_meanwhile() -> None:
+    argv = [*COMMAND, "minimise", "six.yaml", "-o", "small.yaml"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if ": requests: " in line:
+                process.send_signal(signal.SIGTERM)
+                break
+        out, _ = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert "not yet the smallest: interrupted after" in out
+    assert len(load_scenario("small.yaml").workload) <= 6
+    made = int(out.partition("interrupted after ")[2].split()[0])
+    ended = spawn("minimise", "six.yaml", "-o", "small.yaml", "--json", "-", "--max-trials", str(made + 5))
+    told = json.loads(ended.stdout)
+    assert ended.returncode == 125
+    assert told["reason"] == "max-trials"
+    assert made <= told["resumed"] <= made + 1
+    assert told["trials"] == made + 5
+
+
+@pytest.mark.slow
+def test_a_journal_of_another_search_is_not_mixed_in() -> None:
+    first = spawn("minimise", "six.yaml", "-o", "x.yaml", "--max-trials", "2", "--journal", "j.sqlite")
+    assert first.returncode == 125
+    other = spawn("minimise", "six.yaml", "-o", "x.yaml", "--max-trials", "2", "--journal", "j.sqlite", "--seed", "1")
+    assert other.returncode == 2
+    assert "the journal j.sqlite is of minimising six.yaml" in other.stderr.splitlines()[-1]

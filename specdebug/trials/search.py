@@ -4,10 +4,14 @@
 trial depends on the results of those at least ``2 * jobs - 1`` before it and on nothing else. So the same results give
 the same trials and the same answer however the work is timed, killed and resumed; with several jobs a slow trial delays
 the others only once that many are ahead of it.
+
+**Controls.** A test that fails at random whatever is switched on can spell a culprit by chance. So before one is named,
+trials with nothing switched on are run until, if they failed as often as with the culprit, one would have shown it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -21,6 +25,10 @@ from specdebug.trials.trial import Trial, TrialResult, trial_seed
 
 Reason = Literal["answered", "stalled", "untestable", "max-trials", "interrupted", "trouble"]
 
+CONTROL = frozenset[str]()
+"""Nothing switched on."""
+DOUBT = 0.05
+"""Chance that controls all pass although they fail as often as what is blamed."""
 UNTESTABLE = 20
 """Trials after which a search ends that has not seen a single testable one."""
 
@@ -191,7 +199,12 @@ class Search:
                 self._picked.append(self._known[number][0])
                 continue
             pending = [trial.reverted for trial in self._picked[len(self._counted) :]]
-            chosen = self._chooser.next_trial(pending) if self._clusters.settled else self._opening
+            if not self._clusters.settled:
+                chosen = self._opening
+            elif pending.count(CONTROL) < self._controls_due():
+                chosen = CONTROL
+            else:
+                chosen = self._chooser.next_trial(pending)
             trial = Trial(number, chosen, trial_seed(self._seed, number))
             self._picked.append(trial)
             self._waiting.append(trial)
@@ -216,13 +229,23 @@ class Search:
             self._chooser.observe(trial.reverted, verdict)
 
     def _over(self) -> Reason | None:
-        if self._chooser.answer is not None:
+        if self._chooser.answer is not None and not self._controls_due():
             return "answered"
         if len(self._counted) >= self._max_trials:
             return "max-trials"
         if len(self._counted) == self._clusters.untestable >= UNTESTABLE:
             return "untestable"
         return "stalled" if self._masked and self._clusters.settled and self._chooser.stalled else None
+
+    def _controls_due(self) -> int:
+        """Trials with nothing switched on that are still to count before the chooser's answer is given."""
+        answer = self._chooser.answer
+        if answer is None or not answer.culprits:
+            return 0
+        spared = 1.0 - self._chooser.rates.manifest.mean
+        wanted = math.ceil(math.log(DOUBT) / math.log(spared)) if spared > DOUBT else 1
+        had = sum(t.reverted == CONTROL and self._clusters.verdict(r) is not None for t, r in self._counted)
+        return max(wanted - had, 0)
 
     def _standing(self) -> Standing:
         return Standing(

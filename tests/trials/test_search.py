@@ -116,6 +116,27 @@ def test_it_names_a_flaky_culprit_and_a_trial_that_shows_it(culprit: str, tmp_pa
     assert source.closed
 
 
+def test_a_culprit_is_named_only_after_trials_without_it(tmp_path: Path) -> None:
+    source = Source(flaky("c", 0.3))
+    findings = search(source, tmp_path / "j")
+    assert findings.answer is not None
+    assert findings.answer.culprits == {"c"}
+    controls = sum(not trial.reverted for trial in source.ran)
+    assert (1 - findings.standing.rates.manifest.mean) ** controls <= 0.05
+
+
+def test_what_fails_at_random_is_seldom_blamed_on_anything(tmp_path: Path) -> None:
+    blamed = 0
+    for seed in range(30):
+
+        def at_random(trial: Trial, seed: int = seed) -> TrialResult:
+            return failed() if random.Random(f"{seed} {trial.seed}").random() < 0.3 else passed()
+
+        answer = search(Source(at_random), tmp_path / str(seed)).answer
+        blamed += answer is not None and bool(answer.culprits)
+    assert blamed <= 5, "11 without controls"
+
+
 def test_that_there_is_none_is_an_answer(tmp_path: Path) -> None:
     findings = search(Source(lambda trial: passed()), tmp_path / "j")
     assert findings.answer is not None

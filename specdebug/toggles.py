@@ -17,7 +17,7 @@ from specdebug.content import content_files
 from specdebug.errors import ContentError, SpecDebugError, Where, did_you_mean
 from specdebug.patching import Applied, Edit, Mode, Patch, apply, parse_target
 from specdebug.schema import Item, Table
-from specdebug.yamlio import load_yaml, one_line
+from specdebug.yamlio import Doc, load_yaml, one_line
 
 REVERT_VARIABLE = "SGLANG_DEBUG_REVERT_PR"
 OWN_ENGINE = "specdebug"
@@ -211,7 +211,16 @@ def load_toggle(path: str | Path) -> Toggle:
     Raises:
         ContentError: it is malformed.
     """
-    root = load_yaml(path).root
+    return read_toggle(load_yaml(path))
+
+
+def read_toggle(doc: Doc) -> Toggle:
+    """The toggle a document holds.
+
+    Raises:
+        ContentError: it is malformed.
+    """
+    root = doc.root
     top = root.table(
         required=("pr", "title", "url", "family", "symptom", "patches"),
         optional=("aliases", "description", "detected_by"),
@@ -232,7 +241,7 @@ def load_toggle(path: str | Path) -> Toggle:
         detected_by=detection,
         patches=own,
         foreign=foreign,
-        path=Path(path),
+        path=Path(doc.path),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from specdebug import __version__
-from specdebug.cli import bisect, doctor, flake, minimise, probes, replay, scenarios, toggles
+from specdebug.cli import bisect, bundle, doctor, flake, minimise, probes, replay, scenarios, toggles
 from specdebug.cli.options import Debug, debug_wanted, forget_debug
 from specdebug.cli.output import open_standard_streams, write
 from specdebug.cli.trials import WithCommand
@@ -31,6 +31,7 @@ app = typer.Typer(
 )
 app.command("replay")(replay.replay)
 app.command("compare")(replay.compare)
+app.command("bundle")(bundle.bundle)
 app.command("bisect", cls=WithCommand)(bisect.bisect)
 app.command("flake", cls=WithCommand)(flake.flake)
 app.command("minimise")(minimise.minimise)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdebug.bundle import ENDING
 from specdebug.cli.options import (
     Content,
     Debug,
@@ -69,6 +70,9 @@ def replay(
     backend: WithBackend = None,
     as_json: Json = False,
     junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="JUnit XML, too.")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Of a bundle: run toggles that this installation does not have.")
+    ] = False,
     jobs: Jobs = 0,
     timeout: Timeout = None,
     content: Content = None,
@@ -78,10 +82,17 @@ def replay(
 
     Exit code 0 when every arm did what the scenario expects of it, 1 when one did not, 125 when one came to
     no verdict. With --arm, --revert or SGLANG_DEBUG_REVERT_PR: the arm's own verdict, 0 pass, 1 fail, 125
-    unknown.
+    unknown; so, too, for a bundle (FILE.specdebug), of which it is said whether it came out as recorded.
     """
     if junit is not None:
         check_writable(junit)
+    if file.endswith(ENDING):
+        options: dict[str, object] = {"arm": arm, "revert": revert, "seed": seed, "mode": mode, "probes": probes}
+        options |= {"device": device, "dtype": dtype, "backend": backend}
+        _refuse_changes(file, options)
+        return _replay_bundle(file, content, _positive(timeout), trust=trust, as_json=as_json, junit=junit)
+    if trust:
+        raise SpecDebugError("--trust is for bundles; a scenario's toggles are yours")
     with workers(jobs) as pool:
         from specdebug.harness import replay as harness
         from specdebug.toggles import parse_numbers, reverts_from_environment
@@ -116,11 +127,45 @@ def _replay(
     return answer.exit_code
 
 
-def _publish(answer: Replay, *, as_json: bool, junit: Path | None) -> None:
+def _refuse_changes(file: str, options: Mapping[str, object]) -> None:
+    """A bundle is run as it was recorded; anything else would be another run. Raises SpecDebugError."""
+    from specdebug.toggles import REVERT_VARIABLE
+
+    for name, value in options.items():
+        if value not in (None, []):
+            raise SpecDebugError(f"{file}: a bundle is replayed as recorded; --{name} does not go with it")
+    if os.environ.get(REVERT_VARIABLE):
+        raise SpecDebugError(f"{file}: a bundle is replayed as recorded; unset {REVERT_VARIABLE}")
+
+
+def _replay_bundle(
+    file: str,
+    content: Sequence[Path] | None,
+    timeout_s: float | None,
+    *,
+    trust: bool,
+    as_json: bool,
+    junit: Path | None,
+) -> int:
+    from specdebug.bundle.again import open_bundle, run_again
+
+    bundle = open_bundle(file, None if trust else open_library(content).all_toggles())
+    with workers(1) as pool, progress() as watcher:
+        again = run_again(pool, bundle, timeout_s, watcher)
+    _publish(again.replay, as_json=as_json, junit=junit, beside=again.to_dict())
+    if not as_json:
+        write("\n".join(again.lines))
+    return again.replay.exit_code
+
+
+def _publish(
+    answer: Replay, *, as_json: bool, junit: Path | None, beside: Mapping[str, object] | None = None
+) -> None:
+    """``beside``: more keys for the JSON document."""
     if as_json:
         from specdebug.report.document import replay_document, to_json
 
-        write(to_json(replay_document(answer)))
+        write(to_json(replay_document(answer) | dict(beside or {})))
     else:
         from specdebug.report.terminal import render_replay
 

@@ -1,0 +1,116 @@
+"""Replaying a bundle: the same arm once more, and whether it came out as recorded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from specdebug.bundle.content import Bundle, read_bundle
+from specdebug.bundle.run import (
+    Traced,
+    changed_versions,
+    differences,
+    recorded_of,
+    run_traced,
+    versions_here,
+)
+from specdebug.bundle.trust import check_trusted
+from specdebug.harness.replay import INTERRUPTED, Progress, Replay
+from specdebug.toggles import Toggle
+
+if TYPE_CHECKING:
+    from specdebug.targets.pool import WorkerPool
+
+
+@dataclass(frozen=True)
+class Again:
+    """A bundle's run and its repetition, None where that was interrupted before it began."""
+
+    bundle: Bundle
+    traced: Traced | None
+    wall_s: float
+
+    @property
+    def replay(self) -> Replay:
+        """The repetition as a replay; what is asked for is its plain verdict."""
+        results = () if self.traced is None else (self.traced.result,)
+        interrupted = self.traced is None or self.traced.interrupted
+        return Replay(self.bundle.run.scenario, results, self.wall_s, interrupted)
+
+    @cached_property
+    def differences(self) -> tuple[str, ...]:
+        """What did not come out as recorded, a line each. Of a run that was cut short nothing is said."""
+        if self.traced is None or self.traced.interrupted:
+            return ()
+        return differences(self.bundle.recorded, recorded_of(self.traced))
+
+    @cached_property
+    def versions(self) -> tuple[str, ...]:
+        """What this machine has otherwise than the one the bundle is from, a line each."""
+        stack = {} if self.traced is None else self.traced.result.outcome.stack
+        return changed_versions(self.bundle.versions, versions_here(stack))
+
+    @property
+    def reproduced(self) -> bool | None:
+        """Whether verdict, signature and trace hash are as recorded; None for a run that was cut short."""
+        return None if self.replay.exit_code == INTERRUPTED else not self.differences
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """For a person: whether it was reproduced, else what differs, and what might explain that."""
+        recorded = self.bundle.recorded
+        if self.reproduced is None:
+            return (f"interrupted; recorded is {recorded.verdict}, {recorded.signature or 'no signature'}",)
+        if self.reproduced:
+            return (f"reproduced: verdict, signature and trace hash {recorded.trace_hash} are as recorded",)
+        told = [f"not as recorded in {self.bundle.path}:", *(f"  {line}" for line in self.differences)]
+        if self.versions:
+            told += ["this machine differs from the one the bundle is from:", *(f"  {line}" for line in self.versions)]
+        return tuple(told)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the JSON document of the replay."""
+        recorded = self.bundle.recorded
+        return {
+            "bundle": {
+                "path": self.bundle.path,
+                "reproduced": self.reproduced,
+                "recorded": {
+                    "verdict": recorded.verdict,
+                    "signature": recorded.signature,
+                    "trace_hash": recorded.trace_hash,
+                },
+                "differences": list(self.differences),
+                "versions": list(self.versions),
+            }
+        }
+
+
+def open_bundle(path: str, known: Collection[Toggle] | None) -> Bundle:
+    """Read a bundle and make sure that its toggles may run.
+
+    Args:
+        known: this installation's toggles; None trusts the bundle's own, whatever they are.
+
+    Raises BundleError or ContentError.
+    """
+    bundle = read_bundle(path)
+    if known is not None:
+        check_trusted(bundle.run.toggles, known, path)
+    return bundle
+
+
+def run_again(
+    pool: WorkerPool, bundle: Bundle, timeout_s: float | None = None, progress: Progress | None = None
+) -> Again:
+    """Run a bundle's arm. ``timeout_s``: instead of the scenario's own. Raises as ``harness.replay.run_arms``."""
+    began = time.monotonic()
+    if timeout_s is not None:
+        scenario = bundle.run.scenario
+        limits = replace(scenario.limits, timeout_s=timeout_s)
+        bundle = replace(bundle, run=replace(bundle.run, scenario=replace(scenario, limits=limits)))
+    traced = run_traced(pool, bundle, bundle.run, progress)
+    return Again(bundle, traced, time.monotonic() - began)

@@ -1,0 +1,223 @@
+"""What lies in a bundle, to and from the archive's members.
+
+=====================  ===============================================================================
+``scenario.json``      the scenario, every default written out, with the one arm as it was run
+``requests.jsonl``     its planned requests, prompts as token ids
+``toggles/<PR>.yaml``  the files of the fixes that were reverted
+``probes/<NAME>.yaml`` the files of the probe packs that were live
+``trace.jsonl``        what every step decided, a line each; their hash is the trace hash
+``report.json``        what ``specdebug replay --json`` says of the run
+=====================  ===============================================================================
+
+The manifest repeats how the run ended (verdict, signature, trace hash) and says what it ran on. Nothing here is
+unpickled or executed; all of it is checked as a user's own files are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from specdebug.bundle.archive import BundleError, read_archive, write_archive
+from specdebug.bundle.requests import read_requests, write_requests
+from specdebug.bundle.run import Recorded, Traced, recorded_of, steps_hash
+from specdebug.errors import ContentError
+from specdebug.harness.outcome import EXIT_CODES
+from specdebug.harness.probe_packs import ProbePack, read_pack
+from specdebug.harness.replay import ArmRun, Replay
+from specdebug.harness.scenario_checks import check_scenario
+from specdebug.harness.scenario_model import Scenario
+from specdebug.harness.workload import Workload
+from specdebug.report.document import replay_document, to_json
+from specdebug.toggles import Toggle, read_toggle
+from specdebug.yamlio import one_line, parse_yaml
+
+SCENARIO = "scenario.json"
+REQUESTS = "requests.jsonl"
+TRACE = "trace.jsonl"
+REPORT = "report.json"
+TOGGLES = "toggles"
+PROBES = "probes"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that was read. It is a library, too: of its own requests.
+
+    Attributes:
+        run: the arm, as it will be run again.
+        recorded: how the run ended that it was made of.
+        versions: what that ran on.
+    """
+
+    path: str
+    run: ArmRun
+    requests: Workload
+    recorded: Recorded
+    versions: Mapping[str, str]
+
+    def workload(self, scenario: Scenario, arm: str, seed: int) -> Workload:
+        """The requests, whatever this Python's library would give."""
+        return self.requests
+
+    def packs(self, names: Sequence[str]) -> tuple[ProbePack, ...]:
+        """The arm's packs of these names."""
+        return tuple(pack for pack in self.run.packs if pack.name in names)
+
+    def toggles(self, numbers: Sequence[int]) -> tuple[Toggle, ...]:
+        """The arm's reverted fixes of these numbers."""
+        return tuple(toggle for toggle in self.run.toggles if toggle.pr in numbers)
+
+
+def resolved(run: ArmRun) -> Scenario:
+    """The scenario of an arm run with nothing left to look up or lay over: its only arm says it all."""
+    scenario = run.scenario
+    arm = replace(
+        scenario.arms[run.arm],
+        revert=run.reverts,
+        engine=scenario.engine_of(run.arm),
+        probes=scenario.probes_of(run.arm),
+        oracles=scenario.oracles_of(run.arm),
+    )
+    return replace(
+        scenario,
+        seed=run.seed,
+        engine={},
+        arms={run.arm: arm},
+        expect={run.arm: scenario.expect[run.arm]},
+        overrides={},
+    )
+
+
+def write_bundle(
+    path: Path, answer: Replay, traced: Traced, requests: Workload, versions: Mapping[str, str], force: bool = False
+) -> None:
+    """Write the bundle of an arm that was run.
+
+    Args:
+        answer: the replay that the run is the only result of.
+        traced: the run with its steps.
+        versions: what it ran on.
+        force: overwrite what is there.
+
+    Raises BundleError.
+    """
+    run, recorded = traced.result.run, recorded_of(traced)
+    members = {
+        SCENARIO: to_json(resolved(run).to_dict()),
+        REQUESTS: write_requests(requests),
+        TRACE: "".join(step + "\n" for step in traced.steps),
+        REPORT: to_json(replay_document(answer)),
+    }
+    files = {f"{TOGGLES}/{toggle.pr}.yaml": toggle.path for toggle in run.toggles}
+    files |= {f"{PROBES}/{pack.name}.yaml": Path(pack.path) for pack in run.packs}
+    facts = {
+        "scenario": run.scenario.name,
+        "arm": run.arm,
+        "seed": run.seed,
+        "reverted": list(run.reverts),
+        "outcome": {
+            "verdict": recorded.verdict,
+            "signature": recorded.signature,
+            "trace_hash": recorded.trace_hash,
+        },
+        "versions": dict(versions),
+    }
+    data = {name: text.encode() for name, text in members.items()}
+    write_archive(path, facts, data | {name: _bytes_of(file) for name, file in files.items()}, force)
+
+
+def read_bundle(path: str | Path) -> Bundle:
+    """Read and check a bundle; runs nothing of it.
+
+    Raises:
+        BundleError: it is no bundle, not whole, too new, or its members do not fit together.
+        ContentError: one of its members is malformed.
+    """
+    manifest, members = read_archive(path)
+    for name in (SCENARIO, REQUESTS, TRACE, REPORT):
+        if name not in members:
+            raise BundleError(f"{path}: lacks {name}")
+    texts = {name: _text(path, name, data) for name, data in members.items()}
+    scenario = _scenario(path, texts[SCENARIO])
+    (arm,) = scenario.arms.values()
+    toggles, packs = [], []
+    for pr in arm.revert:
+        toggles.append(
+            read_toggle(parse_yaml(_named(path, texts, f"{TOGGLES}/{pr}.yaml"), f"{path}/{TOGGLES}/{pr}.yaml"))
+        )
+        if toggles[-1].pr != pr or not toggles[-1].patches:
+            raise BundleError(f"{path}: {TOGGLES}/{pr}.yaml reverts no fix {pr} in this engine")
+    for name in scenario.probes_of(arm.name):
+        packs.append(
+            read_pack(parse_yaml(_named(path, texts, f"{PROBES}/{name}.yaml"), f"{path}/{PROBES}/{name}.yaml"))
+        )
+    groups = {group.id: group.arrive.after for group in scenario.workload}
+    requests = read_requests(texts[REQUESTS], f"{path}/{REQUESTS}", groups)
+    return Bundle(
+        path=str(path),
+        run=ArmRun(arm.name, scenario, arm.name, scenario.seed, tuple(packs), tuple(toggles)),
+        requests=Workload(requests, groups),
+        recorded=_recorded(path, manifest, texts[TRACE]),
+        versions=_versions(manifest),
+    )
+
+
+def _bytes_of(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise BundleError(f"{file}: cannot be read: {error.strerror}") from None
+
+
+def _text(path: str | Path, name: str, data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise BundleError(f"{path}: {name} is not UTF-8 text") from None
+
+
+def _named(path: str | Path, texts: Mapping[str, str], name: str) -> str:
+    if name not in texts:
+        raise BundleError(f"{path}: lacks {one_line(name, 80)}, which its scenario names")
+    return texts[name]
+
+
+def _scenario(path: str | Path, text: str) -> Scenario:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise BundleError(f"{path}: {SCENARIO} is not JSON") from None
+    if not isinstance(data, dict):
+        raise BundleError(f"{path}: {SCENARIO} is not a scenario")
+    scenario = Scenario.from_dict(data, f"{path}/{SCENARIO}")
+    check_scenario(scenario, None)
+    if len(scenario.arms) != 1:
+        raise ContentError(f"{path}/{SCENARIO}: has {len(scenario.arms)} arms; a bundle's has one")
+    return scenario
+
+
+def _recorded(path: str | Path, manifest: Mapping[str, Any], trace: str) -> Recorded:
+    outcome = manifest.get("outcome")
+    stated = outcome if isinstance(outcome, dict) else {}
+    verdict, signature, digest = stated.get("verdict"), stated.get("signature"), stated.get("trace_hash")
+    if (
+        not isinstance(verdict, str)
+        or verdict not in EXIT_CODES
+        or not isinstance(digest, str)
+        or not isinstance(signature, str | None)
+    ):
+        raise BundleError(f"{path}: its manifest does not say how the run ended")
+    steps = tuple(trace.splitlines())
+    if steps_hash(steps) != digest:
+        raise BundleError(f"{path}: {TRACE} does not hash to what its manifest says")
+    return Recorded(verdict, signature, digest, steps)
+
+
+def _versions(manifest: Mapping[str, Any]) -> dict[str, str]:
+    stated = manifest.get("versions")
+    found = stated.items() if isinstance(stated, dict) else ()
+    return {one_line(str(name), 40): one_line(str(version), 80) for name, version in found}

@@ -8,8 +8,9 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +40,13 @@ class Over(StrEnum):
     COMMITS = "commits"
 
 
+class Executor(StrEnum):
+    """Where trials run."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
 def bisect(
     ctx: typer.Context,
     scenario: Annotated[
@@ -51,6 +59,15 @@ def bisect(
     jobs: Annotated[
         int | None,
         typer.Option("--jobs", "-j", min=1, help="Trials at a time: of a command 1, of a scenario a core each."),
+    ] = None,
+    executor: Annotated[
+        Executor, typer.Option("--executor", help="Run trials here, or on a Ray cluster, as many as it has CPUs.")
+    ] = Executor.LOCAL,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address", metavar="HOST:PORT", help="Of the cluster, or auto; RAY_ADDRESS, else this machine alone."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the trials' seeds, and of ties.")] = 0,
     max_trials: Annotated[int, typer.Option("--max-trials", min=1, help="Stop undecided after so many.")] = 1000,
@@ -122,6 +139,10 @@ def bisect(
             raise SpecDebugError(f"{name} is of no use with --over {over.value}")
     if arm is not None and scenario is None:
         raise SpecDebugError("--arm is for scenarios")
+    if ray_address is not None and executor is not Executor.RAY:
+        raise SpecDebugError("--ray-address is of no use without --executor ray")
+    if over is Over.COMMITS and executor is Executor.RAY:
+        raise SpecDebugError("--over commits runs where its worktrees are, on this machine; leave out --executor ray")
     if over is Over.COMMITS:
         plan = _commits(command, scenario, repo, good, bad, build, level, jobs=jobs or 1, timeout=timeout)
     elif scenario is not None:
@@ -130,6 +151,8 @@ def bisect(
         raise SpecDebugError("--over config needs a scenario: a command has no engine options to set")
     else:
         plan = _toggles_of_command(command, content, level, seed, jobs=jobs or 1, timeout=timeout)
+    if executor is Executor.RAY:
+        plan = plan.on_ray(ray_address, jobs)
     with contextlib.closing(plan.source), terminable():
         from specdebug.trials.command import digest_of
         from specdebug.trials.journal import Journal
@@ -158,7 +181,10 @@ def bisect(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a search is about: who runs its trials, who picks them, and how to speak of them."""
+    """What a search is about: who runs its trials, who picks them, and how to speak of them.
+
+    ``make`` makes the source on another machine, whose workers then need so many ``gpus``.
+    """
 
     source: TrialSource
     chooser: Callable[[], Chooser]
@@ -168,6 +194,14 @@ class _Plan:
     next_step: Callable[[frozenset[str], str], str]
     name_length: int | None = None
     signature: str | None = None
+    make: Callable[[], TrialSource] | None = None
+    gpus: int = 0
+
+    def on_ray(self, address: str | None, jobs: int | None) -> _Plan:
+        from specdebug.trials.ray_executor import RaySource
+
+        assert self.make is not None
+        return replace(self, source=RaySource(self.source, self.make, address=address, jobs=jobs, gpus=self.gpus))
 
     def subject(self, over: str, journal: str) -> Subject:
         from specdebug.report.bisect import Subject
@@ -196,9 +230,11 @@ def _toggles_of_command(
     from specdebug.bisect import Bisector
     from specdebug.toggles import REVERT_VARIABLE
     from specdebug.trials.command import SEED_VARIABLE, CommandSource, reverts_text
+    from specdebug.trials.remote import command_source
 
     what = shlex.join(command)
-    source = CommandSource(command, open_library(content).registry, capacity=jobs, timeout_s=timeout)
+    library = open_library(content)
+    source = CommandSource(command, library.registry, capacity=jobs, timeout_s=timeout)
     names = [candidate.id for candidate in source.candidates]
 
     def reproduce(reverted: frozenset[str], its_seed: int) -> str:
@@ -214,6 +250,7 @@ def _toggles_of_command(
         what,
         reproduce,
         next_step,
+        make=partial(command_source, tuple(command), library.folders[1:], timeout),
     )
 
 
@@ -230,8 +267,10 @@ def _scenario(
     timeout: float | None,
 ) -> _Plan:
     from specdebug.bisect import Bisector
+    from specdebug.harness.scenario import engine_config
     from specdebug.targets.system import cpu_count
     from specdebug.trials.command import reverts_text
+    from specdebug.trials.remote import scenario_source
     from specdebug.trials.scenario import ScenarioSource, expected_signature
 
     if over is Over.CONFIG and not options:
@@ -267,6 +306,8 @@ def _scenario(
         reproduce,
         next_step,
         signature=expected_signature(scenario),
+        make=partial(scenario_source, scenario, library.folders[1:], source.arm, tuple(options or ()), timeout),
+        gpus=int(engine_config(scenario, source.arm).device != "cpu"),
     )
 
 

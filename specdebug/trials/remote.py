@@ -1,0 +1,33 @@
+"""Sources made anew on another machine: what is needed travels, content is read from that machine's own folders.
+
+For one trial at a time each. ``folders`` are the content folders beside what is shipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specdebug.trials.source import TrialSource
+
+if TYPE_CHECKING:
+    from specdebug.harness.scenario_model import Scenario
+
+
+def command_source(command: Sequence[str], folders: Sequence[Path], timeout_s: float | None) -> TrialSource:
+    """A command's. Raises CommandError or ContentError where it cannot be tried there."""
+    from specdebug.harness.library import Library
+    from specdebug.trials.command import CommandSource
+
+    return CommandSource(command, Library(folders).registry, timeout_s=timeout_s)
+
+
+def scenario_source(
+    scenario: Scenario, folders: Sequence[Path], arm: str, options: Sequence[str], timeout_s: float | None
+) -> TrialSource:
+    """A scenario's. Raises ScenarioTrialError or ContentError where it cannot be tried there."""
+    from specdebug.harness.library import Library
+    from specdebug.trials.scenario import ScenarioSource
+
+    return ScenarioSource(Library(folders), scenario, arm=arm, options=options, timeout_s=timeout_s)

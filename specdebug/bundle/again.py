@@ -19,6 +19,7 @@ from specdebug.bundle.run import (
 )
 from specdebug.bundle.trust import check_trusted
 from specdebug.harness.replay import INTERRUPTED, Progress, Replay
+from specdebug.harness.steplog import Recording
 from specdebug.toggles import Toggle
 
 if TYPE_CHECKING:
@@ -104,13 +105,20 @@ def open_bundle(path: str, known: Collection[Toggle] | None) -> Bundle:
 
 
 def run_again(
-    pool: WorkerPool, bundle: Bundle, timeout_s: float | None = None, progress: Progress | None = None
+    pool: WorkerPool,
+    bundle: Bundle,
+    timeout_s: float | None = None,
+    progress: Progress | None = None,
+    recording: Recording | None = None,
 ) -> Again:
-    """Run a bundle's arm. ``timeout_s``: instead of the scenario's own. Raises as ``harness.replay.run_arms``."""
+    """Run a bundle's arm. ``timeout_s``: instead of the scenario's own; ``recording`` keeps its steps.
+
+    Raises as ``harness.replay.run_arms``.
+    """
     began = time.monotonic()
     if timeout_s is not None:
         scenario = bundle.run.scenario
         limits = replace(scenario.limits, timeout_s=timeout_s)
         bundle = replace(bundle, run=replace(bundle.run, scenario=replace(scenario, limits=limits)))
-    traced = run_traced(pool, bundle, bundle.run, progress)
+    traced = run_traced(pool, bundle, bundle.run, progress, recording)
     return Again(bundle, traced, time.monotonic() - began)

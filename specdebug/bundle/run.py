@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from specdebug import __version__
 from specdebug.harness.ledger import TRACED, Ledger
 from specdebug.harness.replay import ArmResult, ArmRun, Library, Progress
+from specdebug.harness.steplog import Recording
 from specdebug.targets.job import Job, WorkerEnd
 from specdebug.targets.stack import driver_version, versions
 
@@ -48,12 +49,18 @@ def recorded_of(traced: Traced) -> Recorded:
     return Recorded(outcome.verdict, outcome.signature, outcome.trace_hash, traced.steps)
 
 
-def run_traced(pool: WorkerPool, library: Library, run: ArmRun, progress: Progress | None = None) -> Traced | None:
-    """Run the arm in a worker of its own; None if a Ctrl-C came before it began.
+def run_traced(
+    pool: WorkerPool,
+    library: Library,
+    run: ArmRun,
+    progress: Progress | None = None,
+    recording: Recording | None = None,
+) -> Traced | None:
+    """Run the arm in a worker of its own; None if a Ctrl-C came before it began. ``recording`` keeps its steps, too.
 
     Raises as ``harness.replay.run_arms`` does.
     """
-    listener = _Listener(run, progress)
+    listener = _Listener(run, progress, recording)
     interrupted = False
     try:
         pool.run([run.job(library)], listener)
@@ -122,11 +129,12 @@ def _shown(step: str) -> str:
 class _Listener:
     """One arm's worker, as it reports."""
 
-    def __init__(self, run: ArmRun, progress: Progress | None) -> None:
+    def __init__(self, run: ArmRun, progress: Progress | None, recording: Recording | None) -> None:
         self.result: ArmResult | None = None
         self.steps: list[str] = []
         self._run = run
         self._progress = progress
+        self._recording = recording
         self._ledger = Ledger()
 
     def started(self, job: Job) -> None:
@@ -140,6 +148,8 @@ class _Listener:
         if event["event"] == "step":
             facts = [event[key] for key in TRACED]
             self.steps.append(json.dumps(facts, sort_keys=True, separators=(",", ":")))
+        if self._recording is not None:
+            self._recording.take(self._run.key, event)
         if self._progress is not None:
             self._progress.arm_moved(self._run, self._ledger)
 

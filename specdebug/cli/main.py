@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 
 from specdebug import __version__
-from specdebug.cli import bisect, bundle, doctor, flake, minimise, probes, replay, scenarios, toggles
-from specdebug.cli.options import Debug, debug_wanted, forget_debug
+from specdebug.cli import bisect, bundle, doctor, faults, flake, minimise, probes, replay, scenarios, toggles
+from specdebug.cli.options import Debug, debug_wanted, forget_debug, remember_command_line
 from specdebug.cli.output import open_standard_streams, write
 from specdebug.cli.trials import WithCommand
 from specdebug.errors import SpecDebugError
@@ -38,6 +38,7 @@ app.command("minimise")(minimise.minimise)
 app.add_typer(toggles.app, name="toggles")
 app.add_typer(probes.app, name="probes")
 app.add_typer(scenarios.app, name="scenarios")
+app.add_typer(faults.app, name="faults")
 app.command("doctor")(doctor.doctor)
 
 # Base of everything that can be wrong with a command line. Newer versions of typer keep their click to
@@ -64,6 +65,7 @@ def root(
 def run(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; nothing escapes."""
     forget_debug()
+    remember_command_line(argv)
     try:
         code = app(args=list(argv) or ["--help"], prog_name="specdebug", standalone_mode=False)
         return code if isinstance(code, int) else 0

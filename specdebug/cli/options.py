@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +16,7 @@ from specdebug.errors import SpecDebugError
 
 class _State:
     debug = False
+    argv: tuple[str, ...] = ()
 
 
 def debug_wanted() -> bool:
@@ -24,6 +27,16 @@ def debug_wanted() -> bool:
 def forget_debug() -> None:
     """Before each command line: a process may run several (the tests do)."""
     _State.debug = False
+
+
+def remember_command_line(argv: Sequence[str]) -> None:
+    """What this command was called with, for those who pass results on."""
+    _State.argv = tuple(argv)
+
+
+def command_line() -> str:
+    """The command as one would type it."""
+    return shlex.join(("specdebug", *_State.argv))
 
 
 def _set_debug(value: bool) -> None:
@@ -67,6 +80,10 @@ Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the 
 Timeout = Annotated[
     float | None, typer.Option("--timeout", metavar="SECONDS", help="For each arm, not the scenario's.")
 ]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="A self-contained page, too, whatever the verdict.")
+]
+Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="JUnit XML, too.")]
 File = Annotated[str, typer.Argument(metavar="FILE", help="A scenario file, or the name of a shipped one.")]
 OnDevice = Annotated[
     str | None, typer.Option("--device", metavar="cpu|cuda[:N]", help="Run every arm there, whatever the file says.")

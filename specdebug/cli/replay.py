@@ -18,16 +18,19 @@ from specdebug.cli.options import (
     Content,
     Debug,
     File,
+    Html,
     InDtype,
     Jobs,
     Json,
+    Junit,
     OnDevice,
     Seed,
     Timeout,
     WithBackend,
     engine_overrides,
 )
-from specdebug.cli.output import check_writable, show, write, write_file
+from specdebug.cli.output import show, write
+from specdebug.cli.results import ReplayFiles
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -69,7 +72,11 @@ def replay(
     dtype: InDtype = None,
     backend: WithBackend = None,
     as_json: Json = False,
-    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="JUnit XML, too.")] = None,
+    junit: Junit = None,
+    html: Html = None,
+    perfetto: Annotated[
+        Path | None, typer.Option("--perfetto", metavar="FILE", help="The steps as a Chrome/Perfetto trace, too.")
+    ] = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="Of a bundle: run toggles that this installation does not have.")
     ] = False,
@@ -84,13 +91,13 @@ def replay(
     no verdict. With --arm, --revert or SGLANG_DEBUG_REVERT_PR: the arm's own verdict, 0 pass, 1 fail, 125
     unknown; so, too, for a bundle (FILE.specdebug), of which it is said whether it came out as recorded.
     """
-    if junit is not None:
-        check_writable(junit)
+    files = ReplayFiles(junit, html, perfetto)
+    files.check()
     if file.endswith(ENDING):
         options: dict[str, object] = {"arm": arm, "revert": revert, "seed": seed, "mode": mode, "probes": probes}
         options |= {"device": device, "dtype": dtype, "backend": backend}
         _refuse_changes(file, options)
-        return _replay_bundle(file, content, _positive(timeout), trust=trust, as_json=as_json, junit=junit)
+        return _replay_bundle(file, content, _positive(timeout), trust=trust, as_json=as_json, files=files)
     if trust:
         raise SpecDebugError("--trust is for bundles; a scenario's toggles are yours")
     with workers(jobs) as pool:
@@ -107,7 +114,7 @@ def replay(
             timeout_s=_positive(timeout),
             engine=engine_overrides(device, dtype, backend),
         )
-        return _replay(pool, library, scenario, choices, as_json=as_json, junit=junit)
+        return _replay(pool, library, scenario, choices, as_json=as_json, files=files)
 
 
 def _replay(
@@ -117,13 +124,14 @@ def _replay(
     choices: Choices,
     *,
     as_json: bool,
-    junit: Path | None,
+    files: ReplayFiles,
 ) -> int:
     from specdebug.harness import replay as harness
 
     with progress() as watcher:
-        answer = harness.replay(pool, library, scenario, choices, watcher)
-    _publish(answer, as_json=as_json, junit=junit)
+        answer = harness.replay(pool, library, scenario, choices, watcher, recording)
+    _publish(answer, as_json=as_json)
+    files.write(answer, recording)
     return answer.exit_code
 
 
@@ -132,6 +140,7 @@ def _refuse_changes(file: str, options: Mapping[str, object]) -> None:
     from specdebug.toggles import REVERT_VARIABLE
 
     for name, value in options.items():
+    recording = files.recording()
         if value not in (None, []):
             raise SpecDebugError(f"{file}: a bundle is replayed as recorded; --{name} does not go with it")
     if os.environ.get(REVERT_VARIABLE):
@@ -145,35 +154,31 @@ def _replay_bundle(
     *,
     trust: bool,
     as_json: bool,
-    junit: Path | None,
+    files: ReplayFiles,
 ) -> int:
     from specdebug.bundle.again import open_bundle, run_again
 
     bundle = open_bundle(file, None if trust else open_library(content).all_toggles())
     with workers(1) as pool, progress() as watcher:
-        again = run_again(pool, bundle, timeout_s, watcher)
-    _publish(again.replay, as_json=as_json, junit=junit, beside=again.to_dict())
+        again = run_again(pool, bundle, timeout_s, watcher, recording)
+    _publish(again.replay, as_json=as_json, beside=again.to_dict())
     if not as_json:
         write("\n".join(again.lines))
     return again.replay.exit_code
 
 
-def _publish(
-    answer: Replay, *, as_json: bool, junit: Path | None, beside: Mapping[str, object] | None = None
-) -> None:
+def _publish(answer: Replay, *, as_json: bool, beside: Mapping[str, object] | None = None) -> None:
+    recording = files.recording()
     """``beside``: more keys for the JSON document."""
     if as_json:
         from specdebug.report.document import replay_document, to_json
 
         write(to_json(replay_document(answer) | dict(beside or {})))
+    files.write(again.replay, recording)
     else:
         from specdebug.report.terminal import render_replay
 
         show(render_replay(answer))
-    if junit is not None:
-        from specdebug.report.junit import junit_xml
-
-        write_file(junit, junit_xml([answer]))
 
 
 def compare(

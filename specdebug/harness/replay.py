@@ -20,6 +20,7 @@ from specdebug.harness.outcome import EXIT_CODES, Outcome
 from specdebug.harness.scenario_checks import engine_config, option_error
 from specdebug.harness.scenario_model import Arm, Expectation, ProbeMode, Scenario
 from specdebug.targets.job import Job, WorkerEnd
+from specdebug.harness.steplog import Recording
 from specdebug.targets.pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -225,6 +226,7 @@ class _Running:
     def started(self, job: Job) -> None:
         self.ledgers[job.name] = Ledger()
         if self.progress is not None:
+    recording: Recording | None
             self.progress.arm_started(self.runs[job.name])
 
     def event(self, job: Job, event: dict[str, Any]) -> None:
@@ -236,6 +238,8 @@ class _Running:
             self.progress.arm_moved(self.runs[job.name], ledger)
 
     def in_order(self) -> list[ArmResult]:
+        if self.recording is not None:
+            self.recording.take(job.name, event)
         """Results so far, in the order of the runs."""
         return [self.results[key] for key in self.runs if key in self.results]
 
@@ -251,14 +255,18 @@ class _Running:
 
 
 def run_arms(
-    pool: WorkerPool, library: Library, runs: Sequence[ArmRun], progress: Progress | None = None
+    pool: WorkerPool,
+    library: Library,
+    runs: Sequence[ArmRun],
+    progress: Progress | None = None,
+    recording: Recording | None = None,
 ) -> tuple[list[ArmResult], bool]:
-    """Run them all; results come in the order of ``runs``, whose keys must differ.
+    """Run them all; results come in the order of ``runs``, whose keys must differ. ``recording`` keeps their steps.
 
     Returns the results and whether a Ctrl-C cut them short (then unfinished runs are ``unknown``, and those
     not begun are missing). Raises ReplayError or ContentError when a worker finds the scenario itself at fault.
     """
-    running = _Running({run.key: run for run in runs}, progress)
+    running = _Running({run.key: run for run in runs}, progress, recording)
     interrupted = False
     try:
         pool.run((run.job(library) for run in runs), running)
@@ -276,5 +284,6 @@ def replay(
 ) -> Replay:
     """Run what the choices ask of a scenario. Raises as :func:`plan` and :func:`run_arms`."""
     began = time.monotonic()
-    results, interrupted = run_arms(pool, library, plan(scenario, choices, library), progress)
+    results, interrupted = run_arms(pool, library, plan(scenario, choices, library), progress, recording)
     return Replay(scenario, tuple(results), time.monotonic() - began, interrupted)
+    recording: Recording | None = None,

@@ -1,0 +1,33 @@
+"""The page of ``specdebug replay``."""
+
+from __future__ import annotations
+
+from specdebug.harness.replay import Replay
+from specdebug.harness.steplog import Recording
+from specdebug.report.html.arm import arm_view
+from specdebug.report.html.page import Chip, Head, render
+from specdebug.report.terminal import closing_line
+
+
+def replay_page(replay: Replay, recording: Recording, command: str) -> str:
+    """The page, whatever came of the replay. ``command``: the command line that it was."""
+    views = [arm_view(result, recording.of(result.run.key)) for result in replay.results]
+    head = Head(
+        title=replay.scenario.name,
+        chips=[Chip(f"{view.name}: {view.verdict.words}", view.verdict.style) for view in views],
+        summary=closing_line(replay) + (", interrupted" if replay.interrupted else ""),
+        facts=scenario_facts(replay),
+        command=command,
+    )
+    return render("replay.html", head, arms=views, description=replay.scenario.description)
+
+
+def scenario_facts(replay: Replay) -> dict[str, str]:
+    """Scenario, seed, duration."""
+    seeds = {result.run.seed for result in replay.results} or {replay.scenario.seed}
+    return {
+        "scenario": str(replay.scenario.path),
+        "seed": ", ".join(map(str, sorted(seeds))),
+        "duration": f"{replay.wall_s:.1f} s",
+        "exit code": str(replay.exit_code),
+    }

@@ -1,0 +1,101 @@
+"""Many steps in little room: runs of steps are drawn as one, and say what they were."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from specdebug.harness.steplog import Step
+
+MAX_SPANS = 400
+"""Steps that a plot draws apart; more are drawn in runs of equal length."""
+
+T = TypeVar("T")
+
+
+def chunks(items: Sequence[T], most: int) -> list[Sequence[T]]:
+    """All items in at most ``most`` runs of one length (the last may be shorter)."""
+    length = max(1, -(-len(items) // most))
+    return [items[start : start + length] for start in range(0, len(items), length)]
+
+
+@dataclass(frozen=True)
+class Span:
+    """One step, or several in a row.
+
+    Attributes:
+        first: number of the first step; ``last`` of the last.
+        kinds: how many steps of each kind.
+        batch: the most requests in a step.
+        accept: mean accept length over all verifies, with the smallest and greatest of a step; None without verifies.
+        seconds: the longest step's.
+    """
+
+    first: int
+    last: int
+    kinds: Counter[str]
+    batch: int
+    emitted: int
+    accept: float | None
+    accept_low: float
+    accept_high: float
+    finished: tuple[str, ...]
+    retracted: tuple[str, ...]
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """``step 3``, ``steps 41-60``."""
+        return f"step {self.first}" if self.first == self.last else f"steps {self.first}-{self.last}"
+
+    @property
+    def kind(self) -> str:
+        """``decode``, or of several ``decode 18, prefill 2``."""
+        if len(self.kinds) == 1:
+            return next(iter(self.kinds))
+        return ", ".join(f"{kind} {count}" for kind, count in self.kinds.most_common())
+
+    @property
+    def tip(self) -> str:
+        """Everything about it, line by line."""
+        several = self.first != self.last
+        lines = [f"{self.name}: {self.kind}", f"{'largest batch' if several else 'batch'} {self.batch}"]
+        if self.accept is not None:
+            lines.append(f"accept length {self.accept:.2f}")
+        lines.append(f"{self.emitted} tokens")
+        lines.append(f"{'longest ' if several else ''}{1000 * self.seconds:.1f} ms")
+        if self.finished:
+            lines.append(f"finished: {_some(self.finished)}")
+        if self.retracted:
+            lines.append(f"retracted: {_some(self.retracted)}")
+        return "\n".join(lines)
+
+
+def spans(steps: Sequence[Step], most: int = MAX_SPANS) -> list[Span]:
+    """The steps in at most ``most`` runs."""
+    return [_span(run) for run in chunks(steps, most)]
+
+
+def _span(run: Sequence[Step]) -> Span:
+    lengths = [length for step in run for length in step.accept.values()]
+    means = [mean for step in run if (mean := step.accept_mean) is not None]
+    return Span(
+        first=run[0].number,
+        last=run[-1].number,
+        kinds=Counter(step.kind for step in run),
+        batch=max(len(step.rids) for step in run),
+        emitted=sum(step.emitted for step in run),
+        accept=sum(lengths) / len(lengths) if lengths else None,
+        accept_low=min(means, default=0.0),
+        accept_high=max(means, default=0.0),
+        finished=tuple(rid for step in run for rid in step.finished),
+        retracted=tuple(rid for step in run for rid in step.retracted),
+        seconds=max(step.seconds for step in run),
+    )
+
+
+def _some(rids: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(rids) - most} more" if len(rids) > most else ""
+    return ", ".join(rids[:most]) + more

@@ -1,0 +1,134 @@
+"""SVG by hand: elements with everything escaped, scales, ticks and the frame that plots stand in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+WIDTH = 960
+"""Of every plot, in its own units; the page scales it to the window."""
+
+LEFT, RIGHT = 56, 24
+"""Margins beside what is plotted: the same in every plot, so that plots over the same steps are aligned."""
+
+Attribute = str | float | None
+Point = tuple[float, float]
+
+
+def element(tag: str, *content: str, **attributes: Attribute) -> Markup:
+    """One element. Text that is no Markup is escaped; ``class_`` is class, ``data_tip`` data-tip; None is left out."""
+    given = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
+    shown = "".join(
+        f' {name}="{number(value) if isinstance(value, float) else escape(str(value))}"'
+        for name, value in given.items()
+    )
+    return Markup(f"<{tag}{shown}>{join(content)}</{tag}>")
+
+
+def join(parts: Iterable[str]) -> Markup:
+    """Parts one after another, escaped where they are plain text."""
+    return Markup("").join(parts)
+
+
+def drawing(height: float, label: str, *content: str) -> Markup:
+    """A whole plot. ``label`` is what somebody hears who does not see it."""
+    box = f"0 0 {WIDTH} {number(height)}"
+    return element("svg", *content, viewBox=box, role="img", aria_label=label, class_="plot")
+
+
+def number(value: float) -> str:
+    """A coordinate: a tenth of a unit is finer than anybody sees."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Maps ``low..high`` of the data onto ``start..end`` of the drawing, in a straight line."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low
+        part = (value - self.low) / span if span else 0.5
+        return self.start + part * (self.end - self.start)
+
+
+def across(low: float, high: float) -> Scale:
+    """The horizontal scale between the margins."""
+    return Scale(low, high, LEFT, WIDTH - RIGHT)
+
+
+def ticks(low: float, high: float, about: int = 6) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) within the range, ``about`` so many."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(raw))
+    apart = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * (1 - 1e-9))
+    first = math.ceil(low / apart - 1e-9)
+    count = math.floor(high / apart + 1e-9) - first + 1
+    return [round((first + index) * apart, 12) for index in range(count)]
+
+
+def polyline(points: Sequence[Point], **attributes: Attribute) -> Markup:
+    """A line through points of the drawing."""
+    text = " ".join(f"{number(x)},{number(y)}" for x, y in points)
+    return element("polyline", points=text, **attributes)
+
+
+def polygon(points: Sequence[Point], **attributes: Attribute) -> Markup:
+    """A closed area."""
+    text = " ".join(f"{number(x)},{number(y)}" for x, y in points)
+    return element("polygon", points=text, **attributes)
+
+
+def rect(x: float, y: float, width: float, height: float, **attributes: Attribute) -> Markup:
+    """A rectangle; one that would have no extent is drawn half a unit wide."""
+    return element("rect", x=float(x), y=float(y), width=max(width, 0.5), height=max(height, 0.0), **attributes)
+
+
+def line(x1: float, y1: float, x2: float, y2: float, **attributes: Attribute) -> Markup:
+    """A straight line."""
+    return element("line", x1=float(x1), y1=float(y1), x2=float(x2), y2=float(y2), **attributes)
+
+
+def text(x: float, y: float, words: str, **attributes: Attribute) -> Markup:
+    """A label."""
+    return element("text", words, x=float(x), y=float(y), **attributes)
+
+
+def x_axis(scale: Scale, y: float, title: str, show: Callable[[float], str] = lambda value: f"{value:g}") -> Markup:
+    """Ticks and numbers below a plot whose lower edge is at ``y``, and what they count at the right."""
+    marks = [
+        join(
+            (
+                line(scale(value), y, scale(value), y + 4, class_="axis"),
+                text(scale(value), y + 16, show(value), class_="tick", text_anchor="middle"),
+            )
+        )
+        for value in ticks(scale.low, scale.high, 10)
+    ]
+    label = text(scale.end, y + 30, title, class_="tick", text_anchor="end")
+    return join((line(scale.start, y, scale.end, y, class_="axis"), *marks, label))
+
+
+def y_axis(
+    scale: Scale, title: str, show: Callable[[float], str] = lambda value: f"{value:g}", about: int = 5
+) -> Markup:
+    """A rule across the plot for every tick, its number at the left, the title above them."""
+    marks = [
+        join(
+            (
+                line(LEFT, scale(value), WIDTH - RIGHT, scale(value), class_="grid"),
+                text(LEFT - 6, scale(value) + 4, show(value), class_="tick", text_anchor="end"),
+            )
+        )
+        for value in ticks(scale.low, scale.high, about)
+    ]
+    return join((*marks, text(LEFT, scale.end - 8, title, class_="title")))

@@ -1,0 +1,87 @@
+"""What the engine did, step by step: phase, batch size, time, and who finished or had to give way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from specdebug.harness.outcome import Violation
+from specdebug.harness.steplog import Step
+from specdebug.report.html.accept import hits, step_scale
+from specdebug.report.html.marks import finding_marks
+from specdebug.report.html.series import Span, spans
+from specdebug.report.html.svg import LEFT, Scale, drawing, element, join, polygon, rect, text, x_axis, y_axis
+
+KINDS = ("prefill", "decode", "idle")
+
+_PHASE = (34, 54)
+_BATCH = (92, 142)
+_TIME = (178, 228)
+_ENDS = 250
+_BOTTOM = 268
+HEIGHT = 304
+
+
+def timeline_plot(steps: Sequence[Step], violations: Sequence[Violation] = ()) -> Markup | None:
+    """The plot of one arm; None where it took no step."""
+    if not steps:
+        return None
+    drawn = spans(steps)
+    x = step_scale(steps)
+    counts = {kind: sum(span.kinds[kind] for span in drawn) for kind in KINDS}
+    retracted = sum(len(span.retracted) for span in drawn)
+    label = (
+        f"Timeline of {len(steps)} steps: {', '.join(f'{count} {kind}' for kind, count in counts.items() if count)}; "
+        f"largest batch {max(span.batch for span in drawn)}, "
+        f"{sum(len(span.finished) for span in drawn)} requests finished, {retracted} retractions"
+    )
+    batch = Scale(0, max(1, *(span.batch for span in drawn)), _BATCH[1], _BATCH[0])
+    longest = max(span.seconds for span in drawn)
+    time = Scale(0, longest or 1e-6, _TIME[1], _TIME[0])
+    return drawing(
+        HEIGHT,
+        label,
+        text(LEFT, _PHASE[0] - 8, "phase", class_="title"),
+        join(_phases(span, x) for span in drawn),
+        y_axis(batch, "batch size", about=2),
+        _bars(drawn, x, [span.batch for span in drawn], batch, "batch"),
+        y_axis(time, "time of the step (ms; the longest where several are drawn as one)", lambda s: f"{1000 * s:g}", 2),
+        _bars(drawn, x, [span.seconds for span in drawn], time, "time"),
+        text(LEFT - 6, _ENDS + 4, "ends", class_="tick", text_anchor="end"),
+        join(_ends(span, x) for span in drawn),
+        x_axis(x, _BOTTOM, "step"),
+        finding_marks(violations, x, _PHASE[0] - 14, _BOTTOM),
+        hits(drawn, x, _PHASE[0] - 10, _BOTTOM),
+    )
+
+
+def _phases(span: Span, x: Scale) -> Markup:
+    """Each kind's share of the steps, one above the other."""
+    left, right = x(span.first - 0.5), x(span.last + 0.5)
+    total, at, parts = span.kinds.total(), float(_PHASE[0]), []
+    for kind in KINDS:
+        height = (_PHASE[1] - _PHASE[0]) * span.kinds[kind] / total
+        if height:
+            parts.append(rect(left, at, right - left, height, class_=f"kind {kind}"))
+        at += height
+    return join(parts)
+
+
+def _bars(drawn: Sequence[Span], x: Scale, values: Sequence[float], y: Scale, style: str) -> Markup:
+    """A stepped area over the spans."""
+    points = [(x(drawn[0].first - 0.5), y(0))]
+    for span, value in zip(drawn, values, strict=True):
+        points += [(x(span.first - 0.5), y(value)), (x(span.last + 0.5), y(value))]
+    return polygon([*points, (x(drawn[-1].last + 0.5), y(0))], class_=f"area {style}")
+
+
+def _ends(span: Span, x: Scale) -> Markup:
+    """A dot where requests finished, a triangle where some were retracted."""
+    at, parts = x((span.first + span.last) / 2), []
+    if span.finished:
+        parts.append(element("circle", cx=at, cy=float(_ENDS), r=3.5, class_="finished"))
+    if span.retracted:
+        tip = [(at - 5, _ENDS - 5), (at + 5, _ENDS - 5), (at, _ENDS + 5)]
+        parts.append(polygon([(float(a), float(b)) for a, b in tip], class_="retracted"))
+    return join(parts)

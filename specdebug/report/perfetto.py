@@ -1,0 +1,99 @@
+"""A replay's steps as a trace that Perfetto and chrome://tracing open: the JSON Trace Event format.
+
+A process is an arm, a thread a phase of its engine. The engine's own time is all that is recorded, so steps stand one
+after another as if nothing lay between them. Besides a slice for each step there are counters (accept length, batch
+size, tokens that came out) and instants (what was found, who finished, who was retracted).
+
+Format: "Trace Event Format", Google, 2016; times are in microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from specdebug import __version__
+from specdebug.harness.outcome import Violation
+from specdebug.harness.replay import ArmResult, Replay
+from specdebug.harness.steplog import Recording, Step
+
+PHASES = {"prefill": 1, "decode": 2, "idle": 3}
+"""Threads; findings and ends of requests lie on one of their own."""
+
+EVENTS = 4
+
+Event = dict[str, Any]
+
+
+def perfetto_json(replay: Replay, recording: Recording) -> str:
+    """The trace of all arms as text."""
+    events: list[Event] = []
+    for pid, result in enumerate(replay.results, 1):
+        events += arm_events(result, recording.of(result.run.key), pid)
+    about = {"specdebug": __version__, "scenario": replay.scenario.name, "path": str(replay.scenario.path)}
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}, allow_nan=False)
+
+
+def arm_events(result: ArmResult, steps: Sequence[Step], pid: int) -> list[Event]:
+    """One arm's events under this process id; metadata first, then in order of time."""
+    name = f"{result.run.arm}: {result.outcome.verdict}"
+    events = [_named("process_name", name, pid, 0), _named("process_sort_index", pid, pid, 0)]
+    events += [_named("thread_name", phase, pid, tid) for phase, tid in PHASES.items()]
+    events.append(_named("thread_name", "events", pid, EVENTS))
+    found: dict[int, list[Violation]] = {}
+    for violation in result.outcome.violations:
+        last = steps[-1].number if steps else 0
+        found.setdefault(last if violation.step is None else violation.step, []).append(violation)
+    now = 0.0
+    for step in steps:
+        events += _step_events(step, now, pid)
+        now += 1e6 * step.seconds
+        events += [_finding(violation, now, pid) for violation in found.pop(step.number, ())]
+    # What was found in a step that never came to its end, or with no step at all.
+    events += [_finding(violation, now, pid) for rest in found.values() for violation in rest]
+    return events
+
+
+def _step_events(step: Step, at: float, pid: int) -> Iterator[Event]:
+    yield {
+        "name": f"{step.kind} {step.number}",
+        "cat": step.kind,
+        "ph": "X",
+        "ts": _time(at),
+        "dur": _time(1e6 * step.seconds),
+        "pid": pid,
+        "tid": PHASES[step.kind],
+        "args": {"step": step.number, "requests": list(step.rids), "accept": dict(step.accept)},
+    }
+    yield _counter("batch size", len(step.rids), at, pid)
+    yield _counter("tokens out", step.emitted, at, pid)
+    if step.accept_mean is not None:
+        yield _counter("accept length", round(step.accept_mean, 4), at, pid)
+    end = at + 1e6 * step.seconds
+    for what, rids in (("finished", step.finished), ("retracted", step.retracted)):
+        for rid in rids:
+            yield _instant(f"{rid} {what}", what, end, pid, {"request": rid, "step": step.number})
+
+
+def _finding(violation: Violation, at: float, pid: int) -> Event:
+    args = {"step": violation.step, "times": violation.count, "detail": violation.detail}
+    return _instant(violation.signature, "finding", at, pid, args)
+
+
+def _instant(name: str, category: str, at: float, pid: int, args: Event) -> Event:
+    scope = {"s": "p"}  # drawn across all of the arm's threads
+    return {"name": name, "cat": category, "ph": "i", "ts": _time(at), "pid": pid, "tid": EVENTS, "args": args} | scope
+
+
+def _counter(name: str, value: float, at: float, pid: int) -> Event:
+    return {"name": name, "ph": "C", "ts": _time(at), "pid": pid, "tid": 0, "args": {name: value}}
+
+
+def _named(what: str, value: str | int, pid: int, tid: int) -> Event:
+    key = "sort_index" if isinstance(value, int) else "name"
+    return {"name": what, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": {key: value}}
+
+
+def _time(microseconds: float) -> float:
+    return round(microseconds, 3)

@@ -128,6 +128,7 @@ def _replay(
 ) -> int:
     from specdebug.harness import replay as harness
 
+    recording = files.recording()
     with progress() as watcher:
         answer = harness.replay(pool, library, scenario, choices, watcher, recording)
     _publish(answer, as_json=as_json)
@@ -140,7 +141,6 @@ def _refuse_changes(file: str, options: Mapping[str, object]) -> None:
     from specdebug.toggles import REVERT_VARIABLE
 
     for name, value in options.items():
-    recording = files.recording()
         if value not in (None, []):
             raise SpecDebugError(f"{file}: a bundle is replayed as recorded; --{name} does not go with it")
     if os.environ.get(REVERT_VARIABLE):
@@ -159,22 +159,22 @@ def _replay_bundle(
     from specdebug.bundle.again import open_bundle, run_again
 
     bundle = open_bundle(file, None if trust else open_library(content).all_toggles())
+    recording = files.recording()
     with workers(1) as pool, progress() as watcher:
         again = run_again(pool, bundle, timeout_s, watcher, recording)
     _publish(again.replay, as_json=as_json, beside=again.to_dict())
     if not as_json:
         write("\n".join(again.lines))
+    files.write(again.replay, recording)
     return again.replay.exit_code
 
 
 def _publish(answer: Replay, *, as_json: bool, beside: Mapping[str, object] | None = None) -> None:
-    recording = files.recording()
     """``beside``: more keys for the JSON document."""
     if as_json:
         from specdebug.report.document import replay_document, to_json
 
         write(to_json(replay_document(answer) | dict(beside or {})))
-    files.write(again.replay, recording)
     else:
         from specdebug.report.terminal import render_replay
 

@@ -19,8 +19,8 @@ from specdebug.harness.ledger import Ledger
 from specdebug.harness.outcome import EXIT_CODES, Outcome
 from specdebug.harness.scenario_checks import engine_config, option_error
 from specdebug.harness.scenario_model import Arm, Expectation, ProbeMode, Scenario
-from specdebug.targets.job import Job, WorkerEnd
 from specdebug.harness.steplog import Recording
+from specdebug.targets.job import Job, WorkerEnd
 from specdebug.targets.pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -220,26 +220,26 @@ class _Running:
 
     runs: dict[str, ArmRun]
     progress: Progress | None
+    recording: Recording | None
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     results: dict[str, ArmResult] = field(default_factory=dict)
 
     def started(self, job: Job) -> None:
         self.ledgers[job.name] = Ledger()
         if self.progress is not None:
-    recording: Recording | None
             self.progress.arm_started(self.runs[job.name])
 
     def event(self, job: Job, event: dict[str, Any]) -> None:
         ledger = self.ledgers[job.name]
         ledger.fold(event)
+        if self.recording is not None:
+            self.recording.take(job.name, event)
         if ledger.usage_error is not None:
             raise self.runs[job.name].at_fault(ledger.usage_error, ledger.usage_option)
         if self.progress is not None:
             self.progress.arm_moved(self.runs[job.name], ledger)
 
     def in_order(self) -> list[ArmResult]:
-        if self.recording is not None:
-            self.recording.take(job.name, event)
         """Results so far, in the order of the runs."""
         return [self.results[key] for key in self.runs if key in self.results]
 
@@ -281,9 +281,9 @@ def replay(
     scenario: Scenario,
     choices: Choices,
     progress: Progress | None = None,
+    recording: Recording | None = None,
 ) -> Replay:
     """Run what the choices ask of a scenario. Raises as :func:`plan` and :func:`run_arms`."""
     began = time.monotonic()
     results, interrupted = run_arms(pool, library, plan(scenario, choices, library), progress, recording)
     return Replay(scenario, tuple(results), time.monotonic() - began, interrupted)
-    recording: Recording | None = None,

@@ -8,7 +8,7 @@ the way that is followed, in 0, 1 or 2% of the trials. In half of the cases a se
 in ten when something else is taken away, as on an engine whose runs repeat; in the others a seed says nothing. Every
 case is seeded by its number. The signature is kept where what is left still holds all that its failure needs.
 
-Exits with 1 when a case has more than four requests left, or fewer than 98% keep their signature.
+Exits with 1 when fewer than 98% of the cases keep their signature, or fewer than 98% have at most four requests left.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ def _play(task: tuple[int, int, int]) -> Row:
 
 def table(rows: Sequence[Row]) -> Table:
     """All cases, by how many requests were needed and by whether seeds tell."""
-    drawn = Table("seeds", "needed", "cases", "left, mean", "most", "trials, mean", "most", "signature kept", "smallest")
+    titles = ("seeds", "needed", "cases", "left, mean", "most", "trials, mean", "most", "signature kept", "smallest")
+    drawn = Table(*titles)
     for name, persistent in (("repeat", PERSISTENT), ("say nothing", 0.0)):
         for size in range(1, 5):
             alike = [row for row in rows if row.case.persistent == persistent and len(row.case.needed) == size]
@@ -221,7 +222,7 @@ def main() -> int:
         f"at most 4 requests left in {small / len(rows):.1%}, "
         f"ended before trial {chosen.max_trials} in {sum(row.finished for row in rows) / len(rows):.1%}"
     )
-    return 0 if kept >= 0.98 * len(rows) and small == len(rows) else 1
+    return 0 if min(kept, small) >= 0.98 * len(rows) else 1
 
 
 if __name__ == "__main__":

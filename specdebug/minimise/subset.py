@@ -77,6 +77,7 @@ class SubsetSearch:
         self._belief = Belief(size, prior, rates)
         self._used: dict[Removed, set[int]] = {frozenset(): set(failing)}
         self._failed: dict[Removed, list[int]] = {frozenset(): list(failing)}
+        self._clean: dict[int, list[Removed]] = {}
         self._excluded: set[Removed] = set()
         self._failures = failures
         self.removed: Removed = frozenset()
@@ -107,6 +108,8 @@ class SubsetSearch:
         self._used.setdefault(probe.removed, set()).add(probe.seed)
         if failed:
             self._failed.setdefault(probe.removed, []).append(probe.seed)
+        elif probe.known:
+            self._clean.setdefault(probe.seed, []).append(probe.removed)
         self._conclude()
 
     def next_probe(self, pending: Sequence[Probe] = ()) -> Probe | None:
@@ -140,10 +143,16 @@ class SubsetSearch:
         rates = self._belief.rates
         known_matter = rates.known > KNOWN_MATTER * rates.fresh and sum(tried[KNOWN_FAILED:]) < KNOWN_SEEDS
         if removed != self.removed and known_matter:
-            for seed in self.failing_seeds():
-                if seed not in spent:
-                    return Probe(removed, seed, True)
+            trusted = [seed for seed in self.failing_seeds() if seed not in spent and self._trust(seed) > 0]
+            if trusted:
+                return Probe(removed, max(trusted, key=self._trust), True)
         return Probe(removed, self._fresh(), False)
+
+    def _trust(self, seed: int) -> float:
+        """Failures of a known seed, less the clean runs that nothing explains: one that failed by accident would be
+        taken for evidence against everything it is tried with."""
+        failures = sum(seed in seeds for seeds in self._failed.values())
+        return failures - sum(self._belief.fine(removed) for removed in self._clean.get(seed, ()))
 
     def _conclude(self) -> None:
         self._belief.update(self.removed)

@@ -23,6 +23,7 @@ from .violation import Violation, parse_message
 
 if TYPE_CHECKING:
     from .probes import (
+        SiteCall,
         configure,
         drain,
         grouped,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         maybe_detect_nonfinite,
         maybe_detect_oob,
         maybe_detect_page_aligned,
+        on_site,
         poll,
         prepare,
         reached,
@@ -46,6 +48,7 @@ __all__ = [
     "KINDS",
     "MODES",
     "Rule",
+    "SiteCall",
     "Violation",
     "configure",
     "drain",
@@ -56,6 +59,7 @@ __all__ = [
     "maybe_detect_oob",
     "maybe_detect_page_aligned",
     "mode_from_environment",
+    "on_site",
     "parse_message",
     "poll",
     "prepare",

@@ -6,7 +6,8 @@ call of a custom operator, which runs this module's eager code: nothing here has
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,27 @@ COMPILED_FOR = (torch.float32, torch.bfloat16, torch.float16)
 
 _NONFINITE = "nonfinite"  # not a kind of finding: stands for nan and inf
 
+@dataclass(frozen=True)
+class SiteCall:
+    """A probe call as whoever listens at sites gets it: the tensor itself, and what the call said of it.
+
+    ``kind``: a kind of finding, or ``nonfinite`` for nan and inf together. ``low``, ``high``: bounds of an oob check,
+    of page_aligned ``high`` is the page size. ``at``: the rows of dimension 1 that are meant, None for all.
+    """
+
+    site: str
+    kind: str
+    tensor: torch.Tensor
+    low: Bound
+    high: Bound
+    relative_to: torch.Tensor | None
+    at: torch.Tensor | None
+
+
+SiteHook = Callable[[SiteCall], None]
+
 _gate = Gate(mode_from_environment())
+_hook: SiteHook | None = None
 _active = _gate.active
 _recorder = Recorder(DEFAULT_CAPACITY)
 _reached: dict[str, int] = {}
@@ -131,9 +152,20 @@ def configure(mode: str, rules: Sequence[Rule] = (), *, capacity: int = DEFAULT_
     if capacity < 1:
         raise ValueError(f"capacity {capacity} must be at least 1")
     _gate = Gate(mode, rules)
-    _active = _gate.active
+    _active = _gate.active or _hook is not None
     _recorder = Recorder(capacity)
     _reached.clear()
+
+
+def on_site(hook: SiteHook | None) -> None:
+    """Hand every probe call to ``hook`` before it looks, whether or not a probe is live there; None: to nobody.
+
+    The hook may change the tensor in place: what it leaves is what the probe sees and the caller goes on with. Calls in
+    compiled code are not handed over, nor are those in a captured graph once it is replayed.
+    """
+    global _hook, _active
+    _hook = hook
+    _active = _gate.active or hook is not None
 
 
 def reset() -> None:
@@ -234,6 +266,8 @@ def _probe(
         operator = getattr(torch.ops, _NAMESPACE).detect
         operator(_ticks, tensor, kind, site, low, high, relative_to, at)
     else:
+        if _hook is not None:
+            _hook(SiteCall(site, kind, tensor, low, high, relative_to, at))
         _detect(kind, tensor, site, low, high, relative_to, at)
 
 

@@ -62,6 +62,14 @@ def replay(
             help="Revert these fixes as well, in the named arm or the first; exit code: its verdict.",
         ),
     ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fault",
+            metavar="NAME[:key=value,...]",
+            help="Inject this fault as well (repeatable), in the named arm or the first; exit code: its verdict.",
+        ),
+    ] = None,
     seed: Seed = None,
     mode: Annotated[Mode | None, typer.Option("--mode", help="Of every probe, over the packs'.")] = None,
     probes: Annotated[
@@ -88,19 +96,21 @@ def replay(
     """Run a scenario's arms, each in a process of its own, and say what broke where.
 
     Exit code 0 when every arm did what the scenario expects of it, 1 when one did not, 125 when one came to
-    no verdict. With --arm, --revert or SGLANG_DEBUG_REVERT_PR: the arm's own verdict, 0 pass, 1 fail, 125
+    no verdict. With --arm, --revert, --fault or SGLANG_DEBUG_REVERT_PR: the arm's own verdict, 0 pass, 1 fail, 125
     unknown; so, too, for a bundle (FILE.specdebug), of which it is said whether it came out as recorded.
     """
     files = ReplayFiles(junit, html, perfetto)
     files.check()
     if file.endswith(ENDING):
-        options: dict[str, object] = {"arm": arm, "revert": revert, "seed": seed, "mode": mode, "probes": probes}
+        options: dict[str, object] = {"arm": arm, "revert": revert, "fault": fault, "seed": seed, "mode": mode}
+        options["probes"] = probes
         options |= {"device": device, "dtype": dtype, "backend": backend}
         _refuse_changes(file, options)
         return _replay_bundle(file, content, _positive(timeout), trust=trust, as_json=as_json, files=files)
     if trust:
         raise SpecDebugError("--trust is for bundles; a scenario's toggles are yours")
     with workers(jobs) as pool:
+        from specdebug.faults.declare import parse_fault
         from specdebug.harness import replay as harness
         from specdebug.toggles import parse_numbers, reverts_from_environment
 
@@ -108,6 +118,7 @@ def replay(
         choices = harness.Choices(
             arms=tuple(arm or ()),
             reverts=(*parse_numbers(",".join(revert or ())), *reverts_from_environment()),
+            faults=tuple(parse_fault(text) for text in fault or ()),
             seed=seed,
             mode=mode.value if mode is not None else None,
             probes=tuple(probes) if probes else None,

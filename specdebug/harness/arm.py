@@ -29,6 +29,7 @@ from specdebug.targets.device import DeviceUnavailable, claim, leave_now
 from specdebug.targets.wire import Sink
 
 if TYPE_CHECKING:
+    from specdebug.faults.injector import Injector
     from specdebug.harness.loop import RunLoop
     from specdebug.harness.oracle import Judge
     from specdebug.harness.scenario_model import AcceptOracle, OracleSpec, Scenario
@@ -81,6 +82,7 @@ class _Arm:
         self._busy = _Busy(sink)
         self._coredump: str | None = None
         self._lost = False
+        self._injector: Injector | None = None
 
     def run(self) -> None:
         with self._stage("revert"):
@@ -104,6 +106,8 @@ class _Arm:
         finally:
             from specdebug import async_probe
 
+            if self._injector is not None:
+                self._injector.finish()
             self._sink.emit("coverage", reached=async_probe.reached(), hits=hits())
         self._sink.emit("done", stages_s=self._stages, peak_rss_mb=_peak_rss_mb())
         if self._lost:
@@ -175,9 +179,11 @@ class _Arm:
         import torch
 
         from specdebug import async_probe
+        from specdebug.faults.injector import Injector
         from specdebug.harness.driver import WorkloadDriver
         from specdebug.harness.loop import RunLoop
         from specdebug.harness.probe_packs import activate
+        from specdebug.harness.streams import stream
         from specdebug.targets.embedded import build_engine, sampling_params
 
         arm, seed, packs = self._payload["arm"], self._payload["seed"], pickle.loads(self._payload["packs"])
@@ -189,11 +195,16 @@ class _Arm:
             async_probe.drain()  # what warm-ups before a capture said of their dummy inputs is nobody's failure
         tokenizer = load_tokenizer(engine.config.model)
         workload = pickle.loads(self._payload["workload"])
-        self._sink.emit("setup", probes_enabled=len(packs), requests=len(workload.requests))
+        faults = scenario.faults_of(arm)
+        self._sink.emit(
+            "setup", probes_enabled=len(packs), requests=len(workload.requests), faults=[str(each) for each in faults]
+        )
         oracles = scenario.oracles_of(arm)
         decode = decoder(tokenizer)
         judge = self._judge(oracles, engine.config, decode)
         engine.observer = judge
+        self._injector = Injector(faults, seed, self._sink, stream)
+        self._injector.attach(engine)
         loop = RunLoop(
             engine,
             WorkloadDriver(workload),
@@ -205,6 +216,7 @@ class _Arm:
             decode=decode,
             vocab_size=read_config(checkpoint_path(engine.config.model)).vocab_size,
             synchronize=None if device == "cpu" else torch.cuda.synchronize,
+            injector=self._injector,
         )
         return loop, judge, oracles.accept
 

@@ -4,17 +4,19 @@ Workers send events only; the outcome is always put together here. So a worker t
 of outcome as one that finishes, just with fewer events behind it and its death among the violations.
 
 Events (see ``arm.py``, which emits them): ``stage``, ``stack``, ``progress``, ``setup``, ``arrive``, ``step``,
-``violation``, ``tie``, ``request``, ``cold``, ``coverage``, ``note``, ``impossible``, ``usage``, ``done``.
+``violation``, ``tie``, ``request``, ``cold``, ``coverage``, ``note``, ``impossible``, ``usage``, ``done``; of faults
+``injected`` (one for each injection) and ``unfired`` (of a fault that never fired, at the end).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from specdebug.faults.model import Injection
 from specdebug.harness.deaths import death_of, explained
 from specdebug.harness.outcome import (
     Evidence,
@@ -96,6 +98,9 @@ class Ledger:
         self._probes_enabled = 0
         self._reached: dict[str, int] = {}
         self._reverts: dict[str, dict[str, int]] = {}
+        self._faults: list[str] = []
+        self._injections: list[Injection] = []
+        self._unfired: dict[int, str] = {}
         self._engine_s = 0.0
         self._steps = 0
         self._peak_rss_mb = 0.0
@@ -134,6 +139,7 @@ class Ledger:
             generated=sum(len(request.output_ids) for request in requests),
             impossible=self._impossible,
             interrupted=end.kind == "interrupted",
+            idle_faults=tuple(self._idle_faults()),
         )
         verdict, reasons = decide(ordered, evidence)
         first = ordered[0] if ordered else None
@@ -153,8 +159,18 @@ class Ledger:
             requests=requests,
             stack=dict(self._stack),
             unavailable=self._unavailable,
+            injections=tuple(self._injections),
             log_tail=end.log[-LOG_TAIL:],
         )
+
+    def _idle_faults(self) -> Iterator[str]:
+        """What is to be said of faults that were declared and did no damage."""
+        for number, name in enumerate(self._faults):
+            mine = [each for each in self._injections if each.number == number]
+            if not mine:
+                yield f"fault {name} was never injected: {self._unfired.get(number, 'the run ended before it was due')}"
+            elif not any(each.changed for each in mine):
+                yield f"fault {name} changed nothing: {mine[0].before} was there before"
 
     def _metrics(self, requests: tuple[RequestResult, ...], end: WorkerEnd) -> Metrics:
         generated = sum(len(request.output_ids) for request in requests)
@@ -186,6 +202,14 @@ class Ledger:
     def _on_setup(self, event: Mapping[str, Any]) -> None:
         self._probes_enabled = event["probes_enabled"]
         self.planned_requests = event["requests"]
+        self._faults = list(event.get("faults", ()))
+
+    def _on_injected(self, event: Mapping[str, Any]) -> None:
+        facts = {key: value for key, value in event.items() if key != "event"}
+        self._injections.append(Injection(**{**facts, "index": tuple(facts["index"])}))
+
+    def _on_unfired(self, event: Mapping[str, Any]) -> None:
+        self._unfired[event["number"]] = event["why"]
 
     def _on_reverts(self, event: Mapping[str, Any]) -> None:
         self._reverts = {number: dict(edits) for number, edits in event["hits"].items()}

@@ -12,6 +12,7 @@ from typing import Any
 
 from specdebug import async_probe
 from specdebug.errors import SpecDebugError
+from specdebug.faults.injector import Injector
 from specdebug.harness.device_errors import device_lost
 from specdebug.harness.driver import Arrival, WorkloadDriver
 from specdebug.harness.exceptions import violation_of
@@ -47,8 +48,10 @@ class RunLoop:
         decode: Callable[[Sequence[int]], str],
         vocab_size: int,
         synchronize: Callable[[], None] | None = None,
+        injector: Injector | None = None,
     ) -> None:
-        """``synchronize`` waits for the engine's device; None when there is nothing to wait for."""
+        """``synchronize`` waits for the engine's device; None when there is nothing to wait for. ``injector`` does
+        damage around each step; None: nobody does."""
         self.engine = engine
         self._driver = driver
         self._sink = sink
@@ -59,6 +62,7 @@ class RunLoop:
         self._decode = decode
         self._vocab_size = vocab_size
         self._synchronize = synchronize
+        self._injector = injector
         self._step = 0
         self._idle = 0
         self._finished: dict[str, list[int]] = {}
@@ -154,6 +158,8 @@ class RunLoop:
         first."""
         step, judge = self._step + 1, self._judge  # the engine counts its steps from 1, and so do reports
         judge.step, judged = step, judge.seconds
+        if self._injector is not None:
+            self._injector.before_step(step)
         began = judge.clock()
         failure: Exception | None = None
         report = None
@@ -164,6 +170,8 @@ class RunLoop:
                 raise
             failure = error
         seconds = judge.clock() - began - (judge.seconds - judged)
+        if self._injector is not None and failure is None:
+            self._injector.after_step()
         failure = self._inspect(step, failure, pools=failure is None and self._check_pools)
         if failure is not None or report is None:
             raise Stopped from failure

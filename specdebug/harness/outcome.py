@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from specdebug.faults.model import Injection
+
 Verdict = Literal["pass", "fail", "unknown"]
 
 EXIT_CODES: dict[str, int] = {"pass": 0, "fail": 1, "unknown": 125}
@@ -137,6 +139,7 @@ class Outcome:
 
     ``stack``: what it ran on (device, versions, plan and who executed it), empty when that was never known.
     ``unavailable``: this machine lacks something that the arm needs, so its verdict says nothing of the code.
+    ``injections``: what was done to it on purpose, in order.
     """
 
     verdict: Verdict
@@ -155,6 +158,7 @@ class Outcome:
     log_tail: str = ""
     stack: Mapping[str, Any] = field(default_factory=dict)
     unavailable: bool = False
+    injections: tuple[Injection, ...] = ()
 
     @property
     def ties(self) -> tuple[tuple[str, Tie], ...]:
@@ -188,6 +192,7 @@ class Outcome:
         fields["violations"] = tuple(_violation(item) for item in data["violations"])
         fields["requests"] = tuple(_request(item) for item in data["requests"])
         fields["metrics"] = Metrics(**data["metrics"])
+        fields["injections"] = tuple(_injection(item) for item in data.get("injections", ()))
         fields["reasons"] = tuple(data["reasons"])
         fields["notes"] = tuple(data["notes"])
         return cls(**fields)
@@ -195,6 +200,10 @@ class Outcome:
 
 def _violation(data: Mapping[str, Any]) -> Violation:
     return Violation(**{key: value for key, value in data.items() if key != "signature"})
+
+
+def _injection(data: Mapping[str, Any]) -> Injection:
+    return Injection(**{**data, "index": tuple(data["index"])})
 
 
 def _request(data: Mapping[str, Any]) -> RequestResult:
@@ -232,7 +241,8 @@ class Evidence:
 
     ``reverts``: per reverted fix (by number), how often each of its edits ran. ``probes_enabled``: how many
     probe sites the packs switched on, ``sites_reached``: how many of those were evaluated at least once.
-    ``generated``: tokens emitted. ``impossible``: why the run could not take place at all, if so.
+    ``generated``: tokens emitted. ``impossible``: why the run could not take place at all, if so. ``idle_faults``: what
+    is to be said of declared faults that were never injected, or changed nothing.
     """
 
     reverts: Mapping[str, Mapping[str, int]]
@@ -241,6 +251,7 @@ class Evidence:
     generated: int
     impossible: str | None = None
     interrupted: bool = False
+    idle_faults: tuple[str, ...] = ()
 
 
 def decide(violations: Sequence[Violation], evidence: Evidence) -> tuple[Verdict, tuple[str, ...]]:
@@ -248,7 +259,8 @@ def decide(violations: Sequence[Violation], evidence: Evidence) -> tuple[Verdict
 
     Unknown, in the absence of violations, is a run that was interrupted or could not take place; one in
     which none of a reverted fix's edits ever ran (a fix whose edits lie on exclusive paths counts as run
-    when one of them did); one whose enabled probes were never evaluated; one that generated nothing.
+    when one of them did); one whose enabled probes were never evaluated; one that generated nothing; one in which a
+    declared fault was not injected or changed nothing.
     """
     reasons: list[str] = []
     if evidence.impossible:
@@ -262,6 +274,8 @@ def decide(violations: Sequence[Violation], evidence: Evidence) -> tuple[Verdict
         reasons.append("none of the enabled probes was reached")
     if not evidence.generated and not evidence.impossible:
         reasons.append("nothing was generated")
+    if not evidence.impossible:
+        reasons.extend(evidence.idle_faults)
     if violations:
         return "fail", tuple(reasons)
     return ("unknown" if reasons else "pass"), tuple(reasons)

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.errors import SpecDebugError, did_you_mean
+from specdebug.faults.model import Fault
 from specdebug.harness.ledger import Ledger
 from specdebug.harness.outcome import EXIT_CODES, Outcome
-from specdebug.harness.scenario_checks import engine_config, option_error
+from specdebug.harness.scenario_checks import check_faults, engine_config, option_error
 from specdebug.harness.scenario_model import Arm, Expectation, ProbeMode, Scenario
 from specdebug.harness.steplog import Recording
 from specdebug.targets.job import Job, WorkerEnd
@@ -41,10 +42,12 @@ class ReplayError(SpecDebugError):
 
 @dataclass(frozen=True)
 class Choices:
-    """What the command line may say beside the file. ``engine``: options over those of every arm."""
+    """What the command line may say beside the file. ``engine``: options over those of every arm. ``faults``: injected
+    beside those of the arm that is run."""
 
     arms: tuple[str, ...] = ()
     reverts: tuple[int, ...] = ()
+    faults: tuple[Fault, ...] = ()
     seed: int | None = None
     mode: ProbeMode | None = None
     probes: tuple[str, ...] | None = None
@@ -54,7 +57,7 @@ class Choices:
     @property
     def plain(self) -> bool:
         """Whether the answer is the arms' plain verdict rather than whether they met their expectations."""
-        return bool(self.arms or self.reverts)
+        return bool(self.arms or self.reverts or self.faults)
 
 
 @dataclass(frozen=True)
@@ -161,16 +164,18 @@ class Library(Protocol):
 def plan(scenario: Scenario, choices: Choices, library: Library) -> list[ArmRun]:
     """The arm runs that the choices ask for.
 
-    Raises ReplayError for an arm the scenario does not have, ContentError for a pack or fix that is not
-    there.
+    Raises ReplayError for an arm the scenario does not have, ContentError for a pack or fix that is not there,
+    BadFault or ContentError for a fault that cannot act in its arm.
     """
     for name in choices.arms:
         if name not in scenario.arms:
             raise ReplayError(f"{scenario.path}: no arm '{name}'{did_you_mean(name, scenario.arms)}")
     names = list(dict.fromkeys(choices.arms)) or list(scenario.arms)
-    if choices.reverts and not choices.arms:
+    if (choices.reverts or choices.faults) and not choices.arms:
         names = names[:1]
     changed = _with_choices(scenario, choices)
+    for name in names:
+        check_faults(changed, name, engine_config(changed, name))
     return [
         ArmRun(
             key=name,
@@ -193,6 +198,7 @@ def _with_choices(scenario: Scenario, choices: Choices) -> Scenario:
             arm,
             mode=choices.mode or arm.mode,
             probes=choices.probes or arm.probes,
+            faults=(*scenario.faults_of(arm.name), *choices.faults) if choices.faults else arm.faults,
         )
 
     limits = scenario.limits

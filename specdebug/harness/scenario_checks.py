@@ -14,6 +14,7 @@ from typing import Any
 
 from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.errors import ContentError, did_you_mean
+from specdebug.faults.fit import check_fit
 from specdebug.harness.scenario_model import (
     CorpusPrompt,
     Prompt,
@@ -27,6 +28,8 @@ from specdebug.yamlio import one_line
 
 MAX_REQUESTS = 10_000
 """Of all groups together; a mistyped number should not fill the memory."""
+MAX_NAMED = 64
+"""Requests among which the nearest name is looked for."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ def check_scenario(scenario: Scenario, known: KnownNames | None) -> None:
         _check_reverts(scenario, known)
     _check_expectations(scenario)
     for arm in scenario.arms:
-        _check_prompts_fit(scenario, arm, engine_config(scenario, arm))
+        config = engine_config(scenario, arm)
+        _check_prompts_fit(scenario, arm, config)
+        check_faults(scenario, arm, config)
 
 
 OVERRIDES = {"device": "--device", "dtype": "--dtype", "attention_backend": "--backend"}
@@ -198,6 +203,16 @@ def _check_expectations(scenario: Scenario) -> None:
                     f"signature accept-drop@ has no group '{one_line(site, 60)}'{did_you_mean(site, groups)}",
                     where,
                 )
+
+
+def check_faults(scenario: Scenario, arm: str, config: EngineConfig) -> None:
+    """Raises ContentError, or BadFault for one of the command line, for a fault that cannot act in an arm."""
+    rids = [rid for group in scenario.workload for rid in group.rids]
+    for fault in scenario.faults_of(arm):
+        check_fit(fault, config, arm)
+        if fault.request is not None and fault.request not in rids:
+            hint = did_you_mean(fault.request, rids) if len(rids) <= MAX_NAMED else ""
+            raise fault.error(f"no request '{one_line(fault.request, 60)}'{hint}")
 
 
 def _check_prompts_fit(scenario: Scenario, arm: str, config: EngineConfig) -> None:

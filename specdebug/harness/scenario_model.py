@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specdebug.errors import Where
+from specdebug.faults.model import Fault
 from specdebug.harness.outcome import Verdict
 from specdebug.yamlio import Doc, parse_yaml
 
@@ -222,12 +223,15 @@ class Arm:
     name: str
     revert: tuple[int, ...] = ()
     engine: dict[str, Any] = field(default_factory=dict)
+    faults: tuple[Fault, ...] | None = None
     probes: tuple[str, ...] | None = None
     mode: ProbeMode | None = None
     oracles: OracleSpec | None = None
 
     def to_dict(self) -> dict[str, Any]:
         plain: dict[str, Any] = {"revert": list(self.revert), "engine": self.engine}
+        if self.faults is not None:
+            plain["faults"] = [fault.to_dict() for fault in self.faults]
         if self.probes is not None:
             plain["probes"] = list(self.probes)
         if self.mode is not None:
@@ -273,6 +277,7 @@ class Scenario:
     description: str = ""
     seed: int = 0
     engine: dict[str, Any] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
     probes: tuple[str, ...] = ("default",)
     oracles: OracleSpec = OracleSpec()
     limits: Limits = Limits()
@@ -293,6 +298,11 @@ class Scenario:
         overrides both."""
         return merge(merge(self.engine, self.arms[arm].engine), self.overrides)
 
+    def faults_of(self, arm: str) -> tuple[Fault, ...]:
+        """The faults injected in an arm, in the order in which they are numbered."""
+        own = self.arms[arm].faults
+        return self.faults if own is None else own
+
     def probes_of(self, arm: str) -> tuple[str, ...]:
         """Names of the probe packs live in an arm."""
         own = self.arms[arm].probes
@@ -311,7 +321,7 @@ class Scenario:
             "seed": self.seed,
             "engine": self.engine,
             "workload": [group.to_dict() for group in self.workload],
-            "faults": [],
+            "faults": [fault.to_dict() for fault in self.faults],
             "probes": list(self.probes),
             "oracles": self.oracles.to_dict(),
             "limits": self.limits.to_dict(),

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from specdebug.errors import ContentError
+from specdebug.faults.declare import read_fault
+from specdebug.faults.model import Fault
 from specdebug.harness.outcome import Verdict
 from specdebug.harness.scenario_model import (
     Abort,
@@ -77,12 +79,12 @@ DEFAULT_ARM = "base"
 """Name of the only arm of a scenario that declares none."""
 MAX_GROUPS = 512
 MAX_ARMS = 256
+MAX_FAULTS = 1024
 
 
 def read_scenario(doc: Doc) -> Scenario:
     """The scenario a document holds; references are not followed yet. Raises ContentError."""
     top = doc.root.table(required=("name", "workload"), optional=TOP_KEYS)
-    _no_faults(top.get("faults"))
     oracles = _oracles(top.get("oracles"), OracleSpec())
     arms = {DEFAULT_ARM: Arm(DEFAULT_ARM)}
     if "arms" in top:
@@ -95,6 +97,7 @@ def read_scenario(doc: Doc) -> Scenario:
         description=top["description"].text(empty=True) if "description" in top else "",
         seed=_whole(top.get("seed"), "seed", 0),
         engine=_engine(top.get("engine")),
+        faults=_faults(top["faults"]) if "faults" in top else (),
         workload=_workload(top["workload"]),
         probes=_names(top["probes"]) if "probes" in top else ("default",),
         oracles=oracles,
@@ -106,9 +109,11 @@ def read_scenario(doc: Doc) -> Scenario:
     )
 
 
-def _no_faults(item: Item | None) -> None:
-    if item is not None and item.items():
-        raise item.error("must be an empty list: this version injects no faults")
+def _faults(item: Item) -> tuple[Fault, ...]:
+    items = item.items()
+    if len(items) > MAX_FAULTS:
+        raise item.error(f"has {len(items)} faults, more than {MAX_FAULTS}")
+    return tuple(read_fault(each) for each in items)
 
 
 def _engine(item: Item | None) -> dict[str, Any]:
@@ -263,12 +268,13 @@ def _arms(item: Item, oracles: OracleSpec) -> dict[str, Arm]:
 def _arm(name: str, item: Item, oracles: OracleSpec) -> Arm:
     if item.is_null:
         return Arm(name)
-    table = item.table(optional=("revert", "engine", "probes", "mode", "oracles"))
+    table = item.table(optional=("revert", "engine", "faults", "probes", "mode", "oracles"))
     mode: Any = table["mode"].text(choices=get_args(ProbeMode)) if "mode" in table else None
     return Arm(
         name=name,
         revert=_reverts(table["revert"]) if "revert" in table else (),
         engine=_engine(table.get("engine")),
+        faults=_faults(table["faults"]) if "faults" in table else None,
         probes=_names(table["probes"]) if "probes" in table else None,
         mode=mode,
         oracles=_oracles(table["oracles"], oracles) if "oracles" in table else None,

@@ -13,9 +13,12 @@ import typing
 from typing import Any, Literal, get_args
 
 from specdebug.engine.config import EngineConfig
+from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.declare import BOUNDS as FAULT_BOUNDS
+from specdebug.faults.model import FaultClass
 from specdebug.harness.outcome import Verdict
 from specdebug.harness.scenario_model import ProbeMode
-from specdebug.harness.scenario_reader import ABOVE_LOW, BOUNDS, LABEL, MAX_ARMS, MAX_GROUPS, NAME
+from specdebug.harness.scenario_reader import ABOVE_LOW, BOUNDS, LABEL, MAX_ARMS, MAX_FAULTS, MAX_GROUPS, NAME
 from specdebug.harness.signatures import SHAPE
 from specdebug.harness.workload import CORPORA
 
@@ -39,7 +42,7 @@ def json_schema() -> Schema:
                 "seed": _number("seed"),
                 "engine": _ref("engine"),
                 "workload": {"type": "array", "minItems": 1, "maxItems": MAX_GROUPS, "items": _ref("group")},
-                "faults": {"type": "array", "maxItems": 0},
+                "faults": _ref("faults"),
                 "probes": _list_of(_TEXT),
                 "oracles": _ref("oracles"),
                 "limits": _limits(),
@@ -53,6 +56,7 @@ def json_schema() -> Schema:
             "group": _group(),
             "prompt": {"anyOf": [*_simple_prompts({}), _shared_prefix()]},
             "oracles": _oracles(),
+            "faults": {**_list_of({"oneOf": [_fault(kind) for kind in CLASSES.values()]}), "maxItems": MAX_FAULTS},
             "arm": _arm(),
             "expectation": _table(
                 {
@@ -145,6 +149,21 @@ def _oracles() -> Schema:
     )
 
 
+def _fault(kind: FaultClass) -> Schema:
+    step = _bounded(*FAULT_BOUNDS["step"])
+    keys: dict[str, Schema] = {
+        "step": {"anyOf": [step, {"type": "array", "items": step, "minItems": 2, "maxItems": 2}]},
+        "request": _TEXT,
+        "row": _bounded(*FAULT_BOUNDS["row"]),
+        "site": {"enum": list(kind.sites)},
+        "probability": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "times": _bounded(*FAULT_BOUNDS["times"]),
+        "seed": _bounded(*FAULT_BOUNDS["seed"]),
+    }
+    known = {key: keys[key] for key in kind.keys}
+    return {**_table({"fault": {"const": kind.name}, **known}, required=("fault",)), "description": kind.summary}
+
+
 def _limits() -> Schema:
     return _table(
         {
@@ -160,6 +179,7 @@ def _arm() -> Schema:
         {
             "revert": {**_list_of(_number("pr")), "uniqueItems": True},
             "engine": _ref("engine"),
+            "faults": _ref("faults"),
             "probes": _list_of(_TEXT),
             "mode": {"enum": list(get_args(ProbeMode))},
             "oracles": _ref("oracles"),
@@ -200,6 +220,10 @@ def _list_of(items: Schema) -> Schema:
 
 def _one_or_many(item: Schema, at_least: int) -> Schema:
     return {"anyOf": [item, {**_list_of(item), "minItems": at_least}]}
+
+
+def _bounded(low: int, high: int) -> Schema:
+    return {"type": "integer", "minimum": low, "maximum": high}
 
 
 def _number(bound: str, kind: str = "integer") -> Schema:

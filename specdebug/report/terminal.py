@@ -23,6 +23,7 @@ VERDICT_STYLE = {"pass": "green", "fail": "bold red", "unknown": "yellow"}
 MAX_VIOLATIONS = 6
 MAX_REQUESTS = 40
 MAX_TIES = 6
+MAX_INJECTIONS = 8
 
 
 def console(stream: IO[str] | None = None) -> Console:
@@ -82,7 +83,7 @@ def wants_evidence(result: ArmResult) -> bool:
     """Whether an arm's story is more than its row: it failed, came to no verdict, or has something to
     note."""
     outcome = result.outcome
-    return bool(outcome.violations or outcome.reasons or outcome.notes or outcome.ties)
+    return bool(outcome.violations or outcome.reasons or outcome.notes or outcome.ties or outcome.injections)
 
 
 def evidence(result: ArmResult) -> RenderableType:
@@ -92,6 +93,9 @@ def evidence(result: ArmResult) -> RenderableType:
     reverted = ", ".join(map(str, result.run.reverts))
     if reverted:
         lines[0].append(f"  fixes reverted: {reverted}", "dim")
+    lines += [Text(f"  {injection}", "magenta") for injection in outcome.injections[:MAX_INJECTIONS]]
+    if len(outcome.injections) > MAX_INJECTIONS:
+        lines.append(Text(f"  and {len(outcome.injections) - MAX_INJECTIONS} more injections (see --json)", "dim"))
     lines += [_violation_line(v, first=n == 0) for n, v in enumerate(outcome.violations[:MAX_VIOLATIONS])]
     if len(outcome.violations) > MAX_VIOLATIONS:
         lines.append(Text(f"  and {len(outcome.violations) - MAX_VIOLATIONS} more kinds (see --json)", "dim"))

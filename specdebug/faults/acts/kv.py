@@ -1,0 +1,183 @@
+"""Damage to keys and values: in slots that are read, in slots that are not, and right after they were written."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from specdebug.faults.registry import fault_class
+from specdebug.faults.shot import NotHere, Shot
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FAMILY = "kv"
+
+WRITTEN = ("kv_pool.write.k", "kv_pool.write.v")
+
+_INTEGERS = {2: "int16", 4: "int32", 8: "int64"}
+"""Integer type of a float's size in bytes: its bits."""
+_EXPONENT_TOP = {2: 14, 4: 30, 8: 62}
+"""The exponent's highest bit. Of bfloat16 and float16 it is the same one."""
+
+
+@fault_class(FAMILY, "before", "corrupts")
+def nan_kv_in_use(shot: Shot) -> None:
+    """One element of a running request's committed target KV becomes NaN."""
+    _put(shot, shot.view.memory.target, "target_kv", math.nan)
+
+
+@fault_class(FAMILY, "before", "corrupts")
+def inf_kv_in_use(shot: Shot) -> None:
+    """One element of a running request's committed target KV becomes infinite."""
+    _put(shot, shot.view.memory.target, "target_kv", math.inf)
+
+
+@fault_class(FAMILY, "before", "corrupts")
+def bit_flip_kv_in_use(shot: Shot) -> None:
+    """The highest exponent bit of one element of a running request's committed target KV is flipped."""
+    tensor, name, index = _element(shot, shot.view.memory.target, "target_kv")
+    _flip(shot, tensor, index, name)
+
+
+@fault_class(FAMILY, "before", "benign")
+def denormal_kv_in_use(shot: Shot) -> None:
+    """The element of a committed position that is nearest to zero becomes a denormal number."""
+    import torch
+
+    pool = shot.view.memory.target
+    tensor, name, (slot, _, _) = _element(shot, pool, "target_kv")
+    row = tensor[slot]
+    nearest = int(row.abs().argmin())
+    tiny = torch.finfo(tensor.dtype).tiny / 4
+    shot.edit(tensor, (slot, nearest // row.shape[1], nearest % row.shape[1]), tiny, name)
+
+
+@fault_class(FAMILY, "before", "corrupts", needs=("speculative",))
+def nan_draft_kv_in_use(shot: Shot) -> None:
+    """One element of a running request's committed draft KV becomes NaN."""
+    _put(shot, shot.view.memory.draft, "draft_kv", math.nan)
+
+
+@fault_class(FAMILY, "before", "corrupts", needs=("speculative",))
+def bit_flip_draft_kv_in_use(shot: Shot) -> None:
+    """The highest exponent bit of one element of a running request's committed draft KV is flipped."""
+    tensor, name, index = _element(shot, shot.view.memory.draft, "draft_kv")
+    _flip(shot, tensor, index, name)
+
+
+@fault_class(FAMILY, "before", "benign", addressed_by=())
+def nan_kv_unused(shot: Shot) -> None:
+    """A slot that nobody owns holds NaN in every layer of both pools: whoever gets it must write before reading."""
+    free = shot.view.memory.allocator.free_slots()
+    if not free.numel():
+        raise NotHere("every slot is owned")
+    slot = int(free[shot.rng.randrange(free.numel())])
+    for name, pool in shot.view.pools():
+        for layer in range(len(pool.k)):
+            shot.overwrite(pool.k[layer], slot, math.nan, f"{name}.k[{layer}]")
+            shot.overwrite(pool.v[layer], slot, math.nan, f"{name}.v[{layer}]")
+
+
+@fault_class(FAMILY, "site", "corrupts", sites=WRITTEN)
+def nan_kv_after_forward(shot: Shot) -> None:
+    """One element of what a forward has just written becomes NaN."""
+    tensor, index = _just_written(shot)
+    shot.edit(tensor, index, math.nan, _pool_name(shot))
+
+
+@fault_class(FAMILY, "site", "corrupts", sites=WRITTEN)
+def bit_flip_kv_after_forward(shot: Shot) -> None:
+    """The highest exponent bit of one element of what a target forward has just written is flipped."""
+    if _pool_name(shot).startswith("draft"):
+        raise NotHere("no target forward has written")
+    tensor, index = _just_written(shot)
+    _flip(shot, tensor, index, _pool_name(shot))
+
+
+@fault_class(FAMILY, "site", "corrupts", sites=WRITTEN, needs=("speculative",))
+def draft_kv_not_written(shot: Shot) -> None:
+    """What a draft prefill has just written is taken back: its slots hold zeros, as if it had never run."""
+    if _pool_name(shot).startswith("target"):
+        raise NotHere("no draft prefill has written")
+    tensor, at = shot.site.tensor, shot.site.at
+    request = shot.pick([each for each in shot.batch if not each.output_ids], "no request is prefilled")
+    slots = _own(shot, request, at)
+    for layer in range(tensor.shape[0]):
+        shot.overwrite(tensor[layer], slots, 0.0, f"{_pool_name(shot)}[{layer}]")
+
+
+@fault_class(FAMILY, "after", "corrupts", needs=("speculative", "radix"), addressed_by=())
+def target_only_restore(shot: Shot) -> None:
+    """A cached prefix comes back from a host tier with its target KV only: its draft KV is zeros."""
+    nodes = [node for node in shot.view.cache.radix.nodes() if node.draft_written and node.lock_ref == 0]
+    if not nodes:
+        raise NotHere("no prefix is cached that nobody reads")
+    node = shot.rng.choice(nodes)
+    draft = shot.view.memory.draft
+    for layer in range(len(draft.k)):
+        shot.overwrite(draft.k[layer], node.slots, 0.0, f"draft_kv.k[{layer}]")
+        shot.overwrite(draft.v[layer], node.slots, 0.0, f"draft_kv.v[{layer}]")
+
+
+def _put(shot: Shot, pool: Any, pool_name: str, value: float) -> None:
+    tensor, name, index = _element(shot, pool, pool_name)
+    shot.edit(tensor, index, value, name)
+
+
+def _element(shot: Shot, pool: Any, pool_name: str) -> tuple[Tensor, str, tuple[int, int, int]]:
+    """One element of a committed position: the tensor of its layer, that one's name, and the index in it.
+
+    Draft KV of the last committed position is not counted: the next draft extend may write it.
+    """
+    among = [each for each in shot.batch if each.kv_len > 1]
+    request = shot.pick(among, "no request with committed KV runs")
+    position = shot.rng.randrange(request.kv_len - 1)
+    layer, side = shot.rng.randrange(len(pool.k)), shot.rng.choice("kv")
+    tensor = (pool.k if side == "k" else pool.v)[layer]
+    _, heads, width = tensor.shape
+    index = (shot.view.slot(request, position), shot.rng.randrange(heads), shot.rng.randrange(width))
+    return tensor, f"{pool_name}.{side}[{layer}]", index
+
+
+def _flip(shot: Shot, tensor: Tensor, index: tuple[int, ...], name: str) -> None:
+    import torch
+
+    size = tensor.element_size()
+    bits = tensor.view(getattr(torch, _INTEGERS[size]))
+    before = tensor[index].item()
+    bits[index] ^= 1 << _EXPONENT_TOP[size]
+    shot.note(name, index, before, tensor[index].item())
+
+
+def _pool_name(shot: Shot) -> str:
+    """Whose keys or values the site's tensor is."""
+    side = shot.site.site[-1]
+    for name, pool in shot.view.pools():
+        if pool.k[0].untyped_storage().data_ptr() == shot.site.tensor.untyped_storage().data_ptr():
+            return f"{name}.{side}"
+    raise NotHere(f"{shot.site.site} was reached for no pool of the engine")
+
+
+def _just_written(shot: Shot) -> tuple[Tensor, tuple[int, ...]]:
+    """A tensor of one pool, all layers, and an element of it in a slot that the picked request wrote and keeps."""
+    tensor = shot.site.tensor
+    request = shot.pick()
+    slots = _own(shot, request, shot.site.at)
+    slot = int(slots[0])
+    layers, _, heads, width = tensor.shape
+    index = (shot.rng.randrange(layers), slot, shot.rng.randrange(heads), shot.rng.randrange(width))
+    return tensor, index
+
+
+def _own(shot: Shot, request: Any, at: Tensor | None) -> Tensor:
+    """Those of the slots ``at`` that are cells of the request's row, in their order. Raises NotHere."""
+    import torch
+
+    assert at is not None
+    cells = shot.view.table[request.row, : request.kv_allocated].to(torch.int64)
+    written = at.reshape(-1).to(torch.int64)
+    own = written[torch.isin(written, cells)]
+    if not own.numel():
+        raise NotHere(f"nothing of {request.rid} was written")
+    return own

@@ -1,0 +1,37 @@
+"""The end of the worker: killed, hanging, out of memory."""
+
+from __future__ import annotations
+
+from specdebug.faults.registry import fault_class
+from specdebug.faults.shot import Shot
+
+FAMILY = "process"
+
+
+@fault_class(FAMILY, "before", "kills", addressed_by=())
+def worker_killed(shot: Shot) -> None:
+    """The worker gets SIGKILL."""
+    import os
+    import signal
+
+    shot.note("process", (), "running", "SIGKILL")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@fault_class(FAMILY, "before", "kills", addressed_by=())
+def worker_hangs(shot: Shot) -> None:
+    """The worker never comes back from this step."""
+    import time
+
+    shot.note("process", (), "running", "asleep")
+    while True:
+        time.sleep(3600)
+
+
+@fault_class(FAMILY, "before", "kills", addressed_by=())
+def worker_out_of_memory(shot: Shot) -> None:
+    """The worker takes memory until somebody stops it."""
+    shot.note("process", (), "running", "allocating")
+    taken: list[bytearray] = []
+    while True:
+        taken.append(bytearray(b"\x01") * (16 << 20))

@@ -1,0 +1,83 @@
+"""Damage to ``req_to_token``: which slot holds which position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdebug.faults.registry import fault_class
+from specdebug.faults.shot import NotHere, Shot
+
+FAMILY = "rows"
+
+TABLE = "req_to_token"
+
+
+@fault_class(FAMILY, "before", "corrupts")
+def req_to_token_swapped(shot: Shot) -> None:
+    """A committed position's cell and that of a reserved one change places: what is read there was never written."""
+    request, position = _position(shot)
+    reserved = shot.rng.randrange(request.kv_len, request.kv_allocated)
+    cell, other = shot.view.slot(request, position), shot.view.slot(request, reserved)
+    shot.edit(shot.view.table, (request.row, position), other, TABLE)
+    shot.edit(shot.view.table, (request.row, reserved), cell, TABLE)
+
+
+@fault_class(FAMILY, "before", "corrupts")
+def req_to_token_flipped(shot: Shot) -> None:
+    """One bit of a committed position's cell is flipped: it names another slot of the pool."""
+    request, position = _position(shot)
+    cell, slots = shot.view.slot(request, position), shot.view.memory.target.size
+    others = [cell ^ (1 << bit) for bit in range(16) if cell ^ (1 << bit) < slots]
+    shot.edit(shot.view.table, (request.row, position), shot.rng.choice(others), TABLE)
+
+
+@fault_class(FAMILY, "before", "corrupts")
+def req_to_token_out_of_range(shot: Shot) -> None:
+    """A committed position's cell names a slot behind the pool."""
+    request, position = _position(shot)
+    beyond = shot.view.memory.target.size + shot.rng.randrange(100)
+    shot.edit(shot.view.table, (request.row, position), beyond, TABLE)
+
+
+@fault_class(FAMILY, "before", "corrupts")
+def req_to_token_of_another(shot: Shot) -> None:
+    """A committed position's cell names a slot of another request."""
+    request, position = _position(shot)
+    others = [each for each in shot.batch if each is not request and each.kv_allocated]
+    if not others:
+        raise NotHere("no other request runs")
+    other = shot.rng.choice(others)
+    slot = shot.view.slot(other, shot.rng.randrange(other.protected_len, other.kv_allocated))
+    shot.edit(shot.view.table, (request.row, position), slot, TABLE)
+
+
+@fault_class(FAMILY, "before", "corrupts", needs=("tree", "pages"))
+def misaligned_loc(shot: Shot) -> None:
+    """The first cell of the page that a prefix ends in names a slot that begins no page."""
+    page = shot.view.config.page_size
+    among = [each for each in shot.batch if each.speculative and each.kv_len]
+    request = shot.pick(among, "no request that speculates runs")
+    first = request.kv_len - request.kv_len % page
+    shot.edit(shot.view.table, (request.row, first), shot.view.slot(request, first) + 1, TABLE)
+
+
+@fault_class(FAMILY, "before", "corrupts", needs=("guards",))
+def row_overrun(shot: Shot) -> None:
+    """A cell behind the end of a request's row is written, as a reservation longer than the row would."""
+    request = shot.pick(why="no request runs")
+    cells = shot.view.engine._req_to_token._cells
+    shot.edit(cells, (request.row, shot.view.table.shape[1]), 1, TABLE)
+
+
+@fault_class(FAMILY, "before", "corrupts", needs=("speculative", "graphs", "guards", "flashinfer"), addressed_by=())
+def buffer_overrun(shot: Shot) -> None:
+    """The word behind a graph runner's static kv_indices is written, as by a list that is too long."""
+    buffer = shot.view.buffers("draft")["draft.kv_indices"]
+    beyond = buffer.as_strided((1,), (1,), buffer.storage_offset() + buffer.numel())
+    shot.edit(beyond, (0,), 1, "draft.kv_indices+0")
+
+
+def _position(shot: Shot) -> tuple[Any, int]:
+    """A request that decodes, and one of its committed positions, of slots of its own if it has any."""
+    request = shot.pick([each for each in shot.batch if each.kv_len], "no request with committed KV runs")
+    return request, shot.rng.randrange(min(request.protected_len, request.kv_len - 1), request.kv_len)

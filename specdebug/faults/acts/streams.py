@@ -1,0 +1,93 @@
+"""What two streams without an event between them do to each other: reads that come before a write, writes that come
+late, memory reused while somebody still reads it; and kernels whose programs run in another order.
+
+The engine runs on one stream, so the order is simulated: what is read is what memory held before the other stream's
+write landed.
+"""
+
+from __future__ import annotations
+
+from specdebug.faults.registry import fault_class
+from specdebug.faults.shot import NotHere, Shot
+
+FAMILY = "streams"
+
+
+@fault_class(FAMILY, "lengths", "corrupts", needs=("speculative",))
+def lengths_read_early(shot: Shot) -> None:
+    """The next step reads a request's committed length before this step's has landed."""
+    _late(shot, "seq_lens")
+
+
+@fault_class(FAMILY, "lengths", "corrupts", needs=("speculative",))
+def bonus_read_early(shot: Shot) -> None:
+    """The next step reads a request's newest token before this step's has landed."""
+    _late(shot, "bonus")
+
+
+@fault_class(FAMILY, "readback", "corrupts", needs=("speculative",))
+def outputs_read_early(shot: Shot) -> None:
+    """The host reads a request's accepted tokens before they have landed: the same memory's older content."""
+    (tensor,) = shot.wrapped.args
+    request = shot.pick()
+    row = [each.rid for each in shot.batch].index(request.rid)
+    stale = tensor.clone()
+    previous = [*request.output_ids[-1:], *request.output_ids[-1:]][: tensor.shape[1] - 1]
+    if not previous:
+        raise NotHere("nothing had been read before")
+    before = tensor[row].tolist()
+    stale[row, 0] = 1
+    stale[row, 1] = previous[0]
+    after = stale[row].tolist()
+    where = next((n for n, (old, new) in enumerate(zip(before, after, strict=True)) if old != new), 0)
+    shot.note("accepted", (row, where), before[where], after[where])
+    shot.wrapped.proceed(stale)
+
+
+@fault_class(FAMILY, "site", "corrupts", sites=("draft_extend.features",), needs=("speculative",))
+def buffer_freed_early(shot: Shot) -> None:
+    """The verify's features are freed, and written by somebody else, before the draft extend has read them."""
+    import torch
+
+    rows = shot.site_rows(shot.pick())
+    tensor = shot.site.tensor
+    generator = torch.Generator().manual_seed(shot.rng.getrandbits(32))
+    others = torch.randn((len(rows), tensor.shape[1]), generator=generator).to(tensor)
+    shot.overwrite(tensor, slice(rows.start, rows.stop), others, shot.site.site)
+
+
+@fault_class(FAMILY, "move", "corrupts", needs=("tree",), addressed_by=())
+def programs_reversed(shot: Shot) -> None:
+    """The programs that move accepted KV to the front run last to first, each reading when it runs."""
+    buffers, targets, sources = shot.wrapped.args
+    moves = [(t, s) for t, s in zip(targets.tolist(), sources.tolist(), strict=True) if t != s]
+    read_later = [t for n, (t, _) in enumerate(moves) if t in {source for _, source in moves[:n]}]
+    if not read_later:
+        raise NotHere("no program reads what another one writes")
+    expected = buffers.index_select(1, sources)
+    for target, source in reversed(moves):
+        buffers[:, target] = buffers[:, source]
+    wrong = (buffers.index_select(1, targets) != expected).nonzero()
+    if not len(wrong):
+        raise NotHere("what was moved was the same")
+    layer, entry, head, lane = wrong[0].tolist()
+    slot = int(targets[entry])
+    shot.note(
+        "target_kv",
+        (layer, slot, head, lane),
+        expected[layer, entry, head, lane].item(),
+        buffers[layer, slot, head, lane].item(),
+        count=len(wrong),
+    )
+    shot.wrapped.made = True
+
+
+def _late(shot: Shot, name: str) -> None:
+    """Let the engine write a request's lengths or newest token, but hand the next reader what was there before."""
+    request = shot.pick([each for each in shot.batch if each.output_ids], "no request decodes")
+    table = getattr(shot.view.state, f"_{name}")
+    stale = table[request.row].clone()
+    shot.wrapped.proceed()
+    fresh = table[request.row].clone()
+    shot.edit(table, (request.row,), int(stale), f"state.{name}")
+    shot.after_gather.append(lambda: table.__setitem__(request.row, fresh))

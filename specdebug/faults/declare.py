@@ -1,0 +1,149 @@
+"""Faults as people write them: an item of a scenario's ``faults:``, or the text after ``--fault``."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from specdebug.errors import ContentError, did_you_mean
+from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.model import BadFault, Fault, FaultClass, Steps
+from specdebug.schema import Item
+from specdebug.yamlio import one_line
+
+BOUNDS: dict[str, tuple[int, int]] = {
+    "step": (1, 10**9),
+    "row": (0, 511),
+    "times": (1, 10**6),
+    "seed": (0, 2**63 - 1),
+}
+"""Inclusive bounds of whole numbers."""
+KEYS = ("fault", "step", "request", "row", "site", "probability", "times", "seed")
+
+
+def read_fault(item: Item) -> Fault:
+    """One item of ``faults:``. Raises ContentError at the value that is wrong."""
+    table = item.table(required=("fault",), optional=KEYS[1:])
+    name = table["fault"].text()
+    if name not in CLASSES:
+        raise ContentError(f"no fault '{one_line(name, 60)}'{_nearest(name)}", table["fault"].where)
+    kind = CLASSES[name]
+    for key in table:
+        if key not in ("fault", *kind.keys):
+            raise ContentError(_not_addressed(kind, key), table[key].where_key)
+    fault = Fault(
+        name,
+        step=_steps(table["step"]) if "step" in table else None,
+        request=table["request"].text() if "request" in table else None,
+        row=_whole(table["row"], "row") if "row" in table else None,
+        site=table["site"].text(choices=kind.sites) if "site" in table else None,
+        probability=_probability(table["probability"]) if "probability" in table else 1.0,
+        times=_whole(table["times"], "times") if "times" in table else 1,
+        seed=_whole(table["seed"], "seed") if "seed" in table else None,
+        where=item.where,
+    )
+    _check_ends(fault)
+    return fault
+
+
+def parse_fault(text: str) -> Fault:
+    """``NAME[:key=value,...]``, as in ``nan_kv_in_use:step=2..5,request=g0.1,probability=0.5``. Raises BadFault."""
+    name, colon, address = text.partition(":")
+    if name not in CLASSES:
+        raise BadFault(f"--fault: no fault '{one_line(name, 60)}'{_nearest(name)}")
+    kind, values = CLASSES[name], {}
+    for pair in address.split(",") if colon else ():
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not value:
+            raise BadFault(f"--fault {name}: '{one_line(pair, 60)}' is not key=value, as in step=3")
+        if key not in kind.keys:
+            raise BadFault(f"--fault {_not_addressed(kind, key)}")
+        if key in values:
+            raise BadFault(f"--fault {name}: '{key}' is given twice")
+        values[key] = _value(kind, key, value)
+    fault = Fault(name, **values)
+    _check_ends(fault)
+    return fault
+
+
+def find_class(name: str) -> FaultClass:
+    """The class of that name. Raises BadFault with the nearest one."""
+    if name not in CLASSES:
+        raise BadFault(f"no fault '{one_line(name, 60)}'{_nearest(name)}")
+    return CLASSES[name]
+
+
+def _nearest(name: str) -> str:
+    hint = did_you_mean(name, CLASSES)
+    return hint if "did you mean" in hint else "; `specdebug faults list` shows them"
+
+
+def _not_addressed(kind: FaultClass, key: str) -> str:
+    return f"{kind.name} cannot be addressed by '{one_line(key, 40)}'{did_you_mean(key, kind.keys)}"
+
+
+def _check_ends(fault: Fault) -> None:
+    if fault.step is not None and fault.step[0] > fault.step[1]:
+        raise fault.error(f"step {fault.step[0]} to {fault.step[1]} runs backwards; put the first step first")
+    if fault.request is not None and fault.row is not None:
+        raise fault.error("address a request or a row, not both")
+
+
+def _steps(item: Item) -> Steps:
+    if not isinstance(item.value, list):
+        step = _whole(item, "step")
+        return step, step
+    if len(item.value) != 2:
+        raise item.expected("a step or a range [first, last]")
+    first, last = (_whole(each, "step") for each in item.items())
+    return first, last
+
+
+def _whole(item: Item, bound: str) -> int:
+    low, high = BOUNDS[bound]
+    return item.integer(low=low, high=high)
+
+
+def _probability(item: Item) -> float:
+    value = item.number(low=0, high=1)
+    if value == 0:
+        raise item.error("must be above 0: such a fault would never be injected")
+    return value
+
+
+def _value(kind: FaultClass, key: str, text: str) -> Any:
+    """A value of the command line's. Raises BadFault."""
+    if key == "request":
+        return text
+    if key == "site":
+        if text not in kind.sites:
+            raise BadFault(
+                f"--fault {kind.name}: it does not act at '{one_line(text, 60)}'{did_you_mean(text, kind.sites)}"
+            )
+        return text
+    if key == "probability":
+        return _between_0_and_1(kind, text)
+    if key == "step":
+        first, dots, last = text.partition("..")
+        begin = _number(kind, key, first)
+        return begin, _number(kind, key, last) if dots else begin
+    return _number(kind, key, text)
+
+
+def _number(kind: FaultClass, key: str, text: str) -> int:
+    low, high = BOUNDS[key]
+    if not re.fullmatch(r"[0-9]{1,19}", text.strip()) or not low <= int(text) <= high:
+        form = f"a whole number from {low} to {high}" + (", or two of them as 2..5" if key == "step" else "")
+        raise BadFault(f"--fault {kind.name}: {key} must be {form}, not '{one_line(text, 60)}'")
+    return int(text)
+
+
+def _between_0_and_1(kind: FaultClass, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise BadFault(f"--fault {kind.name}: probability must be above 0 and at most 1, not '{one_line(text, 60)}'")
+    return value

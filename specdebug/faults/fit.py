@@ -1,0 +1,37 @@
+"""Whether a fault can act in an engine at all, known before anything is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.model import NEEDS, Fault, Need
+from specdebug.faults.view import is_captured
+
+if TYPE_CHECKING:
+    from specdebug.engine.config import EngineConfig
+
+HAS: dict[Need, Callable[[EngineConfig], bool]] = {
+    "speculative": lambda config: config.speculative is not None,
+    "tree": lambda config: config.speculative is not None and config.speculative.eagle_topk > 1,
+    "pages": lambda config: config.page_size > 1,
+    "graphs": lambda config: config.cuda_graph.enabled,
+    "guards": lambda config: config.memory.guards,
+    "flashinfer": lambda config: config.attention_backend != "fa3",
+    "radix": lambda config: config.radix_cache,
+}
+
+
+def check_fit(fault: Fault, config: EngineConfig, arm: str) -> None:
+    """Raises ContentError at the fault's place (BadFault for one of the command line) when it cannot act."""
+    kind = CLASSES[fault.name]
+    for need in kind.needs:
+        if not HAS[need](config):
+            raise fault.error(f"it needs {NEEDS[need]}, which arm '{arm}' does not have")
+    site = fault.site or next(iter(kind.sites), "")
+    if is_captured(site) and config.device != "cpu" and config.cuda_graph.enabled:
+        raise fault.error(
+            f"it acts at {site}, inside a captured CUDA graph that calls nothing on the host; run it with "
+            "engine.cuda_graph.enabled: false, or on the CPU"
+        )

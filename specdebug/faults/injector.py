@@ -1,0 +1,232 @@
+"""When faults are due: the worker's side of injection.
+
+The injector stands around an engine: it is told of every step's beginning and end, listens at the probes' sites, and
+wraps the few functions that some classes act on, those of the classes that were declared only. An opportunity (a step,
+a site reached, a call) that a fault's address covers becomes a ``Shot`` for its class's function. What that does is
+emitted at once: the next thing may be the end of the process.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from specdebug import async_probe
+from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.model import Fault, FaultClass, Injection, Point
+from specdebug.faults.shot import Call, NotHere, Shot
+from specdebug.faults.view import EngineView
+
+
+class Sink(Protocol):
+    """Where injections are reported."""
+
+    def emit(self, event: str, **fields: Any) -> None: ...
+
+
+@dataclass
+class _Armed:
+    """A declared fault and how far it has come."""
+
+    number: int
+    fault: Fault
+    kind: FaultClass
+    rng: random.Random
+    left: int
+    why: str = ""
+    """Of the last opportunity that was none."""
+    chances: int = 0
+    """Opportunities its address covered."""
+
+    def covers(self, point: Point, step: int, site: str | None) -> bool:
+        """Whether the address allows it here and now."""
+        if self.left <= 0 or self.kind.point != point:
+            return False
+        if site is not None and site != (self.fault.site or self.kind.sites[0]):
+            return False
+        return self.fault.step is None or self.fault.step[0] <= step <= self.fault.step[1]
+
+    @property
+    def missed(self) -> str:
+        """Why it never fired."""
+        if self.why:
+            return self.why
+        if self.chances:
+            return "its probability never came up"
+        place = ""
+        if self.kind.point == "site":
+            place = f"site {self.fault.site or self.kind.sites[0]} was not reached"
+        elif self.kind.point not in ("before", "after"):
+            place = "what it acts on was never called"
+        if self.fault.step is None:
+            return place or "no step was run"
+        first, last = self.fault.step
+        window = f"step {first}" if first == last else f"steps {first} to {last}"
+        return f"{place} in {window}" if place else f"the run has no {window}"
+
+
+@dataclass
+class Injector:
+    """Faults around one engine. ``draw`` gives a seeded generator for a name."""
+
+    faults: Sequence[Fault]
+    seed: int
+    sink: Sink
+    draw: Callable[..., random.Random]
+    _armed: list[_Armed] = field(default_factory=list)
+    _installed: list[Callable[[], None]] = field(default_factory=list)
+    _after_gather: list[Callable[[], None]] = field(default_factory=list)
+    _after_step: list[Callable[[], None]] = field(default_factory=list)
+    _batch: Sequence[Any] = ()
+    _step: int = 0
+
+    def __post_init__(self) -> None:
+        for number, fault in enumerate(self.faults):
+            seed = self.seed if fault.seed is None else fault.seed
+            rng = self.draw(seed, "fault", number, fault.name)
+            self._armed.append(_Armed(number, fault, CLASSES[fault.name], rng, fault.times))
+
+    def attach(self, engine: Any) -> None:
+        """Stand around ``engine`` from now on. Nothing is installed that no declared fault needs."""
+        if not self.faults:
+            return
+        self._view = EngineView(engine)
+        points = {armed.kind.point for armed in self._armed}
+        self._watch_batches(engine)
+        if "site" in points:
+            async_probe.on_site(self._at_site)
+        if "lengths" in points:
+            self._wrap(self._view.state, "store_lengths", "lengths")
+            self._run_later_after(self._view.state, "gather")
+        if "readback" in points:
+            from specdebug.engine.speculative import worker
+
+            self._wrap(worker, "Readback", "readback")
+        if "move" in points:
+            from specdebug.engine.memory import kv_pool
+
+            self._wrap(kv_pool, "move_kv", "move")
+        if "free" in points:
+            self._wrap(self._view.memory, "free", "free")
+
+    def before_step(self, step: int) -> None:
+        """The engine is about to make a step."""
+        self._step = step
+        if self._armed:
+            self._offer("before", self._view.running)
+
+    def after_step(self) -> None:
+        """The engine has made it."""
+        if not self._armed:
+            return
+        undo, self._after_step = self._after_step, []
+        for each in undo:
+            each()
+        self._offer("after", self._view.running)
+
+    def finish(self) -> None:
+        """Say of every fault that never fired why it did not, and take away what was installed."""
+        async_probe.on_site(None)
+        for restore in reversed(self._installed):
+            restore()
+        self._installed = []
+        for armed in self._armed:
+            if armed.left == armed.fault.times:
+                self.sink.emit("unfired", number=armed.number, why=armed.missed)
+
+    def _at_site(self, call: async_probe.SiteCall) -> None:
+        self._offer("site", self._batch, at_site=call)
+
+    def _offer(
+        self,
+        point: Point,
+        batch: Sequence[Any],
+        *,
+        at_site: async_probe.SiteCall | None = None,
+        call: Call | None = None,
+    ) -> None:
+        """Give every fault that is due its opportunity."""
+        site = None if at_site is None else at_site.site
+        for armed in self._armed:
+            if not armed.covers(point, self._step, site):
+                continue
+            armed.chances += 1
+            if armed.fault.probability < 1 and armed.rng.random() >= armed.fault.probability:
+                continue
+            shot = Shot(
+                armed.fault, armed.number, self._step, self._view, armed.rng, self._report, batch, at_site, call
+            )
+            try:
+                with torch.inference_mode():
+                    armed.kind.act(shot)
+            except NotHere as error:
+                armed.why = str(error)
+                continue
+            armed.left -= 1
+            self._after_gather += shot.after_gather
+            self._after_step += shot.after_step
+            if not shot.reported:
+                shot.note("nothing", (), None, None)
+
+    def _report(self, injection: Injection) -> None:
+        self.sink.emit("injected", **asdict(injection))
+
+    def _watch_batches(self, engine: Any) -> None:
+        """Know at every site whose batch is computed."""
+        worker = self._view.worker
+        self._during(engine, "_prefill", lambda chunks: [request for request, _ in chunks])
+        self._during(engine._target_worker, "decode", lambda requests: requests)
+        if worker is not None:
+            self._during(worker, "prefill", lambda batch, *_: batch.requests)
+            self._during(worker, "decode", lambda requests: requests)
+
+    def _during(self, owner: Any, name: str, batch_of: Callable[..., Sequence[Any]]) -> None:
+        function = getattr(owner, name)
+
+        def watched(*args: Any) -> Any:
+            with self._computing(batch_of(*args)):
+                return function(*args)
+
+        self._install(owner, name, watched)
+
+    @contextmanager
+    def _computing(self, batch: Sequence[Any]) -> Iterator[None]:
+        outer, self._batch = self._batch, batch
+        try:
+            yield
+        finally:
+            self._batch = outer
+
+    def _wrap(self, owner: Any, name: str, point: Point) -> None:
+        function = getattr(owner, name)
+
+        def wrapped(*args: Any) -> Any:
+            call = Call(function, args)
+            self._offer(point, self._batch, call=call)
+            return call.result if call.made else function(*args)
+
+        self._install(owner, name, wrapped)
+
+    def _run_later_after(self, owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def wrapped(*args: Any) -> Any:
+            result = function(*args)
+            late, self._after_gather = self._after_gather, []
+            for write in late:
+                write()
+            return result
+
+        self._install(owner, name, wrapped)
+
+    def _install(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        """Put a function in another one's place, on a module, or on an object over its class's."""
+        missing = object()
+        own = vars(owner).get(name, missing)
+        setattr(owner, name, function)
+        self._installed.append(lambda: delattr(owner, name) if own is missing else setattr(owner, name, own))

@@ -1,0 +1,138 @@
+"""What a class's function gets to work with when its fault is due, and how it says what it did."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from specdebug.faults.model import Fault, Injection
+from specdebug.faults.view import EngineView, rows_at
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdebug.async_probe import SiteCall
+
+
+class NotHere(Exception):
+    """The fault cannot act at this opportunity; the message says why, should no better one come."""
+
+
+@dataclass
+class Call:
+    """A call of the engine's that is wrapped. ``result`` is what the engine gets instead of the function's answer."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    result: Any = None
+    made: bool = False
+
+    def proceed(self, *args: Any) -> Any:
+        """Call what is wrapped, with the engine's own arguments unless others are given."""
+        self.made = True
+        self.result = self.function(*(args or self.args))
+        return self.result
+
+
+@dataclass
+class Shot:
+    """One opportunity of one fault."""
+
+    fault: Fault
+    number: int
+    step: int
+    view: EngineView
+    rng: random.Random
+    report: Callable[[Injection], None]
+    batch: Sequence[Any] = ()
+    """Requests of the batch that is computed, in its order; between steps those that run."""
+    at_site: SiteCall | None = None
+    call: Call | None = None
+    request: Any = None
+    """Whom :meth:`pick` chose."""
+    after_gather: list[Callable[[], None]] = field(default_factory=list)
+    """What is to be done once the engine has gathered the next step's state."""
+    after_step: list[Callable[[], None]] = field(default_factory=list)
+    """What is to be done when this step is over, before anything looks at it."""
+    reported: int = 0
+
+    @property
+    def site(self) -> SiteCall:
+        """The site reached. For classes that act at sites only."""
+        assert self.at_site is not None
+        return self.at_site
+
+    @property
+    def wrapped(self) -> Call:
+        """The call intercepted. For classes that act on calls only."""
+        assert self.call is not None
+        return self.call
+
+    def pick(self, among: Sequence[Any] | None = None, why: str = "no request is computed") -> Any:
+        """The request addressed, else one drawn of ``among`` (the batch). Raises NotHere."""
+        requests = list(self.batch if among is None else among)
+        if self.fault.row is not None:
+            requests = requests[self.fault.row : self.fault.row + 1]
+            why = f"the batch has no row {self.fault.row}"
+        if self.fault.request is not None:
+            requests = [request for request in requests if request.rid == self.fault.request]
+            why = f"request {self.fault.request} is not in a batch that it can act on"
+        if not requests:
+            raise NotHere(why)
+        self.request = self.rng.choice(requests)
+        return self.request
+
+    def site_rows(self, request: Any) -> range:
+        """Rows of the site's tensor that are the request's. Raises NotHere."""
+        order = [each.rid for each in self.batch]
+        per_request = rows_at(self.site.site, self.view)
+        start = order.index(request.rid) * per_request
+        if start + per_request > self.site.tensor.shape[0]:
+            raise NotHere(f"{self.site.site} has no rows of {request.rid}")
+        return range(start, start + per_request)
+
+    def edit(self, tensor: Tensor, index: tuple[int, ...], value: float | int, name: str) -> None:
+        """Put ``value`` into one element, and write it to the ledger."""
+        before = tensor[index].item()
+        tensor[index] = value
+        self.note(name, index, before, tensor[index].item())
+
+    def overwrite(self, tensor: Tensor, rows: Tensor | slice | int, values: Any, name: str) -> None:
+        """Put ``values`` into rows of the tensor's first dimension, and write it to the ledger as one entry."""
+        before = tensor[rows].clone()
+        tensor[rows] = values
+        after = tensor[rows]
+        differs = (before != after) & ~((before != before) & (after != after))
+        where = differs.nonzero()
+        inside = tuple(where[0].tolist()) if len(where) else (0,) * before.dim()
+        index = inside
+        if isinstance(rows, int):
+            index = (rows, *inside)
+        elif isinstance(rows, slice):
+            index = ((rows.start or 0) + inside[0], *inside[1:])
+        elif before.numel():
+            index = (int(rows.reshape(-1)[inside[0]]), *inside[1:])
+        first = (before[inside].item(), after[inside].item()) if before.numel() else (None, None)
+        self.note(name, index, first[0], first[1], count=max(int(differs.sum()), 1))
+
+    def note(self, tensor: str, index: Sequence[int], before: Any, after: Any, count: int = 1) -> None:
+        """Write to the ledger what was done by other means than :meth:`edit`."""
+        same = before == after or (before != before and after != after)
+        self.reported += 1
+        self.report(
+            Injection(
+                fault=self.fault.name,
+                number=self.number,
+                step=self.step,
+                request=None if self.request is None else self.request.rid,
+                site=None if self.at_site is None else self.at_site.site,
+                tensor=tensor,
+                index=tuple(index),
+                before=before,
+                after=after,
+                count=count,
+                changed=not same,
+            )
+        )

@@ -1,0 +1,35 @@
+"""One class of faults, for a person."""
+
+from __future__ import annotations
+
+from specdebug.faults.model import NEEDS, FaultClass
+from specdebug.faults.view import is_captured
+
+POINTS = {
+    "before": "between two steps, before one",
+    "after": "between two steps, after one",
+    "site": "at a probe's site",
+    "lengths": "when a step publishes its lengths",
+    "readback": "when the host reads what was accepted",
+    "move": "when accepted KV is moved to the front",
+    "free": "when slots are released",
+}
+EFFECTS = {
+    "corrupts": "damage that must be seen",
+    "benign": "none: a sound engine goes on as if nothing had happened",
+    "kills": "the worker's end",
+}
+
+
+def describe_fault(kind: FaultClass) -> str:
+    """Lines for a terminal."""
+    lines = [f"{kind.name} ({kind.family})", f"  {kind.summary}", f"  acts          {POINTS[kind.point]}"]
+    for number, site in enumerate(kind.sites):
+        notes = [*(["the default"] if number == 0 else []), *(["not inside a CUDA graph"] if is_captured(site) else [])]
+        label, remark = "site" if number == 0 else "", f" ({', '.join(notes)})" if notes else ""
+        lines.append(f"  {label:<13} {site}{remark}")
+    lines.append(f"  effect        {EFFECTS[kind.effect]}")
+    lines.append(f"  needs         {', '.join(NEEDS[need] for need in kind.needs) or 'nothing in particular'}")
+    lines.append(f"  addressed by  {', '.join(kind.keys)}")
+    lines.append(f"  as in         specdebug replay SCENARIO --fault {kind.name}:step=3..9")
+    return "\n".join(lines)

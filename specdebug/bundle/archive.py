@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -36,6 +37,9 @@ _LOCAL_HEADER = b"PK\x03\x04"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The first moment a zip archive can state; no member's time says anything."""
 _REGULAR_FILE = 0o100644 << 16
+_ENCRYPTED = 1
+_DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, struct.error, RuntimeError, OverflowError, ValueError)
+"""What zipfile raises over archives that are not as they should be."""
 
 
 class BundleError(SpecDebugError):
@@ -120,7 +124,7 @@ def read_archive(path: str | Path) -> tuple[dict[str, Any], dict[str, bytes]]:
             try:
                 with zipfile.ZipFile(file) as archive:
                     return _read(path, archive)
-            except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, ValueError) as error:
+            except _DAMAGE as error:
                 what = "it is truncated" if "not a zip file" in str(error) else one_line(str(error), 80)
                 raise BundleError(f"{path}: is damaged ({what}); fetch it again") from None
     except FileNotFoundError:
@@ -133,6 +137,9 @@ def _read(path: str | Path, archive: zipfile.ZipFile) -> tuple[dict[str, Any], d
     entries = archive.infolist()
     if len(entries) > MAX_MEMBERS:
         raise BundleError(f"{path}: holds {len(entries)} members, more than the {MAX_MEMBERS} a bundle may have")
+    for entry in entries:
+        if entry.flag_bits & _ENCRYPTED or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise BundleError(f"{path}: is packed in a way that no bundle is; unpack and zip it plainly")
     names = [entry.filename for entry in entries]
     for name in names:
         if not _NAME.fullmatch(name) or ".." in name:
@@ -194,6 +201,11 @@ def _check_sizes(path: str | Path, sizes: Mapping[str, int]) -> None:
     for name, size in sizes.items():
         limit = MAX_MANIFEST if name == MANIFEST else MAX_MEMBER
         if size > limit:
-            raise BundleError(f"{path}: {name} has {size >> 20} MiB, more than the {limit >> 20} MiB it may have")
+            raise BundleError(f"{path}: {name} has {_mib(size)} MiB, more than the {limit >> 20} MiB it may have")
     if (total := sum(sizes.values())) > MAX_TOTAL:
-        raise BundleError(f"{path}: unpacks to {total >> 20} MiB, more than the {MAX_TOTAL >> 20} MiB it may have")
+        raise BundleError(f"{path}: unpacks to {_mib(total)} MiB, more than the {MAX_TOTAL >> 20} MiB it may have")
+
+
+def _mib(size: int) -> int:
+    """Rounded up, so that what is too large never reads like what is allowed."""
+    return -(-size >> 20)

@@ -1,0 +1,65 @@
+"""Bundles made without running an engine."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from specdebug.bundle.archive import MANIFEST
+from specdebug.bundle.content import write_bundle
+from specdebug.bundle.run import Traced, run_traced
+from specdebug.harness.library import Library
+from specdebug.harness.replay import ArmRun, Choices, Replay, plan
+from tests.harness.fakes import FakePool, good_run
+
+ROOT = Path(__file__).resolve().parents[2]
+MINI = ROOT / "tests/cli/mini.yaml"
+CORPUS = ROOT / "scenarios/topk_kv_indices.yaml"
+
+
+def arm_run(file: Path = MINI, **choices: Any) -> ArmRun:
+    """One arm of a scenario; the first unless ``arms`` names another."""
+    library = Library()
+    scenario = library.scenario(file)
+    choices.setdefault("arms", (next(iter(scenario.arms)),))
+    (run,) = plan(scenario, Choices(**choices), library)
+    return run
+
+
+def traced(run: ArmRun, script: Callable[[Any], Any] = good_run) -> Traced:
+    """Pretend that it ran."""
+    done = run_traced(FakePool(script), Library(), run)  # type: ignore[arg-type]
+    assert done is not None
+    return done
+
+
+def make_bundle(path: Path, file: Path = MINI, **choices: Any) -> Path:
+    """Write the bundle of an arm that one step of a fake engine is known of."""
+    run = arm_run(file, **choices)
+    done = traced(run)
+    requests = Library().workload(run.scenario, run.arm, run.seed)
+    write_bundle(path, Replay(run.scenario, (done.result,), 0.5), done, requests, {"specdebug": "0", "python": "3.99"})
+    return path
+
+
+def members_of(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def pack(members: Mapping[str, bytes]) -> bytes:
+    """A zip archive of these members, as somebody's own program would make it."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def manifest_of(path: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads(members_of(path)[MANIFEST])
+    return manifest

@@ -1,0 +1,215 @@
+"""The container: what is written can be read, and nothing else can."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdebug.bundle import archive
+from specdebug.bundle.archive import MANIFEST, BundleError, check_target, read_archive, write_archive
+from tests.bundle.bundles import members_of, pack
+
+FACTS = {"scenario": "mini"}
+MEMBERS = {"scenario.json": b"{}", "toggles/1.yaml": b"pr: 1\n", "empty": b""}
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    path = tmp_path / "b.specdebug"
+    write_archive(path, FACTS, MEMBERS)
+    return path
+
+
+def complaint(path: Path) -> str:
+    """Why it cannot be read: one line that names the file."""
+    with pytest.raises(BundleError) as caught:
+        read_archive(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"{path}: ")
+    return message.removeprefix(f"{path}: ")
+
+
+def changed(bundle: Path, change: Callable[[dict[str, bytes], dict[str, Any]], None]) -> str:
+    """What is said of the bundle after a change of its members and its manifest."""
+    members = members_of(bundle)
+    manifest = json.loads(members[MANIFEST])
+    change(members, manifest)
+    bundle.write_bytes(pack({**members, MANIFEST: json.dumps(manifest).encode()}))
+    return complaint(bundle)
+
+
+def test_what_is_written_is_read(bundle: Path) -> None:
+    manifest, members = read_archive(bundle)
+    assert members == MEMBERS
+    assert manifest["scenario"] == "mini"
+    assert (manifest["format"], manifest["version"]) == ("specdebug-bundle", 1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(members=st.dictionaries(st.from_regex(r"[a-z][a-z0-9]{0,8}(/[a-z]{1,8})?", fullmatch=True), st.binary()))
+def test_any_members_survive(members: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("any") / "b.specdebug"
+    write_archive(path, {}, members)
+    assert read_archive(path)[1] == members
+
+
+def test_the_order_is_that_of_names_and_times_say_nothing(bundle: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.specdebug"
+    write_archive(again, FACTS, dict(reversed(MEMBERS.items())))
+    assert again.read_bytes() == bundle.read_bytes()
+    with zipfile.ZipFile(bundle) as opened:
+        assert opened.namelist() == [MANIFEST, "empty", "scenario.json", "toggles/1.yaml"]
+
+
+def test_nothing_is_overwritten_unasked(bundle: Path) -> None:
+    before = bundle.read_bytes()
+    with pytest.raises(BundleError, match="is there already; --force overwrites it"):
+        write_archive(bundle, {}, {})
+    assert bundle.read_bytes() == before
+    write_archive(bundle, {}, {}, force=True)
+    assert read_archive(bundle)[1] == {}
+    assert os.listdir(bundle.parent) == [bundle.name]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("b.zip", "a bundle's name ends in .specdebug"),
+        ("no/such/b.specdebug", "no folder"),
+        ("d.specdebug", "a folder"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused_before_anything_runs(name: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "d.specdebug").mkdir()
+    with pytest.raises(BundleError, match=words):
+        check_target(tmp_path / name, force=True)
+
+
+def test_every_truncation_is_refused(bundle: Path) -> None:
+    whole = bundle.read_bytes()
+    for length in range(len(whole)):
+        bundle.write_bytes(whole[:length])
+        complaint(bundle)
+    bundle.write_bytes(whole[: len(whole) // 2])
+    assert complaint(bundle) == "is damaged (it is truncated); fetch it again"
+
+
+def test_a_flipped_bit_is_refused_or_changes_nothing(bundle: Path) -> None:
+    """Some bits of a zip archive carry no meaning here (times, versions); those that do are all covered."""
+    whole = bytearray(bundle.read_bytes())
+    refused = 0
+    for position in range(len(whole)):
+        whole[position] ^= 0x10
+        bundle.write_bytes(whole)
+        with contextlib.suppress(BundleError):
+            refused += 1
+            manifest, members = read_archive(bundle)
+            refused -= 1
+            assert members == MEMBERS
+            assert manifest["scenario"] == "mini"
+        whole[position] ^= 0x10
+    assert refused > len(whole) / 2
+
+
+@pytest.mark.parametrize("data", [b"", b"name: x\n", b"PK", bytes(range(256))])
+def test_what_is_no_bundle_is_said_to_be_none(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "b.specdebug"
+    path.write_bytes(data)
+    assert "is not a bundle" in complaint(path)
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    assert complaint(tmp_path / "none.specdebug") == "no such file"
+    assert complaint(tmp_path) == "is a folder, not a bundle"
+
+
+def test_another_zip_archive_is_no_bundle(bundle: Path) -> None:
+    bundle.write_bytes(pack({"readme.txt": b"hello"}))
+    assert complaint(bundle) == "is not a bundle; it holds no manifest.json"
+    bundle.write_bytes(pack({MANIFEST: b"[" * 100_000}))
+    assert complaint(bundle) == "is not a bundle; its manifest.json is not JSON"
+    bundle.write_bytes(pack({MANIFEST: b'{"format": "other"}'}))
+    assert "does not say 'specdebug-bundle'" in complaint(bundle)
+
+
+def test_tampering_is_noticed(bundle: Path) -> None:
+    def other_text(members: dict[str, bytes], manifest: dict[str, Any]) -> None:
+        members["toggles/1.yaml"] = b"pr: 2\n"
+
+    assert changed(bundle, other_text).startswith("toggles/1.yaml is not what the manifest says it is")
+
+
+def test_members_and_manifest_must_agree(bundle: Path) -> None:
+    def one_more(members: dict[str, bytes], manifest: dict[str, Any]) -> None:
+        members["extra"] = b"x"
+
+    assert changed(bundle, one_more) == "holds extra, which its manifest does not name"
+
+    def one_less(members: dict[str, bytes], manifest: dict[str, Any]) -> None:
+        del members["extra"], members["empty"]
+
+    assert changed(bundle, one_less) == "lacks empty, which its manifest names"
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [(2, "has format 2, this specdebug reads up to 1; upgrade specdebug"), ("1", "states no"), (True, "states no")],
+)
+def test_a_newer_format_is_refused(version: Any, words: str, bundle: Path) -> None:
+    def other_version(members: dict[str, bytes], manifest: dict[str, Any]) -> None:
+        manifest["version"] = version
+        manifest["members"] = ["in a grammar of its own"]
+
+    assert words in changed(bundle, other_version)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/cron.d/x", "/etc/passwd", "a/../b", "a\\b", "C:x", "toggles/", "a/b/c", "\n"]
+)
+def test_names_that_lead_elsewhere_are_refused(name: str, bundle: Path) -> None:
+    bundle.write_bytes(pack({**members_of(bundle), name: b"x"}))
+    assert "which is no name of a bundle's member" in complaint(bundle)
+
+
+def test_a_name_twice_is_refused(bundle: Path) -> None:
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(bundle, "a") as opened:
+        opened.writestr("empty", b"x")
+    assert complaint(bundle) == "holds empty twice"
+
+
+def test_a_member_that_swells_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle.write_bytes(pack({**members_of(bundle), "bomb": bytes(archive.MAX_MEMBER + 1)}))
+    assert bundle.stat().st_size < 1 << 20
+    assert complaint(bundle) == "bomb has 65 MiB, more than the 64 MiB it may have"
+    monkeypatch.setattr(archive, "MAX_TOTAL", 100)
+    bundle.write_bytes(pack({**members_of(bundle), "bomb": bytes(1000)}))
+    assert "more than the 0 MiB it may have" in complaint(bundle)
+    monkeypatch.setattr(archive, "MAX_MEMBERS", 3)
+    assert complaint(bundle) == "holds 5 members, more than the 3 a bundle may have"
+
+
+def test_a_member_that_lies_about_its_size_is_refused(bundle: Path) -> None:
+    """The size in the directory bounds what is unpacked; what is beyond it fails the checksum or the digest."""
+    data = bytearray(pack({**members_of(bundle), "bomb": bytes(5000)}))
+    at = data.rindex((5000).to_bytes(4, "little"))
+    data[at : at + 4] = (50).to_bytes(4, "little")
+    bundle.write_bytes(data)
+    complaint(bundle)
+
+
+def test_an_encrypted_member_is_refused(bundle: Path) -> None:
+    data = bytearray(bundle.read_bytes())
+    flags = data.rindex(b"PK\x01\x02") + 8
+    data[flags] |= 1
+    bundle.write_bytes(data)
+    assert complaint(bundle).startswith("is packed in a way that no bundle is")

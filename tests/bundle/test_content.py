@@ -1,0 +1,131 @@
+"""What a bundle says is what was run, and a bundle that says something else is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdebug import corpus
+from specdebug.bundle.archive import MANIFEST, BundleError
+from specdebug.bundle.content import read_bundle, resolved
+from specdebug.errors import SpecDebugError
+from specdebug.harness.library import Library
+from specdebug.harness.scenario_model import Scenario
+from tests.bundle.bundles import CORPUS, arm_run, make_bundle, manifest_of, members_of, pack
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return make_bundle(tmp_path / "b.specdebug", reverts=(25015,), seed=11)
+
+
+def edited(bundle: Path, **changes: Callable[[Any], Any]) -> str:
+    """What is said of a bundle some members of which somebody changed, digests and all; ``__`` stands for a slash."""
+    members = members_of(bundle)
+    manifest = json.loads(members.pop(MANIFEST))
+    for name, change in changes.items():
+        name = name.replace("__", "/").replace("_json", ".json").replace("_yaml", ".yaml")
+        if name == MANIFEST:
+            manifest = change(manifest)
+            continue
+        data = members[name].decode()
+        members[name] = (json.dumps(change(json.loads(data))) if name.endswith(".json") else change(data)).encode()
+        manifest["members"][name]["sha256"] = hashlib.sha256(members[name]).hexdigest()
+    bundle.write_bytes(pack({**members, MANIFEST: json.dumps(manifest).encode()}))
+    with pytest.raises(SpecDebugError) as caught:
+        read_bundle(bundle)
+    message = str(caught.value)
+    assert message.startswith(str(bundle))
+    assert "\n" not in message
+    assert caught.value.exit_code == 2
+    return message
+
+
+def test_the_arm_is_read_as_it_was_run(bundle: Path) -> None:
+    run = arm_run(reverts=(25015,), seed=11)
+    again = read_bundle(bundle)
+    assert again.run.seed == 11
+    assert again.run.reverts == (25015,)
+    assert [patch.edits[0].replacement for patch in again.run.toggles[0].patches] == [
+        patch.edits[0].replacement for patch in run.toggles[0].patches
+    ]
+    assert [pack.entries[0].rule for pack in again.run.packs] == [pack.entries[0].rule for pack in run.packs]
+    assert again.run.config == run.config
+    assert again.requests == Library().workload(run.scenario, run.arm, 11)
+    assert again.recorded.verdict == "pass"
+    assert again.versions == {"specdebug": "0", "python": "3.99"}
+
+
+def test_overrides_are_part_of_the_arm() -> None:
+    run = arm_run(engine={"attention_backend": "triton", "dtype": "bfloat16"})
+    scenario = resolved(run)
+    again = Scenario.from_dict(json.loads(json.dumps(scenario.to_dict())))
+    assert scenario.overrides == {}
+    assert again.engine_of(run.arm) == run.scenario.engine_of(run.arm)
+    assert again.probes_of(run.arm) == run.scenario.probes_of(run.arm)
+    assert again.oracles_of(run.arm) == run.scenario.oracles_of(run.arm)
+
+
+def test_prompts_do_not_depend_on_this_pythons_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another Python's library is another corpus; the bundle's requests stay those that were recorded."""
+    bundle = make_bundle(tmp_path / "b.specdebug", CORPUS)
+    run = arm_run(CORPUS)
+    before = Library().workload(run.scenario, run.arm, run.seed)
+    monkeypatch.setattr(corpus, "heldout_text", lambda: "def other():\n    return 'another library'\n" * 2000)
+    here = Library().workload(run.scenario, run.arm, run.seed)
+    again = read_bundle(bundle)
+    assert again.workload(again.run.scenario, again.run.arm, again.run.seed) == before
+    assert here != before
+
+
+def test_the_manifest_says_how_it_ended_and_on_what(bundle: Path) -> None:
+    manifest = manifest_of(bundle)
+    assert manifest["outcome"]["verdict"] == "pass"
+    assert (manifest["scenario"], manifest["arm"], manifest["seed"]) == ("mini", "fixed", 11)
+    assert manifest["reverted"] == [25015]
+    assert manifest["versions"]["python"] == "3.99"
+    assert sorted(manifest["members"]) == [
+        "probes/default.yaml", "report.json", "requests.jsonl", "scenario.json", "toggles/25015.yaml", "trace.jsonl",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"scenario_json": lambda data: [data]}, "scenario.json is not a scenario"),
+        ({"scenario_json": lambda data: {**data, "name": "Not A Name"}}, "does not fit the form"),
+        ({"scenario_json": lambda data: {**data, "engine": {"pagesize": 3}}}, "did you mean 'page_size'"),
+        ({"scenario_json": lambda data: {**data, "arms": {"a": {}, "b": {}}, "expect": {}}}, "has 2 arms"),
+        ({"scenario_json": lambda data: {**data, "probes": [], "arms": {"a": {"revert": [1]}}, "expect": {}}},
+         "lacks toggles/1.yaml, which its scenario names"),
+        ({"scenario_json": lambda data: {**data, "arms": {"a": {"probes": ["../../etc"]}}, "expect": {}}},
+         "lacks probes/../../etc.yaml, which its scenario names"),
+        ({"toggles__25015_yaml": lambda text: text.replace("25015", "25016")}, "reverts no fix 25015"),
+        ({"toggles__25015_yaml": lambda text: "pr: ["}, "toggles/25015.yaml:2:1: not valid YAML"),
+        ({"toggles__25015_yaml": lambda text: text + "\n!!python/object/apply:os.system [id]"}, "toggles/25015.yaml"),
+        ({"probes__default_yaml": lambda text: "name: x"}, "probes/default.yaml"),
+        ({MANIFEST: lambda data: {**data, "outcome": None}}, "does not say how the run ended"),
+        ({MANIFEST: lambda data: {**data, "outcome": {**data["outcome"], "verdict": []}}}, "does not say how"),
+        ({MANIFEST: lambda data: {**data, "outcome": {**data["outcome"], "trace_hash": "0"}}}, "does not hash to"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_bundle_that_does_not_fit_together_is_one_line(
+    changes: dict[str, Callable[[Any], Any]], words: str, bundle: Path
+) -> None:
+    assert words in edited(bundle, **changes)
+
+
+@pytest.mark.parametrize("name", ["scenario.json", "requests.jsonl", "trace.jsonl", "report.json"])
+def test_every_part_is_needed(name: str, bundle: Path) -> None:
+    members = members_of(bundle)
+    manifest = json.loads(members[MANIFEST])
+    del members[name], manifest["members"][name]
+    bundle.write_bytes(pack({**members, MANIFEST: json.dumps(manifest).encode()}))
+    with pytest.raises(BundleError, match=f"lacks {name}"):
+        read_bundle(bundle)

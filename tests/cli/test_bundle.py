@@ -1,0 +1,126 @@
+"""``specdebug bundle`` and replaying what it wrote, with the real engine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdebug.bundle.archive import MANIFEST
+from specdebug.cli.main import run
+from tests.bundle.bundles import MINI, make_bundle, members_of, pack
+
+
+@pytest.fixture(autouse=True)
+def _no_reverts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGLANG_DEBUG_REVERT_PR", raising=False)
+    monkeypatch.delenv("SPECDEBUG_PATH", raising=False)
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of a run that fails."""
+    path = tmp_path_factory.mktemp("failing") / "b.specdebug"
+    assert run(["bundle", str(MINI), "--arm", "positions", "-o", str(path)]) == 0
+    return path
+
+
+def replayed(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
+    capsys.readouterr()
+    code = run(["replay", *argv, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def with_toggle(bundle: Path, to: Path, old: str, new: str) -> Path:
+    """The bundle with other code in its toggle, sealed as its maker would have."""
+    members = members_of(bundle)
+    manifest = json.loads(members[MANIFEST])
+    name = "toggles/25015.yaml"
+    assert old.encode() in members[name]
+    members[name] = members[name].replace(old.encode(), new.encode())
+    manifest["members"][name]["sha256"] = hashlib.sha256(members[name]).hexdigest()
+    to.write_bytes(pack({**members, MANIFEST: json.dumps(manifest).encode()}))
+    return to
+
+
+def test_a_failing_run_replays_to_its_verdict_signature_and_hash(
+    failing: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, document = replayed(capsys, str(failing))
+    assert code == document["exit_code"] == 1
+    assert document["bundle"]["reproduced"] is True
+    assert document["bundle"]["differences"] == []
+    (arm,) = document["arms"]
+    assert arm["signature"] == document["bundle"]["recorded"]["signature"] == "oob@draft.forward.positions"
+    assert arm["trace_hash"] == document["bundle"]["recorded"]["trace_hash"]
+
+
+def test_what_does_not_come_out_as_recorded_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bundle of a made-up run: the engine takes other steps."""
+    bundle = make_bundle(tmp_path / "b.specdebug")
+    assert run(["replay", str(bundle)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index(f"not as recorded in {bundle}:")
+    assert lines[at + 1].startswith("  trace hash: recorded ")
+    assert lines[at + 2].startswith('  step 1: recorded [1,"decode"')
+    assert "  python: recorded 3.99, here " in "\n".join(lines)
+
+
+def test_a_strangers_toggle_needs_trust(failing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mark = tmp_path / "ran"
+    line = "positions = inputs.positions + (step + 1)"
+    strange = with_toggle(failing, tmp_path / "s.specdebug", line, f"{line}; open({str(mark)!r}, 'w').close()")
+    capsys.readouterr()
+    assert run(["replay", str(strange)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "its toggle 25015 holds code that this installation does not have" in error
+    assert "--trust" in error
+    assert not mark.exists()
+    code, document = replayed(capsys, str(strange), "--trust")
+    assert code == 1
+    assert mark.exists()
+    assert document["bundle"]["reproduced"] is True
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["bundle", str(MINI)], "output"),
+        (["bundle", str(MINI), "-o", "b.zip"], "ends in .specdebug"),
+        (["bundle", str(MINI), "-o", "no/such/b.specdebug"], "no folder no/such"),
+        (["bundle", str(MINI), "-o", "{there}"], "is there already; --force overwrites it"),
+        (["bundle", str(MINI), "-o", "b.specdebug", "--arm", "fixt"], "did you mean 'fixed'"),
+        (["bundle", str(MINI), "-o", "b.specdebug", "--revert", "1"], "no toggle reverts 1"),
+        (["replay", "{there}", "--seed", "1"], "--seed does not go with it"),
+        (["replay", "{there}", "--revert", "25015"], "--revert does not go with it"),
+        (["replay", "{there}", "--device", "cpu"], "--device does not go with it"),
+        (["replay", "none.specdebug"], "no such file"),
+        (["replay", str(MINI), "--trust"], "--trust is for bundles"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value[2:]) or value[0],
+)
+def test_what_the_user_got_wrong_is_one_line(
+    argv: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    there = make_bundle(tmp_path / "there.specdebug")
+    before = there.read_bytes()
+    assert run([part.format(there=there) for part in argv]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err
+    assert [*tmp_path.iterdir()] == [there]
+    assert there.read_bytes() == before
+
+
+def test_reverts_of_the_environment_are_not_mixed_in(
+    failing: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "27338")
+    capsys.readouterr()
+    assert run(["replay", str(failing)]) == 2
+    assert "unset SGLANG_DEBUG_REVERT_PR" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -123,8 +124,10 @@ def test_an_interrupt_reports_and_the_same_command_goes_on(tmp_path: Path) -> No
     script = "if [ -e wait ] && mkdir waited; then echo >reached; sleep 1000; fi; exit 0"
     (tmp_path / "wait").touch()
     argv = [*COMMAND, "flake", "--claim", "rate<20%", "--", "bash", "-c", script]
+    reached = os.open(tmp_path / "reached", os.O_RDONLY | os.O_NONBLOCK)
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    (tmp_path / "reached").read_text()
+    assert select.select([reached], [], [], 60)[0], "it never began"
+    os.close(reached)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -36,11 +36,14 @@ PATIENCE_S = 60.0
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_BACKEND_LOG_LEVEL": "error",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # what it prints on our stdout of a node that is lost
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns of this default to come
 }
 """Ray reads these when it is imported."""
+
+_SETTINGS = b"\x04"
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0\0\0\0\0"
+"""How a client of HTTP/2 begins; a server answers with settings, too."""
 
 _STORE_BYTES = 100 * 2**20
 _CONNECT_S = 5.0
@@ -91,7 +94,7 @@ class RaySource:
         self._strikes: Counter[int] = Counter()
         self._rerun = 0
         self._open = True
-        self._ray = _import_ray()
+        self._ray = import_ray()
         address = address or os.environ.get("RAY_ADDRESS") or "local"
         _connect(self._ray, address, jobs)
         try:
@@ -238,9 +241,7 @@ class RaySource:
         nodes = {node["NodeID"]: node["Resources"] for node in self._ray.nodes() if node["Alive"]}
         wanted = {"CPU": 1, **({"GPU": self._gpus} if self._gpus else {})}
         return {
-            name: has
-            for name, has in nodes.items()
-            if all(has.get(kind, 0) >= count for kind, count in wanted.items())
+            name: has for name, has in nodes.items() if all(has.get(kind, 0) >= count for kind, count in wanted.items())
         }
 
     def _room(self) -> int:
@@ -264,11 +265,9 @@ class _Slot:
 class _Worker:
     """What runs on a node."""
 
-    def prepare(
-        self, make: Callable[[], TrialSource], folder: str, identity: str
-    ) -> tuple[str, str, str | None]:
+    def prepare(self, make: Callable[[], TrialSource], folder: str, identity: str) -> tuple[str, str, str | None]:
         """Make the source. Returns the node's id, its address, and what is wrong, if anything."""
-        ray = _import_ray()
+        ray = import_ray()
         place = (ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
         if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
             # Ray hides the GPUs from whoever asked for none; a command may use one, as it does without Ray.
@@ -300,7 +299,8 @@ class _Worker:
             self._source.close()
 
 
-def _import_ray() -> Any:
+def import_ray() -> Any:
+    """Ray, told to keep quiet. Raises RayExecutorError if it is not installed."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     try:
@@ -325,7 +325,7 @@ def _connect(ray: Any, address: str, jobs: int | None) -> None:
 
 
 def _require_listener(address: str) -> None:
-    """Raises RayExecutorError if nobody answers at ``host:port``: Ray itself tries for a minute and aborts."""
+    """Raises RayExecutorError unless HTTP/2 is spoken at ``host:port``: Ray itself would try for many minutes."""
     if address == "auto":
         return
     parts = urlsplit(address if "://" in address else f"//{address}")
@@ -336,10 +336,17 @@ def _require_listener(address: str) -> None:
     if host is None or port is None:
         raise RayExecutorError(f"--ray-address must be HOST:PORT, ray://HOST:PORT or auto, got '{address}'")
     try:
-        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+        with socket.create_connection((host, port), timeout=_CONNECT_S) as server:
+            if os.environ.get("RAY_USE_TLS", "0") != "0":
+                return
+            server.sendall(_HELLO)
+            answer = server.recv(9)
     except OSError as error:
         why = error.strerror or str(error)
         raise RayExecutorError(f"there is no Ray cluster at {address}: {why}; see `ray status` on its head") from None
+    if answer[3:4] != _SETTINGS:
+        hint = "its port is 6379 unless chosen otherwise, that of ray:// 10001; 8265 is the dashboard"
+        raise RayExecutorError(f"what answers at {address} is no Ray cluster; {hint}")
 
 
 def _short(error: Exception) -> str:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug.cli.options import Content, Debug
+from specdebug.cli.options import Content, Debug, Html, command_line
 from specdebug.cli.output import check_writable, write, write_file
 from specdebug.cli.replay import open_library
+from specdebug.cli.results import check_files, tell_github, write_files
 from specdebug.cli.trials import command_of, confidence_of, terminable
 from specdebug.errors import SpecDebugError
 
@@ -109,6 +110,7 @@ def bisect(
     as_json: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="One JSON document, to a file or to stdout.")
     ] = None,
+    html: Html = None,
     content: Content = None,
     debug: Debug = False,
 ) -> int:
@@ -128,6 +130,7 @@ def bisect(
         raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
     if as_json not in (None, "-"):
         check_writable(Path(as_json))
+    check_files(html)
     command = _command(ctx, scenario)
     unwanted: dict[str, object] = {}
     if over is not Over.COMMITS:
@@ -174,6 +177,7 @@ def bisect(
             with _watcher(subject) as watcher:
                 findings = search.run(watcher)
             _publish(findings, subject, kept, as_json)
+            _pass_on(findings, subject, kept, plan, signature, html)
     if findings.trouble is not None:
         raise findings.trouble
     return _exit_code(findings)
@@ -387,6 +391,38 @@ def _publish(findings: Findings, subject: Subject, journal: Journal, as_json: st
     from specdebug.report.bisect import findings_text
 
     write(findings_text(findings, subject, journal.evidence))
+
+
+def _pass_on(
+    findings: Findings, subject: Subject, journal: Journal, plan: _Plan, signature: str | None, html: Path | None
+) -> None:
+    """A page, and a summary on GitHub."""
+
+    def page() -> str:
+        from specdebug.report.html.bisect import bisect_page
+
+        return bisect_page(
+            findings,
+            subject,
+            _exit_code(findings),
+            journal.trials,
+            journal.evidence,
+            plan.chooser,
+            signature or plan.signature,
+            command_line(),
+        )
+
+    def summary() -> str:
+        from specdebug.report.bisect import findings_text
+        from specdebug.report.github import text_summary
+
+        text = findings_text(findings, subject, journal.evidence)
+        return text_summary(f"bisect {subject.what.rstrip(',')}", _exit_code(findings), text)
+
+    try:
+        write_files((html, page))
+    finally:
+        tell_github(summary)
 
 
 def _exit_code(findings: Findings) -> int:

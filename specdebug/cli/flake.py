@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug.cli.options import Content, Debug
+from specdebug.cli.options import Content, Debug, Html, Junit, command_line
 from specdebug.cli.output import check_writable, write, write_file
 from specdebug.cli.replay import open_library
+from specdebug.cli.results import check_files, tell_github, write_files
 from specdebug.cli.trials import command_of, confidence_of, terminable
 from specdebug.errors import SpecDebugError
 
@@ -71,6 +72,8 @@ def flake(
     as_json: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="One JSON document, to a file or to stdout.")
     ] = None,
+    junit: Junit = None,
+    html: Html = None,
     content: Content = None,
     debug: Debug = False,
 ) -> int:
@@ -91,6 +94,7 @@ def flake(
         raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
     if as_json not in (None, "-"):
         check_writable(Path(as_json))
+    check_files(junit, html)
     plan = _plan(command_of(ctx), scenario, arm, revert or (), content, jobs=jobs, timeout=timeout)
     with contextlib.closing(plan.source), terminable():
         from specdebug.report.flake import Question
@@ -120,6 +124,7 @@ def flake(
             with _watcher(question) as watcher:
                 sampled = sampling.run(watcher)
             _publish(sampled, question, plan.reverted, kept, as_json)
+            _pass_on(sampled, question, plan.reverted, kept, signature, junit, html)
     if sampled.trouble is not None:
         raise sampled.trouble
     return _exit_code(sampled, question)
@@ -189,6 +194,44 @@ def _publish(sampled: Sampled, question: Question, reverted: list[str], journal:
             return
         write_file(Path(as_json), text + "\n")
     write(sampled_text(sampled, question))
+
+
+def _pass_on(
+    sampled: Sampled,
+    question: Question,
+    reverted: list[str],
+    journal: Journal,
+    signature: str | None,
+    junit: Path | None,
+    html: Path | None,
+) -> None:
+    """A page, JUnit XML, and a summary on GitHub."""
+    from specdebug.report.flake import sampled_text
+
+    code = _exit_code(sampled, question)
+
+    def page() -> str:
+        from specdebug.report.html.flake import flake_page
+
+        trials, evidence = journal.trials, journal.evidence
+        return flake_page(sampled, question, code, reverted, trials, evidence, signature, command_line())
+
+    def cases() -> str:
+        from specdebug.report.junit import verdict_xml
+
+        seconds = sum(journal.trials[number][1].seconds for number in range(sampled.tally.trials))
+        case = question.what if question.claim is None else f"{question.what}: {question.claim.text}"
+        return verdict_xml("flake", case, code, sampled_text(sampled, question), seconds)
+
+    def summary() -> str:
+        from specdebug.report.github import text_summary
+
+        return text_summary(f"flake {question.what}", code, sampled_text(sampled, question))
+
+    try:
+        write_files((junit, cases), (html, page))
+    finally:
+        tell_github(summary)
 
 
 def _exit_code(sampled: Sampled, question: Question) -> int:

@@ -53,6 +53,8 @@ def check_writable(path: Path) -> None:
         raise OutputError(f"{path} is a folder; name a file")
     if not path.parent.is_dir():
         raise OutputError(f"cannot write {path}: no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise OutputError(f"cannot write {path}: permission denied")
 
 
 def write_file(path: Path, text: str) -> None:

@@ -202,6 +202,8 @@ def compare(
     dtype: InDtype = None,
     backend: WithBackend = None,
     as_json: Json = False,
+    junit: Junit = None,
+    html: Html = None,
     jobs: Jobs = 0,
     timeout: Timeout = None,
     content: Content = None,
@@ -212,6 +214,8 @@ def compare(
     Exit code 0 when both come to the same verdict and every request to the same output, else 1; 125 when this machine
     cannot run one of them.
     """
+    files = ReplayFiles(junit, html)
+    files.check()
     with workers(jobs) as pool:
         from specdebug.harness import compare as comparing
         from specdebug.harness import replay as harness
@@ -229,8 +233,9 @@ def compare(
             timeout_s=_positive(timeout),
             engine=engine_overrides(device, dtype, backend),
         )
+        recording = files.recording()
         with progress() as watcher:
-            answer = harness.replay(pool, library, scenario, choices, watcher)
+            answer = harness.replay(pool, library, scenario, choices, watcher, recording)
         if answer.interrupted:
             return answer.exit_code
         left, right = (result.outcome for result in answer.results)
@@ -244,6 +249,7 @@ def compare(
             from specdebug.report.terminal import render_comparison
 
             show(render_comparison(scenario.name, comparison))
+        files.write_comparison(answer, comparison, recording)
         return comparison.exit_code
 
 

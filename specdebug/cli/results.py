@@ -1,8 +1,11 @@
-"""Files that a command writes beside what it prints: checked before it runs, written after, and each tried."""
+"""What a command leaves beside what it prints: files, checked before it runs and written after, each of them tried; on
+GitHub a step summary and annotations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,13 +14,15 @@ from specdebug.cli.options import command_line
 from specdebug.cli.output import OutputError, check_writable, write_file
 
 if TYPE_CHECKING:
+    from specdebug.harness.compare import Comparison
     from specdebug.harness.replay import Replay
     from specdebug.harness.steplog import Recording
+    from specdebug.report.github import Annotation
 
 
 @dataclass(frozen=True)
 class ReplayFiles:
-    """What is wanted of a replay beside the report on stdout."""
+    """What is wanted of a replay, or of a comparison, beside the report on stdout."""
 
     junit: Path | None = None
     html: Path | None = None
@@ -25,9 +30,7 @@ class ReplayFiles:
 
     def check(self) -> None:
         """Raises OutputError when one of them could not be written."""
-        for path in (self.junit, self.html, self.perfetto):
-            if path is not None:
-                check_writable(path)
+        check_files(self.junit, self.html, self.perfetto)
 
     def recording(self) -> Recording | None:
         """Where to keep the steps, if any file shows them."""
@@ -36,7 +39,7 @@ class ReplayFiles:
         return Recording() if self.html is not None or self.perfetto is not None else None
 
     def write(self, answer: Replay, recording: Recording | None) -> None:
-        """Write them. Raises OutputError, after all have been tried."""
+        """Write them, and tell GitHub. Raises OutputError, after all have been tried."""
 
         def junit() -> str:
             from specdebug.report.junit import junit_xml
@@ -55,7 +58,59 @@ class ReplayFiles:
             assert recording is not None
             return perfetto_json(answer, recording)
 
-        write_files((self.junit, junit), (self.html, html), (self.perfetto, perfetto))
+        def summary() -> str:
+            from specdebug.report.github import replay_summary
+
+            return replay_summary(answer)
+
+        def annotations() -> list[Annotation]:
+            from specdebug.report.github import replay_annotations
+
+            return replay_annotations(answer)
+
+        try:
+            write_files((self.junit, junit), (self.html, html), (self.perfetto, perfetto))
+        finally:
+            tell_github(summary, annotations)
+
+    def write_comparison(self, answer: Replay, comparison: Comparison, recording: Recording | None) -> None:
+        """The same for two arms that were compared."""
+
+        def junit() -> str:
+            from specdebug.report.junit import verdict_xml
+            from specdebug.report.terminal import comparison_line
+
+            case = " and ".join(comparison.names)
+            said = comparison_line(comparison)
+            return verdict_xml(answer.scenario.name, case, comparison.exit_code, said, answer.wall_s)
+
+        def html() -> str:
+            from specdebug.report.html.compare import compare_page
+
+            assert recording is not None
+            return compare_page(answer, comparison, recording, command_line())
+
+        def summary() -> str:
+            from specdebug.report.github import comparison_summary
+
+            return comparison_summary(answer, comparison)
+
+        def annotations() -> list[Annotation]:
+            from specdebug.report.github import comparison_annotations
+
+            return comparison_annotations(answer, comparison)
+
+        try:
+            write_files((self.junit, junit), (self.html, html))
+        finally:
+            tell_github(summary, annotations)
+
+
+def check_files(*paths: Path | None) -> None:
+    """Raises OutputError when a file that is wanted could not be written."""
+    for path in paths:
+        if path is not None:
+            check_writable(path)
 
 
 def write_files(*files: tuple[Path | None, Callable[[], str]]) -> None:
@@ -70,3 +125,19 @@ def write_files(*files: tuple[Path | None, Callable[[], str]]) -> None:
             failures.append(error)
     if failures:
         raise failures[0]
+
+
+def tell_github(summary: Callable[[], str], annotations: Callable[[], Sequence[Annotation]] = lambda: ()) -> None:
+    """Inside a GitHub Actions job, add to the step's summary and print the annotations: on stderr, where the runner
+    looks for them, too, and they are in no document's way. Elsewhere, nothing. Raises OutputError."""
+    from specdebug.report.github import ACTIONS_VARIABLE, SUMMARY_VARIABLE
+
+    if os.environ.get(ACTIONS_VARIABLE) == "true" and sys.stderr is not None:
+        for annotation in annotations():
+            print(annotation.command(), file=sys.stderr, flush=True)
+    if path := os.environ.get(SUMMARY_VARIABLE):
+        try:
+            with open(path, "a", encoding="utf-8", errors="replace") as file:
+                file.write(summary())
+        except OSError as error:
+            raise OutputError(f"cannot write the step summary {path}: {error.strerror}") from None

@@ -181,13 +181,16 @@ def progress_text(standing: Standing) -> str:
 def trial_text(trial: Trial, result: TrialResult, subject: Subject) -> str:
     """A trial in few words: ``fail exit:1, 3 of 10 reverted, 0.2 s``."""
     outcome = f"{result.outcome} {result.signature}" if result.signature else result.outcome
+    return f"{outcome}, {switched_text(trial, subject)}, {result.seconds:.1f} s"
+
+
+def switched_text(trial: Trial, subject: Subject) -> str:
+    """What a trial switched on, in few words."""
     if subject.over == "commits":
-        switched = f"at {subject.called(trial.reverted) if trial.reverted else GOOD}"
-    elif len(trial.reverted) == 1:
-        switched = f"{subject.called(trial.reverted)} {_DONE[subject.over]}"
-    else:
-        switched = f"{len(trial.reverted)} of {len(subject.labels)} {_DONE[subject.over]}"
-    return f"{outcome}, {switched}, {result.seconds:.1f} s"
+        return f"at {subject.called(trial.reverted) if trial.reverted else GOOD}"
+    if len(trial.reverted) == 1:
+        return f"{subject.called(trial.reverted)} {_DONE[subject.over]}"
+    return f"{len(trial.reverted)} of {len(subject.labels)} {_DONE[subject.over]}"
 
 
 def rate_text(rate: Rate) -> str:

@@ -1,7 +1,7 @@
 """Results as JUnit XML, the dialect CI systems read: one suite a scenario, one case an arm.
 
 A case fails when its arm did not do what was expected of it (or, where nothing was expected, failed); it is
-skipped when the arm came to no verdict.
+skipped when the arm came to no verdict. A comparison, or a measured failure rate, is one case.
 """
 
 from __future__ import annotations
@@ -35,6 +35,26 @@ def junit_xml(replays: Sequence[Replay]) -> str:
         suite.set("time", f"{replay.wall_s:.3f}")
     for name, count in totals.items():
         root.set(name, str(count))
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def verdict_xml(suite: str, case: str, exit_code: int, text: str, seconds: float) -> str:
+    """The document of one case: passed for exit code 0, failed for 1, else skipped for want of a verdict.
+
+    ``text``: what was said, its first line the verdict.
+    """
+    verdict = text.partition("\n")[0]
+    kind = {0: None, 1: "failure"}.get(exit_code, "skipped")
+    counts = {"tests": 1, "failures": int(kind == "failure"), "skipped": int(kind == "skipped"), "errors": 0}
+    numbers = {name: str(count) for name, count in counts.items()}
+    root = ET.Element("testsuites", {"name": "specdebug", **numbers})
+    element = ET.SubElement(root, "testsuite", {"name": _clean(suite), **numbers, "time": f"{seconds:.3f}"})
+    one = ET.SubElement(element, "testcase", classname=_clean(f"specdebug.{suite}"), name=_clean(case))
+    one.set("time", f"{seconds:.3f}")
+    if kind is not None:
+        ET.SubElement(one, kind, message=_clean(verdict)).text = _clean(text)
+    ET.SubElement(one, "system-out").text = _clean(text)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from specdebug import __version__
+from specdebug.faults.model import Injection
 from specdebug.harness.outcome import Violation
 from specdebug.harness.replay import ArmResult, Replay
 from specdebug.harness.steplog import Recording, Step
@@ -36,22 +37,24 @@ def perfetto_json(replay: Replay, recording: Recording) -> str:
 
 
 def arm_events(result: ArmResult, steps: Sequence[Step], pid: int) -> list[Event]:
-    """One arm's events under this process id; metadata first, then in order of time."""
+    """One arm's events under this process id; metadata first, then steps, then what happened in them."""
     name = f"{result.run.arm}: {result.outcome.verdict}"
     events = [_named("process_name", name, pid, 0), _named("process_sort_index", pid, pid, 0)]
     events += [_named("thread_name", phase, pid, tid) for phase, tid in PHASES.items()]
     events.append(_named("thread_name", "events", pid, EVENTS))
-    found: dict[int, list[Violation]] = {}
-    for violation in result.outcome.violations:
-        last = steps[-1].number if steps else 0
-        found.setdefault(last if violation.step is None else violation.step, []).append(violation)
+    starts: dict[int, float] = {}
     now = 0.0
     for step in steps:
+        starts[step.number] = now
         events += _step_events(step, now, pid)
         now += 1e6 * step.seconds
-        events += [_finding(violation, now, pid) for violation in found.pop(step.number, ())]
-    # What was found in a step that never came to its end, or with no step at all.
-    events += [_finding(violation, now, pid) for rest in found.values() for violation in rest]
+    ends = {step.number: starts[step.number] + 1e6 * step.seconds for step in steps}
+    # A step that never came to its end is in neither: what belongs to it, or to no step, stands at the end.
+    outcome = result.outcome
+    events += [_injection(each, starts.get(each.step, now), pid) for each in outcome.injections]
+    events += [
+        _finding(each, now if each.step is None else ends.get(each.step, now), pid) for each in outcome.violations
+    ]
     return events
 
 
@@ -79,6 +82,10 @@ def _step_events(step: Step, at: float, pid: int) -> Iterator[Event]:
 def _finding(violation: Violation, at: float, pid: int) -> Event:
     args = {"step": violation.step, "times": violation.count, "detail": violation.detail}
     return _instant(violation.signature, "finding", at, pid, args)
+
+
+def _injection(injection: Injection, at: float, pid: int) -> Event:
+    return _instant(injection.fault, "injection", at, pid, {"step": injection.step, "detail": str(injection)})
 
 
 def _instant(name: str, category: str, at: float, pid: int, args: Event) -> Event:

@@ -156,8 +156,13 @@ def render_comparison(scenario: str, comparison: Comparison) -> RenderableType:
     for name in comparison.names:
         table.add_column(escape(name), overflow="fold")
     left, right = comparison.outcomes
-    for label, value in _COMPARED.items():
+    for label, value in COMPARED.items():
         table.add_row(label, *(escape(value(outcome)) for outcome in (left, right)))
+    return Group(table, _request_table(comparison), Text(comparison_line(comparison)))
+
+
+def comparison_line(comparison: Comparison) -> str:
+    """What the comparison came to, in one line."""
     differing = [request for request in comparison.requests if not request.same_output]
     closing = "outputs and verdicts agree" if comparison.agree else "the arms differ"
     if comparison.unavailable:
@@ -169,10 +174,10 @@ def render_comparison(scenario: str, comparison: Comparison) -> RenderableType:
         closing += f": {len(differing)} of {len(comparison.requests)} requests have other outputs"
     if comparison.same_trace:
         closing += "; every step was the same"
-    return Group(table, _request_table(comparison), Text(closing))
+    return closing
 
 
-_COMPARED: dict[str, Callable[[Outcome], str]] = {
+COMPARED: dict[str, Callable[[Outcome], str]] = {
     "verdict": lambda outcome: outcome.verdict,
     "signature": lambda outcome: outcome.signature or "",
     "accept length": lambda outcome: accept_text(outcome.metrics),
@@ -183,6 +188,7 @@ _COMPARED: dict[str, Callable[[Outcome], str]] = {
     "peak memory": lambda outcome: f"{outcome.metrics.peak_rss_mb:.0f} MiB",
     "trace": lambda outcome: outcome.trace_hash,
 }
+"""What is told of both sides of a comparison, and how."""
 
 
 def _request_table(comparison: Comparison) -> RenderableType:

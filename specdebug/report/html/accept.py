@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from specdebug.harness.outcome import Violation
+from specdebug.harness.outcome import Outcome
 from specdebug.harness.steplog import Step
-from specdebug.report.html.marks import finding_marks
+from specdebug.report.html.marks import marks
 from specdebug.report.html.series import Span, chunks, spans
 from specdebug.report.html.svg import (
     Point,
@@ -40,7 +40,7 @@ DOTS = 150
 """Up to so many steps the mean's points are drawn, too."""
 
 
-def accept_plot(steps: Sequence[Step], violations: Sequence[Violation] = ()) -> Markup | None:
+def accept_plot(steps: Sequence[Step], outcome: Outcome) -> Markup | None:
     """The plot of one arm; None where nothing was ever verified."""
     drawn = spans(steps)
     if not any(span.accept is not None for span in drawn):
@@ -66,8 +66,8 @@ def accept_plot(steps: Sequence[Step], violations: Sequence[Violation] = ()) -> 
             stroke_opacity=0.6 if len(lines) <= FEW else 0.2,
         ),
         _mean(drawn, x, y, "mean"),
-        finding_marks(violations, x, TOP, BOTTOM),
         hits(drawn, x, TOP, BOTTOM),
+        marks(outcome, x, TOP, BOTTOM),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from specdebug.faults.model import Injection
 from specdebug.harness.outcome import Outcome, RequestResult, Tie, Violation
 from specdebug.harness.replay import ArmResult
 from specdebug.harness.steplog import Step
@@ -34,6 +35,8 @@ class ArmView:
     detail: str
     facts: dict[str, str]
     findings: Sequence[Violation]
+    injections: Sequence[Injection]
+    more_injections: int
     remarks: Sequence[str]
     accept: Markup | None
     timeline: Markup | None
@@ -59,9 +62,11 @@ def arm_view(result: ArmResult, steps: Sequence[Step]) -> ArmView:
         detail=outcome.detail,
         facts=_facts(result),
         findings=outcome.violations[:MAX_ROWS],
+        injections=outcome.injections[:MAX_ROWS],
+        more_injections=max(0, len(outcome.injections) - MAX_ROWS),
         remarks=[*outcome.reasons, *outcome.notes],
-        accept=accept_plot(steps, outcome.violations),
-        timeline=timeline_plot(steps, outcome.violations),
+        accept=accept_plot(steps, outcome),
+        timeline=timeline_plot(steps, outcome),
         spans=spans(steps, MAX_FOLDED),
         requests=outcome.requests[:MAX_ROWS],
         more_requests=max(0, len(outcome.requests) - MAX_ROWS),

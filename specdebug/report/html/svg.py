@@ -33,10 +33,11 @@ def join(parts: Iterable[str]) -> Markup:
     return Markup("").join(parts)
 
 
-def drawing(height: float, label: str, *content: str) -> Markup:
-    """A whole plot. ``label`` is what somebody hears who does not see it."""
-    box = f"0 0 {WIDTH} {number(height)}"
-    return element("svg", *content, viewBox=box, role="img", aria_label=label, class_="plot")
+def drawing(height: float, label: str, *content: str, width: float = WIDTH) -> Markup:
+    """A whole plot. ``label`` is what somebody hears who does not see it; one that is wider is scrolled."""
+    box = f"0 0 {number(width)} {number(height)}"
+    least = f"min-width:{number(width)}px" if width > WIDTH else None
+    return element("svg", *content, viewBox=box, role="img", aria_label=label, class_="plot", style=least)
 
 
 def number(value: float) -> str:

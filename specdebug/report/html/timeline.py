@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from specdebug.harness.outcome import Violation
+from specdebug.harness.outcome import Outcome
 from specdebug.harness.steplog import Step
 from specdebug.report.html.accept import hits, step_scale
-from specdebug.report.html.marks import finding_marks
+from specdebug.report.html.marks import marks
 from specdebug.report.html.series import Span, spans
 from specdebug.report.html.svg import LEFT, Scale, drawing, element, join, polygon, rect, text, x_axis, y_axis
 
@@ -23,7 +23,7 @@ _BOTTOM = 268
 HEIGHT = 304
 
 
-def timeline_plot(steps: Sequence[Step], violations: Sequence[Violation] = ()) -> Markup | None:
+def timeline_plot(steps: Sequence[Step], outcome: Outcome) -> Markup | None:
     """The plot of one arm; None where it took no step."""
     if not steps:
         return None
@@ -51,8 +51,8 @@ def timeline_plot(steps: Sequence[Step], violations: Sequence[Violation] = ()) -
         text(LEFT - 6, _ENDS + 4, "ends", class_="tick", text_anchor="end"),
         join(_ends(span, x) for span in drawn),
         x_axis(x, _BOTTOM, "step"),
-        finding_marks(violations, x, _PHASE[0] - 14, _BOTTOM),
         hits(drawn, x, _PHASE[0] - 10, _BOTTOM),
+        marks(outcome, x, _PHASE[0] - 14, _BOTTOM),
     )
 
 

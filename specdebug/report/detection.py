@@ -1,0 +1,140 @@
+"""What caught which injected fault, as data: the detection matrix.
+
+The document is a list of rows, one an injection::
+
+    {"rows": [{"fault": "kv_nan", "seed": 3, "effective": true, "caught": {"nan@target.logits": 0, "lossless": 2}}]}
+
+``caught`` names every detector that saw it and how many steps after the injection it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from specdebug.errors import SpecDebugError
+
+
+class MatrixError(SpecDebugError):
+    """A document is no detection matrix."""
+
+
+@dataclass(frozen=True)
+class Injected:
+    """One run with one fault. ``effective``: the fault changed something, so that it can be seen at all."""
+
+    fault: str
+    seed: int
+    effective: bool
+    caught: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Of the effective injections, how many were caught; after how many steps in the mean (``steps``) and at most."""
+
+    effective: int
+    caught: int
+    steps: float | None
+    latest: int
+
+
+@dataclass(frozen=True)
+class DetectionMatrix:
+    """All injections of a verification."""
+
+    rows: Sequence[Injected]
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> DetectionMatrix:
+        """Read the document. Raises MatrixError."""
+        try:
+            return cls(
+                tuple(
+                    Injected(
+                        str(row["fault"]),
+                        int(row["seed"]),
+                        bool(row["effective"]),
+                        {str(name): int(steps) for name, steps in row["caught"].items()},
+                    )
+                    for row in document["rows"]
+                )
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise MatrixError(f"no detection matrix: {type(error).__name__}: {error}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Inverse of :meth:`from_dict`."""
+        return {
+            "rows": [
+                {"fault": row.fault, "seed": row.seed, "effective": row.effective, "caught": dict(row.caught)}
+                for row in self.rows
+            ]
+        }
+
+    @cached_property
+    def classes(self) -> list[str]:
+        """Classes of faults, in the order in which they come."""
+        return list(dict.fromkeys(row.fault for row in self.rows))
+
+    @cached_property
+    def detectors(self) -> list[str]:
+        """Detectors, those that caught most first."""
+        counts: dict[str, int] = {}
+        for row in self._effective:
+            for name in row.caught:
+                counts[name] = counts.get(name, 0) + 1
+        return sorted(counts, key=lambda name: (-counts[name], name))
+
+    @cached_property
+    def sole(self) -> dict[str, list[str]]:
+        """Of detectors that were the only one to catch an injection, the classes it was of."""
+        found: dict[str, dict[str, None]] = {}
+        for row in self._effective:
+            if len(row.caught) == 1:
+                (name,) = row.caught
+                found.setdefault(name, {})[row.fault] = None
+        return {name: list(faults) for name, faults in found.items()}
+
+    def effective(self, fault: str) -> int:
+        """Injections of the class that changed something."""
+        return self.any(fault).effective
+
+    def caught(self, fault: str) -> int:
+        """How many of those some detector saw."""
+        return self.any(fault).caught
+
+    @property
+    def missed(self) -> list[Injected]:
+        """Effective injections that nothing saw."""
+        return [row for row in self._effective if not row.caught]
+
+    def cell(self, fault: str, detector: str) -> Cell:
+        """What a detector saw of a class."""
+        rows = self._of(fault)
+        return _cell(len(rows), [row.caught[detector] for row in rows if detector in row.caught])
+
+    def any(self, fault: str) -> Cell:
+        """What some detector saw of a class, the first to do so counted."""
+        rows = self._of(fault)
+        return _cell(len(rows), [min(row.caught.values()) for row in rows if row.caught])
+
+    @cached_property
+    def _effective(self) -> list[Injected]:
+        return [row for row in self.rows if row.effective]
+
+    @cached_property
+    def _by_class(self) -> dict[str, list[Injected]]:
+        grouped: dict[str, list[Injected]] = {}
+        for row in self._effective:
+            grouped.setdefault(row.fault, []).append(row)
+        return grouped
+
+    def _of(self, fault: str) -> list[Injected]:
+        return self._by_class.get(fault, [])
+
+
+def _cell(effective: int, steps: Sequence[int]) -> Cell:
+    return Cell(effective, len(steps), sum(steps) / len(steps) if steps else None, max(steps, default=0))

@@ -1,0 +1,70 @@
+"""The page of ``specdebug compare``: two arms side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specdebug.harness.compare import Comparison, RequestDifference
+from specdebug.harness.outcome import Outcome
+from specdebug.harness.replay import Replay
+from specdebug.harness.steplog import Recording
+from specdebug.report.html.accept import accept_overlay
+from specdebug.report.html.arm import MAX_ROWS, arm_view
+from specdebug.report.html.page import Chip, Head, render
+from specdebug.report.html.replay import scenario_facts
+from specdebug.report.terminal import COMPARED, comparison_line
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measure of both arms."""
+
+    name: str
+    left: str
+    right: str
+
+    @property
+    def differs(self) -> bool:
+        return self.left != self.right
+
+
+def compare_page(replay: Replay, comparison: Comparison, recording: Recording, command: str) -> str:
+    """The page of a comparison and the replay that it is of. ``command``: the command line that it was."""
+    views = [arm_view(result, recording.of(result.run.key)) for result in replay.results]
+    requests = sorted(comparison.requests, key=lambda request: request.same_output)
+    differing = sum(not request.same_output for request in requests)
+    verdict = Chip("the arms agree", "pass") if comparison.agree else Chip("the arms differ", "fail")
+    if comparison.unavailable:
+        verdict = Chip("cannot be compared here", "unknown")
+    head = Head(
+        title=f"{replay.scenario.name}: {' and '.join(comparison.names)}",
+        chips=[verdict, *(Chip(f"{view.name}: {view.verdict.words}", view.verdict.style) for view in views)],
+        summary=comparison_line(comparison),
+        facts=scenario_facts(replay) | {"exit code": str(comparison.exit_code)},
+        command=command,
+    )
+    return render(
+        "compare.html",
+        head,
+        names=comparison.names,
+        rows=_rows(comparison.outcomes, COMPARED),
+        overlay=accept_overlay({result.run.arm: recording.of(result.run.key) for result in replay.results}),
+        differing=differing,
+        requests=[(request, _position(request)) for request in requests[:MAX_ROWS]],
+        more_requests=max(0, len(requests) - MAX_ROWS),
+        arms=views,
+    )
+
+
+def _rows(outcomes: tuple[Outcome, Outcome], measures: dict[str, Callable[[Outcome], str]]) -> list[Row]:
+    left, right = outcomes
+    return [Row(name, measure(left), measure(right)) for name, measure in measures.items()]
+
+
+def _position(request: RequestDifference) -> str:
+    if request.left is None:
+        return "only in the second"
+    if request.right is None:
+        return "only in the first"
+    return "same" if request.position is None else f"token {request.position}"

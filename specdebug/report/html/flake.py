@@ -1,0 +1,88 @@
+"""The page of ``specdebug flake``: the failure rate, how it became known, and what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from specdebug.report.flake import Question, decision, flake_document, rate_text, verdict_line
+from specdebug.report.html.page import Chip, Head, render
+from specdebug.report.html.rate import rate_plot
+from specdebug.stats.claims import percent
+from specdebug.trials.sampling import Sampled
+from specdebug.trials.trial import Trial, TrialResult
+
+MAX_TRIALS = 1000
+"""Rows of the table of trials that did not pass, the last ones; the journal has them all."""
+
+
+def flake_page(
+    sampled: Sampled,
+    question: Question,
+    exit_code: int,
+    reverted: list[str],
+    trials: Mapping[int, tuple[Trial, TrialResult]],
+    evidence: Mapping[str, str],
+    pattern: str | None,
+    command: str,
+) -> str:
+    """The page, whatever it came to.
+
+    Args:
+        trials: those in the journal, by number; of each signature ``evidence`` has what its first left.
+        pattern: the failures that were measured, if not all.
+    """
+    tally = sampled.tally
+    counted = [trials[number] for number in range(tally.trials)]
+    bad = [(trial, result) for trial, result in counted if result.outcome != "pass"]
+    head = Head(
+        title=question.what,
+        chips=[_chip(sampled, question)],
+        summary=verdict_line(sampled, question),
+        facts={
+            "claim": "" if question.claim is None else question.claim.text,
+            "rate": rate_text(tally, question.confidence),
+            "trials": str(tally.trials) + (f", {tally.resumed} from the journal" if tally.resumed else ""),
+            "untestable": str(tally.untestable or ""),
+            "failed in another way": str(tally.masked or ""),
+            "fixes reverted": ", ".join(reverted),
+            "time in trials": f"{sum(result.seconds for _, result in counted):.1f} s",
+            "exit code": str(exit_code),
+            "journal": question.journal,
+        },
+        command=command,
+    )
+    return render(
+        "flake.html",
+        head,
+        document=flake_document(sampled, question, exit_code, reverted, evidence),
+        confidence=percent(question.confidence),
+        plot=rate_plot(failed(counted, pattern), question.confidence),
+        trials=bad[-MAX_TRIALS:],
+        more_trials=max(0, len(bad) - MAX_TRIALS),
+        passed=len(counted) - len(bad),
+    )
+
+
+def failed(counted: Sequence[tuple[Trial, TrialResult]], pattern: str | None) -> list[bool]:
+    """Of every run with a verdict on the failure that is measured, whether it showed it."""
+    shown = []
+    for _, result in counted:
+        if result.outcome == "pass":
+            shown.append(False)
+        elif result.outcome == "fail" and (pattern is None or fnmatchcase(result.signature or "fail", pattern)):
+            shown.append(True)
+    return shown
+
+
+def _chip(sampled: Sampled, question: Question) -> Chip:
+    holds = decision(sampled, question.claim)
+    if question.claim is not None:
+        return {
+            True: Chip("the claim holds", "pass"),
+            False: Chip("the claim is refuted", "fail"),
+            None: Chip("undecided", "unknown"),
+        }[holds]
+    if sampled.tally.failures:
+        return Chip(f"{sampled.tally.failures} of {sampled.tally.runs} failed", "fail")
+    return Chip("nothing failed", "pass") if sampled.tally.runs else Chip("no run came to a verdict", "unknown")

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from specdebug import __version__
-from specdebug.cli import bisect, bundle, doctor, faults, flake, minimise, probes, replay, scenarios, toggles
+from specdebug.cli import bisect, bundle, doctor, faults, flake, minimise, probes, replay, scenarios, toggles, triage
 from specdebug.cli.options import Debug, debug_wanted, forget_debug, remember_command_line
 from specdebug.cli.output import open_standard_streams, write
 from specdebug.cli.trials import WithCommand
@@ -35,6 +35,7 @@ app.command("bundle")(bundle.bundle)
 app.command("bisect", cls=WithCommand)(bisect.bisect)
 app.command("flake", cls=WithCommand)(flake.flake)
 app.command("minimise")(minimise.minimise)
+app.command("triage")(triage.triage)
 app.add_typer(toggles.app, name="toggles")
 app.add_typer(probes.app, name="probes")
 app.add_typer(scenarios.app, name="scenarios")

@@ -1,0 +1,159 @@
+"""Which fixes of the registry might be missing where a log is from, each with its reasons.
+
+Points are given for what speaks for a fix and taken for what speaks against it. They order candidates and mean nothing
+else: only running them decides. What settles it (the very signature, or that the log says the fix was reverted)
+outweighs everything that only makes it likelier.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from specdebug.harness.library import Library
+from specdebug.harness.plans import PLANNERS, exists_in
+from specdebug.harness.scenario_model import Scenario
+from specdebug.toggles import Toggle
+from specdebug.triage.facts import Facts
+from specdebug.triage.scan import Finding, Scan
+
+MAX_CANDIDATES = 5
+MAX_REPLAYS = 3
+LEAST = 3
+"""Points below which nothing is named: a backend in common, say, is no reason."""
+CONSEQUENCE = 8
+"""Points for a signature of a fix among what followed. More has only what settles it."""
+
+_SYMPTOMS: dict[str, re.Pattern[str]] = {
+    "nan": re.compile(r"\bNaN\b"),
+    "oob": re.compile(r"out-of-vocabulary|illegal address|overruns"),
+    "illegal-address": re.compile(r"illegal address|overruns|corruption"),
+    "assert": re.compile(r"out-of-vocabulary|illegal address"),
+    "launch-failure": re.compile(r"illegal address|corruption"),
+    "pools": re.compile(r"\bleak"),
+    "guard": re.compile(r"overruns|corruption"),
+    "accept-drop": re.compile(r"accept length"),
+    "mismatch": re.compile(r"accept length|draft KV"),
+    "crash": re.compile(r"illegal address|corruption"),
+}
+"""By kind of damage, words of a toggle's symptom that speak of it."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A fix that might be missing.
+
+    Attributes:
+        arm: of ``scenario``, the one that reverts just this fix; None if it has none.
+        exact: whether the log names this failure or this revert itself.
+    """
+
+    toggle: Toggle
+    scenario: Scenario
+    arm: str | None
+    points: int
+    reasons: tuple[str, ...]
+    exact: bool
+
+    @property
+    def replay(self) -> tuple[str, ...]:
+        """The command line that shows the failure without the fix."""
+        name = self.toggle.detected_by.scenario
+        chosen = ("--arm", self.arm) if self.arm is not None else ("--revert", str(self.toggle.pr))
+        return ("specdebug", "replay", name, *chosen)
+
+    @property
+    def bisect(self) -> tuple[str, ...]:
+        """The command line that singles the fix out among all."""
+        signature = self.toggle.detected_by.signatures[0]
+        return ("specdebug", "bisect", self.toggle.detected_by.scenario, "--signature", signature)
+
+
+def candidates(found: Scan, library: Library) -> tuple[Candidate, ...]:
+    """The likeliest fixes, best first; none when nothing speaks for any. Raises ContentError."""
+    if found.main is None:
+        return ()
+    ranked = []
+    for toggle in library.all_toggles():
+        scenario = library.scenario(toggle.detected_by.scenario)
+        seen = tuple(_seen(toggle, found))
+        weighed = (*seen, *_likely(toggle, scenario, found.main, found.facts))
+        points = sum(number for number, _ in weighed)
+        if points >= LEAST and any(number >= LEAST for number, _ in weighed):
+            arm = next((arm.name for arm in scenario.arms.values() if arm.revert == (toggle.pr,)), None)
+            reasons = tuple(reason for _, reason in weighed)
+            exact = any(number > CONSEQUENCE for number, _ in seen)
+            ranked.append(Candidate(toggle, scenario, arm, points, reasons, exact))
+    # Of two alike the newer: fewer releases have it.
+    ranked.sort(key=lambda candidate: (-candidate.points, -candidate.toggle.pr))
+    if ranked and ranked[0].exact:
+        ranked = [candidate for candidate in ranked if candidate.points >= CONSEQUENCE]
+    return tuple(ranked[:MAX_CANDIDATES])
+
+
+def commands(found: Scan, best: tuple[Candidate, ...], library: Library) -> tuple[str, ...]:
+    """What to run next, most telling first. Raises ContentError."""
+    if found.main is None:
+        return ()
+    lines: list[tuple[str, ...]] = []
+    named = next((one for one in library.scenarios() if one.name == found.facts.scenario), None)
+    if named is not None:
+        lines.append(("specdebug", "replay", named.path.stem, "--arm", found.facts.arm or ""))
+    lines += [candidate.replay for candidate in best[:MAX_REPLAYS]]
+    if best:
+        lines.append(best[0].bisect)
+    told = [shlex.join(line) for line in dict.fromkeys(lines)]
+    if not best or not best[0].exact:
+        told.append("specdebug bisect -- COMMAND   # what failed: reverts each fix in turn, tells flaky from broken")
+    return tuple(told)
+
+
+Weighed = tuple[int, str]
+
+
+def _seen(toggle: Toggle, found: Scan) -> Iterator[Weighed]:
+    for number in sorted(found.facts.reverted.intersection(toggle.numbers)):
+        yield 40, f"the log says that {number} was reverted"
+    known = [finding for finding in found.ranked() if toggle.detected_by.recognises(finding.signature)]
+    if known:
+        first = known[0]
+        yield (
+            (20 if first is found.main else CONSEQUENCE),
+            f"{first.signature} (line {first.line}) is how its scenario fails",
+        )
+
+
+def _likely(toggle: Toggle, scenario: Scenario, main: Finding, facts: Facts) -> Iterator[Weighed]:
+    pattern = _SYMPTOMS.get(main.means)
+    if pattern is not None and (word := pattern.search(toggle.symptom)):
+        yield 3, f"its symptom fits ({word[0]}): {toggle.symptom}"
+    through = sorted(facts.functions & _functions(toggle))
+    if through:
+        yield 3, f"a traceback passes through {', '.join(through)}, which it changes"
+    if facts.cached_tokens is not None and toggle.family == "cache hit":
+        yield 2, f"it is about prefix cache hits, and the log has one ({facts.cached_tokens} cached tokens)"
+    yield from _about_setting(toggle, scenario, facts)
+
+
+def _about_setting(toggle: Toggle, scenario: Scenario, facts: Facts) -> Iterator[Weighed]:
+    """What backend, branches and page size say."""
+    if facts.backend is not None:
+        plans = [plan for plan in PLANNERS if exists_in(toggle, plan)]
+        if facts.backend not in plans:
+            yield -6, f"it is a fix of {' and '.join(plans)}, not of {facts.backend}"
+        elif len(plans) < len(PLANNERS):
+            yield 2, f"it is a fix of {' and '.join(plans)}, which the log uses"
+    if facts.topk is not None and toggle.family == "topk > 1":
+        yield (2, f"it needs topk > 1, which is {facts.topk}") if facts.topk > 1 else (-6, "it needs topk > 1")
+    pages = scenario.engine_of(next(iter(scenario.arms))).get("page_size", 1)
+    if facts.page_size is not None and pages > 1:
+        same = facts.page_size > 1
+        yield (1 if same else -1), f"its scenario has pages of {pages} slots, the log of {facts.page_size}"
+
+
+def _functions(toggle: Toggle) -> set[str]:
+    """Names of the functions that it changes, here and in other engines."""
+    foreign = [patch for versions in toggle.foreign.values() for patches in versions.values() for patch in patches]
+    return {patch.qualname.rpartition(".")[2] for patch in (*toggle.patches, *foreign) if patch.qualname}

@@ -1,0 +1,78 @@
+"""Try the candidates: does reverting the fix fail as the log did?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from specdebug.harness.library import Library
+from specdebug.harness.outcome import Outcome
+from specdebug.harness.replay import ArmRun, Choices, Progress, plan, run_arms
+from specdebug.triage.candidates import Candidate
+from specdebug.triage.scan import Finding
+
+if TYPE_CHECKING:
+    from specdebug.targets.pool import WorkerPool
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A candidate that was run.
+
+    Attributes:
+        same: it failed with the log's very signature.
+        alike: it failed with damage of the log's kind, among its consequences if not first.
+    """
+
+    candidate: Candidate
+    outcome: Outcome
+    same: bool
+    alike: bool
+
+    @property
+    def verdict(self) -> str:
+        """In words, next to the log's failure."""
+        if self.outcome.verdict != "fail":
+            return self.outcome.verdict
+        return "fails with the same signature" if self.same else "fails alike" if self.alike else "fails otherwise"
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "pr": self.candidate.toggle.pr,
+            "verdict": self.outcome.verdict,
+            "signature": self.outcome.signature,
+            "same_signature": self.same,
+            "alike": self.alike,
+        }
+
+
+def try_out(
+    pool: WorkerPool,
+    library: Library,
+    best: Sequence[Candidate],
+    main: Finding,
+    progress: Progress | None = None,
+) -> tuple[tuple[Tried, ...], bool]:
+    """Run each candidate's scenario without its fix; returns what came of it and whether a Ctrl-C cut it short.
+
+    Raises ContentError or ReplayError.
+    """
+    runs = [_run_of(candidate, library) for candidate in best]
+    results, interrupted = run_arms(pool, library, runs, progress)
+    by_key = {str(candidate.toggle.pr): candidate for candidate in best}
+    tried = []
+    for result in results:
+        found = result.outcome.violations
+        same = result.outcome.signature == main.signature
+        alike = same or any(violation.kind == main.means for violation in found)
+        tried.append(Tried(by_key[result.run.key], result.outcome, same, alike))
+    return tuple(tried), interrupted
+
+
+def _run_of(candidate: Candidate, library: Library) -> ArmRun:
+    arm, pr = candidate.arm, candidate.toggle.pr
+    choices = Choices(reverts=(pr,)) if arm is None else Choices(arms=(arm,))
+    (run,) = plan(candidate.scenario, choices, library)
+    return replace(run, key=str(candidate.toggle.pr))

@@ -156,9 +156,10 @@ def bisect_progress(stream: IO[str], subject: Subject) -> PlainBisect | LiveBise
 
 def posterior_table(standing: Standing, subject: Subject) -> Table:
     """The likeliest culprit sets with a bar each."""
-    table = Table.grid(padding=(0, 2))
-    for _ in range(4):
-        table.add_column(no_wrap=True, overflow="ellipsis")
+    table = Table.grid(padding=(0, 2), expand=True)
+    for width in (len("0.000"), BAR, None):
+        table.add_column(no_wrap=True, overflow="ellipsis", width=width)
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)  # a narrow terminal cuts titles, not numbers
     for culprits, probability in standing.posterior:
         filled = round(probability * BAR)
         bar = Text("█" * filled, "cyan") + Text("░" * (BAR - filled), "dim")

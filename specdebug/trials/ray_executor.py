@@ -214,10 +214,12 @@ class RaySource:
 
     def _lose(self, slot: _Slot, error: Exception) -> None:
         """A worker is gone: its trial goes first in the queue."""
-        with contextlib.suppress(self._ray.exceptions.RayError):  # it may only have been out of reach
-            self._ray.kill(slot.actor)
-        alive = self._nodes()
-        self._idle = [one for one in self._idle if one.node in alive]
+        # Ray takes a while to call a node dead, so what idles there is not trusted with the trial either.
+        gone = [slot, *(one for one in self._idle if one.node == slot.node)]
+        self._idle = [one for one in self._idle if one.node != slot.node]
+        for one in gone:
+            with contextlib.suppress(self._ray.exceptions.RayError):  # it may only have been out of reach
+                self._ray.kill(one.actor)
         if slot.trial is None:
             self._failed_starts += 1
             if self._failed_starts >= ATTEMPTS:
@@ -225,7 +227,7 @@ class RaySource:
             return
         self._queue.appendleft(slot.trial)
         self._rerun += 1
-        if slot.node in alive:  # not the node's fault
+        if slot.node in self._nodes():
             number = slot.trial.number
             self._strikes[number] += 1
             if self._strikes[number] >= ATTEMPTS:

@@ -144,8 +144,7 @@ class TestOnACluster:
         os.mkfifo("begun")
         os.mkfifo("never")
         Path("hang").write_text(str(trial_seed(0, KILLED)))
-        source = on_ray(command, nodes)
-        assert source.capacity == JOBS
+        source = on_ray(command, nodes, jobs=JOBS)
         there, trials = search(source, "there.sqlite", Watcher(nodes, source))
         assert there.trouble is None
         assert there.answer == here.answer
@@ -164,11 +163,13 @@ class TestOnACluster:
             document: dict[str, Any] = json.loads(capsys.readouterr().out)
             return document
 
-        assert told("--executor", "ray", "--ray-address", nodes.address) == told("--jobs", str(JOBS))
+        jobs = ("--jobs", str(JOBS))
+        assert told("--executor", "ray", "--ray-address", nodes.address, *jobs) == told(*jobs)
 
     def test_what_runs_ends_when_it_is_closed(self, nodes: Nodes) -> None:
         os.mkfifo("begun")
         source = on_ray(script("#!/bin/bash\necho $$ >begun\nexec sleep 1000\n"), nodes)
+        assert source.capacity >= JOBS  # a CPU each; Ray takes a while to call those dead that another test killed
         source.start(Trial(0, frozenset(), 1))
         told: list[int] = []
 

@@ -232,7 +232,19 @@ BAD = {
         "s.yaml:2:1: asks for 12288 requests, more than 10000"
     ),
     # faults, probes, oracles, limits
-    PROMPT + "faults: [nan]\n": "s.yaml:4:9: faults must be an empty list: this version injects no faults",
+    PROMPT + "faults: [nan]\n": "s.yaml:4:10: faults[0] must be a mapping, not 'nan'",
+    PROMPT + "faults: [{fault: nan_kv_in_us}]\n": "s.yaml:4:18: no fault 'nan_kv_in_us'; did you mean 'nan_kv_in_use'?",
+    PROMPT + "faults: [{fault: nan_kv_in_use, stp: 3}]\n": (
+        "s.yaml:4:33: unknown key 'stp' in faults[0]; did you mean 'step'?"
+    ),
+    PROMPT + "faults: [{fault: nan_kv_unused, row: 3}]\n": "s.yaml:4:33: nan_kv_unused cannot be addressed by 'row'",
+    PROMPT + "faults: [{fault: nan_kv_in_use, probability: 0}]\n": "s.yaml:4:46: faults[0].probability must be above 0",
+    PROMPT + "faults: [{fault: nan_kv_in_use, request: g0.1}]\n": (
+        "s.yaml:4:10: fault nan_kv_in_use: no request 'g0.1'; did you mean 'g0.0'?"
+    ),
+    PROMPT + "faults: [{fault: draft_kv_not_written}]\n": (
+        "s.yaml:4:10: fault draft_kv_not_written: it needs speculation, which arm 'base' does not have"
+    ),
     PROMPT + "probes: [defualt]\n": "s.yaml:4:10: no probe pack 'defualt'; did you mean 'default'?",
     PROMPT + "arms: {a: {probes: [default, atention]}}\n": (
         "s.yaml:4:30: no probe pack 'atention'; did you mean 'attention'?"
@@ -276,8 +288,7 @@ BAD = {
         "got 4 (in arm 'b')"
     ),
     (
-        "name: x\nworkload: [{prompt: {text: x}}]\n"
-        "arms: {a: {engine: {page_size: 256, memory: {num_slots: 8}}}}\n"
+        "name: x\nworkload: [{prompt: {text: x}}]\narms: {a: {engine: {page_size: 256, memory: {num_slots: 8}}}}\n"
     ).replace("8", "256"): "s.yaml:3:46: engine.memory.num_slots: 256 slots cannot hold",
     (
         "name: x\nengine: {page_size: 0}\nworkload: [{prompt: {text: x}}]\narms: {a: {engine: {seed: 1}}}\n"

@@ -71,7 +71,10 @@ FULL = {
             "arrive": {"after": ["text", "g1"], "jitter": 2},
         },
     ],
-    "faults": [],
+    "faults": [
+        {"fault": "nan_kv_in_use", "step": 3, "request": "text.0", "probability": 0.5, "times": 2, "seed": 7},
+        {"fault": "nan_logits", "step": [3, 5], "row": 0, "site": "verify.logits"},
+    ],
     "probes": ["default"],
     "oracles": {"lossless": True, "draft_kv": False, "pools": True, "accept": {"min_ratio": 0.9}},
     "limits": {"timeout_s": 1.5, "max_steps": 10, "memory_mb": 512},
@@ -80,6 +83,7 @@ FULL = {
         "other": {
             "revert": [1],
             "engine": {"speculative": {"num_steps": 3}},
+            "faults": [{"fault": "worker_killed"}],
             "probes": ["kv"],
             "mode": "record",
             "oracles": {"accept": None},

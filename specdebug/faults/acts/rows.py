@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from specdebug.faults.registry import fault_class
@@ -15,7 +16,7 @@ TABLE = "req_to_token"
 @fault_class(FAMILY, "before", "corrupts")
 def req_to_token_swapped(shot: Shot) -> None:
     """A committed position's cell and that of a reserved one change places: what is read there was never written."""
-    request, position = _position(shot)
+    request, position = _position(shot, [each for each in shot.batch if each.kv_len < each.kv_allocated])
     reserved = shot.rng.randrange(request.kv_len, request.kv_allocated)
     cell, other = shot.view.slot(request, position), shot.view.slot(request, reserved)
     shot.edit(shot.view.table, (request.row, position), other, TABLE)
@@ -55,8 +56,8 @@ def req_to_token_of_another(shot: Shot) -> None:
 def misaligned_loc(shot: Shot) -> None:
     """The first cell of the page that a prefix ends in names a slot that begins no page."""
     page = shot.view.config.page_size
-    among = [each for each in shot.batch if each.speculative and each.kv_len]
-    request = shot.pick(among, "no request that speculates runs")
+    among = [each for each in shot.batch if each.speculative and each.kv_len % page]
+    request = shot.pick(among, "no prefix of a request that speculates ends inside a page")
     first = request.kv_len - request.kv_len % page
     shot.edit(shot.view.table, (request.row, first), shot.view.slot(request, first) + 1, TABLE)
 
@@ -77,7 +78,8 @@ def buffer_overrun(shot: Shot) -> None:
     shot.edit(beyond, (0,), 1, "draft.kv_indices+0")
 
 
-def _position(shot: Shot) -> tuple[Any, int]:
+def _position(shot: Shot, among: Sequence[Any] | None = None) -> tuple[Any, int]:
     """A request that decodes, and one of its committed positions, of slots of its own if it has any."""
-    request = shot.pick([each for each in shot.batch if each.kv_len], "no request with committed KV runs")
+    running = shot.batch if among is None else among
+    request = shot.pick([each for each in running if each.kv_len], "no request with committed KV runs")
     return request, shot.rng.randrange(min(request.protected_len, request.kv_len - 1), request.kv_len)

@@ -1,0 +1,62 @@
+"""For every class a small scenario that it certainly takes effect in, and the address there.
+
+Small: a second on one core. What catches a class is measured on these, from seed to seed: the seed moves the prompts,
+who is hit, and where.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdebug.faults.model import Fault, FaultClass, Steps
+
+BUSY: Steps = (4, 40)
+"""Steps in which several requests decode."""
+TREE = {"algorithm": "EAGLE", "num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6}
+
+
+def minimal(kind: FaultClass) -> tuple[dict[str, Any], Fault]:
+    """A scenario (without the fault) in the file's grammar, and the fault to lay over it."""
+    return _scenario(kind), Fault(kind.name, step=_steps(kind))
+
+
+def _steps(kind: FaultClass) -> Steps | None:
+    """The class's own moment: some need a prefill, a prefix that nobody reads yet, or only some step."""
+    if kind.name in ("draft_kv_not_written", "prompt_token_swapped", "target_only_restore"):
+        return None
+    return BUSY
+
+
+def _scenario(kind: FaultClass) -> dict[str, Any]:
+    kills = kind.effect == "kills"
+    return {
+        "name": f"minimal-{kind.name.replace('_', '-')}",
+        "engine": {
+            "model": "tiny",
+            "page_size": 4,
+            "context_length": 96,
+            "max_running_requests": 4,
+            "speculative": dict(TREE),
+            "cuda_graph": {"max_bs": 4, "capture_bs": [4]},
+            # Where released memory is NaN already, more NaN there changes nothing.
+            "memory": {"num_slots": 512, "fill": "zeros" if kind.name == "nan_kv_unused" else "nan", "guards": True},
+        },
+        # A prefix that is cached, three requests that leave a padding row, and one that comes back to the prefix.
+        "workload": [
+            {"id": "warm", "prompt": {"corpus": "stdlib", "tokens": 24, "offset": 0}, "max_new_tokens": 4},
+            {
+                "id": "r",
+                "requests": 3,
+                "prompt": {"corpus": "stdlib", "tokens": [16, 24]},
+                "max_new_tokens": 10,
+                "arrive": {"after": "warm"},
+            },
+            {
+                "id": "hit",
+                "prompt": {"corpus": "stdlib", "tokens": 40, "offset": 0},
+                "max_new_tokens": 6,
+                "arrive": {"after": "warm", "step": 3},
+            },
+        ],
+        "limits": {"timeout_s": 3 if kills else 60, "max_steps": 200, "memory_mb": 2048},
+    }

@@ -1,0 +1,65 @@
+"""Run an arm with faults in this process: a second where a worker would take several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from specdebug import async_probe
+from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.minimal import minimal
+from specdebug.faults.model import Fault
+from specdebug.harness.arm import run_arm
+from specdebug.harness.ledger import Ledger
+from specdebug.harness.library import Library
+from specdebug.harness.outcome import Outcome
+from specdebug.harness.replay import ArmRun
+from specdebug.harness.scenario_model import Scenario
+from specdebug.targets.embedded import drop_models, keep_models
+from specdebug.targets.job import WorkerEnd
+
+
+class LedgerSink:
+    """Folds events as a parent would, after the same trip through plain data."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.events: list[dict[str, Any]] = []
+
+    def emit(self, event: str, **fields: Any) -> None:
+        self.events.append({"event": event, **fields})
+        self.ledger.fold(self.events[-1])
+
+
+@contextmanager
+def models_kept(options: Mapping[str, Any]) -> Iterator[None]:
+    keep_models(options)
+    yield
+    drop_models()
+
+
+@cache
+def _packs() -> Any:
+    return Library().packs(("default",))
+
+
+def run_here(scenario: Scenario, *faults: Fault, seed: int = 0, arm: str = "base") -> Outcome:
+    """The outcome of one arm, ``faults`` laid over its own."""
+    if faults:
+        scenario = replace(scenario, arms={**scenario.arms, arm: replace(scenario.arms[arm], faults=faults)})
+    run = ArmRun(arm, scenario, arm, seed, _packs())
+    sink = LedgerSink()
+    try:
+        run_arm(run.job(Library()).payload, sink)
+    finally:
+        async_probe.configure("off")
+    assert sink.ledger.usage_error is None, sink.ledger.usage_error
+    return sink.ledger.outcome(WorkerEnd("exited", 0, 0.0, 0.0, ""))
+
+
+def minimal_run(name: str, seed: int = 0, **address: Any) -> Outcome:
+    plain, fault = minimal(CLASSES[name])
+    return run_here(Scenario.from_dict(plain), replace(fault, **address), seed=seed)

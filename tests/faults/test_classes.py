@@ -1,0 +1,54 @@
+"""Every class, in its minimal scenario: it does what it says, leaves it in the ledger, and has the stated effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from specdebug.faults.catalogue import CLASSES, FAMILIES
+from specdebug.faults.minimal import minimal
+from specdebug.harness.scenario import KnownNames
+from specdebug.harness.scenario_checks import check_scenario
+from specdebug.harness.scenario_model import Scenario
+from tests.faults.running import minimal_run, models_kept
+
+SURVIVED = [name for name, kind in CLASSES.items() if kind.effect != "kills"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _models() -> Iterator[None]:
+    with models_kept(minimal(CLASSES["nan_logits"])[0]["engine"]):
+        yield
+
+
+@pytest.mark.parametrize("name", SURVIVED)
+def test_a_class_has_its_effect(name: str) -> None:
+    outcome = minimal_run(name, seed=1)
+    assert outcome.injections
+    assert any(each.changed for each in outcome.injections)
+    assert all(each.fault == name for each in outcome.injections)
+    if CLASSES[name].effect == "benign":
+        assert outcome.verdict == "pass", outcome.detail
+    else:
+        assert outcome.verdict == "fail"
+        found, done = outcome.violations[0], outcome.injections[0]
+        assert found.step is not None
+        assert found.step >= done.step
+        assert found.signature not in ("error@engine", "error@oracle")  # a fault that raises is a fault of ours
+
+
+def test_there_are_enough_classes_and_each_is_described() -> None:
+    assert len(CLASSES) >= 25
+    assert {kind.family for kind in CLASSES.values()} == set(FAMILIES)
+    for kind in CLASSES.values():
+        assert kind.summary.endswith(".")
+        assert (kind.point == "site") == bool(kind.sites)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_minimal_scenario_is_a_sound_one(name: str) -> None:
+    plain, fault = minimal(CLASSES[name])
+    scenario = Scenario.from_dict({**plain, "faults": [fault.to_dict()]})
+    check_scenario(scenario, KnownNames((), ("default",)))
+    assert scenario.faults == (fault,)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         reset,
         salvage,
         set_step,
+        site_hook,
         totals,
     )
 
@@ -68,6 +69,7 @@ __all__ = [
     "reset",
     "salvage",
     "set_step",
+    "site_hook",
     "totals",
 ]
 

@@ -168,6 +168,11 @@ def on_site(hook: SiteHook | None) -> None:
     _active = _gate.active or hook is not None
 
 
+def site_hook() -> SiteHook | None:
+    """Who listens at sites now, for whoever wants to listen as well."""
+    return _hook
+
+
 def reset() -> None:
     """Forget findings, totals, counts and the step; modes stay. Captured graphs must be captured again."""
     global _recorder

@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from specdebug.harness.scenario_model import AcceptOracle, OracleSpec, Scenario
 
 
-def run_arm(payload: Mapping[str, Any], sink: Sink) -> None:
+def run_arm(payload: Mapping[str, Any], sink: Sink, built: Callable[[RunLoop], None] | None = None) -> None:
     """Run one arm of a scenario. ``payload`` is what ``replay.ArmRun.job`` packs.
 
+    ``built`` is handed the run loop once the engine and all that stands around it are there, before the first step.
     When the arm costs this process its device, it ends the process as well.
     """
     try:
-        _Arm(payload, sink).run()
+        _Arm(payload, sink, built).run()
     except DeviceUnavailable as error:
         sink.emit("usage", message=str(error), option=["device"])
     except ConfigError as error:
@@ -75,8 +76,11 @@ class _Busy:
 
 
 class _Arm:
-    def __init__(self, payload: Mapping[str, Any], sink: Sink) -> None:
+    def __init__(
+        self, payload: Mapping[str, Any], sink: Sink, built: Callable[[RunLoop], None] | None = None
+    ) -> None:
         self._payload = payload
+        self._built = built
         self._sink = sink
         self._stages: dict[str, float] = {}
         self._busy = _Busy(sink)
@@ -93,6 +97,8 @@ class _Arm:
         try:
             with self._stage("build"):
                 loop, judge, accept = self._build(scenario)
+                if self._built is not None:
+                    self._built(loop)
             self._serve(loop, judge, accept)
         except SpecDebugError as error:
             if error.exit_code == EXIT_CODES["unknown"] or _lacks_flashinfer(error):

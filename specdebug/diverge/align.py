@@ -1,0 +1,189 @@
+"""Two recorded runs side by side: what in them differs, in the order in which it happened.
+
+**In lockstep**, for arms whose engines are configured alike: equal code does equal things, to the bit, so the first
+difference is the answer, be it one of rounding's size or one of the schedule.
+
+**By request**, for arms whose engines are configured otherwise: one may batch as the other does not. A request's own
+decode steps are laid side by side by their number, whenever each was made. What only says where things are (slots, the
+place in the batch) may then differ, and floating-point values by rounding: those differences are handed on, for somebody
+who has the values.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Literal
+
+from specdebug.diverge.stream import Part, Step
+
+What = Literal["value", "shape", "schedule", "end"]
+
+WHERE_SITES = (
+    "*.loc",
+    "*_loc",
+    "*.kv_indices",
+    "*.kv_indptr",
+    "*.req_pool_indices",
+    "draft.prefix_tail",
+    "prefix_cache.*",
+)
+"""Sites whose tensors say where something is, which depends on what else was served."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference. ``what``: values, how many rows there are, who or what was computed, or that one run had ended.
+
+    ``left``, ``right``: the shares that differ, None on the side that has none. ``text``: for people, of what has no
+    values. ``step``: of the right one where it has one.
+    """
+
+    what: What
+    step: int
+    site: str
+    owner: str | None
+    left: Part | None
+    right: Part | None
+    text: str = ""
+
+    @property
+    def soft(self) -> bool:
+        """Whether rounding could be all there is to it."""
+        return self.what == "value" and self.left is not None and self.left.descriptor.is_float
+
+
+def in_lockstep(left: Sequence[Step], right: Sequence[Step]) -> Iterator[Difference]:
+    """Differences of two runs that should be one and the same, in program order.
+
+    It ends with the first step whose calls are not the same, because what follows has no counterpart.
+    """
+    for one, other in zip_longest(left, right):
+        if one is None or other is None:
+            longer = one or other
+            side = "second" if one is None else "first"
+            first = next(longer.parts(), None)
+            site = first.descriptor.site if first is not None else ""
+            yield Difference("end", longer.number, site, None, None, None, f"only the {side} arm has a step {longer.number}")
+            return
+        if one.rids != other.rids:
+            text = f"requests {_named(one.rids)} are computed in the first arm, {_named(other.rids)} in the second"
+            yield Difference("schedule", other.number, "", None, None, None, text)
+            return
+        for a, b in zip_longest(one.parts(), other.parts()):
+            if a is None or b is None or a.descriptor.site != b.descriptor.site:
+                yield _parted(other.number, a, b)
+                return
+            if a.descriptor.owners != b.descriptor.owners or a.descriptor.rows != b.descriptor.rows:
+                text = f"{_shape(a)} in the first arm, {_shape(b)} in the second"
+                yield Difference("shape", other.number, a.descriptor.site, _only(a, b), a, b, text)
+                return
+            if a.digest != b.digest or a.descriptor.dtype != b.descriptor.dtype:
+                yield Difference("value", other.number, a.descriptor.site, a.owner, a, b)
+
+
+def by_request(left: Sequence[Step], right: Sequence[Step]) -> Iterator[Difference]:
+    """Differences of what each request came by, in the order of the right run.
+
+    Of prefills only shares with equally many rows are compared: how a prompt is cut depends on what else is served. A
+    request whose tensors cease to have counterparts is not looked at any further.
+    """
+    counterpart = _by_place(left)
+    lost: set[str] = set()
+    counts: dict[tuple[str, str], int] = {}
+    for step in right:
+        number = _numbers(step, counts)
+        for part in step.parts():
+            rid, site = part.owner, part.descriptor.site
+            if rid is None or rid in lost or is_where(site):
+                continue
+            kind = _kind(site, step)
+            key = (rid, kind, number[rid, kind], site, _nth_of_owner(part, step))
+            other = counterpart.get(key)
+            if other is None or other.rows != part.rows:
+                if kind == "decode":
+                    lost.add(rid)
+                    there = "has no such step or tensor of the request" if other is None else f"has {_shape(other)}"
+                    yield Difference(
+                        "shape", step.number, site, rid, other, part, f"the first arm {there}, the second {_shape(part)}"
+                    )
+                continue
+            if other.digest != part.digest:
+                yield Difference("value", step.number, site, rid, other, part)
+
+
+def same_schedule(left: Sequence[Step], right: Sequence[Step]) -> int | None:
+    """The first step in which other requests were computed or with other rows; None: there is none."""
+    for one, other in zip_longest(left, right):
+        if one is None or other is None:
+            return (one or other).number
+        shapes = [[(d.site, d.rows) for d in step.calls] for step in (one, other)]
+        if one.rids != other.rids or shapes[0] != shapes[1]:
+            return other.number
+    return None
+
+
+def is_where(site: str) -> bool:
+    """Whether a site's tensor says where something is rather than what."""
+    return any(fnmatch.fnmatchcase(site, pattern) for pattern in WHERE_SITES)
+
+
+_Key = tuple[str, str, int, str, int]
+
+
+def _by_place(steps: Sequence[Step]) -> dict[_Key, Part]:
+    found: dict[_Key, Part] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for step in steps:
+        number = _numbers(step, counts)
+        for part in step.parts():
+            if part.owner is not None:
+                site = part.descriptor.site
+                kind = _kind(site, step)
+                found[part.owner, kind, number[part.owner, kind], site, _nth_of_owner(part, step)] = part
+    return found
+
+
+def _numbers(step: Step, counts: dict[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+    """Which of its request's steps this one is, by request and kind."""
+    kind = _kind("", step)
+    for rid in step.rids:
+        counts[rid, kind] = counts.get((rid, kind), 0) + 1
+    return {(rid, kind): counts[rid, kind] for rid in step.rids}
+
+
+def _kind(_site: str, step: Step) -> str:
+    return "prefill" if any(call.site == "target_prefill.input_ids" for call in step.calls) else "decode"
+
+
+def _nth_of_owner(part: Part, step: Step) -> int:
+    """Calls of sampling sites are one request's each: their number depends on the batch."""
+    if not part.descriptor.site.startswith("sampler."):
+        return part.nth
+    mine = [
+        index
+        for index, call in enumerate(step.calls)
+        if call.site == part.descriptor.site and call.owners == part.descriptor.owners
+    ]
+    return mine.index(part.call)
+
+
+def _parted(step: int, left: Part | None, right: Part | None) -> Difference:
+    sites = [f"reaches {part.descriptor.site}" if part is not None else "reaches nothing more" for part in (left, right)]
+    site = next(part.descriptor.site for part in (right, left) if part is not None)
+    return Difference("schedule", step, site, None, left, right, f"the first arm {sites[0]}, the second {sites[1]}")
+
+
+def _shape(part: Part) -> str:
+    rows = part.descriptor.rows
+    return f"{sum(rows)} rows for {sum(owner >= 0 for owner in part.descriptor.owners)} requests" if rows else "a list"
+
+
+def _only(left: Part, right: Part) -> str | None:
+    return left.owner if left.owner == right.owner else None
+
+
+def _named(rids: Sequence[str]) -> str:
+    return ", ".join(rids) or "no"

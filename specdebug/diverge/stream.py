@@ -1,0 +1,159 @@
+"""What a worker writes of a run and the parent reads: of every step its site calls, and a hash for each owner of rows.
+
+A file of records, each a tag and a length, appended with one ``write`` a step, so that what an arm did outlives it. What
+repeats from step to step is written once and named by number: descriptors of calls (D), sequences of those (T) and
+batches (R). A step (S) is then three numbers and its hashes, 8 bytes each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from array import array
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PADDING = -1
+"""Owner of rows that belong to no request."""
+BATCH = -2
+"""Owner of a tensor whose rows cannot be told apart."""
+
+_HEADER = struct.Struct("<cI")
+_STEP = struct.Struct("<III")
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A call of a site: what was handed over.
+
+    ``owners``: places in the step's batch, ascending rows, or PADDING or BATCH; a call has a hash for each.
+    ``rows``: how many rows each has, empty where that changes from step to step.
+    """
+
+    site: str
+    dtype: str
+    owners: tuple[int, ...]
+    rows: tuple[int, ...]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its values can differ by rounding."""
+        return "float" in self.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One owner's share of a call. ``call``: which of the step's calls it is; ``nth``: which of those of its site."""
+
+    step: int
+    call: int
+    nth: int
+    descriptor: Descriptor
+    owner: str | None
+    """A request, None for padding or the batch as a whole."""
+    place: int
+    """Which of the call's owners."""
+    digest: int
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows there are, None where that is not fixed."""
+        return self.descriptor.rows[self.place] if self.descriptor.rows else None
+
+    @property
+    def first_row(self) -> int:
+        """Where they begin in the tensor, if that is fixed."""
+        return sum(self.descriptor.rows[: self.place])
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: requests in the order in which they were computed, calls in program order."""
+
+    number: int
+    rids: tuple[str, ...]
+    calls: tuple[Descriptor, ...]
+    digests: Sequence[int]
+
+    def parts(self) -> Iterator[Part]:
+        """Every share of every call, in program order."""
+        at = 0
+        seen: dict[str, int] = {}
+        for index, descriptor in enumerate(self.calls):
+            nth = seen.get(descriptor.site, 0)
+            seen[descriptor.site] = nth + 1
+            for place, owner in enumerate(descriptor.owners):
+                rid = self.rids[owner] if owner >= 0 else None
+                yield Part(self.number, index, nth, descriptor, rid, place, self.digests[at])
+                at += 1
+
+
+class Writer:
+    """Appends to a file that must not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._known: dict[tuple[bytes, Hashable], int] = {}
+        self._counts: dict[bytes, int] = {}
+        self._pending = bytearray()
+
+    def descriptor(self, descriptor: Descriptor) -> int:
+        """The number of a descriptor."""
+        facts = [descriptor.site, descriptor.dtype, descriptor.owners, descriptor.rows]
+        return self._number(b"D", descriptor, lambda: json.dumps(facts, separators=(",", ":")).encode())
+
+    def step(self, number: int, rids: tuple[str, ...], calls: tuple[int, ...], digests: Sequence[int]) -> None:
+        """Write a step."""
+        batch = self._number(b"R", rids, lambda: json.dumps(rids).encode())
+        template = self._number(b"T", calls, lambda: array("I", calls).tobytes())
+        self._record(b"S", _STEP.pack(number, template, batch) + array("Q", digests).tobytes())
+        data, self._pending = memoryview(self._pending), bytearray()
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+    def close(self) -> None:
+        """No step will follow."""
+        os.close(self._fd)
+
+    def _number(self, tag: bytes, key: Hashable, encoded: Callable[[], bytes]) -> int:
+        number = self._known.get((tag, key))
+        if number is None:
+            number = self._counts.get(tag, 0)
+            self._counts[tag] = number + 1
+            self._known[tag, key] = number
+            self._record(tag, encoded())
+        return number
+
+    def _record(self, tag: bytes, body: bytes) -> None:
+        self._pending += _HEADER.pack(tag, len(body)) + body
+
+
+def read(path: Path) -> list[Step]:
+    """The steps written to a file; a last record that was cut off is passed over."""
+    data = path.read_bytes()
+    descriptors: list[Descriptor] = []
+    templates: list[tuple[Descriptor, ...]] = []
+    batches: list[tuple[str, ...]] = []
+    steps: list[Step] = []
+    at = 0
+    while at + _HEADER.size <= len(data):
+        tag, size = _HEADER.unpack_from(data, at)
+        at += _HEADER.size
+        body = data[at : at + size]
+        at += size
+        if len(body) < size:
+            break
+        if tag == b"D":
+            site, dtype, owners, rows = json.loads(body)
+            descriptors.append(Descriptor(site, dtype, tuple(owners), tuple(rows)))
+        elif tag == b"T":
+            templates.append(tuple(descriptors[number] for number in array("I", body)))
+        elif tag == b"R":
+            batches.append(tuple(json.loads(body)))
+        else:
+            number, template, batch = _STEP.unpack_from(body)
+            digests = array("Q", body[_STEP.size :])
+            steps.append(Step(number, batches[batch], templates[template], digests))
+    return steps

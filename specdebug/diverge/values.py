@@ -1,0 +1,112 @@
+"""Tensors kept in full, for a second run that looks at known places: one file for each call, and how two compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Place = tuple[int, int]
+"""A step, and which of its calls."""
+
+ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+"""By dtype: how far two values of a row may lie apart, as a part of the largest of the row, if another batch shape is all
+that differs. Of what the oracles allow the engine against a float32 reference this is the KV tolerance's order."""
+
+
+@dataclass(frozen=True)
+class ValueDifference:
+    """Two shares of a tensor that differ. ``index``: of the first element that does, in the share, by dimension.
+
+    ``left``, ``right``: what is there. ``count``: elements that differ. ``gap``: the widest difference, as a part of the
+    largest value of its row; infinite where one of the two is no finite number.
+    """
+
+    index: tuple[int, ...]
+    left: Any
+    right: Any
+    count: int
+    size: int
+    gap: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        gap = self.gap if np.isfinite(self.gap) else str(self.gap)
+        return {
+            "index": list(self.index),
+            "left": _plain(self.left),
+            "right": _plain(self.right),
+            "count": self.count,
+            "size": self.size,
+            "gap": gap,
+        }
+
+
+def keep(folder: Path, place: Place, rows: Tensor) -> None:
+    """Write a call's rows to a file of their own. Waits for the device."""
+    import torch
+
+    rows = rows.detach()
+    if rows.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
+        rows = rows.float()  # numpy has no such types; float32 holds their values
+    np.save(_path(folder, place), rows.cpu().numpy())
+
+
+def kept(folder: Path, place: Place) -> np.ndarray | None:
+    """What was kept of a call, None if the run never came to it."""
+    path = _path(folder, place)
+    return np.load(path) if path.exists() else None
+
+
+def difference(left: np.ndarray, right: np.ndarray) -> ValueDifference | None:
+    """How two arrays differ, None if they hold the same (a NaN is the same as a NaN); first the shapes are compared."""
+    if left.shape != right.shape:
+        return ValueDifference((), list(left.shape), list(right.shape), 1, 1, float("inf"))
+    differs = left != right
+    if left.dtype.kind == "f":
+        differs &= ~(np.isnan(left) & np.isnan(right))
+        differs |= (np.signbit(left) != np.signbit(right)) & (left == right)  # zeros whose bits differ
+    if not differs.any():
+        return None
+    first = np.unravel_index(int(differs.argmax()), differs.shape)
+    index = tuple(int(i) for i in first)
+    return ValueDifference(
+        index, left[index].item(), right[index].item(), int(differs.sum()), differs.size, _gap(left, right)
+    )
+
+
+def is_rounding(found: ValueDifference, dtype: str) -> bool:
+    """Whether a difference is no wider than rounding makes it."""
+    return found.gap <= ROUNDING.get(dtype, 0.0)
+
+
+def _gap(left: np.ndarray, right: np.ndarray) -> float:
+    if left.dtype.kind != "f":
+        return float("inf")
+    rows = left.shape[0]
+    a, b = (each.reshape(rows, -1).astype(np.float64) for each in (left, right))
+    odd = ~(np.isfinite(a) & np.isfinite(b))
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    if (odd & ~same).any():
+        return float("inf")
+    a, b = (np.where(odd, 0.0, each) for each in (a, b))
+    largest = np.maximum(np.abs(a), np.abs(b)).max(axis=1, initial=0.0)
+    widest = np.abs(a - b).max(axis=1, initial=0.0)
+    gaps = np.divide(widest, largest, out=np.zeros_like(widest), where=largest > 0)
+    return float(gaps.max(initial=0.0))
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no word for what is not finite."""
+    return value if not isinstance(value, float) or np.isfinite(value) else str(value)
+
+
+def _path(folder: Path, place: Place) -> Path:
+    return folder / f"{place[0]}-{place[1]}.npy"
+
+

@@ -335,3 +335,45 @@ def test_replays_count_nothing_once_probes_are_off() -> None:
     async_probe.configure("off")
     reach.replayed()
     assert async_probe.reached() == {}
+
+
+def test_a_hook_gets_every_call_and_what_it_leaves_is_what_is_probed():
+    seen: list[async_probe.SiteCall] = []
+    async_probe.configure("record", [Rule("test.oob")])
+    tensor, base = torch.tensor([4, 5]), torch.tensor([4, 5])
+
+    def damage(call: async_probe.SiteCall) -> None:
+        seen.append(call)
+        if call.site == "test.oob":
+            call.tensor[1] = 9
+
+    async_probe.on_site(damage)
+    try:
+        maybe_detect_oob(tensor, 0, 1, "test.oob", base)
+        maybe_detect_nonfinite(torch.ones(2), "test.off")
+        maybe_detect_nan(torch.ones(1, 3), "test.rows", torch.tensor([2]))
+        maybe_detect_nan(None, "test.none")
+    finally:
+        async_probe.on_site(None)
+    assert [(call.site, call.kind, call.low, call.high) for call in seen] == [
+        ("test.oob", "oob", 0, 1),
+        ("test.off", "nonfinite", 0, 0),
+        ("test.rows", "nan", 0, 0),
+    ]
+    assert seen[0].tensor is tensor
+    assert seen[0].relative_to is base
+    assert seen[2].at is not None
+    assert [(found.site, found.value) for found in async_probe.drain()] == [("test.oob", 4)]
+
+
+@pytest.mark.parametrize("mode", ["off", "record"])
+def test_a_hook_is_called_whatever_the_probes_do(mode: str):
+    calls: list[str] = []
+    async_probe.on_site(lambda call: calls.append(call.site))
+    try:
+        async_probe.configure(mode)
+        maybe_detect_inf(torch.ones(2), "test.inf")
+    finally:
+        async_probe.on_site(None)
+    maybe_detect_inf(torch.ones(2), "test.inf")
+    assert calls == ["test.inf"]

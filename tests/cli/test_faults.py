@@ -1,0 +1,106 @@
+"""``specdebug faults`` and ``replay --fault`` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specdebug.cli.main import run
+from specdebug.faults.catalogue import CLASSES
+
+MINI = str(Path(__file__).with_name("mini.yaml"))
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert run(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err.removeprefix("error: ").strip()
+
+
+def test_the_list_names_every_class(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["faults", "list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in listed] == list(CLASSES)
+    assert set(listed[0]) == {"name", "family", "summary", "acts", "effect", "sites", "addressed_by", "needs"}
+    assert run(["faults", "list"]) == 0
+    assert "nan_kv_in_use" in capsys.readouterr().out
+
+
+def test_one_class_is_described(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["faults", "show", "positions_off_by_one"]) == 0
+    text = capsys.readouterr().out
+    assert "draft.forward.positions (the default, not inside a CUDA graph)" in text
+    assert "addressed by  request, row, site, step, probability, times, seed" in text
+    assert complaint(capsys, "faults", "show", "positions_off_by_two") == (
+        "no fault 'positions_off_by_two'; did you mean 'positions_off_by_one'?"
+    )
+
+
+BAD = {
+    "nan_kv_in_us": "--fault: no fault 'nan_kv_in_us'; did you mean 'nan_kv_in_use'?",
+    "xyzzy": "--fault: no fault 'xyzzy'; `specdebug faults list` shows them",
+    "nan_kv_in_use:stp=3": "--fault nan_kv_in_use cannot be addressed by 'stp'; did you mean 'step'?",
+    "nan_kv_in_use:step": "--fault nan_kv_in_use: 'step' is not key=value, as in step=3",
+    "nan_kv_in_use:step=two": (
+        "--fault nan_kv_in_use: step must be a whole number from 1 to 1000000000, or two of them as 2..5, not 'two'"
+    ),
+    "nan_kv_in_use:step=5..2": "--fault nan_kv_in_use: step 5 to 2 runs backwards; put the first step first",
+    "nan_kv_in_use:step=3,step=4": "--fault nan_kv_in_use: 'step' is given twice",
+    "nan_kv_in_use:probability=nan": ("--fault nan_kv_in_use: probability must be above 0 and at most 1, not 'nan'"),
+    "nan_kv_in_use:request=a,row=1": "--fault nan_kv_in_use: address a request or a row, not both",
+    "nan_kv_in_use:request=first.1": "--fault nan_kv_in_use: no request 'first.1'; did you mean 'first.0'?",
+    "nan_logits:site=verify.logit": (
+        "--fault nan_logits: it does not act at 'verify.logit'; did you mean 'verify.logits'?"
+    ),
+    "misaligned_loc": (
+        "--fault misaligned_loc: it needs speculation with eagle_topk above 1, which arm 'fixed' does not have"
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), BAD.items(), ids=list(BAD))
+def test_what_is_wrong_with_a_fault_is_one_line(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys, "replay", MINI, "--fault", text) == said
+
+
+def test_a_site_inside_a_captured_graph_is_refused_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    said = complaint(capsys, "replay", MINI, "--device", "cuda", "--fault", "positions_off_by_one:step=3")
+    assert said == (
+        "--fault positions_off_by_one: it acts at draft.forward.positions, inside a captured CUDA graph that calls "
+        "nothing on the host; run it with engine.cuda_graph.enabled: false, or on the CPU"
+    )
+
+
+def test_a_replay_says_what_was_injected(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [
+        "replay",
+        MINI,
+        "--fault",
+        "nan_logits:step=2,request=first.0",
+        "--fault",
+        "worker_killed:step=99",
+        "--json",
+    ]
+    assert run(argv) == 1
+    (arm,) = json.loads(capsys.readouterr().out)["arms"]
+    (injection,) = arm["injections"]
+    assert (injection["fault"], injection["step"], injection["request"]) == ("nan_logits", 2, "first.0")
+    assert (injection["site"], injection["after"], injection["changed"]) == ("verify.logits", "nan", True)
+    assert arm["signature"] == "nan@verify.logits"
+    assert arm["reasons"] == ["fault worker_killed:step=99 was never injected: the run has no step 99"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "signature"),
+    [("worker_killed", "crash:SIGKILL"), ("worker_hangs", "hang"), ("worker_out_of_memory", "oom")],
+)
+def test_a_worker_can_be_ended(name: str, signature: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", MINI, "--fault", f"{name}:step=3", "--timeout", "10", "--json"]) == 1
+    (arm,) = json.loads(capsys.readouterr().out)["arms"]
+    assert arm["signature"] == signature
+    assert [each["step"] for each in arm["injections"]] == [3]

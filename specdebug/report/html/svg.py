@@ -14,6 +14,8 @@ WIDTH = 960
 LEFT, RIGHT = 56, 24
 """Margins beside what is plotted: the same in every plot, so that plots over the same steps are aligned."""
 
+_NEWLINE = Markup("&#10;")  # an XML reader takes a plain one in an attribute for a space
+
 Attribute = str | float | None
 Point = tuple[float, float]
 
@@ -22,7 +24,7 @@ def element(tag: str, *content: str, **attributes: Attribute) -> Markup:
     """One element. Text that is no Markup is escaped; ``class_`` is class, ``data_tip`` data-tip; None is left out."""
     given = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
     shown = "".join(
-        f' {name}="{number(value) if isinstance(value, float) else escape(str(value))}"'
+        f' {name}="{number(value) if isinstance(value, float) else escape(str(value)).replace(chr(10), _NEWLINE)}"'
         for name, value in given.items()
     )
     return Markup(f"<{tag}{shown}>{join(content)}</{tag}>")

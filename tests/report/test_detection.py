@@ -1,0 +1,74 @@
+"""What caught which fault, as data and as a page."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from specdebug.report.detection import Cell, DetectionMatrix, Injected, MatrixError
+from specdebug.report.html.faults import faults_page
+from specdebug.report.html.heatmap import heat_map
+from tests.report.html.samples import Page
+
+MATRIX = DetectionMatrix(
+    (
+        Injected("kv_nan", 0, True, {"nan@target.logits": 0, "lossless": 2}),
+        Injected("kv_nan", 1, True, {"nan@target.logits": 1}),
+        Injected("kv_nan", 2, False, {}),
+        Injected("late<write>", 0, True, {}),
+        Injected("late<write>", 1, True, {"lossless": 4}),
+        Injected("never", 0, False, {}),
+    )
+)
+
+
+def test_the_matrix_counts_effective_injections_only() -> None:
+    assert MATRIX.classes == ["kv_nan", "late<write>", "never"]
+    assert MATRIX.detectors == ["lossless", "nan@target.logits"]
+    assert MATRIX.cell("kv_nan", "nan@target.logits") == Cell(2, 2, 0.5, 1)
+    assert MATRIX.any("kv_nan") == Cell(2, 2, 0.5, 1)
+    assert MATRIX.any("late<write>") == Cell(2, 1, 4.0, 4)
+    assert MATRIX.any("never") == Cell(0, 0, None, 0)
+    assert MATRIX.sole == {"nan@target.logits": ["kv_nan"], "lossless": ["late<write>"]}
+    assert [(row.fault, row.seed) for row in MATRIX.missed] == [("late<write>", 0)]
+
+
+def test_it_survives_a_trip_through_json_and_refuses_what_it_is_not() -> None:
+    assert DetectionMatrix.from_dict(json.loads(json.dumps(MATRIX.to_dict()))) == MATRIX
+    for wrong in ({}, {"rows": [{}]}, {"rows": [{"fault": "a", "seed": "x", "effective": True, "caught": {}}]}):
+        with pytest.raises(MatrixError, match="no detection matrix"):
+            DetectionMatrix.from_dict(wrong)
+
+
+def test_the_heat_map_has_a_cell_for_each_pair_and_one_for_any() -> None:
+    drawn = heat_map(MATRIX)
+    assert drawn is not None
+    root = ET.fromstring(drawn)
+    tips = [group.get("data-tip") or "" for group in root.iter("g")]
+    assert len(tips) == 3 * (2 + 1)
+    assert "kv_nan by nan@target.logits: 2 of 2\nafter 0.5 steps in the mean, 1 at most" in tips
+    assert "late<write> by any: 1 of 2\nafter 4 steps in the mean, 4 at most" in tips
+    assert "never by lossless: no effective injection" in tips
+    assert heat_map(DetectionMatrix(())) is None
+
+
+def test_very_many_detectors_make_it_wider_not_smaller() -> None:
+    wide = DetectionMatrix((Injected("a", 0, True, {f"site{n}": 0 for n in range(60)}),))
+    drawn = heat_map(wide)
+    assert drawn is not None
+    assert "min-width" in drawn
+
+
+def test_the_page_says_what_was_missed_and_who_is_needed() -> None:
+    page = Page(faults_page(MATRIX, 1, 3.0, "specdebug faults verify"))
+    assert "1 missed" in page.text
+    assert "3 of 4 effective injections were caught, 2 (50.00%) within one step" in page.text
+    assert "late<write> 2 1 4.00 4 lossless 1" in page.text
+    assert "Detectors that alone caught something" in page.text
+    assert "Missed class seed late<write> 0" in page.text
+    clean = Page(faults_page(DetectionMatrix(MATRIX.rows[:2]), 0, 3.0, ""))
+    assert "every effective fault was caught" in clean.text
+    assert "Missed" not in clean.text
+    assert "Nothing was caught" in Page(faults_page(DetectionMatrix(()), 0, 0.0, "")).text

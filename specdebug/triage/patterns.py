@@ -57,7 +57,7 @@ class Hit:
 _KINDS = "|".join(sorted((re.escape(kind) for kind in (*RANK, "oom")), key=len, reverse=True))
 _SITE = r"(?:[\w.:/\[\]]|-(?!>))++"
 _OURS = re.compile(rf"(?<![\w.@:/+-])((?:{_KINDS})@{_SITE}(?:->[\w.:/\[\]-]++(?: of arena)?)?)(?![*@?])")
-_BARE = re.compile(r"(?:^|[\s│])fail (hang|oom)(?=[\s,]|$)")
+_BARE = re.compile(r"(?:\bfail |\"signature\": \"|message=\")(hang|oom)\b(?!@)")
 _MAIL = re.compile(r"@[\w-]+\.(?:com|org|net|io|dev|cn|de)\b")
 _CRASH = re.compile(r"(?<![\w:])crash:SIG[A-Z]+")
 _VERDICT = re.compile(r"(?:\bfail |\"signature\": \")$")
@@ -110,9 +110,9 @@ _CUDA_WORDS = re.compile(
 )
 _ABOUT_INDEX = re.compile(r"\b(?:ind(?:ex|ices)?|srcIndex|idx|sizes?)\b|out of bounds", re.IGNORECASE)
 
+KIND_WORDS: tuple[bytes, ...] = tuple(f"{kind}@".encode() for kind in (*RANK, "oom"))
 WORDS: tuple[bytes, ...] = (
-    *(f"{kind}@".encode() for kind in (*RANK, "oom")),
-    b"crash:SIG", b"fail hang", b"fail oom",
+    b"crash:SIG", b"fail hang", b"fail oom", b'"signature"', b'message="',
     b"detected! ", b"OOB indices", b"index < ", b"index >= ", b"value outside [", b"page-misaligned",
     b"NaN in the", b"probability tensor", b"invalid eagle tree", b"IndexError", b"oken id", b"out of bounds for",
     b"Out Of Bound", b" Leak ", b" leak ", b"Assertion `", b"CUDA", b"device-side", b"illegal memory", b"misaligned",
@@ -121,7 +121,8 @@ WORDS: tuple[bytes, ...] = (
     b"atchdog timeout", b"Timeout >", b"imed out", b"maximum execution time", b"deadlock", b"killed after",
     b"Error", b"Exception",
 )  # fmt: skip
-"""One of these is in every line that :func:`hits_in` recognises: finding them in a block is all that most logs take."""
+"""One of these or of ``KIND_WORDS`` is in every line that :func:`hits_in` recognises: to look for them in a block is
+all that most of a log takes."""
 
 
 def hits_in(line: str) -> list[Hit]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from specdebug.triage.facts import Facts
-from specdebug.triage.patterns import WORDS, Strength, hits_in
+from specdebug.triage.patterns import KIND_WORDS, WORDS, Strength, hits_in
 
 BLOCK = 1 << 20
 MAX_LINE = 20_000
@@ -63,7 +63,7 @@ class Scan:
 
     def take(self, raw: bytes, number: int) -> None:
         """Look at a line."""
-        line = _ESCAPES.sub("", raw.decode("utf-8", errors="replace")).rstrip()
+        line = _ESCAPES.sub("", raw.decode("utf-8", errors="replace")).rstrip().replace("-&gt;", "->")  # as XML has it
         if line.lstrip().startswith(_TABLE):
             return
         self.facts.read(line)
@@ -84,7 +84,8 @@ def scan(stream: BinaryIO) -> Scan:
     block = b"\n"
     for block in _blocks(stream):
         found.size += len(block)
-        words = [word for word in (*WORDS, *found.facts.wanted()) if word in block]
+        kinds = KIND_WORDS if b"@" in block else ()
+        words = [word for word in (*kinds, *WORDS, *found.facts.wanted()) if word in block]
         if words:
             for number, line in enumerate(block.split(b"\n"), start=found.lines + 1):
                 first = min((at for word in words if (at := line.find(word)) >= 0), default=None)

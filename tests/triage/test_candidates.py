@@ -1,0 +1,104 @@
+"""Which fixes a log makes one think of, and which it rules out."""
+
+from __future__ import annotations
+
+import io
+import shlex
+from pathlib import Path
+
+import pytest
+
+from specdebug.harness.library import Library
+from specdebug.toggles import Toggle
+from specdebug.triage.candidates import Candidate, candidates, commands
+from specdebug.triage.scan import Scan, scan
+
+LIBRARY = Library()
+LOGS = Path(__file__).parent / "logs"
+
+
+def triaged(log: str) -> tuple[Scan, tuple[Candidate, ...]]:
+    found = scan(io.BytesIO(log.encode()))
+    return found, candidates(found, LIBRARY)
+
+
+def numbers(log: str) -> list[int]:
+    return [candidate.toggle.pr for candidate in triaged(log)[1]]
+
+
+@pytest.mark.parametrize("toggle", LIBRARY.all_toggles(), ids=lambda toggle: str(toggle.pr))
+def test_its_own_signature_finds_a_fix(toggle: Toggle) -> None:
+    signature = toggle.detected_by.signatures[0].replace("*", "")
+    _found, best = triaged(f"base: fail {signature}, 1.0 s\n")
+    exact = [candidate.toggle for candidate in best if candidate.exact]
+    assert toggle in exact
+    assert all(one.detected_by.recognises(signature) for one in exact)
+    assert any("is how its scenario fails" in reason for candidate in best for reason in candidate.reasons)
+
+
+@pytest.mark.parametrize("toggle", LIBRARY.all_toggles(), ids=lambda toggle: str(toggle.pr))
+def test_logs_of_our_own_scenarios_lead_back_to_the_fix(toggle: Toggle) -> None:
+    """Logs of ``specdebug replay SCENARIO --arm reverted``, as they were printed."""
+    log = (LOGS / f"own-{toggle.detected_by.scenario}.txt").read_text()
+    found, best = triaged(log)
+    assert found.main is not None
+    assert toggle.detected_by.recognises(found.main.signature)
+    assert best[0].toggle == toggle
+    told = commands(found, best, LIBRARY)
+    assert told[0] == f"specdebug replay {toggle.detected_by.scenario} --arm reverted"
+
+
+def test_a_revert_that_the_log_names_comes_first() -> None:
+    log = "SGLANG_DEBUG_REVERT_PR=26335 pytest\nCUDA error: an illegal memory access was encountered\n"
+    _found, best = triaged(log)
+    assert best[0].toggle.pr == 26335
+    assert best[0].exact
+    assert best[0].reasons[0] == "the log says that 26335 was reverted"
+
+
+def test_the_backend_decides_between_fixes_of_backends() -> None:
+    crash = "CUDA error: an illegal memory access was encountered\n"
+    fa3, flashinfer = (f"--attention-backend {name} --speculative-eagle-topk 4\n" for name in ("fa3", "flashinfer"))
+    assert numbers(fa3 + crash)[0] == 27360
+    assert 27338 not in numbers(fa3 + crash)
+    assert 27338 in numbers(flashinfer + crash)[:2]
+    assert 27360 not in numbers(flashinfer + crash)
+
+
+def test_one_branch_rules_out_what_needs_several() -> None:
+    crash = "CUDA error: an illegal memory access was encountered\n"
+    assert {27338, 27360} <= set(numbers(crash))
+    assert not {27338, 27360} & set(numbers("--speculative-eagle-topk 1\n" + crash))
+
+
+def test_a_cache_hit_before_nan_points_at_draft_kv() -> None:
+    log = "Prefill batch. #new-token: 12, #cached-token: 640\nDetected errors during sampling! NaN in the logits.\n"
+    assert numbers(log)[0] == 19897
+
+
+def test_a_traceback_through_changed_code_counts() -> None:
+    crash = "CUDA error: device-side assert triggered\n"
+    frame = '  File "/x/flashinfer_backend.py", line 12, in common_template\n'
+    _found, best = triaged(frame + crash)
+    assert best[0].toggle.pr == 27338
+    assert "a traceback passes through common_template, which it changes" in best[0].reasons
+
+
+def test_nothing_is_guessed_from_nothing() -> None:
+    assert numbers("all 12 passed\n") == []
+    found, best = triaged("ValueError: something else\n")
+    assert best == ()
+    assert commands(found, best, LIBRARY) == (
+        "specdebug bisect -- COMMAND   # what failed: reverts each fix in turn, tells flaky from broken",
+    )
+
+
+@pytest.mark.parametrize("toggle", LIBRARY.all_toggles(), ids=lambda toggle: str(toggle.pr))
+def test_commands_can_be_typed_as_printed(toggle: Toggle) -> None:
+    found, best = triaged(f"base: fail {toggle.detected_by.signatures[0].replace('*', '')}, 1.0 s\n")
+    for line in commands(found, best, LIBRARY):
+        words = shlex.split(line, comments=True)
+        assert words[0] == "specdebug"
+        scenario = LIBRARY.scenario(words[2])
+        if "--arm" in words:
+            assert scenario.arms[words[words.index("--arm") + 1]].revert

@@ -1,0 +1,71 @@
+"""Every way in which an arm of ours can end is named again from what we print of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from specdebug.harness.outcome import RANK
+from specdebug.harness.replay import Replay
+from specdebug.report.document import replay_document, to_json
+from specdebug.report.junit import junit_xml
+from specdebug.report.terminal import render_replay
+from specdebug.targets.job import WorkerEnd
+from specdebug.triage.patterns import Strength
+from specdebug.triage.scan import Scan
+from tests.bundle.bundles import arm_run, traced
+from tests.harness.fakes import good_run, text_of
+
+ENDS = {
+    "hang": WorkerEnd("timeout", -9, 9.0, 100.0, ""),
+    "oom": WorkerEnd("memory", -9, 9.0, 5000.0, ""),
+    "crash:SIGSEGV": WorkerEnd("signal", -11, 1.0, 100.0, ""),
+    "crash:SIGABRT": WorkerEnd("signal", -6, 1.0, 100.0, ""),
+    "crash:SIGKILL": WorkerEnd("signal", -9, 1.0, 100.0, ""),
+    "error@worker": WorkerEnd("exit", 1, 1.0, 100.0, ""),
+}
+
+
+def dying(end: WorkerEnd) -> Any:
+    def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        return good_run(job)[0][:-1], end
+
+    return script
+
+
+def failing(kind: str) -> Any:
+    def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        events, end = good_run(job)
+        first = {
+            "event": "violation",
+            "kind": kind,
+            "site": "draft.kv_indices->draft.kv_indptr",
+            "step": 1,
+            "detail": "found",
+        }
+        later = {"event": "violation", "kind": "mismatch", "site": "output", "step": 1, "detail": "found"}
+        return [*events[:-1], later, first, events[-1]], end
+
+    return script
+
+
+def scanned(text: str) -> Scan:
+    found = Scan()
+    for number, line in enumerate(text.splitlines(), start=1):
+        found.take(line.encode(), number)
+    return found
+
+
+@pytest.mark.parametrize("script", [*map(dying, ENDS.values()), *map(failing, RANK)], ids=[*ENDS, *RANK])
+def test_terminal_and_json_lead_back_to_the_signature(script: Any) -> None:
+    result = traced(arm_run(), script).result
+    answer = Replay(result.run.scenario, (result,), 1.0)
+    assert result.outcome.verdict == "fail"
+    for text in (text_of(render_replay(answer)), to_json(replay_document(answer))):
+        main = scanned(text).main
+        assert main is not None
+        assert (main.signature, main.strength) == (result.outcome.signature, Strength.VERDICT)
+    assert result.outcome.signature in scanned(junit_xml([answer])).findings
+    assert json.loads(to_json(replay_document(answer)))["arms"][0]["signature"] == result.outcome.signature

@@ -1,0 +1,125 @@
+"""What single lines tell of."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdebug.async_probe.violation import Violation as Probed
+from specdebug.harness.outcome import RANK
+from specdebug.triage.patterns import KIND_WORDS, WORDS, Strength, hits_in
+
+LINES = {
+    "reverted: fail guard@draft.kv_indices->draft.kv_indptr, 3.8 s": "guard@draft.kv_indices->draft.kv_indptr",
+    "    then guard@draft.draft_tokens->end of arena at step 2  overran": "guard@draft.draft_tokens->end of arena",
+    "x: reverted fail hang (12.0 s)": "hang",
+    "base: fail oom, 3.1 s": "oom",
+    "base: fail crash:SIGSEGV, 3.1 s": "crash:SIGSEGV",
+    "RuntimeError: async probe oob@draft.forward.positions: value not below 128 [step 3, 2 bad, first 128 at 0]":
+        "oob@draft.forward.positions",
+    "Assertion `NaN detected! verify: target model logits` failed.": "nan@verify.target_model_logits",
+    "Assertion `Inf detected! draft: logits` failed.": "inf@draft.logits",
+    "RuntimeError: OOB indices not in [0, 32000): draft topk_index": "oob@draft_topk_index",
+    "Assertion `index < 0 (negative / unmasked sentinel?): embed input_ids` failed": "oob@embed_input_ids",
+    "Assertion `index >= 128256 (out of range): embed input_ids` failed": "oob@embed_input_ids",
+    "page-misaligned indices (page_size=64): tgt_cache_loc": "page_aligned@tgt_cache_loc",
+    "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1500: indexSelectSmallIndex: block: [32,0,0], thread: [63,0,0] "
+    "Assertion `srcIndex < srcSelectDimSize` failed.": "assert@Indexing.cu",
+    "/x/TensorCompare.cu:110: _assert_async_cuda_kernel: block: [0,0,0], thread: [0,0,0] Assertion "
+    "`probability tensor contains either `inf`, `nan` or element < 0` failed.": "nan@sampler.probs",
+    "ValueError: Detected errors during sampling! NaN in the logits.": "nan@sampler.logits",
+    "IndexError: index out of range in self": "oob@embedding",
+    "IndexError: index 40000 is out of bounds for dimension 0 with size 32000": "oob@index",
+    "ValueError: token id 128300 is out of vocabulary": "oob@vocabulary",
+    "ValueError: token_to_kv_pool_allocator memory leak detected! available_size=1":
+        "pools@token_to_kv_pool_allocator",
+    "RuntimeError: CUDA error: an illegal memory access was encountered": "illegal-address@cuda",
+    "RuntimeError: Triton Error [CUDA]: device-side assert triggered": "assert@cuda",
+    "torch.AcceleratorError: CUDA error: an illegal instruction was encountered": "launch-failure@cuda",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.": "oom@cuda",
+    "Fatal Python error: Segmentation fault": "crash:SIGSEGV",
+    "Segmentation fault (core dumped)": "crash:SIGSEGV",
+    "Aborted (core dumped)": "crash:SIGABRT",
+    "##[error]Process completed with exit code 137.": "crash:SIGKILL",
+    "subprocess exited with status -11": "crash:SIGSEGV",
+    "worker exit code: 134": "crash:SIGABRT",
+    "./run.sh: line 22: 103525 Killed                  python -m server": "crash:SIGKILL",
+    "[812.4] Out of memory: Killed process 4242 (python) total-vm:1kB": "oom",
+    "[2026-01-01 00:00:00 TP0] Watchdog timeout (self.watchdog_last_forward_ct=5)": "hang",
+    "E   Failed: Timeout >300.0s": "hang",
+    "foo.cc:12: void f(): Assertion `x > 0' failed.": "assert@foo.cc",
+    "E       AssertionError: expected 12 got 13": "assert:expected # got #",
+    "ValueError: something else": "error:ValueError",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_names_its_failure(line: str) -> None:
+    assert [hit.signature for hit in hits_in(line)][:1] == [LINES[line]]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_prefixes_of_ci_systems_hide_nothing(line: str) -> None:
+    for prefix in ("2026-01-02T03:04:05.6789Z ", "[worker pid=952, ip=10.1.2.3] "):
+        if LINES[line] not in ("crash:SIGKILL", "crash:SIGABRT") or prefix.startswith("2026"):
+            assert LINES[line] in [hit.signature for hit in hits_in(prefix + line)]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_no_line_that_tells_something_is_passed_over_by_the_search_for_words(line: str) -> None:
+    assert any(word in line.encode() for word in (*WORDS, *KIND_WORDS))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "[TP0] Decode batch. #running-req: 3, #token: 512, token usage: 0.01, gen throughput (token/s): 31.2",
+        "Process completed with exit code 0.",
+        "Process completed with exit code 1.",
+        "contact: error@example.com",
+        "signature: nan@draft*",
+        "  reverted: {verdict: fail, signature: 'nan@draft*'}",
+        "the index of the page is 5",
+        "0 errors, 12 passed",
+    ],
+)
+def test_an_innocent_line_tells_nothing(line: str) -> None:
+    assert hits_in(line) == []
+
+
+@pytest.mark.parametrize("kind", [*RANK, "oom"])
+def test_every_kind_of_ours_is_known(kind: str) -> None:
+    (hit,) = hits_in(f"base: fail {kind}@some.where, 1.0 s")
+    assert (hit.signature, hit.strength, hit.means) == (f"{kind}@some.where", Strength.VERDICT, kind)
+    (hit,) = hits_in(f"  then {kind}@some.where at step 3")
+    assert hit.strength == Strength.NAMED
+
+
+def test_what_an_assertion_on_the_device_is_about() -> None:
+    where = "/x/K.cu:16: kernel: block: [1,0,0], thread: [2,0,0] "
+    assert hits_in(f"{where}Assertion `ind >=0 && ind < ind_dim_size` failed.")[0].means == "oob"
+    assert hits_in(f"{where}Assertion `a == b` failed.")[0].means == "assert"
+
+
+@given(
+    st.builds(
+        Probed,
+        site=st.from_regex(r"[a-z_]{1,8}(\.[a-z_]{1,8}){1,3}", fullmatch=True),
+        kind=st.sampled_from(["nan", "inf", "oob", "page_aligned"]),
+        step=st.integers(-1, 10**6),
+        index=st.integers(0, 10**9),
+        value=st.integers(-(2**63), 2**63 - 1),
+        count=st.integers(1, 10**6),
+    )
+)
+def test_any_probes_message_is_read_back(found: Probed) -> None:
+    (hit,) = hits_in(f"E   RuntimeError: {found.message()}")
+    assert hit.signature == found.signature
+
+
+@given(st.text())
+def test_no_text_is_too_strange(text: str) -> None:
+    for hit in hits_in(text):
+        assert hit.signature

@@ -14,7 +14,20 @@ from typing import Annotated
 import typer
 
 from specdebug import __version__
-from specdebug.cli import bisect, bundle, doctor, faults, flake, minimise, probes, replay, scenarios, toggles, triage
+from specdebug.cli import (
+    bisect,
+    bundle,
+    diverge,
+    doctor,
+    faults,
+    flake,
+    minimise,
+    probes,
+    replay,
+    scenarios,
+    toggles,
+    triage,
+)
 from specdebug.cli.options import Debug, debug_wanted, forget_debug, remember_command_line
 from specdebug.cli.output import open_standard_streams, write
 from specdebug.cli.trials import WithCommand
@@ -31,6 +44,7 @@ app = typer.Typer(
 )
 app.command("replay")(replay.replay)
 app.command("compare")(replay.compare)
+app.command("diverge")(diverge.diverge)
 app.command("bundle")(bundle.bundle)
 app.command("bisect", cls=WithCommand)(bisect.bisect)
 app.command("flake", cls=WithCommand)(flake.flake)

@@ -5,8 +5,8 @@ difference is the answer, be it one of rounding's size or one of the schedule.
 
 **By request**, for arms whose engines are configured otherwise: one may batch as the other does not. A request's own
 decode steps are laid side by side by their number, whenever each was made. What only says where things are (slots, the
-place in the batch) may then differ, and floating-point values by rounding: those differences are handed on, for somebody
-who has the values.
+place in the batch) may then differ, and floating-point values by rounding: those differences are handed on, for
+somebody who has the values.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def in_lockstep(left: Sequence[Step], right: Sequence[Step]) -> Iterator[Differe
             side = "second" if one is None else "first"
             first = next(longer.parts(), None)
             site = first.descriptor.site if first is not None else ""
-            yield Difference("end", longer.number, site, None, None, None, f"only the {side} arm has a step {longer.number}")
+            yield Difference(
+                "end", longer.number, site, None, None, None, f"only the {side} arm has a step {longer.number}"
+            )
             return
         if one.rids != other.rids:
             text = f"requests {_named(one.rids)} are computed in the first arm, {_named(other.rids)} in the second"
@@ -94,20 +96,25 @@ def by_request(left: Sequence[Step], right: Sequence[Step]) -> Iterator[Differen
     lost: set[str] = set()
     counts: dict[tuple[str, str], int] = {}
     for step in right:
-        number = _numbers(step, counts)
+        number, kind = _numbers(step, counts), _kind(step)
         for part in step.parts():
             rid, site = part.owner, part.descriptor.site
             if rid is None or rid in lost or is_where(site):
                 continue
-            kind = _kind(site, step)
-            key = (rid, kind, number[rid, kind], site, _nth_of_owner(part, step))
+            key = (rid, kind, number[rid], site, _nth_of_owner(part, step))
             other = counterpart.get(key)
             if other is None or other.rows != part.rows:
                 if kind == "decode":
                     lost.add(rid)
                     there = "has no such step or tensor of the request" if other is None else f"has {_shape(other)}"
                     yield Difference(
-                        "shape", step.number, site, rid, other, part, f"the first arm {there}, the second {_shape(part)}"
+                        "shape",
+                        step.number,
+                        site,
+                        rid,
+                        other,
+                        part,
+                        f"the first arm {there}, the second {_shape(part)}",
                     )
                 continue
             if other.digest != part.digest:
@@ -137,24 +144,23 @@ def _by_place(steps: Sequence[Step]) -> dict[_Key, Part]:
     found: dict[_Key, Part] = {}
     counts: dict[tuple[str, str], int] = {}
     for step in steps:
-        number = _numbers(step, counts)
+        number, kind = _numbers(step, counts), _kind(step)
         for part in step.parts():
             if part.owner is not None:
                 site = part.descriptor.site
-                kind = _kind(site, step)
-                found[part.owner, kind, number[part.owner, kind], site, _nth_of_owner(part, step)] = part
+                found[part.owner, kind, number[part.owner], site, _nth_of_owner(part, step)] = part
     return found
 
 
-def _numbers(step: Step, counts: dict[tuple[str, str], int]) -> dict[tuple[str, str], int]:
-    """Which of its request's steps this one is, by request and kind."""
-    kind = _kind("", step)
+def _numbers(step: Step, counts: dict[tuple[str, str], int]) -> dict[str, int]:
+    """Which of its request's steps of this kind this one is, by request."""
+    kind = _kind(step)
     for rid in step.rids:
         counts[rid, kind] = counts.get((rid, kind), 0) + 1
-    return {(rid, kind): counts[rid, kind] for rid in step.rids}
+    return {rid: counts[rid, kind] for rid in step.rids}
 
 
-def _kind(_site: str, step: Step) -> str:
+def _kind(step: Step) -> str:
     return "prefill" if any(call.site == "target_prefill.input_ids" for call in step.calls) else "decode"
 
 
@@ -171,7 +177,9 @@ def _nth_of_owner(part: Part, step: Step) -> int:
 
 
 def _parted(step: int, left: Part | None, right: Part | None) -> Difference:
-    sites = [f"reaches {part.descriptor.site}" if part is not None else "reaches nothing more" for part in (left, right)]
+    sites = [
+        f"reaches {part.descriptor.site}" if part is not None else "reaches nothing more" for part in (left, right)
+    ]
     site = next(part.descriptor.site for part in (right, left) if part is not None)
     return Difference("schedule", step, site, None, left, right, f"the first arm {sites[0]}, the second {sites[1]}")
 

@@ -1,8 +1,8 @@
 """Hashes of rows, by their bits: equal rows have equal hashes, others do not but for one in 2**64.
 
 On a CPU that is XXH3. On a device it is a sum modulo 2**64 over (bits XOR key) times odd weight, key and weight by
-position, written to a ring there and read once the ring is full: nobody waits before. One changed element always changes
-the sum. Hashes of the two are not comparable.
+position, written to a ring there and read once the ring is full: nobody waits before. One changed element always
+changes the sum. Hashes of the two are not comparable.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _from_first(values: np.ndarray, first: int) -> np.ndarray:
 
 
 def _digest(bits: np.ndarray) -> int:
-    return xxhash.xxh3_64_intdigest(bits, bits.nbytes)
+    return xxhash.xxh3_64_intdigest(bits.data)
 
 
 def _bits(rows: Tensor) -> Tensor:

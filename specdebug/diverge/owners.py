@@ -47,7 +47,9 @@ class Batch:
     nodes: int = 1
     known: dict[Any, Any] = field(default_factory=dict)
 
-    def segments(self, site: str, rows: int, *, grid: bool = False, drafting: bool = False, nth: int = 0) -> list[Segment]:
+    def segments(
+        self, site: str, rows: int, *, grid: bool = False, drafting: bool = False, nth: int = 0
+    ) -> list[Segment]:
         """Whose the rows are, in their order.
 
         Args:

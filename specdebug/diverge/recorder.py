@@ -46,6 +46,7 @@ class Recorder:
         self._batches: dict[tuple[Any, ...], Batch] = {}
         self._before: Callable[[async_probe.SiteCall], None] | None = None
         self._engine: Any = None
+        self._branches = self._nodes = 1
         self._step = 0
         self._drafting = False
         self._begin_step()
@@ -54,9 +55,12 @@ class Recorder:
         """Record what ``engine`` does from now on."""
         self._engine = engine
         spec = engine.config.speculative
-        self._branches, self._nodes = (1, 1) if spec is None else (spec.eagle_topk, spec.tree_size)
+        if spec is not None:
+            self._branches, self._nodes = spec.eagle_topk, spec.tree_size
         self._wrap_step()
-        self._during(engine, "_prefill", lambda chunks: ("prefill", [r for r, _ in chunks], tuple(n for _, n in chunks)))
+        self._during(
+            engine, "_prefill", lambda chunks: ("prefill", [r for r, _ in chunks], tuple(n for _, n in chunks))
+        )
         self._during(engine._target_worker, "decode", lambda requests: ("plain", requests, ()))
         worker = engine._eagle_worker
         if worker is not None:
@@ -191,9 +195,7 @@ class Recorder:
         if batch is None:
             if len(self._batches) >= BATCHES:
                 self._batches.clear()
-            batch = self._batches[key] = Batch(
-                kind, list(requests), tuple(places), lens, self._branches, self._nodes
-            )
+            batch = self._batches[key] = Batch(kind, list(requests), tuple(places), lens, self._branches, self._nodes)
         self._batch = batch
         try:
             yield

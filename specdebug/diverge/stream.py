@@ -1,8 +1,8 @@
 """What a worker writes of a run and the parent reads: of every step its site calls, and a hash for each owner of rows.
 
-A file of records, each a tag and a length, appended with one ``write`` a step, so that what an arm did outlives it. What
-repeats from step to step is written once and named by number: descriptors of calls (D), sequences of those (T) and
-batches (R). A step (S) is then three numbers and its hashes, 8 bytes each.
+A file of records, each a tag and a length, appended with one ``write`` a step, so that what an arm did outlives it.
+What repeats from step to step is written once and named by number: descriptors of calls (D), sequences of those (T)
+and batches (R). A step (S) is then three numbers and its hashes, 8 bytes each.
 """
 
 from __future__ import annotations

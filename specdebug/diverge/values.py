@@ -15,16 +15,16 @@ Place = tuple[int, int]
 """A step, and which of its calls."""
 
 ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
-"""By dtype: how far two values of a row may lie apart, as a part of the largest of the row, if another batch shape is all
-that differs. Of what the oracles allow the engine against a float32 reference this is the KV tolerance's order."""
+"""By dtype: how far two values of a row may lie apart, as a part of the largest of the row, if another batch shape is
+all that differs."""
 
 
 @dataclass(frozen=True)
 class ValueDifference:
     """Two shares of a tensor that differ. ``index``: of the first element that does, in the share, by dimension.
 
-    ``left``, ``right``: what is there. ``count``: elements that differ. ``gap``: the widest difference, as a part of the
-    largest value of its row; infinite where one of the two is no finite number.
+    ``left``, ``right``: what is there. ``count``: elements that differ. ``gap``: the widest difference, as a part of
+    the largest value of its row; infinite where one of the two is no finite number.
     """
 
     index: tuple[int, ...]
@@ -108,5 +108,3 @@ def _plain(value: Any) -> Any:
 
 def _path(folder: Path, place: Place) -> Path:
     return folder / f"{place[0]}-{place[1]}.npy"
-
-

@@ -1,0 +1,262 @@
+"""Run two arms, lay their recordings side by side, and look once more at what differs, with its values.
+
+Runs repeat to the bit, so values are not kept the first time: once it is known where to look, both arms run again and
+keep those tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from specdebug.diverge.align import Difference, by_request, in_lockstep, same_schedule
+from specdebug.diverge.stream import Part, Step, read
+from specdebug.diverge.values import ValueDifference, difference, is_rounding, kept
+from specdebug.diverge.worker import TARGET
+from specdebug.harness.outcome import EXIT_CODES, Outcome
+from specdebug.harness.replay import INTERRUPTED, ArmRun, Library, Progress, run_arms
+from specdebug.harness.scenario_model import OracleSpec, Scenario
+from specdebug.targets.job import Job
+from specdebug.targets.pool import WorkerPool
+
+AFTER = 8
+"""Sites named that differed right after the first."""
+LOOK_AHEAD = 2000
+"""Differences looked through for them."""
+WINDOW = 3000
+"""Tensors of each arm kept at a time, to tell rounding from more."""
+SHAPE_OPTIONS = ("model", "device", "dtype")
+"""Engine options without which tensors have no counterparts."""
+
+
+@dataclass(frozen=True)
+class RecordedRun(ArmRun):
+    """An arm run that writes its hashes to a file (``hashes``), or keeps tensors (``keep``) in ``folder``."""
+
+    folder: str = ""
+    hashes: str | None = None
+    keep: tuple[tuple[int, int], ...] = ()
+
+    def job(self, library: Library) -> Job:
+        """As ``ArmRun.job``."""
+        job = super().job(library)
+        record = {"folder": self.folder, "hashes": self.hashes, "keep": self.keep}
+        return dataclasses.replace(job, target=TARGET, payload={**job.payload, "record": record})
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Differences that another batch shape explains. ``shares``: of requests in calls; ``widest``: as a part of a row's
+    largest value. ``first``: where they began."""
+
+    shares: int = 0
+    widest: float = 0.0
+    first: Difference | None = None
+
+    def with_one(self, found: Difference, gap: float) -> Rounding:
+        """With one more."""
+        return Rounding(self.shares + 1, max(self.widest, gap), self.first or found)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The answer.
+
+    Attributes:
+        names: of the two arms, with what was done to them.
+        outcomes: what became of them; oracles did not look.
+        alike: whether their engines are configured alike, so that everything must be equal to the bit.
+        steps: that each made.
+        first: the first difference, None if there is none (but for rounding).
+        values: what is there, of a first difference in values.
+        after: first difference at each of the sites that differed next.
+        rounding: what differed by rounding.
+        rescheduled: the first step in which they computed other requests or shapes, None if there is none.
+        reason: why they cannot be compared, empty if they can.
+    """
+
+    names: tuple[str, str]
+    outcomes: tuple[Outcome, ...] = ()
+    alike: bool = True
+    steps: tuple[int, int] = (0, 0)
+    first: Difference | None = None
+    values: ValueDifference | None = None
+    after: tuple[Difference, ...] = ()
+    rounding: Rounding = field(default_factory=Rounding)
+    rescheduled: int | None = None
+    reason: str = ""
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """0 nothing diverged, 1 something did, 125 there is no telling, 130 after a Ctrl-C."""
+        if self.interrupted:
+            return INTERRUPTED
+        if self.reason:
+            return EXIT_CODES["unknown"]
+        return 1 if self.first is not None else 0
+
+
+def not_comparable(left: ArmRun, right: ArmRun) -> str:
+    """Why two arms have no tensors in common, empty if they do. Raises ContentError for an engine that cannot be."""
+    one, other = left.config, right.config
+    for option in SHAPE_OPTIONS:
+        values = getattr(one, option), getattr(other, option)
+        if values[0] != values[1]:
+            return f"the arms' engines differ in {option} ({values[0]} and {values[1]})"
+    if (one.speculative is None) != (other.speculative is None):
+        return "only one of the two arms speculates"
+    if one.speculative is not None and other.speculative is not None:
+        for option in ("algorithm", "num_steps", "eagle_topk", "tree_size"):
+            values = getattr(one.speculative, option), getattr(other.speculative, option)
+            if values[0] != values[1]:
+                return f"the arms' engines differ in speculative {option} ({values[0]} and {values[1]})"
+    return ""
+
+
+class Diverging:
+    """Two arm runs under comparison. ``folder``: an empty one, for hashes and tensors."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        library: Library,
+        runs: tuple[ArmRun, ArmRun],
+        folder: Path,
+        progress: Progress | None = None,
+    ) -> None:
+        self._pool = pool
+        self._library = library
+        self._runs = tuple(_unjudged(run) for run in runs)
+        self._folder = folder
+        self._progress = progress
+        self._looks = 0
+
+    def run(self) -> Divergence:
+        """The answer. Raises as ``harness.replay.run_arms``."""
+        left, right = self._runs
+        names = (_name(left), _name(right))
+        reason = not_comparable(left, right)
+        if reason:
+            return Divergence(names, reason=reason)
+        files = [self._folder / f"{side}.hashes" for side in (0, 1)]
+        runs = [
+            _recorded(run, f"{side + 1}: {run.arm}", folder=str(self._folder), hashes=str(files[side]))
+            for side, run in enumerate(self._runs)
+        ]
+        results, interrupted = run_arms(self._pool, self._library, runs, self._progress)
+        outcomes = tuple(result.outcome for result in results)
+        if interrupted:
+            return Divergence(names, outcomes, interrupted=True)
+        streams = [read(file) if file.exists() else [] for file in files]
+        for file in files:
+            file.unlink(missing_ok=True)
+        answer = Divergence(
+            names,
+            outcomes,
+            alike=left.config == right.config,
+            steps=(len(streams[0]), len(streams[1])),
+            rescheduled=same_schedule(*streams),
+        )
+        for name, outcome, stream in zip(names, outcomes, streams, strict=True):
+            if outcome.unavailable or not stream:
+                why = outcome.detail or "it made no step"
+                return dataclasses.replace(answer, reason=f"arm {name} could not be run: {why}")
+        return self._in_lockstep(answer, *streams) if answer.alike else self._by_request(answer, *streams)
+
+    def _in_lockstep(self, answer: Divergence, left: Sequence[Step], right: Sequence[Step]) -> Divergence:
+        found = list(islice(in_lockstep(left, right), LOOK_AHEAD))
+        if not found:
+            return answer
+        first = found[0]
+        values = self._look([first])[0] if first.what == "value" else None
+        return dataclasses.replace(answer, first=first, values=values, after=_after(found))
+
+    def _by_request(self, answer: Divergence, left: Sequence[Step], right: Sequence[Step]) -> Divergence:
+        found = list(by_request(left, right))
+        rounding, at = Rounding(), 0
+        while at < len(found):
+            window = found[at : at + WINDOW]
+            hard = next((n for n, each in enumerate(window) if not each.soft), None)
+            window = window if hard is None else window[: hard + 1]
+            values = self._look([each for each in window if each.what == "value"])
+            looked = iter(values)
+            for n, each in enumerate(window):
+                seen = next(looked) if each.what == "value" else None
+                if each.soft and seen is None:
+                    continue  # equal after all: the hashes of two zeros differ
+                assert each.right is not None or not each.soft
+                if each.soft and seen is not None and is_rounding(seen, _dtype(each)):
+                    rounding = rounding.with_one(each, seen.gap)
+                    continue
+                after = _after(found[at + n :])
+                return dataclasses.replace(answer, first=each, values=seen, after=after, rounding=rounding)
+            at += len(window)
+        return dataclasses.replace(answer, rounding=rounding)
+
+    def _look(self, differences: Sequence[Difference]) -> list[ValueDifference | None]:
+        """Run both arms again to see what is there; None where nothing differs, or a run did not come that far."""
+        if not differences:
+            return []
+        self._looks += 1
+        runs, folders = [], []
+        for side, run in enumerate(self._runs):
+            parts = [part for each in differences if (part := (each.left, each.right)[side]) is not None]
+            folder = self._folder / f"{self._looks}-{side}"
+            folder.mkdir()
+            folders.append(folder)
+            keep = tuple(sorted({(part.step, part.call) for part in parts}))
+            runs.append(_recorded(run, f"{side + 1}: {run.arm}, again", folder=str(folder), keep=keep))
+        run_arms(self._pool, self._library, runs, self._progress)
+        seen = [_compare(each, *folders) for each in differences]
+        for folder in folders:
+            for file in folder.iterdir():
+                file.unlink()
+        return seen
+
+
+def _compare(found: Difference, left: Path, right: Path) -> ValueDifference | None:
+    assert found.left is not None
+    assert found.right is not None
+    shares = []
+    for part, folder in ((found.left, left), (found.right, right)):
+        whole = kept(folder, (part.step, part.call))
+        if whole is None:
+            return None
+        shares.append(whole if part.rows is None else whole[part.first_row : part.first_row + part.rows])
+    return difference(shares[0], shares[1])
+
+
+def _after(found: Sequence[Difference]) -> tuple[Difference, ...]:
+    """Of what follows the first difference, the first at each site."""
+    firsts = {each.site: each for each in reversed(found[1:]) if each.site != found[0].site}
+    return tuple(each for each in found[1:] if firsts.get(each.site) is each)[:AFTER]
+
+
+def _dtype(found: Difference) -> str:
+    part: Part | None = found.right
+    return "" if part is None else part.descriptor.dtype
+
+
+def _unjudged(run: ArmRun) -> ArmRun:
+    """Without oracles: they cost time and see nothing that the fingerprints do not."""
+    scenario: Scenario = run.scenario
+    off = OracleSpec(lossless=False, draft_kv=False, pools=scenario.oracles_of(run.arm).pools)
+    arms = {name: dataclasses.replace(arm, oracles=off) for name, arm in scenario.arms.items()}
+    return dataclasses.replace(run, scenario=dataclasses.replace(scenario, arms=arms, oracles=off), expectation=None)
+
+
+def _recorded(run: ArmRun, key: str, **record: Any) -> RecordedRun:
+    facts: Mapping[str, Any] = {each.name: getattr(run, each.name) for each in dataclasses.fields(ArmRun)}
+    return RecordedRun(**{**facts, "key": key, **record})
+
+
+def _name(run: ArmRun) -> str:
+    """The arm, and what is done to it beside what it says itself."""
+    extra = [f"revert {number}" for number in run.reverts if number not in run.scenario.arms[run.arm].revert]
+    extra += [f"fault {fault}" for fault in run.scenario.faults_of(run.arm)]
+    return f"{run.arm} ({', '.join(extra)})" if extra else run.arm

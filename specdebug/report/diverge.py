@@ -1,0 +1,130 @@
+"""Where two arms part, for a terminal and as one JSON document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from specdebug import __version__
+from specdebug.diverge.align import Difference
+from specdebug.diverge.run import Divergence
+from specdebug.report.tables import plain_table
+
+
+def render_divergence(scenario: str, answer: Divergence) -> RenderableType:
+    """What a person wants to know first, first."""
+    left, right = answer.names
+    lines: list[RenderableType] = [
+        Text.from_markup(f"[bold]{escape(scenario)}[/]: {escape(left)} against {escape(right)}")
+    ]
+    lines += [Text(line) for line in _answer(answer)]
+    if answer.after:
+        lines += [Text(), Text("right after:")]
+        rows = [
+            (f"  {_step(each)}", each.site or each.what, each.owner or "batch", each.text or each.what)
+            for each in answer.after
+        ]
+        lines.append(plain_table(("  step", "site", "request", "what differs"), rows))
+    lines += [Text(line) for line in _circumstances(answer)]
+    return Group(*lines)
+
+
+def divergence_document(scenario: str, answer: Divergence) -> dict[str, Any]:
+    """The same as plain data."""
+    rounding = answer.rounding
+    return {
+        "specdebug": __version__,
+        "scenario": scenario,
+        "exit_code": answer.exit_code,
+        "arms": list(answer.names),
+        "comparable": not answer.reason,
+        "reason": answer.reason,
+        "interrupted": answer.interrupted,
+        "alike": answer.alike,
+        "steps": list(answer.steps),
+        "diverged": answer.first is not None,
+        "first": None if answer.first is None else _difference(answer.first),
+        "values": None if answer.values is None else answer.values.to_dict(),
+        "after": [_difference(each) for each in answer.after],
+        "rounding": {
+            "shares": rounding.shares,
+            "widest": rounding.widest,
+            "first": None if rounding.first is None else _difference(rounding.first),
+        },
+        "rescheduled": answer.rescheduled,
+        "outcomes": [
+            {"verdict": each.verdict, "signature": each.signature, "detail": each.detail} for each in answer.outcomes
+        ],
+    }
+
+
+def _answer(answer: Divergence) -> list[str]:
+    first, seen = answer.first, answer.values
+    if answer.interrupted:
+        return ["interrupted before both arms were through"]
+    if answer.reason:
+        return [f"cannot be compared: {answer.reason}"]
+    if first is None:
+        rounded = " but for rounding" if answer.rounding.shares else ""
+        return [f"nothing diverged{rounded} in {answer.steps[1]} steps"]
+    who = f", request {first.owner}" if first.owner is not None else ""
+    if first.what != "value":
+        site = f" at {first.site}" if first.site else ""
+        return [f"diverged at step {_step(first)}{site}{who}: {first.text}"]
+    nth = first.right.nth if first.right is not None else 0
+    again = f" (call {nth + 1} of it in the step)" if nth else ""
+    lines = [f"diverged at step {_step(first)}{who}, site {first.site}{again}"]
+    if seen is not None:
+        dtype = first.right.descriptor.dtype if first.right is not None else ""
+        place = f"[{', '.join(map(str, seen.index))}]" if seen.index else ""
+        more = f"; {seen.count} of its {seen.size} elements differ" if seen.size > 1 else ""
+        lines.append(f"  {dtype} {place}: {seen.left!r} in the first arm, {seen.right!r} in the second{more}")
+    else:
+        lines.append("  the values could not be read again: a second run did not come to the same place")
+    return lines
+
+
+def _circumstances(answer: Divergence) -> list[str]:
+    if answer.reason or answer.interrupted:
+        return []
+    lines: list[str] = []
+    rounding = answer.rounding
+    if rounding.first is not None:
+        lines.append(
+            f"rounding, and not counted: {rounding.shares} tensors differ by at most {rounding.widest:.1e} of a row's "
+            f"largest value, from step {_step(rounding.first)}, {rounding.first.site}, on"
+        )
+    if not answer.alike and answer.rescheduled is not None:
+        lines.append(
+            f"the arms are configured otherwise and schedule otherwise from step {answer.rescheduled} on: requests "
+            "were compared step by step of their own; slots and places in the batch were not"
+        )
+    for name, outcome in zip(answer.names, answer.outcomes, strict=True):
+        if outcome.verdict != "pass":
+            lines.append(f"{name} ends with {outcome.verdict}: {outcome.signature or outcome.detail}")
+    return lines
+
+
+def _step(found: Difference) -> str:
+    """Its number; in both arms where they differ."""
+    left, right = found.left, found.right
+    if left is not None and right is not None and left.step != right.step:
+        return f"{left.step}/{right.step}"
+    return str(found.step)
+
+
+def _difference(found: Difference) -> dict[str, Any]:
+    part = found.right or found.left
+    return {
+        "what": found.what,
+        "step": found.step,
+        "steps": [None if each is None else each.step for each in (found.left, found.right)],
+        "site": found.site or None,
+        "call": None if part is None else part.nth + 1,
+        "request": found.owner,
+        "dtype": None if part is None else part.descriptor.dtype,
+        "text": found.text,
+    }

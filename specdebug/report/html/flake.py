@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from specdebug.report.flake import Question, decision, flake_document, rate_text, verdict_line
 from specdebug.report.html.page import Chip, Head, render
 from specdebug.report.html.rate import rate_plot
-from specdebug.stats.claims import percent
+from specdebug.stats.claims import Apart, Below, Claim, percent
 from specdebug.trials.sampling import Sampled
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -57,7 +57,7 @@ def flake_page(
         head,
         document=flake_document(sampled, question, exit_code, reverted, evidence),
         confidence=percent(question.confidence),
-        plot=rate_plot(failed(counted, pattern), question.confidence),
+        plot=rate_plot(failed(counted, pattern), question.confidence, _claimed(question.claim)),
         trials=bad[-MAX_TRIALS:],
         more_trials=max(0, len(bad) - MAX_TRIALS),
         passed=len(counted) - len(bad),
@@ -73,6 +73,17 @@ def failed(counted: Sequence[tuple[Trial, TrialResult]], pattern: str | None) ->
         elif result.outcome == "fail" and (pattern is None or fnmatchcase(result.signature or "fail", pattern)):
             shown.append(True)
     return shown
+
+
+def _claimed(claim: Claim | None) -> tuple[float, ...]:
+    """The rates that the claim speaks of."""
+    match claim:
+        case Below(rate=rate):
+            return (rate,)
+        case Apart(below=below, above=above):
+            return (below, above)
+        case _:
+            return ()
 
 
 def _chip(sampled: Sampled, question: Question) -> Chip:

@@ -145,4 +145,5 @@ def test_other_ends_of_a_measurement(tmp_path: Path, judge: Judge, claim: str | 
     with journal:
         page = Page(flake_page(found, question, 0, [], journal.trials, journal.evidence, None, "specdebug flake"))
     assert chip in page.text
+    assert page.source.count('class="claimed"') == (judge is passes and claim is not None)
     assert len(page.plots) == (judge is passes)

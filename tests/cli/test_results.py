@@ -1,0 +1,141 @@
+"""What commands leave beside what they print: files, and what GitHub is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from specdebug.cli.main import run
+from specdebug.cli.output import OutputError
+from specdebug.cli.results import write_files
+from tests.report.html.samples import MINI, Page
+
+FAILS = 'case ",$SGLANG_DEBUG_REVERT_PR," in *,27360,*) exit 7;; esac; exit 0'
+COMMANDS = [
+    ["replay", str(MINI)],
+    ["compare", str(MINI)],
+    ["bisect", str(MINI)],
+    ["flake", str(MINI)],
+]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SGLANG_DEBUG_REVERT_PR", "SPECDEBUG_PATH", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize("where", ["missing/page.html", "."])
+def test_a_page_that_cannot_be_written_is_said_before_anything_runs(
+    command: list[str], where: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run([*command, "--html", where]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err in ("error: cannot write missing/page.html: no folder missing\n", "error: . is a folder; name a file\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_file_is_tried_before_the_first_failure_is_told(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"gone/a\.xml"):
+        write_files(
+            (tmp_path / "gone" / "a.xml", lambda: "a"),
+            (None, lambda: pytest.fail("it is not wanted")),
+            (tmp_path / "b.html", lambda: "b"),
+        )
+    assert (tmp_path / "b.html").read_text() == "b"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_disk_that_is_full_costs_the_page_not_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["flake", "--revert", "27360", "--max-trials", "3", "--html", "/dev/full", "--", "bash", "-c", FAILS]
+    assert run(command) == 2
+    out, err = capsys.readouterr()
+    assert "3 of 3 failed: rate 100.0%" in out
+    assert err.endswith("error: cannot write /dev/full: No space left on device\n")
+
+
+def test_flake_leaves_a_page_cases_and_a_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    files = ["--html", "page.html", "--junit", "cases.xml", "--json", "-"]
+    command = ["flake", "--revert", "27360", "--claim", "rate<5%", *files, "--", "bash", "-c", FAILS]
+    assert run(command) == 1
+    document = json.loads(capsys.readouterr().out)
+    page = Page(Path("page.html").read_text())
+    assert "the claim is refuted" in page.text
+    assert "specdebug flake --revert 27360 --claim 'rate<5%' --html page.html" in page.text
+    failure = ET.parse("cases.xml").getroot().find("testsuite/testcase/failure")
+    assert failure is not None
+    assert (
+        failure.get("message")
+        == f"`rate<5%` is refuted at 95%: {document['runs']} of {document['runs']} failed: "
+        + (failure.get("message") or "").split("failed: ")[1]
+    )
+    assert Path("summary.md").read_text().startswith("### ❌ specdebug flake ")
+
+
+def test_bisect_leaves_a_page_and_a_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    for _ in range(2):  # the second time from the journal
+        assert run(["bisect", "--html", "page.html", "--", "bash", "-c", FAILS]) == 0
+        page = Page(Path("page.html").read_text())
+        assert "culprit: 27360" in page.text
+    summary = Path("summary.md").read_text()
+    assert summary.count("### ✅ specdebug bisect") == 2
+    assert "culprit 27360" in summary
+
+
+def specdebug(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """The command itself, in the test's folder."""
+    command = [sys.executable, "-c", "from specdebug.cli.main import main; main()", *argv]
+    root = str(Path(__file__).resolve().parents[2])
+    return subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": root} | env, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.slow
+def test_replay_leaves_page_cases_trace_summary_and_annotations(tmp_path: Path) -> None:
+    ended = specdebug(
+        "replay", str(MINI), "--arm", "fixed", "--arm", "positions", "--html", "page.html", "--junit", "cases.xml",
+        "--perfetto", "trace.json", "--json",
+        GITHUB_ACTIONS="true", GITHUB_WORKSPACE=str(MINI.parent), GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"),
+    )  # fmt: skip
+    assert ended.returncode == 1
+    fixed, positions = json.loads(ended.stdout)["arms"]
+    page = Page(Path("page.html").read_text())
+    assert "fixed: pass positions: fail" in page.text
+    assert positions["signature"] in page.text
+    assert len(page.plots) == 4
+    assert f"Timeline of {fixed['metrics']['steps']} steps" in page.source
+    trace = json.loads(Path("trace.json").read_text())["traceEvents"]
+    slices = [event for event in trace if event["ph"] == "X" and event["pid"] == 1]
+    assert len(slices) == fixed["metrics"]["steps"]
+    assert len(ET.parse("cases.xml").getroot().findall("testsuite/testcase")) == 2
+    assert "| positions | ❌ fail |" in Path("summary.md").read_text()
+    line = MINI.read_text().splitlines().index("  positions: {revert: [25015]}") + 1
+    assert f"::error file=mini.yaml,line={line},title=specdebug%3A mini%2C arm positions" in ended.stderr
+    assert ended.stderr.count("::error") == 1
+
+
+@pytest.mark.slow
+def test_compare_leaves_a_page_and_cases() -> None:
+    ended = specdebug(
+        "compare", str(MINI), "--arm", "fixed", "--arm", "plain", "--html", "page.html", "--junit", "c.xml"
+    )
+    assert ended.returncode == 0
+    page = Page(Path("page.html").read_text())
+    assert "the arms agree" in page.text
+    assert "Requests: 0 with other outputs" in page.text
+    (case,) = ET.parse("c.xml").getroot().findall("testsuite/testcase")
+    assert (case.get("name"), case.find("failure")) == ("fixed and plain", None)

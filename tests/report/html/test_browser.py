@@ -1,0 +1,202 @@
+"""The pages in a real headless browser: drawn, legible in light and dark, and content with what is inside them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdebug.report.html.bisect import bisect_page
+from specdebug.report.html.compare import compare_page
+from specdebug.report.html.faults import faults_page
+from specdebug.report.html.flake import flake_page
+from specdebug.report.html.replay import replay_page
+from tests.report.html.samples import BAD, both, compared, outcome, recorded, replay_of, result
+from tests.report.html.trials import chooser, sampled, searched
+from tests.report.test_detection import MATRIX
+
+CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM or not DRIVER, reason="no chromium and chromedriver on the PATH"),
+]
+
+LEAST_CONTRAST = 4.5
+"""Of text, by WCAG 2.1 level AA."""
+
+CONTRAST = """
+const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+const light = (rgb) => rgb.slice(0, 3).map((part) => part / 255)
+  .map((part) => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, part, place) => sum + part * [0.2126, 0.7152, 0.0722][place], 0);
+const behind = (node) => {
+  for (; node; node = node.parentElement) {
+    const colour = parse(getComputedStyle(node).backgroundColor);
+    if (colour.length < 4 || colour[3] > 0) return colour;
+  }
+  return [255, 255, 255];
+};
+const worst = {};
+const told = "p, h1, h2, h3, td, th, dt, dd, summary, figcaption, code, pre, .chip, text";
+for (const node of document.querySelectorAll(told)) {
+  // Numbers on strong cells stand on a rectangle, which is no ancestor of theirs.
+  if (!node.textContent.trim() || !node.getClientRects().length || node.matches("text.cell.strong")) continue;
+  const style = getComputedStyle(node);
+  const ink = light(parse(node.matches("text") ? style.fill : style.color));
+  const paper = light(behind(node.matches("text") ? node.closest("div") : node));
+  const ratio = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+  const name = node.tagName + "." + (node.getAttribute("class") || "");
+  worst[name] = Math.min(worst[name] ?? 99, ratio);
+}
+return worst;
+"""
+
+PLOTS = """
+return [...document.querySelectorAll("svg.plot")].map((plot) => {
+  const box = plot.getBoundingClientRect();
+  const shapes = [...plot.querySelectorAll("polyline, polygon, rect, circle, line")];
+  const outside = shapes.filter((shape) => {
+    const own = shape.getBoundingClientRect();
+    return own.left < box.left - 6 || own.right > box.right + 6 || own.top < box.top - 6 || own.bottom > box.bottom + 6;
+  });
+  const drawn = shapes.map((shape) => shape.getBoundingClientRect()).filter((own) => own.width + own.height > 0);
+  return {label: plot.getAttribute("aria-label"), width: box.width, height: box.height, drawn: drawn.length,
+          outside: outside.length};
+});
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,900"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options, Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One page a command, each with everything that it can show."""
+    folder = tmp_path_factory.mktemp("pages")
+    replay, comparison = compared()
+    findings, subject, journal = searched(folder)
+    with journal:
+        bisect = bisect_page(findings, subject, 0, journal.trials, journal.evidence, chooser, None, "specdebug bisect")
+    found, question, journal = sampled(folder)
+    with journal:
+        flake = flake_page(found, question, 1, [], journal.trials, journal.evidence, None, "specdebug flake")
+    long = replay_of(result("fixed", outcome("fail", 32, violations=BAD.violations)))
+    sources = {
+        "replay": replay_page(both(), recorded(fixed=(40, 3), reverted=(12, 2)), "specdebug replay"),
+        "long": replay_page(long, recorded(fixed=(10_000, 32)), "specdebug replay"),
+        "compare": compare_page(replay, comparison, recorded(fixed=(40, 2), reverted=(30, 2)), "specdebug compare"),
+        "bisect": bisect,
+        "flake": flake,
+        "faults": faults_page(MATRIX, 1, 3.0, "specdebug faults verify"),
+    }
+    paths = {name: folder / f"{name}.html" for name in sources}
+    for name, source in sources.items():
+        paths[name].write_text(source, encoding="utf-8")
+    return paths
+
+
+def opened(browser: Any, path: Path, scheme: str = "light", width: int = 1200) -> Any:
+    """The browser with the page open, every folded part unfolded."""
+    emulated = {"media": "screen", "features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", emulated)
+    browser.set_window_size(width, 900)
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)
+    browser.get(path.as_uri())
+    browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = true;")
+    return browser
+
+
+def requested(browser: Any) -> list[str]:
+    """Every address the page asked for."""
+    sent = (json.loads(entry["message"])["message"] for entry in browser.get_log("performance"))
+    return [one["params"]["request"]["url"] for one in sent if one["method"] == "Network.requestWillBeSent"]
+
+
+@pytest.mark.parametrize("name", ["replay", "long", "compare", "bisect", "flake", "faults"])
+def test_every_plot_is_drawn_and_nothing_is_loaded_or_complained_of(
+    browser: Any, pages: dict[str, Path], name: str
+) -> None:
+    opened(browser, pages[name])
+    assert browser.get_log("browser") == []
+    assert set(requested(browser)) <= {pages[name].as_uri()}
+    plots = browser.execute_script(PLOTS)
+    assert len(plots) == {"replay": 4, "long": 2, "compare": 5, "bisect": 2, "flake": 1, "faults": 1}[name]
+    for plot in plots:
+        assert plot["width"] > 400, plot
+        assert plot["height"] > 80, plot
+        assert plot["drawn"] > 8, plot
+        assert plot["outside"] == 0, plot
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["replay", "compare", "bisect", "flake", "faults"])
+def test_text_stands_out_in_light_and_dark(browser: Any, pages: dict[str, Path], name: str, scheme: str) -> None:
+    opened(browser, pages[name], scheme)
+    paper = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (paper == "rgb(16, 19, 23)") == (scheme == "dark")
+    contrast = browser.execute_script(CONTRAST)
+    assert len(contrast) > 10
+    assert {what: ratio for what, ratio in contrast.items() if ratio < LEAST_CONTRAST} == {}
+
+
+@pytest.mark.parametrize("name", ["replay", "compare", "bisect", "flake", "faults"])
+def test_a_narrow_window_scrolls_plots_and_tables_not_the_page(browser: Any, pages: dict[str, Path], name: str) -> None:
+    opened(browser, pages[name], width=520)
+    wide, window = browser.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+    assert wide <= window
+
+
+def test_the_pointer_is_told_of_a_step_and_rows_light_their_lines(browser: Any, pages: dict[str, Path]) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+
+    opened(browser, pages["replay"])
+    hit = browser.find_elements(By.CSS_SELECTOR, "#arm1 .hit")[4]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", hit)
+    ActionChains(browser).move_to_element(hit).perform()
+    tip = browser.find_element(By.ID, "tip")
+    assert tip.is_displayed()
+    assert tip.text.startswith("step 5: decode\nbatch ")
+    row = browser.find_element(By.CSS_SELECTOR, "#arm1 tr[data-rid='g.1']")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", row)
+    ActionChains(browser).move_to_element(row).perform()
+    assert [line.get_attribute("data-rid") for line in browser.find_elements(By.CSS_SELECTOR, ".lit")] == ["g.1"]
+
+
+def test_a_filter_leaves_the_rows_with_its_words(browser: Any, pages: dict[str, Path]) -> None:
+    from selenium.webdriver.common.by import By
+
+    opened(browser, pages["bisect"])
+    field = browser.find_element(By.CSS_SELECTOR, "input[data-filter='trial-table']")
+    rows = browser.find_elements(By.CSS_SELECTOR, "#trial-table tbody tr")
+    field.send_keys("EXIT:9 fail")
+    shown = [row for row in rows if row.is_displayed()]
+    assert 0 < len(shown) < len(rows)
+    assert all("exit:9" in row.text for row in shown)
+
+
+def test_script_in_a_log_does_not_run(browser: Any, pages: dict[str, Path]) -> None:
+    opened(browser, pages["replay"])
+    from selenium.webdriver.common.by import By
+
+    assert browser.execute_script("return document.scripts.length") == 1
+    assert "</script><script>alert(1)" in browser.find_element(By.CSS_SELECTOR, "#arm2 pre.log").text

@@ -67,10 +67,10 @@ class Nodes:
         while len(self._cluster.worker_nodes) < JOBS:
             self._cluster.add_node(num_cpus=1, **self._small)
 
-    def kill(self, name: str | None = None) -> None:
-        """One node, or all that run trials; no goodbyes."""
-        for node in [one for one in self._cluster.worker_nodes if name in (None, one.node_id)]:
-            self._cluster.remove_node(node, allow_graceful=False)
+    def kill(self, name: str) -> None:
+        """One node, by Ray's id; no goodbyes."""
+        (node,) = (one for one in self._cluster.worker_nodes if one.node_id == name)
+        self._cluster.remove_node(node, allow_graceful=False)
 
     def end(self) -> None:
         self._cluster.shutdown()
@@ -240,8 +240,7 @@ class TestOnACluster:
     def test_a_cluster_without_what_trials_need(self, nodes: Nodes) -> None:
         with pytest.raises(RayExecutorError, match="has no node with a CPU and a GPU"):
             on_ray(("true",), nodes, gpus=1)
-        source = on_ray(("true",), nodes, patience_s=0)
-        nodes.kill()
+        source = on_ray(("true",), nodes, gpus=1, jobs=1, patience_s=0)
         source.start(Trial(0, frozenset(), 1))
         with pytest.raises(RayExecutorError, match="no node is left to run trials"):
             source.wait()

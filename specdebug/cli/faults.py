@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from specdebug.cli.options import Debug, Json
+from specdebug.cli.options import Debug, Jobs, Json
 from specdebug.cli.output import show, write
 
-app = typer.Typer(help="List and show the faults that can be injected.", no_args_is_help=False)
+app = typer.Typer(help="List and show the faults that can be injected, and verify what catches them.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A fault's name.")]
 
@@ -46,3 +46,36 @@ def show_fault(name: Name, as_json: Json = False, debug: Debug = False) -> int:
 
         write(describe_fault(kind))
     return 0
+
+
+@app.command("verify")
+def verify(
+    name: Annotated[
+        list[str] | None, typer.Option("--class", metavar="NAME", help="This class only (repeatable).")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from 0.")] = 1,
+    jobs: Jobs = 0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Inject every class in a small scenario, seed by seed, and say what caught it, how soon, and what alone.
+
+    Exit code 1 when damage was done that nothing saw, when something was seen where nothing was done, or when a class
+    was not injected.
+    """
+    from specdebug.cli.replay import open_library
+    from specdebug.faults.catalogue import CLASSES
+    from specdebug.faults.declare import find_class
+    from specdebug.harness.fault_matrix import verify as run_matrix
+
+    kinds = [find_class(each) for each in dict.fromkeys(name)] if name else list(CLASSES.values())
+    matrix = run_matrix(kinds, seeds, jobs, open_library(None))
+    if as_json:
+        from specdebug.report.document import to_json
+
+        write(to_json(matrix.to_dict()))
+    else:
+        from specdebug.report.fault_matrix import render_fault_matrix
+
+        show(render_fault_matrix(matrix))
+    return matrix.exit_code

@@ -113,6 +113,8 @@ class Injector:
             self._wrap(kv_pool, "move_kv", "move")
         if "free" in points:
             self._wrap(self._view.memory, "free", "free")
+        if "attach" in points:
+            self._wrap(self._view.cache, "attach", "attach")
 
     def before_step(self, step: int) -> None:
         """The engine is about to make a step."""

@@ -58,5 +58,6 @@ def _scenario(kind: FaultClass) -> dict[str, Any]:
                 "arrive": {"after": "warm", "step": 3},
             },
         ],
+        "oracles": {"each_step": True},
         "limits": {"timeout_s": 3 if kills else 60, "max_steps": 200, "memory_mb": 2048},
     }

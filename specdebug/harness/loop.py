@@ -179,6 +179,7 @@ class RunLoop:
             [self.engine.requests[rid] for rid in report.rids if rid in self.engine.requests],
             {rid: list(tokens) for rid, tokens in report.emitted.items()},
         )
+        judge.look(self.engine, [self.engine.requests[rid] for rid in report.rids if rid in self.engine.requests])
         self._step += 1
         if self._step > self._max_steps:
             self.report(Violation("hang", "", step, f"not done after {self._max_steps} steps"))

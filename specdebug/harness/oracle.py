@@ -60,6 +60,7 @@ class OracleSettings:
     draft_kv: bool
     dtype: str = "float32"
     zero_fill: bool = False
+    each_step: bool = False
 
     @property
     def tie_margin(self) -> float:
@@ -139,7 +140,14 @@ class Judge:
         self.clock = clock
         self._settings = settings
         self._reference = reference
-        self._report = report
+
+        def counted(violation: Violation) -> None:
+            self._reported += 1
+            report(violation)
+
+        self._report = counted
+        self._reported = 0
+        self._condemned: set[str] = set()
         self._tie = tie
         self._decode = decode
         self._boundaries: dict[str, set[int]] = {}
@@ -166,6 +174,20 @@ class Judge:
                 self._boundaries.setdefault(request.rid, set()).add(request.kv_len)
         for rid, tokens in emitted.items():
             self._steps.setdefault(rid, []).extend([self.step] * len(tokens))
+
+    def look(self, engine: Any, requests: Sequence[Any]) -> None:
+        """With ``each_step``: judge requests that go on, as far as they have come; each until something is wrong with
+        it."""
+        if not self._settings.each_step:
+            return
+        for request in requests:
+            if request.rid in self._condemned or request.finish_reason is not None or not request.output_ids:
+                continue
+            before = self._reported
+            self._timed(self._check_draft_kv, engine, request)
+            self._timed(self._check_output_so_far, engine, request)
+            if self._reported > before:
+                self._condemned.add(request.rid)
 
     def _timed(self, check: Callable[[Any, Any], None], engine: Any, request: Any) -> None:
         if not self.active or self._reference is None:
@@ -216,12 +238,16 @@ class Judge:
             return "the last of a prefill chunk"
         return "in the prompt" if position < len(request.prompt_ids) - 1 else "in the output"
 
-    def _check_output(self, engine: Any, request: Any) -> None:
+    def _check_output_so_far(self, engine: Any, request: Any) -> None:
+        """Near-ties of a request that goes on are told when it ends."""
+        self._check_output(engine, request, ended=False)
+
+    def _check_output(self, engine: Any, request: Any, *, ended: bool = True) -> None:
         if not self._settings.lossless or request.sampling.temperature != 0 or self._reference is None:
             return
         output = list(request.output_ids)
         found = judge_output(self._reference, request.prompt_ids, output, self._settings.tie_margin)
-        for tie in found.ties:
+        for tie in found.ties if ended else ():
             self._tie(request.rid, tie)
         if not found.wrong:
             return

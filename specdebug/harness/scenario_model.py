@@ -192,16 +192,24 @@ class AcceptOracle:
 
 @dataclass(frozen=True)
 class OracleSpec:
-    """Which oracles judge a run."""
+    """Which oracles judge a run. ``each_step``: look at lossless and draft KV after every step, not only when a request
+    is prefilled and when it ends."""
 
     lossless: bool = True
     draft_kv: bool = True
     pools: bool = True
+    each_step: bool = False
     accept: AcceptOracle | None = None
 
     def to_dict(self) -> dict[str, Any]:
         accept = None if self.accept is None else {"min_ratio": self.accept.min_ratio}
-        return {"lossless": self.lossless, "draft_kv": self.draft_kv, "pools": self.pools, "accept": accept}
+        return {
+            "lossless": self.lossless,
+            "draft_kv": self.draft_kv,
+            "pools": self.pools,
+            "each_step": self.each_step,
+            "accept": accept,
+        }
 
 
 @dataclass(frozen=True)

@@ -229,11 +229,12 @@ def _oracles(item: Item | None, base: OracleSpec) -> OracleSpec:
     """``base`` with the oracles that ``item`` names switched as it says."""
     if item is None:
         return base
-    table = item.table(optional=("lossless", "draft_kv", "pools", "accept"))
+    table = item.table(optional=("lossless", "draft_kv", "pools", "each_step", "accept"))
     return OracleSpec(
         lossless=table["lossless"].boolean() if "lossless" in table else base.lossless,
         draft_kv=table["draft_kv"].boolean() if "draft_kv" in table else base.draft_kv,
         pools=table["pools"].boolean() if "pools" in table else base.pools,
+        each_step=table["each_step"].boolean() if "each_step" in table else base.each_step,
         accept=_accept(table["accept"]) if "accept" in table else base.accept,
     )
 

@@ -144,6 +144,7 @@ def _oracles() -> Schema:
             "lossless": _BOOLEAN,
             "draft_kv": _BOOLEAN,
             "pools": _BOOLEAN,
+            "each_step": _BOOLEAN,
             "accept": {"anyOf": [{"type": "null"}, accept]},
         }
     )

@@ -13,6 +13,7 @@ POINTS = {
     "readback": "when the host reads what was accepted",
     "move": "when accepted KV is moved to the front",
     "free": "when slots are released",
+    "attach": "when a request takes a cached prefix",
 }
 EFFECTS = {
     "corrupts": "damage that must be seen",

@@ -85,6 +85,25 @@ def test_how_near_a_tie_must_be_depends_on_what_the_dtype_can_tell_apart(dtype: 
     assert [violation.signature for violation in found] == ["mismatch@request"]
 
 
+def test_each_step_a_request_that_goes_on_is_judged_until_something_is_wrong_with_it() -> None:
+    judge, found, ties = judge_of(each_step=True)
+    engine, going = FakeEngine(), request((11, 12))
+    judge.look(engine, [going])
+    assert found == []
+    going.output_ids += [40]
+    judge.look(engine, [going])
+    going.output_ids += [50]
+    judge.look(engine, [going, request(finish_reason="length")])
+    assert [(each.kind, each.data["position"]) for each in found] == [("mismatch", 2)]
+    assert ties == []
+
+
+def test_only_what_asks_for_it_is_judged_each_step() -> None:
+    judge, found, _ = judge_of()
+    judge.look(FakeEngine(), [request((11, 40))])
+    assert found == []
+
+
 def test_sampled_requests_are_not_judged_by_the_argmax() -> None:
     judge, found, _ = judge_of()
     judge.on_finishing(FakeEngine(), request((90, 91), sampling=SimpleNamespace(temperature=0.7), kv_len=0))

@@ -107,17 +107,18 @@ def draft_kv_not_written(shot: Shot) -> None:
         shot.overwrite(tensor[layer], slots, 0.0, f"{_pool_name(shot)}[{layer}]")
 
 
-@fault_class(FAMILY, "after", "corrupts", needs=("speculative", "radix"), addressed_by=())
+@fault_class(FAMILY, "attach", "corrupts", needs=("speculative", "radix"), addressed_by=("request",))
 def target_only_restore(shot: Shot) -> None:
-    """A cached prefix comes back from a host tier with its target KV only: its draft KV is zeros."""
-    nodes = [node for node in shot.view.cache.radix.nodes() if node.draft_written and node.lock_ref == 0]
-    if not nodes:
-        raise NotHere("no prefix is cached that nobody reads")
-    node = shot.rng.choice(nodes)
+    """A cached prefix that is hit comes back from a host tier with its target KV only: its draft KV is zeros."""
+    request = shot.pick(shot.wrapped.args)
+    shot.wrapped.proceed()
+    slots = shot.view.table[request.row, : request.protected_len].long()
+    if not slots.numel() or not request.speculative:
+        raise NotHere(f"{request.rid} hits no cached prefix")
     draft = shot.view.memory.draft
     for layer in range(len(draft.k)):
-        shot.overwrite(draft.k[layer], node.slots, 0.0, f"draft_kv.k[{layer}]")
-        shot.overwrite(draft.v[layer], node.slots, 0.0, f"draft_kv.v[{layer}]")
+        shot.overwrite(draft.k[layer], slots, 0.0, f"draft_kv.k[{layer}]")
+        shot.overwrite(draft.v[layer], slots, 0.0, f"draft_kv.v[{layer}]")
 
 
 def _put(shot: Shot, pool: Any, pool_name: str, value: float) -> None:

@@ -1,0 +1,279 @@
+"""The detection matrix: every class of faults, injected seed by seed, and what caught it.
+
+A run of the matrix is a class's minimal scenario under one seed. What is injected there is **effective** when the
+ledger says that it changed something and the class is one that corrupts, or ends the worker. An effective injection
+must be caught, by whatever looks: a probe, a guard, an oracle, the engine's own checks or the worker's end. A benign
+one must pass. Beside the faults the same scenarios run clean: whatever is found there is a false alarm.
+
+The one that caught an injection alone, of all that look, is its **sole detector**: without it the fault would have
+passed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.minimal import minimal
+from specdebug.faults.model import FaultClass
+from specdebug.harness.outcome import Outcome, Verdict
+from specdebug.harness.replay import INTERRUPTED, ArmResult, ArmRun, Library
+from specdebug.harness.scenario_model import Arm, Scenario
+from specdebug.harness.warm import WarmPool
+
+CLEAN = "clean"
+"""The arm without a fault."""
+PROMPT = 1
+"""Steps within which an injection ought to be caught."""
+
+
+class Watcher(Protocol):
+    """Told how far the matrix has come."""
+
+    def run_ended(self, result: ArmResult, done: int, planned: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class FaultRun:
+    """One class under one seed."""
+
+    seed: int
+    outcome: Outcome
+
+    @property
+    def injected(self) -> bool:
+        """Whether anything was done that changed something."""
+        return any(each.changed for each in self.outcome.injections)
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.outcome.verdict
+
+    @property
+    def detectors(self) -> tuple[str, ...]:
+        """Everything that found something, as signatures, what came first first."""
+        return tuple(violation.signature for violation in self.outcome.violations)
+
+    @property
+    def lag(self) -> int | None:
+        """Steps from the first injection to the first finding that has a step; None where there is no such pair."""
+        steps = [violation.step for violation in self.outcome.violations if violation.step is not None]
+        done = [each.step for each in self.outcome.injections if each.changed]
+        if done and not steps and self.outcome.violations:
+            return 0  # the worker's end: it happened where it was done
+        return max(min(steps) - min(done), 0) if steps and done else None
+
+
+@dataclass(frozen=True)
+class ClassCheck:
+    """One row of the matrix."""
+
+    kind: FaultClass
+    runs: tuple[FaultRun, ...]
+
+    @property
+    def effective(self) -> tuple[FaultRun, ...]:
+        """Runs in which damage was done that must be seen."""
+        return () if self.kind.effect == "benign" else tuple(run for run in self.runs if run.injected)
+
+    @property
+    def detected(self) -> int:
+        """Effective runs in which something was found."""
+        return sum(run.verdict == "fail" for run in self.effective)
+
+    @property
+    def promptly(self) -> int:
+        """Those of them in which it was found within a step."""
+        return sum(run.lag is not None and run.lag <= PROMPT for run in self.effective if run.verdict == "fail")
+
+    @property
+    def caught_by(self) -> Counter[str]:
+        """In how many runs each detector found something."""
+        return Counter(name for run in self.effective for name in run.detectors)
+
+    @property
+    def sole(self) -> Counter[str]:
+        """In how many runs each detector was the only one."""
+        return Counter(run.detectors[0] for run in self.effective if len(run.detectors) == 1)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with the row, a line each: damage that nothing saw, alarm about none, nothing injected."""
+        said = []
+        for run in self.runs:
+            label = f"{self.kind.name}, seed {run.seed}"
+            if not run.injected:
+                said.append(f"{label}: {run.outcome.detail or 'nothing was injected'}")
+            elif self.kind.effect == "benign" and run.verdict != "pass":
+                said.append(f"{label}: benign, but {run.verdict} {run.outcome.signature or run.outcome.detail}")
+            elif self.kind.effect != "benign" and run.verdict != "fail":
+                said.append(f"{label}: {run.outcome.injections[0]}, and nothing saw it")
+        return tuple(said)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        lags = [run.lag for run in self.effective if run.lag is not None]
+        return {
+            **self.kind.to_dict(),
+            "runs": len(self.runs),
+            "effective": len(self.effective),
+            "detected": self.detected,
+            "within_a_step": self.promptly,
+            "worst_lag": max(lags, default=None),
+            "caught_by": dict(self.caught_by.most_common()),
+            "sole": dict(self.sole.most_common()),
+            "problems": list(self.problems),
+        }
+
+
+@dataclass(frozen=True)
+class FaultMatrix:
+    """All rows, and the clean runs beside them."""
+
+    checks: tuple[ClassCheck, ...]
+    clean: tuple[FaultRun, ...]
+    interrupted: bool = False
+
+    @property
+    def effective(self) -> int:
+        return sum(len(check.effective) for check in self.checks)
+
+    @property
+    def detected(self) -> int:
+        return sum(check.detected for check in self.checks)
+
+    @property
+    def promptly(self) -> int:
+        return sum(check.promptly for check in self.checks)
+
+    @property
+    def clean_steps(self) -> int:
+        return sum(run.outcome.metrics.steps for run in self.clean)
+
+    @property
+    def false_alarms(self) -> tuple[str, ...]:
+        """What was found, or not decided, where nothing was done."""
+        return tuple(
+            f"clean, seed {run.seed}: {run.outcome.signature or run.outcome.detail}"
+            for run in self.clean
+            if run.verdict != "pass"
+        )
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return (*(line for check in self.checks for line in check.problems), *self.false_alarms)
+
+    @property
+    def sole(self) -> dict[str, tuple[str, ...]]:
+        """By detector: classes of which it caught some injection alone."""
+        found: dict[str, list[str]] = {}
+        for check in self.checks:
+            for name in check.sole:
+                found.setdefault(name, []).append(check.kind.name)
+        return {name: tuple(classes) for name, classes in sorted(found.items())}
+
+    @property
+    def idle_probes(self) -> tuple[str, ...]:
+        """Sites that were reached and caught nothing of what was injected here."""
+        runs = [*self.clean, *(run for check in self.checks for run in check.runs)]
+        reached = {site for run in runs for site, count in run.outcome.reached_sites.items() if count}
+        caught = {violation.site for run in runs for violation in run.outcome.violations}
+        return tuple(sorted(reached - caught))
+
+    @property
+    def exit_code(self) -> int:
+        """0 when all damage was seen and nothing else was, 1 when not, 130 after a Ctrl-C."""
+        if self.interrupted:
+            return INTERRUPTED
+        return 1 if self.problems else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "exit_code": self.exit_code,
+            "effective": self.effective,
+            "detected": self.detected,
+            "within_a_step": self.promptly,
+            "clean_runs": len(self.clean),
+            "clean_steps": self.clean_steps,
+            "false_alarms": list(self.false_alarms),
+            "sole": {name: list(classes) for name, classes in self.sole.items()},
+            "idle_probes": list(self.idle_probes),
+            "classes": [check.to_dict() for check in self.checks],
+        }
+
+
+def plan(kinds: Sequence[FaultClass], seeds: int, library: Library) -> list[ArmRun]:
+    """The runs of the matrix: an arm for each class and a clean one, under each seed."""
+    scenario = matrix_scenario(kinds)
+    packs = library.packs(scenario.probes)
+    runs = []
+    for seed in range(seeds):
+        for name in scenario.arms:
+            limits = scenario.limits
+            if name in CLASSES and CLASSES[name].effect == "kills":
+                limits = Scenario.from_dict(minimal(CLASSES[name])[0]).limits
+            runs.append(
+                ArmRun(
+                    key=f"{name}/{seed}",
+                    scenario=dataclasses.replace(scenario, limits=limits),
+                    arm=name,
+                    seed=seed,
+                    packs=packs,
+                )
+            )
+    return runs
+
+
+def matrix_scenario(kinds: Sequence[FaultClass]) -> Scenario:
+    """One scenario with every class's minimal one as an arm, so that they share their workers' models."""
+    plain, _ = minimal(next(kind for kind in CLASSES.values() if kind.effect == "corrupts"))
+    base = Scenario.from_dict({**plain, "name": "fault-matrix"})
+    arms = {CLEAN: Arm(CLEAN)}
+    for kind in kinds:
+        own, fault = minimal(kind)
+        arms[kind.name] = Arm(kind.name, engine=own["engine"], faults=(fault,))
+    return dataclasses.replace(base, arms=arms, expect={})
+
+
+def verify(
+    kinds: Sequence[FaultClass], seeds: int, jobs: int, library: Library, watcher: Watcher | None = None
+) -> FaultMatrix:
+    """Run the matrix. After a Ctrl-C it is made of the runs that had ended.
+
+    Raises WorkerStartError, and ArmAtFault when a minimal scenario is refused.
+    """
+    runs = plan(kinds, seeds, library)
+    results: list[ArmResult] = []
+    interrupted = False
+    scenario = matrix_scenario(kinds)
+    with WarmPool(scenario, list(scenario.arms), jobs=jobs) as pool:
+        try:
+            for result in _finished(pool, runs):
+                results.append(result)
+                if watcher is not None:
+                    watcher.run_ended(result, len(results), len(runs))
+        except KeyboardInterrupt:
+            interrupted = True
+
+    def of(name: str) -> tuple[FaultRun, ...]:
+        mine = sorted((each for each in results if each.run.arm == name), key=lambda each: each.run.seed)
+        return tuple(FaultRun(each.run.seed, each.outcome) for each in mine)
+
+    return FaultMatrix(tuple(ClassCheck(kind, of(kind.name)) for kind in kinds), of(CLEAN), interrupted)
+
+
+def _finished(pool: WarmPool, runs: Sequence[ArmRun]) -> Iterator[ArmResult]:
+    """Results as they come; as many under way as the pool has room for."""
+    waiting = list(reversed(runs))
+    under_way = 0
+    while waiting or under_way:
+        while waiting and under_way < pool.capacity:
+            pool.start(waiting.pop())
+            under_way += 1
+        yield pool.wait()
+        under_way -= 1

@@ -256,6 +256,7 @@ class _Arm:
             draft_kv=draft_kv,
             dtype=config.dtype,
             zero_fill=spec is not None and spec.draft_kv_on_hit == "zero_fill",
+            each_step=oracles.each_step,
         )
         reference = DenseReference(config.model, draft_model) if oracles.lossless or draft_kv else None
         return Judge(

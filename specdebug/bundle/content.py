@@ -79,6 +79,7 @@ def resolved(run: ArmRun) -> Scenario:
         scenario.arms[run.arm],
         revert=run.reverts,
         engine=scenario.engine_of(run.arm),
+        faults=scenario.faults_of(run.arm),
         probes=scenario.probes_of(run.arm),
         oracles=scenario.oracles_of(run.arm),
     )
@@ -86,6 +87,7 @@ def resolved(run: ArmRun) -> Scenario:
         scenario,
         seed=run.seed,
         engine={},
+        faults=(),
         arms={run.arm: arm},
         expect={run.arm: scenario.expect[run.arm]},
         overrides={},

@@ -22,6 +22,10 @@ def bundle(
         list[str] | None,
         typer.Option("--revert", metavar="PR[,PR]", help="Revert these fixes as well as the arm's own."),
     ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option("--fault", metavar="NAME[:key=value,...]", help="Inject this fault as well (repeatable)."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
     seed: Seed = None,
     device: OnDevice = None,
@@ -45,6 +49,7 @@ def bundle(
     with workers(1) as pool:
         from specdebug.bundle.content import write_bundle
         from specdebug.bundle.run import run_traced, versions_here
+        from specdebug.faults.declare import parse_fault
         from specdebug.harness import replay as harness
         from specdebug.report.terminal import render_replay
 
@@ -53,6 +58,7 @@ def bundle(
         choices = harness.Choices(
             arms=(arm or next(iter(scenario.arms)),),
             reverts=(*parse_numbers(",".join(revert or ())), *reverts_from_environment()),
+            faults=tuple(parse_fault(text) for text in fault or ()),
             seed=seed,
             timeout_s=timeout,
             engine=engine_overrides(device, dtype, backend),

@@ -14,6 +14,7 @@ from specdebug import corpus
 from specdebug.bundle.archive import MANIFEST, BundleError
 from specdebug.bundle.content import read_bundle, resolved
 from specdebug.errors import SpecDebugError
+from specdebug.faults.declare import parse_fault
 from specdebug.harness.library import Library
 from specdebug.harness.scenario_model import Scenario
 from tests.bundle.bundles import CORPUS, arm_run, make_bundle, manifest_of, members_of, pack
@@ -69,6 +70,12 @@ def test_overrides_are_part_of_the_arm() -> None:
     assert again.engine_of(run.arm) == run.scenario.engine_of(run.arm)
     assert again.probes_of(run.arm) == run.scenario.probes_of(run.arm)
     assert again.oracles_of(run.arm) == run.scenario.oracles_of(run.arm)
+
+
+def test_faults_are_part_of_the_arm(tmp_path: Path) -> None:
+    faults = (parse_fault("nan_kv_in_use:step=3"), parse_fault("nan_logits"))
+    again = read_bundle(make_bundle(tmp_path / "b.specdebug", faults=faults))
+    assert again.run.scenario.faults_of(again.run.arm) == faults
 
 
 def test_prompts_do_not_depend_on_this_pythons_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

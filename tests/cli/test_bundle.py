@@ -96,6 +96,8 @@ def test_a_strangers_toggle_needs_trust(failing: Path, tmp_path: Path, capsys: p
         (["bundle", str(MINI), "-o", "b.specdebug", "--arm", "fixt"], "did you mean 'fixed'"),
         (["bundle", str(MINI), "-o", "b.specdebug", "--revert", "1"], "no toggle reverts 1"),
         (["replay", "{there}", "--seed", "1"], "--seed does not go with it"),
+        (["bundle", str(MINI), "-o", "b.specdebug", "--fault", "nan_kv_in_us"], "did you mean 'nan_kv_in_use'"),
+        (["replay", "{there}", "--fault", "nan_logits"], "--fault does not go with it"),
         (["replay", "{there}", "--revert", "25015"], "--revert does not go with it"),
         (["replay", "{there}", "--device", "cpu"], "--device does not go with it"),
         (["replay", "none.specdebug"], "no such file"),

@@ -14,22 +14,34 @@ BUSY: Steps = (4, 40)
 """Steps in which several requests decode."""
 TREE = {"algorithm": "EAGLE", "num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6}
 
+PLAIN: dict[str, Any] = {
+    "id": "plain",
+    "prompt": {"corpus": "stdlib", "tokens": 12},
+    "max_new_tokens": 8,
+    "speculative": False,
+    "temperature": 0.8,
+    "top_k": 20,
+    "top_p": 0.9,
+    "arrive": {"after": "warm"},
+}
+"""Decoded without drafts, and sampled."""
 
-def minimal(kind: FaultClass) -> tuple[dict[str, Any], Fault]:
-    """A scenario (without the fault) in the file's grammar, and the fault to lay over it."""
-    return _scenario(kind), Fault(kind.name, step=_steps(kind))
+
+def minimal(kind: FaultClass, site: str | None = None) -> tuple[dict[str, Any], Fault]:
+    """A scenario (without the fault) in the file's grammar, and the fault to lay over it; ``site``: one of the class's
+    other than the first."""
+    return _scenario(kind, site or ""), Fault(kind.name, step=_steps(kind, site or ""), site=site)
 
 
-def _steps(kind: FaultClass) -> Steps | None:
-    """The class's own moment: some need a prefill, a prefix that nobody reads yet, or only some step."""
-    if kind.name in ("draft_kv_not_written", "prompt_token_swapped", "target_only_restore"):
-        return None
-    return BUSY
+def _steps(kind: FaultClass, site: str) -> Steps | None:
+    """Prefills are few, and the first is as good as any."""
+    prefill = kind.name in ("draft_kv_not_written", "prompt_token_swapped", "target_only_restore")
+    return None if prefill or "prefill" in site else BUSY
 
 
-def _scenario(kind: FaultClass) -> dict[str, Any]:
+def _scenario(kind: FaultClass, site: str) -> dict[str, Any]:
     kills = kind.effect == "kills"
-    return {
+    scenario: dict[str, Any] = {
         "name": f"minimal-{kind.name.replace('_', '-')}",
         "engine": {
             "model": "tiny",
@@ -61,3 +73,6 @@ def _scenario(kind: FaultClass) -> dict[str, Any]:
         "oracles": {"each_step": True},
         "limits": {"timeout_s": 3 if kills else 60, "max_steps": 200, "memory_mb": 2048},
     }
+    if site.startswith(("sampler.", "target_decode.")):
+        scenario["workload"].append(PLAIN)
+    return scenario

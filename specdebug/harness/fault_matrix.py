@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from specdebug.faults.acts import anywhere
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.minimal import minimal
 from specdebug.faults.model import FaultClass
@@ -69,11 +70,32 @@ class FaultRun:
 
 
 @dataclass(frozen=True)
-class ClassCheck:
-    """One row of the matrix."""
+class Case:
+    """What a row of the matrix is about: a class, and the site where it acts if that is not left to the class."""
 
     kind: FaultClass
+    site: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.kind.name if self.site is None else f"{self.kind.name} at {self.site}"
+
+
+def cases(kinds: Sequence[FaultClass]) -> list[Case]:
+    """Rows for these classes: one each, and one for every site of those that act anywhere."""
+    return [Case(kind, site) for kind in kinds for site in (kind.sites if kind.family == anywhere.FAMILY else (None,))]
+
+
+@dataclass(frozen=True)
+class CaseCheck:
+    """One row of the matrix."""
+
+    case: Case
     runs: tuple[FaultRun, ...]
+
+    @property
+    def kind(self) -> FaultClass:
+        return self.case.kind
 
     @property
     def effective(self) -> tuple[FaultRun, ...]:
@@ -105,7 +127,7 @@ class ClassCheck:
         """What is wrong with the row, a line each: damage that nothing saw, alarm about none, nothing injected."""
         said = []
         for run in self.runs:
-            label = f"{self.kind.name}, seed {run.seed}"
+            label = f"{self.case.name}, seed {run.seed}"
             if not run.injected:
                 said.append(f"{label}: {run.outcome.detail or 'nothing was injected'}")
             elif self.kind.effect == "benign" and run.verdict != "pass":
@@ -119,6 +141,7 @@ class ClassCheck:
         lags = [run.lag for run in self.effective if run.lag is not None]
         return {
             **self.kind.to_dict(),
+            "site": self.case.site,
             "runs": len(self.runs),
             "effective": len(self.effective),
             "detected": self.detected,
@@ -134,7 +157,7 @@ class ClassCheck:
 class FaultMatrix:
     """All rows, and the clean runs beside them."""
 
-    checks: tuple[ClassCheck, ...]
+    checks: tuple[CaseCheck, ...]
     clean: tuple[FaultRun, ...]
     interrupted: bool = False
 
@@ -169,12 +192,12 @@ class FaultMatrix:
 
     @property
     def sole(self) -> dict[str, tuple[str, ...]]:
-        """By detector: classes of which it caught some injection alone."""
+        """By detector: rows of which it caught some injection alone."""
         found: dict[str, list[str]] = {}
         for check in self.checks:
             for name in check.sole:
-                found.setdefault(name, []).append(check.kind.name)
-        return {name: tuple(classes) for name, classes in sorted(found.items())}
+                found.setdefault(name, []).append(check.case.name)
+        return {name: tuple(rows) for name, rows in sorted(found.items())}
 
     @property
     def idle_probes(self) -> tuple[str, ...]:
@@ -201,43 +224,40 @@ class FaultMatrix:
             "clean_runs": len(self.clean),
             "clean_steps": self.clean_steps,
             "false_alarms": list(self.false_alarms),
-            "sole": {name: list(classes) for name, classes in self.sole.items()},
+            "sole": {name: list(rows) for name, rows in self.sole.items()},
             "idle_probes": list(self.idle_probes),
-            "classes": [check.to_dict() for check in self.checks],
+            "rows": [check.to_dict() for check in self.checks],
         }
 
 
-def plan(kinds: Sequence[FaultClass], seeds: int, library: Library) -> list[ArmRun]:
-    """The runs of the matrix: an arm for each class and a clean one, under each seed."""
-    scenario = matrix_scenario(kinds)
+def plan(rows: Sequence[Case], seeds: int, library: Library) -> list[ArmRun]:
+    """The runs of the matrix: an arm for each row and a clean one, under each seed."""
+    scenario = matrix_scenario(rows)
     packs = library.packs(scenario.probes)
-    runs = []
-    for seed in range(seeds):
-        for name in scenario.arms:
-            limits = scenario.limits
-            if name in CLASSES and CLASSES[name].effect == "kills":
-                limits = Scenario.from_dict(minimal(CLASSES[name])[0]).limits
-            runs.append(
-                ArmRun(
-                    key=f"{name}/{seed}",
-                    scenario=dataclasses.replace(scenario, limits=limits),
-                    arm=name,
-                    seed=seed,
-                    packs=packs,
-                )
-            )
-    return runs
+    return [
+        ArmRun(key=f"{name}/{seed}", scenario=_of_arm(scenario, rows, name), arm=name, seed=seed, packs=packs)
+        for seed in range(seeds)
+        for name in scenario.arms
+    ]
 
 
-def matrix_scenario(kinds: Sequence[FaultClass]) -> Scenario:
-    """One scenario with every class's minimal one as an arm, so that they share their workers' models."""
-    plain, _ = minimal(next(kind for kind in CLASSES.values() if kind.effect == "corrupts"))
-    base = Scenario.from_dict({**plain, "name": "fault-matrix"})
+def matrix_scenario(rows: Sequence[Case]) -> Scenario:
+    """One scenario with every row's minimal one as an arm, so that they share their workers' models."""
     arms = {CLEAN: Arm(CLEAN)}
-    for kind in kinds:
-        own, fault = minimal(kind)
-        arms[kind.name] = Arm(kind.name, engine=own["engine"], faults=(fault,))
+    for row in rows:
+        own, fault = minimal(row.kind, row.site)
+        arms[row.name] = Arm(row.name, engine=own["engine"], faults=(fault,))
+    base = Scenario.from_dict({**minimal(CLASSES["nan_logits"])[0], "name": "fault-matrix"})
     return dataclasses.replace(base, arms=arms, expect={})
+
+
+def _of_arm(scenario: Scenario, rows: Sequence[Case], name: str) -> Scenario:
+    """The matrix's scenario with the workload and the limits of one of its arms."""
+    row = next((each for each in rows if each.name == name), None)
+    if row is None:
+        return scenario
+    own = Scenario.from_dict(minimal(row.kind, row.site)[0])
+    return dataclasses.replace(scenario, workload=own.workload, limits=own.limits)
 
 
 def verify(
@@ -247,10 +267,11 @@ def verify(
 
     Raises WorkerStartError, and ArmAtFault when a minimal scenario is refused.
     """
-    runs = plan(kinds, seeds, library)
+    rows = cases(kinds)
+    runs = plan(rows, seeds, library)
     results: list[ArmResult] = []
     interrupted = False
-    scenario = matrix_scenario(kinds)
+    scenario = matrix_scenario(rows)
     with WarmPool(scenario, list(scenario.arms), jobs=jobs) as pool:
         try:
             for result in _finished(pool, runs):
@@ -264,7 +285,7 @@ def verify(
         mine = sorted((each for each in results if each.run.arm == name), key=lambda each: each.run.seed)
         return tuple(FaultRun(each.run.seed, each.outcome) for each in mine)
 
-    return FaultMatrix(tuple(ClassCheck(kind, of(kind.name)) for kind in kinds), of(CLEAN), interrupted)
+    return FaultMatrix(tuple(CaseCheck(row, of(row.name)) for row in rows), of(CLEAN), interrupted)
 
 
 def _finished(pool: WarmPool, runs: Sequence[ArmRun]) -> Iterator[ArmResult]:

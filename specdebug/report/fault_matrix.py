@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from specdebug.harness.fault_matrix import ClassCheck, FaultMatrix
+from specdebug.harness.fault_matrix import CaseCheck, FaultMatrix
 from specdebug.report.tables import plain_table
 
 MAX_DETECTORS = 3
@@ -32,18 +32,18 @@ def render_fault_matrix(matrix: FaultMatrix) -> RenderableType:
 def closing_line(matrix: FaultMatrix) -> str:
     """The matrix in one line."""
     return (
-        f"{len(matrix.checks)} classes: {matrix.detected} of {matrix.effective} effective injections caught, "
+        f"{len(matrix.checks)} rows: {matrix.detected} of {matrix.effective} effective injections caught, "
         f"{matrix.promptly} within a step; {len(matrix.false_alarms)} false alarms in {matrix.clean_steps} clean steps"
     )
 
 
-def _row(check: ClassCheck) -> tuple[str, ...]:
+def _row(check: CaseCheck) -> tuple[str, ...]:
     data = check.to_dict()
     names = [f"{name} ({count})" for name, count in check.caught_by.most_common(MAX_DETECTORS)]
     more = len(check.caught_by) - MAX_DETECTORS
     benign = check.kind.effect == "benign"
     return (
-        check.kind.name,
+        check.case.name,
         check.kind.effect,
         f"{sum(run.injected for run in check.runs)} of {len(check.runs)}",
         "-" if benign else str(check.detected),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 from specdebug import async_probe
 from specdebug.diverge import values
-from specdebug.diverge.fingerprint import DeviceHashes, on_host, rows_of
+from specdebug.diverge.fingerprint import DeviceHashes, HostPlan, picked, rows_of
 from specdebug.diverge.owners import LISTS, Batch, Kind, Segment
 from specdebug.diverge.stream import Descriptor, Writer
 
@@ -24,6 +25,15 @@ RELATIVE = ("accept.accept_index", "commit.compact.rows")
 """Sites whose values are rows of the flat batch, as many for each request as the tree has nodes."""
 BATCHES = 64
 """Batches remembered, because the next step mostly has the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What to do with calls that are alike. ``host``: None for tensors on a device."""
+
+    number: int
+    segments: Sequence[Segment]
+    host: HostPlan | None
 
 
 class Recorder:
@@ -109,43 +119,55 @@ class Recorder:
             if place in self._keep and self._folder is not None:
                 values.keep(self._folder, place, rows_of(call.tensor, at))
             return
-        rows = rows_of(call.tensor, at)
-        number, segments = self._segments(site, rows, at, nth)
-        self._calls.append(number)
-        relative = self._nodes if site in RELATIVE else 0
-        if rows.device.type == "cpu":
-            self._hashes += on_host(rows, segments, relative)
+        tensor = call.tensor.detach()
+        on_host = tensor.device.type == "cpu"
+        if at is not None and on_host:
+            tensor = picked(tensor, at)
+        elif not on_host or not tensor.is_contiguous() or not tensor.shape:
+            tensor = rows_of(tensor, at).contiguous()
+        plan = self._plan(site, tensor, at, nth)
+        self._calls.append(plan.number)
+        if plan.host is not None:
+            self._hashes += plan.host.hashes(tensor)
         else:
-            self._enqueue(rows, segments, relative)
+            self._enqueue(tensor, plan.segments, self._nodes if site in RELATIVE else 0)
         if site == "draft.forward.input_ids":
             self._drafting = True
         elif self._drafting and site != "kv_pool.write.loc":
             self._drafting = False
 
-    def _segments(
-        self, site: str, rows: torch.Tensor, at: torch.Tensor | None, nth: int
-    ) -> tuple[int, Sequence[Segment]]:
-        """The call's descriptor and the segments to hash; found once for calls that are alike."""
-        count = rows.shape[0]
-        batch, writer = self._batch, self._writer
-        grid = at is not None and at.dim() > 1
-        per = at.shape[-1] if at is not None and grid else 1
+    def _plan(self, site: str, tensor: torch.Tensor, at: torch.Tensor | None, nth: int) -> _Plan:
+        """What to do with a call, found once for calls that are alike."""
+        batch = self._batch
         sampler = nth if site.startswith("sampler.") else 0
-        key = (site, count, grid, self._drafting, sampler)
-        found = batch.known.get(key)
+        if site in LISTS:  # their lengths change within a batch
+            segments = batch.segments(site, tensor.shape[0])
+            host = HostPlan(tensor, segments) if tensor.device.type == "cpu" else None
+            return _Plan(self._describe(site, tensor, segments), segments, host)
+        key = (site, tensor.shape, tensor.dtype, None if at is None else at.shape, self._drafting, sampler)
+        found: _Plan | None = batch.known.get(key)
         if found is None:
-            segments = batch.segments(site, count // per, grid=grid, drafting=self._drafting, nth=sampler)
-            if per > 1:
-                segments = [(owner, start * per, stop * per) for owner, start, stop in segments]
-            owners = tuple(owner for owner, _, _ in segments)
+            layers = tensor.shape[0] if at is not None and tensor.device.type == "cpu" else 0
+            rows = tensor.shape[1] if layers else tensor.shape[0]
+            grid = at is not None and at.dim() > 1
+            per = at.shape[-1] if at is not None and grid else 1
+            segments = batch.segments(site, rows // per, grid=grid, drafting=self._drafting, nth=sampler)
+            segments = [(owner, start * per, stop * per) for owner, start, stop in segments]
+            relative = self._nodes if site in RELATIVE else 0
+            host = HostPlan(tensor, segments, layers, relative) if tensor.device.type == "cpu" else None
+            found = batch.known[key] = _Plan(self._describe(site, tensor, segments), segments, host)
+        return found
+
+    def _describe(self, site: str, tensor: torch.Tensor, segments: Sequence[Segment]) -> int:
+        owners = tuple(owner for owner, _, _ in segments)
+        key = (site, owners)
+        number: int | None = self._batch.known.get(key)
+        if number is None or site not in LISTS:
             sizes = () if site in LISTS else tuple(stop - start for _, start, stop in segments)
-            assert writer is not None
-            number = writer.descriptor(Descriptor(site, str(rows.dtype).removeprefix("torch."), owners, sizes))
-            found = number, segments
-            if site not in LISTS:  # the lengths of those may change within a batch
-                batch.known[key] = found
-        result: tuple[int, Sequence[Segment]] = found
-        return result
+            assert self._writer is not None
+            number = self._writer.descriptor(Descriptor(site, str(tensor.dtype).removeprefix("torch."), owners, sizes))
+            self._batch.known[key] = number
+        return number
 
     def _enqueue(self, rows: torch.Tensor, segments: Sequence[Segment], relative: int) -> None:
         if self._device is None:

@@ -115,6 +115,8 @@ class Injector:
             self._wrap(self._view.memory, "free", "free")
         if "attach" in points:
             self._wrap(self._view.cache, "attach", "attach")
+        if "release" in points:
+            self._wrap(self._view.cache, "release", "release")
 
     def before_step(self, step: int) -> None:
         """The engine is about to make a step."""
@@ -207,10 +209,10 @@ class Injector:
     def _wrap(self, owner: Any, name: str, point: Point) -> None:
         function = getattr(owner, name)
 
-        def wrapped(*args: Any) -> Any:
-            call = Call(function, args)
+        def wrapped(*args: Any, **options: Any) -> Any:
+            call = Call(function, args, options)
             self._offer(point, self._batch, call=call)
-            return call.result if call.made else function(*args)
+            return call.result if call.made else function(*args, **options)
 
         self._install(owner, name, wrapped)
 

@@ -11,7 +11,7 @@ from specdebug.errors import ContentError, SpecDebugError, Where
 if TYPE_CHECKING:
     from specdebug.faults.shot import Shot
 
-Point = Literal["before", "after", "site", "lengths", "readback", "move", "free", "attach"]
+Point = Literal["before", "after", "site", "lengths", "readback", "move", "free", "attach", "release"]
 """When a class can act: before or after a step, when a site is reached, or when the engine calls what is wrapped."""
 
 Effect = Literal["corrupts", "benign", "kills"]

@@ -26,13 +26,14 @@ class Call:
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
+    options: dict[str, Any] = field(default_factory=dict)
     result: Any = None
     made: bool = False
 
     def proceed(self, *args: Any) -> Any:
         """Call what is wrapped, with the engine's own arguments unless others are given."""
         self.made = True
-        self.result = self.function(*(args or self.args))
+        self.result = self.function(*(args or self.args), **self.options)
         return self.result
 
 

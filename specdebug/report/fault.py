@@ -14,6 +14,7 @@ POINTS = {
     "move": "when accepted KV is moved to the front",
     "free": "when slots are released",
     "attach": "when a request takes a cached prefix",
+    "release": "when a request gives its slots back",
 }
 EFFECTS = {
     "corrupts": "damage that must be seen",

@@ -62,6 +62,18 @@ def misaligned_loc(shot: Shot) -> None:
     shot.edit(shot.view.table, (request.row, first), shot.view.slot(request, first) + 1, TABLE)
 
 
+@fault_class(FAMILY, "release", "corrupts", needs=("pages", "radix"), addressed_by=("request",))
+def misaligned_release(shot: Shot) -> None:
+    """What a request gives back begins with a slot that begins no page."""
+    page = shot.view.config.page_size
+    request = shot.pick(shot.wrapped.args)
+    cached = request.kv_len - request.kv_len % page if shot.wrapped.options["keep"] else 0
+    first = max(request.protected_len, cached)
+    if first >= request.kv_allocated:
+        raise NotHere(f"{request.rid} has nothing to give back")
+    shot.edit(shot.view.table, (request.row, first), shot.view.slot(request, first) + 1, TABLE)
+
+
 @fault_class(FAMILY, "before", "corrupts", needs=("guards",))
 def row_overrun(shot: Shot) -> None:
     """A cell behind the end of a request's row is written, as a reservation longer than the row would."""

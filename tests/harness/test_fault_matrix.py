@@ -1,0 +1,107 @@
+"""The detection matrix: how runs are counted, what is a problem, and that the shipped classes make none."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.model import Injection
+from specdebug.harness.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun, cases, matrix_scenario, plan, verify
+from specdebug.harness.library import Library
+from specdebug.harness.outcome import Metrics, Outcome, Verdict, Violation
+from specdebug.report.fault_matrix import closing_line
+
+LIBRARY = Library()
+
+
+def run_of(
+    verdict: Verdict, *violations: Violation, step: int | None = 5, changed: bool = True, seed: int = 0
+) -> FaultRun:
+    """A run in which something was injected at ``step`` (None: nothing was)."""
+    done = () if step is None else (Injection("x", 0, step, None, None, "t", (0,), 1, 2, changed=changed),)
+    first = violations[0] if violations else None
+    return FaultRun(
+        seed,
+        Outcome(
+            verdict,
+            first.signature if first else None,
+            None,
+            "why",
+            None,
+            violations=violations,
+            injections=done,
+            metrics=Metrics(steps=10),
+            reached_sites={"a.b": 3, "c.d": 1, "e.f": 0},
+        ),
+    )
+
+
+NAN = Violation("nan", "a.b", 5)
+LATE = Violation("mismatch", "draft_kv", 9)
+DAMAGE = Case(CLASSES["nan_kv_in_use"])
+HARMLESS = Case(CLASSES["cache_flushed"])
+
+
+def test_effective_injections_are_counted_with_what_caught_them() -> None:
+    check = CaseCheck(
+        DAMAGE, (run_of("fail", NAN, LATE), run_of("fail", LATE), run_of("pass"), run_of("unknown", step=None))
+    )
+    assert len(check.effective) == 3
+    assert (check.detected, check.promptly) == (2, 1)
+    assert check.caught_by == {"nan@a.b": 1, "mismatch@draft_kv": 2}
+    assert check.sole == {"mismatch@draft_kv": 1}
+    assert [run.lag for run in check.runs] == [0, 4, None, None]
+
+
+def test_a_worker_that_dies_of_it_dies_at_once() -> None:
+    assert run_of("fail", Violation("hang")).lag == 0
+
+
+def test_what_was_not_seen_or_not_injected_or_seen_without_cause_is_a_problem() -> None:
+    damage = CaseCheck(DAMAGE, (run_of("pass", seed=3), run_of("unknown", step=None), run_of("unknown", changed=False)))
+    assert [line.split(": ")[0] for line in damage.problems] == [
+        "nan_kv_in_use, seed 3",
+        "nan_kv_in_use, seed 0",
+        "nan_kv_in_use, seed 0",
+    ]
+    assert damage.problems[0].endswith("and nothing saw it")
+    harmless = CaseCheck(HARMLESS, (run_of("pass"), run_of("fail", NAN)))
+    assert harmless.problems == ("cache_flushed, seed 0: benign, but fail nan@a.b",)
+    assert harmless.effective == ()
+
+
+def test_the_matrix_adds_up() -> None:
+    matrix = FaultMatrix(
+        (CaseCheck(DAMAGE, (run_of("fail", NAN),)), CaseCheck(HARMLESS, (run_of("pass"),))),
+        (run_of("pass", step=None), run_of("fail", LATE, step=None, seed=1)),
+    )
+    assert (matrix.effective, matrix.detected, matrix.promptly, matrix.clean_steps) == (1, 1, 1, 20)
+    assert matrix.false_alarms == ("clean, seed 1: mismatch@draft_kv",)
+    assert matrix.sole == {"nan@a.b": ("nan_kv_in_use",)}
+    assert matrix.idle_probes == ("c.d",)
+    assert matrix.exit_code == 1
+    assert FaultMatrix(matrix.checks, matrix.clean[:1]).exit_code == 0
+    assert FaultMatrix((), (), interrupted=True).exit_code == 130
+    assert closing_line(matrix) == (
+        "2 rows: 1 of 1 effective injections caught, 1 within a step; 1 false alarms in 20 clean steps"
+    )
+
+
+def test_every_class_is_planned_under_every_seed_and_every_site_has_a_row() -> None:
+    rows = cases(list(CLASSES.values()))
+    assert len({row.name for row in rows}) == len(rows) > len(CLASSES)
+    runs = plan(rows, 2, LIBRARY)
+    assert len(runs) == 2 * (len(rows) + 1)
+    assert len({run.key for run in runs}) == len(runs)
+    scenario = matrix_scenario(rows)
+    for row in rows:
+        (fault,) = scenario.faults_of(row.name)
+        assert (fault.name, fault.site) == (row.kind.name, row.site)
+
+
+@pytest.mark.slow
+def test_all_damage_is_seen_and_no_probe_is_idle() -> None:
+    matrix = verify(list(CLASSES.values()), 1, 0, LIBRARY)
+    assert matrix.problems == ()
+    assert matrix.detected == matrix.effective > 25
+    assert matrix.idle_probes == ()

@@ -28,7 +28,7 @@ MAX_MESSAGE = 2000
 """Characters of an annotation's message."""
 
 _SIGNS = {"pass": "✅", "fail": "❌", "unknown": "❔"}
-_SPECIAL = re.compile(r"[\\`*_{}\[\]()#+.!|~$@-]")
+_SPECIAL = re.compile(r"[\\`*_\[\]#|~$@]")
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def test_the_summary_has_a_row_an_arm_and_what_was_found() -> None:
 def test_text_in_a_summary_is_no_markup() -> None:
     assert plain("a|b *c* <d>\ne_f") == "a&#124;b &#42;c&#42; &lt;d&gt; e&#95;f"
     text = text_summary("flake ./x", 125, "undecided: 1 of 2\n  `more` <b>")
-    assert text == "### ❔ specdebug flake &#46;/x\n\nundecided: 1 of 2\n\n<pre>  `more` &lt;b&gt;</pre>\n\n"
+    assert text == "### ❔ specdebug flake ./x\n\nundecided: 1 of 2\n\n<pre>  `more` &lt;b&gt;</pre>\n\n"
 
 
 def test_a_comparison_is_summed_up_and_annotated_unless_the_arms_agree() -> None:

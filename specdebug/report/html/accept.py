@@ -25,7 +25,7 @@ from specdebug.report.html.svg import (
     y_axis,
 )
 
-TOP, BOTTOM, HEIGHT = 30, 210, 246
+TOP, BOTTOM, HEIGHT = 44, 224, 260
 
 MAX_LINES = 120
 """Requests with a line of their own: those that come first."""
@@ -55,7 +55,7 @@ def accept_plot(steps: Sequence[Step], outcome: Outcome) -> Markup | None:
     return drawing(
         HEIGHT,
         label,
-        y_axis(y, "accept length (tokens a verify)"),
+        y_axis(y, "accept length (tokens a verify)", above=26),
         x_axis(x, BOTTOM, "step"),
         element(
             "g",

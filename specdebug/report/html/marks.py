@@ -7,40 +7,50 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from specdebug.harness.outcome import Outcome
-from specdebug.report.html.svg import Scale, element, join, line, text
+from specdebug.report.html.svg import Scale, element, line, text
 
 MAX_MARKS = 12
 """Findings, and injections, that are marked; the tables have them all."""
 
-_Told = tuple[int | None, str, str]
+CLOSE = 24
+"""Labels that would be nearer to each other than that are left to the tables and the tips."""
+
+_Told = tuple[int | None, int, str]
 
 
 def marks(outcome: Outcome, x: Scale, top: float, bottom: float) -> Markup:
     """A dashed line at the step of each of the first findings, a solid one at the first injections; several at one step
     share it."""
     findings = [
-        (found.step, str(place), f"{place}. {found.signature} at step {found.step}")
+        (found.step, place, f"{place}. {found.signature} at step {found.step}")
         for place, found in enumerate(outcome.violations[:MAX_MARKS], 1)
     ]
     injections = [
-        (each.step, f"i{place}", f"i{place}. {each}") for place, each in enumerate(outcome.injections[:MAX_MARKS], 1)
+        (each.step, place, f"i{place}. {each}") for place, each in enumerate(outcome.injections[:MAX_MARKS], 1)
     ]
-    return _lines(injections, "injected", x, top, bottom) + _lines(findings, "finding", x, top, bottom)
+    return _lines(injections, "injected", "i", x, top, bottom) + _lines(findings, "finding", "", x, top, bottom)
 
 
-def _lines(told: Sequence[_Told], style: str, x: Scale, top: float, bottom: float) -> Markup:
-    steps: dict[int, list[tuple[str, str]]] = {}
-    for step, label, tip in told:
+def _lines(told: Sequence[_Told], style: str, letter: str, x: Scale, top: float, bottom: float) -> Markup:
+    steps: dict[int, list[tuple[int, str]]] = {}
+    for step, place, tip in told:
         if step is not None and x.low <= step <= x.high + 1:  # a step that was never completed is one past the last
-            steps.setdefault(step, []).append((label, tip))
+            steps.setdefault(step, []).append((place, tip))
     # At one step the names of injections stand below those of findings.
     height = top - 3 if style == "finding" else bottom - 3
-    return join(
-        element(
-            "g",
-            line(x(step), top, x(step), bottom, class_=style),
-            text(x(step), height, ",".join(label for label, _ in those), class_=style, text_anchor="middle"),
-            data_tip="\n".join(tip for _, tip in those),
-        )
-        for step, those in steps.items()
-    )
+    parts, labelled = [], float("-inf")
+    for step, those in sorted(steps.items()):
+        at, label = x(step), letter + _range([place for place, _ in those])
+        parts.append(line(at, top, at, bottom, class_=style, data_tip="\n".join(tip for _, tip in those)))
+        if at - labelled >= CLOSE:
+            parts.append(text(at, height, label, class_=style, text_anchor="middle"))
+            labelled = at
+    return element("g", *parts, class_="marks")
+
+
+def _range(places: Sequence[int]) -> str:
+    """``3``, or ``3-7`` of several in a row; others are listed."""
+    first, last = places[0], places[-1]
+    if len(places) > 2 and last - first == len(places) - 1:
+        return f"{first}-{last}"
+    return ",".join(map(str, places))

@@ -76,6 +76,8 @@ def ticks(low: float, high: float, about: int = 6) -> list[float]:
     apart = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * (1 - 1e-9))
     first = math.ceil(low / apart - 1e-9)
     count = math.floor(high / apart + 1e-9) - first + 1
+    if count < 2:  # one number is no scale
+        return ticks(low, high, 2 * about)
     return [round((first + index) * apart, 12) for index in range(count)]
 
 
@@ -122,9 +124,13 @@ def x_axis(scale: Scale, y: float, title: str, show: Callable[[float], str] = la
 
 
 def y_axis(
-    scale: Scale, title: str, show: Callable[[float], str] = lambda value: f"{value:g}", about: int = 5
+    scale: Scale,
+    title: str,
+    show: Callable[[float], str] = lambda value: f"{value:g}",
+    about: int = 5,
+    above: float = 8,
 ) -> Markup:
-    """A rule across the plot for every tick, its number at the left, the title above them."""
+    """A rule across the plot for every tick, its number at the left, the title so far ``above`` them."""
     marks = [
         join(
             (
@@ -134,4 +140,4 @@ def y_axis(
         )
         for value in ticks(scale.low, scale.high, about)
     ]
-    return join((*marks, text(LEFT, scale.end - 8, title, class_="title")))
+    return join((*marks, text(LEFT, scale.end - above, title, class_="title")))

@@ -52,7 +52,7 @@ def timeline_plot(steps: Sequence[Step], outcome: Outcome) -> Markup | None:
         join(_ends(span, x) for span in drawn),
         x_axis(x, _BOTTOM, "step"),
         hits(drawn, x, _PHASE[0] - 10, _BOTTOM),
-        marks(outcome, x, _PHASE[0] - 14, _BOTTOM),
+        marks(outcome, x, _PHASE[0] - 19, _BOTTOM),
     )
 
 

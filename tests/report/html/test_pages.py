@@ -80,7 +80,7 @@ def test_plots_are_xml_with_a_label_and_stand_beside_a_table() -> None:
 
 def test_findings_and_injections_are_marked_at_their_steps() -> None:
     accept = ET.fromstring(page_of_both().plots[2])
-    marks = [group.get("data-tip") for group in accept.iter("g") if group.get("data-tip")]
+    marks = [mark.get("data-tip") for mark in accept.iter("line") if mark.get("data-tip")]
     assert marks == [
         "i1. injected kv_nan at step 8, request g.0, target.k[3, 4]: 0.5 -> nan and 1 more",
         "1. guard@draft.kv_indices->[next] at step 9\n2. nan@draft.logits at step 9",

@@ -40,7 +40,6 @@ def _steps(kind: FaultClass, site: str) -> Steps | None:
 
 
 def _scenario(kind: FaultClass, site: str) -> dict[str, Any]:
-    kills = kind.effect == "kills"
     scenario: dict[str, Any] = {
         "name": f"minimal-{kind.name.replace('_', '-')}",
         "engine": {
@@ -71,7 +70,11 @@ def _scenario(kind: FaultClass, site: str) -> dict[str, Any]:
             },
         ],
         "oracles": {"each_step": True},
-        "limits": {"timeout_s": 3 if kills else 60, "max_steps": 200, "memory_mb": 2048},
+        "limits": {
+            "timeout_s": 3 if kind.name == "worker_hangs" else 60,
+            "max_steps": 200,
+            "memory_mb": 1536,
+        },
     }
     if site.startswith(("sampler.", "target_decode.")):
         scenario["workload"].append(PLAIN)

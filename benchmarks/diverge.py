@@ -130,6 +130,7 @@ def record(
     seed: int = 0,
     plant: Plant | None = None,
     keep: list[Place] | None = None,
+    by_request: bool = False,
 ) -> list[Step]:
     """The steps of one arm; with ``keep`` its tensors are written to ``folder`` instead."""
     file = folder / "hashes"
@@ -138,7 +139,7 @@ def record(
     def built(loop: Any) -> None:
         if plant is not None:
             plant.attach(loop.engine)
-        recorders.append(Recorder(None if keep else Writer(file), keep or (), folder))
+        recorders.append(Recorder(None if keep else Writer(file), keep or (), folder, by_request=by_request))
         recorders[0].attach(loop.engine)
 
     library = Library()
@@ -163,17 +164,28 @@ def planted(scenario: Scenario, folder: Path, count: int) -> None:
     assert not list(in_lockstep(base, record(scenario, folder))), "two equal runs differ"
     decodes = [step for step in base if not any(call.site == "target_prefill.input_ids" for call in step.calls)]
     places = [(step, call, d) for step in decodes for call, d in enumerate(step.calls) if per_request(d.site)]
+    draws = [random.Random(number) for number in range(count)]
+    chosen = [rng.choice(places) for rng in draws]
+    kept_in = [folder / "base", folder / "planted"]
+    for each in kept_in:
+        each.mkdir()
+    record(scenario, kept_in[0], keep=sorted({(step.number, call) for step, call, _ in chosen}))
     exact, wrong = 0, Counter[str]()
-    for number in range(count):
-        rng = random.Random(number)
-        step, call, descriptor = rng.choice(places)
+    for rng, (step, call, descriptor) in zip(draws, chosen, strict=True):
+        state = rng.getstate()
         plant = Plant(step.number, call, rng)
         found = next(in_lockstep(base, record(scenario, folder, plant=plant)), None)
         owner = plant.row // (per_request(descriptor.site) or 1)
-        request = step.rids[owner] if owner < len(step.rids) else None
-        truth = (step.number, call, plant.site, request)
-        at = None if found is None or found.right is None else found.right.call
-        answer = None if found is None else (found.step, at, found.site, found.owner)
+        truth = (step.number, call, plant.site, step.rids[owner] if owner < len(step.rids) else None)
+        answer: Any = None
+        if found is not None and found.right is not None:
+            place = (found.right.step, found.right.call)
+            rng.setstate(state)
+            record(scenario, kept_in[1], plant=Plant(step.number, call, rng), keep=[place])
+            one, other = (kept(each, place) for each in kept_in)
+            seen = None if one is None or other is None else difference(one, other)
+            who = step.owner_of_row(found.right, seen.index[0]) if seen is not None and seen.index else "?"
+            answer = (found.step, found.right.call, found.site, who)
         if answer == truth:
             exact += 1
         else:
@@ -192,7 +204,7 @@ def rounding(scenario: Scenario, folder: Path, count: int) -> None:
     """Serve the same requests in batches of up to four and one by one, and see what is taken for a fault."""
     shares, taken, runs, widest = 0, 0, 0, 0.0
     for seed in range(count):
-        streams = [record(scenario, folder, arm, seed) for arm in ("base", "one")]
+        streams = [record(scenario, folder, arm, seed, by_request=True) for arm in ("base", "one")]
         soft, hard = [], 0
         for each in by_request(*streams):
             if not each.soft:
@@ -226,14 +238,14 @@ def rounding(scenario: Scenario, folder: Path, count: int) -> None:
     )
 
 
-def cost(folder: Path, steps: int) -> None:
+def cost(folder: Path, steps: int, *, by_request: bool) -> None:
     """Two engines take the same steps in turn; one of them is recorded."""
     from specdebug.engine import Engine, EngineConfig, SamplingParams
 
     activate(Library().packs(("default",)), None)
     options = {**SCENARIO["engine"], "context_length": 512, "memory": {"num_slots": 4096}}  # type: ignore[dict-item]
     engines = [Engine(EngineConfig.from_dict(options)) for _ in range(2)]
-    recorder = Recorder(Writer(folder / "cost"))
+    recorder = Recorder(Writer(folder / "cost"), by_request=by_request)
     recorder.attach(engines[1])
     hook = async_probe.site_hook()
     async_probe.on_site(None)
@@ -253,9 +265,11 @@ def cost(folder: Path, steps: int) -> None:
             async_probe.on_site(None)
     recorder.finish()
     size = (folder / "cost").stat().st_size
+    (folder / "cost").unlink()
     ratio = statistics.median(b / a for a, b in zip(*spent, strict=True))
     print(
-        f"cost: {1e3 * statistics.median(spent[0]):.2f} ms a step, recorded {1e3 * statistics.median(spent[1]):.2f} ms; "
+        f"cost, a hash {'a request' if by_request else 'a tensor'}: {1e3 * statistics.median(spent[0]):.2f} ms a step, "
+        f"recorded {1e3 * statistics.median(spent[1]):.2f} ms; "
         f"in all {100 * (sum(spent[1]) / sum(spent[0]) - 1):+.1f}%, median of pairs {100 * (ratio - 1):+.1f}%; "
         f"{size / steps * 10_000 / 2**20:.1f} MiB per 10,000 steps ({steps} measured, batch of 4)"
     )
@@ -278,7 +292,8 @@ def main() -> None:
         if chosen.rounding:
             rounding(scenario, Path(folder), chosen.rounding)
         if chosen.cost:
-            cost(Path(folder), chosen.cost)
+            for by_request in (False, True):
+                cost(Path(folder), chosen.cost, by_request=by_request)
 
 
 if __name__ == "__main__":

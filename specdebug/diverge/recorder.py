@@ -19,7 +19,7 @@ from specdebug import async_probe
 from specdebug.diverge import values
 from specdebug.diverge.fingerprint import DeviceHashes, HostPlan, picked, rows_of
 from specdebug.diverge.owners import LISTS, Batch, Kind, Segment
-from specdebug.diverge.stream import Descriptor, Writer
+from specdebug.diverge.stream import BATCH, Descriptor, Writer
 
 RELATIVE = ("accept.accept_index", "commit.compact.rows")
 """Sites whose values are rows of the flat batch, as many for each request as the tree has nodes."""
@@ -34,6 +34,7 @@ class _Plan:
     number: int
     segments: Sequence[Segment]
     host: HostPlan | None
+    relative: int
 
 
 class Recorder:
@@ -41,11 +42,20 @@ class Recorder:
 
     Args:
         writer: takes the hashes; None: nothing is hashed.
+        by_request: a hash for each request's share of a tensor, else one for the whole of it, which costs less.
         keep: (step, call) of the tensors to be kept in full.
         folder: where those go.
     """
 
-    def __init__(self, writer: Writer | None, keep: Sequence[values.Place] = (), folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        writer: Writer | None,
+        keep: Sequence[values.Place] = (),
+        folder: Path | None = None,
+        *,
+        by_request: bool = False,
+    ) -> None:
+        self._by_request = by_request
         self._writer = writer
         self._keep = frozenset(keep)
         self._folder = folder
@@ -119,8 +129,8 @@ class Recorder:
             if place in self._keep and self._folder is not None:
                 values.keep(self._folder, place, rows_of(call.tensor, at))
             return
-        tensor = call.tensor.detach()
-        on_host = tensor.device.type == "cpu"
+        tensor = call.tensor
+        on_host = tensor.is_cpu
         if at is not None and on_host:
             tensor = picked(tensor, at)
         elif not on_host or not tensor.is_contiguous() or not tensor.shape:
@@ -130,7 +140,7 @@ class Recorder:
         if plan.host is not None:
             self._hashes += plan.host.hashes(tensor)
         else:
-            self._enqueue(tensor, plan.segments, self._nodes if site in RELATIVE else 0)
+            self._enqueue(tensor, plan.segments, plan.relative)
         if site == "draft.forward.input_ids":
             self._drafting = True
         elif self._drafting and site != "kv_pool.write.loc":
@@ -142,21 +152,26 @@ class Recorder:
         sampler = nth if site.startswith("sampler.") else 0
         if site in LISTS:  # their lengths change within a batch
             segments = batch.segments(site, tensor.shape[0])
-            host = HostPlan(tensor, segments) if tensor.device.type == "cpu" else None
-            return _Plan(self._describe(site, tensor, segments), segments, host)
+            return self._make_plan(site, tensor, segments, 0)
         key = (site, tensor.shape, tensor.dtype, None if at is None else at.shape, self._drafting, sampler)
         found: _Plan | None = batch.known.get(key)
         if found is None:
-            layers = tensor.shape[0] if at is not None and tensor.device.type == "cpu" else 0
+            layers = tensor.shape[0] if at is not None and tensor.is_cpu else 0
             rows = tensor.shape[1] if layers else tensor.shape[0]
             grid = at is not None and at.dim() > 1
             per = at.shape[-1] if at is not None and grid else 1
             segments = batch.segments(site, rows // per, grid=grid, drafting=self._drafting, nth=sampler)
             segments = [(owner, start * per, stop * per) for owner, start, stop in segments]
-            relative = self._nodes if site in RELATIVE else 0
-            host = HostPlan(tensor, segments, layers, relative) if tensor.device.type == "cpu" else None
-            found = batch.known[key] = _Plan(self._describe(site, tensor, segments), segments, host)
+            found = batch.known[key] = self._make_plan(site, tensor, segments, layers)
         return found
+
+    def _make_plan(self, site: str, tensor: torch.Tensor, segments: Sequence[Segment], layers: int) -> _Plan:
+        number = self._describe(site, tensor, segments)
+        relative = self._nodes if site in RELATIVE and self._by_request else 0
+        if not self._by_request:
+            segments = [(BATCH, 0, tensor.shape[1] if layers else tensor.shape[0])]
+        host = HostPlan(tensor, segments, layers, relative) if tensor.is_cpu else None
+        return _Plan(number, segments, host, relative)
 
     def _describe(self, site: str, tensor: torch.Tensor, segments: Sequence[Segment]) -> int:
         owners = tuple(owner for owner, _, _ in segments)

@@ -35,16 +35,18 @@ SHAPE_OPTIONS = ("model", "device", "dtype")
 
 @dataclass(frozen=True)
 class RecordedRun(ArmRun):
-    """An arm run that writes its hashes to a file (``hashes``), or keeps tensors (``keep``) in ``folder``."""
+    """An arm run that writes its hashes to a file (``hashes``; ``by_request``: one for each request's share of a
+    tensor), or keeps tensors (``keep``) in ``folder``."""
 
     folder: str = ""
     hashes: str | None = None
+    by_request: bool = False
     keep: tuple[tuple[int, int], ...] = ()
 
     def job(self, library: Library) -> Job:
         """As ``ArmRun.job``."""
         job = super().job(library)
-        record = {"folder": self.folder, "hashes": self.hashes, "keep": self.keep}
+        record = {"folder": self.folder, "hashes": self.hashes, "keep": self.keep, "by_request": self.by_request}
         return dataclasses.replace(job, target=TARGET, payload={**job.payload, "record": record})
 
 
@@ -144,8 +146,10 @@ class Diverging:
         if reason:
             return Divergence(names, reason=reason)
         files = [self._folder / f"{side}.hashes" for side in (0, 1)]
+        alike = left.config == right.config
+        record = {"folder": str(self._folder), "by_request": not alike}
         runs = [
-            _recorded(run, f"{side + 1}: {run.arm}", folder=str(self._folder), hashes=str(files[side]))
+            _recorded(run, f"{side + 1}: {run.arm}", hashes=str(files[side]), **record)
             for side, run in enumerate(self._runs)
         ]
         results, interrupted = run_arms(self._pool, self._library, runs, self._progress)
@@ -158,7 +162,7 @@ class Diverging:
         answer = Divergence(
             names,
             outcomes,
-            alike=left.config == right.config,
+            alike=alike,
             steps=(len(streams[0]), len(streams[1])),
             rescheduled=same_schedule(*streams),
         )
@@ -172,9 +176,12 @@ class Diverging:
         found = list(islice(in_lockstep(left, right), LOOK_AHEAD))
         if not found:
             return answer
-        first = found[0]
-        values = self._look([first])[0] if first.what == "value" else None
-        return dataclasses.replace(answer, first=first, values=values, after=_after(found))
+        named = [found[0], *_after(found)]
+        looked = iter(self._look([each for each in named if each.what == "value"]))
+        values = [next(looked) if each.what == "value" else None for each in named]
+        by_number = {step.number: step for step in right}
+        first, *after = (_owned(each, seen, by_number) for each, seen in zip(named, values, strict=True))
+        return dataclasses.replace(answer, first=first, values=values[0], after=tuple(after))
 
     def _by_request(self, answer: Divergence, left: Sequence[Step], right: Sequence[Step]) -> Divergence:
         found = list(by_request(left, right))
@@ -229,6 +236,14 @@ def _compare(found: Difference, left: Path, right: Path) -> ValueDifference | No
             return None
         shares.append(whole if part.rows is None else whole[part.first_row : part.first_row + part.rows])
     return difference(shares[0], shares[1])
+
+
+def _owned(found: Difference, seen: ValueDifference | None, steps: Mapping[int, Step]) -> Difference:
+    """With the request whose row is the first to differ."""
+    if seen is None or found.right is None or not seen.index:
+        return found
+    owner = steps[found.right.step].owner_of_row(found.right, seen.index[0])
+    return dataclasses.replace(found, owner=owner)
 
 
 def _after(found: Sequence[Difference]) -> tuple[Difference, ...]:

@@ -28,7 +28,7 @@ _STEP = struct.Struct("<III")
 class Descriptor:
     """A call of a site: what was handed over.
 
-    ``owners``: places in the step's batch, ascending rows, or PADDING or BATCH; a call has a hash for each.
+    ``owners``: places in the step's batch, ascending rows, or PADDING or BATCH; a call has a hash for each, or one.
     ``rows``: how many rows each has, empty where that changes from step to step.
     """
 
@@ -54,18 +54,20 @@ class Part:
     owner: str | None
     """A request, None for padding or the batch as a whole."""
     place: int
-    """Which of the call's owners."""
+    """Which of the call's owners; -1: all of them."""
     digest: int
 
     @property
     def rows(self) -> int | None:
         """How many rows there are, None where that is not fixed."""
-        return self.descriptor.rows[self.place] if self.descriptor.rows else None
+        if not self.descriptor.rows:
+            return None
+        return sum(self.descriptor.rows) if self.place < 0 else self.descriptor.rows[self.place]
 
     @property
     def first_row(self) -> int:
         """Where they begin in the tensor, if that is fixed."""
-        return sum(self.descriptor.rows[: self.place])
+        return sum(self.descriptor.rows[: max(self.place, 0)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +83,33 @@ class Step:
         """Every share of every call, in program order."""
         at = 0
         seen: dict[str, int] = {}
+        apart = len(self.digests) == sum(len(call.owners) for call in self.calls)
         for index, descriptor in enumerate(self.calls):
             nth = seen.get(descriptor.site, 0)
             seen[descriptor.site] = nth + 1
-            for place, owner in enumerate(descriptor.owners):
-                rid = self.rids[owner] if owner >= 0 else None
-                yield Part(self.number, index, nth, descriptor, rid, place, self.digests[at])
+            if not apart:
+                rid = self.owner(descriptor, 0) if len(descriptor.owners) == 1 else None
+                yield Part(self.number, index, nth, descriptor, rid, -1, self.digests[index])
+                continue
+            for place in range(len(descriptor.owners)):
+                yield Part(self.number, index, nth, descriptor, self.owner(descriptor, place), place, self.digests[at])
                 at += 1
+
+    def owner(self, descriptor: Descriptor, place: int) -> str | None:
+        """The request that is a call's owner, None for padding or the batch as a whole."""
+        owner = descriptor.owners[place]
+        return self.rids[owner] if owner >= 0 else None
+
+    def owner_of_row(self, part: Part, row: int) -> str | None:
+        """The request that a row of a part is of, None if it is nobody's or there is no telling."""
+        if part.place >= 0 or not part.descriptor.rows:
+            return part.owner
+        end = 0
+        for place, rows in enumerate(part.descriptor.rows):
+            end += rows
+            if row < end:
+                return self.owner(part.descriptor, place)
+        return None
 
 
 class Writer:

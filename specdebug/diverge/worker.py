@@ -26,7 +26,12 @@ def run_recorded(payload: Mapping[str, Any], sink: Sink) -> None:
 
         request = payload["record"]
         writer = Writer(Path(request["hashes"])) if request["hashes"] else None
-        recorder = Recorder(writer, [tuple(place) for place in request["keep"]], Path(request["folder"]))
+        recorder = Recorder(
+            writer,
+            [tuple(place) for place in request["keep"]],
+            Path(request["folder"]),
+            by_request=request["by_request"],
+        )
         recorder.attach(loop.engine)
         recorders.append(recorder)
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from specdebug.harness.outcome import Outcome
 from specdebug.harness.steplog import Step
 from specdebug.report.html.marks import marks
-from specdebug.report.html.series import Span, chunks, spans
+from specdebug.report.html.series import Span, chunks, spans, spans_for
 from specdebug.report.html.svg import (
     Point,
     Scale,
@@ -31,7 +31,7 @@ MAX_LINES = 120
 """Requests with a line of their own: those that come first."""
 
 MAX_POINTS = 12_000
-"""Of all those lines together."""
+"""Of all those lines together, on the whole page."""
 
 FEW = 8
 """More lines than that are drawn fainter, so that the mean stays in sight."""
@@ -40,12 +40,12 @@ DOTS = 150
 """Up to so many steps the mean's points are drawn, too."""
 
 
-def accept_plot(steps: Sequence[Step], outcome: Outcome) -> Markup | None:
-    """The plot of one arm; None where nothing was ever verified."""
-    drawn = spans(steps)
+def accept_plot(steps: Sequence[Step], outcome: Outcome, arms: int = 1) -> Markup | None:
+    """The plot of one of so many arms; None where nothing was ever verified."""
+    drawn = spans(steps, spans_for(arms))
     if not any(span.accept is not None for span in drawn):
         return None
-    lines = request_lines(steps)
+    lines = request_lines(steps, MAX_POINTS // arms)
     x, y = _scales([steps])
     means = [span.accept for span in drawn if span.accept is not None]
     label = (
@@ -87,15 +87,15 @@ def accept_overlay(arms: Mapping[str, Sequence[Step]]) -> Markup | None:
     )
 
 
-def request_lines(steps: Sequence[Step]) -> dict[str, list[Point]]:
-    """Of the first requests, the accept length at each of their verifies; thinned to :data:`MAX_POINTS` in all."""
+def request_lines(steps: Sequence[Step], points: int = MAX_POINTS) -> dict[str, list[Point]]:
+    """Of the first requests, the accept length at each of their verifies; thinned to so many ``points`` in all."""
     series: dict[str, list[Point]] = {}
     for step in steps:
         for rid, length in step.accept.items():
             if rid in series or len(series) < MAX_LINES:
                 series.setdefault(rid, []).append((step.number, length))
-    most = max(2, MAX_POINTS // max(1, len(series)))
-    return {rid: [_middle(run) for run in chunks(points, most)] for rid, points in series.items()}
+    most = max(2, points // max(1, len(series)))
+    return {rid: [_middle(run) for run in chunks(those, most)] for rid, those in series.items()}
 
 
 def hits(drawn: Sequence[Span], x: Scale, top: float, bottom: float) -> Markup:

@@ -50,8 +50,8 @@ class ArmView:
     log: str
 
 
-def arm_view(result: ArmResult, steps: Sequence[Step]) -> ArmView:
-    """The view of what became of an arm. ``steps``: as recorded; without any there are no plots."""
+def arm_view(result: ArmResult, steps: Sequence[Step], arms: int) -> ArmView:
+    """The view of what became of one of so many arms. ``steps``: as recorded; without any there are no plots."""
     outcome = result.outcome
     ties = sorted(outcome.ties, key=lambda named: named[1].used, reverse=True)
     return ArmView(
@@ -65,8 +65,8 @@ def arm_view(result: ArmResult, steps: Sequence[Step]) -> ArmView:
         injections=outcome.injections[:MAX_ROWS],
         more_injections=max(0, len(outcome.injections) - MAX_ROWS),
         remarks=[*outcome.reasons, *outcome.notes],
-        accept=accept_plot(steps, outcome),
-        timeline=timeline_plot(steps, outcome),
+        accept=accept_plot(steps, outcome, arms),
+        timeline=timeline_plot(steps, outcome, arms),
         spans=spans(steps, MAX_FOLDED),
         requests=outcome.requests[:MAX_ROWS],
         more_requests=max(0, len(outcome.requests) - MAX_ROWS),

@@ -31,7 +31,7 @@ class Row:
 
 def compare_page(replay: Replay, comparison: Comparison, recording: Recording, command: str) -> str:
     """The page of a comparison and the replay that it is of. ``command``: the command line that it was."""
-    views = [arm_view(result, recording.of(result.run.key)) for result in replay.results]
+    views = [arm_view(result, recording.of(result.run.key), len(replay.results)) for result in replay.results]
     requests = sorted(comparison.requests, key=lambda request: request.same_output)
     differing = sum(not request.same_output for request in requests)
     verdict = Chip("the arms agree", "pass") if comparison.agree else Chip("the arms differ", "fail")

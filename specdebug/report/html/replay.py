@@ -11,7 +11,7 @@ from specdebug.report.terminal import closing_line
 
 def replay_page(replay: Replay, recording: Recording, command: str) -> str:
     """The page, whatever came of the replay. ``command``: the command line that it was."""
-    views = [arm_view(result, recording.of(result.run.key)) for result in replay.results]
+    views = [arm_view(result, recording.of(result.run.key), len(replay.results)) for result in replay.results]
     head = Head(
         title=replay.scenario.name,
         chips=[Chip(f"{view.name}: {view.verdict.words}", view.verdict.style) for view in views],

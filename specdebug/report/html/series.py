@@ -12,6 +12,9 @@ from specdebug.harness.steplog import Step
 MAX_SPANS = 400
 """Steps that a plot draws apart; more are drawn in runs of equal length."""
 
+LEAST_SPANS = 100
+"""The same, however many arms a page has."""
+
 T = TypeVar("T")
 
 
@@ -19,6 +22,11 @@ def chunks(items: Sequence[T], most: int) -> list[Sequence[T]]:
     """All items in at most ``most`` runs of one length (the last may be shorter)."""
     length = max(1, -(-len(items) // most))
     return [items[start : start + length] for start in range(0, len(items), length)]
+
+
+def spans_for(arms: int) -> int:
+    """How many spans a plot of one arm has on a page of so many: the page's size is to stay in bounds."""
+    return max(LEAST_SPANS, min(MAX_SPANS, 3 * MAX_SPANS // (arms + 2)))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from specdebug.harness.outcome import Outcome
 from specdebug.harness.steplog import Step
 from specdebug.report.html.accept import hits, step_scale
 from specdebug.report.html.marks import marks
-from specdebug.report.html.series import Span, spans
+from specdebug.report.html.series import Span, spans, spans_for
 from specdebug.report.html.svg import LEFT, Scale, drawing, element, join, polygon, rect, text, x_axis, y_axis
 
 KINDS = ("prefill", "decode", "idle")
@@ -23,11 +23,11 @@ _BOTTOM = 268
 HEIGHT = 304
 
 
-def timeline_plot(steps: Sequence[Step], outcome: Outcome) -> Markup | None:
-    """The plot of one arm; None where it took no step."""
+def timeline_plot(steps: Sequence[Step], outcome: Outcome, arms: int = 1) -> Markup | None:
+    """The plot of one of so many arms; None where it took no step."""
     if not steps:
         return None
-    drawn = spans(steps)
+    drawn = spans(steps, spans_for(arms))
     x = step_scale(steps)
     counts = {kind: sum(span.kinds[kind] for span in drawn) for kind in KINDS}
     retracted = sum(len(span.retracted) for span in drawn)

@@ -108,6 +108,15 @@ def test_ten_thousand_steps_are_under_two_megabytes_and_every_request_has_its_li
     assert len(drawn) == 64
 
 
+@pytest.mark.slow
+def test_four_arms_of_ten_thousand_steps_are_under_two_megabytes_too() -> None:
+    arms = [f"arm{number}" for number in range(4)]
+    results = [result(arm, outcome("fail", 120, violations=BAD.violations, log_tail="x" * 4000)) for arm in arms]
+    page = Page(replay_page(replay_of(*results), recorded(**dict.fromkeys(arms, (10_000, 120))), COMMAND))
+    assert len(page.plots) == 8
+    assert len(page.source.encode()) < 2_000_000
+
+
 def test_of_very_many_requests_the_first_have_lines_and_the_tables_say_what_is_left_out() -> None:
     recording = recorded(fixed=(30, 700))
     assert len(request_lines(recording.of("fixed"))) == MAX_LINES

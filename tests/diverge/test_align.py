@@ -1,0 +1,79 @@
+"""Two recorded runs side by side, made up by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdebug.diverge.align import by_request, in_lockstep, is_where, same_schedule
+from specdebug.diverge.stream import Descriptor, Step
+
+BONUS, LOGITS, SLOTS = "draft.bonus", "verify.logits", "kv_pool.write.loc"
+
+
+def step(number: int, rids: Sequence[str], **hashes: Sequence[int]) -> Step:
+    """Sites by short name, with a hash for each request."""
+    names = {"bonus": (BONUS, "int64"), "logits": (LOGITS, "float32"), "slots": (SLOTS, "int64")}
+    owners = tuple(range(len(rids)))
+    calls = tuple(Descriptor(*names[name], owners, (1,) * len(rids)) for name in hashes)
+    return Step(number, tuple(rids), calls, [each for share in hashes.values() for each in share])
+
+
+def test_equal_runs_do_not_differ() -> None:
+    run = [step(1, "ab", bonus=[1, 2], logits=[3, 4])]
+    assert list(in_lockstep(run, run)) == []
+    assert list(by_request(run, run)) == []
+    assert same_schedule(run, run) is None
+
+
+def test_in_lockstep_differences_come_in_program_order() -> None:
+    left = [step(1, "ab", bonus=[1, 2], logits=[3, 4]), step(2, "ab", bonus=[5, 6], logits=[7, 8])]
+    right = [step(1, "ab", bonus=[1, 2], logits=[3, 9]), step(2, "ab", bonus=[9, 6], logits=[9, 8])]
+    found = [(each.what, each.step, each.site, each.owner, each.soft) for each in in_lockstep(left, right)]
+    assert found == [("value", 1, LOGITS, "b", True), ("value", 2, BONUS, "a", False), ("value", 2, LOGITS, "a", True)]
+
+
+def test_other_requests_other_calls_and_an_end_are_told() -> None:
+    one = [step(1, "a", bonus=[1])]
+    (found,) = in_lockstep(one, [step(1, "b", bonus=[1])])
+    assert (found.what, found.text) == (
+        "schedule",
+        "requests a are computed in the first arm, b in the second",
+    )
+    (found,) = in_lockstep(one, [step(1, "a", bonus=[1], logits=[2])])
+    assert (found.what, found.site) == ("schedule", LOGITS)
+    assert found.text == f"the first arm reaches nothing more, the second reaches {LOGITS}"
+    (found,) = in_lockstep(one, [*one, step(2, "a", bonus=[1])])
+    assert (found.what, found.step, found.text) == ("end", 2, "only the second arm has a step 2")
+
+
+def test_by_request_whenever_it_was_computed() -> None:
+    together = [step(1, "ab", bonus=[1, 2], slots=[5, 6]), step(2, "ab", bonus=[3, 4], slots=[7, 8])]
+    apart = [
+        step(1, "a", bonus=[1], slots=[50]),
+        step(2, "a", bonus=[3], slots=[70]),
+        step(3, "b", bonus=[2], slots=[60]),
+        step(4, "b", bonus=[9], slots=[80]),
+    ]
+    (found,) = by_request(together, apart)
+    assert (found.what, found.step, found.owner, found.site, found.left and found.left.step) == (
+        "value",
+        4,
+        "b",
+        BONUS,
+        2,
+    )
+    assert same_schedule(together, apart) == 1
+
+
+def test_a_request_without_a_counterpart_is_told_once() -> None:
+    left = [step(1, "a", bonus=[1])]
+    right = [step(1, "a", bonus=[1]), step(2, "a", bonus=[1], logits=[2]), step(3, "a", bonus=[1])]
+    (found,) = by_request(left, right)
+    assert (found.what, found.step, found.owner) == ("shape", 2, "a")
+    assert not found.soft
+
+
+def test_where_things_are() -> None:
+    assert is_where("move_kv_cache.src_loc")
+    assert is_where("attention.plan.kv_indices")
+    assert not is_where("accept.accept_index")

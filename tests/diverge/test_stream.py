@@ -1,0 +1,60 @@
+"""The file between worker and parent: what is written is read, to the last whole record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdebug.diverge.stream import PADDING, Descriptor, Step, Writer, read
+
+DESCRIPTORS = st.builds(
+    Descriptor,
+    st.sampled_from(["verify.logits", "draft.bonus"]),
+    st.sampled_from(["float32", "int64"]),
+    st.lists(st.integers(-2, 3), min_size=1, max_size=4).map(tuple),
+    st.lists(st.integers(0, 9), max_size=4).map(tuple),
+)
+HASHES = st.lists(st.integers(0, 2**64 - 1), max_size=6)
+STEPS = st.lists(
+    st.tuples(st.lists(st.sampled_from("abcd"), max_size=4).map(tuple), st.lists(DESCRIPTORS, max_size=4), HASHES),
+    max_size=5,
+)
+
+
+def write(path: Path, steps: list[tuple[tuple[str, ...], list[Descriptor], list[int]]]) -> None:
+    writer = Writer(path)
+    for number, (rids, calls, hashes) in enumerate(steps, 1):
+        writer.step(number, rids, tuple(writer.descriptor(each) for each in calls), hashes)
+    writer.close()
+
+
+@given(STEPS, st.integers(0, 40))
+def test_whole_steps_come_back_and_a_cut_one_is_dropped(
+    steps: list[tuple[tuple[str, ...], list[Descriptor], list[int]]], cut: int
+) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "hashes"
+        write(path, steps)
+        found = [(step.rids, list(step.calls), list(step.digests)) for step in read(path)]
+        assert found == [(rids, calls, hashes) for rids, calls, hashes in steps]
+        data = path.read_bytes()
+        path.write_bytes(data[: max(len(data) - cut, 0)])
+        less = [(step.rids, list(step.calls), list(step.digests)) for step in read(path)]
+        assert less == found[: len(less)]
+
+
+def test_rows_are_their_owners() -> None:
+    logits = Descriptor("verify.logits", "float32", (0, 1, PADDING), (6, 6, 12))
+    step = Step(3, ("a", "b"), (logits,), [7, 8, 9])
+    parts = list(step.parts())
+    assert [(part.owner, part.first_row, part.rows, part.digest) for part in parts] == [
+        ("a", 0, 6, 7),
+        ("b", 6, 6, 8),
+        (None, 12, 12, 9),
+    ]
+    (whole,) = Step(3, ("a", "b"), (logits,), [7]).parts()
+    assert (whole.owner, whole.first_row, whole.rows) == (None, 0, 24)
+    assert [step.owner_of_row(whole, row) for row in (0, 5, 6, 11, 12)] == ["a", "a", "b", "b", None]

@@ -1,0 +1,98 @@
+"""``specdebug diverge`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdebug.cli.main import run
+
+SCENARIO = """
+name: two-arms
+engine:
+  model: tiny
+  page_size: 4
+  context_length: 96
+  max_running_requests: 4
+  speculative: {algorithm: EAGLE, num_steps: 3, eagle_topk: 2, num_draft_tokens: 6}
+  cuda_graph: {max_bs: 4, capture_bs: [4]}
+  memory: {num_slots: 512, fill: zeros}
+workload:
+  - {id: r, requests: 2, prompt: {corpus: stdlib, tokens: 16}, max_new_tokens: 8}
+arms:
+  base: {}
+  one: {engine: {max_running_requests: 1, cuda_graph: {max_bs: 1, capture_bs: [1]}}}
+  chain: {engine: {speculative: {eagle_topk: 1, num_draft_tokens: 4}}}
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> str:
+    file = tmp_path / "two.yaml"
+    file.write_text(SCENARIO)
+    return str(file)
+
+
+def diverge(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
+    code = run(["diverge", *argv, "--json", "-"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--arm", "base"], "diverge needs two arms, or one and --revert or --fault"),
+        (["--arm", "base", "--arm", "two"], "no arm 'two'"),
+        (["--arm", "base", "--fault", "next_tokn_swapped"], "did you mean 'next_token_swapped'?"),
+        (["--timeout", "0"], "--timeout must be above 0 seconds, got 0"),
+        (["--json", "/no/such/folder/x.json"], "no folder /no/such/folder"),
+    ],
+)
+def test_what_cannot_be_asked(capsys: pytest.CaptureFixture[str], scenario: str, argv: list[str], message: str) -> None:
+    assert run(["diverge", scenario, *argv]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_arms_without_common_tensors_are_not_compared(capsys: pytest.CaptureFixture[str], scenario: str) -> None:
+    code, found = diverge(capsys, scenario, "--arm", "base", "--arm", "chain")
+    assert code == 125
+    assert (found["comparable"], found["reason"]) == (
+        False,
+        "the arms' engines differ in speculative eagle_topk (2 and 1)",
+    )
+
+
+@pytest.mark.slow
+def test_a_planted_fault_is_named_with_both_values(capsys: pytest.CaptureFixture[str], scenario: str) -> None:
+    fault = "next_token_swapped:step=3,request=r.1"
+    code, found = diverge(capsys, scenario, "--arm", "base", "--fault", fault)
+    assert code == 1
+    assert found["arms"] == ["base", f"base (fault {fault})"]
+    first, values = found["first"], found["values"]
+    assert (first["what"], first["step"], first["site"], first["request"]) == ("value", 3, "draft.bonus", "r.1")
+    assert values["index"] == [1]
+    assert values["left"] != values["right"]
+    assert found["after"][0]["step"] == 3
+
+
+@pytest.mark.slow
+def test_batches_of_other_sizes_differ_by_rounding(capsys: pytest.CaptureFixture[str], scenario: str) -> None:
+    code, found = diverge(capsys, scenario, "--arm", "base", "--arm", "one")
+    assert (code, found["diverged"], found["alike"]) == (0, False, False)
+    assert found["rounding"]["widest"] < 1e-4
+    assert found["rescheduled"] == 1
+
+
+@pytest.mark.slow
+def test_the_answer_is_written_to_a_file_too(capsys: pytest.CaptureFixture[str], scenario: str, tmp_path: Path) -> None:
+    file = tmp_path / "answer.json"
+    code = run(["diverge", scenario, "--arm", "base", "--fault", "nan_logits:step=2", "--json", str(file)])
+    assert code == 1
+    assert "diverged at step 2, request " in capsys.readouterr().out
+    found = json.loads(file.read_text())
+    assert (found["first"]["site"], found["values"]["right"]) == ("verify.logits", "nan")

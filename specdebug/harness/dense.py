@@ -100,6 +100,13 @@ class DenseReference:
         k, v = draft_kv(self.head, torch.tensor(ids[1 : stop + 1]), hidden, torch.arange(stop))
         return k.transpose(-2, -3), v.transpose(-2, -3)
 
+    @torch.no_grad()
+    def target_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]:
+        """Target keys (rotated) and values of positions [0, stop), each float32 [stop, layers·Hkv, D]."""
+        cache = self._states(ids[:stop]).cache
+        k, v = (side[:, 0, :, :stop].flatten(0, 1).transpose(0, 1) for side in (cache.keys, cache.values))
+        return k, v
+
     def _states(self, ids: Sequence[int]) -> _Sequence:
         """The kept sequence that begins with ``ids``, computed as far as necessary."""
         best, shared = None, 0

@@ -50,11 +50,13 @@ class Reference(Protocol):
 
     def draft_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]: ...
 
+    def target_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]: ...
+
 
 @dataclass(frozen=True)
 class OracleSettings:
     """Which oracles judge, and by what measure. ``zero_fill``: unwritten draft KV is zeroed on a hit by
-    policy."""
+    policy. ``each_step``: after every step, too, target KV included."""
 
     lossless: bool
     draft_kv: bool
@@ -185,6 +187,7 @@ class Judge:
                 continue
             before = self._reported
             self._timed(self._check_draft_kv, engine, request)
+            self._timed(self._check_target_kv, engine, request)
             self._timed(self._check_output_so_far, engine, request)
             if self._reported > before:
                 self._condemned.add(request.rid)
@@ -227,6 +230,26 @@ class Judge:
                 )
                 data = {"rid": request.rid, "position": position, "off": off}
                 self._report(Violation("mismatch", "draft_kv", self.step, detail, data=data))
+                return
+
+    @torch.no_grad()
+    def _check_target_kv(self, engine: Any, request: Any) -> None:
+        """All layers of a position together. In float32 only: how far half precision moves deep layers' KV was not
+        measured."""
+        if not self._settings.lossless or self._settings.dtype != "float32" or self._reference is None:
+            return
+        expected = self._reference.target_kv(request.all_ids, request.kv_len)
+        ours = engine.target_kv(request, 0, request.kv_len)
+        for name, got, want in zip(("key", "value"), ours, expected, strict=True):
+            found = first_bad_position(got.cpu().transpose(0, 1).flatten(1, 2), want, self._settings.kv_tolerance)
+            if found is not None:
+                position, off = found
+                detail = (
+                    f"target {name} of {request.rid} is off by {off:.2g} of its norm at position {position} of "
+                    f"{request.kv_len}, {self._place(request, position)}"
+                )
+                data = {"rid": request.rid, "position": position, "off": off}
+                self._report(Violation("mismatch", "target_kv", self.step, detail, data=data))
                 return
 
     def _place(self, request: Any, position: int) -> str:

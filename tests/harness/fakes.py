@@ -48,6 +48,9 @@ class FakeReference:
         k = torch.arange(1, stop + 1, dtype=torch.float32)[:, None, None].expand(stop, 2, 4).clone()
         return k, -k
 
+    def target_kv(self, ids: Sequence[int], stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.draft_kv(ids, stop)
+
 
 class FakeEngine:
     """Prefills in one step, then gives every request one token (its predecessor plus one) a step."""
@@ -134,6 +137,9 @@ class FakeEngine:
     def draft_kv(self, request: FakeRequest, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         k, v = FakeReference().draft_kv(request.all_ids, stop)
         return k[None, start:], v[None, start:]
+
+    def target_kv(self, request: FakeRequest, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.draft_kv(request, start, stop)
 
 
 class ListSink:

@@ -98,6 +98,20 @@ def test_each_step_a_request_that_goes_on_is_judged_until_something_is_wrong_wit
     assert ties == []
 
 
+@pytest.mark.parametrize(("dtype", "signatures"), [("float32", ["mismatch@target_kv"]), ("bfloat16", [])])
+def test_each_step_target_kv_is_compared_in_float32(dtype: str, signatures: list[str]) -> None:
+    class Damaged(FakeEngine):
+        def target_kv(self, request: FakeRequest, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+            k, v = super().target_kv(request, start, stop)
+            k[0, 5, 1, 3] += 1.0
+            return k, v
+
+    judge, found, _ = judge_of(each_step=True, dtype=dtype)
+    judge.look(Damaged(), [request()])
+    assert [each.signature for each in found] == signatures
+    assert all("target key of a.0 is off by" in each.detail and "position 5 of 14" in each.detail for each in found)
+
+
 def test_only_what_asks_for_it_is_judged_each_step() -> None:
     judge, found, _ = judge_of()
     judge.look(FakeEngine(), [request((11, 40))])

@@ -15,7 +15,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from specdebug.faults.acts import anywhere
 from specdebug.faults.catalogue import CLASSES
@@ -30,12 +30,6 @@ CLEAN = "clean"
 """The arm without a fault."""
 PROMPT = 1
 """Steps within which an injection ought to be caught."""
-
-
-class Watcher(Protocol):
-    """Told how far the matrix has come."""
-
-    def run_ended(self, result: ArmResult, done: int, planned: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -260,9 +254,7 @@ def _of_arm(scenario: Scenario, rows: Sequence[Case], name: str) -> Scenario:
     return dataclasses.replace(scenario, workload=own.workload, limits=own.limits)
 
 
-def verify(
-    kinds: Sequence[FaultClass], seeds: int, jobs: int, library: Library, watcher: Watcher | None = None
-) -> FaultMatrix:
+def verify(kinds: Sequence[FaultClass], seeds: int, jobs: int, library: Library) -> FaultMatrix:
     """Run the matrix. After a Ctrl-C it is made of the runs that had ended.
 
     Raises WorkerStartError, and ArmAtFault when a minimal scenario is refused.
@@ -274,10 +266,7 @@ def verify(
     scenario = matrix_scenario(rows)
     with WarmPool(scenario, list(scenario.arms), jobs=jobs) as pool:
         try:
-            for result in _finished(pool, runs):
-                results.append(result)
-                if watcher is not None:
-                    watcher.run_ended(result, len(results), len(runs))
+            results.extend(_finished(pool, runs))
         except KeyboardInterrupt:
             interrupted = True
 

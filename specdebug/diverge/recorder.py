@@ -101,7 +101,8 @@ class Recorder:
         self._rids: list[str] = []
         self._calls: list[int] = []
         self._hashes: list[int | None] = []
-        self._nth: dict[str, int] = {}
+        self._seen = 0
+        self._sampled: dict[str, int] = {}
 
     def _end_step(self) -> None:
         if self._writer is not None:
@@ -122,10 +123,9 @@ class Recorder:
         if self._before is not None:
             self._before(call)
         site, at = call.site, call.at
-        nth = self._nth.get(site, 0)
-        self._nth[site] = nth + 1
         if self._writer is None:
-            place = self._step, sum(self._nth.values()) - 1
+            place = self._step, self._seen
+            self._seen += 1
             if place in self._keep and self._folder is not None:
                 values.keep(self._folder, place, rows_of(call.tensor, at))
             return
@@ -135,7 +135,7 @@ class Recorder:
             tensor = picked(tensor, at)
         elif not on_host or not tensor.is_contiguous() or not tensor.shape:
             tensor = rows_of(tensor, at).contiguous()
-        plan = self._plan(site, tensor, at, nth)
+        plan = self._plan(site, tensor, at)
         self._calls.append(plan.number)
         if plan.host is not None:
             self._hashes += plan.host.hashes(tensor)
@@ -146,10 +146,13 @@ class Recorder:
         elif self._drafting and site != "kv_pool.write.loc":
             self._drafting = False
 
-    def _plan(self, site: str, tensor: torch.Tensor, at: torch.Tensor | None, nth: int) -> _Plan:
+    def _plan(self, site: str, tensor: torch.Tensor, at: torch.Tensor | None) -> _Plan:
         """What to do with a call, found once for calls that are alike."""
         batch = self._batch
-        sampler = nth if site.startswith("sampler.") else 0
+        sampler = 0
+        if site.startswith("sampler."):  # a call for each request
+            sampler = self._sampled.get(site, 0)
+            self._sampled[site] = sampler + 1
         if site in LISTS:  # their lengths change within a batch
             segments = batch.segments(site, tensor.shape[0])
             return self._make_plan(site, tensor, segments, 0)

@@ -1,6 +1,6 @@
 """What a worker writes of a run and the parent reads: of every step its site calls, and a hash for each owner of rows.
 
-A file of records, each a tag and a length, appended with one ``write`` a step, so that what an arm did outlives it.
+A file of records, each a tag and a length, in shared memory: a step costs no system call, and outlives its worker.
 What repeats from step to step is written once and named by number: descriptors of calls (D), sequences of those (T)
 and batches (R). A step (S) is then three numbers and its hashes, 8 bytes each.
 """
@@ -8,6 +8,7 @@ and batches (R). A step (S) is then three numbers and its hashes, 8 bytes each.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import struct
 from array import array
@@ -20,6 +21,9 @@ PADDING = -1
 BATCH = -2
 """Owner of a tensor whose rows cannot be told apart."""
 
+GROWTH = 1 << 20
+"""Bytes by which the file grows. What is not written yet is zeros."""
+_END = b"\0"
 _HEADER = struct.Struct("<cI")
 _STEP = struct.Struct("<III")
 
@@ -116,7 +120,9 @@ class Writer:
     """Appends to a file that must not exist yet."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        self._map: mmap.mmap | None = None
+        self._used = 0
         self._known: dict[tuple[bytes, Hashable], int] = {}
         self._counts: dict[bytes, int] = {}
         self._pending = bytearray()
@@ -131,13 +137,28 @@ class Writer:
         batch = self._number(b"R", rids, lambda: json.dumps(rids).encode())
         template = self._number(b"T", calls, lambda: array("I", calls).tobytes())
         self._record(b"S", _STEP.pack(number, template, batch) + array("Q", digests).tobytes())
-        data, self._pending = memoryview(self._pending), bytearray()
-        while data:
-            data = data[os.write(self._fd, data) :]
+        data, self._pending = self._pending, bytearray()
+        memory = self._memory(self._used + len(data))
+        memory[self._used + 1 : self._used + len(data)] = bytes(data[1:])
+        memory[self._used] = data[0]  # last, so that half a step is none
+        self._used += len(data)
 
     def close(self) -> None:
         """No step will follow."""
+        if self._map is not None:
+            self._map.close()
+        os.ftruncate(self._fd, self._used)
         os.close(self._fd)
+
+    def _memory(self, size: int) -> mmap.mmap:
+        """The file, at least that large."""
+        if self._map is None or len(self._map) < size:
+            if self._map is not None:
+                self._map.close()
+            larger = -(-size // GROWTH) * GROWTH
+            os.ftruncate(self._fd, larger)
+            self._map = mmap.mmap(self._fd, larger)
+        return self._map
 
     def _number(self, tag: bytes, key: Hashable, encoded: Callable[[], bytes]) -> int:
         number = self._known.get((tag, key))
@@ -162,6 +183,8 @@ def read(path: Path) -> list[Step]:
     at = 0
     while at + _HEADER.size <= len(data):
         tag, size = _HEADER.unpack_from(data, at)
+        if tag == _END:
+            break
         at += _HEADER.size
         body = data[at : at + size]
         at += size

@@ -102,7 +102,7 @@ def _circumstances(answer: Divergence) -> list[str]:
             f"the arms are configured otherwise and schedule otherwise from step {answer.rescheduled} on: requests "
             "were compared step by step of their own; slots and places in the batch were not"
         )
-    for name, outcome in zip(answer.names, answer.outcomes, strict=True):
+    for name, outcome in zip(answer.names, answer.outcomes, strict=False):
         if outcome.verdict != "pass":
             lines.append(f"{name} ends with {outcome.verdict}: {outcome.signature or outcome.detail}")
     return lines

@@ -1,0 +1,55 @@
+"""The answer of ``diverge`` in words."""
+
+from __future__ import annotations
+
+from specdebug.diverge.align import Difference
+from specdebug.diverge.run import Divergence, Rounding
+from specdebug.diverge.stream import Descriptor, Part
+from specdebug.diverge.values import ValueDifference
+from specdebug.report.diverge import divergence_document, render_divergence
+from specdebug.report.terminal import console
+
+LOGITS = Descriptor("verify.logits", "float32", (0,), (6,))
+LEFT, RIGHT = (Part(step, 0, 1, LOGITS, "a", 0, digest) for step, digest in ((3, 1), (4, 2)))
+FOUND = Difference("value", 4, "verify.logits", "a", LEFT, RIGHT)
+
+
+def text(answer: Divergence) -> str:
+    canvas = console()
+    with canvas.capture() as captured:
+        canvas.print(render_divergence("two", answer))
+    return " ".join(captured.get().split())
+
+
+def test_the_place_and_both_values() -> None:
+    values = ValueDifference((2, 5), 1.5, -1.5, 3, 12, 2.0)
+    said = text(Divergence(("x", "y"), steps=(9, 9), first=FOUND, values=values, after=(FOUND,)))
+    assert "two: x against y diverged at step 3/4, request a, site verify.logits (call 2 of it in the step)" in said
+    assert "float32 [2, 5]: 1.5 in the first arm, -1.5 in the second; 3 of its 12 elements differ" in said
+    assert "right after:" in said
+
+
+def test_nothing_and_rounding_and_no_telling() -> None:
+    assert text(Divergence(("x", "y"), steps=(9, 9))) == "two: x against y nothing diverged in 9 steps"
+    rounded = Divergence(("x", "y"), steps=(9, 9), alike=False, rounding=Rounding().with_one(FOUND, 1e-6))
+    assert "nothing diverged but for rounding in 9 steps" in text(rounded)
+    assert "1 tensors differ by at most 1.0e-06" in text(rounded)
+    unlike = Divergence(("x", "y"), reason="only one of the two arms speculates")
+    assert text(unlike) == "two: x against y cannot be compared: only one of the two arms speculates"
+    codes = [each.exit_code for each in (rounded, unlike, Divergence(("x", "y"), first=FOUND))]
+    assert codes == [0, 125, 1]
+
+
+def test_as_data() -> None:
+    document = divergence_document("two", Divergence(("x", "y"), steps=(9, 9), first=FOUND))
+    assert document["first"] == {
+        "what": "value",
+        "step": 4,
+        "steps": [3, 4],
+        "site": "verify.logits",
+        "call": 2,
+        "request": "a",
+        "dtype": "float32",
+        "text": "",
+    }
+    assert (document["exit_code"], document["diverged"], document["values"]) == (1, True, None)

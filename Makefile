@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench gpu clean
+.PHONY: help demo test test-all lint bench gpu clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -15,7 +15,10 @@ help:  ## Show this list.
 demo: $(VENV)/.ready  ## Set up and replay a scenario: the engine hits a cached prefix, fixed and not.
 	$(BIN)/specdebug replay scenarios/cache_hit.yaml
 
-test: $(VENV)/.ready-test  ## Run the tests that need no GPU.
+test: $(VENV)/.ready-test  ## Run the tests that need no GPU and are not slow.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu and not slow" tests
+
+test-all: $(VENV)/.ready-test  ## Run the slow ones, too.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu" tests
 
 lint: $(VENV)/.ready-lint  ## Check style and types.

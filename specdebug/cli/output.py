@@ -35,15 +35,15 @@ def write(text: str) -> None:
         raise OutputError(f"cannot write to stdout: {error.strerror}") from None
 
 
-def show(renderable: RenderableType) -> None:
-    """Render for whatever stdout is, and write."""
+def show(renderable: RenderableType, *, fold: bool = True) -> None:
+    """Render for whatever stdout is, and write; without ``fold`` a line keeps its length, to be found or copied."""
     from specdebug.report.terminal import console
 
     if sys.stdout is None:
         return
     canvas = console()
     with canvas.capture() as captured:
-        canvas.print(renderable)
+        canvas.print(renderable, soft_wrap=not fold)
     write("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 

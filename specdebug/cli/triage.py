@@ -62,7 +62,7 @@ def triage(
     else:
         from specdebug.report.triage import render_triage
 
-        show(render_triage(name, found, best, told, tried))
+        show(render_triage(name, found, best, told, tried), fold=False)
     if interrupted:
         return 130
     if found.main is None:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from specdebug import __version__
 from specdebug.bisect import Rate
+from specdebug.report.lines import PlainLines
 from specdebug.trials.search import Findings, Standing
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -65,21 +66,13 @@ class Subject:
         return [one for one in self.labels if one in chosen]
 
 
-class PlainBisect:
+class PlainBisect(PlainLines):
     """One line a trial."""
 
     def __init__(self, stream: IO[str], subject: Subject) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._subject = subject
         self._resumed = False
-
-    def __enter__(self) -> PlainBisect:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Nothing to put back."""
 
     def moved(self, standing: Standing) -> None:
         """Says once how many trials the journal held."""
@@ -93,12 +86,6 @@ class PlainBisect:
         culprits, probability = standing.posterior[0]
         likeliest = f"likeliest {self._subject.called(culprits)} {probability:.2f}"
         self._say(f"trial {trial.number}: {trial_text(trial, result, self._subject)}; {likeliest}")
-
-    def _say(self, text: str) -> None:
-        try:
-            print(text, file=self._stream, flush=True)
-        except OSError:  # nobody reads the progress; the results still matter
-            return
 
 
 class LiveBisect:

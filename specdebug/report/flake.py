@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdebug import __version__
+from specdebug.report.lines import PlainLines
 from specdebug.stats.claims import Claim, percent
 from specdebug.stats.clean import clean_bound
 from specdebug.stats.intervals import Interval, anytime_interval, clopper_pearson
@@ -43,21 +44,13 @@ class Question:
     reproduce: Callable[[int], str]
 
 
-class PlainFlake:
+class PlainFlake(PlainLines):
     """A line for each failure, and one every few runs."""
 
     def __init__(self, stream: IO[str], question: Question) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._question = question
         self._resumed = False
-
-    def __enter__(self) -> PlainFlake:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Nothing to put back."""
 
     def moved(self, tally: Tally) -> None:
         """Says once how many trials the journal held."""
@@ -73,12 +66,6 @@ class PlainFlake:
             self._say(f"trial {trial.number}: {what}, seed {trial.seed}; {standing_text(tally, self._question)}")
         elif tally.trials % EVERY == 0:
             self._say(standing_text(tally, self._question))
-
-    def _say(self, text: str) -> None:
-        try:
-            print(text, file=self._stream, flush=True)
-        except OSError:  # nobody reads the progress; the results still matter
-            return
 
 
 class LiveFlake:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from specdebug.harness.ledger import Ledger
 from specdebug.harness.replay import ArmResult, ArmRun
+from specdebug.report.lines import PlainLines
 from specdebug.report.terminal import VERDICT_STYLE
 
 QUIET_S = 5.0
@@ -46,20 +47,12 @@ class _Row:
         return f"{self.text}, {now - self.since:.0f} s" if self.activity else self.text
 
 
-class PlainProgress:
+class PlainProgress(PlainLines):
     """One line when an arm ends, and one every few seconds while it runs."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._rows: dict[str, _Row] = {}
-
-    def __enter__(self) -> PlainProgress:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Nothing to put back."""
 
     def arm_started(self, run: ArmRun) -> None:
         now = time.monotonic()
@@ -88,12 +81,6 @@ class PlainProgress:
     def _say_row(self, key: str, row: _Row, now: float) -> None:
         row.said_at = now
         self._say(f"{key}: {row.line(now)}")
-
-    def _say(self, text: str) -> None:
-        try:
-            print(text, file=self._stream, flush=True)
-        except OSError:  # nobody reads the progress; the results still matter
-            return
 
 
 class LiveProgress:

@@ -1,26 +1,41 @@
-"""Same file, same seed: the same trace hash, run after run, each in a process of its own.
+"""Same file, same seed: the same trace hash, run after run, each arm in a process of its own.
 
-``python benchmarks/determinism.py [--runs 100] [--jobs 8] [--device cuda] [SCENARIO ...]``. Exit code 1 when two hashes
-differ.
+``python benchmarks/determinism.py [--runs 100] [--jobs 8] [--device cuda] [SCENARIO ...]``. The runs are shared out
+over ``--jobs`` interpreters, which hash strings each in its own order; every arm is then run in a fresh fork of a
+server that has imported torch and has not touched the device. Exit code 1 when two hashes differ, or an arm has none.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
+import multiprocessing
 import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+
+from specdebug.harness.library import Library
+from specdebug.harness.preload import PRELOAD
+from specdebug.harness.replay import Choices, replay
+from specdebug.targets.pool import WorkerPool
 
 DEFAULT = ("bigram_key", "graph_padding", "topk_page_table")
 
 
-def trace_hashes(scenario: str, device: str) -> dict[str, str]:
-    """Trace hash by arm of one replay in a fresh process."""
-    command = [sys.executable, "-m", "specdebug", "replay", scenario, "--json", "--device", device]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return {arm["arm"]: arm["trace_hash"] for arm in json.loads(done.stdout)["arms"]}
+def trace_hashes(scenario: str, device: str, runs: int) -> dict[str, Counter[str]]:
+    """How often each arm had which trace hash ("" when it came to none), in ``runs`` replays."""
+    library = Library()
+    seen: dict[str, Counter[str]] = {}
+    with WorkerPool(jobs=2, preload=PRELOAD) as pool:
+        for _ in range(runs):
+            done = replay(pool, library, library.scenario(scenario), Choices(engine={"device": device}))
+            for result in done.results:
+                seen.setdefault(result.run.arm, Counter())[result.outcome.trace_hash] += 1
+    return seen
+
+
+def shares(total: int, parts: int) -> list[int]:
+    """``total`` in ``parts`` as equal as can be, those of nothing left out."""
+    return [share for share in (total // parts + (part < total % parts) for part in range(parts)) if share]
 
 
 def main() -> int:
@@ -33,15 +48,16 @@ def main() -> int:
     agree = True
     for scenario in options.scenarios:
         seen: dict[str, Counter[str]] = {}
-        with ThreadPoolExecutor(options.jobs) as pool:
-            runs = [pool.submit(trace_hashes, scenario, options.device) for _ in range(options.runs)]
-        for run in runs:
-            for arm, digest in run.result().items():
-                seen.setdefault(arm, Counter())[digest] += 1
+        with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+            parts = shares(options.runs, options.jobs)
+            futures = [pool.submit(trace_hashes, scenario, options.device, part) for part in parts]
+        for future in futures:
+            for arm, counts in future.result().items():
+                seen.setdefault(arm, Counter()).update(counts)
         for arm, counts in seen.items():
             digest, times = counts.most_common(1)[0]
-            print(f"{scenario} {arm}: {times} of {options.runs} runs have trace hash {digest}")
-            agree &= len(counts) == 1
+            print(f"{scenario} {arm}: {times} of {options.runs} runs have trace hash {digest or 'none'}")
+            agree &= len(counts) == 1 and bool(digest)
     return 0 if agree else 1
 
 

@@ -1,20 +1,23 @@
 """Everything there is to check and time on a GPU, in one go, in under nine minutes on a bare machine.
 
 ``python benchmarks/gpu/suite.py OUT`` (or ``make gpu OUT=folder``) runs the stages below one after another, each in a
-process of its own with a time limit, writes their logs and tables to the folder OUT and ends with one summary. A stage
-that fails does not keep the others from running; the exit code is 1 when one did. The matrix over twenty seeds takes
-longer than all the rest and is run with ``--long``, or by its name.
+process of its own with a time limit, writes their logs and tables to the folder OUT and ends with one summary. Checks
+run two at a time; what is timed has the machine to itself. A stage that fails does not keep the others from running;
+the exit code is 1 when one did. The matrix over twenty seeds takes longer than all the rest and is run with ``--long``,
+or by its name.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,17 +30,20 @@ PYTHON = sys.executable
 SPECDEBUG = (PYTHON, "-m", "specdebug")
 PLANS = ("triton", "fa3", "flashinfer")
 TAIL = 25
+LANES = 2
+"""Checks at a time: one alone leaves cores and device idle while its workers start."""
 TOLD = ("determinism", "lossless", "probes", "decode")
 """Stages whose results are worth reading even when nothing is wrong."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One command; ``limit_s`` bounds it. A ``long`` one is run only when asked for."""
+    """One command; ``limit_s`` bounds it. A ``timed`` one runs alone, a ``long`` one only when asked for."""
 
     name: str
     command: tuple[str, ...]
     limit_s: float
+    timed: bool = False
     long: bool = False
 
 
@@ -52,28 +58,28 @@ class Result:
 
 
 def stages(out: Path, jobs: int) -> list[Stage]:
-    """In the order they run: what checks first, what times afterwards."""
-    verify = (*SPECDEBUG, "toggles", "verify", "--device", "cuda", "--backend")
+    """In the order they begin: checks that take long before those that do not, what times at either end."""
+    verify = (*SPECDEBUG, "toggles", "verify", "--jobs", str(jobs), "--device", "cuda", "--backend")
     matrix = [Stage(f"matrix-{plan}", (*verify, plan), 120) for plan in PLANS]
     seeds = [Stage(f"seeds-{plan}", (*verify, plan, "--seeds", "20"), 540, long=True) for plan in PLANS]
-    arms = (PYTHON, str(HERE / "scenarios.py"), str(out), "--device", "cuda")
-    arms += ("--jobs", str(jobs))
+    arms = (PYTHON, str(HERE / "scenarios.py"), str(out), "--device", "cuda", "--jobs", str(jobs))
     each_plan = [word for plan in PLANS for word in ("--backend", plan)]
     tests = (PYTHON, "-m", "pytest", "-q", "-n", str(jobs), "-m", "gpu", "tests")
     determinism = ("--device", "cuda", "--runs", "100", "--jobs", str(jobs), "topk_page_table")
+    replay = (*SPECDEBUG, "replay", "topk_kv_indices", "--device", "cuda")
     return [
-        Stage("doctor", (*SPECDEBUG, "doctor"), 60),
-        Stage("replay-first", (*SPECDEBUG, "replay", "topk_kv_indices", "--device", "cuda"), 120),
-        Stage("replay-cold", (*SPECDEBUG, "replay", "topk_kv_indices", "--device", "cuda"), 60),
+        Stage("doctor", (*SPECDEBUG, "doctor"), 60, timed=True),
+        Stage("replay-first", replay, 120, timed=True),
+        Stage("replay-cold", replay, 60, timed=True),
         Stage("tests", tests, 240),
-        *matrix,
-        Stage("scenarios", (*arms, *each_plan, "--same-as-cpu"), 240),
-        Stage("scenarios-bf16", (*arms, "--dtype", "bfloat16"), 120),
-        Stage("lossless", (PYTHON, str(HERE / "lossless.py"), str(out)), 150),
-        *seeds,
         Stage("determinism", (PYTHON, "benchmarks/determinism.py", *determinism), 240),
-        Stage("probes", (PYTHON, str(HERE / "probes.py"), str(out)), 120),
-        Stage("decode", (PYTHON, str(HERE / "decode.py"), str(out)), 240),
+        Stage("scenarios", (*arms, *each_plan, "--same-as-cpu"), 240),
+        Stage("lossless", (PYTHON, str(HERE / "lossless.py"), str(out)), 150),
+        Stage("scenarios-bf16", (*arms, "--dtype", "bfloat16"), 120),
+        *matrix,
+        *seeds,
+        Stage("probes", (PYTHON, str(HERE / "probes.py"), str(out)), 120, timed=True),
+        Stage("decode", (PYTHON, str(HERE / "decode.py"), str(out)), 240, timed=True),
     ]
 
 
@@ -91,6 +97,21 @@ def run(stage: Stage, out: Path) -> Result:
             status = None
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return Result(stage, status, time.monotonic() - began, lines[-1] if lines else "")
+
+
+def run_all(chosen: Sequence[Stage], out: Path, console: Console) -> list[Result]:
+    """Run them in order, checks two at a time, and say each as it ends."""
+    results: list[Result] = []
+    for timed, group in itertools.groupby(chosen, lambda stage: stage.timed):
+        with ThreadPoolExecutor(1 if timed else LANES) as lanes:
+            results += lanes.map(lambda stage: _run_and_say(stage, out, console), group)
+    return results
+
+
+def _run_and_say(stage: Stage, out: Path, console: Console) -> Result:
+    result = run(stage, out)
+    console.print(f"{stage.name}: {result.status} in {result.seconds:.0f} s")
+    return result
 
 
 def show(results: Sequence[Result], out: Path, console: Console) -> None:
@@ -119,17 +140,15 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     console = Console(width=130)
-    results = []
     known = stages(options.out, max(options.jobs, 1))
     unknown = set(options.only or ()) - {stage.name for stage in known}
     if unknown:
         parser.error(f"no stage {', '.join(sorted(unknown))}; there are {', '.join(stage.name for stage in known)}")
-    for stage in known:
-        if stage.name not in options.only if options.only else stage.long and not options.long:
-            continue
-        results.append(run(stage, options.out))
-        console.print(f"{stage.name}: {results[-1].status} in {results[-1].seconds:.0f} s")
+    began = time.monotonic()
+    chosen = [s for s in known if (s.name in options.only if options.only else options.long or not s.long)]
+    results = run_all(chosen, options.out, console)
     show(results, options.out, console)
+    console.print(f"{len(results)} stages in {time.monotonic() - began:.0f} s")
     summary = [{"stage": r.stage.name, "status": r.status, "seconds": r.seconds, "last": r.last} for r in results]
     (options.out / "suite.json").write_text(json.dumps(summary, indent=1) + "\n")
     return 0 if all(result.status == 0 for result in results) else 1

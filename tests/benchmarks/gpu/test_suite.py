@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from benchmarks.gpu import suite
 
@@ -40,7 +43,27 @@ def test_twenty_seeds_are_run_only_when_asked_for(
     assert {"seeds-triton", "seeds-fa3", "seeds-flashinfer", "matrix-fa3"} <= set(ran)
     ran.clear()
     assert call(monkeypatch, str(tmp_path), "--only", "seeds-fa3", "lossless") == 0
-    assert ran == ["lossless", "seeds-fa3"]
+    assert sorted(ran) == ["lossless", "seeds-fa3"]
+
+
+def test_what_is_timed_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running: set[str] = set()
+    beside: dict[str, set[str]] = {}
+    both = threading.Barrier(2)
+
+    def run(stage: suite.Stage, out: Path) -> suite.Result:
+        running.add(stage.name)
+        if stage.name in ("tests", "determinism"):  # the first two checks: each waits for the other to run
+            both.wait(timeout=30)
+        beside[stage.name] = running - {stage.name}
+        running.discard(stage.name)
+        return suite.Result(stage, 0, 1.0, "done")
+
+    monkeypatch.setattr(suite, "run", run)
+    stages = suite.stages(tmp_path, 2)
+    results = suite.run_all(stages, tmp_path, Console(file=io.StringIO()))
+    assert [result.stage.name for result in results] == [stage.name for stage in stages]
+    assert not any(beside[stage.name] for stage in stages if stage.timed)
 
 
 def test_a_mistyped_stage_is_told(

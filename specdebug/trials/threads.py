@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from abc import ABC, abstractmethod
 
 from specdebug.trials.process import Processes, Stopped
 from specdebug.trials.trial import Trial, TrialResult
+
+_LOOK_S = 0.25
+"""How long to wait without looking: a signal that comes just before the wait begins does not end it."""
 
 
 class ThreadedSource(ABC):
@@ -37,7 +41,10 @@ class ThreadedSource(ABC):
 
     def wait(self) -> tuple[Trial, TrialResult]:
         """The next trial to end."""
-        trial, result = self._ended.get()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                trial, result = self._ended.get(timeout=_LOOK_S)
+                break
         if isinstance(result, Exception):
             raise result
         return trial, result
@@ -46,7 +53,8 @@ class ThreadedSource(ABC):
         """Kill what runs, and wait until its threads have noticed."""
         self.processes.close()
         for thread in self._threads:
-            thread.join()
+            if thread.is_alive():  # not so if a Ctrl-C came while it was being started: it will find us closed
+                thread.join()
 
     def _work(self, trial: Trial) -> None:
         try:

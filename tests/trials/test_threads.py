@@ -24,6 +24,7 @@ class Blocked(ThreadedSource):
     def __init__(self) -> None:
         super().__init__(capacity=1)
         self.over = threading.Event()
+        self.heard = False
 
     def run(self, trial: Trial) -> TrialResult:
         main = threading.main_thread().ident
@@ -31,7 +32,7 @@ class Blocked(ThreadedSource):
         while sys._current_frames()[main].f_code is not ThreadedSource.wait.__code__:
             os.sched_yield()
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
-        self.over.wait(timeout=20)
+        self.heard = self.over.wait(timeout=20)
         return TrialResult("pass", None, 0.0, "")
 
 
@@ -50,6 +51,7 @@ def test_a_signal_that_does_not_wake_the_waiting_thread_is_heard_all_the_same() 
         source.wait()
     source.over.set()
     source.close()
+    assert source.heard
 
 
 def test_closing_does_not_wait_for_a_thread_that_never_started(monkeypatch: pytest.MonkeyPatch) -> None:

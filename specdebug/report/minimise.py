@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 from specdebug import __version__
 from specdebug.minimise import Seen, Step, Summary
+from specdebug.report.lines import PlainLines
 
 NUMBERS = "numbers"
 """How titles of stages begin that make numbers smaller."""
@@ -32,11 +33,8 @@ class Subject:
     confidence: float
 
 
-class MinimiseProgress:
-    """One line a trial, to ``stream``."""
-
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
+class MinimiseProgress(PlainLines):
+    """One line a trial."""
 
     def opening(self, seen: Seen, failures: int, trials: int) -> None:
         """A trial of the whole scenario."""
@@ -55,12 +53,6 @@ class MinimiseProgress:
     def closing(self, seen: Seen, failures: int, trials: int) -> None:
         """A trial of what is left, at the end."""
         self._say(f"what is left: {_seen(seen)}; {_times(failures)} of {trials}")
-
-    def _say(self, text: str) -> None:
-        try:
-            print(text, file=self._stream, flush=True)
-        except OSError:  # nobody reads the progress; the results still matter
-            return
 
 
 def summary_text(summary: Summary[Any], subject: Subject) -> str:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import IO, Any
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from specdebug import __version__
 from specdebug.bisect import Rate
 from specdebug.report.lines import PlainLines
+from specdebug.report.live import LiveDisplay
 from specdebug.trials.search import Findings, Standing
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -88,28 +87,14 @@ class PlainBisect(PlainLines):
         self._say(f"trial {trial.number}: {trial_text(trial, result, self._subject)}; {likeliest}")
 
 
-class LiveBisect:
+class LiveBisect(LiveDisplay):
     """The posterior, drawn anew after every trial."""
 
     def __init__(self, stream: IO[str], subject: Subject) -> None:
+        super().__init__(stream)
         self._subject = subject
         self._standing: Standing | None = None
         self._last = ""
-        self._live = Live(
-            console=Console(file=stream, highlight=False),
-            transient=True,
-            refresh_per_second=8,
-            get_renderable=self._draw,
-        )
-
-    def __enter__(self) -> LiveBisect:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
 
     def moved(self, standing: Standing) -> None:
         """Draws from now on what is known now."""

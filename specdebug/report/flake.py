@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import IO, Any
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from specdebug import __version__
 from specdebug.report.lines import PlainLines
+from specdebug.report.live import LiveDisplay
 from specdebug.stats.claims import Claim, percent
 from specdebug.stats.clean import clean_bound
 from specdebug.stats.intervals import Interval, anytime_interval, clopper_pearson
@@ -68,27 +67,13 @@ class PlainFlake(PlainLines):
             self._say(standing_text(tally, self._question))
 
 
-class LiveFlake:
+class LiveFlake(LiveDisplay):
     """The standing, drawn anew several times a second."""
 
     def __init__(self, stream: IO[str], question: Question) -> None:
+        super().__init__(stream)
         self._question = question
         self._tally = Tally()
-        self._live = Live(
-            console=Console(file=stream, highlight=False),
-            transient=True,
-            refresh_per_second=8,
-            get_renderable=self._draw,
-        )
-
-    def __enter__(self) -> LiveFlake:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
 
     def moved(self, tally: Tally) -> None:
         """Draws from now on what is known now."""

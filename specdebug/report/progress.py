@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from types import TracebackType
 from typing import IO
 
-from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from specdebug.harness.ledger import Ledger
 from specdebug.harness.replay import ArmResult, ArmRun
 from specdebug.report.lines import PlainLines
+from specdebug.report.live import LiveDisplay
 from specdebug.report.terminal import VERDICT_STYLE
 
 QUIET_S = 5.0
@@ -83,24 +81,13 @@ class PlainProgress(PlainLines):
         self._say(f"{key}: {row.line(now)}")
 
 
-class LiveProgress:
+class LiveProgress(LiveDisplay):
     """A small table that follows every arm; drawn anew several times a second, so that seconds are seen to pass."""
 
     def __init__(self, stream: IO[str]) -> None:
+        super().__init__(stream)
         self._rows: dict[str, _Row | Text] = {}
         self._ended: list[str] = []
-        self._live = Live(
-            console=Console(file=stream), transient=True, refresh_per_second=8, get_renderable=self._table
-        )
-
-    def __enter__(self) -> LiveProgress:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
 
     def arm_started(self, run: ArmRun) -> None:
         now = time.monotonic()
@@ -123,7 +110,7 @@ class LiveProgress:
         if len(self._rows) > MAX_ROWS:
             del self._rows[self._ended.pop(0)]
 
-    def _table(self) -> Table:
+    def _draw(self) -> Table:
         now = time.monotonic()
         table = Table.grid(padding=(0, 2))
         for name, row in tuple(self._rows.items()):  # drawn by another thread than the one that changes it

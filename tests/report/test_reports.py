@@ -257,10 +257,10 @@ def test_a_live_row_counts_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.fold({"event": "progress", "text": "compiling flashinfer decode"})
     progress.arm_moved(run, ledger)
     clock.now += 7
-    assert "start, compiling flashinfer decode, 7 s" in text_of(progress._table())
+    assert "start, compiling flashinfer decode, 7 s" in text_of(progress._draw())
     ledger.fold({"event": "stage", "name": "run"})
     progress.arm_moved(run, ledger)
-    assert "compiling" not in text_of(progress._table())
+    assert "compiling" not in text_of(progress._draw())
 
 
 def test_a_terminal_gets_a_live_display() -> None:

@@ -1,0 +1,31 @@
+"""Progress drawn anew several times a second, for a terminal."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import IO, Self
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+
+class LiveDisplay(ABC):
+    """Draws what is known on a stream for as long as it is entered; then it is gone."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._console = Console(file=stream, highlight=False)
+
+    def __enter__(self) -> Self:
+        self._live = Live(console=self._console, transient=True, refresh_per_second=8, get_renderable=self._draw)
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    @abstractmethod
+    def _draw(self) -> RenderableType:
+        """What is known now. Called by another thread than the one that learns it."""

@@ -1,8 +1,4 @@
-"""Measuring a failure rate: the same trial over and over, with fresh seeds, until a rule says that it is enough.
-
-Results count in the order of their trials' numbers, whichever ends first: a failure that ends early must not count
-before the passes that were begun before it, or the rate would depend on how long they take.
-"""
+"""Measuring a failure rate: the same trial over and over, with fresh seeds, until a rule says that it is enough."""
 
 from __future__ import annotations
 
@@ -10,12 +6,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, Protocol
+from typing import Literal
 
 from specdebug.errors import SpecDebugError
+from specdebug.trials import inorder
 from specdebug.trials.journal import Journal
 from specdebug.trials.source import TrialSource
-from specdebug.trials.trial import Trial, TrialResult, trial_seed
+from specdebug.trials.trial import Trial, TrialResult
 
 Reason = Literal["enough", "untestable", "max-trials", "interrupted", "trouble"]
 
@@ -59,14 +56,7 @@ class Sampled:
     trouble: SpecDebugError | None = None
 
 
-class Watcher(Protocol):
-    """Is told how it goes."""
-
-    def moved(self, tally: Tally) -> None:
-        """Trials were read from the journal, or started."""
-
-    def counted(self, trial: Trial, result: TrialResult, tally: Tally) -> None:
-        """A trial that was run now counts."""
+Watcher = inorder.Watcher[Tally]
 
 
 class Sampling:
@@ -93,65 +83,33 @@ class Sampling:
         max_trials: int,
         pattern: str | None = None,
     ) -> None:
-        self._source = source
-        self._journal = journal
+        self._in_order = inorder.InOrder(source, journal, seed, max_trials)
         self._enough = enough
         self._reverted = reverted
-        self._seed = seed
         self._max_trials = max_trials
         self._pattern = pattern
-        self._known = dict(journal.trials)
-        self._journalled = frozenset(self._known)
         self._counts: Counter[str] = Counter()
         self._first: dict[str, Trial] = {}
         self._trials = self._resumed = self._runs = self._failures = self._untestable = 0
-        self._running: set[int] = set()
-        self._begun = 0
 
     def run(self, watcher: Watcher) -> Sampled:
         """Measure to the end. Whatever stops it, what was measured is in the journal, and the tally says how far it
         came; the source is closed."""
-        reason: Reason
-        trouble = None
-        try:
-            reason = self._run(watcher)
-        except KeyboardInterrupt:
-            reason = "interrupted"
-        except SpecDebugError as error:
-            reason, trouble = "trouble", error
-        finally:
-            self._source.close()
-        self._running.clear()
+        reason, trouble = self._in_order.run(lambda: self._run(watcher))
         return Sampled(reason, self._tally(), trouble)
 
     def _run(self, watcher: Watcher) -> Reason:
         while True:
-            while self._trials in self._known:
-                trial, result = self._known[self._trials]
-                self._count(trial, result)
-                if trial.number not in self._journalled:
-                    watcher.counted(trial, result, self._tally())
-                if reason := self._over(result):
-                    return reason
-            self._start()
-            watcher.moved(self._tally())
-            trial, result = self._source.wait()
-            self._running.discard(trial.number)
-            self._journal.record(trial, result)
-            self._known[trial.number] = (trial, result)
-
-    def _start(self) -> None:
-        """Keep the source busy, but run no further ahead of a slow trial than is needed for that."""
-        capacity = self._source.capacity
-        while len(self._running) < capacity and self._begun < min(self._trials + 2 * capacity - 1, self._max_trials):
-            number, self._begun = self._begun, self._begun + 1
-            if number not in self._known:
-                self._source.start(Trial(number, self._reverted, trial_seed(self._seed, number)))
-                self._running.add(number)
+            trial, result = self._in_order.next(lambda pending: self._reverted, lambda: watcher.moved(self._tally()))
+            self._count(trial, result)
+            if not self._in_order.was_kept(trial):
+                watcher.counted(trial, result, self._tally())
+            if reason := self._over(result):
+                return reason
 
     def _count(self, trial: Trial, result: TrialResult) -> None:
         self._trials += 1
-        self._resumed += trial.number in self._journalled
+        self._resumed += self._in_order.was_kept(trial)
         if result.outcome == "untestable":
             self._untestable += 1
             return
@@ -175,7 +133,7 @@ class Sampling:
         return Tally(
             trials=self._trials,
             resumed=self._resumed,
-            running=len(self._running),
+            running=self._in_order.running,
             runs=self._runs,
             failures=self._failures,
             untestable=self._untestable,

@@ -1,9 +1,7 @@
 """The search: what is known picks the next trial, a source runs it, the journal keeps it, until the answer is certain.
 
-**Determinism.** Results count in the order of their trials' numbers, whichever ends first, and what is picked for a
-trial depends on the results of those at least ``2 * jobs - 1`` before it and on nothing else. So the same results give
-the same trials and the same answer however the work is timed, killed and resumed; with several jobs a slow trial delays
-the others only once that many are ahead of it.
+**Determinism.** Trials are picked ahead and count in order (``inorder.py``), so the same results give the same trials
+and the same answer however the work is timed, killed and resumed.
 
 **Controls.** A test that fails at random whatever is switched on can spell a culprit by chance. So before one is named,
 trials with nothing switched on are run until, if they failed as often as with the culprit, one would have shown it.
@@ -18,10 +16,11 @@ from typing import Literal, Protocol
 
 from specdebug.bisect import Answer, Rates
 from specdebug.errors import SpecDebugError
+from specdebug.trials import inorder
 from specdebug.trials.clusters import Clusters, Seen
 from specdebug.trials.journal import Journal
 from specdebug.trials.source import TrialSource
-from specdebug.trials.trial import Trial, TrialResult, trial_seed
+from specdebug.trials.trial import Trial, TrialResult
 
 Reason = Literal["answered", "stalled", "untestable", "max-trials", "interrupted", "trouble"]
 
@@ -102,14 +101,7 @@ class Findings:
     trouble: SpecDebugError | None = None
 
 
-class Watcher(Protocol):
-    """Is told how a search goes."""
-
-    def moved(self, standing: Standing) -> None:
-        """Trials were read from the journal, or started."""
-
-    def counted(self, trial: Trial, result: TrialResult, standing: Standing) -> None:
-        """A trial that was run now counts."""
+Watcher = inorder.Watcher[Standing]
 
 
 class Search:
@@ -136,36 +128,19 @@ class Search:
         max_trials: int,
         pattern: str | None = None,
     ) -> None:
-        self._source = source
-        self._journal = journal
+        self._in_order = inorder.InOrder(source, journal, seed, max_trials)
         self._make_chooser = chooser
         self._chooser = chooser()
         self._opening = opening
-        self._seed = seed
         self._max_trials = max_trials
         self._clusters = Clusters(pattern)
-        self._known = dict(journal.trials)
-        self._journalled = frozenset(self._known)
-        self._picked: list[Trial] = []
         self._counted: list[tuple[Trial, TrialResult]] = []
-        self._waiting: list[Trial] = []
-        self._running: set[int] = set()
         self._masked = False
 
     def run(self, watcher: Watcher) -> Findings:
         """Search to the end. Whatever stops it, what was measured is in the journal, and the findings say how far it
         came; the source is closed."""
-        reason: Reason
-        trouble = None
-        try:
-            reason = self._run(watcher)
-        except KeyboardInterrupt:
-            reason = "interrupted"
-        except SpecDebugError as error:
-            reason, trouble = "trouble", error
-        finally:
-            self._source.close()
-        self._running.clear()
+        reason, trouble = self._in_order.run(lambda: self._run(watcher))
         answer = self._chooser.answer if reason == "answered" else None
         silent = sum(r.outcome == "pass" and trial.reverted == self._opening for trial, r in self._counted)
         untestable = dict.fromkeys(trial.reverted for trial, r in self._counted if r.outcome == "untestable")
@@ -173,46 +148,21 @@ class Search:
         return Findings(answer, reason, self._standing(), shown_by, silent, tuple(untestable), trouble)
 
     def _run(self, watcher: Watcher) -> Reason:
-        ahead = 2 * self._source.capacity - 1
         while True:
-            self._pick(ahead)
-            while (trial := self._picked[len(self._counted)]).number in self._known:
-                result = self._known[trial.number][1]
-                self._count(trial, result)
-                if trial.number not in self._journalled:
-                    watcher.counted(trial, result, self._standing())
-                if reason := self._over():
-                    return reason
-                self._pick(ahead)
-            while self._waiting and len(self._running) < self._source.capacity:
-                trial = self._waiting.pop(0)
-                self._source.start(trial)
-                self._running.add(trial.number)
-            watcher.moved(self._standing())
-            self._take(*self._source.wait())
+            trial, result = self._in_order.next(self._pick, lambda: watcher.moved(self._standing()))
+            self._count(trial, result)
+            if not self._in_order.was_kept(trial):
+                watcher.counted(trial, result, self._standing())
+            if reason := self._over():
+                return reason
 
-    def _pick(self, ahead: int) -> None:
-        """Choose trials up to ``ahead`` of those that count, one for each that has come to count."""
-        while len(self._picked) < min(len(self._counted) + ahead, self._max_trials):
-            number = len(self._picked)
-            if number in self._known:
-                self._picked.append(self._known[number][0])
-                continue
-            pending = [trial.reverted for trial in self._picked[len(self._counted) :]]
-            if not self._clusters.settled:
-                chosen = self._opening
-            elif pending.count(CONTROL) < self._controls_due():
-                chosen = CONTROL
-            else:
-                chosen = self._chooser.next_trial(pending)
-            trial = Trial(number, chosen, trial_seed(self._seed, number))
-            self._picked.append(trial)
-            self._waiting.append(trial)
-
-    def _take(self, trial: Trial, result: TrialResult) -> None:
-        self._running.discard(trial.number)
-        self._journal.record(trial, result)
-        self._known[trial.number] = (trial, result)
+    def _pick(self, pending: Sequence[frozenset[str]]) -> frozenset[str]:
+        """What the next trial switches on."""
+        if not self._clusters.settled:
+            return self._opening
+        if pending.count(CONTROL) < self._controls_due():
+            return CONTROL
+        return self._chooser.next_trial(pending)
 
     def _count(self, trial: Trial, result: TrialResult) -> None:
         followed = self._clusters.followed
@@ -250,8 +200,8 @@ class Search:
     def _standing(self) -> Standing:
         return Standing(
             trials=len(self._counted),
-            resumed=sum(trial.number in self._journalled for trial, _ in self._counted),
-            running=len(self._running),
+            resumed=sum(self._in_order.was_kept(trial) for trial, _ in self._counted),
+            running=self._in_order.running,
             followed=self._clusters.followed,
             signatures=self._clusters.seen,
             untestable=self._clusters.untestable,

@@ -1,0 +1,121 @@
+"""Trials that count in the order of their numbers, whichever ends first, and are kept in a journal as they end.
+
+A failure that ends early must not count before the passes that were begun before it, or a rate would depend on how long
+they take. And a trial is chosen when exactly those count that are at least ``2 * capacity - 1`` before it: so the same
+results give the same trials however the work is timed, killed and resumed. A slow trial delays the others only once
+that many are ahead of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol, TypeVar
+
+from specdebug.errors import SpecDebugError
+from specdebug.trials.journal import Journal
+from specdebug.trials.source import TrialSource
+from specdebug.trials.trial import Trial, TrialResult, trial_seed
+
+S = TypeVar("S", contravariant=True)
+R = TypeVar("R", bound=str)
+
+Stopped = Literal["interrupted", "trouble"]
+
+
+class Watcher(Protocol[S]):
+    """Is told how it goes; ``standing`` is what is known by then."""
+
+    def moved(self, standing: S, /) -> None:
+        """Trials were read from the journal, or started."""
+
+    def counted(self, trial: Trial, result: TrialResult, standing: S, /) -> None:
+        """A trial that was run now counts."""
+
+
+class InOrder:
+    """The trials 0, 1, 2 and so on of one search.
+
+    Args:
+        source: runs them.
+        journal: keeps them; those in it are not run again.
+        seed: of their own seeds.
+        max_trials: how many there may be at most.
+    """
+
+    def __init__(self, source: TrialSource, journal: Journal, seed: int, max_trials: int) -> None:
+        self._source = source
+        self._journal = journal
+        self._seed = seed
+        self._max_trials = max_trials
+        self._known = dict(journal.trials)
+        self._journalled = frozenset(self._known)
+        self._chosen = 0
+        self._pending: deque[Trial] = deque()
+        self._waiting: deque[Trial] = deque()
+        self._running: set[int] = set()
+
+    @property
+    def running(self) -> int:
+        """Trials under way."""
+        return len(self._running)
+
+    def was_kept(self, trial: Trial) -> bool:
+        """Whether the journal held it from the start."""
+        return trial.number in self._journalled
+
+    def next(
+        self, choose: Callable[[Sequence[frozenset[str]]], frozenset[str]], moved: Callable[[], None]
+    ) -> tuple[Trial, TrialResult]:
+        """The next trial that counts; not to be called once ``max_trials`` do.
+
+        Args:
+            choose: what a trial switches on, given the same of those that were chosen and do not count yet.
+            moved: called before every wait.
+
+        Raises:
+            SpecDebugError: a trial cannot be run, or not be kept.
+        """
+        while True:
+            self._choose_ahead(choose)
+            if self._pending[0].number in self._known:
+                trial = self._pending.popleft()
+                return trial, self._known[trial.number][1]
+            while self._waiting and len(self._running) < self._source.capacity:
+                trial = self._waiting.popleft()
+                self._source.start(trial)
+                self._running.add(trial.number)
+            moved()
+            trial, result = self._source.wait()
+            self._running.discard(trial.number)
+            self._journal.record(trial, result)
+            self._known[trial.number] = (trial, result)
+
+    def run(self, whole: Callable[[], R]) -> tuple[R | Stopped, SpecDebugError | None]:
+        """Call ``whole``, which calls :meth:`next` as often as it likes, and close the source whatever happens.
+
+        Returns what it returned, or what stopped it; and the error, if that was one.
+        """
+        try:
+            return whole(), None
+        except KeyboardInterrupt:
+            return "interrupted", None
+        except SpecDebugError as error:
+            return "trouble", error
+        finally:
+            self._source.close()
+            self._running.clear()
+
+    def _choose_ahead(self, choose: Callable[[Sequence[frozenset[str]]], frozenset[str]]) -> None:
+        """Keep enough trials chosen to keep the source busy, and no more."""
+        ahead = 2 * self._source.capacity - 1
+        while len(self._pending) < ahead and self._chosen < self._max_trials:
+            number = self._chosen
+            if number in self._known:
+                self._pending.append(self._known[number][0])
+            else:
+                switched = choose([trial.reverted for trial in self._pending])
+                trial = Trial(number, switched, trial_seed(self._seed, number))
+                self._pending.append(trial)
+                self._waiting.append(trial)
+            self._chosen += 1

@@ -27,11 +27,10 @@ from specdebug.bundle.run import Recorded, Traced, recorded_of, steps_hash
 from specdebug.errors import ContentError
 from specdebug.harness.outcome import EXIT_CODES
 from specdebug.harness.probe_packs import ProbePack, read_pack
-from specdebug.harness.replay import ArmRun, Replay
+from specdebug.harness.replay import ArmRun
 from specdebug.harness.scenario_checks import check_scenario
 from specdebug.harness.scenario_model import Scenario
 from specdebug.harness.workload import Workload
-from specdebug.report.document import replay_document, to_json
 from specdebug.toggles import Toggle, read_toggle
 from specdebug.yamlio import one_line, parse_yaml
 
@@ -95,24 +94,29 @@ def resolved(run: ArmRun) -> Scenario:
 
 
 def write_bundle(
-    path: Path, answer: Replay, traced: Traced, requests: Workload, versions: Mapping[str, str], force: bool = False
+    path: Path,
+    traced: Traced,
+    requests: Workload,
+    versions: Mapping[str, str],
+    report: Mapping[str, Any],
+    force: bool = False,
 ) -> None:
     """Write the bundle of an arm that was run.
 
     Args:
-        answer: the replay that the run is the only result of.
         traced: the run with its steps.
         versions: what it ran on.
+        report: of a replay that the run is the only result of.
         force: overwrite what is there.
 
     Raises BundleError.
     """
     run, recorded = traced.result.run, recorded_of(traced)
     members = {
-        SCENARIO: to_json(resolved(run).to_dict()),
+        SCENARIO: _json(resolved(run).to_dict()),
         REQUESTS: write_requests(requests),
         TRACE: "".join(step + "\n" for step in traced.steps),
-        REPORT: to_json(replay_document(answer)),
+        REPORT: _json(report),
     }
     files = {f"{TOGGLES}/{toggle.pr}.yaml": toggle.path for toggle in run.toggles}
     files |= {f"{PROBES}/{pack.name}.yaml": Path(pack.path) for pack in run.packs}
@@ -166,6 +170,10 @@ def read_bundle(path: str | Path) -> Bundle:
         recorded=_recorded(path, manifest, texts[TRACE]),
         versions=_versions(manifest),
     )
+
+
+def _json(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=2, allow_nan=False)
 
 
 def _bytes_of(file: Path) -> bytes:

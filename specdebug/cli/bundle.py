@@ -51,6 +51,7 @@ def bundle(
         from specdebug.bundle.run import run_traced, versions_here
         from specdebug.faults.declare import parse_fault
         from specdebug.harness import replay as harness
+        from specdebug.report.document import replay_document
         from specdebug.report.terminal import render_replay
 
         library = open_library(content)
@@ -71,6 +72,7 @@ def bundle(
     answer = harness.Replay(scenario, (traced.result,), time.monotonic() - began)
     show(render_replay(answer))
     requests = library.workload(run.scenario, run.arm, run.seed)
-    write_bundle(output, answer, traced, requests, versions_here(traced.result.outcome.stack), force)
+    here = versions_here(traced.result.outcome.stack)
+    write_bundle(output, traced, requests, here, replay_document(answer), force)
     write(f"wrote {output} ({output.stat().st_size / 1024:.0f} KiB); specdebug replay {output} runs it again")
     return 0

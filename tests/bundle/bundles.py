@@ -14,6 +14,7 @@ from specdebug.bundle.content import write_bundle
 from specdebug.bundle.run import Traced, run_traced
 from specdebug.harness.library import Library
 from specdebug.harness.replay import ArmRun, Choices, Replay, plan
+from specdebug.report.document import replay_document
 from tests.harness.fakes import FakePool, good_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +43,8 @@ def make_bundle(path: Path, file: Path = MINI, **choices: Any) -> Path:
     run = arm_run(file, **choices)
     done = traced(run)
     requests = Library().workload(run.scenario, run.arm, run.seed)
-    write_bundle(path, Replay(run.scenario, (done.result,), 0.5), done, requests, {"specdebug": "0", "python": "3.99"})
+    report = replay_document(Replay(run.scenario, (done.result,), 0.5))
+    write_bundle(path, done, requests, {"specdebug": "0", "python": "3.99"}, report)
     return path
 
 

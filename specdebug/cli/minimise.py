@@ -83,8 +83,8 @@ def minimise(
     )
 
     from specdebug import __version__
-    from specdebug.harness.shrink import ScenarioSpace
-    from specdebug.harness.shrink_trials import WarmOracle
+    from specdebug.harness.shrink.space import ScenarioSpace
+    from specdebug.harness.shrink.trials import WarmOracle
     from specdebug.harness.warm import WarmPool
     from specdebug.minimise import Minimiser
     from specdebug.report.minimise import Subject
@@ -160,7 +160,7 @@ def _arm_of(scenario: Scenario, named: str | None) -> str:
 
 def _file_text(summary: Summary[Scenario], subject: Subject, name: str) -> str:
     from specdebug import __version__
-    from specdebug.harness.shrink import scenario_text
+    from specdebug.harness.shrink.file import scenario_text
     from specdebug.report.minimise import headline, needed_lines, rate_text
 
     followed = summary.followed or "*"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from specdebug.harness.probe_packs import ProbePack
     from specdebug.harness.scenario_model import Scenario
-    from specdebug.harness.shrink import ScenarioSpace
+    from specdebug.harness.shrink.space import ScenarioSpace
     from specdebug.toggles import Toggle
 
 _GROUP_KIND = "accept-drop@"

@@ -12,7 +12,7 @@ from specdebug.errors import SpecDebugError
 from specdebug.harness.outcome import Outcome
 from specdebug.harness.replay import ArmResult, ArmRun
 from specdebug.harness.scenario_model import Arm, Scenario, TokenPrompt, WorkloadGroup
-from specdebug.harness.shrink_trials import WarmOracle
+from specdebug.harness.shrink.trials import WarmOracle
 from specdebug.harness.warm import ArmAtFault
 from specdebug.minimise import Seen
 

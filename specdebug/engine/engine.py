@@ -188,6 +188,13 @@ class Engine:
         request.finish_reason = "abort"
         self._scheduler.drop(request, keep=False)
 
+    def forget_finished(self) -> None:
+        """Drop the records of requests that have ended; their ids may be used again.
+
+        An engine keeps what came out until then, for whoever wants to read it: one that serves for long must be told.
+        """
+        self.requests = {rid: request for rid, request in self.requests.items() if not request.finished}
+
     @torch.inference_mode()
     def step(self) -> StepReport:
         """Run one batch."""

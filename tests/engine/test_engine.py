@@ -370,6 +370,22 @@ def test_the_observer_sees_requests_while_their_kv_is_there(lab: Lab) -> None:
     ]
 
 
+def test_records_of_ended_requests_are_kept_until_they_are_forgotten(lab: Lab) -> None:
+    engine = build(base(lab))
+    for rid, length in (("done", 3), ("aborted", 20), ("running", 20)):
+        engine.add_request(rid, prompt_of(lab, len(rid)), greedy(length))
+    while not engine.requests["done"].finished:
+        engine.step()
+    engine.abort("aborted")
+    assert list(engine.requests) == ["done", "aborted", "running"]
+    engine.forget_finished()
+    assert list(engine.requests) == ["running"]
+    engine.add_request("done", prompt_of(lab, 1), greedy(5))
+    run(engine)
+    lab.oracle.check(prompt_of(lab, 1), engine.requests["done"].output_ids, 5)
+    lab.oracle.check(prompt_of(lab, len("running")), engine.requests["running"].output_ids, 20)
+
+
 def test_kv_is_read_in_hugging_faces_order_of_dimensions(lab: Lab) -> None:
     engine = build(base(lab), page_size=4)
     prompt = prompt_of(lab, 4, 31)

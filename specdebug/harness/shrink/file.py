@@ -22,7 +22,7 @@ def scenario_text(scenario: Scenario, name: str, seed: int, signature: str, head
     kept = {
         key: value
         for key, value in plain.items()
-        if key in ("engine", "probes", "oracles", "limits") and value != bare[key]
+        if key in ("engine", "faults", "probes", "oracles", "limits") and value != bare[key]
     }
     document = {
         "name": name,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from specdebug.errors import SpecDebugError
+from specdebug.faults.model import Fault
 from specdebug.harness.scenario_model import (
     Arm,
     Expectation,
@@ -50,6 +51,7 @@ def written_out(scenario: Scenario, arm: str, reverts: Sequence[int] = ()) -> tu
         scenario,
         workload=tuple(workload),
         engine=scenario.engine_of(arm),
+        faults=tuple(_readdressed(fault, names) for fault in scenario.faults_of(arm)),
         probes=scenario.probes_of(arm),
         oracles=scenario.oracles_of(arm),
         arms={arm: alone},
@@ -117,6 +119,14 @@ def _singles(group: WorkloadGroup, scenario: Scenario) -> list[WorkloadGroup]:
 
 def _all(names: Mapping[str, tuple[str, ...]], groups: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for group in groups for name in names[group])
+
+
+def _readdressed(fault: Fault, names: Mapping[str, tuple[str, ...]]) -> Fault:
+    """A fault whose request, if it addresses one, is called as it is now."""
+    if fault.request is None:
+        return fault
+    group, number, *turn = fault.request.split(".")
+    return replace(fault, request=".".join([names[group][int(number)], "0", *turn]))
 
 
 def _prefix_names(scenario: Scenario) -> set[str]:

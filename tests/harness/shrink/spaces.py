@@ -34,6 +34,20 @@ expect:
   broken: {verdict: fail, signature: "nan@*"}
 """
 
+FAULTS = """
+faults: [{fault: nan_kv_in_use, step: 900}]
+arms:
+  fixed: {}
+  broken:
+    revert: [19897]
+    engine: {max_running_requests: 4}
+    mode: record
+    faults: [{fault: nan_kv_in_use, step: [3, 9], request: warm.2}, {fault: nan_kv_in_use, request: talk.1.0}]
+expect:
+  broken: {verdict: fail, signature: "nan@*"}
+"""
+FAULTY = TEXT[: TEXT.index("arms:")] + FAULTS
+
 
 def scenario(text=TEXT):
     return scenario_of(parse_yaml(textwrap.dedent(text)))

@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 from specdebug.harness.scenario import engine_config, scenario_of
 from specdebug.harness.shrink.file import scenario_text
 from specdebug.yamlio import parse_yaml
-from tests.harness.shrink.spaces import space
+from tests.harness.shrink.spaces import FAULTY, space
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_whatever_is_left_is_a_scenario_and_its_file_reads_the_same(data):
-    found = space()
+    found = space(FAULTY)
     current = found.start
     while (stage := found.next_stage()) is not None:
         every = range(len(stage.labels))
@@ -27,5 +27,8 @@ def test_whatever_is_left_is_a_scenario_and_its_file_reads_the_same(data):
     assert (read.seed, read.name) == (11, "many-minimal")
     assert engine_config(read, "broken") == engine_config(current, "broken")
     assert (read.probes, read.oracles, read.limits) == (current.probes, current.oracles, current.limits)
+    assert [str(fault) for fault in read.faults_of("broken")] == [
+        "nan_kv_in_use:step=3..9,request=warm-2.0", "nan_kv_in_use:request=talk-1.0.0",
+    ]  # fmt: skip
     assert read.arms == current.arms
     assert read.expect["broken"].signatures == ("nan@x",)

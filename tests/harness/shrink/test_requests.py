@@ -7,7 +7,7 @@ from specdebug.assets import tokenizer_path
 from specdebug.errors import SpecDebugError
 from specdebug.harness.scenario import engine_config
 from specdebug.harness.workload import expand
-from tests.harness.shrink.spaces import ids, scenario, space
+from tests.harness.shrink.spaces import FAULTY, ids, scenario, space
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,16 @@ def test_only_the_failing_arm_is_left_with_all_it_says():
     assert start.arms["broken"].revert == (19897, 10846)
     assert start.arms["broken"].mode == "record"
     assert engine_config(start, "broken").max_running_requests == 4
+
+
+def test_faults_stay_with_the_requests_they_are_done_to():
+    """Whose new names they have; what has a fault is not dropped, and the other arms' faults are not done."""
+    found = space(FAULTY)
+    assert [fault.request for fault in found.start.faults_of("broken")] == ["warm-2.0", "talk-1.0.0"]
+    stage = found.next_stage()
+    assert stage.without(frozenset({3})) is None
+    assert stage.without(frozenset({0, 1, 2, 4, 6})) is not None
+    assert [str(fault) for fault in space(FAULTY, "fixed").start.faults_of("fixed")] == ["nan_kv_in_use:step=900"]
 
 
 def test_too_many_requests_to_tell_apart_are_refused():

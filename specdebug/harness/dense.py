@@ -32,13 +32,30 @@ CHUNK = 1024
 """Tokens a forward takes at once; bounds the memory that logits over a large vocabulary need."""
 
 
-_loaded: dict[tuple[str, str | None], tuple[dict[str, Tensor], ModelConfig, DraftHead | None]] = {}
+Names = tuple[str, str | None]
+"""Of the target, and of the draft if there is one."""
+
+_loaded: dict[Names, tuple[dict[str, Tensor], ModelConfig, DraftHead | None]] = {}
+_foreseen: dict[Names, list[_Sequence]] = {}
 
 
 def keep_weights(model: str, draft_model: str | None) -> None:
     """Load the weights of a reference that is made later, here or in a fork. Raises CheckpointError."""
     if (model, draft_model) not in _loaded:
         _loaded[model, draft_model] = _load(model, draft_model)
+
+
+def foresee(model: str, draft_model: str | None, texts: Sequence[tuple[Sequence[int], int]]) -> None:
+    """Work out greedy texts, each a prompt and how many tokens follow, for references that are made later, here or in a
+    fork: what they are asked of these they know already. Takes the place of what was foreseen before.
+
+    Raises CheckpointError.
+    """
+    _foreseen.clear()
+    reference = DenseReference(model, draft_model)
+    for prompt, count in texts:
+        reference.foresee(prompt, count)
+    _foreseen[model, draft_model] = reference.kept
 
 
 def _load(model: str, draft_model: str | None) -> tuple[dict[str, Tensor], ModelConfig, DraftHead | None]:
@@ -68,7 +85,8 @@ class DenseReference:
     def __init__(self, model: str, draft_model: str | None) -> None:
         """Load. Names or paths; raises CheckpointError."""
         self.weights, self.config, self.head = _loaded.get((model, draft_model)) or _load(model, draft_model)
-        self._kept: list[_Sequence] = []
+        self.kept = list(_foreseen.get((model, draft_model), ()))
+        """Sequences computed, the one asked for last at the end."""
 
     @torch.no_grad()
     def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float], list[float]]:
@@ -107,21 +125,30 @@ class DenseReference:
         k, v = (side[:, 0, :, :stop].flatten(0, 1).transpose(0, 1) for side in (cache.keys, cache.values))
         return k, v
 
+    @torch.no_grad()
+    def foresee(self, prompt: Sequence[int], count: int) -> None:
+        """Compute the states of a prompt and of ``count`` tokens more, decoded greedily."""
+        ids = list(prompt)
+        for _ in range(count):
+            last = self._states(ids).hidden[len(ids) - 1]
+            ids.append(int(target_logits(self.weights, self.config, last).argmax()))
+        self._states(ids)
+
     def _states(self, ids: Sequence[int]) -> _Sequence:
         """The kept sequence that begins with ``ids``, computed as far as necessary."""
         best, shared = None, 0
-        for sequence in self._kept:
+        for sequence in self.kept:
             length = sequence.shared_with(ids)
             if length > shared or best is None:
                 best, shared = sequence, length
         if best is None or shared < min(len(best.ids), len(ids)):
             best = self._fork(best, shared)
         else:
-            self._kept.remove(best)
-        self._kept.append(best)  # newest last
+            self.kept.remove(best)
+        self.kept.append(best)  # newest last
         self._extend(best, ids)
-        while len(self._kept) > 1 and sum(len(sequence.ids) for sequence in self._kept) > MAX_KEPT_TOKENS:
-            self._kept.pop(0)
+        while len(self.kept) > 1 and sum(len(sequence.ids) for sequence in self.kept) > MAX_KEPT_TOKENS:
+            self.kept.pop(0)
         return best
 
     def _fork(self, parent: _Sequence | None, length: int) -> _Sequence:

@@ -9,6 +9,8 @@ from specdebug.targets.pool import PRELOAD as LIBRARIES
 
 PRELOAD = (
     *LIBRARIES,
+    "numpy.ma",  # numpy's own set operations import it when they are first used
+    "specdebug.faults.injector",
     "specdebug.harness.arm",
     "specdebug.harness.dense",
     "specdebug.harness.loop",
@@ -16,5 +18,7 @@ PRELOAD = (
     "specdebug.harness.probe_packs",
     "specdebug.harness.scenario_model",
     "specdebug.patching",
+    "specdebug.targets.compiling",
+    "specdebug.targets.device",
     "specdebug.toggles",
 )

@@ -16,7 +16,7 @@ from specdebug.errors import SpecDebugError
 from specdebug.harness.ledger import Ledger
 from specdebug.harness.preload import PRELOAD
 from specdebug.harness.replay import ArmResult, ArmRun
-from specdebug.harness.warm_worker import Common
+from specdebug.harness.warm_worker import Common, Foreseen
 from specdebug.targets.job import Job, WorkerEnd
 from specdebug.targets.pool import WorkerPool
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 TARGET = "specdebug.harness.warm_worker:run_warm"
 PREPARE = "specdebug.harness.warm_worker:prepare"
+FORESEE = "specdebug.harness.warm_worker:foresee"
 
 
 class ArmAtFault(SpecDebugError):
@@ -57,6 +58,12 @@ class WarmPool:
     def capacity(self) -> int:
         """How many arms may run at a time."""
         return self._pool.limit
+
+    def foresee(self, run: ArmRun) -> None:
+        """Say that arms started from now on serve this run's requests, under its seed: what the reference says of their
+        right text is then worked out once, not in every arm. Any other arm works as before. Raises WorkerStartError.
+        """
+        self._pool.prepare(FORESEE, Foreseen(run.scenario, run.arm, run.seed))
 
     def start(self, run: ArmRun) -> None:
         """Begin an arm and return; keys of arms under way must differ. Raises WorkerStartError."""

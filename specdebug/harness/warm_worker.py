@@ -38,6 +38,15 @@ class Common:
     toggles: tuple[Toggle, ...]
 
 
+@dataclass(frozen=True)
+class Foreseen:
+    """A run that many to come are like: the same requests, served with little difference."""
+
+    scenario: Scenario
+    arm: str
+    seed: int
+
+
 def prepare(common: Common) -> None:
     """Called once, in the fork server. Whatever is wrong here is wrong in every worker, which will then say so."""
     import specdebug.engine.engine
@@ -60,17 +69,42 @@ def _keep(scenario: Scenario, arm: str) -> None:
     from specdebug.targets.embedded import keep_models
 
     options = scenario.engine_of(arm)
-    config = EngineConfig.from_dict(options)
-    tokenizer = keep_tokenizer(config.model)
+    tokenizer = keep_tokenizer(EngineConfig.from_dict(options).model)
     keep_models(options)
-    oracles, spec = scenario.oracles_of(arm), config.speculative
-    draft_kv = oracles.draft_kv and spec is not None
-    if oracles.lossless or draft_kv:
-        draft = None
-        if draft_kv and spec is not None:
-            draft = spec.draft_model or f"{config.model}-{spec.algorithm.lower()}"
-        keep_weights(config.model, draft)
+    reference = _reference_of(scenario, arm)
+    if reference is not None:
+        keep_weights(*reference)
     expand(scenario, tokenizer)  # reads the corpus
+
+
+def _reference_of(scenario: Scenario, arm: str) -> tuple[str, str | None] | None:
+    """Target and draft of the reference that judges an arm; None where nothing is compared with one."""
+    from specdebug.engine.config import EngineConfig
+
+    config = EngineConfig.from_dict(scenario.engine_of(arm))
+    oracles, spec = scenario.oracles_of(arm), config.speculative
+    draft = None
+    if oracles.draft_kv and spec is not None:
+        draft = spec.draft_model or f"{config.model}-{spec.algorithm.lower()}"
+    return (config.model, draft) if oracles.lossless or draft is not None else None
+
+
+def foresee(asked: Foreseen) -> None:
+    """Called in the fork server, between jobs. What is wrong here is wrong in every worker, which will then say so."""
+    from specdebug.harness import dense
+    from specdebug.harness.text import load_tokenizer
+    from specdebug.harness.workload import expand
+
+    try:
+        reference = _reference_of(asked.scenario, asked.arm)
+        if reference is None:
+            return
+        planned = expand(asked.scenario, load_tokenizer(reference[0]), asked.seed).requests
+        # A request that continues another has a prompt that is not known yet.
+        greedy = [one for one in planned if one.sampling.temperature == 0 and one.continues is None]
+        dense.foresee(*reference, [(one.new_ids, one.sampling.max_new_tokens) for one in greedy])
+    except SpecDebugError:
+        return
 
 
 def _rehearse(toggles: Sequence[Toggle]) -> None:

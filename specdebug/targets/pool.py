@@ -122,9 +122,18 @@ class WorkerPool:
         assert stderr is not None  # for the type checker: we asked for a pipe
         self._selector.register(stderr.fileno(), selectors.EVENT_READ, self._on_server_log)
         if self._prepare is not None:
-            target, argument = self._prepare
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # seen in the next round of the loop
-                send(ours, PREPARE, {"target": target, "payload": pickle.dumps(argument)})
+            self.prepare(*self._prepare)
+
+    def prepare(self, target: str, argument: Any) -> None:
+        """Have the server call a ``module:function`` with its argument before it forks workers for jobs launched later.
+        A server that takes the place of a lost one is told only what the pool was made with.
+
+        Raises WorkerStartError.
+        """
+        self.start()
+        assert self._sock is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # seen in the next round of the loop
+            send(self._sock, PREPARE, {"target": target, "payload": pickle.dumps(argument)})
 
     @property
     def limit(self) -> int:

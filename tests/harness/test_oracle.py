@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from specdebug.harness import dense as dense_module
 from specdebug.harness.dense import DenseReference
 from specdebug.harness.oracle import Judge, OracleSettings, first_bad_position, judge_output
 from specdebug.harness.outcome import Tie, Violation
@@ -255,6 +256,26 @@ def test_reused_prefixes_change_no_judgement(dense: DenseReference) -> None:
         want = DenseReference("tiny", "tiny-eagle3").draft_kv(ids, len(ids) - 1)
         torch.testing.assert_close((k, v), want, atol=1e-4, rtol=1e-4)
         assert k.shape[0] == len(ids) - 1
+
+
+def test_a_foreseen_text_needs_no_forward_and_another_is_judged_as_ever(
+    dense: DenseReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = [5, 9, 200, 31, 8]
+    right = [*prompt, *greedy(dense, prompt, 6)]
+    wrong = [*right[:7], right[7] ^ 1, *right[8:]]
+    monkeypatch.setattr(dense_module, "_foreseen", {})
+    dense_module.foresee("tiny", "tiny-eagle3", [(prompt, 6)])
+    knowing = DenseReference("tiny", "tiny-eagle3")
+    for ids in (wrong, right):
+        if ids is right:
+            monkeypatch.setattr(dense_module, "target_forward", None)  # is not called
+        (choices, gaps, sizes), want = knowing.judge(ids, 5), dense.judge(ids, 5)
+        assert choices == want[0]
+        torch.testing.assert_close(torch.tensor([gaps, sizes]), torch.tensor(want[1:]), atol=1e-4, rtol=1e-4)
+        stop = len(ids) - 1
+        torch.testing.assert_close(knowing.draft_kv(ids, stop), dense.draft_kv(ids, stop), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(knowing.target_kv(ids, stop), dense.target_kv(ids, stop), atol=1e-4, rtol=1e-4)
 
 
 def greedy(dense: DenseReference, ids: Sequence[int], count: int) -> list[int]:

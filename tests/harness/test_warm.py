@@ -88,6 +88,18 @@ def test_several_seeds_and_reverts_come_out_as_in_fresh_workers(pool: WarmPool, 
         assert essence(warm[run.key]) == essence(cold), run.key
 
 
+def test_what_was_foreseen_changes_no_outcome(pool: WarmPool) -> None:
+    """Neither of the run that it was foreseen for, nor of a damaged one, nor of one under another seed."""
+    runs = [
+        run_of(NAME, key="as foreseen"),
+        run_of(NAME, *LIBRARY.toggles([27360]), key="damaged"),
+        run_of(NAME, key="another seed", seed=7),
+    ]
+    unforeseen = [essence(outcome_of(pool, run)) for run in runs]
+    pool.foresee(runs[0])
+    assert [essence(outcome_of(pool, run)) for run in runs] == unforeseen
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FLAKY)
 def test_every_toggle_shows_as_in_a_fresh_worker_and_as_its_flaky_scenario_says(name: str, fresh: Fresh) -> None:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug.cli.options import Debug, Jobs, Json
+from specdebug.cli.options import Debug, Html, Jobs, Json, command_line
 from specdebug.cli.output import show, write
+from specdebug.cli.results import check_files, tell_github, write_files
+from specdebug.cli.trials import terminable
+
+if TYPE_CHECKING:
+    from specdebug.harness.fault_matrix import FaultMatrix
+    from specdebug.harness.fault_runs import Watcher
 
 app = typer.Typer(help="List and show the faults that can be injected, and verify what catches them.")
 
@@ -56,26 +69,69 @@ def verify(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from 0.")] = 1,
     jobs: Jobs = 0,
     as_json: Json = False,
+    html: Html = None,
     debug: Debug = False,
 ) -> int:
     """Inject every class in a small scenario, seed by seed, and say what caught it, how soon, and what alone.
 
     Exit code 1 when damage was done that nothing saw, when something was seen where nothing was done, or when a class
-    was not injected.
+    was not injected. After a Ctrl-C the matrix is of what had been measured.
     """
     from specdebug.cli.replay import open_library
     from specdebug.faults.catalogue import CLASSES
     from specdebug.faults.declare import find_class
-    from specdebug.harness.fault_matrix import verify as run_matrix
+    from specdebug.harness.fault_runs import verify as run_matrix
 
     kinds = [find_class(each) for each in dict.fromkeys(name)] if name else list(CLASSES.values())
-    matrix = run_matrix(kinds, seeds, jobs, open_library(None))
+    check_files(html)
+    began = time.monotonic()
+    with terminable():
+        with _watcher() as watcher:
+            matrix = run_matrix(kinds, seeds, jobs, open_library(None), watcher)
+        _publish(matrix, as_json, html, time.monotonic() - began)
+    if matrix.trouble is not None:
+        raise matrix.trouble
+    return matrix.exit_code
+
+
+def _publish(matrix: FaultMatrix, as_json: bool, html: Path | None, wall_s: float) -> None:
+    """Report on stdout, then the page, and a summary on GitHub."""
     if as_json:
         from specdebug.report.document import to_json
 
         write(to_json(matrix.to_dict()))
     else:
-        from specdebug.report.fault_matrix import render_fault_matrix
+        from specdebug.report.fault_matrix import closing_line, render_fault_matrix
 
         show(render_fault_matrix(matrix))
-    return matrix.exit_code
+        write(closing_line(matrix))
+
+    def page() -> str:
+        from specdebug.report.detection import DetectionMatrix
+        from specdebug.report.html.faults import faults_page
+
+        detected = DetectionMatrix.from_dict(matrix.to_dict())
+        return faults_page(detected, matrix.exit_code, wall_s, command_line(), matrix.problems, matrix.missing)
+
+    def summary() -> str:
+        from specdebug.report.fault_matrix import closing_line
+        from specdebug.report.github import text_summary
+
+        return text_summary("faults verify", matrix.exit_code, "\n".join((closing_line(matrix), *matrix.problems)))
+
+    try:
+        write_files((html, page))
+    finally:
+        tell_github(summary)
+
+
+@contextmanager
+def _watcher() -> Iterator[Watcher]:
+    """Progress on stderr, if there is one."""
+    from specdebug.report.fault_matrix import faults_progress
+
+    with contextlib.ExitStack() as stack:
+        stream = sys.stderr or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        watcher = faults_progress(stream)
+        with watcher:
+            yield watcher

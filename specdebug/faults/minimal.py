@@ -73,7 +73,8 @@ def _scenario(kind: FaultClass, site: str) -> dict[str, Any]:
         "limits": {
             "timeout_s": 3 if kind.name == "worker_hangs" else 60,
             "max_steps": 200,
-            "memory_mb": 1536,
+            # Whoever takes all there is should have it soon.
+            "memory_mb": 768 if kind.name == "worker_out_of_memory" else 1536,
         },
     }
     if site.startswith(("sampler.", "target_decode.")):

@@ -11,23 +11,17 @@ passed.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specdebug.errors import SpecDebugError
 from specdebug.faults.acts import anywhere
-from specdebug.faults.catalogue import CLASSES
-from specdebug.faults.minimal import minimal
 from specdebug.faults.model import FaultClass
 from specdebug.harness.outcome import Outcome, Verdict
-from specdebug.harness.replay import INTERRUPTED, ArmResult, ArmRun, Library
-from specdebug.harness.scenario_model import Arm, Scenario
-from specdebug.harness.warm import WarmPool
+from specdebug.harness.replay import INTERRUPTED
 
-CLEAN = "clean"
-"""The arm without a fault."""
 PROMPT = 1
 """Steps within which an injection ought to be caught."""
 
@@ -54,13 +48,20 @@ class FaultRun:
         return tuple(violation.signature for violation in self.outcome.violations)
 
     @property
+    def lags(self) -> dict[str, int]:
+        """Of everything that found something, how many steps after the first injection; empty without one."""
+        done = min((each.step for each in self.outcome.injections if each.changed), default=None)
+        if done is None:
+            return {}
+        violations = self.outcome.violations
+        last = max((found.step for found in violations if found.step is not None), default=done)
+        # Without a step is the worker's end: it comes after all else, and alone it happened where it was done.
+        return {each.signature: max((last if each.step is None else each.step) - done, 0) for each in violations}
+
+    @property
     def lag(self) -> int | None:
-        """Steps from the first injection to the first finding that has a step; None where there is no such pair."""
-        steps = [violation.step for violation in self.outcome.violations if violation.step is not None]
-        done = [each.step for each in self.outcome.injections if each.changed]
-        if done and not steps and self.outcome.violations:
-            return 0  # the worker's end: it happened where it was done
-        return max(min(steps) - min(done), 0) if steps and done else None
+        """Steps from the first injection to the first finding; None where there is no such pair."""
+        return min(self.lags.values(), default=None)
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,14 @@ class CaseCheck:
     def effective(self) -> tuple[FaultRun, ...]:
         """Runs in which damage was done that must be seen."""
         return () if self.kind.effect == "benign" else tuple(run for run in self.runs if run.injected)
+
+    def runs_to_dict(self) -> list[dict[str, Any]]:
+        """Every run as plain data, as ``report.detection`` reads it."""
+        effective = {run.seed for run in self.effective}
+        return [
+            {"fault": self.case.name, "seed": run.seed, "effective": run.seed in effective, "caught": run.lags}
+            for run in self.runs
+        ]
 
     @property
     def detected(self) -> int:
@@ -149,11 +158,21 @@ class CaseCheck:
 
 @dataclass(frozen=True)
 class FaultMatrix:
-    """All rows, and the clean runs beside them."""
+    """All rows, and the clean runs beside them.
+
+    ``missing``: runs that were planned and not made, because of a Ctrl-C (``interrupted``) or of ``trouble``.
+    """
 
     checks: tuple[CaseCheck, ...]
     clean: tuple[FaultRun, ...]
+    missing: int = 0
     interrupted: bool = False
+    trouble: SpecDebugError | None = None
+
+    @property
+    def made(self) -> int:
+        """Runs made."""
+        return len(self.clean) + sum(len(check.runs) for check in self.checks)
 
     @property
     def effective(self) -> int:
@@ -203,7 +222,9 @@ class FaultMatrix:
 
     @property
     def exit_code(self) -> int:
-        """0 when all damage was seen and nothing else was, 1 when not, 130 after a Ctrl-C."""
+        """0 when all damage was seen and nothing else was, 1 when not, 130 after a Ctrl-C, the trouble's own."""
+        if self.trouble is not None:
+            return self.trouble.exit_code
         if self.interrupted:
             return INTERRUPTED
         return 1 if self.problems else 0
@@ -212,6 +233,8 @@ class FaultMatrix:
         """Plain data."""
         return {
             "exit_code": self.exit_code,
+            "interrupted": self.interrupted,
+            "missing_runs": self.missing,
             "effective": self.effective,
             "detected": self.detected,
             "within_a_step": self.promptly,
@@ -221,69 +244,5 @@ class FaultMatrix:
             "sole": {name: list(rows) for name, rows in self.sole.items()},
             "idle_probes": list(self.idle_probes),
             "rows": [check.to_dict() for check in self.checks],
+            "runs": [run for check in self.checks for run in check.runs_to_dict()],
         }
-
-
-def plan(rows: Sequence[Case], seeds: int, library: Library) -> list[ArmRun]:
-    """The runs of the matrix: an arm for each row and a clean one, under each seed."""
-    scenario = matrix_scenario(rows)
-    packs = library.packs(scenario.probes)
-    return [
-        ArmRun(key=f"{name}/{seed}", scenario=_of_arm(scenario, rows, name), arm=name, seed=seed, packs=packs)
-        for seed in range(seeds)
-        for name in scenario.arms
-    ]
-
-
-def matrix_scenario(rows: Sequence[Case]) -> Scenario:
-    """One scenario with every row's minimal one as an arm, so that they share their workers' models."""
-    arms = {CLEAN: Arm(CLEAN)}
-    for row in rows:
-        own, fault = minimal(row.kind, row.site)
-        arms[row.name] = Arm(row.name, engine=own["engine"], faults=(fault,))
-    base = Scenario.from_dict({**minimal(CLASSES["nan_logits"])[0], "name": "fault-matrix"})
-    return dataclasses.replace(base, arms=arms, expect={})
-
-
-def _of_arm(scenario: Scenario, rows: Sequence[Case], name: str) -> Scenario:
-    """The matrix's scenario with the workload and the limits of one of its arms."""
-    row = next((each for each in rows if each.name == name), None)
-    if row is None:
-        return scenario
-    own = Scenario.from_dict(minimal(row.kind, row.site)[0])
-    return dataclasses.replace(scenario, workload=own.workload, limits=own.limits)
-
-
-def verify(kinds: Sequence[FaultClass], seeds: int, jobs: int, library: Library) -> FaultMatrix:
-    """Run the matrix. After a Ctrl-C it is made of the runs that had ended.
-
-    Raises WorkerStartError, and ArmAtFault when a minimal scenario is refused.
-    """
-    rows = cases(kinds)
-    runs = plan(rows, seeds, library)
-    results: list[ArmResult] = []
-    interrupted = False
-    scenario = matrix_scenario(rows)
-    with WarmPool(scenario, list(scenario.arms), jobs=jobs) as pool:
-        try:
-            results.extend(_finished(pool, runs))
-        except KeyboardInterrupt:
-            interrupted = True
-
-    def of(name: str) -> tuple[FaultRun, ...]:
-        mine = sorted((each for each in results if each.run.arm == name), key=lambda each: each.run.seed)
-        return tuple(FaultRun(each.run.seed, each.outcome) for each in mine)
-
-    return FaultMatrix(tuple(CaseCheck(row, of(row.name)) for row in rows), of(CLEAN), interrupted)
-
-
-def _finished(pool: WarmPool, runs: Sequence[ArmRun]) -> Iterator[ArmResult]:
-    """Results as they come; as many under way as the pool has room for."""
-    waiting = list(reversed(runs))
-    under_way = 0
-    while waiting or under_way:
-        while waiting and under_way < pool.capacity:
-            pool.start(waiting.pop())
-            under_way += 1
-        yield pool.wait()
-        under_way -= 1

@@ -1,8 +1,8 @@
 """What caught which injected fault, as data: the detection matrix.
 
-The document is a list of rows, one an injection::
+The document, as ``specdebug faults verify --json`` writes it among other things, has a list of runs, one an injection::
 
-    {"rows": [{"fault": "kv_nan", "seed": 3, "effective": true, "caught": {"nan@target.logits": 0, "lossless": 2}}]}
+    {"runs": [{"fault": "kv_nan", "seed": 3, "effective": true, "caught": {"nan@target.logits": 0, "lossless": 2}}]}
 
 ``caught`` names every detector that saw it and how many steps after the injection it did.
 """
@@ -59,7 +59,7 @@ class DetectionMatrix:
                         bool(row["effective"]),
                         {str(name): int(steps) for name, steps in row["caught"].items()},
                     )
-                    for row in document["rows"]
+                    for row in document["runs"]
                 )
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -68,7 +68,7 @@ class DetectionMatrix:
     def to_dict(self) -> dict[str, Any]:
         """Inverse of :meth:`from_dict`."""
         return {
-            "rows": [
+            "runs": [
                 {"fault": row.fault, "seed": row.seed, "effective": row.effective, "caught": dict(row.caught)}
                 for row in self.rows
             ]

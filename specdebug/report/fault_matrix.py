@@ -1,20 +1,76 @@
-"""The detection matrix for a person."""
+"""The detection matrix for a person: how it comes along, and what came out."""
 
 from __future__ import annotations
+
+from typing import IO
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from specdebug.harness.fault_matrix import CaseCheck, FaultMatrix
+from specdebug.harness.fault_runs import Standing
+from specdebug.report.lines import PlainLines
+from specdebug.report.live import LiveDisplay
 from specdebug.report.tables import plain_table
 
 MAX_DETECTORS = 3
 MAX_PROBLEMS = 20
+MAX_LIVE = 5
+TWENTIETHS = 20
+"""Plain output: lines that say how far it is, in all."""
+
+
+class PlainFaults(PlainLines):
+    """A line for whatever is wrong, and one whenever another twentieth is done."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        super().__init__(stream)
+        self._said = 0
+
+    def moved(self, standing: Standing) -> None:
+        """A run has ended."""
+        for line in standing.problems:
+            self._say(line)
+        twentieth = standing.made * TWENTIETHS // max(standing.planned, 1)
+        if twentieth > self._said:
+            self._said = twentieth
+            self._say(standing_text(standing))
+
+
+class LiveFaults(LiveDisplay):
+    """The standing, and the latest of what is wrong."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        super().__init__(stream)
+        self._standing: Standing | None = None
+        self._problems: tuple[str, ...] = ()
+
+    def moved(self, standing: Standing) -> None:
+        """Draws from now on what is known now."""
+        self._standing = standing
+        self._problems = (*self._problems, *standing.problems)[-MAX_LIVE:]
+
+    def _draw(self) -> RenderableType:
+        standing, problems = self._standing, self._problems
+        text = "starting" if standing is None else standing_text(standing)
+        return Group(Text(f"faults verify: {text}", "bold"), *(Text(line, "red") for line in problems))
+
+
+def faults_progress(stream: IO[str]) -> PlainFaults | LiveFaults:
+    """The display that suits the stream."""
+    return LiveFaults(stream) if stream.isatty() else PlainFaults(stream)
+
+
+def standing_text(standing: Standing) -> str:
+    """How far it is, in one line."""
+    wrong = f"{standing.found_wrong} {'problem' if standing.found_wrong == 1 else 'problems'}"
+    caught = f"{standing.detected} of {standing.effective} effective injections caught"
+    return f"{standing.made} of {standing.planned} runs, {caught}, {wrong}"
 
 
 def render_fault_matrix(matrix: FaultMatrix) -> RenderableType:
-    """A row for each class, then what is wrong, then what it comes to."""
-    rows = [_row(check) for check in matrix.checks]
+    """A row for each class that was run, then what is wrong."""
+    rows = [_row(check) for check in matrix.checks if check.runs]
     problems = [Text(f"  {line}", "red") for line in matrix.problems[:MAX_PROBLEMS]]
     if len(matrix.problems) > MAX_PROBLEMS:
         problems.append(Text(f"  and {len(matrix.problems) - MAX_PROBLEMS} more (see --json)", "dim"))
@@ -25,14 +81,15 @@ def render_fault_matrix(matrix: FaultMatrix) -> RenderableType:
         *(Text(f"  {line}") for line in alone or ["nothing"]),
         Text(f"reached, and caught nothing of this: {', '.join(matrix.idle_probes) or 'none'}", "dim"),
         *problems,
-        Text(closing_line(matrix)),
     )
 
 
 def closing_line(matrix: FaultMatrix) -> str:
     """The matrix in one line."""
+    cut = f"stopped after {matrix.made} of {matrix.made + matrix.missing} runs; " if matrix.missing else ""
+    rows = sum(bool(check.runs) for check in matrix.checks)
     return (
-        f"{len(matrix.checks)} rows: {matrix.detected} of {matrix.effective} effective injections caught, "
+        f"{cut}{rows} {'row' if rows == 1 else 'rows'}: {matrix.detected} of {matrix.effective} effective injections caught, "
         f"{matrix.promptly} within a step; {len(matrix.false_alarms)} false alarms in {matrix.clean_steps} clean steps"
     )
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,3 +108,43 @@ def test_a_worker_can_be_ended(name: str, signature: str, capsys: pytest.Capture
     (arm,) = json.loads(capsys.readouterr().out)["arms"]
     assert arm["signature"] == signature
     assert [each["step"] for each in arm["injections"]] == [3]
+
+
+def test_the_matrix_goes_to_a_page_and_into_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "faults.html"
+    classes = ["--class", "nan_logits", "--class", "cache_flushed"]
+    assert run(["faults", "verify", *classes, "--jobs", "1", "--json", "--html", str(page)]) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert [(each["fault"], each["effective"]) for each in document["runs"]] == [
+        ("nan_logits", True),
+        ("cache_flushed", False),
+    ]
+    assert document["runs"][0]["caught"]["nan@verify.logits"] == 0
+    assert err.splitlines()[-1] == "3 of 3 runs, 1 of 1 effective injections caught, 0 problems"
+    text = page.read_text()
+    assert "every effective fault was caught" in text
+    assert "specdebug faults verify --class nan_logits" in text
+
+
+def test_a_page_that_cannot_be_written_is_said_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys, "faults", "verify", "--html", "/nowhere/a.html") == (
+        "cannot write /nowhere/a.html: no folder /nowhere"
+    )
+
+
+def test_an_interrupt_shows_what_was_measured(tmp_path: Path) -> None:
+    page = tmp_path / "faults.html"
+    argv = ["faults", "verify", "--class", "nan_logits", "--seeds", "30", "--jobs", "1", "--html", str(page)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "specdebug", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("3 of 60 runs, ")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    last = out.splitlines()[-1]
+    assert re.match(r"stopped after \d+ of 60 runs; 1 row: (\d+) of \1 effective injections caught, ", last)
+    assert re.search(r"\d+ runs not made", page.read_text())

@@ -1,17 +1,14 @@
-"""The detection matrix: how runs are counted, what is a problem, and that the shipped classes make none."""
+"""The detection matrix: how runs are counted, what is a problem, and what it is as data."""
 
 from __future__ import annotations
 
-import pytest
-
+from specdebug.errors import SpecDebugError
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Injection
-from specdebug.harness.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun, cases, matrix_scenario, plan, verify
-from specdebug.harness.library import Library
+from specdebug.harness.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun
 from specdebug.harness.outcome import Metrics, Outcome, Verdict, Violation
+from specdebug.report.detection import DetectionMatrix, Injected
 from specdebug.report.fault_matrix import closing_line
-
-LIBRARY = Library()
 
 
 def run_of(
@@ -53,8 +50,11 @@ def test_effective_injections_are_counted_with_what_caught_them() -> None:
     assert [run.lag for run in check.runs] == [0, 4, None, None]
 
 
-def test_a_worker_that_dies_of_it_dies_at_once() -> None:
-    assert run_of("fail", Violation("hang")).lag == 0
+def test_a_worker_that_dies_of_it_dies_at_once_unless_something_was_found_before() -> None:
+    assert run_of("fail", Violation("hang")).lags == {"hang": 0}
+    late = run_of("fail", LATE, Violation("hang"))
+    assert (late.lag, late.lags) == (4, {"mismatch@draft_kv": 4, "hang": 4})
+    assert run_of("fail", NAN, step=None).lags == {}
 
 
 def test_what_was_not_seen_or_not_injected_or_seen_without_cause_is_a_problem() -> None:
@@ -82,26 +82,33 @@ def test_the_matrix_adds_up() -> None:
     assert matrix.exit_code == 1
     assert FaultMatrix(matrix.checks, matrix.clean[:1]).exit_code == 0
     assert FaultMatrix((), (), interrupted=True).exit_code == 130
+    assert FaultMatrix((), (), trouble=SpecDebugError("no room")).exit_code == 2
     assert closing_line(matrix) == (
         "2 rows: 1 of 1 effective injections caught, 1 within a step; 1 false alarms in 20 clean steps"
     )
 
 
-def test_every_class_is_planned_under_every_seed_and_every_site_has_a_row() -> None:
-    rows = cases(list(CLASSES.values()))
-    assert len({row.name for row in rows}) == len(rows) > len(CLASSES)
-    runs = plan(rows, 2, LIBRARY)
-    assert len(runs) == 2 * (len(rows) + 1)
-    assert len({run.key for run in runs}) == len(runs)
-    scenario = matrix_scenario(rows)
-    for row in rows:
-        (fault,) = scenario.faults_of(row.name)
-        assert (fault.name, fault.site) == (row.kind.name, row.site)
+def test_a_matrix_that_was_cut_short_says_so_and_rows_without_runs_are_no_problem() -> None:
+    matrix = FaultMatrix(
+        (CaseCheck(DAMAGE, (run_of("fail", NAN),)), CaseCheck(HARMLESS, ())), (), missing=3, interrupted=True
+    )
+    assert (matrix.made, matrix.problems, matrix.exit_code) == (1, (), 130)
+    assert closing_line(matrix) == (
+        "stopped after 1 of 4 runs; 1 row: 1 of 1 effective injections caught, 1 within a step; "
+        "0 false alarms in 0 clean steps"
+    )
 
 
-@pytest.mark.slow
-def test_all_damage_is_seen_and_no_probe_is_idle() -> None:
-    matrix = verify(list(CLASSES.values()), 1, 0, LIBRARY)
-    assert matrix.problems == ()
-    assert matrix.detected == matrix.effective > 25
-    assert matrix.idle_probes == ()
+def test_its_document_is_what_the_page_is_made_of() -> None:
+    matrix = FaultMatrix(
+        (
+            CaseCheck(DAMAGE, (run_of("fail", NAN, LATE), run_of("unknown", changed=False, seed=1))),
+            CaseCheck(HARMLESS, (run_of("pass"),)),
+        ),
+        (),
+    )
+    assert DetectionMatrix.from_dict(matrix.to_dict()).rows == (
+        Injected("nan_kv_in_use", 0, True, {"nan@a.b": 0, "mismatch@draft_kv": 4}),
+        Injected("nan_kv_in_use", 1, False, {}),
+        Injected("cache_flushed", 0, False, {}),
+    )

@@ -37,7 +37,7 @@ def test_the_matrix_counts_effective_injections_only() -> None:
 
 def test_it_survives_a_trip_through_json_and_refuses_what_it_is_not() -> None:
     assert DetectionMatrix.from_dict(json.loads(json.dumps(MATRIX.to_dict()))) == MATRIX
-    for wrong in ({}, {"rows": [{}]}, {"rows": [{"fault": "a", "seed": "x", "effective": True, "caught": {}}]}):
+    for wrong in ({}, {"runs": [{}]}, {"runs": [{"fault": "a", "seed": "x", "effective": True, "caught": {}}]}):
         with pytest.raises(MatrixError, match="no detection matrix"):
             DetectionMatrix.from_dict(wrong)
 
@@ -71,4 +71,11 @@ def test_the_page_says_what_was_missed_and_who_is_needed() -> None:
     clean = Page(faults_page(DetectionMatrix(MATRIX.rows[:2]), 0, 3.0, ""))
     assert "every effective fault was caught" in clean.text
     assert "Missed" not in clean.text
+    problems = ["late<write>, seed 0: nothing saw it", "clean, seed 3: nan@target.logits"]
+    wrong = Page(faults_page(MATRIX, 130, 3.0, "", problems, missing=7))
+    assert "1 missed" in wrong.text
+    assert "1 other problem" in wrong.text
+    assert "7 runs not made" in wrong.text
+    assert "What is wrong late<write>, seed 0: nothing saw it clean, seed 3: nan@target.logits" in wrong.text
+    assert "nothing took effect" in Page(faults_page(DetectionMatrix(()), 0, 0.0, "")).text
     assert "Nothing was caught" in Page(faults_page(DetectionMatrix(()), 0, 0.0, "")).text

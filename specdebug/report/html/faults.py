@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specdebug.report.detection import DetectionMatrix
 from specdebug.report.html.arm import MAX_ROWS
 from specdebug.report.html.heatmap import heat_map
 from specdebug.report.html.page import Chip, Head, render
 
 
-def faults_page(matrix: DetectionMatrix, exit_code: int, wall_s: float, command: str) -> str:
-    """The page. ``command``: the command line that it was."""
+def faults_page(
+    matrix: DetectionMatrix, exit_code: int, wall_s: float, command: str, problems: Sequence[str] = (), missing: int = 0
+) -> str:
+    """The page.
+
+    Args:
+        matrix: what was injected and what caught it.
+        exit_code: of the command.
+        wall_s: how long it took, in seconds.
+        command: the command line that it was.
+        problems: everything that is wrong, a line each: what was missed, false alarms, what was never injected.
+        missing: runs that were planned and not made.
+    """
     effective = sum(matrix.effective(name) for name in matrix.classes)
     caught = sum(matrix.caught(name) for name in matrix.classes)
     soon = sum(bool(row.caught) and min(row.caught.values()) <= 1 for row in matrix.rows if row.effective)
     missed = matrix.missed
+    others = len(problems) - len(missed)
+    chips = [Chip("every effective fault was caught", "pass") if effective else Chip("nothing took effect", "unknown")]
+    if missed:
+        chips = [Chip(f"{len(missed)} missed", "fail")]
+    if others > 0:
+        chips.append(Chip(f"{others} other {'problem' if others == 1 else 'problems'}", "fail"))
+    if missing:
+        chips.append(Chip(f"{missing} runs not made", "unknown"))
     part = f" ({soon / effective:.2%})" if effective else ""
     head = Head(
         title="Detection matrix",
-        chips=[Chip(f"{len(missed)} missed", "fail") if missed else Chip("every effective fault was caught", "pass")],
+        chips=chips,
         summary=f"{caught} of {effective} effective injections were caught, {soon}{part} within one step",
         facts={
             "classes": str(len(matrix.classes)),
@@ -37,6 +58,8 @@ def faults_page(matrix: DetectionMatrix, exit_code: int, wall_s: float, command:
         sole=matrix.sole,
         missed=missed[:MAX_ROWS],
         more_missed=max(0, len(missed) - MAX_ROWS),
+        problems=problems[:MAX_ROWS],
+        more_problems=max(0, len(problems) - MAX_ROWS),
     )
 
 

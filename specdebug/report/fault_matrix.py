@@ -87,9 +87,10 @@ def render_fault_matrix(matrix: FaultMatrix) -> RenderableType:
 def closing_line(matrix: FaultMatrix) -> str:
     """The matrix in one line."""
     cut = f"stopped after {matrix.made} of {matrix.made + matrix.missing} runs; " if matrix.missing else ""
-    rows = sum(bool(check.runs) for check in matrix.checks)
+    count = sum(bool(check.runs) for check in matrix.checks)
+    rows = "1 row" if count == 1 else f"{count} rows"
     return (
-        f"{cut}{rows} {'row' if rows == 1 else 'rows'}: {matrix.detected} of {matrix.effective} effective injections caught, "
+        f"{cut}{rows}: {matrix.detected} of {matrix.effective} effective injections caught, "
         f"{matrix.promptly} within a step; {len(matrix.false_alarms)} false alarms in {matrix.clean_steps} clean steps"
     )
 

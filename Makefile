@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench gpu clean
+.PHONY: help demo test test-all lint bench soak gpu clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -29,6 +29,9 @@ bench: $(VENV)/.ready-test  ## Measure: each benchmark prints its table.
 	@set -e; for file in benchmarks/*.py; do \
 		case $$(basename $$file) in _*) continue;; esac; \
 		echo "== $$file"; $(BIN)/python $$file; done
+
+soak: $(VENV)/.ready-test  ## Serve a million decode steps, for hours: no false alarm, no leak; STEPS=100000 for less.
+	$(BIN)/python -m benchmarks.soak --steps $(or $(STEPS),1000000) --jobs $(JOBS)
 
 gpu:  ## Check and time everything on this machine's GPU, with the Python that has torch for it; OUT=folder.
 	$(PYTHON) benchmarks/gpu/suite.py $(or $(OUT),gpu-results)

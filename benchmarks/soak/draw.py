@@ -1,0 +1,181 @@
+"""What a soak asks for: engines, and workloads for them, drawn from seeded streams.
+
+An engine is found by the soak's seed, its worker and its number there, a workload by its number in that engine's life.
+What kinds of engine there are is dealt and not drawn: of each option the values come in blocks in which each has its
+turn, in an order of the block's own, so that even a short soak meets them all.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from specdebug.engine.config import EngineConfig
+from specdebug.harness.streams import stream
+
+T = TypeVar("T")
+Plain = dict[str, Any]
+
+MODEL = "tiny"
+ALGORITHMS = ("EAGLE", "EAGLE3")
+PLANS = ("flashinfer", "fa3", "triton")
+PAGE_SIZES = (1, 16, 4, 1, 16, 256)
+"""Large pages are one in six: with them a request reserves thousands of slots, and a step takes half as long again."""
+TOPKS = (1, 2, 1, 4)
+STEPS = (1, 2, 3, 4)
+MOST_NODES = 8
+RUNNING = (2, 3, 3, 4)
+GRAPHS: tuple[Plain, ...] = (
+    {"enabled": False},
+    {"max_bs": 4, "capture_bs": [4]},  # fewer than four are padded
+    {"max_bs": 4},  # captured for one, two and four: only three are
+    {"max_bs": 2},  # more than two run without a graph
+)
+CHUNKS = (None, None, 24, 7)
+RADIX = (True, True, True, False)
+ON_HIT = ("recompute", "recompute", "zero_fill")
+FILLS = ("nan", "garbage", "zeros")
+TIGHT = (True, False)
+
+JUDGED_ONE_IN = 8
+"""Workloads whose output and draft KV are compared with the reference."""
+LONGEST_PROMPT, MOST_NEW = 40, 32
+"""Tokens. With large pages documents are a page longer, or none of them would ever be found in the cache."""
+REACH = max(PAGE_SIZES) + LONGEST_PROMPT + MOST_NEW + MOST_NODES
+"""Positions of every engine, a step's look ahead included: models are loaded for so many, and shared."""
+OFFSETS = (0, 64)
+"""Where documents begin that come back from workload to workload."""
+
+
+def dealt(seed: int, worker: int, number: int, option: str, values: Sequence[T]) -> T:
+    """The value of an option that engine ``number`` gets: in every block of ``len(values)`` engines each is one's."""
+    block, place = divmod(number, len(values))
+    return stream(seed, "soak", worker, "option", option, block).sample(list(values), len(values))[place]
+
+
+def engine(seed: int, worker: int, number: int) -> Plain:
+    """Options of an engine, as a scenario says them."""
+
+    def deal(option: str, values: Sequence[T]) -> T:
+        return dealt(seed, worker, number, option, values)
+
+    page_size, steps = deal("page_size", PAGE_SIZES), deal("num_steps", STEPS)
+    large = _is_large(page_size)
+    topk = min(deal("eagle_topk", TOPKS), 2 if large else MOST_NODES)
+    most = min(1 + topk + topk**2 * (steps - 1), MOST_NODES)
+    nodes = steps + 1 if topk == 1 else stream(seed, "soak", worker, "nodes", number).randint(2, most)
+    options: Plain = {
+        "model": MODEL,
+        "attention_backend": deal("plan", PLANS),
+        "page_size": page_size,
+        "context_length": REACH - max(nodes, steps),
+        "max_running_requests": 2 if large else deal("running", RUNNING),
+        "chunked_prefill_size": deal("chunk", (None, 64) if large else CHUNKS),
+        "radix_cache": deal("radix", RADIX),
+        "speculative": {
+            "algorithm": deal("algorithm", ALGORITHMS),
+            "num_steps": steps,
+            "eagle_topk": topk,
+            "num_draft_tokens": nodes,
+            "draft_kv_on_hit": deal("on_hit", ON_HIT),
+        },
+        "cuda_graph": deal("graph", GRAPHS),
+    }
+    longest = LONGEST_PROMPT + MOST_NEW + (page_size if large else 0)
+    each = longest + EngineConfig.from_dict(options).row_headroom
+    # Tight: the longest request alone is served, two at their full length only by retracting one, and prefixes go.
+    slots = each if deal("slots", TIGHT) else each * options["max_running_requests"]
+    return options | {"memory": {"num_slots": slots, "fill": deal("fill", FILLS), "guards": True}}
+
+
+def scenario(seed: int, worker: int, number: int, nth: int) -> Plain:
+    """The ``nth`` workload of engine ``number``, with that engine, as a scenario file says it."""
+    rng = stream(seed, "soak", worker, "workload", number, nth)
+    judged = rng.randrange(JUDGED_ONE_IN) == 0
+    options = engine(seed, worker, number)
+    page_size = options["page_size"]
+    return {
+        "name": f"soak-{worker}-{number}-{nth}",
+        "description": f"Workload {nth} of engine {worker}.{number} of the soak of seed {seed}.",
+        "seed": rng.getrandbits(31),
+        "engine": options,
+        "workload": _groups(rng, page_size if _is_large(page_size) else 0),
+        "oracles": {"lossless": judged, "draft_kv": judged},
+        "limits": {"max_steps": 2000},
+    }
+
+
+def _is_large(page_size: int) -> bool:
+    return page_size > LONGEST_PROMPT
+
+
+def _groups(rng: random.Random, more: int) -> list[Plain]:
+    """Three to five groups, some of which wait for an earlier one. Documents are ``more`` tokens longer than usual."""
+    groups: list[Plain] = []
+    for place, kind in enumerate(rng.sample(KINDS, rng.randint(3, 5))):
+        arrive: Plain = {"step": rng.randint(0, 6), "every": rng.randint(0, 2), "jitter": rng.randint(0, 3)}
+        if place and rng.random() < 0.3:
+            arrive["after"] = f"g{rng.randrange(place)}"
+        groups.append({"id": f"g{place}", "max_new_tokens": [4, MOST_NEW], **kind(rng, more), "arrive": arrive})
+    return groups
+
+
+def _slice(rng: random.Random) -> Plain:
+    return {"corpus": "stdlib", "tokens": [4, rng.randint(8, LONGEST_PROMPT)]}
+
+
+def _greedy(rng: random.Random, more: int) -> Plain:
+    return {"requests": rng.randint(1, 3), "prompt": _slice(rng)}
+
+
+def _sampled(rng: random.Random, more: int) -> Plain:
+    how = rng.choice(({}, {"top_k": 20}, {"top_p": 0.9}, {"top_k": 8, "top_p": 0.8}))
+    return _greedy(rng, more) | {"temperature": rng.choice((0.3, 0.8, 1.5)), **how}
+
+
+def _document(rng: random.Random, more: int) -> Plain:
+    """A prompt that other requests, of this workload and of others, begin with."""
+    prompt = {"corpus": "stdlib", "tokens": [more + 16, more + LONGEST_PROMPT], "offset": rng.choice(OFFSETS)}
+    return {"requests": rng.randint(1, 2), "prompt": prompt}
+
+
+def _plain(rng: random.Random, more: int) -> Plain:
+    """Without drafts: what it leaves in the cache has no draft KV."""
+    return _document(rng, more) | {"speculative": False, "temperature": rng.choice((0.0, 0.8))}
+
+
+def _shared(rng: random.Random, more: int) -> Plain:
+    prefix = {"corpus": "stdlib", "tokens": rng.randint(8, 24)}
+    suffix = {"corpus": "stdlib", "tokens": [1, 12]}
+    return {"requests": rng.randint(2, 3), "prompt": {"shared_prefix": prefix, "suffix": suffix}}
+
+
+def _turns(rng: random.Random, more: int) -> Plain:
+    return {
+        "turns": {"clients": rng.randint(1, 2), "rounds": 2, "input_tokens": [4, 16]},
+        "max_new_tokens": [4, 16],
+    }
+
+
+def _aborted(rng: random.Random, more: int) -> Plain:
+    requests = rng.randint(1, 3)
+    some = rng.sample(range(requests), rng.randint(1, requests))
+    return _greedy(rng, more) | {"requests": requests, "abort": {"after_steps": rng.randint(0, 8), "requests": some}}
+
+
+def _stopped(rng: random.Random, more: int) -> Plain:
+    """With stop tokens among the most common ones: a request may end within what a verify accepts."""
+    return _greedy(rng, more) | {"stop_token_ids": sorted(rng.sample(range(512), 48))}
+
+
+KINDS: tuple[Callable[[random.Random, int], Plain], ...] = (
+    _greedy,
+    _sampled,
+    _document,
+    _plain,
+    _shared,
+    _turns,
+    _aborted,
+    _stopped,
+)

@@ -29,7 +29,11 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A fault's name.")]
 
 @app.command("list")
 def list_faults(as_json: Json = False, debug: Debug = False) -> int:
-    """Every class of faults, what it does, and what an engine needs for it."""
+    """Every class of faults, what it does, and what an engine needs for it.
+
+    With CUDA graphs: no is for a class that is refused there, for a graph's replay calls nothing on the host; of the
+    others, where they can act if not everywhere.
+    """
     from specdebug.faults.catalogue import CLASSES
 
     if as_json:
@@ -37,10 +41,14 @@ def list_faults(as_json: Json = False, debug: Debug = False) -> int:
 
         write(to_json([kind.to_dict() for kind in CLASSES.values()]))
         return 0
+    from specdebug.report.fault import in_graphs
     from specdebug.report.tables import plain_table
 
-    rows = [(kind.name, kind.family, kind.effect, ", ".join(kind.needs), kind.summary) for kind in CLASSES.values()]
-    show(plain_table(("fault", "family", "effect", "needs", "what it does"), rows))
+    rows = [
+        (kind.name, kind.family, kind.effect, ", ".join(kind.needs), in_graphs(kind), kind.summary)
+        for kind in CLASSES.values()
+    ]
+    show(plain_table(("fault", "family", "effect", "needs", "with CUDA graphs", "what it does"), rows))
     return 0
 
 

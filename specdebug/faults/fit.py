@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import NEEDS, Fault, Need
-from specdebug.faults.view import is_captured
 
 if TYPE_CHECKING:
     from specdebug.engine.config import EngineConfig
@@ -30,7 +29,7 @@ def check_fit(fault: Fault, config: EngineConfig, arm: str) -> None:
         if not HAS[need](config):
             raise fault.error(f"it needs {NEEDS[need]}, which arm '{arm}' does not have")
     site = fault.site or next(iter(kind.sites), "")
-    if is_captured(site) and config.device != "cpu" and config.cuda_graph.enabled:
+    if site in kind.captured_sites and config.device != "cpu" and config.cuda_graph.enabled:
         raise fault.error(
             f"it acts at {site}, inside a captured CUDA graph that calls nothing on the host; run it with "
             "engine.cuda_graph.enabled: false, or on the CPU"

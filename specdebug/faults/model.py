@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdebug.errors import ContentError, SpecDebugError, Where
+from specdebug.faults.view import is_captured
 
 if TYPE_CHECKING:
     from specdebug.faults.shot import Shot
@@ -108,6 +109,11 @@ class FaultClass:
         own = (*self.addressed_by, *(("site",) if self.sites else ()))
         return (*(key for key in ("request", "row", "site") if key in own), *ALWAYS)
 
+    @property
+    def captured_sites(self) -> tuple[str, ...]:
+        """Those of its sites at which it is refused where CUDA graphs are captured."""
+        return tuple(site for site in self.sites if is_captured(site))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for reports."""
         return {
@@ -117,6 +123,7 @@ class FaultClass:
             "acts": self.point,
             "effect": self.effect,
             "sites": list(self.sites),
+            "captured_sites": list(self.captured_sites),
             "addressed_by": list(self.keys),
             "needs": list(self.needs),
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from specdebug.faults.model import NEEDS, FaultClass
-from specdebug.faults.view import is_captured
 
 POINTS = {
     "before": "between two steps, before one",
@@ -23,11 +22,23 @@ EFFECTS = {
 }
 
 
+def in_graphs(kind: FaultClass) -> str:
+    """In a few words, whether it can act where CUDA graphs are captured; nothing if it can at all its sites."""
+    captured = kind.captured_sites
+    others = [site for site in kind.sites if site not in captured]
+    if not captured:
+        return ""
+    if not others:
+        return "no"
+    return f"at {others[0]}" if kind.sites[0] in captured else f"not at {len(captured)} of {len(kind.sites)} sites"
+
+
 def describe_fault(kind: FaultClass) -> str:
     """Lines for a terminal."""
     lines = [f"{kind.name} ({kind.family})", f"  {kind.summary}", f"  acts          {POINTS[kind.point]}"]
     for number, site in enumerate(kind.sites):
-        notes = [*(["the default"] if number == 0 else []), *(["not inside a CUDA graph"] if is_captured(site) else [])]
+        captured = site in kind.captured_sites
+        notes = [*(["the default"] if number == 0 else []), *(["not inside a CUDA graph"] if captured else [])]
         label, remark = "site" if number == 0 else "", f" ({', '.join(notes)})" if notes else ""
         lines.append(f"  {label:<13} {site}{remark}")
     lines.append(f"  effect        {EFFECTS[kind.effect]}")

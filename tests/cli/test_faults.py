@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from specdebug.cli.main import run
+from specdebug.engine.config import EngineConfig
 from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.fit import check_fit
+from specdebug.faults.model import BadFault, Fault
 
 MINI = str(Path(__file__).with_name("mini.yaml"))
 
@@ -29,9 +32,31 @@ def test_the_list_names_every_class(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["faults", "list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in listed] == list(CLASSES)
-    assert set(listed[0]) == {"name", "family", "summary", "acts", "effect", "sites", "addressed_by", "needs"}
+    keys = {"name", "family", "summary", "acts", "effect", "sites", "captured_sites", "addressed_by", "needs"}
+    assert set(listed[0]) == keys
     assert run(["faults", "list"]) == 0
     assert "nan_kv_in_use" in capsys.readouterr().out
+
+
+def test_the_list_marks_what_is_refused_in_captured_graphs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["faults", "list"]) == 0
+    heads, *lines = capsys.readouterr().out.splitlines()
+    column = slice(heads.index("with CUDA graphs"), heads.index("what it does"))
+    marked = {line.split()[0]: line[column].strip() for line in lines if line[0] != " "}
+    graphs = EngineConfig.from_dict({"device": "cuda", "speculative": {"eagle_topk": 2}, "memory": {"guards": True}})
+    for kind in CLASSES.values():
+        for site in kind.sites:
+            try:
+                check_fit(Fault(kind.name, site=site), graphs, "base")
+                refused = False
+            except BadFault as error:
+                refused = "inside a captured CUDA graph" in str(error)
+            assert refused == (site in kind.captured_sites)
+    assert marked["positions_off_by_one"] == "no"
+    assert marked["nan_draft_logits"] == "at draft_extend.logits"
+    assert re.fullmatch(r"not at \d+ of \d+ sites", marked["index_out_of_range"])
+    assert marked["nan_kv_in_use"] == ""
+    assert {name for name, said in marked.items() if said} == {k.name for k in CLASSES.values() if k.captured_sites}
 
 
 def test_one_class_is_described(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,8 +67,10 @@ class Processes:
             self._running.add(process)
         output = _Output(process)
         late = threading.Event()
-        timer = threading.Timer(timeout_s, self._expire, (process, late)) if timeout_s is not None else None
-        if timer is not None:
+        timer = None
+        if timeout_s is not None:
+            # No thread can wait for longer, nor would anybody for these 292 years.
+            timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), self._expire, (process, late))
             timer.daemon = True
             timer.start()
         status = process.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from pathlib import Path
@@ -74,3 +75,17 @@ def test_closing_ends_what_runs_and_starts_no_more(tmp_path: Path) -> None:
     assert stopped == [True]
     with pytest.raises(Stopped):
         processes.run(["true"], cwd=tmp_path, env=dict(os.environ))
+
+
+@pytest.mark.parametrize("timeout_s", [1e11, math.inf])
+def test_a_deadline_may_be_further_off_than_a_thread_can_wait(
+    timeout_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers: list[threading.Timer] = []
+    start = threading.Timer.start
+    monkeypatch.setattr(threading.Timer, "start", lambda timer: (timers.append(timer), start(timer)))
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    assert run("exit 0", tmp_path, timeout_s) == (0, False, "")
+    timers[0].join()
+    assert not failed

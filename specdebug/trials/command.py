@@ -55,7 +55,7 @@ class CommandSource(ThreadedSource):
         require_program(self._command[0], self._cwd)
         self._candidates = toggle_candidates(registry)
         self._identity = digest_of(
-            "toggles",
+            limited("toggles", timeout_s),
             __version__,
             str(self._cwd),
             *command_facts(self._command, self._cwd),
@@ -69,7 +69,7 @@ class CommandSource(ThreadedSource):
 
     @property
     def identity(self) -> str:
-        """The command, the files it names, the folder, the registry and specdebug's version."""
+        """The command, the time it may take, the files it names, the folder, the registry and specdebug's version."""
         return self._identity
 
     def run(self, trial: Trial) -> TrialResult:
@@ -127,6 +127,11 @@ def cannot_run(program: str, error: OSError) -> CommandError:
     """The error for a command that the system refuses to start."""
     hint = "; a script needs a first line such as #!/bin/bash" if error.strerror == "Exec format error" else ""
     return CommandError(f"{program} cannot be run: {error.strerror}{hint}")
+
+
+def limited(kind: str, timeout_s: float | None) -> str:
+    """What trials are, and how long one may take: a command that was killed might have passed in a longer time."""
+    return kind if timeout_s is None else f"{kind}, {timeout_s} s each"
 
 
 def command_facts(command: Sequence[str], cwd: Path) -> list[str]:

@@ -28,6 +28,7 @@ from specdebug.trials.command import (
     cannot_run,
     command_facts,
     digest_of,
+    limited,
     require_program,
     result_of,
     trial_environment,
@@ -135,7 +136,7 @@ class CommitSource(ThreadedSource):
         self._build = build
         self._timeout_s = timeout_s
         self._identity = digest_of(
-            *("commits", __version__, self._good, self._bad, build or "", os.fspath(self._folder)),
+            *(limited("commits", timeout_s), __version__, self._good, self._bad, build or "", os.fspath(self._folder)),
             *command_facts(self._command, self._top),
         )
         self._lock = threading.Lock()
@@ -150,7 +151,7 @@ class CommitSource(ThreadedSource):
 
     @property
     def identity(self) -> str:
-        """The commits, the command, the files it names and how it is built."""
+        """The commits, the command, the time it may take, the files it names and how it is built."""
         return self._identity
 
     @property

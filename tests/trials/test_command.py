@@ -91,6 +91,7 @@ def test_results_belong_to_the_command_and_to_the_script_as_it_is(registry: Regi
     assert CommandSource(["./a.sh", "x"], registry).identity == same
     assert CommandSource(["./a.sh", "y"], registry).identity != same
     assert CommandSource(["./a.sh", "x"], Registry({})).identity != same
+    assert len({same, *(CommandSource(["./a.sh", "x"], registry, timeout_s=s).identity for s in (5.0, 60.0))}) == 3
     Path("a.sh").write_text("#!/bin/bash\nexit 1\n")
     assert CommandSource(["./a.sh", "x"], registry).identity != same
 

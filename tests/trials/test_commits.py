@@ -198,7 +198,8 @@ def test_results_belong_to_the_commits_and_the_build() -> None:
     same = source().identity
     assert source(good=git("rev-parse", "HEAD~5")).identity == same
     others = {source(bad="HEAD~1").identity, source(build="true").identity, source("exit 0").identity}
-    assert len({same, *others}) == 4
+    others |= {source(timeout_s=seconds).identity for seconds in (5.0, 60.0)}
+    assert len({same, *others}) == 6
 
 
 def test_the_chooser_narrows_history_down() -> None:

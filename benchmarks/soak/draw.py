@@ -25,7 +25,7 @@ PAGE_SIZES = (1, 16, 4, 1, 16, 256)
 TOPKS = (1, 2, 1, 4)
 STEPS = (1, 2, 3, 4)
 MOST_NODES = 8
-RUNNING = (2, 3, 3, 4)
+RUNNING = (1, 2, 3, 4)
 GRAPHS: tuple[Plain, ...] = (
     {"enabled": False},
     {"max_bs": 4, "capture_bs": [4]},  # fewer than four are padded
@@ -40,7 +40,7 @@ TIGHT = (True, False)
 
 JUDGED_ONE_IN = 8
 """Workloads whose output and draft KV are compared with the reference."""
-LONGEST_PROMPT, MOST_NEW = 40, 32
+LONGEST_PROMPT, MOST_NEW = 40, 48
 """Tokens. With large pages documents are a page longer, or none of them would ever be found in the cache."""
 REACH = max(PAGE_SIZES) + LONGEST_PROMPT + MOST_NEW + MOST_NODES
 """Positions of every engine, a step's look ahead included: models are loaded for so many, and shared."""

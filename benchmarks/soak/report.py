@@ -15,7 +15,7 @@ from benchmarks.soak.tally import Tally, WorkerTally
 from specdebug.report.lines import PlainLines
 from specdebug.report.tables import plain_table
 
-EVERY_S = 15.0
+EVERY_S = 30.0
 """Between two lines of progress."""
 SHARES = (0.1, 0.5, 1.0)
 """Of a process's steps, at which its memory is told."""
@@ -76,8 +76,8 @@ def conclusion(tally: Tally) -> str:
 def _rows(tally: Tally) -> Iterator[Sequence[str]]:
     """Label, of all processes together, of each."""
 
-    def row(label: str, of: Callable[[WorkerTally | Tally], str], together: bool = True) -> Sequence[str]:
-        return (label, of(tally) if together else "", *(of(worker) for worker in tally.workers))
+    def row(label: str, of: Callable[[WorkerTally | Tally], str]) -> Sequence[str]:
+        return (label, of(tally), *(of(worker) for worker in tally.workers))
 
     def count(label: str, *names: str) -> Sequence[str]:
         return row(label, lambda each: f"{sum(each.counts[name] for name in names):,}")
@@ -99,12 +99,19 @@ def _rows(tally: Tally) -> Iterator[Sequence[str]]:
     others = (*PROBES, "guard", "pools", *ORACLES)
     yield row("errors, hangs and deaths", lambda each: _found(each, lambda kind: kind not in others))
     for share in SHARES:
-        yield row(f"MB at rest, {share:.0%} of the steps", lambda each, at=share: _resident(each, at), together=False)
+        yield (f"MB at rest, {share:.0%} of the steps", "", *(_resident(each, share) for each in tally.workers))
     if tally.judges_memory:
-        limit = f"slope, MB per 100,000 steps (at most {MAX_SLOPE_MB:g})"
-        yield row(limit, lambda each: _of_trend(each, lambda t: f"{t.slope_mb:+.1f} ± {2 * t.error_mb:.1f}"), False)
-        yield row("  rise of the line, MB", lambda each: _of_trend(each, lambda t: f"{t.rise_mb:+.1f}"), False)
-        yield row("  most above the warm-up", lambda each: _of_trend(each, lambda t: f"{t.growth_mb:+.1f}"), False)
+        yield from _trends([worker.trend for worker in tally.workers])
+
+
+def _trends(trends: Sequence[Trend | None]) -> Iterator[Sequence[str]]:
+    def row(label: str, of: Callable[[Trend], str]) -> Sequence[str]:
+        return (label, "", *("-" if each is None else of(each) for each in trends))
+
+    limit = f"slope, MB per 100,000 steps (at most {MAX_SLOPE_MB:g})"
+    yield row(limit, lambda each: f"{each.slope_mb:+.1f} ± {2 * each.error_mb:.1f}")
+    yield row("  rise of the line, MB", lambda each: f"{each.rise_mb:+.1f}")
+    yield row("  most above the warm-up, MB", lambda each: f"{each.growth_mb:+.1f}")
 
 
 def _rate(counts: Counter[str], seconds: float) -> str:
@@ -112,18 +119,13 @@ def _rate(counts: Counter[str], seconds: float) -> str:
 
 
 def _found(each: WorkerTally | Tally, of_kind: Callable[[str], bool]) -> str:
-    kinds = [violation.kind for alarm in each.alarms for violation in alarm.violations]
-    return str(sum(map(of_kind, kinds)))
+    counts = [(kind, count) for alarm in each.alarms for kind, count in alarm.kinds.items()]
+    return f"{sum(count for kind, count in counts if of_kind(kind)):,}"
 
 
-def _resident(each: WorkerTally | Tally, share: float) -> str:
-    mb = at_share(each.rest, share) if isinstance(each, WorkerTally) else None
+def _resident(worker: WorkerTally, share: float) -> str:
+    mb = at_share(worker.rest, share)
     return "-" if mb is None else f"{mb:.1f}"
-
-
-def _of_trend(each: WorkerTally | Tally, text: Callable[[Trend], str]) -> str:
-    found = each.trend if isinstance(each, WorkerTally) else None
-    return "-" if found is None else text(found)
 
 
 def _shares(counts: Counter[str]) -> str:

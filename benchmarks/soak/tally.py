@@ -27,12 +27,13 @@ class Alarm:
     decoded: int
     scenario: Mapping[str, Any]
     violations: list[Violation] = field(default_factory=list)
-    count: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    """How much of each kind was found."""
 
     def add(self, violation: Violation) -> None:
         """One more thing that was found in it."""
-        self.count += 1
-        if self.count <= MOST_KEPT:
+        self.kinds[violation.kind] += 1
+        if len(self.violations) < MOST_KEPT:
             self.violations.append(violation)
 
     @property
@@ -160,7 +161,7 @@ class Tally:
 
     @property
     def memory(self) -> str:
-        """"flat", "grows", or "unknown" when some worker was looked at too rarely."""
+        """ "flat", "grows", or "unknown" when some worker was looked at too rarely."""
         trends = [worker.trend for worker in self.workers]
         if any(each is not None and not each.flat for each in trends):
             return "grows"

@@ -16,9 +16,7 @@ from specdebug.harness.text import load_tokenizer
 from specdebug.harness.workload import expand
 
 
-@given(
-    st.integers(0, 2**31), st.integers(0, 40), st.sampled_from([(1, 2), (5, 5, 7), ("a", "b", "c", "d")]), st.data()
-)
+@given(st.integers(0, 2**31), st.integers(0, 40), st.sampled_from([(1, 2), (5, 5, 7), ("a", "b", "c", "d")]), st.data())
 def test_each_value_has_its_turn_in_every_block(
     seed: int, block: int, values: tuple[object, ...], data: st.DataObject
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_clean_soak(act: Callable[..., list[Any]], capsys: pytest.CaptureFixtu
     rows = {line.split("  ")[0]: line.split()[-3:] for line in said.splitlines() if line}
     assert rows["decode steps"] == ["80", "40", "40"]
     assert rows["requests"] == ["14", "7", "7"]
+    assert rows["findings of probes"] == ["0", "0", "0"]
     assert rows["MB at rest, 50% of the steps"][-2:] == ["400.0", "400.0"]
 
 
@@ -79,6 +80,7 @@ def test_a_false_alarm_is_told_with_its_command_and_scenario(
     assert "FALSE ALARM oob@draft.topk_index: workload soak-0-3-1, step 3: what" in said
     assert "again: python -m benchmarks.soak --seed 0 --engine 0.3 --steps 41" in said
     assert "1 false alarms; memory is flat" in said
+    assert [line.split()[-2:] for line in said.splitlines() if line.startswith("findings of probes")] == [["1", "1"]]
     written = json.loads(file.read_text())
     assert written["exit_code"] == 1
     assert written["alarms"][0]["scenario"]["name"] == "soak-0-3-1"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.soak.memory import MAX_SLOPE_MB
-from benchmarks.soak.tally import Tally, WorkerTally
+from benchmarks.soak.tally import MOST_KEPT, Tally, WorkerTally
 from specdebug.harness.scenario_model import Scenario
 from specdebug.targets.job import WorkerEnd
 from tests.benchmarks.soak.events import DONE, FLAT, LEAKING, begin, violation, workload
@@ -44,6 +44,14 @@ def test_a_finding_is_an_alarm_with_the_command_and_the_scenario_that_show_it() 
     assert alarm["consequences"] == ["nan@draft.logits"]
     assert alarm["again"] == "python -m benchmarks.soak --seed 5 --engine 0.4 --steps 53"
     assert Scenario.from_dict(alarm["scenario"]).name == "soak-0-4-1"
+
+
+def test_everything_found_is_counted_though_few_details_are_kept() -> None:
+    many = [violation("nan", "x.y", step) for step in range(3 * MOST_KEPT)]
+    found = tally_of([begin(), *many, violation("pools", "ownership"), workload(), *FLAT, DONE])
+    (alarm,) = found.alarms
+    assert alarm.kinds == {"nan": 3 * MOST_KEPT, "pools": 1}
+    assert len(alarm.violations) == MOST_KEPT
 
 
 def test_two_workloads_are_two_alarms() -> None:

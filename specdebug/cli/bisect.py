@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug.cli.bisect_plan import Over, Plan, over_commits, over_scenario, over_toggles_of_command
+from specdebug.cli.bisect_plan import Over, Plan, over_commits, over_faults, over_scenario, over_toggles_of_command
 from specdebug.cli.options import Content, Debug, Html, command_line
 from specdebug.cli.output import check_writable, write, write_file
 from specdebug.cli.results import check_files, tell_github, write_files
@@ -64,11 +64,20 @@ def bisect(
         float | None, typer.Option("--timeout", metavar="SECONDS", help="A trial that takes longer has failed: hang.")
     ] = None,
     arm: Annotated[
-        str | None, typer.Option("--arm", help="Of the scenario; the first that reverts nothing unless given.")
+        str | None,
+        typer.Option("--arm", help="Of the scenario; the first that reverts nothing, over faults that declares some."),
     ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", metavar="KEY=VALUE", help="Over config: an engine option to suspect (repeatable)."),
+    ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fault",
+            metavar="NAME[:key=value,...]",
+            help="Over faults: one to suspect beside those that the arm declares (repeatable).",
+        ),
     ] = None,
     good: Annotated[
         str | None, typer.Option("--good", metavar="REV", help="Over commits: where it does not fail.")
@@ -102,9 +111,10 @@ def bisect(
     content: Content = None,
     debug: Debug = False,
 ) -> int:
-    """Name the fix whose revert makes a flaky failure appear (or the pair, the option, the commit), and how surely.
+    """Name the fix whose revert makes a flaky failure appear, or the pair, option, fault or commit, and how surely.
 
-    SCENARIO is run with fixes reverted, or with engine options set (--over config).
+    SCENARIO is run with fixes reverted, with engine options set (--over config), or with some of its faults injected
+    and the others not (--over faults).
 
     -- CMD ... is any command: the fixes to revert reach it in SGLANG_DEBUG_REVERT_PR, the trial's seed in
     SPECDEBUG_TRIAL_SEED; it passes with 0, cannot be tested with 125, and fails with anything else. Over commits it
@@ -125,6 +135,8 @@ def bisect(
         unwanted |= {"--good": good, "--bad": bad, "--repo": repo, "--build": build}
     if over is not Over.CONFIG:
         unwanted |= {"--option": option}
+    if over is not Over.FAULTS:
+        unwanted |= {"--fault": fault}
     for name, value in unwanted.items():
         if value is not None:
             raise SpecDebugError(f"{name} is of no use with --over {over.value}")
@@ -136,8 +148,12 @@ def bisect(
         raise SpecDebugError("--over commits runs where its worktrees are, on this machine; leave out --executor ray")
     if over is Over.COMMITS:
         plan = over_commits(command, scenario, repo, good, bad, build, level, jobs=jobs or 1, timeout=timeout)
+    elif scenario is not None and over is Over.FAULTS:
+        plan = over_faults(scenario, content, arm, fault, level, seed, jobs=jobs, timeout=timeout)
     elif scenario is not None:
         plan = over_scenario(scenario, content, arm, option, over, level, seed, jobs=jobs, timeout=timeout)
+    elif over is Over.FAULTS:
+        raise SpecDebugError("--over faults needs a scenario: nothing can be injected into a command")
     elif over is Over.CONFIG:
         raise SpecDebugError("--over config needs a scenario: a command has no engine options to set")
     else:

@@ -24,6 +24,7 @@ class Over(StrEnum):
 
     TOGGLES = "toggles"
     CONFIG = "config"
+    FAULTS = "faults"
     COMMITS = "commits"
 
 
@@ -155,6 +156,58 @@ def over_scenario(
         next_step,
         signature=expected_signature(scenario),
         make=partial(scenario_source, scenario, library.folders[1:], source.arm, tuple(options or ()), timeout),
+        gpus=int(engine_config(scenario, source.arm).device != "cpu"),
+    )
+
+
+def over_faults(
+    file: str,
+    content: Sequence[Path] | None,
+    arm: str | None,
+    faults: Sequence[str] | None,
+    confidence: float,
+    seed: int,
+    *,
+    jobs: int | None,
+    timeout: float | None,
+) -> Plan:
+    from specdebug.bisect import Bisector
+    from specdebug.faults.declare import parse_fault
+    from specdebug.harness.scenario import engine_config
+    from specdebug.targets.system import cpu_count
+    from specdebug.trials.faults import FaultSource
+    from specdebug.trials.remote import fault_source
+    from specdebug.trials.scenario import expected_signature
+
+    library = open_library(content)
+    scenario = library.scenario(file)
+    added = tuple(parse_fault(text) for text in faults or ())
+    source = FaultSource(library, scenario, faults=added, arm=arm, jobs=jobs or cpu_count(), timeout_s=timeout)
+    names = [candidate.id for candidate in source.candidates]
+    # What other arms are expected to fail with has other causes.
+    expected = {source.arm: scenario.expect[source.arm]} if source.arm in scenario.expect else {}
+
+    def reproduce(switched: frozenset[str], its_seed: int) -> str:
+        words = ["specdebug", "replay", file, "--arm", source.arm, "--seed", str(its_seed)]
+        words += [word for name in names if name in switched - source.declared for word in ("--fault", name)]
+        words += [word for folder in content or () for word in ("--content", str(folder))]
+        unwanted = [name for name in names if name in source.declared - switched]
+        first = f"take {' and '.join(unwanted)} out of the faults of arm '{source.arm}', then " if unwanted else ""
+        return first + shlex.join(words)
+
+    def next_step(culprits: frozenset[str], followed: str) -> str:
+        kinds = dict.fromkeys(name.partition(":")[0] for name in names if name in culprits)
+        return "; ".join(f"specdebug faults show {kind}" for kind in kinds)
+
+    return Plan(
+        source,
+        lambda: Bisector(names, confidence=confidence, seed=seed),
+        frozenset(names),
+        f"{file}, arm {source.arm},",
+        reproduce,
+        next_step,
+        signature=expected_signature(replace(scenario, expect=expected)),
+        make=partial(fault_source, scenario, library.folders[1:], source.arm, added, timeout),
         gpus=int(engine_config(scenario, source.arm).device != "cpu"),
     )
 

@@ -30,8 +30,8 @@ MAX_NAMED = 6
 GOOD = "the good commit"
 
 _NONE = "none of these"
-_KINDS = {"toggles": "toggles", "config": "options", "commits": "commits"}
-_DONE = {"toggles": "reverted", "config": "set", "commits": "in"}
+_KINDS = {"toggles": "toggles", "config": "options", "faults": "faults", "commits": "commits"}
+_DONE = {"toggles": "reverted", "config": "set", "faults": "injected", "commits": "in"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Subject:
     """What is searched, in words.
 
     Attributes:
-        over: the kind of candidate: ``toggles``, ``config`` or ``commits``.
+        over: the kind of candidate: ``toggles``, ``config``, ``faults`` or ``commits``.
         what: what is run, as the user wrote it.
         labels: of every candidate, what it is.
         names: of every candidate, how it is called where there is little room.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from specdebug.trials.source import TrialSource
 
 if TYPE_CHECKING:
+    from specdebug.faults.model import Fault
     from specdebug.harness.scenario_model import Scenario
 
 
@@ -21,6 +22,16 @@ def command_source(command: Sequence[str], folders: Sequence[Path], timeout_s: f
     from specdebug.trials.command import CommandSource
 
     return CommandSource(command, Library(folders).registry, timeout_s=timeout_s)
+
+
+def fault_source(
+    scenario: Scenario, folders: Sequence[Path], arm: str, faults: Sequence[Fault], timeout_s: float | None
+) -> TrialSource:
+    """A scenario's with faults. Raises ScenarioTrialError, BadFault or ContentError where it cannot be tried there."""
+    from specdebug.harness.library import Library
+    from specdebug.trials.faults import FaultSource
+
+    return FaultSource(Library(folders), scenario, faults=faults, arm=arm, timeout_s=timeout_s)
 
 
 def scenario_source(

@@ -61,12 +61,9 @@ class ScenarioSource:
         jobs: int = 1,
         timeout_s: float | None = None,
     ) -> None:
-        if arm is not None and arm not in scenario.arms:
-            raise ScenarioTrialError(f"{scenario.path}: no arm '{arm}'{did_you_mean(arm, scenario.arms)}")
         limits = scenario.limits if timeout_s is None else replace(scenario.limits, timeout_s=timeout_s)
         self._scenario = replace(scenario, limits=limits)
-        plain = [one.name for one in scenario.arms.values() if not one.revert]
-        self._arm = arm or [*plain, *scenario.arms][0]
+        self._arm = arm_of(scenario, arm)
         self._library = library
         self._packs = library.packs(scenario.probes_of(self._arm))
         self._options = _parse(options, scenario.engine_of(self._arm))
@@ -152,6 +149,14 @@ class ScenarioSource:
         scenario = replace(self._scenario, arms=arms)
         EngineConfig.from_dict(scenario.engine_of(self._arm))
         return ArmRun(key, scenario, self._arm, trial.seed, self._packs, self._own)
+
+
+def arm_of(scenario: Scenario, arm: str | None) -> str:
+    """The arm asked for; else the first that reverts nothing, else the first. Raises ScenarioTrialError."""
+    if arm is not None and arm not in scenario.arms:
+        raise ScenarioTrialError(f"{scenario.path}: no arm '{arm}'{did_you_mean(arm, scenario.arms)}")
+    plain = [one.name for one in scenario.arms.values() if not one.revert]
+    return arm or [*plain, *scenario.arms][0]
 
 
 def result_of(outcome: Outcome) -> TrialResult:

@@ -236,7 +236,10 @@ def test_a_full_disk_ends_with_what_is_known_and_a_line() -> None:
         (["--"], "bisect needs a scenario or, after --, a command"),
         ([], "bisect needs a scenario or, after --, a command"),
         (["cache_hit", "--", "./flaky.sh"], "not both"),
-        (["--over", "faults", "--", "./flaky.sh"], "faults"),
+        (["--over", "faults", "--", "./flaky.sh"], "--over faults needs a scenario: nothing can be injected"),
+        (["--over", "faults", "cache_hit"], "--over faults needs two faults at least"),
+        (["--over", "faults", "cache_hit", "--fault", "nan_logit"], "no fault 'nan_logit'; did you mean 'nan_logits'?"),
+        (["--fault", "nan_logits", "cache_hit"], "--fault is of no use with --over toggles"),
         (["--confidence", "sure", "--", "./flaky.sh"], "--confidence must be above 50%"),
         (["--confidence", "30%", "--", "./flaky.sh"], "--confidence must be above 50%"),
         (["--timeout", "0", "--", "./flaky.sh"], "--timeout must be above 0"),
@@ -340,3 +343,22 @@ def test_the_option_a_scenario_fails_with() -> None:
     told = document("eager.yaml", "--arm", "reverted", "--over", "config", *options)
     assert [one["id"] for one in told["culprits"]] == ["cuda_graph.enabled=true"]
     assert [one["id"] for one in told["candidates"]] == suspects
+
+
+def test_the_fault_that_is_to_blame() -> None:
+    """Two are declared, one is added; the scenario's expectation of another arm is not what is looked for."""
+    mini = (Path(__file__).parent / "mini.yaml").read_text()
+    declared = "fixed: {faults: [{fault: cache_flushed, step: 3}, {fault: worker_killed, step: 99}]}"
+    Path("damaged.yaml").write_text(mini.replace("fixed: {}", declared, 1))
+    argv = ("damaged.yaml", "--over", "faults", "--fault", "nan_logits:step=2", "--jobs", "1", "--html", "page.html")
+    told = document(*argv)
+    assert [one["id"] for one in told["culprits"]] == ["nan_logits:step=2"]
+    assert [one["id"] for one in told["candidates"]] == ["cache_flushed:step=3", "worker_killed:step=99", *argv[4:5]]
+    assert told["signature"] == "nan@verify.logits"
+    first, then = told["reproduce"].split(", then ")
+    assert first == "take cache_flushed:step=3 and worker_killed:step=99 out of the faults of arm 'fixed'"
+    assert then.endswith("--fault nan_logits:step=2")
+    assert run(then.split()[1:]) == 1
+    assert "faults (3 candidates)" in Path("page.html").read_text()
+    resumed = document(*argv)
+    assert resumed["resumed"] == told["trials"]

@@ -1,0 +1,138 @@
+"""Trials of a scenario with some of its faults injected, in warm workers: which of them makes it fail?
+
+The arm is as its file has it but for its faults: those that a trial switches on are injected and no other. A fault that
+was never due, or changed nothing, has not shown, so that a trial with nothing else to say has passed.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specdebug import __version__
+from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.model import Fault
+from specdebug.harness.library import Library
+from specdebug.harness.outcome import Outcome
+from specdebug.harness.replay import ArmRun
+from specdebug.harness.scenario_checks import check_faults, engine_config
+from specdebug.harness.scenario_model import Scenario
+from specdebug.harness.warm import WarmPool
+from specdebug.trials.command import digest_of
+from specdebug.trials.scenario import ScenarioTrialError, arm_of, result_of
+from specdebug.trials.source import Candidate
+from specdebug.trials.trial import Trial, TrialResult
+
+
+class FaultSource:
+    """Runs one arm of a scenario again and again, with different faults.
+
+    Args:
+        library: where packs, the arm's own fixes and the corpus come from.
+        scenario: the scenario.
+        faults: candidates beside those that the arm declares.
+        arm: the arm to run; by default the first that declares faults, else the first that reverts nothing.
+        jobs: how many trials may run at a time.
+        timeout_s: of a trial, instead of the scenario's own.
+
+    Raises:
+        ScenarioTrialError: no such arm, fewer than two faults, or one of them twice.
+        BadFault: one of ``faults`` cannot act in the arm.
+        ContentError: one that the arm declares cannot, or a probe pack or toggle is malformed.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        scenario: Scenario,
+        *,
+        faults: Sequence[Fault] = (),
+        arm: str | None = None,
+        jobs: int = 1,
+        timeout_s: float | None = None,
+    ) -> None:
+        damaged = [name for name in scenario.arms if scenario.faults_of(name)]
+        self._arm = arm_of(scenario, arm or next(iter(damaged), None))
+        self.declared = {str(fault) for fault in scenario.faults_of(self._arm)}
+        """Candidates that are in the file."""
+        self._faults: dict[str, Fault] = {}
+        for fault in (*scenario.faults_of(self._arm), *faults):
+            if str(fault) in self._faults:
+                raise ScenarioTrialError(f"the fault {fault} is there twice; a trial can switch it on but once")
+            self._faults[str(fault)] = fault
+        if len(self._faults) < 2:
+            has = f"only {next(iter(self._faults))}" if self._faults else "none"
+            raise ScenarioTrialError(
+                f"--over faults needs two faults at least, and arm '{self._arm}' of {scenario.path} declares {has}; "
+                "add some with --fault NAME[:key=value,...]"
+            )
+        limits = scenario.limits if timeout_s is None else replace(scenario.limits, timeout_s=timeout_s)
+        self._scenario = _with_faults(replace(scenario, limits=limits), self._arm, tuple(self._faults.values()))
+        check_faults(self._scenario, self._arm, engine_config(self._scenario, self._arm))
+        self._packs = library.packs(scenario.probes_of(self._arm))
+        self._own = library.toggles(scenario.arms[self._arm].revert)
+        self._pool = WarmPool(self._scenario, [self._arm], self._own, jobs)
+        self._trials: dict[str, Trial] = {}
+
+    @property
+    def arm(self) -> str:
+        """The arm that is run."""
+        return self._arm
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The faults, as the command line has them."""
+        return tuple(Candidate(name, CLASSES[fault.name].summary) for name, fault in self._faults.items())
+
+    @property
+    def identity(self) -> str:
+        """Scenario with all faults, arm, packs, the arm's own fixes, versions."""
+        return digest_of(
+            "faults",
+            __version__,
+            platform.python_version(),  # prompts are cut from its library
+            json.dumps([self._scenario.to_dict(), self._scenario.overrides], sort_keys=True),
+            self._arm,
+            repr([(pack.name, pack.mode, [entry.rule for entry in pack.entries]) for pack in self._packs]),
+            *(toggle.path.read_text(encoding="utf-8") for toggle in self._own),
+        )
+
+    @property
+    def capacity(self) -> int:
+        """How many trials may run at a time."""
+        return self._pool.capacity
+
+    def start(self, trial: Trial) -> None:
+        """Begin a trial. Its faults are numbered as in a replay with these faults, so that it draws what that draws."""
+        scenario = _with_faults(self._scenario, self._arm, self._switched(trial))
+        run = ArmRun(f"trial {trial.number}", scenario, self._arm, trial.seed, self._packs, self._own)
+        self._trials[run.key] = trial
+        self._pool.start(run)
+
+    def wait(self) -> tuple[Trial, TrialResult]:
+        """The next trial to end. Raises ArmAtFault when the scenario itself is wrong."""
+        ended = self._pool.wait()
+        trial = self._trials.pop(ended.run.key)
+        return trial, result_of(_but_for_idle(ended.outcome, self._switched(trial)))
+
+    def close(self) -> None:
+        """End every worker."""
+        self._pool.close()
+
+    def _switched(self, trial: Trial) -> tuple[Fault, ...]:
+        return tuple(fault for name, fault in self._faults.items() if name in trial.reverted)
+
+
+def _with_faults(scenario: Scenario, arm: str, faults: tuple[Fault, ...]) -> Scenario:
+    return replace(scenario, arms={**scenario.arms, arm: replace(scenario.arms[arm], faults=faults)})
+
+
+def _but_for_idle(outcome: Outcome, faults: Sequence[Fault]) -> Outcome:
+    """The outcome without what is said of faults that were never due or changed nothing."""
+    if outcome.verdict != "unknown":
+        return outcome
+    idle = tuple(f"fault {fault} " for fault in faults)
+    left = tuple(reason for reason in outcome.reasons if not reason.startswith(idle))
+    return replace(outcome, verdict="unknown" if left else "pass", reasons=left, detail="; ".join(left))

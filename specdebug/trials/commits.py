@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 import threading
@@ -260,10 +261,11 @@ def _top_of(repo: Path) -> Path:
         raise CommitsError("--over commits needs git, and there is no such command")
     if not repo.is_dir():
         raise CommitsError(f"there is no folder {repo}; name the repository with --repo")
-    top = _ask(repo, "rev-parse", "--show-toplevel")
-    if not top:
-        raise CommitsError(f"{repo} is in no git repository; name one with --repo")
-    return Path(top)
+    asked = _run(repo, "rev-parse", "--show-toplevel")
+    if asked.returncode != 0:
+        said = asked.stderr.decode(errors="replace").strip().partition("\n")[0]
+        raise CommitsError(f"{repo} is in no git repository that can be used ({said}); name one with --repo")
+    return Path(asked.stdout.decode(errors="replace").strip())
 
 
 def _commit(top: Path, name: str, option: str) -> str:
@@ -280,8 +282,9 @@ def _between(top: Path, good: str, bad: str, names: tuple[str, str]) -> tuple[Ca
         backwards = _ask(top, "merge-base", "--is-ancestor", bad, good) is not None
         hint = "; the other way round it is" if backwards else ""
         raise CommitsError(f"--good {names[0]} is no ancestor of --bad {names[1]}{hint}")
-    log = _ask(top, "log", "--first-parent", "--reverse", "--format=%H %h %s", f"{good}..{bad}") or ""
-    lines = [line.split(" ", 2) for line in log.splitlines()]
+    words = ("log", "--first-parent", "--reverse", "--no-show-signature", "--format=%H %s", f"{good}..{bad}")
+    # A subject may be empty, or hold what Python takes for the end of a line.
+    lines = (line.partition(" ") for line in (_ask(top, *words) or "").split("\n"))
     return tuple(Candidate(commit, subject) for commit, _, subject in lines)
 
 
@@ -294,10 +297,13 @@ def _folder_within(top: Path, here: Path) -> Path:
 
 def _ask(folder: Path, *words: str) -> str | None:
     """What git answers, None when it says no."""
-    asked = subprocess.run(
-        [*_GIT, "-C", str(folder), *words], capture_output=True, env=_environment(), stdin=subprocess.DEVNULL
-    )
+    asked = _run(folder, *words)
     return asked.stdout.decode(errors="replace").strip() if asked.returncode == 0 else None
+
+
+def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+    command = [*_GIT, "-C", str(folder), *words]
+    return subprocess.run(command, capture_output=True, env=_environment(), stdin=subprocess.DEVNULL)
 
 
 def _environment() -> dict[str, str]:
@@ -310,10 +316,19 @@ def _environment() -> dict[str, str]:
 def _make_root(top: Path) -> Path:
     """A new folder for worktrees; those of processes that are gone are removed."""
     for old in Path(tempfile.gettempdir()).glob("specdebug-commits-*"):
-        owner = re.fullmatch(r"specdebug-commits-(\d+)-\w+", old.name)
-        if owner and old.stat().st_uid == os.getuid() and not _alive(int(owner[1])):
+        owner = re.fullmatch(r"specdebug-commits-(\d{1,9})-\w+", old.name)
+        if owner and not _alive(int(owner[1])) and _is_our_folder(old):
             _remove(top, old)
     return Path(tempfile.mkdtemp(prefix=f"specdebug-commits-{os.getpid()}-"))
+
+
+def _is_our_folder(path: Path) -> bool:
+    """Whether it is a folder, no link to one, and this user's; not so once another process has removed it."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 def _alive(process: int) -> bool:

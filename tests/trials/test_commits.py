@@ -164,13 +164,31 @@ def test_a_script_that_came_later_makes_earlier_commits_untestable() -> None:
         ({"bad": "--all"}, "--bad --all: no such commit"),
         ({"good": "HEAD"}, "are the same commit"),
         ({"good": "HEAD", "bad": "HEAD~5"}, "is no ancestor of --bad HEAD~5; the other way round it is"),
-        ({"repo": Path("/proc")}, "/proc is in no git repository"),
+        ({"repo": Path("/proc")}, "/proc is in no git repository that can be used .*not a git repository"),
         ({"repo": Path("missing")}, "there is no folder missing"),
     ],
 )
 def test_what_is_no_history_is_said(options: dict[str, object], words: str) -> None:
     with pytest.raises(CommitsError, match=words):
         source(**options)
+
+
+def test_a_repository_that_git_refuses_is_said_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # as in a container that mounts somebody else's
+    with pytest.raises(CommitsError, match="dubious ownership") as caught:
+        source()
+    assert "\n" not in str(caught.value)
+
+
+def test_whatever_subjects_hold_a_commit_is_a_candidate() -> None:
+    signs = "cat >/dev/null; echo '[GNUPG:] SIG_CREATED ' >&2; echo '-----BEGIN PGP SIGNATURE-----'"
+    script("gpg", f"#!/bin/bash\n[[ $* == *--verify* ]] && {{ echo good >&2; exit; }}\n{signs}\n")
+    git("config", "gpg.program", os.path.abspath("gpg"))
+    git("config", "log.showSignature", "true")
+    for subject in ("two\u2028lines\x0c", ""):
+        git("commit", "-qS", "--allow-empty", "--allow-empty-message", "-m", subject)
+    labels = [candidate.label for candidate in source().candidates]
+    assert labels == ["change 3", "change 4", "change 5", "two\u2028lines\x0c", ""]
 
 
 def test_a_command_that_is_nowhere_is_said() -> None:
@@ -192,6 +210,18 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> No
     tried(source(), 1)
     assert leftovers(tmp_path) == []
     assert git("worktree", "list").count("\n") == 0
+
+
+def test_links_among_the_leftovers_are_left_alone(tmp_path: Path) -> None:
+    """In a temporary folder that others may write to."""
+    folder = tmp_path / "theirs" / "slot-0"
+    folder.mkdir(parents=True)
+    (tmp_path / "tmp/specdebug-commits-999999998-a").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "tmp/specdebug-commits-999999999-b").symlink_to(folder.parent)
+    (result,) = tried(source(), 0)
+    assert result.outcome == "pass"
+    assert folder.is_dir()
+    assert len(leftovers(tmp_path)) == 2
 
 
 def test_results_belong_to_the_commits_and_the_build() -> None:

@@ -96,7 +96,7 @@ def said(findings: Findings) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=2, help="searches a scenario")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--confidence", type=float, default=0.95, help="posterior at which a search answers")
     parser.add_argument("names", nargs="*", metavar="NAME")

@@ -6,6 +6,7 @@ read, digests, format version. Members are read into memory and never extracted.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -93,20 +94,18 @@ def write_archive(path: Path, facts: Mapping[str, Any], members: Mapping[str, by
 def _store(path: Path, data: bytes, force: bool) -> None:
     """Write a file, whole or not at all; one that is there stays unless ``force``."""
     target = path.with_name(f".{path.name}.{os.getpid()}") if force else path
-    try:
-        with open(target, "xb") as file:
-            try:
+    with contextlib.ExitStack() as undo:  # also for a Ctrl-C
+        try:
+            with open(target, "wb" if force else "xb") as file:
+                undo.callback(target.unlink, missing_ok=True)
                 file.write(data)
-                file.flush()
-            except OSError:
-                target.unlink(missing_ok=True)
-                raise
-        if force:
-            os.replace(target, path)
-    except FileExistsError:
-        raise BundleError(f"{target} is there already; --force overwrites it") from None
-    except OSError as error:
-        raise BundleError(f"cannot write {path}: {error.strerror}") from None
+            if force:
+                os.replace(target, path)
+        except FileExistsError:
+            raise BundleError(f"{path} is there already; --force overwrites it") from None
+        except OSError as error:
+            raise BundleError(f"cannot write {path}: {error.strerror}") from None
+        undo.pop_all()
 
 
 def read_archive(path: str | Path) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import zipfile
@@ -79,6 +80,24 @@ def test_nothing_is_overwritten_unasked(bundle: Path) -> None:
     write_archive(bundle, {}, {}, force=True)
     assert read_archive(bundle)[1] == {}
     assert os.listdir(bundle.parent) == [bundle.name]
+
+
+@pytest.mark.parametrize("stopped_by", [KeyboardInterrupt, OSError(28, "No space left on device")])
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_stopped_leaves_things_as_they_were(
+    force: bool, stopped_by: BaseException, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopping(io.FileIO):
+        def write(self, data: Any) -> int:
+            super().write(data[:10])
+            raise stopped_by
+
+    before = bundle.read_bytes()
+    monkeypatch.setattr(archive, "open", Stopping, raising=False)
+    with pytest.raises((KeyboardInterrupt, BundleError)):
+        write_archive(bundle if force else tmp_path / "new.specdebug", FACTS, MEMBERS, force=force)
+    assert os.listdir(tmp_path) == [bundle.name]
+    assert bundle.read_bytes() == before
 
 
 @pytest.mark.parametrize(

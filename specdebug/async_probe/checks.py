@@ -108,6 +108,10 @@ def whole_bounds(low: Bound, high: Bound) -> tuple[int | None, int | None]:
 def picked(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     """The subject at rows ``at`` (taken flat) of dimension 1 of ``tensor`` [L, N, ...]: [L, n, ...]; no row: zeros."""
     at = at.reshape(-1)
+    if at.is_cpu and at.numel():  # a look at the indices costs a tenth of what masking would
+        least, most = torch.aminmax(at)
+        if least.item() >= 0 and most.item() < tensor.shape[1]:
+            return subject(tensor.detach().index_select(1, at), None)
     there = (at >= 0) & (at < tensor.shape[1])
     rows = subject(tensor.detach().index_select(1, torch.where(there, at, 0)), None)
     return rows.masked_fill(~there.view(1, -1, *[1] * (tensor.dim() - 2)), 0)

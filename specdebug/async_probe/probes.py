@@ -27,12 +27,13 @@ COMPILED_FOR = (torch.float32, torch.bfloat16, torch.float16)
 
 _NONFINITE = "nonfinite"  # not a kind of finding: stands for nan and inf
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class SiteCall:
     """A probe call as whoever listens at sites gets it: the tensor itself, and what the call said of it.
 
     ``kind``: a kind of finding, or ``nonfinite`` for nan and inf together. ``low``, ``high``: bounds of an oob check,
     of page_aligned ``high`` is the page size. ``at``: the rows of dimension 1 that are meant, None for all.
+    ``gathered``: what :meth:`rows` gathered, None if nobody asked.
     """
 
     site: str
@@ -42,6 +43,18 @@ class SiteCall:
     high: Bound
     relative_to: torch.Tensor | None
     at: torch.Tensor | None
+    gathered: torch.Tensor | None = None
+
+    def rows(self) -> torch.Tensor:
+        """The tensor, or a copy of the rows of it that are meant, [L, n, ...]: on a CPU the one the probe looks at.
+
+        A hook that changes the tensor does so before anybody asks.
+        """
+        if self.at is None:
+            return self.tensor
+        if self.gathered is None:
+            self.gathered = checks.picked(self.tensor, self.at)
+        return self.gathered
 
 
 SiteHook = Callable[[SiteCall], None]
@@ -271,9 +284,12 @@ def _probe(
         operator = getattr(torch.ops, _NAMESPACE).detect
         operator(_ticks, tensor, kind, site, low, high, relative_to, at)
     else:
+        gathered = None
         if _hook is not None:
-            _hook(SiteCall(site, kind, tensor, low, high, relative_to, at))
-        _detect(kind, tensor, site, low, high, relative_to, at)
+            call = SiteCall(site, kind, tensor, low, high, relative_to, at)
+            _hook(call)
+            gathered = call.gathered
+        _detect(kind, tensor, site, low, high, relative_to, at, gathered)
 
 
 def _detect(
@@ -284,6 +300,7 @@ def _detect(
     high: Bound,
     relative_to: torch.Tensor | None,
     at: torch.Tensor | None,
+    gathered: torch.Tensor | None = None,
 ) -> None:
     if kind == _NONFINITE:
         modes = _gate.live(site, ("nan", "inf"))
@@ -304,7 +321,10 @@ def _detect(
             if job is not None:
                 _grouped.add(_OnDevice(ring, job, site, modes))
             return
-    values = checks.subject(tensor, relative_to) if at is None else checks.picked(tensor, at)
+    if at is None:
+        values = checks.subject(tensor, relative_to)
+    else:
+        values = checks.picked(tensor, at) if gathered is None else gathered
     on_cpu = values.device.type == "cpu"
     if on_cpu and checks.is_clean(kind, values, low, high):
         return

@@ -366,6 +366,25 @@ def test_a_hook_gets_every_call_and_what_it_leaves_is_what_is_probed():
     assert [(found.site, found.value) for found in async_probe.drain()] == [("test.oob", 4)]
 
 
+def test_rows_that_a_hook_asked_for_are_those_that_are_probed():
+    async_probe.configure("record")
+    pool = torch.zeros(2, 4, 1)
+    gathered: list[torch.Tensor] = []
+
+    def look(call: async_probe.SiteCall) -> None:
+        gathered.append(call.rows())
+        pool.fill_(float("nan"))  # too late for the probe, so that it shows which rows that looked at
+
+    async_probe.on_site(look)
+    try:
+        maybe_detect_nan(pool, "test.rows", torch.tensor([[3], [1]]))
+        maybe_detect_nan(pool, "test.all")
+    finally:
+        async_probe.on_site(None)
+    assert (gathered[0].shape, gathered[1] is pool) == ((2, 2, 1), True)
+    assert [found.site for found in async_probe.drain()] == ["test.all"]
+
+
 @pytest.mark.parametrize("mode", ["off", "record"])
 def test_a_hook_is_called_whatever_the_probes_do(mode: str):
     calls: list[str] = []

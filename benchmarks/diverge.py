@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
@@ -266,12 +267,13 @@ def cost(folder: Path, steps: int, *, by_request: bool) -> None:
     recorder.finish()
     size = (folder / "cost").stat().st_size
     (folder / "cost").unlink()
-    ratio = statistics.median(b / a for a, b in zip(*spent, strict=True))
+    low, middle, high = (100 * (ratio - 1) for ratio in statistics.quantiles(map(truediv, spent[1], spent[0]), n=4))
     print(
         f"cost, a hash {'a request' if by_request else 'a tensor'}: {1e3 * statistics.median(spent[0]):.2f} ms a step, "
-        f"recorded {1e3 * statistics.median(spent[1]):.2f} ms; "
-        f"in all {100 * (sum(spent[1]) / sum(spent[0]) - 1):+.1f}%, median of pairs {100 * (ratio - 1):+.1f}%; "
-        f"{size / steps * 10_000 / 2**20:.1f} MiB per 10,000 steps ({steps} measured, batch of 4)"
+        f"recorded {1e3 * statistics.median(spent[1]):.2f} ms: {middle:+.1f}% (quartiles of pairs {low:+.1f} and "
+        f"{high:+.1f}%; in all {100 * (sum(spent[1]) / sum(spent[0]) - 1):+.1f}%); "
+        f"{size / steps * 10_000 / 2**20:.1f} MiB per 10,000 steps ({steps} measured, batch of 4)",
+        flush=True,
     )
 
 

@@ -12,6 +12,7 @@ somebody who has the values.
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -132,6 +133,7 @@ def same_schedule(left: Sequence[Step], right: Sequence[Step]) -> int | None:
     return None
 
 
+@functools.cache
 def is_where(site: str) -> bool:
     """Whether a site's tensor says where something is rather than what."""
     return any(fnmatch.fnmatchcase(site, pattern) for pattern in WHERE_SITES)

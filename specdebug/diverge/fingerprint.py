@@ -8,6 +8,8 @@ changes the sum. Hashes of the two are not comparable.
 from __future__ import annotations
 
 import ctypes
+import math
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
+from specdebug.async_probe import SiteCall
 from specdebug.diverge.owners import Segment
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -23,60 +26,112 @@ RING = 1 << 16
 _NOTHING = xxh3_64_intdigest(b"")
 
 
-def rows_of(tensor: Tensor, at: Tensor | None) -> Tensor:
+def rows_of(call: SiteCall) -> Tensor:
     """What is hashed, rows first: the tensor, or of [L, N, ...] the rows ``at`` (taken flat) of its dimension 1."""
-    tensor = tensor.detach()
-    if at is not None:
-        return picked(tensor, at).transpose(0, 1)
+    tensor = call.tensor.detach()
+    if call.at is not None:
+        # On a device the probe gathers nothing, and two operations are fewer than it would take for that.
+        return (call.rows() if tensor.is_cpu else _picked(tensor, call.at)).transpose(0, 1)
     return tensor.reshape(1) if tensor.dim() == 0 else tensor
 
 
+_arrays: dict[int, type[ctypes.Array[ctypes.c_char]]] = {}
+
+
+def whole_hash(tensor: Tensor) -> int:
+    """Of a contiguous tensor on the host."""
+    # An address, because a view or a conversion of a small tensor would cost many times what hashing it does.
+    size = tensor.nbytes
+    if not size:
+        return _NOTHING
+    kind = _arrays.get(size)
+    if kind is None:
+        kind = _arrays[size] = ctypes.c_char * size
+    return xxh3_64_intdigest(kind.from_address(tensor.data_ptr()))
+
+
+class Staging:
+    """Copies of small tensors, to be hashed later: memory that is used again, because fresh memory costs more than what
+    is written to it."""
+
+    def __init__(self, size: int = 1 << 20) -> None:
+        self._blocks = [ctypes.create_string_buffer(size)]
+        self._address = ctypes.addressof(self._blocks[0])
+        self._used = 0
+
+    def copy(self, tensor: Tensor) -> int:
+        """The address of a copy of a contiguous tensor on the host, good until :meth:`clear`."""
+        size = tensor.nbytes
+        if self._used + size > len(self._blocks[-1]):
+            self._blocks.append(ctypes.create_string_buffer(max(size, 2 * len(self._blocks[-1]))))
+            self._address, self._used = ctypes.addressof(self._blocks[-1]), 0
+        at = self._address + self._used
+        ctypes.memmove(at, tensor.data_ptr(), size)
+        self._used += size
+        return at
+
+    def clear(self) -> None:
+        """Nobody needs the copies any more."""
+        del self._blocks[:-1]
+        self._used = 0
+
+
+def list_hash(tensor: Tensor) -> int:
+    """As :func:`whole_hash`, of a tensor of integers whose size another call will not have."""
+    return xxh3_64_intdigest(tensor.numpy().data)
+
+
 class HostPlan:
-    """How to hash tensors of one shape that lie on the host, found once for many.
+    """How to hash, segment by segment, contiguous tensors of one shape on the host; found once for many.
 
     Args:
-        tensor: one of them, contiguous: rows first, or [L, N, ...] whose rows are in dimension 1.
+        shape: rows first.
+        dtype: of the values.
         segments: rows to hash together.
-        layers: L of the latter form, else 0.
+        layers: where the tensor is [L, N, ...] and rows are in dimension 1: L, which is second in ``shape``. Else 0.
         relative: the values are rows of a tensor that has as many for each request; they are taken from the request's
             first, so that a request has the same hash wherever it stands in the batch. 0: they are not.
     """
 
-    def __init__(self, tensor: Tensor, segments: Sequence[Segment], layers: int = 0, relative: int = 0) -> None:
-        rows = tensor.shape[1] if layers else tensor.shape[0]
-        stride = tensor.numel() * tensor.element_size() // (max(rows, 1) * max(layers, 1))
-        self._layers = layers * rows * stride, stride * rows
-        self._pieces = [(start * stride, ctypes.c_char * ((stop - start) * stride)) for _, start, stop in segments]
-        self._first: np.ndarray | None = None
-        if relative:
-            first = [number * relative for number, (_, start, stop) in enumerate(segments) for _ in range(start, stop)]
-            self._first = np.array(first, dtype=tensor.numpy().dtype).reshape(-1, *[1] * (tensor.dim() - 1))
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        segments: Sequence[Segment],
+        layers: int = 0,
+        relative: int = 0,
+    ) -> None:
+        row = dtype.itemsize * math.prod(shape[1:]) // max(layers, 1)
+        self._pieces = [(start * row, ctypes.c_char * ((stop - start) * row)) for _, start, stop in segments]
+        self._layers = [layer * shape[0] * row for layer in range(layers)]
+        self._relative = relative
+        self._integers = "iq"[dtype == torch.int64]
 
-    def hashes(self, tensor: Tensor) -> list[int]:
-        """Of each segment."""
-        # Addresses, because views and conversions of small tensors would cost many times what hashing them does.
-        at = tensor.data_ptr()
-        if not at:
-            return [_NOTHING] * len(self._pieces)
-        size, layer = self._layers
-        if size:
-            return [self._through_layers(at + offset, size, layer, kind) for offset, kind in self._pieces]
-        if self._first is not None:
-            values = tensor.numpy()
-            values = np.where(values >= 0, values - self._first, values)
-            at = values.ctypes.data
-        return [xxh3_64_intdigest(kind.from_address(at + offset)) for offset, kind in self._pieces]
+    def hashes(self, at: int) -> list[int]:
+        """Of each segment of what lies at an address."""
+        if self._relative:
+            return [
+                self._from_first(kind.from_address(at + start), number * self._relative)
+                for number, (start, kind) in enumerate(self._pieces)
+            ]
+        if not self._layers:
+            return [xxh3_64_intdigest(kind.from_address(at + start)) for start, kind in self._pieces]
+        found = []
+        for start, kind in self._pieces:
+            digest = 0
+            for layer in self._layers:
+                digest = xxh3_64_intdigest(kind.from_address(at + start + layer), digest)
+            found.append(digest)
+        return found
 
-    def _through_layers(self, at: int, size: int, layer: int, kind: type[ctypes.Array[ctypes.c_char]]) -> int:
-        digest = 0
-        for offset in range(0, size, layer):
-            digest = xxh3_64_intdigest(kind.from_address(at + offset), digest)
-        return digest
+    def _from_first(self, content: ctypes.Array[ctypes.c_char], first: int) -> int:
+        values = array(self._integers, content.raw)
+        return xxh3_64_intdigest(array(self._integers, [v - first if v >= 0 else v for v in values]))
 
 
-def picked(tensor: Tensor, at: Tensor) -> Tensor:
+def _picked(tensor: Tensor, at: Tensor) -> Tensor:
     """Of [L, N, ...] the rows ``at`` (taken flat) of dimension 1, in that form; beyond the last: the last."""
-    return tensor.detach().index_select(1, at.reshape(-1).clamp(0, tensor.shape[1] - 1))
+    return tensor.index_select(1, at.reshape(-1).clamp(0, tensor.shape[1] - 1))
 
 
 def _bits(rows: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ SHARED = ("*.kv_indptr", "prefix_cache.*")
 """Sites whose tensors are nobody's in particular."""
 
 LISTS = ("attention.plan.kv_indices",)
-"""Sites with one element for each position that a request attends to."""
+"""Sites with one element for each position that a request attends to, so that their length changes with each step."""
 
 Segment = tuple[int, int, int]
 """Owner, first row and the row behind the last."""
@@ -63,8 +63,6 @@ class Batch:
         whole = [(BATCH, 0, rows)]
         if not count or _among(site, SHARED):
             return whole
-        if _among(site, LISTS):
-            return self._lists(rows) or whole
         if self.kind == "prefill":
             if rows == sum(self.lens):
                 return self._cut(self.lens)
@@ -93,14 +91,6 @@ class Batch:
         if rows > used:
             found.append((PADDING, used, rows))
         return found
-
-    def _lists(self, rows: int) -> list[Segment] | None:
-        """Every request attends to what it has KV of, and to equally many positions more."""
-        lens = tuple(request.kv_len for request in self.requests)
-        if self.kind == "prefill":
-            lens = tuple(a + b for a, b in zip(lens, self.lens, strict=True))
-        more, left = divmod(rows - sum(lens), len(lens))
-        return self._cut(tuple(length + more for length in lens)) if not left and more >= 0 else None
 
     def _cut(self, lens: Sequence[int]) -> list[Segment]:
         found, at = [], 0

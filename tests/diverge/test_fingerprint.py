@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdebug.diverge.fingerprint import DeviceHashes, HostPlan, picked, rows_of
+from specdebug.async_probe import SiteCall
+from specdebug.diverge.fingerprint import DeviceHashes, HostPlan, Staging, list_hash, rows_of, whole_hash
 from specdebug.diverge.owners import Segment
 
 SEGMENTS: list[Segment] = [(0, 0, 2), (1, 2, 5), (-1, 5, 6)]
@@ -18,7 +19,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.int32)
 
 
 def on_host(tensor: Tensor) -> list[int]:
-    return HostPlan(tensor, SEGMENTS).hashes(tensor)
+    return HostPlan(tensor.shape, tensor.dtype, SEGMENTS).hashes(tensor.data_ptr())
 
 
 def on_device(tensor: Tensor) -> list[int]:
@@ -49,24 +50,56 @@ def test_order_and_the_sign_of_zero_count(hashes: Callable[[Tensor], list[int]])
 
 
 def test_slots_of_every_layer_are_hashed() -> None:
-    pool, at = torch.arange(4 * 10 * 2.0).reshape(4, 10, 2), torch.tensor([7, 1, 2, 3, 4, 99])
-    first = picked(pool, at)
-    plan = HostPlan(first, SEGMENTS, layers=4)
-    before = plan.hashes(first)
+    pool, at = torch.arange(4 * 10 * 2.0).reshape(4, 10, 2), torch.tensor([7, 1, 2, 3, 4, 6])
+
+    def hashes() -> tuple[list[int], int]:
+        rows = SiteCall("kv_pool.write.k", "nan", pool, 0, 0, None, at).rows()
+        plan = HostPlan((6, 4, 2), pool.dtype, SEGMENTS, layers=4)
+        return plan.hashes(rows.data_ptr()), whole_hash(rows)
+
+    before, whole = hashes()
     pool[3, 2, 1] = -1.0
-    after = plan.hashes(picked(pool, at))
+    after, other = hashes()
     assert [n for n in range(3) if before[n] != after[n]] == [1]
+    assert other != whole
     pool[2, 8] = -1.0  # nobody's slot
-    assert plan.hashes(picked(pool, at)) == after
-    assert rows_of(pool, at)[5, 0].tolist() == pool[0, 9].tolist()  # a slot behind the pool is its last
+    assert hashes() == (after, other)
+
+
+def test_rows_of_slots_come_first() -> None:
+    pool, at = torch.arange(4 * 10 * 2.0).reshape(4, 10, 2), torch.tensor([[7, 1], [2, 3]])
+    rows = rows_of(SiteCall("kv_pool.write.k", "nan", pool, 0, 0, None, at))
+    assert rows.shape == (4, 4, 2)
+    assert rows[2, 3].tolist() == pool[3, 2].tolist()
+    assert rows_of(SiteCall("draft.bonus", "oob", torch.tensor(3), 0, 9, None, None)).shape == (1,)
+
+
+def test_copies_outlive_what_they_are_of() -> None:
+    staging = Staging(size=64)
+    tensors = [torch.arange(5) + number for number in range(9)]  # 40 bytes each: no two fit
+    addresses = [staging.copy(tensor) for tensor in tensors]
+    expected = [whole_hash(tensor) for tensor in tensors]
+    for tensor in tensors:
+        tensor.zero_()
+    whole: list[Segment] = [(0, 0, 5)]
+    assert [HostPlan((5,), torch.int64, whole).hashes(at)[0] for at in addresses] == expected
+    staging.clear()
+    again = torch.arange(5)
+    assert HostPlan((5,), torch.int64, whole).hashes(staging.copy(again)) == [whole_hash(again)]
+
+
+def test_a_list_of_any_length_has_a_hash() -> None:
+    one, other = torch.arange(7, dtype=torch.int32), torch.arange(8, dtype=torch.int32)
+    assert list_hash(one) == whole_hash(one) != list_hash(other)
 
 
 def test_rows_of_the_batch_are_taken_from_the_requests_own() -> None:
     index = torch.tensor([[0, 2, -1], [6, 8, -1]], dtype=torch.int32)
     apart: list[Segment] = [(0, 0, 1), (1, 1, 2)]
-    one, other = HostPlan(index, apart, relative=6).hashes(index)
+    one, other = HostPlan(index.shape, index.dtype, apart, relative=6).hashes(index.data_ptr())
     assert one == other
-    assert HostPlan(index, apart).hashes(index)[0] != HostPlan(index, apart).hashes(index)[1]
+    one, other = HostPlan(index.shape, index.dtype, apart).hashes(index.data_ptr())
+    assert one != other
     ring = DeviceHashes(torch.device("cpu"))
     ring.put(index, apart, relative=6)
     one, other = ring.take()
@@ -75,4 +108,5 @@ def test_rows_of_the_batch_are_taken_from_the_requests_own() -> None:
 
 def test_nothing_has_a_hash_too() -> None:
     empty = torch.empty(0, 3)
-    assert len(HostPlan(empty, [(0, 0, 0)]).hashes(empty)) == 1
+    assert whole_hash(empty) == HostPlan(empty.shape, empty.dtype, [(0, 0, 0)]).hashes(empty.data_ptr())[0]
+    assert Staging().copy(empty)

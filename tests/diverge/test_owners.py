@@ -26,8 +26,6 @@ PREFILL = Batch("prefill", [request(0), request(4)], (0, 1), (5, 2))
         ("draft_graph.replay.topk_p", 4, [(1, 0, 1), (2, 1, 2), (-1, 2, 4)]),
         ("draft_extend_graph.replay.input_ids", 24, [(1, 0, 6), (2, 6, 12), (-1, 12, 24)]),
         ("kv_pool.write.loc", 24, [(1, 0, 6), (2, 6, 12), (-1, 12, 24)]),
-        ("attention.plan.kv_indices", 42, [(1, 0, 16), (2, 16, 42)]),
-        ("attention.plan.kv_indices", 41, [(-2, 0, 41)]),
         ("draft.plan.kv_indptr", 8, [(-2, 0, 8)]),
         ("verify.logits", 13, [(-2, 0, 13)]),
         ("sampler.softmax.probs", 6, [(2, 0, 6)]),
@@ -47,7 +45,6 @@ def test_the_draft_loop_writes_branches() -> None:
     [
         ("target_prefill.input_ids", 7, [(0, 0, 5), (1, 5, 7)]),
         ("target_prefill.logits", 2, [(0, 0, 1), (1, 1, 2)]),
-        ("attention.plan.kv_indices", 11, [(0, 0, 5), (1, 5, 11)]),
         ("kv_pool.write.k", 3, [(-2, 0, 3)]),
     ],
 )

@@ -106,3 +106,43 @@ def test_a_step_that_fails_is_written_up_to_there(tmp_path: Path) -> None:
         engine.step()
     assert [len(step.calls) for step in read(tmp_path / "h")] == [1]  # before anybody finishes
     recorder.finish()
+
+
+def test_steps_of_several_sites_are_told_apart(tmp_path: Path) -> None:
+    """Lists whose length changes, rows of slots, large tensors: each again and again, in steps that are not alike."""
+    pool = torch.arange(2 * 9 * 2.0).reshape(2, 9, 2)
+    large = torch.arange(2 * 4096.0).reshape(2, 4096)
+
+    def calls(requests: Any) -> None:
+        length = engine.length = engine.length + 1
+        async_probe.maybe_detect_oob(torch.arange(length), 0, 9, "attention.plan.kv_indices")
+        async_probe.maybe_detect_nan(pool, "kv_pool.write.k", torch.tensor([1, 4]))
+        if length != 4:
+            async_probe.maybe_detect_nan(large, "target_decode.logits")
+        async_probe.maybe_detect_oob(torch.tensor([5, length]), 0, 9, "target_decode.input_ids")
+
+    streams = []
+    for by_request in (False, True):
+        engine: Any = Engine()
+        engine.length = 1
+        engine._target_worker.decode = calls
+        path = tmp_path / str(by_request)
+        recorder = Recorder(Writer(path), by_request=by_request)
+        recorder.attach(engine)
+        for _ in range(4):
+            engine.step()
+        recorder.finish()
+        streams.append(read(path))
+    whole, apart = streams
+    assert [len(step.calls) for step in whole] == [4, 4, 3, 4]
+    lists, slots, logits, ids = zip(*(step.digests for step in (whole[0], whole[1], whole[3])), strict=True)
+    assert [len(set(each)) for each in (lists, slots, logits, ids)] == [3, 1, 1, 3]
+    first, second, _, last = ([part for part in step.parts() if part.owner is not None] for step in apart)
+    assert [(part.descriptor.site, part.owner, part.rows) for part in first] == [
+        (site, owner, 1)
+        for site in ("kv_pool.write.k", "target_decode.logits", "target_decode.input_ids")
+        for owner in ("a", "b")
+    ]
+    assert [a.digest == b.digest for a, b in zip(first, second, strict=True)] == [True] * 5 + [False]
+    assert [a.digest == b.digest for a, b in zip(first, last, strict=True)] == [True] * 5 + [False]
+    assert [step.digests[0] for step in apart] == [0] * 4  # where things are is not compared, so not hashed

@@ -1,8 +1,10 @@
-"""Same file, same seed: the same trace hash, run after run, each arm in a process of its own.
+"""Same file, same seed and same faults: the same trace hash, run after run, each arm in a process of its own.
 
-``python benchmarks/determinism.py [--runs 100] [--jobs 8] [--device cuda] [SCENARIO ...]``. The runs are shared out
-over ``--jobs`` interpreters, which hash strings each in its own order; every arm is then run in a fresh fork of a
-server that has imported torch and has not touched the device. Exit code 1 when two hashes differ, or an arm has none.
+``python benchmarks/determinism.py [--runs 100] [--jobs 8] [--device cuda] [--fault NAME[:key=value,...]]... [SCENARIO
+...]``. With faults, which go to the first arm, as in ``specdebug replay --fault``, only that arm is run. The runs are
+shared out over ``--jobs`` interpreters, which hash strings each in its own order; every arm is then run in a fresh fork
+of a server that has imported torch and has not touched the device. Exit code 1 when two hashes differ, or an arm has
+none.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
+from specdebug.faults.declare import parse_fault
 from specdebug.harness.library import Library
 from specdebug.harness.preload import PRELOAD
 from specdebug.harness.replay import Choices, replay
@@ -21,13 +24,14 @@ from specdebug.targets.pool import WorkerPool
 DEFAULT = ("bigram_key", "graph_padding", "topk_page_table")
 
 
-def trace_hashes(scenario: str, device: str, runs: int) -> dict[str, Counter[str]]:
+def trace_hashes(scenario: str, device: str, faults: list[str], runs: int) -> dict[str, Counter[str]]:
     """How often each arm had which trace hash ("" when it came to none), in ``runs`` replays."""
     library = Library()
     seen: dict[str, Counter[str]] = {}
+    choices = Choices(engine={"device": device}, faults=tuple(parse_fault(text) for text in faults))
     with WorkerPool(jobs=2, preload=PRELOAD) as pool:
         for _ in range(runs):
-            done = replay(pool, library, library.scenario(scenario), Choices(engine={"device": device}))
+            done = replay(pool, library, library.scenario(scenario), choices)
             for result in done.results:
                 seen.setdefault(result.run.arm, Counter())[result.outcome.trace_hash] += 1
     return seen
@@ -44,19 +48,21 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="replays at a time")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--fault", action="append", default=[], help="as specdebug replay takes it")
     options = parser.parse_args()
     agree = True
     for scenario in options.scenarios:
         seen: dict[str, Counter[str]] = {}
         with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
             parts = shares(options.runs, options.jobs)
-            futures = [pool.submit(trace_hashes, scenario, options.device, part) for part in parts]
+            futures = [pool.submit(trace_hashes, scenario, options.device, options.fault, part) for part in parts]
         for future in futures:
             for arm, counts in future.result().items():
                 seen.setdefault(arm, Counter()).update(counts)
         for arm, counts in seen.items():
             digest, times = counts.most_common(1)[0]
-            print(f"{scenario} {arm}: {times} of {options.runs} runs have trace hash {digest or 'none'}")
+            injected = "".join(f" --fault {text}" for text in options.fault)
+            print(f"{scenario} {arm}{injected}: {times} of {options.runs} runs have trace hash {digest or 'none'}")
             agree &= len(counts) == 1 and bool(digest)
     return 0 if agree else 1
 

@@ -193,7 +193,7 @@ def _publish(sampled: Sampled, question: Question, reverted: list[str], journal:
             write(text)
             return
         write_file(Path(as_json), text + "\n")
-    write(sampled_text(sampled, question))
+    write(sampled_text(sampled, question, journal.evidence))
 
 
 def _pass_on(
@@ -221,12 +221,12 @@ def _pass_on(
 
         seconds = sum(journal.trials[number][1].seconds for number in range(sampled.tally.trials))
         case = question.what if question.claim is None else f"{question.what}: {question.claim.text}"
-        return verdict_xml("flake", case, code, sampled_text(sampled, question), seconds)
+        return verdict_xml("flake", case, code, sampled_text(sampled, question, journal.evidence), seconds)
 
     def summary() -> str:
         from specdebug.report.github import text_summary
 
-        return text_summary(f"flake {question.what}", code, sampled_text(sampled, question))
+        return text_summary(f"flake {question.what}", code, sampled_text(sampled, question, journal.evidence))
 
     try:
         write_files((junit, cases), (html, page))

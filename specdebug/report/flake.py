@@ -117,25 +117,29 @@ def rate_text(tally: Tally, confidence: float) -> str:
     return f"{counts}: rate {_percent(tally.failures / tally.runs)}, {percent(confidence)} interval {_span(interval)}"
 
 
-def sampled_text(sampled: Sampled, question: Question) -> str:
-    """Verdict, what else was seen, how to see it again. No line is folded: some are to be copied."""
+def sampled_text(sampled: Sampled, question: Question, evidence: Mapping[str, str]) -> str:
+    """Verdict, what else was seen, how to see it again. No line is folded: some are to be copied.
+
+    ``evidence``: of every signature, what its first trial left; of untestable trials under ``""``.
+    """
     tally = sampled.tally
     lines = [verdict_line(sampled, question)]
     if tally.failures:
         fixed = clopper_pearson(tally.failures, tally.runs, question.confidence)
         lines.append(f"the interval holds whenever one stops; for {tally.runs} runs fixed beforehand: {_span(fixed)}")
     seeds = dict(tally.first)
-    lines += [f"  {count} x {name}, first with seed {seeds[name].seed}" for name, count in tally.signatures]
+    for name, count in tally.signatures:
+        other = "" if name in tally.measured else ", not what is measured"
+        lines.append(f"  {count} x {name}, first with seed {seeds[name].seed}{other}")
     if tally.masked:
         lines.append(f"failed in another way, which is no verdict on these: {_times(tally.masked)}")
     if tally.untestable:
         lines.append(f"untestable, which is no verdict: {_times(tally.untestable)}")
-    if tally.first:
-        lines.append(f"reproduce: {question.reproduce(seeds[tally.signatures[0][0]].seed)}")
-    hint = "the same command goes on from here"
-    if tally.resumed and tally.resumed == tally.trials:
-        hint = "every trial was in it already; --fresh measures anew"
-    lines.append(f"journal: {question.journal} ({hint})")
+        if said := evidence.get("", "").strip():
+            lines.append(f"  the first said: {said.splitlines()[-1]}")
+    if tally.measured:
+        lines.append(f"reproduce: {question.reproduce(seeds[tally.measured[0]].seed)}")
+    lines.append(f"journal: {question.journal} ({_journal_hint(sampled)})")
     return "\n".join(lines)
 
 
@@ -191,6 +195,7 @@ def flake_document(
             {
                 "signature": name,
                 "failures": count,
+                "measured": name in tally.measured,
                 "seed": seeds[name].seed,
                 "reproduce": question.reproduce(seeds[name].seed),
                 "evidence": evidence.get(name, ""),
@@ -199,6 +204,16 @@ def flake_document(
         ],
         "journal": question.journal,
     }
+
+
+def _journal_hint(sampled: Sampled) -> str:
+    tally = sampled.tally
+    if sampled.reason in ("interrupted", "trouble"):
+        return "the same command goes on from here"
+    if tally.resumed and tally.resumed == tally.trials:
+        return "every trial was in it already; --fresh measures anew"
+    more = "; a higher --max-trials goes on from here" if sampled.reason == "max-trials" else ""
+    return f"the same command shows this again{more}"
 
 
 def _owed(tally: Tally, claim: Claim) -> str:

@@ -33,6 +33,7 @@ class Tally:
         untestable: trials that could not have shown it.
         masked: trials that failed in another way, and so say nothing of it.
         signatures: every signature seen, with its failures, the most frequent first.
+        measured: those of them that are the failure that is measured.
         first: of every signature, the first trial that had it.
     """
 
@@ -44,6 +45,7 @@ class Tally:
     untestable: int = 0
     masked: int = 0
     signatures: tuple[tuple[str, int], ...] = ()
+    measured: tuple[str, ...] = ()
     first: tuple[tuple[str, Trial], ...] = ()
 
 
@@ -117,10 +119,13 @@ class Sampling:
             name = result.signature or "fail"
             self._counts[name] += 1
             self._first.setdefault(name, trial)
-            if self._pattern is not None and not fnmatchcase(name, self._pattern):
+            if not self._is_measured(name):
                 return
             self._failures += 1
         self._runs += 1
+
+    def _is_measured(self, signature: str) -> bool:
+        return self._pattern is None or fnmatchcase(signature, self._pattern)
 
     def _over(self, result: TrialResult) -> Reason | None:
         if result.outcome != "untestable" and self._runs and self._enough(self._failures, self._runs):
@@ -139,5 +144,6 @@ class Sampling:
             untestable=self._untestable,
             masked=self._trials - self._runs - self._untestable,
             signatures=tuple(self._counts.most_common()),
+            measured=tuple(name for name, _ in self._counts.most_common() if self._is_measured(name)),
             first=tuple(self._first.items()),
         )

@@ -90,10 +90,10 @@ def test_other_failures_and_untestable_runs_are_no_verdict(capsys: pytest.Captur
     assert "x nan@draft.hidden, first with seed" in out
     assert "failed in another way, which is no verdict on these:" in out
     assert "untestable, which is no verdict:" in out
-    code, out, _ = flake(capsys, script="exit 125")
+    code, out, _ = flake(capsys, script="echo no such GPU; exit 125")
     assert code == 125
     assert out.startswith("no trial could be tested: no run has come to a verdict\n")
-    assert "untestable, which is no verdict: 20 times" in out
+    assert "untestable, which is no verdict: 20 times\n  the first said: no such GPU\n" in out
 
 
 @pytest.mark.parametrize(

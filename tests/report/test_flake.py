@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,7 @@ from specdebug.report.flake import (
     verdict_line,
 )
 from specdebug.stats.claims import parse_claim
-from specdebug.trials.sampling import Sampled, Tally
+from specdebug.trials.sampling import Reason, Sampled, Tally
 from specdebug.trials.trial import Trial, TrialResult
 
 
@@ -27,7 +28,8 @@ def question(claim: str | None = None) -> Question:
 
 def tally(failures: int, runs: int, **more: int) -> Tally:
     named = ((("hang", failures),), (("hang", Trial(4, frozenset(), 99)),)) if failures else ((), ())
-    return Tally(runs, runs=runs, failures=failures, signatures=named[0], first=named[1], **more)
+    measured = tuple(name for name, _ in named[0])
+    return Tally(runs, runs=runs, failures=failures, signatures=named[0], measured=measured, first=named[1], **more)
 
 
 @pytest.mark.parametrize(
@@ -55,15 +57,41 @@ def test_refuted_and_undecided() -> None:
 
 
 def test_the_rest_of_the_report() -> None:
-    text = sampled_text(Sampled("enough", tally(3, 10, untestable=1, masked=2, resumed=4)), question())
+    sampled = Sampled("enough", tally(3, 10, untestable=1, masked=2, resumed=4))
+    text = sampled_text(sampled, question(), {"": "starting\nno such GPU\n", "hang": "silence"})
     assert text.splitlines()[1:] == [
         "the interval holds whenever one stops; for 10 runs fixed beforehand: 6.7% to 65.2%",
         "  3 x hang, first with seed 99",
         "failed in another way, which is no verdict on these: 2 times",
         "untestable, which is no verdict: once",
+        "  the first said: no such GPU",
         "reproduce: SEED=99 ./test.sh",
-        "journal: j.sqlite (the same command goes on from here)",
+        "journal: j.sqlite (the same command shows this again)",
     ]
+
+
+def test_what_is_reproduced_is_what_is_measured() -> None:
+    first = (("hang", Trial(0, frozenset(), 11)), ("nan@x", Trial(5, frozenset(), 22)))
+    other = Tally(9, runs=4, failures=1, masked=5, signatures=(("hang", 5), ("nan@x", 1)), first=first)
+    lines = sampled_text(Sampled("max-trials", replace(other, measured=("nan@x",))), question(), {}).splitlines()
+    assert "  5 x hang, first with seed 11, not what is measured" in lines
+    assert "  1 x nan@x, first with seed 22" in lines
+    assert "reproduce: SEED=22 ./test.sh" in lines
+    unseen = replace(other, failures=0, runs=3, masked=6)
+    assert "reproduce" not in sampled_text(Sampled("max-trials", unseen), question(), {})
+
+
+@pytest.mark.parametrize(
+    ("reason", "resumed", "hint"),
+    [
+        ("interrupted", 10, "the same command goes on from here"),
+        ("max-trials", 0, "the same command shows this again; a higher --max-trials goes on from here"),
+        ("enough", 10, "every trial was in it already; --fresh measures anew"),
+    ],
+)
+def test_the_journal_hint_says_what_the_same_command_would_do(reason: Reason, resumed: int, hint: str) -> None:
+    text = sampled_text(Sampled(reason, tally(3, 10, resumed=resumed)), question(), {})
+    assert text.endswith(f"journal: j.sqlite ({hint})")
 
 
 class Terminal(io.StringIO):

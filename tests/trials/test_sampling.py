@@ -96,6 +96,7 @@ def test_only_verdicts_on_what_is_measured_count(tmp_path: Path) -> None:
     assert (tally.trials, tally.runs, tally.failures) == (8, 4, 2)
     assert (tally.masked, tally.untestable) == (2, 2)
     assert dict(tally.signatures) == {"nan@x": 2, "hang": 2}
+    assert tally.measured == ("nan@x",)
 
 
 def test_the_rule_is_not_asked_where_nothing_was_tested(tmp_path: Path) -> None:

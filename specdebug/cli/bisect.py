@@ -17,7 +17,7 @@ from specdebug.cli.bisect_plan import Over, Plan, over_commits, over_faults, ove
 from specdebug.cli.options import Content, Debug, Html, command_line
 from specdebug.cli.output import check_writable, write, write_file
 from specdebug.cli.results import check_files, tell_github, write_files
-from specdebug.cli.trials import command_of, confidence_of, terminable
+from specdebug.cli.trials import command_of, confidence_of, own_folder, terminable
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def bisect(
         from specdebug.trials.search import Search
 
         identity = digest_of(over.value, plan.source.identity, str(seed))
-        path = journal or _own_folder() / f"bisect-{identity}.sqlite"
+        path = journal or own_folder() / f"bisect-{identity}.sqlite"
         subject = plan.subject(over.value, str(path))
         with Journal(path, identity, f"{plan.what} over {over.value}, seed {seed}", fresh=fresh) as kept:
             search = Search(
@@ -195,15 +195,6 @@ def _command(ctx: typer.Context, scenario: str | None) -> tuple[str, ...]:
     if scenario is None and not command:
         raise SpecDebugError("bisect needs a scenario or, after --, a command, as in: specdebug bisect -- ./test.sh")
     return command
-
-
-def _own_folder() -> Path:
-    """Where journals lie that nobody named a place for; git is told to leave it alone."""
-    folder = Path(".specdebug")
-    with contextlib.suppress(OSError):  # whoever writes to it next will say so
-        folder.mkdir()
-        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
-    return folder
 
 
 def _publish(findings: Findings, subject: Subject, journal: Journal, as_json: str | None) -> None:

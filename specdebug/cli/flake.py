@@ -18,7 +18,7 @@ from specdebug.cli.options import Content, Debug, Html, Junit, command_line
 from specdebug.cli.output import check_writable, write, write_file
 from specdebug.cli.replay import open_library
 from specdebug.cli.results import check_files, tell_github, write_files
-from specdebug.cli.trials import command_of, confidence_of, terminable
+from specdebug.cli.trials import command_of, confidence_of, own_folder, terminable
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def flake(
             return bool(narrow_enough(anytime_interval(failures, runs, level).width, failures, runs))
 
         identity = digest_of("flake", plan.source.identity, ",".join(plan.reverted), str(seed))
-        path = journal or Path(".specdebug") / f"flake-{identity}.sqlite"
+        path = journal or own_folder() / f"flake-{identity}.sqlite"
         question = Question(plan.what, claimed, level, str(path), plan.reproduce)
         with Journal(path, identity, f"the failure rate of {plan.what}, seed {seed}", fresh=fresh) as kept:
             sampling = Sampling(

@@ -16,7 +16,7 @@ import typer
 from specdebug.cli.options import Content, Debug
 from specdebug.cli.output import check_writable, write, write_file
 from specdebug.cli.replay import open_library
-from specdebug.cli.trials import confidence_of, terminable
+from specdebug.cli.trials import confidence_of, own_folder, terminable
 from specdebug.errors import SpecDebugError, did_you_mean
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def minimise(
     what = shlex.join([scenario, "--arm", name, *(("--revert", ",".join(added)) if added else ())])
     facts = (repr(space.start.to_dict()), repr(toggles), repr(library.packs(space.start.probes)), __version__)
     identity = digest_of("minimise", *facts, str(seed), str(jobs), signature or "", str(level))
-    path = journal or Path(".specdebug") / f"minimise-{identity}.sqlite"
+    path = journal or own_folder() / f"minimise-{identity}.sqlite"
     subject = Subject(what, len(space.start.workload), str(output), str(path), level)
     with (
         terminable(),

@@ -1,11 +1,13 @@
-"""What commands that run trials share: a command after ``--``, and an orderly end when they are told to end."""
+"""What commands that run trials share: a command after ``--``, a place for journals, an orderly end."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -44,6 +46,15 @@ def confidence_of(text: str) -> float:
     if rest or not 0.5 < value < 1:
         raise SpecDebugError(f"--confidence must be above 50% and below 100%, such as 0.95 or 95%, got {text!r}")
     return value
+
+
+def own_folder() -> Path:
+    """Where journals lie that nobody named a place for; git is told to leave it alone."""
+    folder = Path(".specdebug")
+    with contextlib.suppress(OSError):  # whoever writes to it next will say so
+        folder.mkdir()
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+    return folder
 
 
 @contextmanager

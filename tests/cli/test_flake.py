@@ -71,6 +71,7 @@ def test_without_a_claim_the_rate_is_measured(capsys: pytest.CaptureFixture[str]
     code, out, _ = flake(capsys)
     assert code == 0
     assert out.startswith("0 of 33 failed: rate < 8.7% at 95%\n")
+    assert Path(".specdebug/.gitignore").read_text() == "*\n"
 
 
 def test_jobs_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,15 +18,16 @@ class OutputError(SpecDebugError):
 
 
 def write(text: str) -> None:
-    """Write text and a newline to stdout.
+    """Write text and a newline to stdout; characters that it cannot hold are written as escapes.
 
     A reader that has gone (``| head``) is nobody's error: the rest is dropped and the command's exit code
     stands. Raises OutputError when the text cannot be written for another reason, such as a full disk.
     """
     if sys.stdout is None:  # closed by whoever started us
         return
+    encoding = sys.stdout.encoding or "utf-8"
     try:
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
         _discard_stdout()
@@ -60,7 +61,7 @@ def check_writable(path: Path) -> None:
 def write_file(path: Path, text: str) -> None:
     """Write a result file. Raises OutputError."""
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None
 

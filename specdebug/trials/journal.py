@@ -246,7 +246,8 @@ def _digest(row: Sequence[object]) -> str:
 
 
 def _quoted(text: str) -> str:
-    return "'" + text.replace("\0", "").replace("'", "''") + "'"
+    as_text = text.encode(errors="backslashreplace").decode()  # a command's words may be bytes that are none
+    return "'" + as_text.replace("\0", "").replace("'", "''") + "'"
 
 
 def _lost(trial: Trial, result: TrialResult) -> str:

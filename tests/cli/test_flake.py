@@ -97,6 +97,15 @@ def test_other_failures_and_untestable_runs_are_no_verdict(capsys: pytest.Captur
     assert "untestable, which is no verdict: 20 times\n  the first said: no such GPU\n" in out
 
 
+def test_a_command_may_have_words_that_are_no_text(capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--html", "page.html", "--junit", "junit.xml", "--json", "found.json"]
+    for wanted in ([], files):
+        assert run(["flake", "--max-trials", "2", *wanted, "--", "false", os.fsdecode(b"\xff")]) == 1
+    assert "reproduce: SPECDEBUG_TRIAL_SEED=" in (out := capsys.readouterr().out)
+    assert r"false '\udcff'" in out
+    assert all(Path(name).read_text(encoding="utf-8") for name in files[1::2])
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

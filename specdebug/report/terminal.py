@@ -30,7 +30,7 @@ def console(stream: IO[str] | None = None) -> Console:
     """A console on ``stream`` (stdout unless given)."""
     stream = stream or sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+    return Console(file=stream, width=width, highlight=False, emoji=False, soft_wrap=False)
 
 
 def render_replay(replay: Replay) -> RenderableType:

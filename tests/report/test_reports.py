@@ -138,6 +138,8 @@ def test_a_comparison_shows_where_the_texts_part() -> None:
     text = text_of(render_comparison("sample", comparison))
     assert "token 1: '<5>' | '<9>'" in text
     assert "the arms differ: 1 of 1 requests have other outputs" in text
+    code = text_of(render_comparison("s", compare(("one", "two"), (GOOD, BAD), lambda ids: f"[x:key:{ids[0]}]")))
+    assert "token 1: '[x:key:5]' | '[x:key:9]'" in code  # as it is: no markup, no emoji
     same = compare(("one", "two"), (GOOD, GOOD), str)
     assert "outputs and verdicts agree; every step was the same" in text_of(render_comparison("s", same))
 

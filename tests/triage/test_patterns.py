@@ -49,6 +49,11 @@ LINES = {
     "[2026-01-01 00:00:00 TP0] Watchdog timeout (self.watchdog_last_forward_ct=5)": "hang",
     "E   Failed: Timeout >300.0s": "hang",
     "foo.cc:12: void f(): Assertion `x > 0' failed.": "assert@foo.cc",
+    "foo.c:12: f: Assertion 'x > 0' failed.": "assert@foo.c",
+    "NaN detected!": "nan@unknown",
+    "an illegal instruction was encountered": "launch-failure@cuda",
+    "unspecified launch failure": "launch-failure@cuda",
+    "+ EXIT CODE 139": "crash:SIGSEGV",
     "E       AssertionError: expected 12 got 13": "assert:expected # got #",
     "ValueError: something else": "error:ValueError",
 }  # fmt: skip

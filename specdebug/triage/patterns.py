@@ -116,9 +116,9 @@ WORDS: tuple[bytes, ...] = (
     b" detected!", b"OOB indices", b"index < ", b"index >= ", b"value outside [", b"page-misaligned",
     b"NaN in the", b"probability tensor", b"invalid eagle tree", b"IndexError", b"oken id", b"out of bounds for",
     b"Out Of Bound", b" Leak ", b" leak ", b"Assertion `", b"Assertion '", b"CUDA", b"device-side", b"illegal memory",
-    b"misaligned", b"launch failure", b"illegal instruction", b"CUBLAS", b"oom", b"Out of memory", b"OOM", b"emory cgroup",
-    b"egmentation fault", b"segfault", b"Aborted",
-    b"terminate called", b"Bus error", b"loating point", b"Killed", b"SIG", b"exit", b"Exit", b"EXIT",
+    b"misaligned", b"launch failure", b"illegal instruction", b"CUBLAS", b"oom", b"Out of memory", b"OOM",
+    b"emory cgroup", b"egmentation fault", b"segfault", b"Aborted", b"terminate called", b"Bus error",
+    b"loating point", b"Killed", b"SIG", b"exit", b"Exit", b"EXIT",
     b"atchdog timeout", b"Timeout >", b"imed out", b"maximum execution time", b"deadlock", b"killed after",
     b"Error", b"Exception",
 )  # fmt: skip

@@ -51,7 +51,9 @@ def prepare(common: Common) -> None:
     """Called once, in the fork server. Whatever is wrong here is wrong in every worker, which will then say so."""
     import specdebug.engine.engine
     from specdebug.patching.live import take_census
+    from specdebug.targets.stack import versions
 
+    versions()  # reads packages' metadata, which is then known
     for arm in common.arms:
         try:
             _keep(common.scenario, arm)

@@ -5,6 +5,7 @@ Importing none of those packages: their metadata is enough.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -91,12 +92,18 @@ def nvcc_version() -> str | None:
     return f"{found[1] if found else 'unknown'} ({path})"
 
 
+@functools.cache
+def _version_of(distribution: str) -> str:
+    """From its metadata, which takes some ten milliseconds to read. Raises PackageNotFoundError."""
+    return importlib.metadata.version(distribution)
+
+
 def _version(module: str, distributions: tuple[str, ...]) -> str | None:
     if importlib.util.find_spec(module) is None:
         return None
     for name in distributions:
         try:
-            return importlib.metadata.version(name)
+            return _version_of(name)
         except importlib.metadata.PackageNotFoundError:
             continue
     return "unknown"

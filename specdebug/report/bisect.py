@@ -15,6 +15,7 @@ from specdebug import __version__
 from specdebug.bisect import Rate
 from specdebug.report.lines import PlainLines
 from specdebug.report.live import LiveDisplay
+from specdebug.report.words import journal_line, times
 from specdebug.trials.search import Findings, Standing
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -186,7 +187,7 @@ def findings_text(findings: Findings, subject: Subject, evidence: Mapping[str, s
     if answer is not None and answer.culprits:
         then = subject.next_step(answer.culprits, standing.followed or "*")
         lines += [f"next: {then}"] if then else []
-    lines.append(f"journal: {subject.journal} ({_journal_hint(findings)})")
+    lines.append(journal_line(subject.journal, findings.reason, standing.resumed, standing.trials))
     return "\n".join(lines)
 
 
@@ -272,9 +273,9 @@ def _seen(findings: Findings, subject: Subject, evidence: Mapping[str, str]) -> 
     standing = findings.standing
     lines = []
     if standing.followed is not None:
-        mine = [f"{one.signature} ({_times(one.failures)})" for one in standing.signatures if one.followed]
+        mine = [f"{one.signature} ({times(one.failures)})" for one in standing.signatures if one.followed]
         lines.append(f"followed: {', '.join(mine) or f'{standing.followed}, which was not seen'}")
-    others = [f"{one.signature} ({_times(one.failures)})" for one in standing.signatures if not one.followed]
+    others = [f"{one.signature} ({times(one.failures)})" for one in standing.signatures if not one.followed]
     if others:
         lines.append(f"also seen: {', '.join(others)}; follow another with --signature")
     if standing.untestable:
@@ -283,7 +284,7 @@ def _seen(findings: Findings, subject: Subject, evidence: Mapping[str, str]) -> 
             named = [subject.called(one) if one else GOOD for one in findings.untestable[:MAX_NAMED]]
             more = len(findings.untestable) - len(named)
             where = f", at {', '.join(named)}" + (f" and {more} more commits" if more else "")
-        lines.append(f"untestable: {_times(standing.untestable)}{where}")
+        lines.append(f"untestable: {times(standing.untestable)}{where}")
         if evidence.get(""):
             lines.append(f"  the first said: {evidence[''].strip().splitlines()[-1]}")
     return lines
@@ -295,18 +296,6 @@ def _reproduce(findings: Findings, subject: Subject) -> str | None:
     if shown is None or (answer is not None and not answer.culprits):
         return None
     return subject.reproduce(shown.reverted if answer is None else answer.culprits, shown.seed)
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
-def _journal_hint(findings: Findings) -> str:
-    if findings.reason == "answered" and findings.standing.resumed == findings.standing.trials:
-        return "every trial was in it already; --fresh measures anew"
-    return (
-        "the same command shows this again" if findings.reason == "answered" else "the same command goes on from here"
-    )
 
 
 def _probability(probability: float) -> str:

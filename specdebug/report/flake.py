@@ -13,6 +13,7 @@ from rich.text import Text
 from specdebug import __version__
 from specdebug.report.lines import PlainLines
 from specdebug.report.live import LiveDisplay
+from specdebug.report.words import journal_line, times
 from specdebug.stats.claims import Claim, percent
 from specdebug.stats.clean import clean_bound
 from specdebug.stats.intervals import Interval, anytime_interval, clopper_pearson
@@ -132,14 +133,14 @@ def sampled_text(sampled: Sampled, question: Question, evidence: Mapping[str, st
         other = "" if name in tally.measured else ", not what is measured"
         lines.append(f"  {count} x {name}, first with seed {seeds[name].seed}{other}")
     if tally.masked:
-        lines.append(f"failed in another way, which is no verdict on these: {_times(tally.masked)}")
+        lines.append(f"failed in another way, which is no verdict on these: {times(tally.masked)}")
     if tally.untestable:
-        lines.append(f"untestable, which is no verdict: {_times(tally.untestable)}")
+        lines.append(f"untestable, which is no verdict: {times(tally.untestable)}")
         if said := evidence.get("", "").strip():
             lines.append(f"  the first said: {said.splitlines()[-1]}")
     if tally.measured:
         lines.append(f"reproduce: {question.reproduce(seeds[tally.measured[0]].seed)}")
-    lines.append(f"journal: {question.journal} ({_journal_hint(sampled)})")
+    lines.append(journal_line(question.journal, sampled.reason, tally.resumed, tally.trials))
     return "\n".join(lines)
 
 
@@ -206,16 +207,6 @@ def flake_document(
     }
 
 
-def _journal_hint(sampled: Sampled) -> str:
-    tally = sampled.tally
-    if sampled.reason in ("interrupted", "trouble"):
-        return "the same command goes on from here"
-    if tally.resumed and tally.resumed == tally.trials:
-        return "every trial was in it already; --fresh measures anew"
-    more = "; a higher --max-trials goes on from here" if sampled.reason == "max-trials" else ""
-    return f"the same command shows this again{more}"
-
-
 def _owed(tally: Tally, claim: Claim) -> str:
     owed = claim.owed(tally.failures, tally.runs)
     runs = "1 more clean run is" if owed == 1 else f"{owed} more clean runs are"
@@ -237,7 +228,3 @@ def _plain(interval: Interval) -> dict[str, float]:
 def _percent(rate: float) -> str:
     """One digit after the point, and two that count below 1%."""
     return f"{100 * rate:.1f}%" if rate >= 0.01 or not rate else f"{100 * rate:.2g}%"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"

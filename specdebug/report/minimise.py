@@ -9,6 +9,7 @@ from typing import Any
 from specdebug import __version__
 from specdebug.minimise import Seen, Step, Summary
 from specdebug.report.lines import PlainLines
+from specdebug.report.words import journal_line, times
 
 NUMBERS = "numbers"
 """How titles of stages begin that make numbers smaller."""
@@ -38,7 +39,7 @@ class MinimiseProgress(PlainLines):
 
     def opening(self, seen: Seen, failures: int, trials: int) -> None:
         """A trial of the whole scenario."""
-        self._say(f"trial {trials}: {_seen(seen)} with everything; {_times(failures)} so far")
+        self._say(f"trial {trials}: {_seen(seen)} with everything; {times(failures)} so far")
 
     def tried(self, title: str, gone: int, size: int, seen: Seen, failed: bool, removed: int, trials: int) -> None:
         """A trial of a smaller one."""
@@ -52,7 +53,7 @@ class MinimiseProgress(PlainLines):
 
     def closing(self, seen: Seen, failures: int, trials: int) -> None:
         """A trial of what is left, at the end."""
-        self._say(f"what is left: {_seen(seen)}; {_times(failures)} of {trials}")
+        self._say(f"what is left: {_seen(seen)}; {times(failures)} of {trials}")
 
 
 def summary_text(summary: Summary[Any], subject: Subject) -> str:
@@ -62,13 +63,12 @@ def summary_text(summary: Summary[Any], subject: Subject) -> str:
         lines.append(f"signature {summary.followed}: the whole {rate_text(*summary.whole)}, {_left(summary)}")
         lines += needed_lines(summary, subject)
     if summary.others:
-        others = (f"{name} ({_times(count)})" for name, count in summary.others)
+        others = (f"{name} ({times(count)})" for name, count in summary.others)
         lines.append(f"also seen on the way: {', '.join(others)}")
     if summary.seeds:
         lines.append(f"written: {subject.output}")
         lines.append(f"reproduce: specdebug replay {subject.output}")
-    hint = "the same command shows this again" if summary.reason in ("done", "silent") else "the same command goes on"
-    lines.append(f"journal: {subject.journal} ({hint})")
+    lines.append(journal_line(subject.journal, summary.reason, summary.resumed, summary.trials))
     return "\n".join(lines)
 
 
@@ -166,7 +166,3 @@ def _merged(changes: Sequence[str]) -> list[str]:
 
 def _seen(seen: Seen) -> str:
     return f"fail {seen.signature}" if seen.signature else "no failure"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"

@@ -17,7 +17,7 @@ from specdebug.report.flake import (
     verdict_line,
 )
 from specdebug.stats.claims import parse_claim
-from specdebug.trials.sampling import Reason, Sampled, Tally
+from specdebug.trials.sampling import Sampled, Tally
 from specdebug.trials.trial import Trial, TrialResult
 
 
@@ -79,19 +79,6 @@ def test_what_is_reproduced_is_what_is_measured() -> None:
     assert "reproduce: SEED=22 ./test.sh" in lines
     unseen = replace(other, failures=0, runs=3, masked=6)
     assert "reproduce" not in sampled_text(Sampled("max-trials", unseen), question(), {})
-
-
-@pytest.mark.parametrize(
-    ("reason", "resumed", "hint"),
-    [
-        ("interrupted", 10, "the same command goes on from here"),
-        ("max-trials", 0, "the same command shows this again; a higher --max-trials goes on from here"),
-        ("enough", 10, "every trial was in it already; --fresh measures anew"),
-    ],
-)
-def test_the_journal_hint_says_what_the_same_command_would_do(reason: Reason, resumed: int, hint: str) -> None:
-    text = sampled_text(Sampled(reason, tally(3, 10, resumed=resumed)), question(), {})
-    assert text.endswith(f"journal: j.sqlite ({hint})")
 
 
 class Terminal(io.StringIO):

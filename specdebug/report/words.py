@@ -1,0 +1,26 @@
+"""What several reports say in the same words."""
+
+from __future__ import annotations
+
+
+def times(count: int) -> str:
+    """``once``, ``3 times``."""
+    return "once" if count == 1 else f"{count} times"
+
+
+def journal_line(path: str, reason: str, resumed: int, trials: int) -> str:
+    """Where trials are kept, and what the same command would do.
+
+    Args:
+        reason: why the search or measurement ended.
+        resumed: of its ``trials``, how many were in the journal before.
+    """
+    if reason in ("interrupted", "trouble"):
+        hint = "the same command goes on from here"
+    elif resumed == trials > 0:
+        hint = "every trial was in it already; --fresh starts anew"
+    else:
+        hint = "the same command shows this again"
+    if reason == "max-trials":
+        hint += "; with a higher --max-trials it goes on"
+    return f"journal: {path} ({hint})"

@@ -9,9 +9,9 @@ engine can forget to forget is larger: the record of one request is 2 KB, which 
 decode steps that there are to a request here. So the limit is 10 MB per 100,000 steps, and a line counts as steeper
 when it is so by more than two standard errors of its slope.
 
-**How long to look.** At rest the same process stands a few tenths of a MB higher or lower than before, according to what
-its engines' caches hold just then. A line that rises by less than a few MB from end to end is no evidence, however steep
-it looks per 100,000 steps: a short soak cannot find a small leak.
+**How long to look.** At rest the same process stands a few tenths of a MB higher or lower than before, according to
+what its engines' caches hold just then. A line that rises by less than a few MB from end to end is no evidence, however
+steep it looks per 100,000 steps: a short soak cannot find a small leak.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_SLOPE_MB = 10.0
 NOISE_MB = 8.0
 """Rise of the line from end to end that is not called a leak."""
 MAX_GROWTH_MB = 32.0
-"""Most that memory may stand above the end of the warm-up, however long the soak: what no line shows, such as a jump."""
+"""Most that memory may stand above the end of the warm-up, however long the soak: for what no line shows, a jump."""
 MIN_SAMPLES = 8
 
 Sample = tuple[int, float]

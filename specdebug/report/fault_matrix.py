@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import IO
 
 from rich.console import Group, RenderableType
@@ -38,10 +39,11 @@ class PlainFaults(PlainLines):
 
 
 class LiveFaults(LiveDisplay):
-    """The standing, and the latest of what is wrong."""
+    """The standing, how long it will take, and the latest of what is wrong."""
 
     def __init__(self, stream: IO[str]) -> None:
         super().__init__(stream)
+        self._began = time.monotonic()
         self._standing: Standing | None = None
         self._problems: tuple[str, ...] = ()
 
@@ -52,13 +54,23 @@ class LiveFaults(LiveDisplay):
 
     def _draw(self) -> RenderableType:
         standing, problems = self._standing, self._problems
-        text = "starting" if standing is None else standing_text(standing)
+        text = "starting"
+        if standing is not None:
+            text = standing_text(standing) + left_text(standing, time.monotonic() - self._began)
         return Group(Text(f"faults verify: {text}", "bold"), *(Text(line, "red") for line in problems))
 
 
 def faults_progress(stream: IO[str]) -> PlainFaults | LiveFaults:
     """The display that suits the stream."""
     return LiveFaults(stream) if stream.isatty() else PlainFaults(stream)
+
+
+def left_text(standing: Standing, seconds: float) -> str:
+    """What is left at the pace so far, ``seconds`` having passed; nothing while there is no pace to speak of."""
+    if standing.made < standing.planned / 100:
+        return ""
+    left = seconds / max(standing.made, 1) * (standing.planned - standing.made)
+    return f", some {left / 60:.0f} min left" if left >= 90 else f", some {left:.0f} s left"
 
 
 def standing_text(standing: Standing) -> str:

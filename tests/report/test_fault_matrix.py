@@ -9,7 +9,7 @@ from rich.console import Console
 from specdebug.faults.catalogue import CLASSES
 from specdebug.harness.fault_matrix import Case, CaseCheck, FaultMatrix
 from specdebug.harness.fault_runs import Standing
-from specdebug.report.fault_matrix import LiveFaults, PlainFaults, faults_progress, render_fault_matrix
+from specdebug.report.fault_matrix import LiveFaults, PlainFaults, faults_progress, left_text, render_fault_matrix
 
 
 def test_plain_lines_are_few_and_say_what_is_wrong_at_once() -> None:
@@ -35,8 +35,14 @@ def test_a_terminal_shows_the_standing_and_the_latest_problems() -> None:
     console.print(watcher._draw())
     lines = console.export_text().splitlines()
     assert lines[0] == "faults verify: starting"
-    assert lines[1] == "faults verify: 8 of 100 runs, 0 of 8 effective injections caught, 8 problems"
+    assert lines[1].startswith("faults verify: 8 of 100 runs, 0 of 8 effective injections caught, 8 problems, some ")
     assert lines[2:] == [f"problem {made}" for made in range(4, 9)]
+
+
+def test_what_is_left_is_told_once_there_is_a_pace() -> None:
+    assert left_text(Standing(12_000, 100), 30.0) == ""
+    assert left_text(Standing(12_000, 1200), 240.0) == ", some 36 min left"
+    assert left_text(Standing(100, 80), 40.0) == ", some 10 s left"
 
 
 def test_rows_that_were_not_run_are_not_shown() -> None:

@@ -15,8 +15,8 @@ import typer
 
 from specdebug.cli.bisect_plan import Over, Plan, over_commits, over_faults, over_scenario, over_toggles_of_command
 from specdebug.cli.options import Content, Debug, Html, command_line
-from specdebug.cli.output import check_writable, write, write_file
-from specdebug.cli.results import check_files, tell_github, write_files
+from specdebug.cli.output import write
+from specdebug.cli.results import check_files, json_file, tell_github, write_files
 from specdebug.cli.trials import command_of, confidence_of, own_folder, terminable
 from specdebug.errors import SpecDebugError
 
@@ -126,9 +126,7 @@ def bisect(
     level = confidence_of(confidence)
     if timeout is not None and not timeout > 0:
         raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
-    if as_json not in (None, "-"):
-        check_writable(Path(as_json))
-    check_files(html)
+    check_files(json_file(as_json), html)
     command = _command(ctx, scenario)
     unwanted: dict[str, object] = {}
     if over is not Over.COMMITS:
@@ -181,7 +179,7 @@ def bisect(
             with _watcher(subject) as watcher:
                 findings = search.run(watcher)
             _publish(findings, subject, kept, as_json)
-            _pass_on(findings, subject, kept, plan, signature, html)
+            _pass_on(findings, subject, kept, plan, signature, json_file(as_json), html)
     if findings.trouble is not None:
         raise findings.trouble
     return _exit_code(findings)
@@ -199,24 +197,34 @@ def _command(ctx: typer.Context, scenario: str | None) -> tuple[str, ...]:
 
 def _publish(findings: Findings, subject: Subject, journal: Journal, as_json: str | None) -> None:
     """Report on stdout; a JSON document there takes its place."""
-    if as_json is not None:
-        from specdebug.report.bisect import bisect_document
-        from specdebug.report.document import to_json
-
-        text = to_json(bisect_document(findings, subject, _exit_code(findings), journal.evidence))
-        if as_json == "-":
-            write(text)
-            return
-        write_file(Path(as_json), text + "\n")
     from specdebug.report.bisect import findings_text
 
-    write(findings_text(findings, subject, journal.evidence))
+    if as_json == "-":
+        write(_document(findings, subject, journal))
+    else:
+        write(findings_text(findings, subject, journal.evidence))
+
+
+def _document(findings: Findings, subject: Subject, journal: Journal) -> str:
+    from specdebug.report.bisect import bisect_document
+    from specdebug.report.document import to_json
+
+    return to_json(bisect_document(findings, subject, _exit_code(findings), journal.evidence))
 
 
 def _pass_on(
-    findings: Findings, subject: Subject, journal: Journal, plan: Plan, signature: str | None, html: Path | None
+    findings: Findings,
+    subject: Subject,
+    journal: Journal,
+    plan: Plan,
+    signature: str | None,
+    document: Path | None,
+    html: Path | None,
 ) -> None:
-    """A page, and a summary on GitHub."""
+    """The JSON document, a page, and a summary on GitHub."""
+
+    def plain() -> str:
+        return _document(findings, subject, journal) + "\n"
 
     def page() -> str:
         from specdebug.report.html.bisect import bisect_page
@@ -240,7 +248,7 @@ def _pass_on(
         return text_summary(f"bisect {subject.what.rstrip(',')}", _exit_code(findings), text)
 
     try:
-        write_files((html, page))
+        write_files((document, plain), (html, page))
     finally:
         tell_github(summary)
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdebug.cli.options import Content, Debug, Html, Junit, command_line
-from specdebug.cli.output import check_writable, write, write_file
+from specdebug.cli.output import write
 from specdebug.cli.replay import open_library
-from specdebug.cli.results import check_files, tell_github, write_files
+from specdebug.cli.results import check_files, json_file, tell_github, write_files
 from specdebug.cli.trials import command_of, confidence_of, own_folder, terminable
 from specdebug.errors import SpecDebugError
 
@@ -92,9 +92,7 @@ def flake(
     claimed = None if claim is None else parse_claim(claim, level)
     if timeout is not None and not timeout > 0:
         raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
-    if as_json not in (None, "-"):
-        check_writable(Path(as_json))
-    check_files(junit, html)
+    check_files(json_file(as_json), junit, html)
     plan = _plan(command_of(ctx), scenario, arm, revert or (), content, jobs=jobs, timeout=timeout)
     with contextlib.closing(plan.source), terminable():
         from specdebug.report.flake import Question
@@ -124,7 +122,7 @@ def flake(
             with _watcher(question) as watcher:
                 sampled = sampling.run(watcher)
             _publish(sampled, question, plan.reverted, kept, as_json)
-            _pass_on(sampled, question, plan.reverted, kept, signature, junit, html)
+            _pass_on(sampled, question, plan.reverted, kept, signature, json_file(as_json), junit, html)
     if sampled.trouble is not None:
         raise sampled.trouble
     return _exit_code(sampled, question)
@@ -182,18 +180,19 @@ def _plan(
 
 def _publish(sampled: Sampled, question: Question, reverted: list[str], journal: Journal, as_json: str | None) -> None:
     """Report on stdout; a JSON document there takes its place."""
-    from specdebug.report.flake import flake_document, sampled_text
+    from specdebug.report.flake import sampled_text
 
-    if as_json is not None:
-        from specdebug.report.document import to_json
+    if as_json == "-":
+        write(_document(sampled, question, reverted, journal))
+    else:
+        write(sampled_text(sampled, question, journal.evidence))
 
-        code = _exit_code(sampled, question)
-        text = to_json(flake_document(sampled, question, code, reverted, journal.evidence))
-        if as_json == "-":
-            write(text)
-            return
-        write_file(Path(as_json), text + "\n")
-    write(sampled_text(sampled, question, journal.evidence))
+
+def _document(sampled: Sampled, question: Question, reverted: list[str], journal: Journal) -> str:
+    from specdebug.report.document import to_json
+    from specdebug.report.flake import flake_document
+
+    return to_json(flake_document(sampled, question, _exit_code(sampled, question), reverted, journal.evidence))
 
 
 def _pass_on(
@@ -202,13 +201,17 @@ def _pass_on(
     reverted: list[str],
     journal: Journal,
     signature: str | None,
+    document: Path | None,
     junit: Path | None,
     html: Path | None,
 ) -> None:
-    """A page, JUnit XML, and a summary on GitHub."""
+    """The JSON document, JUnit XML, a page, and a summary on GitHub."""
     from specdebug.report.flake import sampled_text
 
     code = _exit_code(sampled, question)
+
+    def plain() -> str:
+        return _document(sampled, question, reverted, journal) + "\n"
 
     def page() -> str:
         from specdebug.report.html.flake import flake_page
@@ -229,7 +232,7 @@ def _pass_on(
         return text_summary(f"flake {question.what}", code, sampled_text(sampled, question, journal.evidence))
 
     try:
-        write_files((junit, cases), (html, page))
+        write_files((document, plain), (junit, cases), (html, page))
     finally:
         tell_github(summary)
 

@@ -16,6 +16,7 @@ import typer
 from specdebug.cli.options import Content, Debug
 from specdebug.cli.output import check_writable, write, write_file
 from specdebug.cli.replay import open_library
+from specdebug.cli.results import check_files, json_file
 from specdebug.cli.trials import confidence_of, own_folder, terminable
 from specdebug.errors import SpecDebugError, did_you_mean
 
@@ -73,8 +74,7 @@ def minimise(
 
     level = confidence_of(confidence)
     check_writable(output)
-    if as_json not in (None, "-"):
-        check_writable(Path(as_json))
+    check_files(json_file(as_json))
     library = open_library(content)
     whole = library.scenario(scenario)
     name = _arm_of(whole, arm)
@@ -180,17 +180,13 @@ def _file_text(summary: Summary[Scenario], subject: Subject, name: str) -> str:
 
 def _publish(summary: Summary[Scenario], subject: Subject, as_json: str | None) -> None:
     """Report on stdout; a JSON document there takes its place."""
+    from specdebug.report.document import to_json
     from specdebug.report.minimise import minimise_document, summary_text
 
-    if as_json is not None:
-        from specdebug.report.document import to_json
-
-        text = to_json(minimise_document(summary, subject, _exit_code(summary)))
-        if as_json == "-":
-            write(text)
-            return
-        write_file(Path(as_json), text + "\n")
-    write(summary_text(summary, subject))
+    document = to_json(minimise_document(summary, subject, _exit_code(summary)))
+    write(document if as_json == "-" else summary_text(summary, subject))
+    if (path := json_file(as_json)) is not None:
+        write_file(path, document + "\n")
 
 
 def _exit_code(summary: Summary[Scenario]) -> int:

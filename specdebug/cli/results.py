@@ -106,6 +106,11 @@ class ReplayFiles:
             tell_github(summary, annotations)
 
 
+def json_file(as_json: str | None) -> Path | None:
+    """The file that ``--json FILE|-`` wants the document in; None where it is wanted nowhere or on stdout."""
+    return None if as_json is None or as_json == "-" else Path(as_json)
+
+
 def check_files(*paths: Path | None) -> None:
     """Raises OutputError when a file that is wanted could not be written."""
     for path in paths:

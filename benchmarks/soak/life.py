@@ -88,7 +88,7 @@ class Worker:
             life = self._life(only)
             while self._goes_on and self._serve(life):
                 pass
-        self._sink.emit("coverage", reached=sorted(async_probe.reached()))
+        self._tell_coverage()
         self._sink.emit("done")
 
     @property
@@ -105,6 +105,10 @@ class Worker:
             resident = memory_at_rest()
             if resident:
                 self._sink.emit("rest", steps=self._decoded, rss_mb=round(resident, 2))
+            self._tell_coverage()
+
+    def _tell_coverage(self) -> None:
+        self._sink.emit("coverage", reached=sorted(async_probe.reached()))
 
     def _serve_young(self) -> None:
         young = self._next_life()

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from benchmarks.soak.memory import MAX_SLOPE_MB, Trend, at_share
 from benchmarks.soak.tally import Tally, WorkerTally
+from specdebug.harness.library import engine_sites
 from specdebug.report.lines import PlainLines
 from specdebug.report.tables import plain_table
 
@@ -92,6 +93,8 @@ def _rows(tally: Tally) -> Iterator[Sequence[str]]:
         yield count(f"  {label}", name)
     yield count("tokens", "tokens")
     yield count("prompt tokens from the cache", "cached tokens")
+    sites = {site.name for site in engine_sites()}
+    yield row(f"sites reached, of {len(sites)} with probes", lambda each: str(len(each.reached & sites)))
     yield row("findings of probes", lambda each: _found(each, lambda kind: kind in PROBES))
     yield row("damaged guards", lambda each: _found(each, lambda kind: kind == "guard"))
     yield row("broken laws of the pools", lambda each: _found(each, lambda kind: kind == "pools"))

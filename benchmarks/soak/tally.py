@@ -151,6 +151,11 @@ class Tally:
         return sum(worker.seconds for worker in self.workers)
 
     @property
+    def reached(self) -> set[str]:
+        """Probe sites that had something to look at."""
+        return set[str]().union(*(worker.reached for worker in self.workers))
+
+    @property
     def decoded_by(self) -> dict[str, Counter[str]]:
         """Decode steps by engine option and its value."""
         total: dict[str, Counter[str]] = {}
@@ -187,7 +192,7 @@ class Tally:
             "processor_s": round(self.seconds, 1),
             "counts": dict(self.counts),
             "decode_steps_by": {option: dict(counts) for option, counts in self.decoded_by.items()},
-            "sites_reached": sorted(set().union(*(worker.reached for worker in self.workers))),
+            "sites_reached": sorted(self.reached),
             "alarms": [alarm.to_dict(self.seed) for alarm in self.alarms],
             "memory": self.memory if self.judges_memory else None,
             "workers": [

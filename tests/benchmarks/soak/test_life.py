@@ -98,6 +98,28 @@ def test_a_nan_in_the_cache_is_an_alarm_with_its_step_in_the_workload() -> None:
     assert injected[0] <= ended[0] + (alarm.first.step or 0) <= injected[0] + 3
 
 
+def test_a_wrong_token_of_a_judged_workload_is_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draw, "JUDGED_ONE_IN", 1)
+    served, _ = told(1, engine=2)
+    assert (served.alarms, served.counts["judged"]) == ([], 1)
+
+    def harm(engine: Any) -> None:
+        step = engine.step
+
+        def wrong() -> Any:
+            report = step()
+            for request in EngineView(engine).running:
+                if request.sampling.greedy and len(request.output_ids) == 5:
+                    request.output_ids[-1] ^= 1
+            return report
+
+        engine.step = wrong
+
+    tally, _ = told(1, engine=2, build=sabotaged(harm))
+    (alarm,) = tally.alarms
+    assert {violation.kind for violation in alarm.violations} == {"mismatch"}
+
+
 def test_a_damaged_guard_is_an_alarm_and_its_engine_is_not_used_again() -> None:
     built = []
 

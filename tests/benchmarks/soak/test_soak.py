@@ -15,7 +15,8 @@ from specdebug.targets.pool import WorkerStartError
 from tests.benchmarks.soak.events import DONE, FLAT, LEAKING, begin, violation, workload
 
 LEFT = WorkerEnd("done", 0, 1.0, 400.0, "")
-SERVED = [begin(), workload(decode=40, prefill=5, length=6, abort=1, judged=1)]
+COVERED = {"event": "coverage", "reached": ["verify.logits", "no.longer.there"]}
+SERVED = [begin(), workload(decode=40, prefill=5, length=6, abort=1, judged=1), COVERED]
 Script = Callable[[Any, Any], None]
 
 
@@ -66,6 +67,7 @@ def test_a_clean_soak(act: Callable[..., list[Any]], capsys: pytest.CaptureFixtu
     assert rows["decode steps"] == ["80", "40", "40"]
     assert rows["requests"] == ["14", "7", "7"]
     assert rows["findings of probes"] == ["0", "0", "0"]
+    assert [row for label, row in rows.items() if label.startswith("sites reached, of")] == [["1", "1", "1"]]
     assert rows["MB at rest, 50% of the steps"][-2:] == ["400.0", "400.0"]
 
 

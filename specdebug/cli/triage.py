@@ -48,12 +48,17 @@ def triage(
     library = open_library(content)
     best = candidates(found, library)
     tried: tuple[Tried, ...] = ()
-    interrupted = False
+    interrupted, trouble = False, None
     if run and best and found.main is not None:
-        from specdebug.triage.run import try_out
+        from specdebug.triage import run as trying
 
-        with workers(jobs) as pool, progress() as watcher:
-            tried, interrupted = try_out(pool, library, best, found.main, watcher)
+        try:
+            with workers(jobs) as pool, progress() as watcher:
+                tried, interrupted = trying.try_out(pool, library, best, found.main, watcher)
+        except KeyboardInterrupt:
+            interrupted = True
+        except SpecDebugError as error:  # what the log told is said all the same
+            trouble = error
     told = commands(found, best, library)
     if as_json:
         from specdebug.report.document import to_json
@@ -63,6 +68,8 @@ def triage(
         from specdebug.report.triage import render_triage
 
         show(render_triage(name, found, best, told, tried), fold=False)
+    if trouble is not None:
+        raise trouble
     if interrupted:
         return 130
     if found.main is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from specdebug.cli.main import run
+from specdebug.errors import SpecDebugError
 
 LOGS = Path(__file__).resolve().parents[1] / "triage/logs"
 CRASH = LOGS / "sglang-5491.txt"
@@ -50,6 +51,23 @@ def test_a_log_without_a_failure_is_said_to_be_one(tmp_path: Path, capsys: pytes
     log.write_bytes(b"")
     assert run(["triage", str(log), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["signature"] is None
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "code", "said"), [(KeyboardInterrupt(), 130, ""), (SpecDebugError("no workers"), 2, "no workers")]
+)
+def test_what_the_log_tells_is_said_whatever_stops_the_tries(
+    stopped_by: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*given: object) -> None:
+        raise stopped_by
+
+    monkeypatch.setattr("specdebug.triage.run.try_out", stop)
+    assert run(["triage", str(CRASH), "--run"]) == code
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{CRASH}: illegal-address@cuda\n")
+    assert "to run next:" in out
+    assert said in err
 
 
 @pytest.mark.parametrize("name", ["none.log", "."])

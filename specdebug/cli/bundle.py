@@ -67,10 +67,12 @@ def bundle(
         (run,) = harness.plan(scenario, choices, library)
         with progress() as watcher:
             traced = run_traced(pool, library, run, watcher)
-    if traced is None or traced.interrupted:
+    if traced is None:
         return harness.INTERRUPTED
-    answer = harness.Replay(scenario, (traced.result,), time.monotonic() - began)
+    answer = harness.Replay(scenario, (traced.result,), time.monotonic() - began, traced.interrupted)
     show(render_replay(answer))
+    if traced.interrupted:
+        return harness.INTERRUPTED
     requests = library.workload(run.scenario, run.arm, run.seed)
     here = versions_here(traced.result.outcome.stack)
     write_bundle(output, traced, requests, here, replay_document(answer), force)

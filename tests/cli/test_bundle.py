@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from specdebug.bundle.archive import MANIFEST
 from specdebug.cli.main import run
-from tests.bundle.bundles import MINI, make_bundle, members_of, pack
+from tests.bundle.bundles import MINI, arm_run, make_bundle, members_of, pack, traced
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,16 @@ def with_toggle(bundle: Path, to: Path, old: str, new: str) -> Path:
     manifest["members"][name]["sha256"] = hashlib.sha256(members[name]).hexdigest()
     to.write_bytes(pack({**members, MANIFEST: json.dumps(manifest).encode()}))
     return to
+
+
+def test_an_interrupted_run_is_shown_as_far_as_it_came_and_not_bundled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_short = replace(traced(arm_run()), interrupted=True)
+    monkeypatch.setattr("specdebug.bundle.run.run_traced", lambda *given: cut_short)
+    assert run(["bundle", str(MINI), "-o", str(tmp_path / "b.specdebug")]) == 130
+    assert "mini: fixed pass" in " ".join(capsys.readouterr().out.split())
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_failing_run_replays_to_its_verdict_signature_and_hash(

@@ -167,6 +167,8 @@ class Judge:
     def on_finishing(self, engine: Any, request: Any) -> None:
         """The request is done, its slots not yet released."""
         self._timed(self._check_draft_kv, engine, request)
+        if self._settings.each_step:
+            self._timed(self._check_target_kv, engine, request)  # what the last step wrote may stay cached
         self._timed(self._check_output, engine, request)
 
     def after_step(self, requests: Sequence[Any], emitted: dict[str, list[int]]) -> None:

@@ -110,12 +110,19 @@ def test_each_step_target_kv_is_compared_in_float32(dtype: str, signatures: list
     judge, found, _ = judge_of(each_step=True, dtype=dtype)
     judge.look(Damaged(), [request()])
     assert [each.signature for each in found] == signatures
+    judge.on_finishing(Damaged(), request(finish_reason="length"))  # and in the step that is the last
+    assert [each.signature for each in found] == signatures * 2
     assert all("target key of a.0 is off by" in each.detail and "position 5 of 14" in each.detail for each in found)
 
 
 def test_only_what_asks_for_it_is_judged_each_step() -> None:
+    class Damaged(FakeEngine):
+        def target_kv(self, request: FakeRequest, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+            raise AssertionError("was asked")
+
     judge, found, _ = judge_of()
-    judge.look(FakeEngine(), [request((11, 40))])
+    judge.look(Damaged(), [request((11, 40))])
+    judge.on_finishing(Damaged(), request(finish_reason="length"))
     assert found == []
 
 

@@ -46,11 +46,13 @@ def denormal_kv_in_use(shot: Shot) -> None:
     import torch
 
     pool = shot.view.memory.target
-    tensor, name, (slot, _, _) = _element(shot, pool, "target_kv")
-    row = tensor[slot]
-    nearest = int(row.abs().argmin())
-    tiny = torch.finfo(tensor.dtype).tiny / 4
-    shot.edit(tensor, (slot, nearest // row.shape[1], nearest % row.shape[1]), tiny, name)
+    _, _, (slot, _, _) = _element(shot, pool, "target_kv")
+    # Of one layer's few numbers even the smallest may matter.
+    sides = {f"target_kv.{side}[{layer}]": one for side in "kv" for layer, one in enumerate(getattr(pool, side))}
+    name, tensor = min(sides.items(), key=lambda each: float(each[1][slot].abs().min()))
+    nearest = int(tensor[slot].abs().argmin())
+    width = tensor.shape[-1]
+    shot.edit(tensor, (slot, nearest // width, nearest % width), torch.finfo(tensor.dtype).tiny / 4, name)
 
 
 @fault_class(FAMILY, "before", "corrupts", needs=("speculative",))

@@ -7,8 +7,13 @@ write landed.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from specdebug.faults.registry import fault_class
 from specdebug.faults.shot import NotHere, Shot
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FAMILY = "streams"
 
@@ -59,17 +64,21 @@ def buffer_freed_early(shot: Shot) -> None:
 @fault_class(FAMILY, "move", "corrupts", needs=("tree",), addressed_by=())
 def programs_reversed(shot: Shot) -> None:
     """The programs that move accepted KV to the front run last to first, each reading when it runs."""
+    import torch
+
     buffers, targets, sources = shot.wrapped.args
     moves = [(t, s) for t, s in zip(targets.tolist(), sources.tolist(), strict=True) if t != s]
     read_later = [t for n, (t, _) in enumerate(moves) if t in {source for _, source in moves[:n]}]
     if not read_later:
         raise NotHere("no program reads what another one writes")
-    expected = buffers.index_select(1, sources)
+    before, expected = buffers.index_select(1, targets), buffers.index_select(1, sources)
     for target, source in reversed(moves):
         buffers[:, target] = buffers[:, source]
-    wrong = (buffers.index_select(1, targets) != expected).nonzero()
+    kept = torch.isin(targets, _lasting(shot).to(targets))
+    wrong = ((buffers.index_select(1, targets) != expected) & kept[:, None, None]).nonzero()
     if not len(wrong):
-        raise NotHere("what was moved was the same")
+        buffers[:, targets] = before
+        raise NotHere("what was moved was the same, or lies behind its request's last token")
     layer, entry, head, lane = wrong[0].tolist()
     slot = int(targets[entry])
     shot.note(
@@ -80,6 +89,17 @@ def programs_reversed(shot: Shot) -> None:
         count=len(wrong),
     )
     shot.wrapped.made = True
+
+
+def _lasting(shot: Shot) -> Tensor:
+    """Slots of positions that the batch's requests will have when they have ended; a step may commit more."""
+    import torch
+
+    cells = []
+    for request in shot.batch:
+        end = len(request.prompt_ids) + request.sampling.max_new_tokens - 1
+        cells.append(shot.view.table[request.row, : min(end, request.kv_allocated)])
+    return torch.cat(cells)
 
 
 def _late(shot: Shot, name: str) -> None:

@@ -1,0 +1,60 @@
+"""Acts on memory that is made for them: what they leave alone."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from specdebug.faults.acts.kv import denormal_kv_in_use
+from specdebug.faults.acts.streams import programs_reversed
+from specdebug.faults.model import Fault, Injection
+from specdebug.faults.shot import Call, NotHere, Shot
+
+
+def shot_of(view: Any, batch: list[Any], call: Call | None = None) -> tuple[Shot, list[Injection]]:
+    ledger: list[Injection] = []
+    shot = Shot(Fault("x"), 0, 4, view, random.Random(0), ledger.append, batch, None, call)
+    return shot, ledger
+
+
+def moved(max_new_tokens: int) -> tuple[torch.Tensor, Shot, list[Injection]]:
+    """Slots 2 and 3 are to move to 1 and 2, of a request that has these slots and a prompt of two tokens."""
+    buffers = torch.arange(10.0).reshape(2, 5, 1, 1)
+    call = Call(lambda: None, (buffers, torch.tensor([1, 2]), torch.tensor([2, 3])))
+    sampling = SimpleNamespace(max_new_tokens=max_new_tokens)
+    request = SimpleNamespace(rid="r", row=0, prompt_ids=[7, 7], kv_allocated=4, sampling=sampling)
+    return buffers, *shot_of(SimpleNamespace(table=torch.tensor([[0, 1, 2, 3]])), [request], call)
+
+
+def test_programs_reversed_read_what_was_written_already() -> None:
+    buffers, shot, ledger = moved(max_new_tokens=8)
+    programs_reversed(shot)
+    assert buffers[0, :, 0, 0].tolist() == [0, 3, 3, 3, 4]  # in order it would be 0, 2, 3
+    assert shot.wrapped.made
+    (done,) = ledger
+    assert (done.index, done.before, done.after, done.count) == ((0, 1, 0, 0), 2.0, 3.0, 2)
+
+
+def test_what_lies_behind_a_request_s_last_token_is_no_damage_and_is_left_to_the_engine() -> None:
+    buffers, shot, ledger = moved(max_new_tokens=0)
+    untouched = buffers.clone()
+    with pytest.raises(NotHere, match="lies behind its request's last token"):
+        programs_reversed(shot)
+    assert torch.equal(buffers, untouched)
+    assert (ledger, shot.wrapped.made) == ([], False)
+
+
+def test_the_number_made_denormal_is_the_nearest_to_zero_of_all_layers() -> None:
+    keys, values = [torch.full((3, 2, 4), 0.5) for _ in range(2)], [torch.full((3, 2, 4), 0.25) for _ in range(2)]
+    values[1][2, 1, 3] = -1e-6
+    pool = SimpleNamespace(k=keys, v=values)
+    view = SimpleNamespace(memory=SimpleNamespace(target=pool), slot=lambda request, position: 2)
+    shot, ledger = shot_of(view, [SimpleNamespace(rid="r", kv_len=5)])
+    denormal_kv_in_use(shot)
+    (done,) = ledger
+    assert (done.tensor, done.index) == ("target_kv.v[1]", (2, 1, 3))
+    assert 0 < abs(values[1][2, 1, 3].item()) < torch.finfo(torch.float32).tiny

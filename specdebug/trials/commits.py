@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -23,7 +22,6 @@ from pathlib import Path
 
 from specdebug import __version__
 from specdebug.bisect import Answer, OrderedBisector, Rates
-from specdebug.errors import SpecDebugError
 from specdebug.trials.command import (
     TAIL_CHARS,
     cannot_run,
@@ -34,16 +32,10 @@ from specdebug.trials.command import (
     result_of,
     trial_environment,
 )
+from specdebug.trials.repository import GIT, ask, between, commit_of, environment, top_of
 from specdebug.trials.source import Candidate
 from specdebug.trials.threads import ThreadedSource
 from specdebug.trials.trial import Trial, TrialResult
-
-# Hooks of the repository have no business with our worktrees.
-_GIT = ("git", "-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
-
-
-class CommitsError(SpecDebugError):
-    """There is no such repository or commit, or nothing between the two."""
 
 
 @dataclass
@@ -129,9 +121,9 @@ class CommitSource(ThreadedSource):
         timeout_s: float | None = None,
     ) -> None:
         super().__init__(capacity)
-        self._top = _top_of(repo)
-        self._good, self._bad = (_commit(self._top, name, option) for name, option in ((good, "good"), (bad, "bad")))
-        self._candidates = _between(self._top, self._good, self._bad, (good, bad))
+        self._top = top_of(repo)
+        self._good, self._bad = (commit_of(self._top, name, option) for name, option in ((good, "good"), (bad, "bad")))
+        self._candidates = between(self._top, self._good, self._bad, (good, bad))
         self._folder = _folder_within(self._top, Path.cwd())
         self._command = self._located(command)
         self._build = build
@@ -223,7 +215,7 @@ class CommitSource(ThreadedSource):
         return None
 
     def _git(self, *words: str) -> tuple[int, str]:
-        ended = self.processes.run([*_GIT, *words], cwd=self._top, env=_environment())
+        ended = self.processes.run([*GIT, *words], cwd=self._top, env=environment())
         return ended.status, ended.output
 
     def _take(self, commit: str) -> _Slot:
@@ -253,39 +245,7 @@ class CommitSource(ThreadedSource):
     def _has(self, path: Path) -> bool:
         """Whether the bad commit holds a file."""
         name = os.path.normpath(path)
-        return not name.startswith("..") and _ask(self._top, "cat-file", "-e", f"{self._bad}:{name}") is not None
-
-
-def _top_of(repo: Path) -> Path:
-    if shutil.which("git") is None:
-        raise CommitsError("--over commits needs git, and there is no such command")
-    if not repo.is_dir():
-        raise CommitsError(f"there is no folder {repo}; name the repository with --repo")
-    asked = _run(repo, "rev-parse", "--show-toplevel")
-    if asked.returncode != 0:
-        said = asked.stderr.decode(errors="replace").strip().partition("\n")[0]
-        raise CommitsError(f"{repo} is in no git repository that can be used ({said}); name one with --repo")
-    return Path(asked.stdout.decode(errors="replace").strip())
-
-
-def _commit(top: Path, name: str, option: str) -> str:
-    found = _ask(top, "rev-parse", "--verify", "--quiet", "--end-of-options", name + "^{commit}")
-    if found is None:
-        raise CommitsError(f"--{option} {name}: no such commit in {top}")
-    return found
-
-
-def _between(top: Path, good: str, bad: str, names: tuple[str, str]) -> tuple[Candidate, ...]:
-    if good == bad:
-        raise CommitsError(f"--good {names[0]} and --bad {names[1]} are the same commit, {good[:10]}")
-    if _ask(top, "merge-base", "--is-ancestor", good, bad) is None:
-        backwards = _ask(top, "merge-base", "--is-ancestor", bad, good) is not None
-        hint = "; the other way round it is" if backwards else ""
-        raise CommitsError(f"--good {names[0]} is no ancestor of --bad {names[1]}{hint}")
-    words = ("log", "--first-parent", "--reverse", "--no-show-signature", "--format=%H %s", f"{good}..{bad}")
-    # A subject may be empty, or hold what Python takes for the end of a line.
-    lines = (line.partition(" ") for line in (_ask(top, *words) or "").split("\n"))
-    return tuple(Candidate(commit, subject) for commit, _, subject in lines)
+        return not name.startswith("..") and ask(self._top, "cat-file", "-e", f"{self._bad}:{name}") is not None
 
 
 def _folder_within(top: Path, here: Path) -> Path:
@@ -293,24 +253,6 @@ def _folder_within(top: Path, here: Path) -> Path:
         return here.resolve().relative_to(top.resolve())
     except ValueError:
         return Path()
-
-
-def _ask(folder: Path, *words: str) -> str | None:
-    """What git answers, None when it says no."""
-    asked = _run(folder, *words)
-    return asked.stdout.decode(errors="replace").strip() if asked.returncode == 0 else None
-
-
-def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
-    command = [*_GIT, "-C", str(folder), *words]
-    return subprocess.run(command, capture_output=True, env=_environment(), stdin=subprocess.DEVNULL)
-
-
-def _environment() -> dict[str, str]:
-    """Ours, less what a git hook that started us has set of another repository."""
-    return {
-        name: value for name, value in os.environ.items() if not re.fullmatch(r"GIT_(DIR|WORK_TREE|INDEX_FILE)", name)
-    }
 
 
 def _make_root(top: Path) -> Path:
@@ -343,9 +285,9 @@ def _alive(process: int) -> bool:
 
 def _remove(top: Path, root: Path) -> None:
     for slot in root.glob("slot-*"):
-        _ask(top, "worktree", "remove", "--force", str(slot))
+        ask(top, "worktree", "remove", "--force", str(slot))
     shutil.rmtree(root, ignore_errors=True)
-    _ask(top, "worktree", "prune")
+    ask(top, "worktree", "prune")
 
 
 def _is_file(path: Path) -> bool:

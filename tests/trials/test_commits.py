@@ -11,42 +11,14 @@ from pathlib import Path
 import pytest
 
 from specdebug.trials.command import CommandError
-from specdebug.trials.commits import CommitChooser, CommitsError, CommitSource
+from specdebug.trials.commits import CommitChooser, CommitSource
 from specdebug.trials.trial import Trial, TrialResult
-
-ENVIRONMENT = {
-    **os.environ,
-    **{f"GIT_{who}_{what}": "x@example.com" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
-}
-
-
-def git(*words: str) -> str:
-    asked = subprocess.run(["git", *words], check=True, capture_output=True, text=True, env=ENVIRONMENT)
-    return asked.stdout.strip()
-
-
-def commit(number: int) -> None:
-    Path("value").write_text(str(number))
-    git("add", "-A")
-    git("commit", "-qm", f"change {number}")
+from tests.trials.repositories import commit, git, make_repository, script
 
 
 @pytest.fixture(autouse=True)
 def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "repo").mkdir()
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.chdir(tmp_path / "repo")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    git("init", "-q", "-b", "main")
-    Path("deep").mkdir()
-    script("deep/tracked.sh", "#!/bin/bash\ncat ../value\n")
-    for number in range(6):
-        commit(number)
-
-
-def script(name: str, text: str) -> None:
-    Path(name).write_text(text)
-    Path(name).chmod(0o755)
+    make_repository(tmp_path, monkeypatch)
 
 
 def source(script: str = "cat value; exit $(($(cat value) >= 3))", **options: object) -> CommitSource:
@@ -155,40 +127,6 @@ def test_a_script_that_came_later_makes_earlier_commits_untestable() -> None:
     assert early.outcome == "untestable"
     assert early.detail.endswith("has no ./late.sh")
     assert late.outcome == "pass"
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"good": "nowhere"}, "--good nowhere: no such commit"),
-        ({"bad": "--all"}, "--bad --all: no such commit"),
-        ({"good": "HEAD"}, "are the same commit"),
-        ({"good": "HEAD", "bad": "HEAD~5"}, "is no ancestor of --bad HEAD~5; the other way round it is"),
-        ({"repo": Path("/proc")}, "/proc is in no git repository that can be used .*not a git repository"),
-        ({"repo": Path("missing")}, "there is no folder missing"),
-    ],
-)
-def test_what_is_no_history_is_said(options: dict[str, object], words: str) -> None:
-    with pytest.raises(CommitsError, match=words):
-        source(**options)
-
-
-def test_a_repository_that_git_refuses_is_said_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # as in a container that mounts somebody else's
-    with pytest.raises(CommitsError, match="dubious ownership") as caught:
-        source()
-    assert "\n" not in str(caught.value)
-
-
-def test_whatever_subjects_hold_a_commit_is_a_candidate() -> None:
-    signs = "cat >/dev/null; echo '[GNUPG:] SIG_CREATED ' >&2; echo '-----BEGIN PGP SIGNATURE-----'"
-    script("gpg", f"#!/bin/bash\n[[ $* == *--verify* ]] && {{ echo good >&2; exit; }}\n{signs}\n")
-    git("config", "gpg.program", os.path.abspath("gpg"))
-    git("config", "log.showSignature", "true")
-    for subject in ("two\u2028lines\x0c", ""):
-        git("commit", "-qS", "--allow-empty", "--allow-empty-message", "-m", subject)
-    labels = [candidate.label for candidate in source().candidates]
-    assert labels == ["change 3", "change 4", "change 5", "two\u2028lines\x0c", ""]
 
 
 def test_a_command_that_is_nowhere_is_said() -> None:

@@ -73,9 +73,19 @@ class Scan:
                 known.count += 1
                 if hit.strength < known.strength:
                     known.strength = hit.strength
-            elif len(self.findings) < MAX_FINDINGS:
+            elif self._has_room(hit.strength):
                 text = " ".join(line.split())[:MAX_TEXT]
                 self.findings[hit.signature] = Finding(hit.signature, hit.strength, hit.means, number, text)
+
+    def _has_room(self, strength: Strength) -> bool:
+        """Whether a finding is kept; of too many, the last of the weakest gives way to a stronger one."""
+        if len(self.findings) < MAX_FINDINGS:
+            return True
+        weakest = max(self.findings.values(), key=lambda found: (found.strength, found.line))
+        if strength >= weakest.strength:
+            return False
+        del self.findings[weakest.signature]
+        return True
 
 
 def scan(stream: BinaryIO) -> Scan:

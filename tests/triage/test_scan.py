@@ -144,6 +144,16 @@ def test_no_log_fills_the_memory_with_findings() -> None:
     assert len(found.findings) == MAX_FINDINGS
 
 
+def test_however_much_came_before_what_names_the_failure_is_kept() -> None:
+    words = ("".join(chr(97 + number // 26**place % 26) for place in range(3)) for number in range(2 * MAX_FINDINGS))
+    log = [f"AssertionError: {word}" for word in words]
+    log += ["base: fail nan@draft.logits, 1.0 s", "AssertionError: the last"]
+    found = scan(io.BytesIO("\n".join(log).encode()))
+    assert found.main is not None
+    assert (found.main.signature, found.main.line) == ("nan@draft.logits", 2 * MAX_FINDINGS + 1)
+    assert len(found.findings) == MAX_FINDINGS
+
+
 def test_a_message_deep_in_an_endless_line_is_found() -> None:
     found = scan(
         io.BytesIO(b"y " * 100_000 + b"CUDA error: an illegal memory access was encountered" + b" y" * 100_000)

@@ -51,6 +51,7 @@ class Scan:
     size: int = 0
     findings: dict[str, Finding] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
+    _weakest: int = field(default=len(Strength), repr=False, compare=False)
 
     @property
     def main(self) -> Finding | None:
@@ -81,7 +82,10 @@ class Scan:
         """Whether a finding is kept; of too many, the last of the weakest gives way to a stronger one."""
         if len(self.findings) < MAX_FINDINGS:
             return True
+        if strength >= self._weakest:  # as most are in a log of so many: what is kept only becomes stronger
+            return False
         weakest = max(self.findings.values(), key=lambda found: (found.strength, found.line))
+        self._weakest = weakest.strength
         if strength >= weakest.strength:
             return False
         del self.findings[weakest.signature]

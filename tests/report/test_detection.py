@@ -42,15 +42,15 @@ def test_it_survives_a_trip_through_json_and_refuses_what_it_is_not() -> None:
             DetectionMatrix.from_dict(wrong)
 
 
-def test_the_heat_map_has_a_cell_for_each_pair_and_one_for_any() -> None:
+def test_the_heat_map_has_a_cell_for_each_pair_that_met_and_one_for_any() -> None:
     drawn = heat_map(MATRIX)
     assert drawn is not None
     root = ET.fromstring(drawn)
     tips = [group.get("data-tip") or "" for group in root.iter("g")]
-    assert len(tips) == 3 * (2 + 1)
+    assert len(tips) == 3 + 2 + 1
     assert "kv_nan by nan@target.logits: 2 of 2\nafter 0.5 steps in the mean, 1 at most" in tips
     assert "late<write> by any: 1 of 2\nafter 4 steps in the mean, 4 at most" in tips
-    assert "never by lossless: no effective injection" in tips
+    assert "never by any: no effective injection" in tips
     assert heat_map(DetectionMatrix(())) is None
 
 
@@ -79,3 +79,12 @@ def test_the_page_says_what_was_missed_and_who_is_needed() -> None:
     assert "What is wrong late<write>, seed 0: nothing saw it clean, seed 3: nan@target.logits" in wrong.text
     assert "nothing took effect" in Page(faults_page(DetectionMatrix(()), 0, 0.0, "")).text
     assert "Nothing was caught" in Page(faults_page(DetectionMatrix(()), 0, 0.0, "")).text
+
+
+def test_a_matrix_of_every_class_and_many_detectors_stays_a_page() -> None:
+    rows = [
+        Injected(f"class_{kind:03}", seed, True, {f"kind@some.site_{(kind + n) % 150:03}": n for n in range(12)})
+        for kind in range(102)
+        for seed in range(20)
+    ]
+    assert len(faults_page(DetectionMatrix(rows), 0, 3.0, "")) < 1_000_000

@@ -11,7 +11,10 @@ CELL, TALL, NAMES, HEADS = 46.0, 24.0, 250.0, 170.0
 
 
 def heat_map(matrix: DetectionMatrix) -> Markup | None:
-    """The plot, a row a class, a column a detector; None of nothing. It is as wide as it must be."""
+    """The plot, a row a class, a column a detector, any of them first; None of nothing. It is as wide as it must be.
+
+    What a detector never saw is left out: of thousands of cells few have anything in them.
+    """
     if not matrix.classes or not matrix.detectors:
         return None
     width = max(960.0, NAMES + CELL * (len(matrix.detectors) + 1) + 20)
@@ -21,7 +24,7 @@ def heat_map(matrix: DetectionMatrix) -> Markup | None:
         f"Detection matrix: {len(matrix.classes)} classes of faults, {len(matrix.detectors)} detectors; "
         f"{caught} of {sum(matrix.effective(name) for name in matrix.classes)} effective injections were caught"
     )
-    heads = [_head(NAMES + CELL * (place + 0.5), name) for place, name in enumerate((*matrix.detectors, "any"))]
+    heads = [_head(NAMES + CELL * (place + 0.5), name) for place, name in enumerate(("any", *matrix.detectors))]
     rows = [_row(matrix, name, HEADS + TALL * place) for place, name in enumerate(matrix.classes)]
     return drawing(bottom + 12, label, *heads, *rows, width=width)
 
@@ -33,12 +36,13 @@ def _head(x: float, name: str) -> Markup:
 
 
 def _row(matrix: DetectionMatrix, name: str, top: float) -> Markup:
-    cells = [
-        _cell(matrix.cell(name, detector), NAMES + CELL * place, top, f"{name} by {detector}")
-        for place, detector in enumerate(matrix.detectors)
-    ]
-    cells.append(_cell(matrix.any(name), NAMES + CELL * len(matrix.detectors), top, f"{name} by any"))
-    return join((text(NAMES - 10, top + 16, name, text_anchor="end", class_="name"), *cells))
+    band = rect(NAMES + 1, top + 1, CELL * (len(matrix.detectors) + 1) - 2, TALL - 2, class_="cell none")
+    cells = [_cell(matrix.any(name), NAMES, top, f"{name} by any")]
+    for place, detector in enumerate(matrix.detectors, start=1):
+        cell = matrix.cell(name, detector)
+        if cell.caught:
+            cells.append(_cell(cell, NAMES + CELL * place, top, f"{name} by {detector}"))
+    return join((text(NAMES - 10, top + 16, name, text_anchor="end", class_="name"), band, *cells))
 
 
 def _cell(cell: Cell, x: float, top: float, name: str) -> Markup:

@@ -32,6 +32,8 @@ WHERE_SITES = (
     "prefix_cache.*",
 )
 """Sites whose tensors say where something is, which depends on what else was served."""
+PREFILL = "target_prefill.input_ids"
+"""The site that a step passes if it is a prefill."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,8 @@ def in_lockstep(left: Sequence[Step], right: Sequence[Step]) -> Iterator[Differe
 def by_request(left: Sequence[Step], right: Sequence[Step]) -> Iterator[Difference]:
     """Differences of what each request came by, in the order of the right run.
 
-    Of prefills only shares with equally many rows are compared: how a prompt is cut depends on what else is served. A
-    request whose tensors cease to have counterparts is not looked at any further.
+    Of prefills only those that end at the same position are compared, and shares with as many rows: how a prompt is
+    cut depends on what else is served. A request whose tensors cease to have counterparts is not looked at any further.
     """
     counterpart = _by_place(left)
     lost: set[str] = set()
@@ -155,15 +157,19 @@ def _by_place(steps: Sequence[Step]) -> dict[_Key, Part]:
 
 
 def _numbers(step: Step, counts: dict[tuple[str, str], int]) -> dict[str, int]:
-    """Which of its request's steps of this kind this one is, by request."""
+    """By request: which of its decode steps this one is; of a prefill, how far it has come with that."""
     kind = _kind(step)
-    for rid in step.rids:
-        counts[rid, kind] = counts.get((rid, kind), 0) + 1
+    more = dict.fromkeys(step.rids, 1)
+    if kind == "prefill":
+        rows = (part for part in step.parts() if part.descriptor.site == PREFILL and part.owner is not None)
+        more = dict.fromkeys(step.rids, 0) | {str(part.owner): part.rows or 0 for part in rows}
+    for rid, count in more.items():
+        counts[rid, kind] = counts.get((rid, kind), 0) + count
     return {rid: counts[rid, kind] for rid in step.rids}
 
 
 def _kind(step: Step) -> str:
-    return "prefill" if any(call.site == "target_prefill.input_ids" for call in step.calls) else "decode"
+    return "prefill" if any(call.site == PREFILL for call in step.calls) else "decode"
 
 
 def _nth_of_owner(part: Part, step: Step) -> int:

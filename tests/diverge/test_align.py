@@ -77,3 +77,22 @@ def test_where_things_are() -> None:
     assert is_where("move_kv_cache.src_loc")
     assert is_where("attention.plan.kv_indices")
     assert not is_where("accept.accept_index")
+
+
+def prefill(number: int, *rows: int, digests: Sequence[int]) -> Step:
+    """A chunk of each request's prompt, and the logits of its last position."""
+    rids = tuple("abc"[: len(rows)])
+    owners = tuple(range(len(rids)))
+    calls = (
+        Descriptor("target_prefill.input_ids", "int64", owners, rows),
+        Descriptor("target_prefill.logits", "float32", owners, (1,) * len(rids)),
+    )
+    return Step(number, rids, calls, [*(7 for _ in rows), *digests])
+
+
+def test_chunks_of_a_prompt_have_counterparts_that_end_where_they_do() -> None:
+    whole = [prefill(1, 20, 9, digests=[1, 2])]
+    cut = [prefill(1, 12, digests=[5]), prefill(2, 8, 9, digests=[1, 2])]
+    assert list(by_request(whole, cut)) == list(by_request(cut, whole)) == []
+    (found,) = by_request(whole, [cut[0], prefill(2, 8, 9, digests=[3, 2])])
+    assert (found.step, found.owner, found.site) == (2, "a", "target_prefill.logits")

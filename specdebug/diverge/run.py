@@ -7,15 +7,18 @@ keep those tensors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from specdebug.diverge.align import Difference, by_request, in_lockstep, same_schedule
-from specdebug.diverge.stream import Part, Step, read
-from specdebug.diverge.values import ValueDifference, difference, is_rounding, kept
+from specdebug.diverge.align import Difference, in_lockstep, same_schedule
+from specdebug.diverge.judge import Pairs, Rounding, compared, judge, next_sites
+from specdebug.diverge.stream import Step, read
+from specdebug.diverge.values import ValueDifference
 from specdebug.diverge.worker import TARGET
 from specdebug.harness.outcome import EXIT_CODES, Outcome
 from specdebug.harness.replay import INTERRUPTED, ArmRun, Library, Progress, run_arms
@@ -23,12 +26,8 @@ from specdebug.harness.scenario_model import OracleSpec, Scenario
 from specdebug.targets.job import Job
 from specdebug.targets.pool import WorkerPool
 
-AFTER = 8
-"""Sites named that differed right after the first."""
 LOOK_AHEAD = 2000
 """Differences looked through for them."""
-WINDOW = 3000
-"""Tensors of each arm kept at a time, to tell rounding from more."""
 SHAPE_OPTIONS = ("model", "device", "dtype")
 """Engine options without which tensors have no counterparts."""
 
@@ -48,20 +47,6 @@ class RecordedRun(ArmRun):
         job = super().job(library)
         record = {"folder": self.folder, "hashes": self.hashes, "keep": self.keep, "by_request": self.by_request}
         return dataclasses.replace(job, target=TARGET, payload={**job.payload, "record": record})
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """Differences that another batch shape explains. ``shares``: of requests in calls; ``widest``: as a part of a row's
-    largest value. ``first``: where they began."""
-
-    shares: int = 0
-    widest: float = 0.0
-    first: Difference | None = None
-
-    def with_one(self, found: Difference, gap: float) -> Rounding:
-        """With one more."""
-        return Rounding(self.shares + 1, max(self.widest, gap), self.first or found)
 
 
 @dataclass(frozen=True)
@@ -176,66 +161,35 @@ class Diverging:
         found = list(islice(in_lockstep(left, right), LOOK_AHEAD))
         if not found:
             return answer
-        named = [found[0], *_after(found)]
-        looked = iter(self._look([each for each in named if each.what == "value"]))
-        values = [next(looked) if each.what == "value" else None for each in named]
+        named = [found[0], *next_sites(found)]
+        with self._kept([(each.left, each.right) for each in named if each.what == "value"]) as folders:
+            values = [compared(each, *folders) if each.what == "value" else None for each in named]
         by_number = {step.number: step for step in right}
         first, *after = (_owned(each, seen, by_number) for each, seen in zip(named, values, strict=True))
         return dataclasses.replace(answer, first=first, values=values[0], after=tuple(after))
 
     def _by_request(self, answer: Divergence, left: Sequence[Step], right: Sequence[Step]) -> Divergence:
-        found = list(by_request(left, right))
-        rounding, at = Rounding(), 0
-        while at < len(found):
-            window = found[at : at + WINDOW]
-            hard = next((n for n, each in enumerate(window) if not each.soft), None)
-            window = window if hard is None else window[: hard + 1]
-            values = self._look([each for each in window if each.what == "value"])
-            looked = iter(values)
-            for n, each in enumerate(window):
-                seen = next(looked) if each.what == "value" else None
-                if each.soft and seen is None:
-                    continue  # equal after all: the hashes of two zeros differ
-                assert each.right is not None or not each.soft
-                if each.soft and seen is not None and is_rounding(seen, _dtype(each)):
-                    rounding = rounding.with_one(each, seen.gap)
-                    continue
-                after = _after(found[at + n :])
-                return dataclasses.replace(answer, first=each, values=seen, after=after, rounding=rounding)
-            at += len(window)
-        return dataclasses.replace(answer, rounding=rounding)
+        first, values, after, rounding = judge(left, right, self._kept, self._runs[0].config)
+        return dataclasses.replace(answer, first=first, values=values, after=after, rounding=rounding)
 
-    def _look(self, differences: Sequence[Difference]) -> list[ValueDifference | None]:
-        """Run both arms again to see what is there; None where nothing differs, or a run did not come that far."""
-        if not differences:
-            return []
+    @contextmanager
+    def _kept(self, pairs: Pairs) -> Iterator[tuple[Path, Path]]:
+        """Run both arms again, keeping each one's parts, in a folder of its own while the block lasts."""
         self._looks += 1
         runs, folders = [], []
         for side, run in enumerate(self._runs):
-            parts = [part for each in differences if (part := (each.left, each.right)[side]) is not None]
             folder = self._folder / f"{self._looks}-{side}"
             folder.mkdir()
             folders.append(folder)
-            keep = tuple(sorted({(part.step, part.call) for part in parts}))
+            keep = tuple(sorted({(part.step, part.call) for pair in pairs if (part := pair[side]) is not None}))
             runs.append(_recorded(run, f"{side + 1}: {run.arm}, again", folder=str(folder), keep=keep))
-        run_arms(self._pool, self._library, runs, self._progress)
-        seen = [_compare(each, *folders) for each in differences]
-        for folder in folders:
-            for file in folder.iterdir():
-                file.unlink()
-        return seen
-
-
-def _compare(found: Difference, left: Path, right: Path) -> ValueDifference | None:
-    assert found.left is not None
-    assert found.right is not None
-    shares = []
-    for part, folder in ((found.left, left), (found.right, right)):
-        whole = kept(folder, (part.step, part.call))
-        if whole is None:
-            return None
-        shares.append(whole if part.rows is None else whole[part.first_row : part.first_row + part.rows])
-    return difference(shares[0], shares[1])
+        if pairs:
+            run_arms(self._pool, self._library, runs, self._progress)
+        try:
+            yield folders[0], folders[1]
+        finally:
+            for folder in folders:
+                shutil.rmtree(folder)
 
 
 def _owned(found: Difference, seen: ValueDifference | None, steps: Mapping[int, Step]) -> Difference:
@@ -244,17 +198,6 @@ def _owned(found: Difference, seen: ValueDifference | None, steps: Mapping[int, 
         return found
     owner = steps[found.right.step].owner_of_row(found.right, seen.index[0])
     return dataclasses.replace(found, owner=owner)
-
-
-def _after(found: Sequence[Difference]) -> tuple[Difference, ...]:
-    """Of what follows the first difference, the first at each site."""
-    firsts = {each.site: each for each in reversed(found[1:]) if each.site != found[0].site}
-    return tuple(each for each in found[1:] if firsts.get(each.site) is each)[:AFTER]
-
-
-def _dtype(found: Difference) -> str:
-    part: Part | None = found.right
-    return "" if part is None else part.descriptor.dtype
 
 
 def _unjudged(run: ArmRun) -> ArmRun:

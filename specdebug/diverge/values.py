@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +16,33 @@ if TYPE_CHECKING:
 Place = tuple[int, int]
 """A step, and which of its calls."""
 
-ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
-"""By dtype: how far two values of a row may lie apart, as a part of the largest of the row, if another batch shape is
-all that differs."""
+UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""By an engine's dtype: how far rounding moves a number, as a part of it."""
+ROUNDINGS = 16
+"""How often a layer rounds what it hands on: norms, q, k, v, rotations, attention, projections, residuals."""
+LARGEST_LOGIT = 10.0
+"""About that of a row. A logit that moves by a part of it moves its probability by that part times its size."""
+PROBABILITIES = ("draft_extend.topk_p", "draft_graph.replay.topk_p", "draft.organize.scores", "sampler.*.probs")
+
+
+def tolerance(site: str, dtype: str, layers: int, width: int) -> float:
+    """How far two values of a row may lie apart, as a part of the row's largest, if only the batch's shape differs.
+
+    Rounding errors are independent of each other, so their sum grows with the root of their number (Higham and Mary, A
+    New Approach to Probabilistic Rounding Error Analysis, 2019). In half precision sums are taken in float32 and each
+    operation rounds its result once; in float32 it is the terms of the sums that are rounded, as many as the model is
+    wide.
+
+    Args:
+        site: where the values were handed over.
+        dtype: the engine's; a tensor may have a finer one than what it was computed from. Others have no tolerance.
+        layers: of the target.
+        width: of its hidden states.
+    """
+    terms = width if dtype == "float32" else 1
+    found = UNIT.get(dtype, 0.0) * math.sqrt(ROUNDINGS * layers * terms)
+    sharp = any(fnmatch.fnmatchcase(site, pattern) for pattern in PROBABILITIES)
+    return found * LARGEST_LOGIT if sharp else found
 
 
 @dataclass(frozen=True)
@@ -78,11 +104,6 @@ def difference(left: np.ndarray, right: np.ndarray) -> ValueDifference | None:
     return ValueDifference(
         index, left[index].item(), right[index].item(), int(differs.sum()), differs.size, _gap(left, right)
     )
-
-
-def is_rounding(found: ValueDifference, dtype: str) -> bool:
-    """Whether a difference is no wider than rounding makes it."""
-    return found.gap <= ROUNDING.get(dtype, 0.0)
 
 
 def _gap(left: np.ndarray, right: np.ndarray) -> float:

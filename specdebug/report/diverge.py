@@ -53,6 +53,7 @@ def divergence_document(scenario: str, answer: Divergence) -> dict[str, Any]:
             "shares": rounding.shares,
             "widest": rounding.widest,
             "first": None if rounding.first is None else _difference(rounding.first),
+            "parted": [_difference(each) for each in rounding.parted],
         },
         "rescheduled": answer.rescheduled,
         "outcomes": [
@@ -68,7 +69,7 @@ def _answer(answer: Divergence) -> list[str]:
     if answer.reason:
         return [f"cannot be compared: {answer.reason}"]
     if first is None:
-        rounded = " but for rounding" if answer.rounding.shares else ""
+        rounded = " but for rounding" if answer.rounding.shares or answer.rounding.parted else ""
         return [f"nothing diverged{rounded} in {answer.steps[1]} steps"]
     who = f", request {first.owner}" if first.owner is not None else ""
     if first.what != "value":
@@ -96,6 +97,11 @@ def _circumstances(answer: Divergence) -> list[str]:
         lines.append(
             f"rounding, and not counted: {rounding.shares} tensors differ by at most {rounding.widest:.1e} of a row's "
             f"largest value, from step {_step(rounding.first)}, {rounding.first.site}, on"
+        )
+    for each in rounding.parted:
+        lines.append(
+            f"{each.owner} is compared up to step {_step(each)} only: at {each.site} the arms chose otherwise, each "
+            "rightly by its own numbers, which differ by rounding"
         )
     if not answer.alike and answer.rescheduled is not None:
         lines.append(

@@ -96,3 +96,17 @@ def test_the_answer_is_written_to_a_file_too(capsys: pytest.CaptureFixture[str],
     assert "diverged at step 2, request " in capsys.readouterr().out
     found = json.loads(file.read_text())
     assert (found["first"]["site"], found["values"]["right"]) == ("verify.logits", "nan")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_rounds_and_a_fault_is_still_found(
+    capsys: pytest.CaptureFixture[str], scenario: str, dtype: str
+) -> None:
+    arms = ("--arm", "base", "--arm", "one", "--dtype", dtype)
+    code, answer = diverge(capsys, scenario, *arms)
+    assert (code, answer["diverged"]) == (0, False)
+    assert answer["rounding"]["shares"] > 0 or dtype == "float16"  # where two requests round as one does
+    code, answer = diverge(capsys, scenario, *arms, "--fault", "next_token_swapped:step=3")
+    assert (code, answer["first"]["what"]) == (1, "value")
+    assert answer["first"]["dtype"].startswith("int")

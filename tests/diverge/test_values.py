@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdebug.diverge.values import difference, is_rounding, keep, kept
+from specdebug.diverge.values import difference, keep, kept, tolerance
 
 
 def test_the_first_element_that_differs() -> None:
@@ -39,16 +39,28 @@ def test_zeros_of_either_sign_differ_by_no_gap() -> None:
 def test_rounding_is_measured_by_the_row(left: list[list[float]], right: list[list[float]], rounding: bool) -> None:
     found = difference(np.array(left), np.array(right))
     assert found is not None
-    assert is_rounding(found, "float32") is rounding
+    assert (found.gap <= 1e-4) is rounding
 
 
-def test_integers_never_round() -> None:
+def test_integers_and_shapes_differ_infinitely() -> None:
     found = difference(np.array([[10**9]]), np.array([[10**9 + 1]]))
     assert found is not None
-    assert not is_rounding(found, "int64")
+    assert found.gap == np.inf
     other = difference(np.zeros((2, 3)), np.zeros((2, 4)))
     assert other is not None
-    assert (other.left, other.right, is_rounding(other, "float32")) == ([2, 3], [2, 4], False)
+    assert (other.left, other.right, other.gap) == ([2, 3], [2, 4], np.inf)
+
+
+@pytest.mark.parametrize(("dtype", "unit"), [("bfloat16", 2**-8), ("float16", 2**-11)])
+def test_tolerances_grow_with_the_root_of_the_depth(dtype: str, unit: float) -> None:
+    assert tolerance("verify.logits", dtype, 4, 256) == pytest.approx(8 * unit)
+    assert tolerance("verify.logits", dtype, 16, 4096) == pytest.approx(16 * unit)
+    assert tolerance("draft_extend.topk_p", dtype, 4, 256) == pytest.approx(80 * unit)
+
+
+def test_float32_rounds_the_terms_of_its_sums() -> None:
+    assert tolerance("kv_pool.write.k", "float32", 4, 256) == pytest.approx(8 * 16 * 2**-24)
+    assert tolerance("kv_pool.write.k", "int64", 4, 256) == 0.0
 
 
 def test_tensors_are_kept_by_place(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from specdebug.diverge.align import Difference
-from specdebug.diverge.run import Divergence, Rounding
+from specdebug.diverge.judge import Rounding
+from specdebug.diverge.run import Divergence
 from specdebug.diverge.stream import Descriptor, Part
 from specdebug.diverge.values import ValueDifference
 from specdebug.report.diverge import divergence_document, render_divergence
@@ -34,6 +35,11 @@ def test_nothing_and_rounding_and_no_telling() -> None:
     rounded = Divergence(("x", "y"), steps=(9, 9), alike=False, rounding=Rounding().with_one(FOUND, 1e-6))
     assert "nothing diverged but for rounding in 9 steps" in text(rounded)
     assert "1 tensors differ by at most 1.0e-06" in text(rounded)
+    parted = Divergence(("x", "y"), steps=(9, 9), alike=False, rounding=Rounding(parted=(FOUND,)))
+    assert "nothing diverged but for rounding in 9 steps a is compared up to step 3/4 only: at verify.logits" in text(
+        parted
+    )
+    assert [each["request"] for each in divergence_document("two", parted)["rounding"]["parted"]] == ["a"]
     unlike = Divergence(("x", "y"), reason="only one of the two arms speculates")
     assert text(unlike) == "two: x against y cannot be compared: only one of the two arms speculates"
     codes = [each.exit_code for each in (rounded, unlike, Divergence(("x", "y"), first=FOUND))]

@@ -1,0 +1,124 @@
+"""Differences of runs that were compared by request, judged with the values in hand: rounding, or the divergence."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdebug.assets import checkpoint_path
+from specdebug.diverge.align import Difference, by_request
+from specdebug.diverge.choices import Place, explained, grounds
+from specdebug.diverge.stream import Part, Step
+from specdebug.diverge.values import ValueDifference, difference, kept, tolerance
+from specdebug.reference.config import read_config
+
+AFTER = 8
+"""Sites named that differed right after the first."""
+WINDOW = 3000
+"""Tensors of each arm kept at a time, to tell rounding from more."""
+
+Pairs = Sequence[tuple[Part | None, Part | None]]
+"""Parts of the first arm and of the second."""
+Look = Callable[[Pairs], AbstractContextManager[tuple[Path, Path]]]
+"""Runs both arms again and gives the folders in which they kept those parts."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Differences that another batch shape explains. ``shares``: of requests in calls; ``widest``: as a part of a row's
+    largest value. ``first``: where they began. ``parted``: choices that rounding explains, after which their
+    requests have no counterparts."""
+
+    shares: int = 0
+    widest: float = 0.0
+    first: Difference | None = None
+    parted: tuple[Difference, ...] = ()
+
+    def with_one(self, found: Difference, gap: float) -> Rounding:
+        """With one more."""
+        return Rounding(self.shares + 1, max(self.widest, gap), self.first or found, self.parted)
+
+
+class Judgement(NamedTuple):
+    """The first difference that is none of rounding, its values, the first at each site after it, and the rounding."""
+
+    first: Difference | None
+    values: ValueDifference | None
+    after: tuple[Difference, ...]
+    rounding: Rounding
+
+
+def judge(left: Sequence[Step], right: Sequence[Step], look: Look, config: Any) -> Judgement:
+    """What parts two arms.
+
+    Args:
+        left, right: their steps, with a hash for each request's share.
+        look: gets at values.
+        config: the engine's of the first arm; what matters here is the same in the second.
+    """
+    steps = {step.number: step for step in left}, {step.number: step for step in right}
+    model = read_config(checkpoint_path(config.model))
+    topk = 1 if config.speculative is None else config.speculative.eagle_topk
+    found, rounding = list(by_request(left, right)), Rounding()
+    while found:
+        hard = next((n for n, each in enumerate(found[:WINDOW]) if not each.soft), None)
+        window = found[:WINDOW] if hard is None else found[: hard + 1]
+        why = _grounds(window[-1], *steps)
+        pairs: list[tuple[Part | None, Part | None]] = [(e.left, e.right) for e in window if e.what == "value"]
+        pairs += [(part, None) for part in why[0].values()] + [(None, part) for part in why[1].values()]
+        with look(pairs) as folders:
+            values = [compared(each, *folders) if each.what == "value" else None for each in window]
+            arms = _read(why[0], folders[0]), _read(why[1], folders[1])
+        for each, seen in zip(window, values, strict=True):
+            if each.soft and seen is None:
+                continue  # equal after all: the hashes of two zeros differ
+            allowed = tolerance(each.site, config.dtype, model.num_layers, model.hidden_size)
+            if each.soft and seen is not None and seen.gap <= allowed:
+                rounding = rounding.with_one(each, seen.gap)
+            elif each.right is not None and explained((each.site, each.right.nth), arms, topk):
+                rounding = dataclasses.replace(rounding, parted=(*rounding.parted, each))
+            else:
+                return Judgement(each, seen, next_sites(found[found.index(each) :]), rounding)
+        parted = {each.owner for each in rounding.parted}
+        found = [each for each in found[len(window) :] if each.owner not in parted]
+    return Judgement(None, None, (), rounding)
+
+
+def compared(found: Difference, left: Path, right: Path) -> ValueDifference | None:
+    """What differs there, by what two arms kept; None if nothing does, or one did not come that far."""
+    assert found.left is not None
+    assert found.right is not None
+    one, other = _rows(found.left, left), _rows(found.right, right)
+    return None if one is None or other is None else difference(one, other)
+
+
+def next_sites(found: Sequence[Difference]) -> tuple[Difference, ...]:
+    """Of what follows the first difference, the first at each site."""
+    firsts = {each.site: each for each in reversed(found[1:]) if each.site != found[0].site}
+    return tuple(each for each in found[1:] if firsts.get(each.site) is each)[:AFTER]
+
+
+def _grounds(
+    found: Difference, left: Mapping[int, Step], right: Mapping[int, Step]
+) -> tuple[dict[Place, Part], dict[Place, Part]]:
+    """If it is a choice that differs: in each arm, the parts that decide it."""
+    if found.what != "value" or found.soft or found.left is None or found.right is None:
+        return {}, {}
+    return grounds(found.left, left[found.left.step]), grounds(found.right, right[found.right.step])
+
+
+def _read(parts: Mapping[Place, Part], folder: Path) -> dict[Place, np.ndarray]:
+    return {place: rows for place, part in parts.items() if (rows := _rows(part, folder)) is not None}
+
+
+def _rows(part: Part, folder: Path) -> np.ndarray | None:
+    whole = kept(folder, (part.step, part.call))
+    if whole is None or part.rows is None:
+        return whole
+    return whole[part.first_row : part.first_row + part.rows]

@@ -1,0 +1,85 @@
+"""What is rounding and what is the divergence, with the values in hand. The runs are made up, the model is shipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdebug.diverge.judge import Judgement, Pairs, judge
+from specdebug.diverge.stream import Descriptor, Step
+
+LOGITS = Descriptor("draft_extend.logits", "bfloat16", (0, 1), (1, 1))
+CHOICE = Descriptor("draft_extend.topk_index", "int64", (0, 1), (1, 1))
+BONUS = Descriptor("draft.bonus", "int64", (0, 1), (1, 1))
+Run = list[list[tuple[Descriptor, Any]]]
+"""Calls of each step, with their tensors."""
+
+
+def steps(run: Run) -> list[Step]:
+    return [
+        Step(number, ("a", "b"), tuple(d for d, _ in calls), [hash(str(row)) for _, rows in calls for row in rows])
+        for number, calls in enumerate(run, 1)
+    ]
+
+
+def judged(tmp_path: Path, left: Run, right: Run, dtype: str = "bfloat16") -> tuple[Judgement, int]:
+    """With how often the arms were run again."""
+    looks = []
+
+    @contextmanager
+    def look(pairs: Pairs) -> Iterator[tuple[Path, Path]]:
+        folders = [tmp_path / f"{len(looks)}-{side}" for side in (0, 1)]
+        looks.append(pairs)
+        for side, (folder, run) in enumerate(zip(folders, (left, right), strict=True)):
+            folder.mkdir()
+            for part in (pair[side] for pair in pairs):
+                if part is not None:
+                    np.save(folder / f"{part.step}-{part.call}.npy", np.array(run[part.step - 1][part.call][1]))
+        yield folders[0], folders[1]
+
+    config: Any = SimpleNamespace(model="tiny", dtype=dtype, speculative=SimpleNamespace(eagle_topk=1))
+    return judge(steps(left), steps(right), look, config), len(looks)
+
+
+def run(a: Sequence[float], b: Sequence[float], choice: Sequence[int], bonus: int = 5) -> Run:
+    return [
+        [(LOGITS, [list(a), list(b)]), (CHOICE, [[each] for each in choice])],
+        [(BONUS, [bonus, 8])],
+    ]
+
+
+def test_a_near_tie_parts_one_request_and_the_others_are_still_compared(tmp_path: Path) -> None:
+    left = run([4.0, 3.98], [1.0, 2.0], [0, 1])
+    answer, looks = judged(tmp_path, left, run([3.98, 4.0], [1.0, 2.0], [1, 1], bonus=6))
+    assert (answer.first, looks) == (None, 1)
+    assert [(each.site, each.owner) for each in answer.rounding.parted] == [("draft_extend.topk_index", "a")]
+    assert answer.rounding.shares == 1
+    right = run([3.98, 4.0], [1.0, 2.0], [1, 1])
+    right[1][0][1][1] = 9
+    (tmp_path / "again").mkdir()
+    answer, looks = judged(tmp_path / "again", left, right)
+    assert answer.first is not None
+    assert (answer.first.site, answer.first.owner, looks) == ("draft.bonus", "b", 2)
+
+
+@pytest.mark.parametrize(
+    ("right", "dtype", "site"),
+    [
+        (run([4.0, 3.98], [1.0, 2.0], [1, 1]), "bfloat16", "draft_extend.topk_index"),  # changed after it was chosen
+        (run([4.0, 4.9], [1.0, 2.0], [1, 1]), "bfloat16", "draft_extend.logits"),  # no rounding moves a logit so far
+        (run([3.98, 4.0], [1.0, 2.0], [1, 1]), "float32", "draft_extend.logits"),
+        (run([4.0, 3.98], [1.0, 2.0], [0, 1], bonus=6), "bfloat16", "draft.bonus"),  # nothing that it follows from
+        (run([4.0, float("nan")], [1.0, 2.0], [0, 1]), "bfloat16", "draft_extend.logits"),
+    ],
+)
+def test_faults_in_half_precision_are_found(tmp_path: Path, right: Run, dtype: str, site: str) -> None:
+    answer, _ = judged(tmp_path, run([4.0, 3.98], [1.0, 2.0], [0, 1]), right, dtype)
+    assert answer.first is not None
+    assert (answer.first.site, answer.first.owner) == (site, "a")
+    assert answer.rounding.parted == ()

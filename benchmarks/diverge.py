@@ -1,33 +1,41 @@
 """How well `specdebug diverge` does what it says: planted faults found, rounding told apart, and what recording costs.
 
     python benchmarks/diverge.py --planted 500     one changed element each, at a place drawn at random
-    python benchmarks/diverge.py --rounding 100    the same requests in batches of other sizes, a seed each
+    python benchmarks/diverge.py --rounding 300    pairs of arms whose batches have other sizes, padding or chunks
     python benchmarks/diverge.py --cost            two engines side by side, one of them recorded
 
-Everything runs in this process, on the CPU, with the checkpoints that come with the package.
+`--jobs N` processes share faults and pairs, `--dtype` is the engines'. On the CPU, with the checkpoints that come with
+the package. Faults and pairs are numbered: `--first 17 --planted 1` is the one that a run called 17.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import fnmatch
+import io
+import multiprocessing
 import random
 import statistics
+import sys
 import tempfile
 import time
-from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from operator import truediv
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from specdebug import async_probe
-from specdebug.diverge.align import by_request, in_lockstep
+from specdebug.diverge.align import in_lockstep
+from specdebug.diverge.judge import Pairs, judge
 from specdebug.diverge.recorder import Recorder
 from specdebug.diverge.stream import Step, Writer, read
-from specdebug.diverge.values import Place, difference, is_rounding, kept
+from specdebug.diverge.values import Place, difference, kept
+from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.harness.arm import run_arm
 from specdebug.harness.library import Library
 from specdebug.harness.probe_packs import activate
@@ -55,8 +63,15 @@ SCENARIO = {
     "arms": {
         "base": {},
         "one": {"engine": {"max_running_requests": 1, "cuda_graph": {"max_bs": 1, "capture_bs": [1]}}},
+        "two": {"engine": {"max_running_requests": 2, "cuda_graph": {"max_bs": 2, "capture_bs": [2]}}},
+        "padded": {"engine": {"cuda_graph": {"max_bs": 7, "capture_bs": [7]}}},
+        "chunked": {"engine": {"chunked_prefill_size": 24}},
     },
 }
+OTHERS = ("one", "two", "padded", "chunked")
+"""Arms that differ from the first in the shape of their batches only."""
+SEEDS = 10
+"""Faults are planted in runs of as many seeds."""
 
 ROWS = (
     ("draft.bonus", 1),
@@ -118,8 +133,9 @@ class Plant:
         self.row, self.site = index[0], call.site
         with torch.inference_mode():
             if call.tensor.is_floating_point():
-                bits = call.tensor[index].view(torch.int32) ^ (1 << self.rng.randrange(31))
-                call.tensor[index] = bits.view(torch.float32)
+                size = 8 * call.tensor.element_size()
+                bits = call.tensor[index].view(torch.int32 if size == 32 else torch.int16)
+                call.tensor[index] = (bits ^ (1 << self.rng.randrange(size - 1))).view(call.tensor.dtype)
             else:
                 call.tensor[index] += self.rng.choice((-1, 1))
 
@@ -130,70 +146,104 @@ def record(
     arm: str = "base",
     seed: int = 0,
     plant: Plant | None = None,
-    keep: list[Place] | None = None,
+    keep: Sequence[Place] = (),
     by_request: bool = False,
 ) -> list[Step]:
-    """The steps of one arm; with ``keep`` its tensors are written to ``folder`` instead."""
+    """The steps of one arm. Tensors to ``keep`` are written to ``folder``."""
     file = folder / "hashes"
-    recorders = []
+    recorders = [Recorder(Writer(file), by_request=by_request)]
+    if keep:
+        recorders.append(Recorder(None, keep, folder))
 
     def built(loop: Any) -> None:
         if plant is not None:
             plant.attach(loop.engine)
-        recorders.append(Recorder(None if keep else Writer(file), keep or (), folder, by_request=by_request))
-        recorders[0].attach(loop.engine)
+        for recorder in recorders:
+            recorder.attach(loop.engine)
 
     library = Library()
     run = ArmRun(arm, scenario, arm, seed, library.packs(scenario.probes_of(arm)))
     try:
-        run_arm(run.job(library).payload, Quiet(), built)
+        with contextlib.redirect_stderr(io.StringIO()):  # where a fault crashes the engine
+            run_arm(run.job(library).payload, Quiet(), built)
     finally:
         for recorder in recorders:
             recorder.finish()
         async_probe.on_site(None)
         async_probe.configure("off")
-    if keep:
-        return []
     steps = read(file)
     file.unlink()
     return steps
 
 
-def planted(scenario: Scenario, folder: Path, count: int) -> None:
-    """Plant faults one by one and compare the first divergence with what was planted."""
-    base = record(scenario, folder)
-    assert not list(in_lockstep(base, record(scenario, folder))), "two equal runs differ"
-    decodes = [step for step in base if not any(call.site == "target_prefill.input_ids" for call in step.calls)]
-    places = [(step, call, d) for step in decodes for call, d in enumerate(step.calls) if per_request(d.site)]
-    draws = [random.Random(number) for number in range(count)]
-    chosen = [rng.choice(places) for rng in draws]
-    kept_in = [folder / "base", folder / "planted"]
-    for each in kept_in:
-        each.mkdir()
-    record(scenario, kept_in[0], keep=sorted({(step.number, call) for step, call, _ in chosen}))
-    exact, wrong = 0, Counter[str]()
-    for rng, (step, call, descriptor) in zip(draws, chosen, strict=True):
-        state = rng.getstate()
-        plant = Plant(step.number, call, rng)
-        found = next(in_lockstep(base, record(scenario, folder, plant=plant)), None)
-        owner = plant.row // (per_request(descriptor.site) or 1)
-        truth = (step.number, call, plant.site, step.rids[owner] if owner < len(step.rids) else None)
-        answer: Any = None
-        if found is not None and found.right is not None:
-            place = (found.right.step, found.right.call)
-            rng.setstate(state)
-            record(scenario, kept_in[1], plant=Plant(step.number, call, rng), keep=[place])
-            one, other = (kept(each, place) for each in kept_in)
-            seen = None if one is None or other is None else difference(one, other)
-            who = step.owner_of_row(found.right, seen.index[0]) if seen is not None and seen.index else "?"
-            answer = (found.step, found.right.call, found.site, who)
-        if answer == truth:
-            exact += 1
-        else:
-            wrong[f"{truth} answered {answer}"] += 1
-    print(f"planted faults: step, request and site exact in {exact} of {count} ({100 * exact / count:.1f}%)")
-    for text in wrong:
-        print(f"  {text}")
+class Fault(NamedTuple):
+    """One to be planted, by its number."""
+
+    number: int
+    step: Step
+    call: int
+    site: str
+    state: Any
+
+    @classmethod
+    def drawn(cls, number: int, places: Sequence[tuple[Step, int, str]]) -> Fault:
+        rng = random.Random(number)
+        return cls(number, *rng.choice(places), rng.getstate())
+
+    @property
+    def place(self) -> Place:
+        return self.step.number, self.call
+
+    def plant(self) -> Plant:
+        """What does it, once."""
+        rng = random.Random()
+        rng.setstate(self.state)
+        return Plant(*self.place, rng)
+
+
+def planted(scenario: Scenario, numbers: Sequence[int]) -> list[str]:
+    """Plant faults one by one and compare the first divergence with what was planted: what was wrong, or nothing."""
+    return [
+        answer
+        for seed in range(SEEDS)
+        if (mine := [number for number in numbers if number % SEEDS == seed])
+        for answer in planted_with(scenario, seed, mine)
+    ]
+
+
+def planted_with(scenario: Scenario, seed: int, numbers: Sequence[int]) -> Iterator[str]:
+    """The same, in runs of one seed."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        clean = record(scenario, folder, seed=seed)
+        decodes = [step for step in clean if not any(call.site == "target_prefill.input_ids" for call in step.calls)]
+        places = [(step, n, d.site) for step in decodes for n, d in enumerate(step.calls) if per_request(d.site)]
+        faults = [Fault.drawn(number, places) for number in numbers]
+        again = record(scenario, folder, seed=seed, keep=[fault.place for fault in faults])
+        assert not list(in_lockstep(clean, again)), "two equal runs differ"
+        for fault in faults:
+            yield _answered(scenario, seed, fault, clean, folder)
+
+
+def _answered(scenario: Scenario, seed: int, fault: Fault, clean: list[Step], folder: Path) -> str:
+    damaged = folder / str(fault.number)
+    damaged.mkdir()
+    plant = fault.plant()
+    found = next(in_lockstep(clean, record(scenario, damaged, seed=seed, plant=plant, keep=[fault.place])), None)
+    owner = plant.row // (per_request(fault.site) or 1)
+    rids = fault.step.rids
+    truth = (*fault.place, plant.site, rids[owner] if owner < len(rids) else None)
+    answer: Any = None
+    if found is not None and found.right is not None:
+        there = (found.right.step, found.right.call)
+        if there != fault.place:
+            record(scenario, damaged, seed=seed, plant=fault.plant(), keep=[there])
+            record(scenario, folder, seed=seed, keep=[there])
+        one, other = kept(folder, there), kept(damaged, there)
+        seen = None if one is None or other is None else difference(one, other)
+        who = fault.step.owner_of_row(found.right, seen.index[0]) if seen is not None and seen.index else "?"
+        answer = (*there, found.site, who)
+    return "" if answer == truth else f"fault {fault.number} is {truth}, answered {answer}"
 
 
 def per_request(site: str) -> int | None:
@@ -201,48 +251,50 @@ def per_request(site: str) -> int | None:
     return next((rows for pattern, rows in ROWS if fnmatch.fnmatchcase(site, pattern)), None)
 
 
-def rounding(scenario: Scenario, folder: Path, count: int) -> None:
-    """Serve the same requests in batches of up to four and one by one, and see what is taken for a fault."""
-    shares, taken, runs, widest = 0, 0, 0, 0.0
-    for seed in range(count):
-        streams = [record(scenario, folder, arm, seed, by_request=True) for arm in ("base", "one")]
-        soft, hard = [], 0
-        for each in by_request(*streams):
-            if not each.soft:
-                hard = 1
-                break
-            soft.append(each)
-        tensors = []
-        for side, arm in enumerate(("base", "one")):
-            kept_in = folder / arm
-            kept_in.mkdir(exist_ok=True)
-            parts = [(each.left, each.right)[side] for each in soft]
-            record(scenario, kept_in, arm, seed, keep=sorted({(p.step, p.call) for p in parts if p is not None}))
-            tensors.append(
-                [kept(kept_in, (p.step, p.call))[p.first_row : p.first_row + p.rows] for p in parts]  # type: ignore
-            )
-        seen = [(difference(a, b), each) for a, b, each in zip(*tensors, soft, strict=True)]
-        gaps = [(found.gap, is_rounding(found, each.right.descriptor.dtype)) for found, each in seen if found]
-        widest = max([widest, *(gap for gap, fine in gaps if fine)])
-        shares += len(gaps)
-        wrong = hard or any(not fine for _, fine in gaps)
-        taken += bool(wrong)
-        runs += 1
-        if wrong:
-            print(f"  seed {seed}: taken for a fault ({'a discrete value' if hard else 'too wide'})")
-        for arm in ("base", "one"):
-            for file in (folder / arm).iterdir():
-                file.unlink()
-    print(
-        f"rounding: taken for a fault in {taken} of {runs} runs; {shares} shares differ, "
-        f"at most by {widest:.1e} of a row's largest value"
-    )
+def rounding(scenario: Scenario, numbers: Sequence[int]) -> list[Judged]:
+    """Serve the same requests in batches of up to four and otherwise, and see what is taken for a fault."""
+    return [judged(scenario, number) for number in numbers]
+
+
+class Judged(NamedTuple):
+    """What is taken for a fault, if anything, and how much was rounding."""
+
+    wrong: str
+    shares: int
+    widest: float
+    parted: int
+
+
+def judged(scenario: Scenario, number: int) -> Judged:
+    """Compare two arms that differ in the shape of their batches."""
+    seed, which = divmod(number, len(OTHERS))
+    arms = ("base", OTHERS[which])
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        streams = [record(scenario, folder, arm, seed, by_request=True) for arm in arms]
+
+        @contextlib.contextmanager
+        def look(pairs: Pairs) -> Iterator[tuple[Path, Path]]:
+            with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+                for side, (arm, kept_in) in enumerate(zip(arms, (one, other), strict=True)):
+                    keep = sorted({(pair[side].step, pair[side].call) for pair in pairs if pair[side] is not None})
+                    if keep:
+                        record(scenario, Path(kept_in), arm, seed, keep=keep)
+                yield Path(one), Path(other)
+
+        config = EngineConfig.from_dict({"seed": seed, **scenario.engine_of("base")})
+        first, values, _, found = judge(streams[0], streams[1], look, config)
+    wrong = ""
+    if first is not None:
+        how = f"{values.left!r} and {values.right!r}, gap {values.gap:.1e}" if values is not None else first.text
+        wrong = (
+            f"pair {number} ({' and '.join(arms)}, seed {seed}): step {first.step}, {first.owner}, {first.site}: {how}"
+        )
+    return Judged(wrong, found.shares, found.widest, len(found.parted))
 
 
 def cost(folder: Path, steps: int, *, by_request: bool) -> None:
     """Two engines take the same steps in turn; one of them is recorded."""
-    from specdebug.engine import Engine, EngineConfig, SamplingParams
-
     activate(Library().packs(("default",)), None)
     options = {**SCENARIO["engine"], "context_length": 512, "memory": {"num_slots": 4096}}  # type: ignore[dict-item]
     engines = [Engine(EngineConfig.from_dict(options)) for _ in range(2)]
@@ -277,26 +329,77 @@ def cost(folder: Path, steps: int, *, by_request: bool) -> None:
     )
 
 
-def main() -> None:
-    """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__)
+Result = TypeVar("Result")
+
+
+def shared(
+    task: Callable[[Scenario, Sequence[int]], list[Result]], dtype: str, numbers: Sequence[int], jobs: int
+) -> Iterator[Result]:
+    """What ``task`` makes of the numbers, in processes of their own."""
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), prepare, (dtype,)) as pool:
+        parts = [numbers[at::SEEDS] for at in range(min(SEEDS, len(numbers)))]
+        for future in [pool.submit(work, task, dtype, part) for part in parts]:
+            yield from future.result()
+
+
+def scenario_of(dtype: str) -> Scenario:
+    """The scenario in a dtype."""
+    return Scenario.from_dict({**SCENARIO, "engine": {**SCENARIO["engine"], "dtype": dtype}})  # type: ignore[dict-item]
+
+
+def prepare(dtype: str) -> None:
+    """Load what every run of this process serves."""
+    torch.set_num_threads(1)
+    scenario = scenario_of(dtype)
+    for arm in scenario.arms:
+        keep_models(scenario.engine_of(arm))
+
+
+def work(task: Callable[[Scenario, Sequence[int]], list[Result]], dtype: str, numbers: Sequence[int]) -> list[Result]:
+    """A share of them."""
+    return task(scenario_of(dtype), numbers)
+
+
+def main() -> int:
+    """Measure what the command line asks for. 1 if more was missed, or taken for a fault, than is allowed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--planted", type=int, default=0, metavar="N")
     parser.add_argument("--rounding", type=int, default=0, metavar="N")
     parser.add_argument("--cost", type=int, nargs="?", const=400, default=0, metavar="STEPS")
+    parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="of the first fault or pair")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--jobs", type=int, default=1)
     chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    scenario = Scenario.from_dict(SCENARIO)
-    for arm in scenario.arms:
-        keep_models(scenario.engine_of(arm))
-    with tempfile.TemporaryDirectory() as folder:
-        if chosen.planted:
-            planted(scenario, Path(folder), chosen.planted)
-        if chosen.rounding:
-            rounding(scenario, Path(folder), chosen.rounding)
-        if chosen.cost:
+    fine = True
+    if chosen.planted:
+        numbers = range(chosen.first, chosen.first + chosen.planted)
+        missed = [text for text in shared(planted, chosen.dtype, numbers, chosen.jobs) if text]
+        exact = len(numbers) - len(missed)
+        share = 100 * exact / len(numbers)
+        print(
+            f"planted faults, {chosen.dtype}: step, request and site exact in {exact} of {len(numbers)} ({share:.1f}%)"
+        )
+        print(*(f"  {text}" for text in missed), sep="\n", end="\n" if missed else "", flush=True)
+        fine &= share >= 95
+    if chosen.rounding:
+        numbers = range(chosen.first, chosen.first + chosen.rounding)
+        found = list(shared(rounding, chosen.dtype, numbers, chosen.jobs))
+        wrong = [each.wrong for each in found if each.wrong]
+        print(
+            f"rounding, {chosen.dtype}: taken for a fault in {len(wrong)} of {len(numbers)} pairs "
+            f"({100 * len(wrong) / len(numbers):.1f}%); {sum(each.shares for each in found)} shares differ, at most by "
+            f"{max(each.widest for each in found):.1e} of a row's largest value; {sum(each.parted for each in found)} "
+            "requests part by a choice that rounding explains"
+        )
+        print(*(f"  {text}" for text in wrong), sep="\n", end="\n" if wrong else "", flush=True)
+        fine &= len(wrong) <= len(numbers) / 100
+    if chosen.cost:
+        torch.set_num_threads(1)
+        with tempfile.TemporaryDirectory() as folder:
             for by_request in (False, True):
                 cost(Path(folder), chosen.cost, by_request=by_request)
+    return 0 if fine else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -84,10 +84,21 @@ def _prepare_even(metadata: RaggedMetadata, q_len: int) -> AttentionPass | None:
 _MASK_STEP = 512
 
 
-@lru_cache(maxsize=64)
+_KEPT_QUERIES = 64
+"""Masks of as many queries are kept, as every decode step asks for its own again. Those of whole prompts are made when
+they are needed: each length has another, and 64 long ones would take a GB."""
+
+
 def _causal_mask(q_len: int, width: int, device: torch.device) -> Tensor:
     """Additive float32 [1, 1, q_len, width] of q_len last queries; its last n columns serve n keys."""
+    return (_kept_mask if q_len <= _KEPT_QUERIES else _new_mask)(q_len, width, device)
+
+
+def _new_mask(q_len: int, width: int, device: torch.device) -> Tensor:
     return torch.full((1, 1, q_len, width), NEG_INF, device=device).triu_(width - q_len + 1)
+
+
+_kept_mask = lru_cache(maxsize=64)(_new_mask)
 
 
 def _prepare_paged(metadata: PagedMetadata) -> AttentionPass:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
 import torch
 
 from specdebug.engine.attention.executor import TorchAttention
-from specdebug.engine.attention.metadata import PagedMetadata
+from specdebug.engine.attention.metadata import PagedMetadata, RaggedMetadata
+from specdebug.engine.attention.prepare import prepare
 from specdebug.engine.errors import IllegalAddress
 from tests.engine.attention.cases import DIM, KV_HEADS, Q_HEADS, dense, ragged_of, two_sequences
 
@@ -52,3 +54,19 @@ def test_a_length_that_no_page_table_could_hold_is_an_illegal_address() -> None:
     long = replace(plan, cache_seqlens=torch.tensor([4, 20], dtype=INT32))
     with pytest.raises(IllegalAddress, match=r"attention\.page_table"):
         TorchAttention(long, world.pool, world.rows)
+
+
+@pytest.mark.parametrize(("q_len", "kept"), [(5, 1), (1000, 0)])
+def test_the_mask_of_a_whole_prompt_is_not_kept(q_len: int, kept: int) -> None:
+    """An engine that serves for long meets prompts of every length."""
+    slots = torch.arange(2 * q_len, dtype=INT32)
+    ends = torch.tensor([0, 2 * q_len], dtype=INT32)
+    for _ in range(2):
+        made = prepare(RaggedMetadata(ends, slots, torch.tensor([0, q_len], dtype=INT32), q_len))
+        assert made.mask is not None
+        assert made.mask.shape == (1, 1, q_len, 2 * q_len)
+        assert made.mask[0, 0].isinf().sum() == q_len * (q_len - 1) / 2
+        del made
+    width = -(-2 * q_len // 512) * 512
+    masks = [each for each in gc.get_objects() if type(each) is torch.Tensor and each.shape == (1, 1, q_len, width)]
+    assert len(masks) == kept

@@ -41,7 +41,7 @@ def faults_page(
         chips=chips,
         summary=f"{caught} of {effective} effective injections were caught, {soon}{part} within one step",
         facts={
-            "classes": str(len(matrix.classes)),
+            "rows": str(len(matrix.classes)),
             "detectors": str(len(matrix.detectors)),
             "injections": str(len(matrix.rows)),
             "without effect": str(len(matrix.rows) - effective),

@@ -160,6 +160,7 @@ class Ledger:
             stack=dict(self._stack),
             unavailable=self._unavailable,
             injections=tuple(self._injections),
+            complete=self._done and 0 < self.planned_requests == self.finished_requests,
             log_tail=end.log[-LOG_TAIL:],
         )
 

@@ -139,7 +139,8 @@ class Outcome:
 
     ``stack``: what it ran on (device, versions, plan and who executed it), empty when that was never known.
     ``unavailable``: this machine lacks something that the arm needs, so its verdict says nothing of the code.
-    ``injections``: what was done to it on purpose, in order.
+    ``injections``: what was done to it on purpose, in order. ``complete``: every planned request came to its end, so
+    that what was not found did not happen.
     """
 
     verdict: Verdict
@@ -159,6 +160,7 @@ class Outcome:
     stack: Mapping[str, Any] = field(default_factory=dict)
     unavailable: bool = False
     injections: tuple[Injection, ...] = ()
+    complete: bool = False
 
     @property
     def ties(self) -> tuple[tuple[str, Tie], ...]:

@@ -1,7 +1,10 @@
 """Which failure a search is after, where trials fail in several ways.
 
-A search follows one signature; a failure with another is no verdict on the one that is followed, because it may have
-come first. The one to follow is the most frequent among the first trials, which switch everything on.
+A search follows one signature. A failure with another is no verdict on it if it ended the run, for it may only have
+come first, nor if the followed one was found after it, for that may be its consequence. Of a run that went on to its
+end and found nothing of the kind it is a verdict: the failure did not show. (To call that no verdict would count the
+trials in which the other failure let the followed one through, and none in which there was nothing to let through.)
+The one to follow is the most frequent among the first trials, which switch everything on.
 """
 
 from __future__ import annotations
@@ -93,6 +96,9 @@ class Clusters:
         """What a result says of the followed failure; None for nothing."""
         if result.outcome == "pass":
             return False
-        if result.signature is None or not self.matches(result.signature):
+        if result.signature is None:
             return None
-        return True
+        if self.matches(result.signature):
+            return True
+        went_on = result.besides is not None and not any(map(self.matches, result.besides))
+        return False if went_on else None

@@ -21,7 +21,7 @@ from types import TracebackType
 from specdebug.errors import SpecDebugError
 from specdebug.trials.trial import Trial, TrialResult
 
-FORMAT = "1"
+FORMAT = "2"
 
 _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT", "SQLITE_ERROR")
 """What sqlite calls a file that is broken, or is a database but no journal."""
@@ -31,12 +31,12 @@ CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE trials (
     number INTEGER PRIMARY KEY, reverted TEXT NOT NULL, seed INTEGER NOT NULL,
     outcome TEXT NOT NULL CHECK (outcome IN ('pass', 'fail', 'untestable')), signature TEXT, seconds REAL NOT NULL,
-    digest TEXT NOT NULL, at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+    besides TEXT, digest TEXT NOT NULL, at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
 );
 CREATE TABLE evidence (signature TEXT PRIMARY KEY, number INTEGER NOT NULL, detail TEXT NOT NULL);
 """
 
-_COLUMNS = "number, reverted, seed, outcome, signature, seconds, digest"
+_COLUMNS = "number, reverted, seed, outcome, signature, seconds, besides, digest"
 
 
 class JournalError(SpecDebugError):
@@ -98,12 +98,13 @@ class Journal:
         key = "" if result.outcome == "untestable" else result.signature
         new = key is not None and key not in self._evidence
         row: tuple[object, ...] = (trial.number, json.dumps(sorted(trial.reverted)), trial.seed)
-        row += (result.outcome, result.signature, float(result.seconds))
+        besides = None if result.besides is None else json.dumps(result.besides)
+        row += (result.outcome, result.signature, float(result.seconds), besides)
         with self._trouble(f"; {_lost(trial, result)}"):
             assert self._database is not None
             self._database.execute("BEGIN IMMEDIATE")
             self._database.execute(
-                f"INSERT INTO trials ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, _digest(row))
+                f"INSERT INTO trials ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, _digest(row))
             )
             if new:
                 self._database.execute("INSERT INTO evidence VALUES (?, ?, ?)", (key, trial.number, result.detail))
@@ -202,11 +203,12 @@ class Journal:
             evidence = dict(self._database.execute("SELECT signature, detail FROM evidence").fetchall())
             rows = self._database.execute(f"SELECT {_COLUMNS} FROM trials ORDER BY number").fetchall()
         for *row, digest in rows:
-            number, reverted, seed, outcome, signature, seconds = row
+            number, reverted, seed, outcome, signature, seconds, besides = row
             if digest != _digest(row):  # sqlite sees a broken page, not a changed digit
                 raise self._damaged(f"trial {number} is not what was written")
             trial = Trial(number, frozenset(json.loads(reverted)), seed)
-            trials[number] = (trial, TrialResult(outcome, signature, seconds))
+            also = None if besides is None else tuple(json.loads(besides))
+            trials[number] = (trial, TrialResult(outcome, signature, seconds, besides=also))
         return trials, evidence
 
     @contextmanager

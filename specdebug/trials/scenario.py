@@ -163,7 +163,8 @@ def result_of(outcome: Outcome) -> TrialResult:
     """What an arm's outcome says of its trial."""
     seconds = outcome.metrics.wall_s
     if outcome.verdict == "fail":
-        return TrialResult("fail", outcome.signature, seconds, outcome.detail)
+        besides = tuple(found.signature for found in outcome.consequences) if outcome.complete else None
+        return TrialResult("fail", outcome.signature, seconds, outcome.detail, besides)
     otherwise_fine = Evidence(outcome.reverted_hits, probes_enabled=0, sites_reached=0, generated=1)
     _, never_ran = decide((), otherwise_fine)
     if outcome.verdict == "pass" or outcome.reasons == never_ran != ():

@@ -33,12 +33,15 @@ class TrialResult:
         signature: names the failure, so that equal failures have equal names; None unless it failed.
         seconds: wall time of the run.
         detail: evidence for a reader, such as the end of the output; may be empty.
+        besides: what else failed in a run that went on to its end in spite of its failure, as signatures; None when it
+            did not, or when that is not known.
     """
 
     outcome: Outcome
     signature: str | None
     seconds: float
     detail: str = ""
+    besides: tuple[str, ...] | None = None
 
 
 def trial_seed(seed: int, number: int) -> int:

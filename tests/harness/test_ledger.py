@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -64,6 +65,15 @@ def test_a_finished_run() -> None:
     assert metrics.tokens_per_s == pytest.approx(3.0)
     assert (metrics.peak_rss_mb, metrics.wall_s) == (310.0, 2.5)
     assert outcome.reverted_hits == {"27338": {"27338#1": 7}}
+
+
+def test_a_run_is_complete_when_every_planned_request_came_to_its_end() -> None:
+    whole = [*START, step(1), *FINISH]
+    more = [{**event, "requests": 2} if event["event"] == "setup" else event for event in whole]
+    assert [outcome_of(events).complete for events in (whole, more, whole[:-1])] == [True, False, False]
+    unfinished = [event for event in whole if event["event"] != "request"]
+    assert not outcome_of(unfinished).complete
+    assert Outcome.from_dict(json.loads(json.dumps(outcome_of(whole).to_dict()))).complete
 
 
 def test_a_reverted_line_that_never_ran_is_no_pass() -> None:

@@ -9,8 +9,8 @@ PASS = TrialResult("pass", None, 0.1)
 UNTESTABLE = TrialResult("untestable", None, 0.1)
 
 
-def fail(signature: str) -> TrialResult:
-    return TrialResult("fail", signature, 0.1)
+def fail(signature: str, besides: tuple[str, ...] | None = None) -> TrialResult:
+    return TrialResult("fail", signature, 0.1, besides=besides)
 
 
 def fed(*results: TrialResult, pattern: str | None = None) -> Clusters:
@@ -53,3 +53,10 @@ def test_a_pattern_is_followed_from_the_start() -> None:
     clusters = fed(fail("nan@a.b"), fail("oob@a.b"), pattern="nan@*")
     assert (clusters.settled, clusters.followed) == (True, "nan@*")
     assert [clusters.verdict(fail(s)) for s in ("nan@x", "oob@x")] == [True, None]
+
+
+def test_another_failure_is_a_verdict_if_the_run_went_on_and_did_not_show_the_followed_one() -> None:
+    clusters = fed(fail("nan@a"), pattern="nan@*")
+    assert clusters.verdict(fail("oob@b", besides=("page@c",))) is False
+    assert clusters.verdict(fail("oob@b", besides=("page@c", "nan@a"))) is None  # may be a consequence
+    assert clusters.verdict(fail("nan@a", besides=("oob@b",))) is True

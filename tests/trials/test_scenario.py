@@ -49,6 +49,13 @@ def test_a_trial_fails_by_its_verdict_alone() -> None:
     assert result_of(outcome()).outcome == "pass"
 
 
+def test_what_else_failed_is_told_of_a_run_that_went_on_to_its_end() -> None:
+    found = (Violation("oob", "draft.positions", 1, ""), Violation("nan", "draft.logits", 2, ""))
+    failed = dataclasses.replace(outcome(*found), violations=found)
+    assert result_of(failed).besides is None
+    assert result_of(dataclasses.replace(failed, complete=True)).besides == ("nan@draft.logits",)
+
+
 def test_a_revert_that_never_ran_has_not_shown_but_a_run_that_could_show_nothing_is_untestable() -> None:
     never, ran = {"1#1": 0}, {"2#1": 0, "2#2": 5}
     assert result_of(outcome(reverts={"1": never, "2": ran})).outcome == "pass"

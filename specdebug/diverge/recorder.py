@@ -154,11 +154,12 @@ class Recorder:
         if not tensor.is_cpu:
             self._enqueue(call)
             return
+        site = call.site
+        compared = not (self._by_request and is_where(site))
         if at is not None:
             tensor = call.rows()
-        elif not tensor.is_contiguous() or not tensor.shape:
+        elif compared and (not tensor.is_contiguous() or not tensor.shape):
             tensor = tensor.contiguous() if tensor.shape else tensor.reshape(1)
-        site = call.site
         shape: Sequence[int] = tensor.shape
         if at is not None:
             shape = (shape[1], shape[0], *shape[2:])
@@ -166,10 +167,10 @@ class Recorder:
             shape = ()
         mark = _Mark(site, shape, tensor.dtype, None if at is None else at.shape, self._batch)
         content: list[int] | int
-        if not self._by_request:
-            content = [whole_hash(tensor) if shape else list_hash(tensor)]
-        elif is_where(site):
+        if not compared:
             content = UNHASHED
+        elif not self._by_request:
+            content = [whole_hash(tensor) if shape else list_hash(tensor)]
         elif tensor.nbytes < LARGE or site.startswith("sampler."):
             content = self._staging.copy(tensor)
         else:
@@ -179,7 +180,9 @@ class Recorder:
 
     def _large(self, tensor: torch.Tensor, mark: _Mark) -> list[int]:
         """Hash at once what is not in the caches any more by the end of the step."""
-        host = self._plan(mark).host
+        marks, plans = self._usual
+        at = len(self._marks)
+        host = (plans[at] if at < len(marks) and marks[at] == mark else self._plan(mark)).host
         assert host is not None
         return host.hashes(tensor.data_ptr())
 

@@ -146,3 +146,37 @@ def test_steps_of_several_sites_are_told_apart(tmp_path: Path) -> None:
     assert [a.digest == b.digest for a, b in zip(first, second, strict=True)] == [True] * 5 + [False]
     assert [a.digest == b.digest for a, b in zip(first, last, strict=True)] == [True] * 5 + [False]
     assert [step.digests[0] for step in apart] == [0] * 4  # where things are is not compared, so not hashed
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that says it is on a device."""
+
+    is_cpu = property(lambda self: False)
+
+
+@pytest.mark.parametrize("by_request", [False, True])
+def test_tensors_on_a_device_are_hashed_there_and_keep_their_places(tmp_path: Path, by_request: bool) -> None:
+    pool = torch.arange(2 * 9 * 2.0).reshape(2, 9, 2).as_subclass(OnDevice)
+    engine: Any = Engine()
+
+    def calls(requests: Any) -> None:
+        async_probe.maybe_detect_oob(torch.tensor([3, 4]), 0, 9, "target_decode.input_ids")
+        async_probe.maybe_detect_nan(pool, "kv_pool.write.k", torch.tensor([1, 4]))
+        async_probe.maybe_detect_oob(torch.tensor([1, 4]).as_subclass(OnDevice), 0, 9, "kv_pool.write.loc")
+        async_probe.maybe_detect_oob(torch.tensor([5, 6]), 0, 9, "target_decode.input_ids")
+
+    engine._target_worker.decode = calls
+    recorder = Recorder(Writer(tmp_path / "h"), by_request=by_request)
+    recorder.attach(engine)
+    engine.step()
+    pool[1, 4, 0] = -1.0
+    engine.step()
+    recorder.finish()
+    first, second = ([(part.descriptor.site, part.digest) for part in step.parts()] for step in read(tmp_path / "h"))
+    assert [site for site, _ in first[:1] + first[-1:]] == ["target_decode.input_ids"] * 2
+    assert [site for site, _ in first] == [site for site, _ in second]
+    changed = [n for n, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
+    assert [first[n][0] for n in changed] == ["kv_pool.write.k"]
+    slots = [n for n, (site, _) in enumerate(first) if site == "kv_pool.write.k"]
+    assert changed == slots[-1:]  # the second request's, if requests are told apart
+    assert len(slots) == (2 if by_request else 1)

@@ -58,3 +58,17 @@ def test_rows_are_their_owners() -> None:
     (whole,) = Step(3, ("a", "b"), (logits,), [7]).parts()
     assert (whole.owner, whole.first_row, whole.rows) == (None, 0, 24)
     assert [step.owner_of_row(whole, row) for row in (0, 5, 6, 11, 12)] == ["a", "a", "b", "b", None]
+
+
+def test_ten_thousand_steps_take_less_than_64_mib() -> None:
+    """As many calls as a step of EAGLE has, and a hash of each for each of eight requests."""
+    calls = [Descriptor(f"site.{n}", "float32", tuple(range(8)), (1,) * 8) for n in range(53)]
+    rids = tuple(f"request-{n}" for n in range(8))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "hashes"
+        writer = Writer(path)
+        numbers = tuple(writer.descriptor(each) for each in calls)
+        for step in range(1000):
+            writer.step(step, rids, numbers, range(step, step + 53 * 8))
+        writer.close()
+        assert 10 * path.stat().st_size < 64 * 2**20

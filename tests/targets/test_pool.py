@@ -80,6 +80,15 @@ def test_what_the_server_prepares_all_its_workers_have() -> None:
     assert [event["ready"] for event in seen] == [[[{"deep": [1, 2]}, event["parent"]]] for event in seen]
 
 
+def test_what_is_prepared_later_the_workers_launched_later_have_too() -> None:
+    with WorkerPool(1, preload=(), prepare=(f"{VICTIMS}:get_ready", 1)) as pool:
+        (before,), _ = run_one(pool, victim("inherit"))
+        pool.prepare(f"{VICTIMS}:get_ready", 2)
+        (after,), _ = run_one(pool, victim("inherit"))
+    assert [payload for payload, _ in before["ready"]] == [1]
+    assert [payload for payload, _ in after["ready"]] == [1, 2]
+
+
 def test_a_server_that_cannot_prepare_says_why() -> None:
     pool = WorkerPool(1, preload=(), prepare=(f"{VICTIMS}:get_ready", "impossible"))
     with pool, pytest.raises(WorkerStartError, match="get ready: ValueError: there is nothing to get ready"):

@@ -26,6 +26,7 @@ from typing import Any
 from benchmarks.soak import draw
 from specdebug import async_probe
 from specdebug.assets import checkpoint_path
+from specdebug.corpus import heldout_text
 from specdebug.faults.view import EngineView
 from specdebug.harness.dense import DenseReference, keep_weights
 from specdebug.harness.driver import WorkloadDriver
@@ -55,7 +56,8 @@ Build = Callable[[Mapping[str, Any], int], Any]
 
 def prepare(_: None) -> None:
     """Called once, in the fork server: what every worker needs is loaded there."""
-    keep_tokenizer(draw.MODEL)
+    # It remembers the words it has met, some MB of them; met here, they are no growth of a worker.
+    keep_tokenizer(draw.MODEL).encode(heldout_text(), add_special_tokens=False)
     for number in range(len(draw.ALGORITHMS)):  # a block of engines: each algorithm has its turn
         options = draw.engine(0, 0, number)
         keep_models(options)

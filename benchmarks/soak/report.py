@@ -10,7 +10,7 @@ from typing import IO
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from benchmarks.soak.memory import MAX_SLOPE_MB, Trend, at_share
+from benchmarks.soak.memory import MAX_GROWTH_MB, MAX_SLOPE_MB, NOISE_MB, Trend, at_share
 from benchmarks.soak.tally import Tally, WorkerTally
 from specdebug.harness.library import engine_sites
 from specdebug.report.lines import PlainLines
@@ -111,10 +111,12 @@ def _trends(trends: Sequence[Trend | None]) -> Iterator[Sequence[str]]:
     def row(label: str, of: Callable[[Trend], str]) -> Sequence[str]:
         return (label, "", *("-" if each is None else of(each) for each in trends))
 
-    limit = f"slope, MB per 100,000 steps (at most {MAX_SLOPE_MB:g})"
-    yield row(limit, lambda each: f"{each.slope_mb:+.1f} ± {2 * each.error_mb:.1f}")
-    yield row("  rise of the line, MB", lambda each: f"{each.rise_mb:+.1f}")
-    yield row("  most above the warm-up, MB", lambda each: f"{each.growth_mb:+.1f}")
+    yield row(
+        f"slope, MB per 100,000 steps (at most {MAX_SLOPE_MB:g})",
+        lambda each: f"{each.slope_mb:+.1f} ± {2 * each.error_mb:.1f}",
+    )
+    yield row(f"  rise of the line, MB (too little to tell up to {NOISE_MB:g})", lambda each: f"{each.rise_mb:+.1f}")
+    yield row(f"  most above the warm-up, MB (at most {MAX_GROWTH_MB:g})", lambda each: f"{each.growth_mb:+.1f}")
 
 
 def _rate(counts: Counter[str], seconds: float) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug.cli.options import Debug, Html, Jobs, Json, command_line
+from specdebug.cli.options import Debug, Html, Jobs, Json, OnDevice, command_line, engine_overrides
 from specdebug.cli.output import show, write
 from specdebug.cli.results import check_files, tell_github, write_files
 from specdebug.cli.trials import terminable
@@ -75,6 +75,7 @@ def verify(
         list[str] | None, typer.Option("--class", metavar="NAME", help="This class only (repeatable).")
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from 0.")] = 1,
+    device: OnDevice = None,
     jobs: Jobs = 0,
     as_json: Json = False,
     html: Html = None,
@@ -83,7 +84,8 @@ def verify(
     """Inject every class in a small scenario, seed by seed, and say what caught it, how soon, and what alone.
 
     Exit code 1 when damage was done that nothing saw, when something was seen where nothing was done, or when a class
-    was not injected. After a Ctrl-C the matrix is of what had been measured.
+    was not injected. After a Ctrl-C the matrix is of what had been measured. On a GPU, classes act at sites outside the
+    captured graphs; those that have none are left out, and named.
     """
     from specdebug.cli.replay import open_library
     from specdebug.faults.catalogue import CLASSES
@@ -92,11 +94,13 @@ def verify(
 
     kinds = [find_class(each) for each in dict.fromkeys(name)] if name else list(CLASSES.values())
     check_files(html)
+    on = engine_overrides(device, None, None).get("device", "cpu")
     began = time.monotonic()
     with terminable():
         with _watcher() as watcher:
-            matrix = run_matrix(kinds, seeds, jobs, open_library(None), watcher)
-        _publish(matrix, as_json, html, time.monotonic() - began)
+            matrix = run_matrix(kinds, seeds, jobs, open_library(None), watcher, on)
+        if matrix.made or matrix.trouble is None:
+            _publish(matrix, as_json, html, time.monotonic() - began)
     if matrix.trouble is not None:
         raise matrix.trouble
     return matrix.exit_code

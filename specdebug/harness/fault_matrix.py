@@ -76,9 +76,20 @@ class Case:
         return self.kind.name if self.site is None else f"{self.kind.name} at {self.site}"
 
 
-def cases(kinds: Sequence[FaultClass]) -> list[Case]:
-    """Rows for these classes: one each, and one for every site of those that act anywhere."""
-    return [Case(kind, site) for kind in kinds for site in (kind.sites if kind.family == anywhere.FAMILY else (None,))]
+def cases(kinds: Sequence[FaultClass], captured: bool = False) -> list[Case]:
+    """Rows for these classes: one each, and one for every site of those that act anywhere.
+
+    Where graphs are ``captured``, no site inside one: a class then acts at its first other site, or has no row.
+    """
+    return [Case(kind, site) for kind in kinds for site in _sites(kind, captured)]
+
+
+def _sites(kind: FaultClass, captured: bool) -> tuple[str | None, ...]:
+    """None leaves the site to the class."""
+    open_ones = tuple(site for site in kind.sites if not (captured and site in kind.captured_sites))
+    if kind.family == anywhere.FAMILY:
+        return open_ones
+    return (None,) if open_ones[:1] == kind.sites[:1] else open_ones[:1]
 
 
 @dataclass(frozen=True)
@@ -161,6 +172,7 @@ class FaultMatrix:
     """All rows, and the clean runs beside them.
 
     ``missing``: runs that were planned and not made, because of a Ctrl-C (``interrupted``) or of ``trouble``.
+    ``left_out``: classes that cannot act on this device.
     """
 
     checks: tuple[CaseCheck, ...]
@@ -168,6 +180,7 @@ class FaultMatrix:
     missing: int = 0
     interrupted: bool = False
     trouble: SpecDebugError | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def made(self) -> int:
@@ -235,6 +248,7 @@ class FaultMatrix:
             "exit_code": self.exit_code,
             "interrupted": self.interrupted,
             "missing_runs": self.missing,
+            "left_out": list(self.left_out),
             "effective": self.effective,
             "detected": self.detected,
             "within_a_step": self.promptly,

@@ -20,9 +20,13 @@ from specdebug.harness.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRu
 from specdebug.harness.replay import ArmResult, ArmRun, Library
 from specdebug.harness.scenario_model import Arm, Scenario
 from specdebug.harness.warm import WarmPool
+from specdebug.targets.pool import GPU_JOBS
 
 CLEAN = "clean"
 """The arm without a fault."""
+CPU = "cpu"
+HANG_ELSEWHERE_S = 20.0
+"""Limit of a run that is to hang, away from the CPU: it also loads, and starts the device."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +60,28 @@ class Watcher(Protocol):
 
 
 def verify(
-    kinds: Sequence[FaultClass], seeds: int, jobs: int, library: Library, watcher: Watcher | None = None
+    kinds: Sequence[FaultClass],
+    seeds: int,
+    jobs: int,
+    library: Library,
+    watcher: Watcher | None = None,
+    device: str = CPU,
 ) -> FaultMatrix:
     """Run the matrix. After a Ctrl-C, or when no worker can be started any more, it is made of the runs that had ended.
 
-    Raises ContentError when the shipped content is malformed.
+    Raises ContentError when the shipped content is malformed, and ArmAtFault when there is no such device.
     """
-    rows = cases(kinds)
-    runs = plan(rows, seeds, library)
+    rows = cases(kinds, captured=device != CPU)
+    left_out = tuple(kind.name for kind in kinds if not any(row.kind is kind for row in rows))
+    if device != CPU:
+        jobs = jobs or GPU_JOBS
+    runs = plan(rows, seeds, library, device)
     named = {row.name: row for row in rows}
     results: dict[str, list[FaultRun]] = {name: [] for name in (CLEAN, *named)}
     standing = Standing(len(runs))
     interrupted, trouble = False, None
     try:
-        with WarmPool(matrix_scenario(rows), [CLEAN], jobs=jobs) as pool:
+        with WarmPool(matrix_scenario(rows, device), [CLEAN], jobs=jobs) as pool:
             if watcher is not None:
                 watcher.moved(standing)
             for result in _finished(pool, runs):
@@ -85,15 +97,15 @@ def verify(
     ordered = {name: tuple(sorted(ended, key=lambda run: run.seed)) for name, ended in results.items()}
     checks = tuple(CaseCheck(row, ordered[row.name]) for row in rows)
     missing = len(runs) - sum(map(len, ordered.values()))
-    return FaultMatrix(checks, ordered[CLEAN], missing, interrupted, trouble)
+    return FaultMatrix(checks, ordered[CLEAN], missing, interrupted, trouble, left_out)
 
 
-def plan(rows: Sequence[Case], seeds: int, library: Library) -> list[ArmRun]:
+def plan(rows: Sequence[Case], seeds: int, library: Library, device: str = CPU) -> list[ArmRun]:
     """The runs of the matrix, seed by seed: a clean one, and each class under each seed.
 
     Sites of a class that has a row for each share its seeds; with fewer seeds than sites, some share a seed.
     """
-    scenario = matrix_scenario(rows)
+    scenario = matrix_scenario(rows, device)
     packs = library.packs(scenario.probes)
     planned = {CLEAN: _of_arm(scenario, None), **{row.name: _of_arm(scenario, row) for row in rows}}
     return [
@@ -103,14 +115,14 @@ def plan(rows: Sequence[Case], seeds: int, library: Library) -> list[ArmRun]:
     ]
 
 
-def matrix_scenario(rows: Sequence[Case]) -> Scenario:
+def matrix_scenario(rows: Sequence[Case], device: str = CPU) -> Scenario:
     """One scenario with every row's minimal one as an arm, so that they share their workers' models."""
     arms = {CLEAN: Arm(CLEAN)}
     for row in rows:
         own, fault = minimal(row.kind, row.site)
         arms[row.name] = Arm(row.name, engine=own["engine"], faults=(fault,))
     base = Scenario.from_dict({**minimal(CLASSES["nan_logits"])[0], "name": "fault-matrix"})
-    return dataclasses.replace(base, arms=arms, expect={})
+    return dataclasses.replace(base, arms=arms, expect={}, overrides={"device": device})
 
 
 def _due(row: Case, seed: int, seeds: int) -> bool:
@@ -128,7 +140,10 @@ def _of_arm(scenario: Scenario, row: Case | None) -> Scenario:
     if row is None:
         return alone
     own = Scenario.from_dict(minimal(row.kind, row.site)[0])
-    return dataclasses.replace(alone, workload=own.workload, limits=own.limits)
+    limits = own.limits
+    if scenario.overrides["device"] != CPU:
+        limits = dataclasses.replace(limits, timeout_s=max(limits.timeout_s, HANG_ELSEWHERE_S))
+    return dataclasses.replace(alone, workload=own.workload, limits=limits)
 
 
 def _finished(pool: WarmPool, runs: Sequence[ArmRun]) -> Iterator[ArmResult]:

@@ -92,6 +92,7 @@ def render_fault_matrix(matrix: FaultMatrix) -> RenderableType:
         Text("caught by nothing else:", "bold"),
         *(Text(f"  {line}") for line in alone or ["nothing"]),
         Text(f"reached, and caught nothing of this: {', '.join(matrix.idle_probes) or 'none'}", "dim"),
+        *(Text(f"left out, for it acts inside captured graphs only: {name}") for name in matrix.left_out),
         *problems,
     )
 

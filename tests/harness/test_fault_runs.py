@@ -9,11 +9,13 @@ import pytest
 
 from specdebug.errors import SpecDebugError
 from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.fit import check_fit
 from specdebug.harness import fault_runs
 from specdebug.harness.fault_matrix import cases
 from specdebug.harness.fault_runs import CLEAN, Standing, matrix_scenario, plan, verify
 from specdebug.harness.library import Library
 from specdebug.harness.replay import ArmResult
+from specdebug.harness.scenario_checks import engine_config
 
 LIBRARY = Library()
 SEEN = [CLASSES["nan_logits"]]
@@ -56,6 +58,28 @@ def test_every_class_is_planned_under_every_seed_and_the_sites_of_one_share_them
         mine = [row.name for row in rows if row.kind is kind]
         assert {run.seed for run in runs if run.arm in mine} == set(range(seeds)), kind.name
         assert sum(by_row[name] for name in mine) == max(seeds, len(mine))
+
+
+def test_on_a_gpu_classes_act_where_nothing_is_captured() -> None:
+    rows = cases(list(CLASSES.values()), captured=True)
+    scenario = matrix_scenario(rows, "cuda")
+    for run in plan(rows, 1, LIBRARY, "cuda"):
+        assert (run.config.device, run.config.cuda_graph.enabled) == ("cuda", True)
+        assert run.scenario.limits.timeout_s >= 20
+    for row in rows:
+        (fault,) = scenario.faults_of(row.name)
+        check_fit(fault, engine_config(scenario, row.name), row.name)  # raises where it cannot act
+    absent = {name for name, kind in CLASSES.items() if not any(row.kind is kind for row in rows)}
+    assert absent == {"positions_off_by_one"}
+    assert "nan_draft_logits at draft_extend.logits" in [row.name for row in rows]
+
+
+@pytest.mark.gpu
+def test_damage_on_a_gpu_is_seen() -> None:
+    kinds = [CLASSES[name] for name in ("nan_logits", "nan_kv_in_use", "positions_off_by_one")]
+    matrix = verify(kinds, 1, 0, LIBRARY, device="cuda")
+    assert (matrix.left_out, matrix.missing, matrix.problems) == (("positions_off_by_one",), 0, ())
+    assert matrix.detected == matrix.promptly == 2
 
 
 def test_a_matrix_is_watched_and_keeps_what_it_is_made_of() -> None:

@@ -30,7 +30,7 @@ def steps(run: Run) -> list[Step]:
 
 def judged(tmp_path: Path, left: Run, right: Run, dtype: str = "bfloat16") -> tuple[Judgement, int]:
     """With how often the arms were run again."""
-    looks = []
+    looks: list[Pairs] = []
 
     @contextmanager
     def look(pairs: Pairs) -> Iterator[tuple[Path, Path]]:

@@ -27,7 +27,7 @@ lint: $(VENV)/.ready-lint  ## Check style and types.
 
 bench: $(VENV)/.ready-test  ## Measure: each benchmark prints its table.
 	@set -e; for file in benchmarks/*.py; do \
-		case $$(basename $$file) in _*|soak.py) continue;; esac; \
+		case $$(basename $$file) in _*) continue;; esac; \
 		echo "== $$file"; $(BIN)/python $$file; done
 
 soak: $(VENV)/.ready-test  ## Serve a million decode steps, for hours: no false alarm, no leak; STEPS=100000 for less.

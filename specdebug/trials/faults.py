@@ -6,12 +6,9 @@ was never due, or changed nothing, has not shown, so that a trial with nothing e
 
 from __future__ import annotations
 
-import json
-import platform
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specdebug import __version__
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Fault
 from specdebug.harness.library import Library
@@ -21,7 +18,7 @@ from specdebug.harness.scenario_checks import check_faults, engine_config
 from specdebug.harness.scenario_model import Scenario
 from specdebug.harness.warm import WarmPool
 from specdebug.trials.command import digest_of
-from specdebug.trials.scenario import ScenarioTrialError, arm_of, result_of
+from specdebug.trials.scenario import ScenarioTrialError, arm_facts, arm_of, result_of
 from specdebug.trials.source import Candidate
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -91,11 +88,7 @@ class FaultSource:
         """Scenario with all faults, arm, packs, the arm's own fixes, versions."""
         return digest_of(
             "faults",
-            __version__,
-            platform.python_version(),  # prompts are cut from its library
-            json.dumps([self._scenario.to_dict(), self._scenario.overrides], sort_keys=True),
-            self._arm,
-            repr([(pack.name, pack.mode, [entry.rule for entry in pack.entries]) for pack in self._packs]),
+            *arm_facts(self._scenario, self._arm, self._packs),
             *(toggle.path.read_text(encoding="utf-8") for toggle in self._own),
         )
 

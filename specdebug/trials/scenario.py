@@ -21,6 +21,7 @@ from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.errors import SpecDebugError, did_you_mean
 from specdebug.harness.library import Library
 from specdebug.harness.outcome import Evidence, Outcome, decide
+from specdebug.harness.probe_packs import ProbePack
 from specdebug.harness.replay import ArmRun
 from specdebug.harness.scenario_model import Scenario, merge
 from specdebug.harness.warm import ArmAtFault, WarmPool
@@ -94,11 +95,7 @@ class ScenarioSource:
         registry = self._library.registry.toggles.values()
         return digest_of(
             "scenario",
-            __version__,
-            platform.python_version(),  # prompts are cut from its library
-            json.dumps([self._scenario.to_dict(), self._scenario.overrides], sort_keys=True),
-            self._arm,
-            repr([(pack.name, pack.mode, [entry.rule for entry in pack.entries]) for pack in self._packs]),
+            *arm_facts(self._scenario, self._arm, self._packs),
             *(candidate.id for candidate in self._candidates),
             *(toggle.path.read_text(encoding="utf-8") for toggle in registry),
         )
@@ -157,6 +154,17 @@ def arm_of(scenario: Scenario, arm: str | None) -> str:
         raise ScenarioTrialError(f"{scenario.path}: no arm '{arm}'{did_you_mean(arm, scenario.arms)}")
     plain = [one.name for one in scenario.arms.values() if not one.revert]
     return arm or [*plain, *scenario.arms][0]
+
+
+def arm_facts(scenario: Scenario, arm: str, packs: Sequence[ProbePack]) -> tuple[str, ...]:
+    """What every trial of an arm depends on beside its seed and what is switched on: versions, scenario, packs."""
+    return (
+        __version__,
+        platform.python_version(),  # prompts are cut from its library
+        json.dumps([scenario.to_dict(), scenario.overrides], sort_keys=True),
+        arm,
+        repr([(pack.name, pack.mode, [entry.rule for entry in pack.entries]) for pack in packs]),
+    )
 
 
 def result_of(outcome: Outcome) -> TrialResult:

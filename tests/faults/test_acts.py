@@ -10,14 +10,17 @@ import pytest
 import torch
 
 from specdebug.faults.acts.kv import denormal_kv_in_use
-from specdebug.faults.acts.streams import programs_reversed
+from specdebug.faults.acts.sites import move_source_out_of_range
+from specdebug.faults.acts.streams import bonus_read_early, outputs_read_early, programs_reversed
 from specdebug.faults.model import Fault, Injection
 from specdebug.faults.shot import Call, NotHere, Shot
 
 
-def shot_of(view: Any, batch: list[Any], call: Call | None = None) -> tuple[Shot, list[Injection]]:
+def shot_of(
+    view: Any, batch: list[Any], call: Call | None = None, site: Any = None
+) -> tuple[Shot, list[Injection]]:
     ledger: list[Injection] = []
-    shot = Shot(Fault("x"), 0, 4, view, random.Random(0), ledger.append, batch, None, call)
+    shot = Shot(Fault("x"), 0, 4, view, random.Random(0), ledger.append, batch, site, call)
     return shot, ledger
 
 
@@ -58,3 +61,53 @@ def test_the_number_made_denormal_is_the_nearest_to_zero_of_all_layers() -> None
     (done,) = ledger
     assert (done.tensor, done.index) == ("target_kv.v[1]", (2, 1, 3))
     assert 0 < abs(values[1][2, 1, 3].item()) < torch.finfo(torch.float32).tiny
+
+
+def bonus_written(before: int, after: int) -> tuple[torch.Tensor, Shot, list[Injection]]:
+    """A request's newest token, about to be written to row 1 of the table."""
+    table = torch.tensor([7, before])
+    call = Call(lambda: table.__setitem__(1, after), ())
+    shot, ledger = shot_of(
+        SimpleNamespace(state=SimpleNamespace(_bonus=table)), [SimpleNamespace(rid="r", row=1, output_ids=[5])], call
+    )
+    return table, shot, ledger
+
+
+def test_a_token_read_early_is_the_one_before_until_the_next_step_has_read_it() -> None:
+    table, shot, ledger = bonus_written(before=3, after=4)
+    bonus_read_early(shot)
+    assert table.tolist() == [7, 3]
+    assert [(done.before, done.after, done.changed) for done in ledger] == [(4, 3, True)]
+    for write in shot.after_gather:
+        write()
+    assert table.tolist() == [7, 4]
+
+
+def test_a_token_that_was_there_before_cannot_be_read_early() -> None:
+    """The engine's write is made all the same, and a later step is waited for."""
+    table, shot, ledger = bonus_written(before=4, after=4)
+    with pytest.raises(NotHere, match="the same"):
+        bonus_read_early(shot)
+    assert (table.tolist(), shot.wrapped.made, ledger, shot.after_gather) == ([7, 4], True, [], [])
+
+
+def test_accepted_tokens_that_were_read_before_cannot_be_read_early() -> None:
+    accepted = torch.tensor([[1, 9, 0]])
+    call = Call(lambda tensor: tensor, (accepted,))
+    shot, ledger = shot_of(SimpleNamespace(), [SimpleNamespace(rid="r", output_ids=[9])], call)
+    with pytest.raises(NotHere, match="the same"):
+        outputs_read_early(shot)
+    assert (shot.wrapped.made, ledger) == (False, [])
+
+
+def test_a_source_is_damaged_where_something_is_moved() -> None:
+    view = SimpleNamespace(memory=SimpleNamespace(target=SimpleNamespace(size=50)))
+    site = SimpleNamespace(site="move_kv_cache.src_loc", tensor=torch.tensor([4, 6]))
+    shot, ledger = shot_of(view, [], site=site)
+    move_source_out_of_range(shot)
+    assert int(site.tensor[0]) >= 50
+    assert ledger[0].before == 4
+    nothing, ledger = shot_of(view, [], site=SimpleNamespace(site=site.site, tensor=torch.empty(0, dtype=torch.int64)))
+    with pytest.raises(NotHere, match="no accepted KV had to be moved"):
+        move_source_out_of_range(nothing)
+    assert ledger == []

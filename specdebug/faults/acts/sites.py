@@ -155,6 +155,8 @@ def accept_length_out_of_range(shot: Shot) -> None:
 @fault_class(FAMILY, "site", "corrupts", sites=("move_kv_cache.src_loc",), needs=("tree",), addressed_by=())
 def move_source_out_of_range(shot: Shot) -> None:
     """A slot that accepted KV is copied from lies behind the pool."""
+    if not shot.site.tensor.numel():
+        raise NotHere("no accepted KV had to be moved")
     shot.edit(shot.site.tensor, (0,), shot.view.memory.target.size + shot.rng.randrange(100), shot.site.site)
 
 

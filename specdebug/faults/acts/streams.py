@@ -44,7 +44,9 @@ def outputs_read_early(shot: Shot) -> None:
     stale[row, 0] = 1
     stale[row, 1] = previous[0]
     after = stale[row].tolist()
-    where = next((n for n, (old, new) in enumerate(zip(before, after, strict=True)) if old != new), 0)
+    where = next((n for n, (old, new) in enumerate(zip(before, after, strict=True)) if old != new), None)
+    if where is None:
+        raise NotHere(f"what {request.rid} had accepted before was the same")
     shot.note("accepted", (row, where), before[where], after[where])
     shot.wrapped.proceed(stale)
 
@@ -104,10 +106,14 @@ def _lasting(shot: Shot) -> Tensor:
 
 def _late(shot: Shot, name: str) -> None:
     """Let the engine write a request's lengths or newest token, but hand the next reader what was there before."""
+    import torch
+
     request = shot.pick([each for each in shot.batch if each.output_ids], "no request decodes")
     table = getattr(shot.view.state, f"_{name}")
     stale = table[request.row].clone()
     shot.wrapped.proceed()
     fresh = table[request.row].clone()
+    if torch.equal(fresh, stale):
+        raise NotHere(f"what {request.rid} had there before was the same")
     shot.edit(table, (request.row,), int(stale), f"state.{name}")
     shot.after_gather.append(lambda: table.__setitem__(request.row, fresh))

@@ -63,13 +63,14 @@ def test_the_number_made_denormal_is_the_nearest_to_zero_of_all_layers() -> None
     assert 0 < abs(values[1][2, 1, 3].item()) < torch.finfo(torch.float32).tiny
 
 
-def bonus_written(before: int, after: int) -> tuple[torch.Tensor, Shot, list[Injection]]:
+def bonus_written(before: int, after: int, max_new_tokens: int = 6) -> tuple[torch.Tensor, Shot, list[Injection]]:
     """A request's newest token, about to be written to row 1 of the table."""
     table = torch.tensor([7, before])
     call = Call(lambda: table.__setitem__(1, after), ())
-    shot, ledger = shot_of(
-        SimpleNamespace(state=SimpleNamespace(_bonus=table)), [SimpleNamespace(rid="r", row=1, output_ids=[5])], call
-    )
+    sampling = SimpleNamespace(max_new_tokens=max_new_tokens)
+    request = SimpleNamespace(rid="r", row=1, output_ids=[5], sampling=sampling)
+    config = SimpleNamespace(speculative=SimpleNamespace(num_steps=3))
+    shot, ledger = shot_of(SimpleNamespace(state=SimpleNamespace(_bonus=table), config=config), [request], call)
     return table, shot, ledger
 
 
@@ -89,6 +90,13 @@ def test_a_token_that_was_there_before_cannot_be_read_early() -> None:
     with pytest.raises(NotHere, match="the same"):
         bonus_read_early(shot)
     assert (table.tolist(), shot.wrapped.made, ledger, shot.after_gather) == ([7, 4], True, [], [])
+
+
+def test_nothing_is_read_early_of_a_request_that_may_end_with_the_step() -> None:
+    table, shot, ledger = bonus_written(before=3, after=4, max_new_tokens=5)
+    with pytest.raises(NotHere, match="cannot end with this step"):
+        bonus_read_early(shot)
+    assert (table.tolist(), shot.wrapped.made, ledger) == ([7, 3], False, [])
 
 
 def test_accepted_tokens_that_were_read_before_cannot_be_read_early() -> None:

@@ -4,8 +4,9 @@
     python benchmarks/diverge.py --rounding 300    pairs of arms whose batches have other sizes, padding or chunks
     python benchmarks/diverge.py --cost            two engines side by side, one of them recorded
 
-`--jobs N` processes share faults and pairs, `--dtype` is the engines'. On the CPU, with the checkpoints that come with
-the package. Faults and pairs are numbered: `--first 17 --planted 1` is the one that a run called 17.
+`--jobs N` processes share faults and pairs, `--dtype` is the engines', `--device cuda` compares pairs on a GPU, graphs
+on. With the checkpoints that come with the package. Faults and pairs are numbered: `--first 17 --planted 1` is the one
+that a run called 17.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from operator import truediv
 from pathlib import Path
@@ -32,6 +33,8 @@ import torch
 from specdebug import async_probe
 from specdebug.diverge.align import in_lockstep
 from specdebug.diverge.judge import Pairs, judge
+from specdebug.diverge.keeper import Keeper
+from specdebug.diverge.listener import Listener
 from specdebug.diverge.recorder import Recorder
 from specdebug.diverge.stream import Step, Writer, read
 from specdebug.diverge.values import Place, difference, kept
@@ -140,32 +143,42 @@ class Plant:
                 call.tensor[index] += self.rng.choice((-1, 1))
 
 
+class Recording(NamedTuple):
+    """Puts in place what plants a fault, and behind it what records."""
+
+    recorders: Sequence[Listener]
+    plant: Plant | None
+
+    def building(self) -> None:
+        for recorder in self.recorders:
+            recorder.listen()
+
+    def built(self, loop: Any) -> None:
+        if self.plant is not None:
+            self.plant.attach(loop.engine)
+        for recorder in self.recorders:
+            recorder.attach(loop.engine)
+
+
 def record(
     scenario: Scenario,
     folder: Path,
     arm: str = "base",
     seed: int = 0,
     plant: Plant | None = None,
-    keep: Sequence[Place] = (),
+    keep: Mapping[Place, str] | None = None,
     by_request: bool = False,
 ) -> list[Step]:
     """The steps of one arm. Tensors to ``keep`` are written to ``folder``."""
     file = folder / "hashes"
-    recorders = [Recorder(Writer(file), by_request=by_request)]
+    recorders: list[Listener] = [Recorder(Writer(file), by_request=by_request)]
     if keep:
-        recorders.append(Recorder(None, keep, folder))
-
-    def built(loop: Any) -> None:
-        if plant is not None:
-            plant.attach(loop.engine)
-        for recorder in recorders:
-            recorder.attach(loop.engine)
-
+        recorders.append(Keeper(keep, folder))
     library = Library()
     run = ArmRun(arm, scenario, arm, seed, library.packs(scenario.probes_of(arm)))
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # where a fault crashes the engine
-            run_arm(run.job(library).payload, Quiet(), built)
+            run_arm(run.job(library).payload, Quiet(), Recording(recorders, plant))
     finally:
         for recorder in recorders:
             recorder.finish()
@@ -219,7 +232,7 @@ def planted_with(scenario: Scenario, seed: int, numbers: Sequence[int]) -> Itera
         decodes = [step for step in clean if not any(call.site == "target_prefill.input_ids" for call in step.calls)]
         places = [(step, n, d.site) for step in decodes for n, d in enumerate(step.calls) if per_request(d.site)]
         faults = [Fault.drawn(number, places) for number in numbers]
-        again = record(scenario, folder, seed=seed, keep=[fault.place for fault in faults])
+        again = record(scenario, folder, seed=seed, keep={fault.place: fault.site for fault in faults})
         assert not list(in_lockstep(clean, again)), "two equal runs differ"
         for fault in faults:
             yield _answered(scenario, seed, fault, clean, folder)
@@ -229,7 +242,8 @@ def _answered(scenario: Scenario, seed: int, fault: Fault, clean: list[Step], fo
     damaged = folder / str(fault.number)
     damaged.mkdir()
     plant = fault.plant()
-    found = next(in_lockstep(clean, record(scenario, damaged, seed=seed, plant=plant, keep=[fault.place])), None)
+    keep = {fault.place: fault.site}
+    found = next(in_lockstep(clean, record(scenario, damaged, seed=seed, plant=plant, keep=keep)), None)
     owner = plant.row // (per_request(fault.site) or 1)
     rids = fault.step.rids
     truth = (*fault.place, plant.site, rids[owner] if owner < len(rids) else None)
@@ -237,8 +251,8 @@ def _answered(scenario: Scenario, seed: int, fault: Fault, clean: list[Step], fo
     if found is not None and found.right is not None:
         there = (found.right.step, found.right.call)
         if there != fault.place:
-            record(scenario, damaged, seed=seed, plant=fault.plant(), keep=[there])
-            record(scenario, folder, seed=seed, keep=[there])
+            record(scenario, damaged, seed=seed, plant=fault.plant(), keep={there: found.site})
+            record(scenario, folder, seed=seed, keep={there: found.site})
         one, other = kept(folder, there), kept(damaged, there)
         seen = None if one is None or other is None else difference(one, other)
         who = fault.step.owner_of_row(found.right, seen.index[0]) if seen is not None and seen.index else "?"
@@ -277,7 +291,8 @@ def judged(scenario: Scenario, number: int) -> Judged:
         def look(pairs: Pairs) -> Iterator[tuple[Path, Path]]:
             with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
                 for side, (arm, kept_in) in enumerate(zip(arms, (one, other), strict=True)):
-                    keep = sorted({(pair[side].step, pair[side].call) for pair in pairs if pair[side] is not None})
+                    parts = {part for pair in pairs if (part := pair[side]) is not None}
+                    keep = {(part.step, part.call): part.descriptor.site for part in parts}
                     if keep:
                         record(scenario, Path(kept_in), arm, seed, keep=keep)
                 yield Path(one), Path(other)
@@ -329,35 +344,48 @@ def cost(folder: Path, steps: int, *, by_request: bool) -> None:
     )
 
 
+class Where(NamedTuple):
+    """Engine options that the command line has."""
+
+    device: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.device}, {self.dtype}"
+
+
 Result = TypeVar("Result")
 
 
 def shared(
-    task: Callable[[Scenario, Sequence[int]], list[Result]], dtype: str, numbers: Sequence[int], jobs: int
+    task: Callable[[Scenario, Sequence[int]], list[Result]], where: Where, numbers: Sequence[int], jobs: int
 ) -> Iterator[Result]:
     """What ``task`` makes of the numbers, in processes of their own."""
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), prepare, (dtype,)) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), prepare, (where,)) as pool:
         parts = [numbers[at::SEEDS] for at in range(min(SEEDS, len(numbers)))]
-        for future in [pool.submit(work, task, dtype, part) for part in parts]:
+        for future in [pool.submit(work, task, where, part) for part in parts]:
             yield from future.result()
 
 
-def scenario_of(dtype: str) -> Scenario:
-    """The scenario in a dtype."""
-    return Scenario.from_dict({**SCENARIO, "engine": {**SCENARIO["engine"], "dtype": dtype}})  # type: ignore[dict-item]
+def scenario_of(where: Where) -> Scenario:
+    """The scenario on a device, in a dtype."""
+    engine: dict[str, Any] = {**SCENARIO["engine"], **where._asdict()}  # type: ignore[dict-item]
+    return Scenario.from_dict({**SCENARIO, "engine": engine})
 
 
-def prepare(dtype: str) -> None:
+def prepare(where: Where) -> None:
     """Load what every run of this process serves."""
     torch.set_num_threads(1)
-    scenario = scenario_of(dtype)
+    scenario = scenario_of(where)
     for arm in scenario.arms:
         keep_models(scenario.engine_of(arm))
 
 
-def work(task: Callable[[Scenario, Sequence[int]], list[Result]], dtype: str, numbers: Sequence[int]) -> list[Result]:
+def work(
+    task: Callable[[Scenario, Sequence[int]], list[Result]], where: Where, numbers: Sequence[int]
+) -> list[Result]:
     """A share of them."""
-    return task(scenario_of(dtype), numbers)
+    return task(scenario_of(where), numbers)
 
 
 def main() -> int:
@@ -368,25 +396,29 @@ def main() -> int:
     parser.add_argument("--cost", type=int, nargs="?", const=400, default=0, metavar="STEPS")
     parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="of the first fault or pair")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu", help="cuda: for --rounding")
     parser.add_argument("--jobs", type=int, default=1)
     chosen = parser.parse_args()
+    if chosen.device != "cpu" and (chosen.planted or chosen.cost):
+        parser.error("--planted and --cost are for the CPU; benchmarks/gpu/decode.py has the cost on a GPU")
+    where = Where(chosen.device, chosen.dtype)
     fine = True
     if chosen.planted:
         numbers = range(chosen.first, chosen.first + chosen.planted)
-        missed = [text for text in shared(planted, chosen.dtype, numbers, chosen.jobs) if text]
+        missed = [text for text in shared(planted, where, numbers, chosen.jobs) if text]
         exact = len(numbers) - len(missed)
         share = 100 * exact / len(numbers)
         print(
-            f"planted faults, {chosen.dtype}: step, request and site exact in {exact} of {len(numbers)} ({share:.1f}%)"
+            f"planted faults, {where}: step, request and site exact in {exact} of {len(numbers)} ({share:.1f}%)"
         )
         print(*(f"  {text}" for text in missed), sep="\n", end="\n" if missed else "", flush=True)
         fine &= share >= 95
     if chosen.rounding:
         numbers = range(chosen.first, chosen.first + chosen.rounding)
-        found = list(shared(rounding, chosen.dtype, numbers, chosen.jobs))
+        found = list(shared(rounding, where, numbers, chosen.jobs))
         wrong = [each.wrong for each in found if each.wrong]
         print(
-            f"rounding, {chosen.dtype}: taken for a fault in {len(wrong)} of {len(numbers)} pairs "
+            f"rounding, {where}: taken for a fault in {len(wrong)} of {len(numbers)} pairs "
             f"({100 * len(wrong) / len(numbers):.1f}%); {sum(each.shares for each in found)} shares differ, at most by "
             f"{max(each.widest for each in found):.1e} of a row's largest value; {sum(each.parted for each in found)} "
             "requests part by a choice that rounding explains"

@@ -11,6 +11,7 @@ import gc
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from specdebug import async_probe
+from specdebug.diverge.recorder import Recorder
+from specdebug.diverge.stream import Writer
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.engine import Models, load_models
 
@@ -79,12 +82,24 @@ def timed(function: Callable[[], object], repeats: int) -> float:
 
 
 class Served:
-    """An engine with the probes it was captured with; only one is active at a time.
+    """An engine with the probes, and the recorder, it was captured with; only one is active at a time.
 
     probes: a mode of ours, or ``expressions``: those that they replace, at the same sites.
     """
 
-    def __init__(self, models: Models, batch: int, *, backend: str, probes: str, spec: bool = True) -> None:
+    def __init__(
+        self,
+        models: Models,
+        batch: int,
+        *,
+        backend: str,
+        probes: str,
+        spec: bool = True,
+        recorder: Recorder | None = None,
+    ) -> None:
+        async_probe.on_site(None)
+        if recorder is not None:
+            recorder.listen()
         self._expressions = probes == "expressions"
         seeds.use(self._expressions)
         async_probe.configure("off" if self._expressions else probes)
@@ -104,7 +119,10 @@ class Served:
             ),
             models,
         )
-        self._probes = {name: getattr(async_probe.probes, name) for name in ("_gate", "_active", "_recorder")}
+        if recorder is not None:
+            recorder.attach(self.engine)
+        state = ("_gate", "_active", "_recorder", "_hook", "_replay_hook")
+        self._probes = {name: getattr(async_probe.probes, name) for name in state}
         self._vocab = models.target.config.vocab_size
         self._count = 0
 
@@ -171,6 +189,40 @@ def probe_cost(models: Models, backend: str, rounds: int) -> list[Row]:
         release(*arms)
         seeds.use(False)
     return rows
+
+
+def recording_cost(models: Models, backend: str, rounds: int) -> list[Row]:
+    """What ``specdebug diverge`` records, against nothing, in turn; probes are on in all."""
+    rows = []
+    for batch, per_round in ((1, 12), (64, 4)):
+        with tempfile.TemporaryDirectory() as temporary:
+            files = [Path(temporary, name) for name in ("tensor", "request")]
+            recorders = [Recorder(Writer(file), by_request=file.name == "request") for file in files]
+            arms = [
+                Served(models, batch, backend=backend, probes="record", recorder=each) for each in (None, *recorders)
+            ]
+            for served in arms:
+                served.add(batch, PROMPT if batch == 1 else 128)
+                served.steps(8)
+            sizes = [stored(file) for file in files]
+            taken = [[served.steps(per_round) for served in arms] for _ in range(rounds)]
+            for arm, (file, recorder) in enumerate(zip(files, recorders, strict=True), 1):
+                what = f"EAGLE decode step, batch {batch}, recorded, a hash a {file.name}"
+                more = [100 * (times[arm] / times[0] - 1) for times in taken]
+                rows.append(Row.of(what, more, "% more", "at most 5%"))
+                arms[arm].activate()
+                torch.cuda.synchronize()
+                recorder.finish()
+                grown = (file.stat().st_size - sizes[arm - 1]) / (rounds * per_round) * 10_000 / 2**20
+                rows.append(Row.of(f"{what}, for 10,000 steps", [grown], "MiB", "at most 64"))
+            release(*arms)
+            async_probe.on_site(None)
+    return rows
+
+
+def stored(file: Path) -> int:
+    """Bytes written to a recording so far; what is not written yet is zeros."""
+    return len(file.read_bytes().rstrip(b"\0"))
 
 
 def prefill_cost(arms: Sequence[Served], rounds: int) -> list[Row]:
@@ -343,7 +395,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--backend", default="triton", choices=["flashinfer", "fa3", "triton"])
-    parser.add_argument("--parts", default="floors,probes,rates,tiny")
+    parser.add_argument("--parts", default="floors,probes,recording,rates,tiny")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
@@ -352,6 +404,7 @@ def main() -> None:
     parts: dict[str, Callable[[], list[Row]]] = {
         "floors": lambda: against_floors(models, options.backend, options.rounds),
         "probes": lambda: probe_cost(models, options.backend, options.rounds),
+        "recording": lambda: recording_cost(models, options.backend, options.rounds),
         "rates": lambda: tokens_per_second(models, options.backend, 3, "8B shape, bf16"),
         "tiny": lambda: tokens_per_second(tiny(), options.backend, 5, "shipped checkpoints, bf16"),
     }

@@ -23,7 +23,9 @@ from .violation import Violation, parse_message
 
 if TYPE_CHECKING:
     from .probes import (
+        Capture,
         SiteCall,
+        capturing,
         configure,
         drain,
         grouped,
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
         poll,
         prepare,
         reached,
-        recording_reach,
         reset,
         salvage,
         set_step,
@@ -48,9 +49,11 @@ __all__ = [
     "ENVIRONMENT_VARIABLE",
     "KINDS",
     "MODES",
+    "Capture",
     "Rule",
     "SiteCall",
     "Violation",
+    "capturing",
     "configure",
     "drain",
     "grouped",
@@ -65,7 +68,6 @@ __all__ = [
     "poll",
     "prepare",
     "reached",
-    "recording_reach",
     "reset",
     "salvage",
     "set_step",

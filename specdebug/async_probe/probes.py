@@ -33,7 +33,8 @@ class SiteCall:
 
     ``kind``: a kind of finding, or ``nonfinite`` for nan and inf together. ``low``, ``high``: bounds of an oob check,
     of page_aligned ``high`` is the page size. ``at``: the rows of dimension 1 that are meant, None for all.
-    ``gathered``: what :meth:`rows` gathered, None if nobody asked.
+    ``gathered``: what :meth:`rows` gathered, None if nobody asked. ``capture``: of the graph that the call is captured
+    in, None outside.
     """
 
     site: str
@@ -44,6 +45,7 @@ class SiteCall:
     relative_to: torch.Tensor | None
     at: torch.Tensor | None
     gathered: torch.Tensor | None = None
+    capture: Capture | None = None
 
     def rows(self) -> torch.Tensor:
         """The tensor, or a copy of the rows of it that are meant, [L, n, ...]: on a CPU the one the probe looks at.
@@ -58,9 +60,12 @@ class SiteCall:
 
 
 SiteHook = Callable[[SiteCall], None]
+ReplayHook = Callable[["Capture"], None]
 
 _gate = Gate(mode_from_environment())
 _hook: SiteHook | None = None
+_replay_hook: ReplayHook | None = None
+_capture: Capture | None = None
 _active = _gate.active
 _recorder = Recorder(DEFAULT_CAPACITY)
 _reached: dict[str, int] = {}
@@ -170,14 +175,15 @@ def configure(mode: str, rules: Sequence[Rule] = (), *, capacity: int = DEFAULT_
     _reached.clear()
 
 
-def on_site(hook: SiteHook | None) -> None:
+def on_site(hook: SiteHook | None, replayed: ReplayHook | None = None) -> None:
     """Hand every probe call to ``hook`` before it looks, whether or not a probe is live there; None: to nobody.
 
     The hook may change the tensor in place: what it leaves is what the probe sees and the caller goes on with. Calls in
-    compiled code are not handed over, nor are those in a captured graph once it is replayed.
+    compiled code are not handed over. Those in a graph are when it is captured (``SiteCall.capture``), so that what the
+    hook enqueues then becomes a part of it; of a replay ``replayed`` is told, once it is enqueued.
     """
-    global _hook, _active
-    _hook = hook
+    global _hook, _replay_hook, _active
+    _hook, _replay_hook = hook, replayed
     _active = _gate.active or hook is not None
 
 
@@ -235,40 +241,46 @@ def totals() -> dict[tuple[str, str], int]:
 def reached() -> dict[str, int]:
     """How often a live probe of each site had something to look at.
 
-    A captured graph counts once, and once for each replay told of by what :func:`recording_reach` gave.
+    A captured graph counts once, and once for each replay told of by what :func:`capturing` gave.
     """
     return dict(_reached)
 
 
-class Reach:
-    """The sites that were reached in a block, each as often as it was."""
+class Capture:
+    """A block in which a graph is captured: the sites that were reached in it, each as often as it was."""
 
     def __init__(self) -> None:
         self._before: dict[str, int] = {}
         self._sites: dict[str, int] = {}
 
-    def __enter__(self) -> Reach:
+    def __enter__(self) -> Capture:
+        global _capture
         self._before = dict(_reached)
+        _capture = self
         return self
 
     def __exit__(self, *_: object) -> None:
+        global _capture
+        _capture = None
         self._sites = {
             site: more for site, count in _reached.items() if (more := count - self._before.get(site, 0)) > 0
         }
 
     def replayed(self) -> None:
-        """Count the sites again, because a graph captured in the block is replayed. Nothing if no probe is live."""
+        """Count the sites again, because a graph captured in the block is replayed, and tell who listens."""
         if _active:
             for site, times in self._sites.items():
                 _reached[site] = _reached.get(site, 0) + times
+        if _replay_hook is not None:
+            _replay_hook(self)
 
 
-def recording_reach() -> Reach:
+def capturing() -> Capture:
     """A ``with`` block around a capture; call ``replayed`` of what it gives at every replay.
 
     Not across a :func:`configure` or :func:`reset`.
     """
-    return Reach()
+    return Capture()
 
 
 def _probe(
@@ -286,7 +298,7 @@ def _probe(
     else:
         gathered = None
         if _hook is not None:
-            call = SiteCall(site, kind, tensor, low, high, relative_to, at)
+            call = SiteCall(site, kind, tensor, low, high, relative_to, at, None, _capture)
             _hook(call)
             gathered = call.gathered
         _detect(kind, tensor, site, low, high, relative_to, at, gathered)

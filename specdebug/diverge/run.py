@@ -35,12 +35,12 @@ SHAPE_OPTIONS = ("model", "device", "dtype")
 @dataclass(frozen=True)
 class RecordedRun(ArmRun):
     """An arm run that writes its hashes to a file (``hashes``; ``by_request``: one for each request's share of a
-    tensor), or keeps tensors (``keep``) in ``folder``."""
+    tensor), or keeps tensors in ``folder`` (``keep``: step, call and site of each)."""
 
     folder: str = ""
     hashes: str | None = None
     by_request: bool = False
-    keep: tuple[tuple[int, int], ...] = ()
+    keep: tuple[tuple[int, int, str], ...] = ()
 
     def job(self, library: Library) -> Job:
         """As ``ArmRun.job``."""
@@ -181,7 +181,8 @@ class Diverging:
             folder = self._folder / f"{self._looks}-{side}"
             folder.mkdir()
             folders.append(folder)
-            keep = tuple(sorted({(part.step, part.call) for pair in pairs if (part := pair[side]) is not None}))
+            parts = {part for pair in pairs if (part := pair[side]) is not None}
+            keep = tuple(sorted({(part.step, part.call, part.descriptor.site) for part in parts}))
             runs.append(_recorded(run, f"{side + 1}: {run.arm}, again", folder=str(folder), keep=keep))
         if pairs:
             run_arms(self._pool, self._library, runs, self._progress)

@@ -132,11 +132,11 @@ class Writer:
         facts = [descriptor.site, descriptor.dtype, descriptor.owners, descriptor.rows]
         return self._number(b"D", descriptor, lambda: json.dumps(facts, separators=(",", ":")).encode())
 
-    def step(self, number: int, rids: tuple[str, ...], calls: tuple[int, ...], digests: Sequence[int]) -> None:
-        """Write a step."""
+    def step(self, number: int, rids: tuple[str, ...], calls: tuple[int, ...], digests: bytes) -> None:
+        """Write a step. ``digests``: uint64, of this machine's byte order."""
         batch = self._number(b"R", rids, lambda: json.dumps(rids).encode())
         template = self._number(b"T", calls, lambda: array("I", calls).tobytes())
-        self._record(b"S", _STEP.pack(number, template, batch) + array("Q", digests).tobytes())
+        self._record(b"S", _STEP.pack(number, template, batch) + digests)
         data, self._pending = self._pending, bytearray()
         memory = self._memory(self._used + len(data))
         memory[self._used + 1 : self._used + len(data)] = bytes(data[1:])

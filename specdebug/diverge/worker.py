@@ -10,7 +10,7 @@ from specdebug.harness.arm import run_arm
 from specdebug.targets.wire import Sink
 
 if TYPE_CHECKING:
-    from specdebug.diverge.recorder import Recorder
+    from specdebug.diverge.listener import Listener
     from specdebug.harness.loop import RunLoop
 
 TARGET = f"{__name__}:run_recorded"
@@ -18,25 +18,37 @@ TARGET = f"{__name__}:run_recorded"
 
 def run_recorded(payload: Mapping[str, Any], sink: Sink) -> None:
     """Run one arm as ``harness.arm.run_arm`` does. ``payload`` is what ``run.RecordedRun.job`` packs."""
-    recorders: list[Recorder] = []
+    recording = _Recording(payload["record"])
+    try:
+        run_arm(payload, sink, recording)
+    finally:
+        recording.finish()
 
-    def record(loop: RunLoop) -> None:
+
+class _Recording:
+    """Has an arm recorded from before its engine is built."""
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self._request = request
+        self._listener: Listener | None = None
+
+    def building(self) -> None:
+        from specdebug.diverge.keeper import Keeper
         from specdebug.diverge.recorder import Recorder
         from specdebug.diverge.stream import Writer
 
-        request = payload["record"]
-        writer = Writer(Path(request["hashes"])) if request["hashes"] else None
-        recorder = Recorder(
-            writer,
-            [tuple(place) for place in request["keep"]],
-            Path(request["folder"]),
-            by_request=request["by_request"],
-        )
-        recorder.attach(loop.engine)
-        recorders.append(recorder)
+        request = self._request
+        if request["hashes"]:
+            self._listener = Recorder(Writer(Path(request["hashes"])), by_request=request["by_request"])
+        else:
+            keep = {(step, call): site for step, call, site in request["keep"]}
+            self._listener = Keeper(keep, Path(request["folder"]))
+        self._listener.listen()
 
-    try:
-        run_arm(payload, sink, record)
-    finally:
-        for recorder in recorders:
-            recorder.finish()
+    def built(self, loop: RunLoop) -> None:
+        assert self._listener is not None
+        self._listener.attach(loop.engine)
+
+    def finish(self) -> None:
+        if self._listener is not None:
+            self._listener.finish()

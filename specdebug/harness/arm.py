@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.assets import checkpoint_path
 from specdebug.errors import ConfigError, SpecDebugError
@@ -35,14 +35,23 @@ if TYPE_CHECKING:
     from specdebug.harness.scenario_model import AcceptOracle, OracleSpec, Scenario
 
 
-def run_arm(payload: Mapping[str, Any], sink: Sink, built: Callable[[RunLoop], None] | None = None) -> None:
+class Onlooker(Protocol):
+    """Somebody who wants to see an arm's run."""
+
+    def building(self) -> None:
+        """The engine is about to be built, its graphs to be captured."""
+
+    def built(self, loop: RunLoop) -> None:
+        """It is there and has done nothing yet."""
+
+
+def run_arm(payload: Mapping[str, Any], sink: Sink, onlooker: Onlooker | None = None) -> None:
     """Run one arm of a scenario. ``payload`` is what ``replay.ArmRun.job`` packs.
 
-    ``built`` is handed the run loop once the engine and all that stands around it are there, before the first step.
     When the arm costs this process its device, it ends the process as well.
     """
     try:
-        _Arm(payload, sink, built).run()
+        _Arm(payload, sink, onlooker).run()
     except DeviceUnavailable as error:
         sink.emit("usage", message=str(error), option=["device"])
     except ConfigError as error:
@@ -76,11 +85,9 @@ class _Busy:
 
 
 class _Arm:
-    def __init__(
-        self, payload: Mapping[str, Any], sink: Sink, built: Callable[[RunLoop], None] | None = None
-    ) -> None:
+    def __init__(self, payload: Mapping[str, Any], sink: Sink, onlooker: Onlooker | None) -> None:
         self._payload = payload
-        self._built = built
+        self._onlooker = onlooker
         self._sink = sink
         self._stages: dict[str, float] = {}
         self._busy = _Busy(sink)
@@ -97,8 +104,8 @@ class _Arm:
         try:
             with self._stage("build"):
                 loop, judge, accept = self._build(scenario)
-                if self._built is not None:
-                    self._built(loop)
+                if self._onlooker is not None:
+                    self._onlooker.built(loop)
             self._serve(loop, judge, accept)
         except SpecDebugError as error:
             if error.exit_code == EXIT_CODES["unknown"] or _lacks_flashinfer(error):
@@ -195,6 +202,8 @@ class _Arm:
         arm, seed, packs = self._payload["arm"], self._payload["seed"], pickle.loads(self._payload["packs"])
         device = self._claim(scenario)
         activate(packs, scenario.arms[arm].mode)
+        if self._onlooker is not None:
+            self._onlooker.building()
         engine = build_engine(scenario.engine_of(arm), seed)
         self._busy.said("")  # what the engine said last, such as what it captured, is done
         if device != "cpu":

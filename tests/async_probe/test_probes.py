@@ -318,7 +318,7 @@ def test_replays_count_what_was_reached_in_the_capture() -> None:
     async_probe.configure("record")
     ids = torch.tensor([1])
     maybe_detect_oob(ids, 0, 10, "test.outside")
-    with async_probe.recording_reach() as reach:
+    with async_probe.capturing() as reach:
         maybe_detect_oob(ids, 0, 10, "test.outside")
         for _ in range(2):
             maybe_detect_oob(ids, 0, 10, "test.inside")
@@ -330,7 +330,7 @@ def test_replays_count_what_was_reached_in_the_capture() -> None:
 
 def test_replays_count_nothing_once_probes_are_off() -> None:
     async_probe.configure("record")
-    with async_probe.recording_reach() as reach:
+    with async_probe.capturing() as reach:
         maybe_detect_oob(torch.tensor([1]), 0, 10, "test.inside")
     async_probe.configure("off")
     reach.replayed()

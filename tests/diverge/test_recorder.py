@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from specdebug import async_probe
+from specdebug.diverge.keeper import Keeper
 from specdebug.diverge.recorder import Recorder
 from specdebug.diverge.stream import Step, Writer, read
 from specdebug.diverge.values import kept
@@ -80,7 +81,7 @@ def test_what_an_earlier_listener_does_is_recorded(tmp_path: Path) -> None:
 
 
 def test_known_places_are_kept_in_full(tmp_path: Path) -> None:
-    recorder = Recorder(None, [(2, 0)], tmp_path)
+    recorder = Keeper({(2, 0): "target_decode.input_ids"}, tmp_path)
     engine = Engine()
     recorder.attach(engine)
     for _ in range(3):
@@ -180,3 +181,83 @@ def test_tensors_on_a_device_are_hashed_there_and_keep_their_places(tmp_path: Pa
     slots = [n for n, (site, _) in enumerate(first) if site == "kv_pool.write.k"]
     assert changed == slots[-1:]  # the second request's, if requests are told apart
     assert len(slots) == (2 if by_request else 1)
+
+
+class Drafting(Engine):
+    """Drafts ahead, as on a GPU: a token more each time. Verifies what it drafted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(speculative=SimpleNamespace(eagle_topk=1, tree_size=2))
+        self._eagle_worker: Any = SimpleNamespace(
+            prefill=self._other_batch,
+            decode=self._decode,
+            _begin_ahead=self._draft,
+            _drop_ahead=self._drop,
+            _ahead=None,
+        )
+        self.drafts = 0
+
+    def _draft(self) -> int:
+        self.drafts += 1
+        async_probe.maybe_detect_oob(torch.tensor([self.drafts, self.drafts]), 0, 99, "draft.bonus")
+        return self.drafts
+
+    def _drop(self) -> None:
+        self._eagle_worker._ahead = None
+
+    def _decode(self, requests: Any) -> None:
+        worker = self._eagle_worker
+        if worker._ahead is None:
+            worker._ahead = self._draft()
+        async_probe.maybe_detect_oob(torch.tensor([worker._ahead, 0]), 0, 99, "verify.input_ids")
+        worker._ahead = worker._begin_ahead()
+
+    def _other_batch(self, batch: Any) -> None:
+        async_probe.maybe_detect_oob(torch.tensor([9]), 0, 99, "target_prefill.input_ids")
+        self._eagle_worker._drop_ahead()
+        async_probe.maybe_detect_oob(torch.tensor([9]), 0, 99, "draft_prefill.input_ids")
+
+    def step(self) -> None:
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps == 3:
+            self._eagle_worker.prefill(SimpleNamespace(requests=self._requests[:1], extend_lens_cpu=(1,)))
+        else:
+            self._eagle_worker.decode(self._requests)
+
+
+DRAFTED = {
+    1: ["draft.bonus", "verify.input_ids"],
+    2: ["draft.bonus", "verify.input_ids"],
+    3: ["target_prefill.input_ids", "draft_prefill.input_ids"],
+    4: ["draft.bonus", "verify.input_ids"],
+    5: ["draft.bonus", "verify.input_ids"],
+}
+
+
+@pytest.mark.parametrize("by_request", [False, True])
+def test_what_is_drafted_ahead_belongs_to_the_next_step_or_to_none(tmp_path: Path, by_request: bool) -> None:
+    recorder = Recorder(Writer(tmp_path / "h"), by_request=by_request)
+    engine = Drafting()
+    recorder.attach(engine)
+    for _ in DRAFTED:
+        engine.step()
+    recorder.finish()
+    steps = read(tmp_path / "h")
+    assert {step.number: [call.site for call in step.calls] for step in steps} == DRAFTED
+    assert [step.rids for step in steps] == [("a", "b")] * 2 + [("a",)] + [("a", "b")] * 2
+    assert len({step.digests[0] for step in steps}) == len(steps)
+
+
+def test_and_is_kept_there(tmp_path: Path) -> None:
+    sites = {(step, call): site for step, calls in DRAFTED.items() for call, site in enumerate(calls)}
+    keeper = Keeper(sites, tmp_path)
+    engine = Drafting()
+    keeper.attach(engine)
+    for _ in DRAFTED:
+        engine.step()
+    keeper.finish()
+    found = {place: rows[0] for place in sites if (rows := kept(tmp_path, place)) is not None}
+    assert found == {
+        (1, 0): 1, (1, 1): 1, (2, 0): 2, (2, 1): 2, (3, 0): 9, (3, 1): 9, (4, 0): 4, (4, 1): 4, (5, 0): 5, (5, 1): 5
+    }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,7 +28,7 @@ STEPS = st.lists(
 def write(path: Path, steps: list[tuple[tuple[str, ...], list[Descriptor], list[int]]]) -> None:
     writer = Writer(path)
     for number, (rids, calls, hashes) in enumerate(steps, 1):
-        writer.step(number, rids, tuple(writer.descriptor(each) for each in calls), hashes)
+        writer.step(number, rids, tuple(writer.descriptor(each) for each in calls), array("Q", hashes).tobytes())
     writer.close()
 
 
@@ -69,6 +70,6 @@ def test_ten_thousand_steps_take_less_than_64_mib() -> None:
         writer = Writer(path)
         numbers = tuple(writer.descriptor(each) for each in calls)
         for step in range(1000):
-            writer.step(step, rids, numbers, range(step, step + 53 * 8))
+            writer.step(step, rids, numbers, array("Q", range(step, step + 53 * 8)).tobytes())
         writer.close()
         assert 10 * path.stat().st_size < 64 * 2**20

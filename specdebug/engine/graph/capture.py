@@ -48,7 +48,7 @@ class CapturedForward:
                 forward()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.graph(self._graph, pool=pool, stream=stream)
-        with _no_collection(), graph, async_probe.recording_reach() as self._reach:
+        with _no_collection(), graph, async_probe.capturing() as self._sites:
             forward()
 
     def replay(self, metadata: Sequence[Metadata]) -> None:
@@ -56,4 +56,4 @@ class CapturedForward:
         for attention, plan in zip(self._attentions, metadata, strict=True):
             attention.replan(plan)
         self._graph.replay()
-        self._reach.replayed()
+        self._sites.replayed()

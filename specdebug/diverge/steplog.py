@@ -1,0 +1,336 @@
+"""What passes in a step, and how it becomes the records of a file: whose rows they are, and their hashes.
+
+Between two calls the model sweeps the caches, so that every line there costs several times what it seems to. What the
+moment does not ask for is left to the end of the step, and what steps mostly have in common is found once.
+
+On a GPU the engine drafts ahead: what passes then belongs to the next step, unless that computes another batch and the
+draft is dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from specdebug.async_probe import SiteCall
+from specdebug.diverge.align import is_where
+from specdebug.diverge.captured import Captured, described
+from specdebug.diverge.device_hashes import Groups, Layout, Memory, Sent, StepSums
+from specdebug.diverge.fingerprint import HostPlan, Staging, list_hash, whole_hash
+from specdebug.diverge.owners import LISTS, Batch, Segment
+from specdebug.diverge.stream import BATCH, PADDING, Descriptor, Writer
+
+RELATIVE = ("accept.accept_index", "commit.compact.rows")
+"""Sites whose values are rows of the flat batch, as many for each request as the tree has nodes."""
+LARGE = 4096
+"""Bytes from which a tensor is hashed for each request at once; a smaller one is copied and hashed later."""
+UNHASHED = [0]
+"""Stands for the hash of what is not compared: where things are, in runs that are compared by request."""
+_ALL = 1 << 62
+"""Stands for the row behind the last of a tensor, however long."""
+
+
+class _Mark(NamedTuple):
+    """What was handed over in a call: equal marks, equal plans. ``shape``: rows first; empty for a list."""
+
+    site: str
+    shape: Sequence[int]
+    dtype: torch.dtype
+    at: Sequence[int] | None
+    batch: Batch
+    captured: bool = False
+
+
+class _Enqueued(NamedTuple):
+    """Stands for the hashes of a call on a device: how many sums they are made of."""
+
+    sums: int
+
+
+_Content = list[int] | int | _Enqueued
+"""Hashes of a call, the address of what they are to be of, or what comes later."""
+_Late = list[tuple[Sequence[Segment], int]]
+"""Segments and number of sums of a step's calls on a device."""
+
+
+class _Plan(NamedTuple):
+    """What to do with calls that are alike. ``host``: None if all that is to be hashed has been."""
+
+    number: int
+    segments: Sequence[Segment]
+    relative: int
+    host: HostPlan | None
+
+
+class _Calls:
+    """Calls of one step. ``ahead``: how many were drafted ahead; ``dropped``: sums of some that were in vain."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.marks: list[_Mark] = []
+        self.contents: list[_Content] = []
+        self.sums = StepSums(memory)
+        self._memory = memory
+        self.staging = Staging()
+        self.ahead = 0
+        self.dropped = 0
+
+    def add(self, mark: _Mark, content: _Content) -> None:
+        self.marks.append(mark)
+        self.contents.append(content)
+
+    def begin_again(self) -> None:
+        """For another step."""
+        self.staging.clear()  # memory that is used again costs less
+        self.marks, self.contents, self.sums = [], [], StepSums(self._memory)
+        self.ahead = self.dropped = 0
+
+
+class _Waiting(NamedTuple):
+    """A step that is not written yet. Hashes of calls on a device are None; they come of ``late`` and ``sent``.
+
+    ``hashes`` is empty where all are.
+    """
+
+    step: int
+    rids: tuple[str, ...]
+    calls: list[int]
+    hashes: list[int | None]
+    late: _Late
+    sent: Sent | None
+
+
+class StepLog:
+    """The calls of one step after another.
+
+    Args:
+        writer: takes the steps.
+        by_request: a hash for each request's share of a tensor, else one for the whole of it, which costs less.
+    """
+
+    def __init__(self, writer: Writer, *, by_request: bool) -> None:
+        self.by_request = by_request
+        self.nodes = 1
+        self._writer = writer
+        self._memory = Memory()
+        self._now, self._next = _Calls(self._memory), _Calls(self._memory)
+        self._into = self._now
+        self._usual: tuple[list[_Mark], list[_Plan]] = ([], [])
+        self._waiting: list[_Waiting] = []
+        self._layout: tuple[_Late, Layout] = ([], Layout([]))
+        self._sampled: dict[str, int] = {}
+        self._drafting = False
+
+    def add(self, call: SiteCall, batch: Batch) -> None:
+        """A call, while that batch is computed."""
+        tensor, at = call.tensor, call.at
+        if not tensor.is_cpu:
+            self._enqueue(call, batch)
+            return
+        site = call.site
+        compared = not (self.by_request and is_where(site))
+        if at is not None:
+            tensor = call.rows()
+        elif compared and (not tensor.is_contiguous() or not tensor.shape):
+            tensor = tensor.contiguous() if tensor.shape else tensor.reshape(1)
+        shape: Sequence[int] = tensor.shape
+        if at is not None:
+            shape = (shape[1], shape[0], *shape[2:])
+        elif site in LISTS:
+            shape = ()
+        mark = _Mark(site, shape, tensor.dtype, None if at is None else at.shape, batch)
+        content: _Content
+        if not compared:
+            content = UNHASHED
+        elif not self.by_request:
+            content = [whole_hash(tensor) if shape else list_hash(tensor)]
+        elif tensor.nbytes < LARGE or site.startswith("sampler."):
+            content = self._into.staging.copy(tensor)
+        else:
+            content = self._large(tensor, mark)
+        self._into.add(mark, content)
+
+    def add_replay(self, captured: Captured, batch: Batch) -> None:
+        """What passed in a graph that is replayed."""
+        self._into.sums.copy(captured.sums)
+        found = batch.known.get(captured)
+        if found is None:
+            found = batch.known[captured] = (
+                [_Mark(*call.described, batch, captured=True) for call in captured.calls],
+                [UNHASHED if call.groups is None else _Enqueued(call.groups.number) for call in captured.calls],
+            )
+        self._into.marks += found[0]
+        self._into.contents += found[1]
+
+    def groups(self, call: SiteCall) -> Groups | None:
+        """What of a call is added up on its device; None: nothing."""
+        if self.by_request and is_where(call.site):
+            return None
+        # Which rows of a graph are padding is known when it is replayed.
+        apart = (self.by_request or call.capture is not None) and call.site not in LISTS
+        return Groups.of(call, apart=apart)
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """What passes meanwhile belongs to the next step."""
+        self._into = self._next
+        try:
+            yield
+        finally:
+            self._into = self._now
+
+    def drop_ahead(self) -> None:
+        """What was drafted ahead is not used."""
+        now = self._now
+        now.dropped += sum(each.sums for each in now.contents[: now.ahead] if isinstance(each, _Enqueued))
+        del now.marks[: now.ahead], now.contents[: now.ahead]
+        now.ahead = 0
+
+    def use_ahead(self, batch: Batch) -> None:
+        """What was drafted ahead, if anything, is used for that batch."""
+        marks, ahead = self._now.marks, self._now.ahead
+        if ahead and marks[0].batch is not batch:
+            marks[:ahead] = [mark._replace(batch=batch) for mark in marks[:ahead]]
+
+    def end_step(self, step: int, rids: Sequence[str]) -> None:
+        """The step is over: write it, as soon as its hashes are known."""
+        now = self._now
+        if now.marks != self._usual[0]:  # else it is as the one before
+            self._usual = now.marks, [self._plan(mark) for mark in now.marks]
+        calls: list[int] = []
+        hashes: list[int | None] = []
+        known = 0
+        late: _Late = [((), now.dropped)] if now.dropped else []
+        on_device = bool(now.sums)
+        for plan, content in zip(self._usual[1], now.contents, strict=True):
+            calls.append(plan.number)
+            if isinstance(content, _Enqueued):
+                late.append((plan.segments, content.sums))
+                hashes += [None] * len(plan.segments)
+            elif on_device and content is UNHASHED:
+                late.append((plan.segments, 0))
+                hashes.append(None)
+            else:
+                found = content if isinstance(content, list) else plan.host.hashes(content) if plan.host else []
+                hashes += found
+                known += len(found)
+        if on_device and not known:
+            hashes = []
+        self._waiting.append(_Waiting(step, tuple(rids), calls, hashes, late, now.sums.send()))
+        self._write(wait=False)
+        now.begin_again()
+        self._now, self._next = self._next, now
+        self._into = self._now
+        self._now.ahead = len(self._now.marks)
+        self._sampled.clear()
+        self._drafting = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether a step has begun."""
+        return len(self._now.marks) > self._now.ahead
+
+    def close(self) -> None:
+        """Write what waits for a device, and end the file."""
+        self._write(wait=True)
+        self._writer.close()
+
+    def _write(self, *, wait: bool) -> None:
+        """Write the steps whose hashes are known by now."""
+        done = 0
+        for waiting in self._waiting:
+            if waiting.sent is not None and not wait and not waiting.sent.arrived:
+                break
+            hashes = self._arrived(waiting)
+            self._writer.step(waiting.step, waiting.rids, tuple(waiting.calls), hashes)
+            done += 1
+        del self._waiting[:done]
+
+    def _arrived(self, waiting: _Waiting) -> bytes:
+        """The hashes of a step, all of them, as the file has them."""
+        late: Iterator[int] = iter(())
+        if waiting.sent is not None:
+            if self._layout[0] != waiting.late:
+                self._layout = waiting.late, Layout(waiting.late)
+            found = self._layout[1].hashes(waiting.sent.read())
+            self._memory.free(waiting.sent)
+            if not waiting.hashes:
+                return found.tobytes()
+            late = iter(found.tolist())
+        return array("Q", [next(late) if each is None else each for each in waiting.hashes]).tobytes()
+
+    def _enqueue(self, call: SiteCall, batch: Batch) -> None:
+        """A call with a tensor on a device."""
+        mark = _Mark(*described(call), batch)
+        groups = self.groups(call)
+        content: _Content = UNHASHED
+        if groups is not None:
+            if self.by_request and call.site in RELATIVE:
+                call = self._from_first(call, mark)
+            self._into.sums.add(call, groups)
+            content = _Enqueued(groups.number)
+        self._into.add(mark, content)
+
+    def _from_first(self, call: SiteCall, mark: _Mark) -> SiteCall:
+        """The call with its values taken from the first row of each request."""
+        tensor = call.tensor.clone()
+        plan = self._plan(mark)
+        for number, (_, start, stop) in enumerate(plan.segments):
+            rows = tensor[start:stop]
+            rows -= (rows >= 0) * (number * plan.relative)
+        return dataclasses.replace(call, tensor=tensor)
+
+    def _large(self, tensor: torch.Tensor, mark: _Mark) -> list[int]:
+        """Hash at once what is not in the caches any more by the end of the step."""
+        marks, plans = self._usual
+        at = len(self._into.marks)
+        host = (plans[at] if at < len(marks) and marks[at] == mark else self._plan(mark)).host
+        assert host is not None
+        return host.hashes(tensor.data_ptr())
+
+    def _plan(self, mark: _Mark) -> _Plan:
+        """What to do with a call, found once for calls that are alike. In the order of the calls."""
+        site, batch = mark.site, mark.batch
+        sampler = 0
+        if site.startswith("sampler."):  # a call for each request
+            sampler = self._sampled.get(site, 0)
+            self._sampled[site] = sampler + 1
+        drafting = self._drafting and site == "kv_pool.write.loc"
+        key = (site, tuple(mark.shape), mark.dtype, mark.at, mark.captured, drafting, sampler)
+        found: _Plan | None = batch.known.get(key)
+        if found is None:
+            found = batch.known[key] = self._make_plan(mark, sampler)
+        if site == "draft.forward.input_ids":
+            self._drafting = True
+        elif self._drafting and site != "kv_pool.write.loc":
+            self._drafting = False
+        return found
+
+    def _make_plan(self, mark: _Mark, sampler: int) -> _Plan:
+        site, shape, dtype, at, batch, captured = mark
+        if not shape or (self.by_request and is_where(site)):
+            owners: tuple[int, ...] = batch.places if len(batch.places) == 1 else (BATCH,)
+            return _Plan(self._describe(site, dtype, owners, tuple(shape[:1])), ((BATCH, 0, _ALL),), 0, None)
+        rows = shape[0]
+        grid = at is not None and len(at) > 1
+        per = at[-1] if at is not None and grid else 1
+        segments = batch.segments(site, rows // per, grid=grid, drafting=self._drafting, nth=sampler)
+        segments = [(owner, start * per, stop * per) for owner, start, stop in segments]
+        if captured:
+            # On a GPU the padding rows of a graph write to one slot in any order, so that two runs differ there.
+            segments = [segment for segment in segments if segment[0] != PADDING]
+            rows = segments[-1][2]
+        owners = tuple(owner for owner, _, _ in segments)
+        number = self._describe(site, dtype, owners, tuple(stop - start for _, start, stop in segments))
+        if not self.by_request:
+            return _Plan(number, [(BATCH, 0, rows)], 0, None)
+        layers = shape[1] if at is not None else 0
+        relative = self.nodes if site in RELATIVE else 0
+        return _Plan(number, segments, relative, HostPlan(shape, dtype, segments, layers, relative))
+
+    def _describe(self, site: str, dtype: torch.dtype, owners: tuple[int, ...], rows: tuple[int, ...]) -> int:
+        return self._writer.descriptor(Descriptor(site, str(dtype).removeprefix("torch."), owners, rows))

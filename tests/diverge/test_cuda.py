@@ -1,0 +1,174 @@
+"""Recording on a GPU: what passes in graphs, without a wait, and the answers of the CPU. Native only."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specdebug import async_probe
+from specdebug.cli.main import run
+from specdebug.diverge.keeper import Keeper
+from specdebug.diverge.listener import Listener
+from specdebug.diverge.recorder import Recorder
+from specdebug.diverge.stream import Step, Writer, read
+from specdebug.diverge.values import kept
+from specdebug.engine import Engine, EngineConfig, SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+PREFILL = "target_prefill.input_ids"
+ARMS = """
+name: two-arms
+engine:
+  model: tiny
+  page_size: 4
+  context_length: 96
+  max_running_requests: 4
+  speculative: {algorithm: EAGLE, num_steps: 3, eagle_topk: 2, num_draft_tokens: 6}
+  cuda_graph: {max_bs: 4, capture_bs: [4]}
+  memory: {num_slots: 512, fill: zeros}
+workload:
+  - {id: r, requests: 2, prompt: {corpus: stdlib, tokens: 16}, max_new_tokens: 8}
+arms:
+  base: {}
+  same: {}
+  one: {engine: {max_running_requests: 1, cuda_graph: {max_bs: 1, capture_bs: [1]}}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nobody_listens() -> Iterator[None]:
+    yield
+    async_probe.on_site(None)
+
+
+def engine(listener: Listener, **options: Any) -> Engine:
+    listener.listen()
+    served = Engine(
+        EngineConfig.from_dict(
+            {
+                "device": "cuda",
+                "context_length": 256,
+                "max_running_requests": 4,
+                "speculative": {"algorithm": "EAGLE", "num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6},
+                "cuda_graph": {"max_bs": 4, "capture_bs": [4]},
+                "radix_cache": False,
+                "memory": {"num_slots": 2048, "fill": "zeros"},
+                **options,
+            }
+        )
+    )
+    listener.attach(served)
+    return served
+
+
+def serve(listener: Listener, *, late: bool = True, **options: Any) -> None:
+    served = engine(listener, **options)
+    for number in range(2):
+        served.add_request(f"r{number}", list(range(9 + number, 40)), SamplingParams(max_new_tokens=20))
+    steps = 0
+    while served.has_work:
+        if late and steps == 3:  # what was drafted ahead is dropped
+            served.add_request("late", list(range(20, 50)), SamplingParams(max_new_tokens=10))
+        served.step()
+        steps += 1
+    listener.finish()
+
+
+def recorded(folder: Path, *, by_request: bool = False, **options: Any) -> list[Step]:
+    folder.mkdir()
+    serve(Recorder(Writer(folder / "h"), by_request=by_request), **options)
+    return read(folder / "h")
+
+
+def facts(steps: list[Step]) -> list[tuple[Any, ...]]:
+    return [(step.number, step.rids, step.calls, list(step.digests)) for step in steps]
+
+
+@pytest.mark.parametrize("by_request", [False, True])
+def test_a_run_repeats_and_has_the_calls_of_one_without_graphs(tmp_path: Path, by_request: bool) -> None:
+    first, second = (recorded(tmp_path / name, by_request=by_request) for name in "ab")
+    assert facts(first) == facts(second)
+    eager = recorded(tmp_path / "eager", by_request=by_request, cuda_graph={"enabled": False})
+    assert [step.rids for step in first] == [step.rids for step in eager]
+    for graphs, plain in zip(first, eager, strict=True):
+        # Runners have sites of their own.
+        sites = [Counter(call.site for call in step.calls if "_graph." not in call.site) for step in (graphs, plain)]
+        assert sites[0] == sites[1], graphs.number
+    decodes = [step for step in first if PREFILL not in {call.site for call in step.calls}]
+    assert decodes
+    assert all("draft.forward.input_ids" in {call.site for call in step.calls} for step in decodes)
+
+
+def test_what_passes_in_a_graph_is_kept(tmp_path: Path) -> None:
+    steps = recorded(tmp_path / "a")
+    decodes = [step for step in steps if PREFILL not in {call.site for call in step.calls}]
+    step = decodes[-2]  # drafted ahead, in the step before
+    places = {
+        (step.number, number): call.site
+        for number, call in enumerate(step.calls)
+        if call.site in ("draft.forward.input_ids", "draft.bonus", "verify.input_ids", "kv_pool.write.k")
+    }
+    assert len(set(places.values())) == 4
+    serve(Keeper(places, tmp_path))
+    found = {place: kept(tmp_path, place) for place in places}
+    for place, rows in found.items():
+        assert rows is not None, places[place]
+        assert len(rows) >= sum(step.calls[place[1]].rows), places[place]
+    first = next(found[place] for place, site in places.items() if site == "draft.forward.input_ids")
+    assert first is not None
+    assert first.min() >= 0
+
+
+def test_recording_waits_for_nothing(tmp_path: Path) -> None:
+    served = engine(Recorder(Writer(tmp_path / "h")))
+    for number in range(4):
+        served.add_request(f"r{number}", list(range(9 + number, 40)), SamplingParams(max_new_tokens=150))
+    for _ in range(6):
+        served.step()
+    steps = 6
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            for _ in range(steps):
+                assert served.step().kind == "decode"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = Counter(event.name for event in profile.events() if "Synchronize" in event.name)
+    assert waits == {"cudaEventSynchronize": steps}  # the engine's own
+
+
+def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    code = run(["diverge", "draft_positions", *argv, "--json", "-"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert code == found["exit_code"]
+    return found
+
+
+def test_a_divergence_in_a_graph_is_named_as_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    arms = ("--arm", "fixed", "--arm", "reverted")
+    there, here = answer(capsys, *arms, "--device", "cuda"), answer(capsys, *arms)
+    for found in (there, here):
+        assert (found["first"]["site"], found["values"]["left"]) == ("draft.forward.positions", 112)
+    assert there["first"] == here["first"]
+    assert there["values"] == here["values"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_differs_by_rounding_alone_is_not_counted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, dtype: str
+) -> None:
+    file = tmp_path / "arms.yaml"
+    file.write_text(ARMS)
+    for other, alike in (("same", True), ("one", False)):
+        code = run(
+            ["diverge", str(file), "--arm", "base", "--arm", other, "--device", "cuda", "--dtype", dtype, "--json", "-"]
+        )
+        found = json.loads(capsys.readouterr().out)
+        assert (code, found["diverged"], found["alike"]) == (0, False, alike)

@@ -101,6 +101,8 @@ class Injector:
         if "site" in points:
             async_probe.on_site(self._at_site)
         if "lengths" in points:
+            # What a GPU drafts ahead it may drop, and then nobody has used what was read early.
+            self._view.worker._drafts_ahead = False
             self._wrap(self._view.state, "store_lengths", "lengths")
             self._run_later_after(self._view.state, "gather")
         if "readback" in points:

@@ -47,6 +47,21 @@ def test_an_address_is_kept_to() -> None:
     assert 1 < len(outcome.injections) <= 3
 
 
+@pytest.mark.parametrize("fault", ["bonus_read_early", "lengths_read_early"])
+def test_what_is_read_early_is_used(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Also where the engine drafts ahead, as on a GPU, and drops a draft when another request comes in."""
+    build = worker.EagleWorker.__init__
+
+    def drafting_ahead(self: Any, *args: Any, **options: Any) -> None:
+        build(self, *args, **options)
+        self._drafts_ahead = True
+
+    monkeypatch.setattr(worker.EagleWorker, "__init__", drafting_ahead)
+    outcome = minimal_run(fault, seed=19)  # its draft was dropped
+    assert [each.changed for each in outcome.injections] == [True]
+    assert outcome.verdict == "fail"
+
+
 def test_faults_are_numbered_as_declared() -> None:
     faults = (
         Fault("cache_flushed", (5, 40)),

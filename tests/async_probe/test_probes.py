@@ -396,3 +396,22 @@ def test_a_hook_is_called_whatever_the_probes_do(mode: str):
         async_probe.on_site(None)
     maybe_detect_inf(torch.ones(2), "test.inf")
     assert calls == ["test.inf"]
+
+
+def test_a_hook_is_told_of_captures_and_of_their_replays() -> None:
+    async_probe.configure("off")
+    calls: list[tuple[str, async_probe.Capture | None]] = []
+    replays: list[async_probe.Capture] = []
+    async_probe.on_site(lambda call: calls.append((call.site, call.capture)), replays.append)
+    try:
+        maybe_detect_oob(torch.tensor([1]), 0, 10, "test.outside")
+        with async_probe.capturing() as capture:
+            maybe_detect_oob(torch.tensor([1]), 0, 10, "test.inside")
+        maybe_detect_oob(torch.tensor([1]), 0, 10, "test.later")
+        capture.replayed()
+        capture.replayed()
+    finally:
+        async_probe.on_site(None)
+    capture.replayed()
+    assert calls == [("test.outside", None), ("test.inside", capture), ("test.later", None)]
+    assert replays == [capture, capture]

@@ -177,7 +177,6 @@ class Layout:
                 index += [base + group for group in mine]
                 place += range(len(mine))
             base += count
-        self.sums = base
         self._index = np.array(index, dtype=np.int64)
         self._starts = np.array(starts, dtype=np.int64)
         self._empty = self._starts == np.array([*starts[1:], len(index)], dtype=np.int64)
@@ -228,7 +227,7 @@ def _launch(call: SiteCall, groups: Groups, out: Tensor, first: int) -> None:
     else:
         at = at.reshape(-1)
         layers, rows, width = tensor.shape[0], tensor.shape[1], math.prod(tensor.shape[2:])
-        if width > 1 and tensor.stride(1) != width and not tensor[0, 0].is_contiguous():
+        if not tensor.is_contiguous() and not tensor[0, 0].is_contiguous():
             tensor = tensor.contiguous()
         layer_stride, row_stride = tensor.stride(0), tensor.stride(1)
         size = groups.unit * layers * width

@@ -203,7 +203,6 @@ class StepLog:
             self._usual = now.marks, [self._plan(mark) for mark in now.marks]
         calls: list[int] = []
         hashes: list[int | None] = []
-        known = 0
         late: _Late = [((), now.dropped)] if now.dropped else []
         on_device = bool(now.sums)
         for plan, content in zip(self._usual[1], now.contents, strict=True):
@@ -215,10 +214,8 @@ class StepLog:
                 late.append((plan.segments, 0))
                 hashes.append(None)
             else:
-                found = content if isinstance(content, list) else plan.host.hashes(content) if plan.host else []
-                hashes += found
-                known += len(found)
-        if on_device and not known:
+                hashes += content if isinstance(content, list) else plan.host.hashes(content) if plan.host else []
+        if on_device and hashes.count(None) == len(hashes):
             hashes = []
         self._waiting.append(_Waiting(step, tuple(rids), calls, hashes, late, now.sums.send()))
         self._write(wait=False)

@@ -9,24 +9,7 @@ from typing import Any
 import pytest
 
 from specdebug.cli.main import run
-
-SCENARIO = """
-name: two-arms
-engine:
-  model: tiny
-  page_size: 4
-  context_length: 96
-  max_running_requests: 4
-  speculative: {algorithm: EAGLE, num_steps: 3, eagle_topk: 2, num_draft_tokens: 6}
-  cuda_graph: {max_bs: 4, capture_bs: [4]}
-  memory: {num_slots: 512, fill: zeros}
-workload:
-  - {id: r, requests: 2, prompt: {corpus: stdlib, tokens: 16}, max_new_tokens: 8}
-arms:
-  base: {}
-  one: {engine: {max_running_requests: 1, cuda_graph: {max_bs: 1, capture_bs: [1]}}}
-  chain: {engine: {speculative: {eagle_topk: 1, num_draft_tokens: 4}}}
-"""
+from tests.diverge.samples import SCENARIO
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from specdebug import async_probe
 from specdebug.cli.main import run
@@ -19,27 +18,12 @@ from specdebug.diverge.recorder import Recorder
 from specdebug.diverge.stream import Step, Writer, read
 from specdebug.diverge.values import kept
 from specdebug.engine import Engine, EngineConfig, SamplingParams
+from tests.diverge.samples import SCENARIO
+from tests.engine.waits import waits_of_decode_steps
 
 pytestmark = pytest.mark.gpu
 
 PREFILL = "target_prefill.input_ids"
-ARMS = """
-name: two-arms
-engine:
-  model: tiny
-  page_size: 4
-  context_length: 96
-  max_running_requests: 4
-  speculative: {algorithm: EAGLE, num_steps: 3, eagle_topk: 2, num_draft_tokens: 6}
-  cuda_graph: {max_bs: 4, capture_bs: [4]}
-  memory: {num_slots: 512, fill: zeros}
-workload:
-  - {id: r, requests: 2, prompt: {corpus: stdlib, tokens: 16}, max_new_tokens: 8}
-arms:
-  base: {}
-  same: {}
-  one: {engine: {max_running_requests: 1, cuda_graph: {max_bs: 1, capture_bs: [1]}}}
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -133,14 +117,7 @@ def test_recording_waits_for_nothing(tmp_path: Path) -> None:
     for _ in range(6):
         served.step()
     steps = 6
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            for _ in range(steps):
-                assert served.step().kind == "decode"
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    waits = Counter(event.name for event in profile.events() if "Synchronize" in event.name)
+    waits = waits_of_decode_steps(served, steps)
     assert waits == {"cudaEventSynchronize": steps}  # the engine's own
 
 
@@ -165,7 +142,7 @@ def test_what_differs_by_rounding_alone_is_not_counted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, dtype: str
 ) -> None:
     file = tmp_path / "arms.yaml"
-    file.write_text(ARMS)
+    file.write_text(SCENARIO)
     for other, alike in (("same", True), ("one", False)):
         code = run(
             ["diverge", str(file), "--arm", "base", "--arm", other, "--device", "cuda", "--dtype", dtype, "--json", "-"]

@@ -22,10 +22,10 @@ from specdebug.diverge.device_hashes import (
     reference,
 )
 from specdebug.diverge.owners import Segment
+from tests.diverge.samples import SEGMENTS, flipped
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")
-SEGMENTS: list[Segment] = [(0, 0, 2), (1, 2, 5), (-1, 5, 6)]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool)
 
 
@@ -55,10 +55,7 @@ def by_kernel(call: SiteCall, groups: Groups) -> list[int]:
 @given(st.sampled_from(DTYPES[:-1]), st.integers(0, 5), st.integers(0, 2), st.integers(0, 14))
 def test_one_bit_changes_one_segment(dtype: torch.dtype, row: int, column: int, bit: int) -> None:
     tensor = torch.arange(18).reshape(6, 3).to(dtype)
-    changed = tensor.clone()
-    size = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    changed.view(size)[row, column] ^= 1 << bit
-    hit = next(n for n, (_, start, stop) in enumerate(SEGMENTS) if start <= row < stop)
+    changed, hit = flipped(tensor, row, column, bit)
     before, after = hashes(tensor), hashes(changed)
     assert [n for n in range(3) if before[n] != after[n]] == [hit]
     assert hashes(tensor, apart=False) != hashes(changed, apart=False)
@@ -116,6 +113,11 @@ class TestKernel:
         assert by_kernel(call_of(pool[1:, :, 0], call.at), groups) == reference(
             call_of(pool[1:, :, 0].contiguous(), call.at), groups
         ).tolist()
+
+    def test_rows_of_a_pool_whose_inner_dimensions_are_swapped(self) -> None:
+        pool = torch.randn(2, 6, 3, 4, device=DEVICE).transpose(2, 3)
+        call = call_of(pool, torch.tensor([5, 1], device=DEVICE))
+        assert by_kernel(call, Groups(2, 1)) == reference(call, Groups(2, 1)).tolist()
 
     def test_a_row_beyond_a_pool_is_its_last(self) -> None:
         pool = torch.arange(12.0, device=DEVICE).reshape(2, 3, 2)

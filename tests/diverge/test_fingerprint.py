@@ -10,8 +10,8 @@ from torch import Tensor
 from specdebug.async_probe import SiteCall
 from specdebug.diverge.fingerprint import HostPlan, Staging, list_hash, rows_of, whole_hash
 from specdebug.diverge.owners import Segment
+from tests.diverge.samples import SEGMENTS, flipped
 
-SEGMENTS: list[Segment] = [(0, 0, 2), (1, 2, 5), (-1, 5, 6)]
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.int32)
 
 
@@ -22,10 +22,7 @@ def on_host(tensor: Tensor) -> list[int]:
 @given(st.sampled_from(DTYPES), st.integers(0, 5), st.integers(0, 2), st.integers(0, 14))
 def test_one_bit_changes_one_segment(dtype: torch.dtype, row: int, column: int, bit: int) -> None:
     tensor = torch.arange(18).reshape(6, 3).to(dtype)
-    changed = tensor.clone()
-    size = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    changed.view(size)[row, column] ^= 1 << bit
-    hit = next(n for n, (_, start, stop) in enumerate(SEGMENTS) if start <= row < stop)
+    changed, hit = flipped(tensor, row, column, bit)
     before, after = on_host(tensor), on_host(changed)
     assert [n for n in range(3) if before[n] != after[n]] == [hit]
 

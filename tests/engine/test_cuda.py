@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
-import torch
 
 from specdebug import corpus
 from specdebug.assets import checkpoint_path
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.model.tokenizer import Tokenizer
+from tests.engine.waits import waits_of_decode_steps
 
 pytestmark = pytest.mark.gpu
 
@@ -101,12 +100,5 @@ def test_a_steady_step_waits_once(plan: str, shape: str, prompts: list[list[int]
     for _ in range(6):
         served.step()
     steps = 6
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            for _ in range(steps):
-                assert served.step().kind == "decode"
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    waits = Counter(event.name for event in profile.events() if "Synchronize" in event.name)
+    waits = waits_of_decode_steps(served, steps)
     assert waits == {"cudaEventSynchronize": steps}

@@ -51,13 +51,16 @@ def test_an_address_is_kept_to() -> None:
 def test_what_is_read_early_is_used(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """Also where the engine drafts ahead, as on a GPU, and drops a draft when another request comes in."""
     build = worker.EagleWorker.__init__
+    workers: list[Any] = []
 
     def drafting_ahead(self: Any, *args: Any, **options: Any) -> None:
         build(self, *args, **options)
         self._drafts_ahead = True
+        workers.append(self)
 
     monkeypatch.setattr(worker.EagleWorker, "__init__", drafting_ahead)
     outcome = minimal_run(fault, seed=19)  # its draft was dropped
+    assert [each._drafts_ahead for each in workers] == [False]
     assert [each.changed for each in outcome.injections] == [True]
     assert outcome.verdict == "fail"
 

@@ -22,7 +22,8 @@ test-all: $(VENV)/.ready-test  ## Run the slow ones, too.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu" tests
 
 lint: $(VENV)/.ready-lint  ## Check style and types.
-	$(BIN)/ruff check specdebug tests tools benchmarks
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy specdebug
 
 bench: $(VENV)/.ready-test  ## Measure: each benchmark prints its table.

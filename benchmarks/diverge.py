@@ -381,9 +381,7 @@ def prepare(where: Where) -> None:
         keep_models(scenario.engine_of(arm))
 
 
-def work(
-    task: Callable[[Scenario, Sequence[int]], list[Result]], where: Where, numbers: Sequence[int]
-) -> list[Result]:
+def work(task: Callable[[Scenario, Sequence[int]], list[Result]], where: Where, numbers: Sequence[int]) -> list[Result]:
     """A share of them."""
     return task(scenario_of(where), numbers)
 
@@ -408,9 +406,7 @@ def main() -> int:
         missed = [text for text in shared(planted, where, numbers, chosen.jobs) if text]
         exact = len(numbers) - len(missed)
         share = 100 * exact / len(numbers)
-        print(
-            f"planted faults, {where}: step, request and site exact in {exact} of {len(numbers)} ({share:.1f}%)"
-        )
+        print(f"planted faults, {where}: step, request and site exact in {exact} of {len(numbers)} ({share:.1f}%)")
         print(*(f"  {text}" for text in missed), sep="\n", end="\n" if missed else "", flush=True)
         fine &= share >= 95
     if chosen.rounding:

@@ -27,9 +27,7 @@ def checkpoint_path(name_or_path: str | Path) -> Path:
         if not (path / "config.json").is_file():
             raise CheckpointError(f"{path} holds no config.json; give a Hugging Face checkpoint folder")
         return path
-    raise CheckpointError(
-        f"no checkpoint '{text}': neither a folder nor a shipped name{did_you_mean(text, NAMES)}"
-    )
+    raise CheckpointError(f"no checkpoint '{text}': neither a folder nor a shipped name{did_you_mean(text, NAMES)}")
 
 
 def tokenizer_path(name_or_path: str | Path) -> Path:

@@ -42,9 +42,7 @@ def content_roots(extra: Sequence[str | Path] = ()) -> list[Path]:
         ContentError: a folder the user named does not exist or holds no content folder.
     """
     named = [(Path(root), "--content") for root in extra]
-    named += [
-        (Path(root), PATH_VARIABLE) for root in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if root
-    ]
+    named += [(Path(root), PATH_VARIABLE) for root in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if root]
     roots = [shipped_root()]
     for root, origin in named:
         try:
@@ -55,9 +53,7 @@ def content_roots(extra: Sequence[str | Path] = ()) -> list[Path]:
         if not exists:
             raise ContentError(f"the content folder of {origin} does not exist", Where(one_line(str(root))))
         if not filled:
-            message = (
-                f"the content folder of {origin} holds none of {', '.join(f'{kind}/' for kind in KINDS)}"
-            )
+            message = f"the content folder of {origin} holds none of {', '.join(f'{kind}/' for kind in KINDS)}"
             raise ContentError(message, Where(str(root)))
         if resolved not in roots:
             roots.append(resolved)

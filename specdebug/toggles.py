@@ -279,9 +279,7 @@ def _read_detection(item: Item) -> Detection:
     return Detection(_line(found["scenario"]), signatures)
 
 
-def _read_engines(
-    item: Item, pr: int, here: bool
-) -> tuple[tuple[Patch, ...], dict[str, dict[str, tuple[Patch, ...]]]]:
+def _read_engines(item: Item, pr: int, here: bool) -> tuple[tuple[Patch, ...], dict[str, dict[str, tuple[Patch, ...]]]]:
     """Patches of this engine and of others. ``here``: the file says what detects the bug, so this engine has it."""
     engines = item.entries()
     for engine, versions in engines.items():
@@ -299,9 +297,7 @@ def _read_engines(
             raise versions.error("needs a version range")
         for wanted, patches in versions.entries().items():
             if not all(_VERSION_RANGE.fullmatch(part.strip()) for part in wanted.split(",")):
-                message = (
-                    f"'{one_line(wanted, 60)}' is no version range; write for example '>=0.5.12,<0.5.14'"
-                )
+                message = f"'{one_line(wanted, 60)}' is no version range; write for example '>=0.5.12,<0.5.14'"
                 raise ContentError(message, patches.where_key)
             foreign[engine][wanted] = _read_patches(patches, pr)
     return _read_patches(engines[OWN_ENGINE], pr) if OWN_ENGINE in engines else (), foreign

@@ -89,9 +89,7 @@ def test_missing_and_empty_folders_are_refused(tmp_path, monkeypatch):
 def test_one_name_in_two_roots_names_both_files(tmp_path, shipped):
     twin = put(tmp_path / "one" / "scenarios" / "cache-hit.yaml")
     text = refusal(content_files, "scenarios", [tmp_path / "one"])
-    assert (
-        text == f"{twin}: has the same name as {shipped / 'scenarios' / 'cache_hit.yaml'}; rename one of them"
-    )
+    assert text == f"{twin}: has the same name as {shipped / 'scenarios' / 'cache_hit.yaml'}; rename one of them"
     put(shipped / "toggles" / "1.yml")
     assert "has the same name as" in refusal(content_files, "toggles")
 
@@ -107,12 +105,8 @@ def test_find_by_name_or_path(tmp_path, shipped, monkeypatch):
 
 
 def test_find_suggests(tmp_path):
-    assert refusal(find, "scenarios", "cache_hot") == (
-        "cache_hot: no scenario of this name; did you mean 'cache_hit'?"
-    )
-    assert refusal(find, "scenarios", "scenarios/cache_hit.yml").endswith(
-        "no such file; did you mean 'cache_hit'?"
-    )
+    assert refusal(find, "scenarios", "cache_hot") == ("cache_hot: no scenario of this name; did you mean 'cache_hit'?")
+    assert refusal(find, "scenarios", "scenarios/cache_hit.yml").endswith("no such file; did you mean 'cache_hit'?")
     assert "known: cache_hit, graph_padding" in refusal(find, "scenarios", str(tmp_path / "zzz.yaml"))
     for odd in ("", "\0", "x" * 10_000, "a\nb", "."):
         assert "\n" not in refusal(find, "scenarios", odd)

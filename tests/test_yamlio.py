@@ -183,9 +183,7 @@ def test_any_bytes_load_or_are_refused(tmp_path_factory, data):
 
 _values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(alphabet="abc: #'\"\n-", max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3),
     max_leaves=12,
 )
 
@@ -203,8 +201,5 @@ def test_one_line():
 
 def test_imports_without_torch():
     modules = ["schema", "yamlio", "content", "toggles", "patching"]
-    code = (
-        "".join(f"import specdebug.{name}\n" for name in modules)
-        + "import sys; sys.exit('torch' in sys.modules)"
-    )
+    code = "".join(f"import specdebug.{name}\n" for name in modules) + "import sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

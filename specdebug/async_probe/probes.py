@@ -27,6 +27,7 @@ COMPILED_FOR = (torch.float32, torch.bfloat16, torch.float16)
 
 _NONFINITE = "nonfinite"  # not a kind of finding: stands for nan and inf
 
+
 @dataclass(slots=True, eq=False)
 class SiteCall:
     """A probe call as whoever listens at sites gets it: the tensor itself, and what the call said of it.
@@ -379,9 +380,7 @@ def _run(probes: Sequence[_OnDevice]) -> None:
 _grouped = Grouped()
 
 
-def _assert_none(
-    site: str, kind: str, values: torch.Tensor, part: checks.Part, *, with_details: bool
-) -> None:
+def _assert_none(site: str, kind: str, values: torch.Tensor, part: checks.Part, *, with_details: bool) -> None:
     found = Violation(site, kind, bound=bound_text(part.phrase, part.limit))
     if with_details and bool(part.bad.any()):
         bad = part.bad.reshape(-1)

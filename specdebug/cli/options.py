@@ -67,9 +67,7 @@ def engine_overrides(device: str | None, dtype: Dtype | None, backend: Backend |
     return {option: str(value) for option, value in chosen.items() if value is not None}
 
 
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Show tracebacks.", callback=_set_debug, is_eager=True)
-]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", callback=_set_debug, is_eager=True)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Content = Annotated[
     list[Path] | None,

@@ -24,8 +24,7 @@ def list_scenarios(as_json: Json = False, content: Content = None, debug: Debug 
         from specdebug.report.document import to_json
 
         facts = [
-            {"name": s.name, "path": str(s.path), "description": s.description, "arms": list(s.arms)}
-            for s in found
+            {"name": s.name, "path": str(s.path), "description": s.description, "arms": list(s.arms)} for s in found
         ]
         write(to_json(facts))
         return 0

@@ -102,4 +102,3 @@ def verify(
 
         show(render_matrix(matrix.checks))
     return matrix.exit_code
-

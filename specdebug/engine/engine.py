@@ -254,9 +254,7 @@ class Engine:
             else:
                 rows = batch.rows_of(speculating)
                 index = upload(speculating, output.next_ids.device)
-                self._eagle_worker.prefill(
-                    batch.select(speculating), output.next_ids[index], output.features[rows]
-                )
+                self._eagle_worker.prefill(batch.select(speculating), output.next_ids[index], output.features[rows])
         first = [r for r in batch.requests if r.retractions == 0 and r.kv_len == r.cached_tokens]
         cached = {r.rid: r.cached_tokens for r in first}
         report = StepReport(self._step, "prefill", tuple(r.rid for r in batch.requests), cached=cached)
@@ -374,9 +372,7 @@ class _Shape(Protocol):
     def head_dim(self) -> int: ...
 
 
-def _pool(
-    model: _Shape, config: EngineConfig, dtype: torch.dtype, fill: FillPolicy, device: torch.device
-) -> KVPool:
+def _pool(model: _Shape, config: EngineConfig, dtype: torch.dtype, fill: FillPolicy, device: torch.device) -> KVPool:
     return KVPool(
         num_layers=model.num_layers,
         num_slots=config.usable_slots,

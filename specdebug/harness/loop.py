@@ -107,16 +107,12 @@ class RunLoop:
 
     def _arrive(self, arrival: Arrival) -> None:
         self.arrived[arrival.rid] = arrival
-        self._sink.emit(
-            "arrive", rid=arrival.rid, group=arrival.group, prompt_tokens=len(arrival.prompt_ids)
-        )
+        self._sink.emit("arrive", rid=arrival.rid, group=arrival.group, prompt_tokens=len(arrival.prompt_ids))
         self._add(arrival.rid, arrival)
 
     def _add(self, rid: str, arrival: Arrival) -> None:
         sampling = self._make_sampling(**asdict(arrival.sampling))
-        self._call(
-            self.engine.add_request, rid, list(arrival.prompt_ids), sampling, speculative=arrival.speculative
-        )
+        self._call(self.engine.add_request, rid, list(arrival.prompt_ids), sampling, speculative=arrival.speculative)
 
     def _call(self, function: Callable[..., object], *args: object, **options: object) -> None:
         """Ask something of the engine between steps. A request it rejects is the scenario's fault."""

@@ -346,9 +346,7 @@ class Scenario:
         from specdebug.harness.scenario_reader import read_scenario  # which imports this module
 
         # JSON is YAML but for non-ASCII characters, some of which YAML takes for line breaks or refuses.
-        text = re.sub(
-            r"[^\x20-\x7e]", lambda odd: f"\\U{ord(odd[0]):08x}", json.dumps(data, ensure_ascii=False)
-        )
+        text = re.sub(r"[^\x20-\x7e]", lambda odd: f"\\U{ord(odd[0]):08x}", json.dumps(data, ensure_ascii=False))
         return replace(read_scenario(parse_yaml(text, str(path))), source=None)
 
 
@@ -357,9 +355,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
-        merged[key] = (
-            merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-        )
+        merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
 
 

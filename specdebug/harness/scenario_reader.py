@@ -145,9 +145,7 @@ def _group(item: Item, number: int) -> WorkloadGroup:
         prompt=_prompt(table["prompt"]) if "prompt" in table else None,
         requests=requests,
         turns=turns,
-        max_new_tokens=_span(table["max_new_tokens"], "max_new_tokens")
-        if "max_new_tokens" in table
-        else (32, 32),
+        max_new_tokens=_span(table["max_new_tokens"], "max_new_tokens") if "max_new_tokens" in table else (32, 32),
         temperature=_real(table.get("temperature"), "temperature", 0.0),
         top_k=_whole(table.get("top_k"), "top_k", 0),
         top_p=_real(table.get("top_p"), "top_p", 1.0),
@@ -210,9 +208,7 @@ def _arrive(item: Item) -> Arrive:
     return Arrive(
         step=_whole(table.get("step"), "steps", 0),
         every=_whole(table.get("every"), "steps", 0),
-        after=tuple(name.text() for name in table["after"].one_or_many(at_least=0))
-        if "after" in table
-        else (),
+        after=tuple(name.text() for name in table["after"].one_or_many(at_least=0)) if "after" in table else (),
         jitter=_whole(table.get("jitter"), "steps", 0),
     )
 

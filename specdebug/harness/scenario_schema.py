@@ -117,9 +117,7 @@ def _simple_prompts(also: Schema) -> list[Schema]:
     """The three kinds of prompt, each with the keys of ``also`` allowed."""
     return [
         _table({"text": _TEXT, **also}, required=("text",)),
-        _table(
-            {"token_ids": {**_list_of(_number("token_id")), "minItems": 1}, **also}, required=("token_ids",)
-        ),
+        _table({"token_ids": {**_list_of(_number("token_id")), "minItems": 1}, **also}, required=("token_ids",)),
         _table(
             {
                 "corpus": {"enum": list(CORPORA)},

@@ -48,8 +48,7 @@ class Slicer:
         found = tuple(self._head[offset : offset + tokens])
         if len(found) < tokens:
             raise CorpusTooShort(
-                f"the corpus '{self._name}' has {len(self._head)} tokens, too few for {tokens} "
-                f"from offset {offset}"
+                f"the corpus '{self._name}' has {len(self._head)} tokens, too few for {tokens} from offset {offset}"
             )
         return found
 

@@ -88,8 +88,7 @@ class Belief:
         return self._against
 
     def update(self, base: Removed) -> None:
-        """Draw the conclusions; ``base`` is what has been taken away for now, to whose rate the present one is nearest.
-        """
+        """Draw the conclusions; ``base`` is what is taken away for now, to whose rate the present one is nearest."""
         if not self._sets:
             return
         self._log_odds = np.where(self._possible, self.rates.log_odds(self._tallies), _IMPOSSIBLE)

@@ -81,9 +81,7 @@ def draft_kv(head: DraftHead, next_ids: Tensor, hidden: Tensor, positions: Tenso
     """
     hidden = reduce_aux(head, hidden) if head.is_eagle3 else hidden
     x, _ = _layer_input(head, next_ids, hidden)
-    _, k, v = project_qkv(
-        head.weights, f"{head.layer}self_attn.", head.config, x, rope_tables(head.config, positions)
-    )
+    _, k, v = project_qkv(head.weights, f"{head.layer}self_attn.", head.config, x, rope_tables(head.config, positions))
     return k, v
 
 

@@ -46,9 +46,7 @@ def load_draft(
     return make_head(weights, config, target_weights, target_config)
 
 
-def make_head(
-    weights: Weights, config: ModelConfig, target_weights: Weights, target_config: ModelConfig
-) -> DraftHead:
+def make_head(weights: Weights, config: ModelConfig, target_weights: Weights, target_config: ModelConfig) -> DraftHead:
     """Join head weights to the target tensors they borrow."""
     embed = target_weights["model.embed_tokens.weight"]
     lm_head = embed if target_config.tie_word_embeddings else target_weights["lm_head.weight"]

@@ -30,8 +30,7 @@ def toggle_document(toggle: Toggle) -> dict[str, Any]:
             {
                 "target": patch.target,
                 "edits": [
-                    {"id": edit.id, "match": edit.match, "replacement": edit.replacement}
-                    for edit in patch.edits
+                    {"id": edit.id, "match": edit.match, "replacement": edit.replacement} for edit in patch.edits
                 ],
             }
             for patch in toggle.patches

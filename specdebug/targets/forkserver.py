@@ -95,9 +95,7 @@ def _function(target: str) -> Any:
     return getattr(importlib.import_module(module), function)
 
 
-def _serve(
-    sock: socket.socket, workers: dict[int, str], tag: bytes, payload: dict[str, Any], fds: list[int]
-) -> None:
+def _serve(sock: socket.socket, workers: dict[int, str], tag: bytes, payload: dict[str, Any], fds: list[int]) -> None:
     if tag == JOB:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -53,6 +53,7 @@ _BOOT = (
     "from specdebug.targets.forkserver import main; sys.exit(main(sys.argv[2:]))"
 )
 
+
 class WorkerStartError(SpecDebugError):
     """No worker can be started: torch does not import, or the system refuses processes."""
 

@@ -118,9 +118,7 @@ def test_replays_within_a_step_are_told_apart() -> None:
         logits[0, place] = math.inf
         graph.replay()
     found = [(each.signature, each.index, each.count) for each in async_probe.drain()]
-    assert found == [
-        (f"{kind}@test.logits", place, 1) for place in places for kind in ("nan", "inf")
-    ]
+    assert found == [(f"{kind}@test.logits", place, 1) for place in places for kind in ("nan", "inf")]
     assert async_probe.totals() == {("test.logits", "nan"): 4, ("test.logits", "inf"): 4}
 
 

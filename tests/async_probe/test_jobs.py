@@ -108,9 +108,7 @@ def test_picked_rows_are_words_if_they_are_aligned_blocks() -> None:
     ("shape", "other", "every"),
     [((6,), (6,), 1), ((2, 3), (2, 1), 3), ((2, 3), (1,), 6), ((2, 3), (), 6), ((2, 3), (1, 1), 6)],
 )
-def test_simple_differences_are_left_to_the_kernel(
-    shape: tuple[int, ...], other: tuple[int, ...], every: int
-) -> None:
+def test_simple_differences_are_left_to_the_kernel(shape: tuple[int, ...], other: tuple[int, ...], every: int) -> None:
     base = torch.zeros(other, dtype=torch.int32)
     job = _make(("oob",), torch.ones(shape, dtype=torch.int64), 0, 9, base)
     assert job.other is base

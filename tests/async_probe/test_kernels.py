@@ -149,9 +149,7 @@ def test_bounds_of_floats(tensor: torch.Tensor, low: Bound, high: Bound) -> None
 )
 def test_multiples(tensor: torch.Tensor, unit: int) -> None:
     if tensor.numel():
-        assert _same(
-            _found(("page_aligned",), tensor, 0, unit), _expected(("page_aligned",), tensor, 0, unit)
-        )
+        assert _same(_found(("page_aligned",), tensor, 0, unit), _expected(("page_aligned",), tensor, 0, unit))
 
 
 @settings(max_examples=40, deadline=None)

@@ -14,9 +14,7 @@ from specdebug.async_probe import Violation, parse_message
     [
         Violation("a.b", "nan"),
         Violation("draft.step.tokens", "oob", bound="below 0"),
-        Violation(
-            "a.b", "oob", step=3, index=17, value=-4886055425978319163, count=2, bound="not below 2048"
-        ),
+        Violation("a.b", "oob", step=3, index=17, value=-4886055425978319163, count=2, bound="not below 2048"),
         Violation("a.b", "oob", step=0, index=0, value=1.5e-07, count=1, bound="below 0.5"),
         Violation("a.b", "inf", step=12, index=4, value=-math.inf, count=9),
         Violation("kv.loc", "page_aligned", step=1, index=0, value=3, count=1, bound="not a multiple of 16"),
@@ -41,9 +39,7 @@ def test_as_a_gpu_driver_prints_it() -> None:
         "Assertion `async probe oob@move_kv_cache.src_loc: value not below 4352` failed."
     )
     assert parse_message(text) == Violation("move_kv_cache.src_loc", "oob", bound="not below 4352")
-    assert parse_message("Assertion `async probe nan@verify.logits` failed.") == Violation(
-        "verify.logits", "nan"
-    )
+    assert parse_message("Assertion `async probe nan@verify.logits` failed.") == Violation("verify.logits", "nan")
 
 
 def test_other_text_is_no_violation() -> None:

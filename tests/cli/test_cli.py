@@ -128,15 +128,11 @@ def test_a_malformed_scenario_is_one_line_with_its_place(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_the_user_got_wrong_is_one_line(
-    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_user_got_wrong_is_one_line(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert words in complaint(capsys, *argv)
 
 
-def test_a_bad_revert_variable_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_revert_variable_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "27338;27360")
     assert complaint(capsys, "replay", "cache_hit").startswith("SGLANG_DEBUG_REVERT_PR: ")
     monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "4")
@@ -180,9 +176,7 @@ def test_listings_list(capsys: pytest.CaptureFixture[str]) -> None:
         assert len(capsys.readouterr().out.splitlines()) > 5
 
 
-def test_validate_says_ok_for_each_and_fails_for_any(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validate_says_ok_for_each_and_fails_for_any(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shipped = sorted(str(path) for path in Path("scenarios").glob("*.yaml"))
     assert run(["scenarios", "validate", *shipped]) == 0
     assert capsys.readouterr().out.count(": ok, ") == len(shipped)

@@ -31,9 +31,7 @@ def test_every_toggle_is_live() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_arm_of_every_scenario_does_what_is_expected_of_it(name: str) -> None:
-    ended = subprocess.run(
-        [*COMMAND, "replay", name, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    ended = subprocess.run([*COMMAND, "replay", name, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=300)
     arms = json.loads(ended.stdout)["arms"]
     assert {arm["arm"]: arm["signature"] for arm in arms if not arm["met"]} == {}
     assert ended.returncode == 0

@@ -110,9 +110,10 @@ class TestKernel:
         expected = reference(dense, groups).tolist()
         assert len(expected) == (4 if apart else 1)
         assert by_kernel(dense, groups) == by_kernel(call, groups) == expected
-        assert by_kernel(call_of(pool[1:, :, 0], call.at), groups) == reference(
-            call_of(pool[1:, :, 0].contiguous(), call.at), groups
-        ).tolist()
+        assert (
+            by_kernel(call_of(pool[1:, :, 0], call.at), groups)
+            == reference(call_of(pool[1:, :, 0].contiguous(), call.at), groups).tolist()
+        )
 
     def test_rows_of_a_pool_whose_inner_dimensions_are_swapped(self) -> None:
         pool = torch.randn(2, 6, 3, 4, device=DEVICE).transpose(2, 3)

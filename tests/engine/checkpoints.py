@@ -12,9 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTER = 64, 4, 2, 16, 96
 
 
-def make_target(
-    path: Path, *, vocab: int = 32, layers: int = 5, seed: int = 0, scale: float = 0.4
-) -> LlamaForCausalLM:
+def make_target(path: Path, *, vocab: int = 32, layers: int = 5, seed: int = 0, scale: float = 0.4) -> LlamaForCausalLM:
     """A random Llama, its weights large enough for decided argmaxes; saved to ``path``, returned in fp32."""
     torch.manual_seed(seed)
     config = LlamaConfig(

@@ -80,9 +80,7 @@ def speculations(draw: st.DrawFn, algorithm: str, draft_model: str, max_steps: i
 
 
 @st.composite
-def asks(
-    draw: st.DrawFn, pool: list[list[tuple[int, ...]]], vocab: int, max_new: int, most: int
-) -> tuple[Ask, ...]:
+def asks(draw: st.DrawFn, pool: list[list[tuple[int, ...]]], vocab: int, max_new: int, most: int) -> tuple[Ask, ...]:
     """Up to ``most`` requests of one or two families in two waves."""
     chosen = draw(st.lists(st.sampled_from(range(len(pool))), min_size=1, max_size=2, unique=True))
     prompts = [prompt for index in chosen for prompt in pool[index]]

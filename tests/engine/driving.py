@@ -42,9 +42,7 @@ def run(
     return reports
 
 
-def serve(
-    engine: Engine, prompts: Sequence[Sequence[int]], max_new_tokens: int, **sampling: Any
-) -> list[list[int]]:
+def serve(engine: Engine, prompts: Sequence[Sequence[int]], max_new_tokens: int, **sampling: Any) -> list[list[int]]:
     """Outputs of ``prompts`` served together; the request of prompt n is called "r<n>"."""
     params = SamplingParams(max_new_tokens=max_new_tokens, **sampling)
     requests = [engine.add_request(f"r{n}", prompt, params) for n, prompt in enumerate(prompts)]

@@ -66,9 +66,7 @@ class Parts:
     def num_free(self) -> int:
         return self.memory.allocator.num_free
 
-    def request(
-        self, prompt: list[int], *, speculative: bool | None = None, max_new_tokens: int = 8
-    ) -> Request:
+    def request(self, prompt: list[int], *, speculative: bool | None = None, max_new_tokens: int = 8) -> Request:
         """A request that owns nothing yet; it speculates if the config does, unless told."""
         self._serial += 1
         spec = self.config.speculative is not None if speculative is None else speculative

@@ -71,9 +71,7 @@ def crowd(served: Engine) -> list[StepReport]:
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("graphs", [False, True])
-def test_gives_the_same_tokens_up_to_the_end_of_the_context(
-    lab: Lab, plan: str, page_size: int, graphs: bool
-) -> None:
+def test_gives_the_same_tokens_up_to_the_end_of_the_context(lab: Lab, plan: str, page_size: int, graphs: bool) -> None:
     options = {"attention_backend": plan, "page_size": page_size, "cuda_graph": {"enabled": graphs}}
     prompts = [[1 + n, 5, 9, 2][: n + 1] for n in range(4)]
     outputs = [

@@ -142,9 +142,7 @@ class Ends:
 
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_a_stop_token_ends_a_request_wherever_in_an_accepted_run_it_lies(
-    lab: Lab, shape: str, page_size: int
-) -> None:
+def test_a_stop_token_ends_a_request_wherever_in_an_accepted_run_it_lies(lab: Lab, shape: str, page_size: int) -> None:
     """What a verify committed behind the stop must not be cached: a later prompt that goes on otherwise would
     hit it (issue 35694). So every stopped text is continued, with the same and with other tokens.
     """
@@ -200,9 +198,7 @@ def test_the_last_step_of_a_full_request_keeps_no_more_than_asked(lab: Lab) -> N
 
 
 @pytest.mark.parametrize(("backend", "page_size"), [("flashinfer", 1), ("fa3", 4), ("triton", 16)])
-def test_aborting_at_any_step_frees_everything_and_disturbs_nobody(
-    lab: Lab, backend: str, page_size: int
-) -> None:
+def test_aborting_at_any_step_frees_everything_and_disturbs_nobody(lab: Lab, backend: str, page_size: int) -> None:
     """Including the retry: the same prompt again right after the abort (issue 23392)."""
     config = base(lab, attention_backend=backend, page_size=page_size, chunked_prefill_size=10)
     prompts = [prompt_of(lab, n, 17 + n) for n in (0, 1, 3)]
@@ -396,9 +392,7 @@ def test_kv_is_read_in_hugging_faces_order_of_dimensions(lab: Lab) -> None:
     keys, values = engine.target_kv(request, 0, 31)
     for layer in range(keys.shape[0]):
         torch.testing.assert_close(keys[layer], cache.layers[layer].keys[0].transpose(0, 1), rtol=1e-3, atol=1e-3)
-        torch.testing.assert_close(
-            values[layer], cache.layers[layer].values[0].transpose(0, 1), rtol=1e-3, atol=1e-3
-        )
+        torch.testing.assert_close(values[layer], cache.layers[layer].values[0].transpose(0, 1), rtol=1e-3, atol=1e-3)
     part, _ = engine.target_kv(request, 7, 11)
     assert torch.equal(part, keys[:, 7:11])
 

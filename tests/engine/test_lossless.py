@@ -163,9 +163,7 @@ def code_pool(shipped: Lab) -> list[list[tuple[int, ...]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_output_is_plain_greedy_decoding_where_drafts_are_accepted(
-    shipped: Lab, code_pool, algorithm: str
-) -> None:
+def test_output_is_plain_greedy_decoding_where_drafts_are_accepted(shipped: Lab, code_pool, algorithm: str) -> None:
     generated = st.sampled_from(BACKENDS).flatmap(
         lambda backend: combos(
             code_pool,

@@ -282,9 +282,7 @@ def test_a_retracted_request_can_be_aborted() -> None:
         machine.step()
     machine.abort(third)
     machine.run()
-    assert [r.output_ids for r in machine.requests[:2]] == [
-        output_of(r.prompt_ids, 9) for r in machine.requests[:2]
-    ]
+    assert [r.output_ids for r in machine.requests[:2]] == [output_of(r.prompt_ids, 9) for r in machine.requests[:2]]
 
 
 # --- anything goes ---
@@ -323,9 +321,7 @@ def _play(arrivals: list[tuple[int, list[int], int, bool, int | None]], options:
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize(
-    "spec", [None, {"num_steps": 2}, {"num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 4}]
-)
+@pytest.mark.parametrize("spec", [None, {"num_steps": 2}, {"num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 4}])
 @given(
     arrivals=ARRIVALS,
     chunk=st.sampled_from([None, 3, 8]),

@@ -16,9 +16,7 @@ from specdebug.faults.model import Fault, Injection
 from specdebug.faults.shot import Call, NotHere, Shot
 
 
-def shot_of(
-    view: Any, batch: list[Any], call: Call | None = None, site: Any = None
-) -> tuple[Shot, list[Injection]]:
+def shot_of(view: Any, batch: list[Any], call: Call | None = None, site: Any = None) -> tuple[Shot, list[Injection]]:
     ledger: list[Injection] = []
     shot = Shot(Fault("x"), 0, 4, view, random.Random(0), ledger.append, batch, site, call)
     return shot, ledger

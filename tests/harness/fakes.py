@@ -71,9 +71,7 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self.live)
 
-    def add_request(
-        self, rid: str, prompt_ids: list[int], sampling: Any, speculative: bool = True
-    ) -> FakeRequest:
+    def add_request(self, rid: str, prompt_ids: list[int], sampling: Any, speculative: bool = True) -> FakeRequest:
         request = FakeRequest(rid, list(prompt_ids), sampling, speculative)
         if self.cache_warm:
             request.cached_tokens = len(prompt_ids) // 2

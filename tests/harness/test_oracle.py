@@ -255,9 +255,7 @@ def test_reused_prefixes_change_no_judgement(dense: DenseReference) -> None:
         choices, margins, sizes = dense.judge(ids, 5)
         assert choices == fresh[4:-1].argmax(-1).tolist()
         given = fresh[4:-1].gather(-1, torch.tensor(ids[5:])[:, None])[:, 0]
-        torch.testing.assert_close(
-            torch.tensor(margins), fresh[4:-1].amax(-1) - given, atol=1e-4, rtol=1e-4
-        )
+        torch.testing.assert_close(torch.tensor(margins), fresh[4:-1].amax(-1) - given, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(torch.tensor(sizes), fresh[4:-1].abs().amax(-1), atol=1e-4, rtol=1e-4)
         k, v = dense.draft_kv(ids, len(ids) - 1)
         want = DenseReference("tiny", "tiny-eagle3").draft_kv(ids, len(ids) - 1)

@@ -42,9 +42,7 @@ FOUND = [Violation("nan", "draft.logits", 3)]
         ([], {"impossible": "no fit", "generated": 0, "sites_reached": 0}, "unknown", "no fit"),
     ],
 )
-def test_verdict_table(
-    found: list[Violation], changed: dict[str, Any], verdict: str, reason: str | None
-) -> None:
+def test_verdict_table(found: list[Violation], changed: dict[str, Any], verdict: str, reason: str | None) -> None:
     got, reasons = decide(found, Evidence(**{**SOUND, **changed}))
     assert got == verdict
     assert len(reasons) == (reason is not None)

@@ -47,9 +47,7 @@ def test_literal_text_and_token_ids():
 
 
 def test_corpus_slices_have_the_asked_length_within_the_range():
-    requests = plan(
-        "  - {requests: 40, prompt: {corpus: stdlib, tokens: [20, 60]}, max_new_tokens: [3, 9]}\n"
-    )
+    requests = plan("  - {requests: 40, prompt: {corpus: stdlib, tokens: [20, 60]}, max_new_tokens: [3, 9]}\n")
     lengths = [len(request.new_ids) for request in requests]
     assert min(lengths) >= 20
     assert max(lengths) <= 60
@@ -62,8 +60,7 @@ def test_corpus_slices_have_the_asked_length_within_the_range():
 
 def test_a_fixed_offset_makes_longer_slices_extend_shorter_ones():
     short, long = plan(
-        "  - prompt: {corpus: stdlib, tokens: 50, offset: 12}\n"
-        "  - prompt: {corpus: stdlib, tokens: 80, offset: 12}\n"
+        "  - prompt: {corpus: stdlib, tokens: 50, offset: 12}\n  - prompt: {corpus: stdlib, tokens: 80, offset: 12}\n"
     )
     assert long.new_ids[:50] == short.new_ids
     assert len(long.new_ids) == 80
@@ -99,9 +96,7 @@ def test_groups_share_a_prefix_by_its_name_only():
 
 def test_conversations_have_a_request_per_client_and_round():
     requests = plan(
-        "  - id: chat\n"
-        "    turns: {clients: 2, rounds: 3, input_tokens: 25}\n"
-        "    arrive: {step: 4, every: 10}\n"
+        "  - id: chat\n    turns: {clients: 2, rounds: 3, input_tokens: 25}\n    arrive: {step: 4, every: 10}\n"
     )
     assert [request.rid for request in requests] == [
         "chat.0.0", "chat.0.1", "chat.0.2", "chat.1.0", "chat.1.1", "chat.1.2",

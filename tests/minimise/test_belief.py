@@ -15,9 +15,7 @@ RATES = Rates(0.3, 0.6, 0.012)
 
 def exact(belief, size, prior):
     """Marginals by summing over every set of needed elements, at the rates the belief has come to."""
-    log_odds = {
-        removed: float(belief.rates.log_odds(np.array([belief.tally(removed)]))[0]) for removed in belief.tried
-    }
+    log_odds = {removed: float(belief.rates.log_odds(np.array([belief.tally(removed)]))[0]) for removed in belief.tried}
     weights = {}
     for count in range(size + 1):
         for needed in combinations(range(size), count):

@@ -67,9 +67,7 @@ def answer(*results: ArmResult) -> Replay:
 
 
 def test_the_table_has_a_row_an_arm_and_the_evidence_follows() -> None:
-    text = text_of(
-        render_replay(answer(result("fixed", GOOD, Expectation()), result("reverted", BAD, Expectation())))
-    )
+    text = text_of(render_replay(answer(result("fixed", GOOD, Expectation()), result("reverted", BAD, Expectation()))))
     assert "2.31 (hit 2.10, cold 2.31)" in text
     assert "661" in text
     assert "no: pass" in text  # what was expected stands where it was not met
@@ -90,9 +88,7 @@ ON_GPU: dict[str, Any] = {
 
 def test_near_ties_and_the_device_are_told() -> None:
     ties = tuple(Tie(position, 0.0078 * (position + 1), 0.25, 40, 41) for position in range(8))
-    tied = dataclasses.replace(
-        GOOD, stack=ON_GPU, requests=(dataclasses.replace(GOOD.requests[0], ties=ties),)
-    )
+    tied = dataclasses.replace(GOOD, stack=ON_GPU, requests=(dataclasses.replace(GOOD.requests[0], ties=ties),))
     text = text_of(render_replay(answer(result("fixed", tied, Expectation()))))
     assert "on cuda (NVIDIA H200), bfloat16, fa3 by Triton kernels" in text
     folded = " ".join(text.split())
@@ -123,9 +119,7 @@ def test_no_line_of_a_redirected_table_is_folded() -> None:
 
 
 def test_the_worker_s_last_words_are_shown_only_when_it_died() -> None:
-    died = Outcome(
-        "fail", "hang", None, "", 2, violations=(Violation("hang", "", 2, "killed"),), log_tail="in step\n"
-    )
+    died = Outcome("fail", "hang", None, "", 2, violations=(Violation("hang", "", 2, "killed"),), log_tail="in step\n")
     assert "last words" in text_of(render_replay(answer(result("fixed", died))))
     assert "last words" not in text_of(render_replay(answer(result("fixed", BAD))))
     found = Violation("nan", "draft.logits", 2, "gone", data={"device": "cuda", "lost": True})

@@ -271,9 +271,7 @@ def test_the_fork_server_never_touches_cuda() -> None:
     assert events[0] == {"event": "cuda", "imported": True, "initialized": False, "bad_fork": False}
 
 
-def test_a_package_in_the_current_folder_is_not_taken_for_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_in_the_current_folder_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "specdebug").mkdir()
     (tmp_path / "specdebug" / "__init__.py").write_text("raise SystemExit('the wrong one')")
     monkeypatch.chdir(tmp_path)

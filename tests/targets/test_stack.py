@@ -38,9 +38,7 @@ def found(*packages: str) -> dict[str, str | None]:
         ("triton", "cuda", "float32", ("flashinfer", "flash_attn_3"), "Triton kernels"),
     ],
 )
-def test_who_executes_which_plan(
-    plan: str, device: str, dtype: str, packages: tuple[str, ...], executor: str
-) -> None:
+def test_who_executes_which_plan(plan: str, device: str, dtype: str, packages: tuple[str, ...], executor: str) -> None:
     assert executor_of(plan, device, dtype, found(*packages), "9.0") == executor
 
 

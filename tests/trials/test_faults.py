@@ -139,5 +139,3 @@ def test_it_can_be_made_anew_elsewhere() -> None:
     there = scenario(NAN)
     make = partial(fault_source, there, (), "fixed", (parse_fault(NEVER),), None)
     assert pickle.loads(pickle.dumps(make))().identity == source_of(NAN, faults=(NEVER,)).identity
-
-

@@ -63,13 +63,9 @@ class FlashAttention3Planner(AttentionPlanner):
         plans: list[Metadata] = []
         for step in range(self.num_steps - 1):
             decode_length = step + 1
-            page_table = workspace.take(
-                f"draft.expand_page_table.{step}", (rows, decode_length + 1), torch.int32
-            )
+            page_table = workspace.take(f"draft.expand_page_table.{step}", (rows, decode_length + 1), torch.int32)
             cache_loc = batch.out_cache_loc[:, :decode_length]
-            assert_fits(
-                cache_loc.shape[1], page_table.shape[1], "attention.draft.plan", "a branch's page_table row"
-            )
+            assert_fits(cache_loc.shape[1], page_table.shape[1], "attention.draft.plan", "a branch's page_table row")
             if self.page_size > 1:
                 # a padded branch has one page however long it is: its other columns must name the padding page
                 page_table[:rows].zero_()
@@ -151,9 +147,7 @@ class FlashAttention3Planner(AttentionPlanner):
         pages = max(-(-longest // self.page_size), 1)
         page_table = workspace.take(f"{scope}.page_table", (bs, pages), torch.int32)
         assert_fits(pages, page_table.shape[1], "attention.plan", f"{scope}.page_table")
-        page_table[:bs, :pages] = gather_page_table(
-            self.req_to_token.table, req_pool_indices, pages, self.page_size
-        )
+        page_table[:bs, :pages] = gather_page_table(self.req_to_token.table, req_pool_indices, pages, self.page_size)
         return page_table[:bs]
 
     def _declare_pages(self, layout: ArenaLayout, scope: str, max_bs: int, kv_len: int) -> None:

@@ -54,9 +54,7 @@ class ExtendForward:
 
     def run(self, inputs: ExtendInputs, tokens_per_request: int, attention: LayerAttention) -> ExtendOutputs:
         """T = ``tokens_per_request`` rows each; those past the accepted ones are computed and not read."""
-        hidden = self.model.forward(
-            inputs.input_ids, inputs.positions, self.model.project(inputs.features), attention
-        )
+        hidden = self.model.forward(inputs.input_ids, inputs.positions, self.model.project(inputs.features), attention)
         before = torch.arange(-1, inputs.input_ids.numel() - 1, tokens_per_request, device=hidden.device)
         return self.read_out(hidden.index_select(0, before + inputs.accept_lengths))
 

@@ -44,9 +44,7 @@ class VerifyOutputs:
 class VerifyForward:
     """The callable: one target forward over a tree batch."""
 
-    def __init__(
-        self, model: TargetModel, pool: KVPool, aux_layers: tuple[int, ...], feature_size: int
-    ) -> None:
+    def __init__(self, model: TargetModel, pool: KVPool, aux_layers: tuple[int, ...], feature_size: int) -> None:
         self.model = model
         self.pool = pool
         self.aux_layers = aux_layers
@@ -104,9 +102,7 @@ class VerifyGraphRunner(GraphRunner[VerifyInputs]):
         )
         super().__init__(config.batch_sizes, buffers, attention, forward.pool)
 
-    def prepare(
-        self, inputs: VerifyInputs, seq_lens_cpu: tuple[int, ...], *, slack: int = 0
-    ) -> Planned[VerifyInputs]:
+    def prepare(self, inputs: VerifyInputs, seq_lens_cpu: tuple[int, ...], *, slack: int = 0) -> Planned[VerifyInputs]:
         """Load static inputs and plan attention for the next launch, at the padded size.
 
         ``seq_lens_cpu`` may be too long, by ``slack`` in all at most.

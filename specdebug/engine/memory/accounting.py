@@ -51,7 +51,5 @@ def check_pools(cache: PrefixCache, holders: Iterable[Request]) -> list[str]:
         dead = (cells < page) | (cells >= owners.numel())
         if bool(dead.any()):
             where = int(dead.nonzero()[0])
-            problems.append(
-                f"liveness: {request.rid} position {where} of {request.kv_len} points outside the pool"
-            )
+            problems.append(f"liveness: {request.rid} position {where} of {request.kv_len} points outside the pool")
     return problems

@@ -79,9 +79,7 @@ class KVPool:
         if not self._fill.poisons:
             return
         for buffer in (*self.k, *self.v):
-            content = torch.empty(
-                (slots.numel(), *buffer.shape[1:]), dtype=buffer.dtype, device=buffer.device
-            )
+            content = torch.empty((slots.numel(), *buffer.shape[1:]), dtype=buffer.dtype, device=buffer.device)
             self._fill.paint(content)
             buffer[slots] = content
 

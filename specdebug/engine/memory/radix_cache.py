@@ -287,9 +287,7 @@ class RadixCache:
         upper.children[node.key.child_key(self.page_size)] = node
         return upper
 
-    def _add_child(
-        self, parent: TreeNode, key: RadixKey, slots: torch.Tensor, *, draft_written: bool
-    ) -> TreeNode:
+    def _add_child(self, parent: TreeNode, key: RadixKey, slots: torch.Tensor, *, draft_written: bool) -> TreeNode:
         # The key is copied: a view would keep the whole prompt alive for as long as the node lives.
         key = RadixKey(key.array.copy(), key.bigram)
         child = self._new_node(key, slots, parent, draft_written=draft_written)
@@ -300,9 +298,7 @@ class RadixCache:
         self._evictable += len(key)
         return child
 
-    def _new_node(
-        self, key: RadixKey, slots: torch.Tensor, parent: TreeNode, *, draft_written: bool
-    ) -> TreeNode:
+    def _new_node(self, key: RadixKey, slots: torch.Tensor, parent: TreeNode, *, draft_written: bool) -> TreeNode:
         self._serial += 1
         return TreeNode(key, slots, parent, draft_written=draft_written, serial=self._serial)
 

@@ -25,9 +25,7 @@ class MovePlan:
     tgt_loc: Tensor
 
 
-def get_src_tgt_cache_loc(
-    acceptance: Acceptance, out_cache_loc: Tensor, tree_size: int, scratch: Scratch
-) -> MovePlan:
+def get_src_tgt_cache_loc(acceptance: Acceptance, out_cache_loc: Tensor, tree_size: int, scratch: Scratch) -> MovePlan:
     """Where accepted KV lies and where it belongs.
 
     The buffers cover S + 1 entries per request and only A of them are written, so what the rest holds

@@ -26,9 +26,7 @@ class DraftState:
 class DraftStateTable:
     """DraftState for every row of ``req_to_token``."""
 
-    def __init__(
-        self, rows: int, *, topk: int, hidden_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, rows: int, *, topk: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
         size = rows + 1
         self._seq_lens = torch.zeros(size, dtype=torch.int64, device=device)
         self._bonus = torch.zeros(size, dtype=torch.int64, device=device)

@@ -125,9 +125,7 @@ class EagleWorker:
             target_vocab_size=self._vocab_size,
         )
         self._tree_builder = TreeBuilder(topk=spec.eagle_topk, tree_size=spec.tree_size, device=device)
-        self._verify_forward = VerifyForward(
-            target, pools.target, draft.aux_layers, draft.target_feature_size
-        )
+        self._verify_forward = VerifyForward(target, pools.target, draft.aux_layers, draft.target_feature_size)
         self._extend_forward = ExtendForward(draft, pools.draft, topk=spec.eagle_topk)
         self._draft_runner: DraftGraphRunner | None = None
         self._verify_runner: VerifyGraphRunner | None = None
@@ -139,16 +137,38 @@ class EagleWorker:
             guards = config.memory.guards
             graph = config.cuda_graph
             self._draft_runner = DraftGraphRunner(
-                graph, self._loop, planner, attention.draft, num_rows=rows + 1, hidden_dtype=dtype, guards=guards,
-                fill=fill, device=device,
+                graph,
+                self._loop,
+                planner,
+                attention.draft,
+                num_rows=rows + 1,
+                hidden_dtype=dtype,
+                guards=guards,
+                fill=fill,
+                device=device,
             )
             self._verify_runner = VerifyGraphRunner(
-                graph, self._verify_forward, planner, attention.target, tree_size=spec.tree_size, dtype=dtype,
-                guards=guards, fill=fill, device=device,
+                graph,
+                self._verify_forward,
+                planner,
+                attention.target,
+                tree_size=spec.tree_size,
+                dtype=dtype,
+                guards=guards,
+                fill=fill,
+                device=device,
             )
             self._extend_runner = ExtendGraphRunner(
-                graph, self._extend_forward, planner, attention.draft, tree_size=spec.tree_size,
-                target_vocab_size=self._vocab_size, dtype=dtype, guards=guards, fill=fill, device=device,
+                graph,
+                self._extend_forward,
+                planner,
+                attention.draft,
+                tree_size=spec.tree_size,
+                target_vocab_size=self._vocab_size,
+                dtype=dtype,
+                guards=guards,
+                fill=fill,
+                device=device,
             )
             if device.type == "cuda":
                 self._capture()
@@ -168,9 +188,7 @@ class EagleWorker:
         maybe_detect_oob(input_ids, 0, self._vocab_size, "draft_prefill.input_ids")
         metadata = self._planner.extend(batch.layout(), self._workspace)
         attention = self._attention.draft.bind(metadata, self._pools.draft, batch.out_cache_loc)
-        hidden = self._draft_model.forward(
-            input_ids, batch.positions, self._draft_model.project(features), attention
-        )
+        hidden = self._draft_model.forward(input_ids, batch.positions, self._draft_model.project(features), attention)
         with grouped():
             self._pools.draft.probe_written(batch.out_cache_loc)
             maybe_detect_nan(hidden, "draft_prefill.hidden_states")

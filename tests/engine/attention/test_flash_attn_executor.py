@@ -77,9 +77,7 @@ def test_verify_is_dense_attention_over_ancestors_from_static_buffers(interface:
 
 @given(case=cases(min_steps=2), padding=st.integers(0, 2))
 @FEW
-def test_draft_forwards_are_dense_attention_whatever_pads_them(
-    interface: Interface3, case: Case, padding: int
-) -> None:
+def test_draft_forwards_are_dense_attention_whatever_pads_them(interface: Interface3, case: Case, padding: int) -> None:
     draft(PLANNER, case, graph=True, padding=padding).check()
 
 

@@ -108,9 +108,7 @@ def chosen(dtype: torch.dtype = torch.bfloat16, models: int = 1, **options: Any)
 TREE = {"num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 4}
 
 
-def test_flash_attn_executes_its_plan_where_it_is_installed(
-    flash_attn: Callable[..., None], heard: list[str]
-) -> None:
+def test_flash_attn_executes_its_plan_where_it_is_installed(flash_attn: Callable[..., None], heard: list[str]) -> None:
     flash_attn("flash_attn_interface", "flash_attn")
     assert chosen(page_size=16, speculative=TREE) == "FlashAttention-3"
     flash_attn("flash_attn_interface", "flash_attn", major=8)

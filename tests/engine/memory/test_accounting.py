@@ -75,9 +75,7 @@ def test_a_committed_position_beyond_the_pool_is_dead(parts: Parts, holder: Requ
     assert parts.laws(holder) == [f"liveness: {holder.rid} position 3 of 9 points outside the pool"]
 
 
-def test_a_held_cell_beyond_the_committed_length_must_be_in_the_pool_too(
-    parts: Parts, holder: Request
-) -> None:
+def test_a_held_cell_beyond_the_committed_length_must_be_in_the_pool_too(parts: Parts, holder: Request) -> None:
     assert parts.grow(holder, 16)
     parts.req_to_token.write(holder.row, 15, torch.tensor([-7]))
     assert f"liveness: {holder.rid} holds slot -7, outside the pool" in parts.laws(holder)

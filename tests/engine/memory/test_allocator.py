@@ -117,9 +117,7 @@ def test_clear_frees_everything() -> None:
     num_pages=st.integers(1, 12),
     steps=st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 2**16)), max_size=40),
 )
-def test_against_a_set_of_owned_pages(
-    page_size: int, num_pages: int, steps: list[tuple[bool, int, int]]
-) -> None:
+def test_against_a_set_of_owned_pages(page_size: int, num_pages: int, steps: list[tuple[bool, int, int]]) -> None:
     allocator = make_allocator(num_pages * page_size, page_size)
     everything = set(range(page_size, (num_pages + 1) * page_size))
     held: list[list[int]] = []  # one list of slots per successful alloc

@@ -21,9 +21,7 @@ SPECS = st.lists(st.tuples(SHAPES, st.sampled_from(DTYPES)), min_size=1, max_siz
 GUARD = 256  # bytes a guard has at least
 
 
-def _arena(
-    specs: list[tuple[tuple[int, ...], torch.dtype]], *, guards: bool, fill: FillMode = "zeros"
-) -> Arena:
+def _arena(specs: list[tuple[tuple[int, ...], torch.dtype]], *, guards: bool, fill: FillMode = "zeros") -> Arena:
     layout = ArenaLayout(guards=guards)
     for number, (shape, dtype) in enumerate(specs):
         layout.add(f"b{number}", shape, dtype)

@@ -55,9 +55,7 @@ def test_with_the_cache_off_nothing_is_shared_or_kept() -> None:
 
 
 @pytest.mark.parametrize(("mode", "shared"), [(None, 4), ("recompute", 3), ("zero_fill", 3)])
-def test_with_a_draft_the_last_shared_slot_depends_on_the_token_after_it(
-    mode: str | None, shared: int
-) -> None:
+def test_with_a_draft_the_last_shared_slot_depends_on_the_token_after_it(mode: str | None, shared: int) -> None:
     parts = _parts(1, mode=mode)
     parts.run([1, 2, 3, 4, 5, 6])
     other = parts.run([1, 2, 3, 4, 9, 9])

@@ -53,9 +53,7 @@ def test_greedy_follows_the_targets_choice(data: st.DataObject) -> None:
     shape = data.draw(shapes(min_topk=2))
     candidates, parents = data.draw(candidate_trees(shape, batch=2, vocab=3))
     tree = shape.builder().build(candidates, torch.tensor([0, 1]), torch.tensor([5, 9]))
-    wanted = torch.tensor(
-        [[data.draw(st.integers(0, 2)) for _ in range(shape.tree_size)] for _ in range(2)]
-    )
+    wanted = torch.tensor([[data.draw(st.integers(0, 2)) for _ in range(shape.tree_size)] for _ in range(2)])
     acceptance = accept_greedy(tree, wanted, shape.num_steps)
     assert acceptance.predict.dtype == acceptance.accept_index.dtype == torch.int32
     assert tuple(acceptance.accept_index.shape) == (2, shape.num_steps + 1)
@@ -74,9 +72,7 @@ def test_sampling_from_one_hot_targets_is_greedy(data: st.DataObject) -> None:
     shape = data.draw(shapes(min_topk=2))
     candidates, _ = data.draw(candidate_trees(shape, batch=2, vocab=3))
     tree = shape.builder().build(candidates, torch.tensor([0, 1]), torch.tensor([5, 9]))
-    wanted = torch.tensor(
-        [[data.draw(st.integers(0, 2)) for _ in range(shape.tree_size)] for _ in range(2)]
-    )
+    wanted = torch.tensor([[data.draw(st.integers(0, 2)) for _ in range(shape.tree_size)] for _ in range(2)])
     probs = torch.nn.functional.one_hot(wanted, 3).float()
     coins = torch.zeros(2, shape.num_steps + 2)
     thresholds = data.draw(st.sampled_from([{}, {"threshold_single": 0.3, "threshold_acc": 0.4}]))

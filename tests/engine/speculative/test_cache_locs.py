@@ -36,9 +36,7 @@ def branch_cells(length: int, branch: int, topk: int, num_steps: int, page_size:
     page_size=st.sampled_from([1, 2, 4, 8]),
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=3),
 )
-def test_branches_draft_where_the_layout_says(
-    topk: int, num_steps: int, page_size: int, lengths: list[int]
-) -> None:
+def test_branches_draft_where_the_layout_says(topk: int, num_steps: int, page_size: int, lengths: list[int]) -> None:
     config = EngineConfig.from_dict(
         {
             "page_size": page_size,
@@ -67,9 +65,7 @@ def test_branches_draft_where_the_layout_says(
             assert locs.out_cache_loc[b * topk + branch].tolist() == table[row, cells].tolist()
             if branch > 0:
                 head = cells[0] - tail
-                copies += [
-                    (int(table[row, length - tail + i]), int(table[row, head + i])) for i in range(tail)
-                ]
+                copies += [(int(table[row, length - tail + i]), int(table[row, head + i])) for i in range(tail)]
     if topk == 1 or page_size == 1:
         assert locs.dup_src is None
         assert locs.dup_tgt is None
@@ -118,9 +114,7 @@ def test_guard_columns_count_in_the_row_stride() -> None:
     table = torch.arange(48, dtype=torch.int32).view(4, 12)[:, :10]
     slots = verify_cache_locs(table, torch.tensor([2]), torch.tensor([1]), 2)
     assert slots.tolist() == [25, 26]
-    locs = assign_draft_cache_locs(
-        table, torch.tensor([2]), torch.tensor([1]), topk=2, num_steps=2, page_size=1
-    )
+    locs = assign_draft_cache_locs(table, torch.tensor([2]), torch.tensor([1]), topk=2, num_steps=2, page_size=1)
     assert locs.out_cache_loc.tolist() == [[25, 26], [27, 28]]
 
 

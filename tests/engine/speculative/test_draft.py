@@ -90,9 +90,7 @@ class Rig:
             dtype=torch.float32,
             fill=FillPolicy("nan"),
         )
-        self.slots = (torch.randperm(rows * steps, generator=torch.Generator().manual_seed(0)) + 1).view(
-            rows, steps
-        )
+        self.slots = (torch.randperm(rows * steps, generator=torch.Generator().manual_seed(0)) + 1).view(rows, steps)
         self.seq_lens = torch.arange(self.batch) * 7 + 5
 
     def run(self) -> DraftCandidates:
@@ -122,9 +120,7 @@ class Rig:
             positions=self.seq_lens.repeat_interleave(shape.topk),
             out_cache_loc=self.slots,
         )
-        attentions = [
-            TorchAttention(plan, self.pool, loc) for plan, loc in zip(plans, loop.locs(inputs), strict=True)
-        ]
+        attentions = [TorchAttention(plan, self.pool, loc) for plan, loc in zip(plans, loop.locs(inputs), strict=True)]
         return loop.run(inputs, attentions)
 
 

@@ -59,12 +59,8 @@ def test_unclosed_candidates_still_give_a_tree_that_can_be_walked(data: st.DataO
     shape = data.draw(shapes())
     candidates, _ = data.draw(candidate_trees(shape, batch=1, vocab=VOCAB))
     numbers = st.integers(0, shape.num_candidates - 1)
-    chosen = data.draw(
-        st.lists(numbers, min_size=shape.tree_size - 1, max_size=shape.tree_size - 1, unique=True)
-    )
-    unclosed = DraftCandidates(
-        candidates.parent_list, torch.tensor([sorted(chosen)]), candidates.draft_tokens
-    )
+    chosen = data.draw(st.lists(numbers, min_size=shape.tree_size - 1, max_size=shape.tree_size - 1, unique=True))
+    unclosed = DraftCandidates(candidates.parent_list, torch.tensor([sorted(chosen)]), candidates.draft_tokens)
     tree = shape.builder().build(unclosed, torch.tensor([0]), torch.tensor([10]))
     for node, path in paths_by_links(tree, 0).items():
         if len(path) > shape.num_steps + 1:
@@ -75,9 +71,7 @@ def test_unclosed_candidates_still_give_a_tree_that_can_be_walked(data: st.DataO
 
 def test_chain_has_one_child_each_and_a_causal_mask() -> None:
     shape = Shape(1, 3, 4)
-    candidates = DraftCandidates(
-        torch.tensor([[-1, 0, 1]]), torch.tensor([[0, 1, 2]]), torch.tensor([[5, 6, 7]])
-    )
+    candidates = DraftCandidates(torch.tensor([[-1, 0, 1]]), torch.tensor([[0, 1, 2]]), torch.tensor([[5, 6, 7]]))
     tree = shape.builder().build(candidates, torch.tensor([4]), torch.tensor([9]))
     assert tree.tokens.tolist() == [[4, 5, 6, 7]]
     assert tree.positions.tolist() == [[9, 10, 11, 12]]

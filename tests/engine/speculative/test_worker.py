@@ -115,9 +115,7 @@ def test_kv_of_both_pools_is_the_dense_references_after_every_step(
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_kv_after_hits_and_retractions_is_the_dense_references(lab: Lab, algorithm: str) -> None:
-    engine = build(
-        base(lab, algorithm, **TREE), page_size=4, chunked_prefill_size=40, memory={"num_slots": 216}
-    )
+    engine = build(base(lab, algorithm, **TREE), page_size=4, chunked_prefill_size=40, memory={"num_slots": 216})
     shared = prompts(lab, (64,))[0]
     for n in range(4):
         leaves = 60 - 4 * n  # on a page's end: the last slot before it depends on the token after it (PR 10846)

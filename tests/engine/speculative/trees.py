@@ -71,9 +71,7 @@ def closed_choices(draw: st.DrawFn, shape: Shape, parent_list: list[int]) -> lis
 
 
 @st.composite
-def candidate_trees(
-    draw: st.DrawFn, shape: Shape, batch: int, vocab: int
-) -> tuple[DraftCandidates, list[list[int]]]:
+def candidate_trees(draw: st.DrawFn, shape: Shape, batch: int, vocab: int) -> tuple[DraftCandidates, list[list[int]]]:
     """Candidates of ``batch`` trees, and each tree's node parents (entry 0, the root's, is -1)."""
     lists, choices, tokens, parents = [], [], [], []
     for _ in range(batch):

@@ -202,6 +202,4 @@ def test_acceptances_feed_one_another_on_the_device(gpu: torch.device) -> None:
     acceptance = accept_sampling(tree, case["probs"], case["coins"].cpu(), STEPS)
     assert isinstance(acceptance, Acceptance)
     assert acceptance.predict.is_cuda
-    assert torch.equal(
-        acceptance.predict, accept_sampling(tree, case["probs"], case["coins"], STEPS).predict
-    )
+    assert torch.equal(acceptance.predict, accept_sampling(tree, case["probs"], case["coins"], STEPS).predict)

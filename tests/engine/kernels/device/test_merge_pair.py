@@ -16,9 +16,7 @@ from specdebug.engine.kernels.triton.merge_pair import merge_pair
 
 @pytest.mark.parametrize("dtype", float_types(), ids=str)
 @pytest.mark.parametrize(("batch", "q_len", "dim"), [(0, 3, 8), (2, 3, 8), (1, 5, 6), (3, 1, 64)])
-def test_agrees_with_the_reference(
-    device: torch.device, dtype: torch.dtype, batch: int, q_len: int, dim: int
-) -> None:
+def test_agrees_with_the_reference(device: torch.device, dtype: torch.dtype, batch: int, q_len: int, dim: int) -> None:
     generator = torch.Generator().manual_seed(dim)
     outs = torch.randn(2, batch * q_len, 4, dim, generator=generator).to(dtype)
     logs = torch.randn(2, batch * q_len, 4, generator=generator) * 5

@@ -93,14 +93,34 @@ def nvcc_version() -> str | None:
 
 
 @functools.cache
+def _stated_version(origin: str | None) -> str | None:
+    """Return what the package's ``version.py`` says, None where it has none.
+
+    torch's own file also names the build (``2.11.0+cu130``), which the metadata of a wheel from PyPI leaves out.
+    """
+    if origin is None:
+        return None
+    try:
+        text = Path(origin).with_name("version.py").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^__version__ = ['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+@functools.cache
 def _version_of(distribution: str) -> str:
     """From its metadata, which takes some ten milliseconds to read. Raises PackageNotFoundError."""
     return importlib.metadata.version(distribution)
 
 
 def _version(module: str, distributions: tuple[str, ...]) -> str | None:
-    if importlib.util.find_spec(module) is None:
+    spec = importlib.util.find_spec(module)
+    if spec is None:
         return None
+    stated = _stated_version(spec.origin)
+    if stated is not None:
+        return stated
     for name in distributions:
         try:
             return _version_of(name)

@@ -43,17 +43,21 @@ class PipeSink:
 
     def emit(self, event: str, **fields: Any) -> None:
         """Raises BrokenPipeError when the parent is gone."""
-        message = {"event": event, **fields}
-        try:
-            line = _dumps(message)
-        except ValueError:  # a NaN or an infinity, for which JSON has no word
-            line = _dumps(_finite(message))
-        data = memoryview(line.encode("ascii") + b"\n")
+        data = memoryview(encode({"event": event, **fields}))
         while data:
             data = data[os.write(self._fd, data) :]
 
 
-def _dumps(message: dict[str, Any]) -> str:
+def encode(message: Mapping[str, Any]) -> bytes:
+    """Return one event as the line of JSON that travels; numbers that are not finite become text."""
+    try:
+        line = _dumps(message)
+    except ValueError:  # a NaN or an infinity, for which JSON has no word
+        line = _dumps(_finite(message))
+    return line.encode("ascii") + b"\n"
+
+
+def _dumps(message: Mapping[str, Any]) -> str:
     return json.dumps(message, separators=(",", ":"), default=_plain, allow_nan=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,17 +21,18 @@ from specdebug.harness.replay import ArmRun
 from specdebug.harness.scenario_model import Scenario
 from specdebug.targets.embedded import drop_models, keep_models
 from specdebug.targets.job import WorkerEnd
+from specdebug.targets.wire import encode
 
 
 class LedgerSink:
-    """Folds events as a parent would, after the same trip through plain data."""
+    """Folds events as a parent would, after the same trip through the wire's JSON."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.events: list[dict[str, Any]] = []
 
     def emit(self, event: str, **fields: Any) -> None:
-        self.events.append({"event": event, **fields})
+        self.events.append(json.loads(encode({"event": event, **fields})))
         self.ledger.fold(self.events[-1])
 
 

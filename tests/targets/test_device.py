@@ -22,7 +22,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     properties = SimpleNamespace(name="NVIDIA H200", major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: SimpleNamespace(origin=None))
     return chosen
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -65,6 +66,21 @@ def test_versions_are_of_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> N
     assert versions()["torch"] == torch.__version__
     monkeypatch.setattr(stack.importlib.util, "find_spec", lambda name: None)
     assert set(versions().values()) == {None}
+
+
+def test_a_version_file_names_the_build_and_metadata_stand_in_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wheel of torch from PyPI is ``2.11.0`` to the installer and ``2.11.0+cu130`` to itself."""
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(stack.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(stack, "_version_of", lambda name: "2.11.0")
+    stack._stated_version.cache_clear()
+    assert versions()["torch"] == "2.11.0"
+    (tmp_path / "version.py").write_text("cuda = '13.0'\n__version__ = '2.11.0+cu130'\n")
+    stack._stated_version.cache_clear()
+    assert versions()["torch"] == "2.11.0+cu130"
+    stack._stated_version.cache_clear()
 
 
 def test_the_driver_s_version_is_read_where_linux_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

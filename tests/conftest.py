@@ -3,6 +3,8 @@
 Without a GPU, Triton kernels run in Triton's interpreter, on CPU tensors; Triton decides when it is imported, and some
 test modules import it while they are collected.
 
+``SPECDEBUG_TEST_MARGINS`` has every comparison of floats recorded; see :mod:`tests.margins`.
+
 A shell starts background jobs with SIGINT ignored, and children inherit that: tests of interrupts would wait for ever.
 """
 
@@ -10,11 +12,17 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import torch
+
+from tests import margins
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+if margins.VARIABLE in os.environ:
+    margins.install(Path(os.environ[margins.VARIABLE]))

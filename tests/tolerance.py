@@ -8,6 +8,9 @@ tolerance is derived here from the operation count, so that it does not hang on 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 LAMBDA = 6.0
@@ -34,3 +37,18 @@ def rounding(
         "rtol": SIDES * roundings * torch.finfo(dtype).eps,
         "atol": SIDES * LAMBDA * UNIT * size * added,
     }
+
+
+def layers_rounding(config: Mapping[str, Any], positions: int, times: int | None = None) -> dict[str, float]:
+    """Return the tolerance for hidden states and logits of a decoder of that shape over ``positions`` tokens.
+
+    Args:
+        config: as a checkpoint's ``config.json`` has it.
+        positions: keys that the last token attends.
+        times: how often a decoder layer is gone through, once each layer unless given.
+    """
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    head = config.get("head_dim") or hidden // config["num_attention_heads"]
+    # both norms, the products into and out of attention, scores, values, the products into and out of the MLP
+    layer = (hidden, hidden, hidden, hidden, head, positions, hidden, inner)
+    return rounding(*layer, times=times or config["num_hidden_layers"])

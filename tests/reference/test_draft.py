@@ -16,11 +16,14 @@ from specdebug.reference import (
     draft_logits,
     draft_unroll,
 )
+from tests.tolerance import layers_rounding
 
 CONFIG = ModelConfig(
     hidden_size=32, intermediate_size=48, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=50
 )
+
 DRAFT_VOCAB = 20
+NEAR = layers_rounding(vars(CONFIG), 12, times=4 + 1)  # four steps of a chain and what they begin from
 
 
 def make_head(kind: str, seed: int = 0) -> DraftHead:
@@ -127,7 +130,7 @@ def test_every_chain_of_the_unrolled_head_is_the_sequential_chain(head: DraftHea
     unrolled = draft_unroll(head, ids[1:], hidden[:-1], 4)
     for start in (0, 3, 7):
         for step, expected in enumerate(naive_chain(head, ids, hidden, start, 4)):
-            torch.testing.assert_close(unrolled[step][start + step], expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(unrolled[step][start + step], expected, **NEAR)
 
 
 def test_written_keys_and_values_depend_on_pair_and_position_alone(head: DraftHead) -> None:
@@ -137,8 +140,8 @@ def test_written_keys_and_values_depend_on_pair_and_position_alone(head: DraftHe
     states = hidden @ head.weights["fc.weight"].T if head.is_eagle3 else hidden
     for row, p in enumerate(positions.tolist()):
         expected_k, expected_v = one_step(head, int(ids[p + 1]), states[p], p, [])[1]
-        torch.testing.assert_close(k[:, row], expected_k, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(v[:, row], expected_v, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(k[:, row], expected_k, **NEAR)
+        torch.testing.assert_close(v[:, row], expected_v, **NEAR)
 
 
 def test_batched_unroll_equals_single(head: DraftHead) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from specdebug.reference import DenseCache, greedy_generate, greedy_margin, load_weights, target_forward
+from tests.tolerance import layers_rounding
 
 transformers = pytest.importorskip("transformers")
 
@@ -20,6 +21,7 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32, "rope_theta": 500.0,
 }  # fmt: skip
+NEAR = layers_rounding(SHAPE, 70)
 
 
 @pytest.fixture(params=["tied", "untied", "llama3", "wide_heads"])
@@ -46,13 +48,13 @@ def test_logits_hidden_and_aux_equal_transformers(checkpoint) -> None:
     logits, hidden, aux = target_forward(weights, config, ids)
     with torch.no_grad():
         expected = model(ids, output_hidden_states=True)
-    torch.testing.assert_close(logits, expected.logits, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(hidden, expected.hidden_states[-1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits, expected.logits, **NEAR)
+    torch.testing.assert_close(hidden, expected.hidden_states[-1], **NEAR)
     inputs = torch.cat([expected.hidden_states[i] for i in (2, 4, 5)], dim=-1)
-    torch.testing.assert_close(aux, inputs, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(aux, inputs, **NEAR)
     chosen = target_forward(weights, config, ids, aux_layers=(1, 3, 7))[2]
     expected_aux = torch.cat([expected.hidden_states[i] for i in (1, 3, 7)], dim=-1)
-    torch.testing.assert_close(chosen, expected_aux, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(chosen, expected_aux, **NEAR)
 
 
 def test_cached_passes_equal_one_pass(checkpoint) -> None:
@@ -62,7 +64,7 @@ def test_cached_passes_equal_one_pass(checkpoint) -> None:
     whole, _, _ = target_forward(weights, config, ids)
     cache = DenseCache(config, 40)
     parts = [target_forward(weights, config, part, cache=cache)[0] for part in ids.split([17, 1, 12, 10])]
-    torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.cat(parts), whole, **NEAR)
 
 
 def test_greedy_output_equals_generate_and_has_no_margin(checkpoint) -> None:

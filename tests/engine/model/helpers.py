@@ -13,8 +13,6 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.tolerance import rounding
-
 TINY = {
     "vocab_size": 97,
     "hidden_size": 64,
@@ -30,15 +28,6 @@ TINY = {
     "pad_token_id": None,
     "tie_word_embeddings": False,
 }
-
-
-def layers_rounding(config: dict[str, Any], positions: int) -> dict[str, float]:
-    """Tolerance for hidden states and logits of a model of that shape after ``positions`` tokens."""
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    head = hidden // config["num_attention_heads"]
-    # both norms, the products into and out of attention, scores, values, the products into and out of the MLP
-    layer = (hidden, hidden, hidden, hidden, head, positions, hidden, inner)
-    return rounding(*layer, times=config["num_hidden_layers"])
 
 
 class DenseAttention:

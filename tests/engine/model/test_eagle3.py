@@ -17,6 +17,7 @@ from tests.engine.model.helpers import (
     rms_norm,
     write_head,
 )
+from tests.tolerance import layers_rounding
 
 # config.json of yuhuili/EAGLE3-LLaMA3.1-Instruct-8B and of SpecForge, sizes scaled to the tiny target
 CONFIG = {
@@ -39,6 +40,7 @@ CONFIG = {
 TARGET_IDS = torch.arange(24) * 4 + 1  # which target ids the draft vocabulary keeps
 IDS = torch.randint(0, 97, (40,), generator=torch.Generator().manual_seed(3))
 POSITIONS = torch.arange(40)
+NEAR = layers_rounding(CONFIG, 40, times=3)  # two layers at most, the projections before and after them
 FEATURES = torch.randn(40, 192, generator=torch.Generator().manual_seed(4))
 
 
@@ -84,10 +86,10 @@ def check(draft, tensors, expected, lm_head=None):
     with torch.inference_mode():
         hidden = draft.forward(IDS, POSITIONS, draft.project(FEATURES), DenseAttention())
         logits = draft.logits(hidden)
-    torch.testing.assert_close(hidden.double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(hidden.double(), expected, **NEAR)
     head = tensors["lm_head.weight"] if lm_head is None else lm_head
     normed = rms_norm(expected, tensors["norm.weight"].double())
-    torch.testing.assert_close(logits.double(), normed @ head.double().T, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits.double(), normed @ head.double().T, **NEAR)
 
 
 @pytest.mark.parametrize("pickled", [True, False], ids=["bin", "safetensors"])
@@ -175,7 +177,7 @@ def test_the_hidden_it_returns_is_what_it_takes(tmp_path, target):
         stepped = draft.forward(IDS[30:31], POSITIONS[30:31], prefilled[-1:], attention)
         again = torch.cat((inputs, prefilled[-1:]))
         whole = draft.forward(IDS[:31], POSITIONS[:31], again, DenseAttention())
-    torch.testing.assert_close(stepped[0], whole[30], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(stepped[0], whole[30], **NEAR)
 
 
 @pytest.mark.parametrize(

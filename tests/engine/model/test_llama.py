@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from specdebug.engine.model import load_target
-from tests.engine.model.helpers import TINY, DenseAttention, layers_rounding, make_target
+from tests.engine.model.helpers import TINY, DenseAttention, make_target
+from tests.tolerance import layers_rounding
 
 LLAMA3 = {
     "rope_type": "llama3",

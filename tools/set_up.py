@@ -13,8 +13,13 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # at run time an old Python cannot evaluate the alias
+    from collections.abc import Callable, Sequence
+
+    Run = Callable[[Sequence[str]], int]
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -24,8 +29,6 @@ FOR_CUDA = (
     f"`make clean demo TORCH_INDEX={CPU_INDEX}` takes the one for CPUs, 0.2 GB"
 )
 """Sizes are those of torch 2.13 on x86-64."""
-
-Run = Callable[[Sequence[str]], int]
 
 
 class SetUpError(Exception):
@@ -54,6 +57,9 @@ def main(argv: Sequence[str], run: Run = subprocess.call) -> int:
     except SetUpError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -68,8 +74,9 @@ def check_python(version: tuple[int, int]) -> None:
 
 
 def make_environment(folder: Path, run: Run) -> None:
-    """Make the environment unless it is there. Raises SetUpError."""
-    if (folder / "bin" / "python").exists():
+    """Make the environment unless it is there; pip comes last, so without it the making was cut short. Raises
+    SetUpError."""
+    if (folder / "bin" / "pip").exists():
         return
     version = ".".join(map(str, sys.version_info[:3]))
     command = [sys.executable, "-m", "venv", str(folder)]

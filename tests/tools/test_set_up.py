@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import subprocess
 import sys
@@ -36,9 +37,11 @@ class Commands:
     def __call__(self, command: Sequence[str]) -> int:
         self.run.append(list(command))
         if command[1:3] == ["-m", "venv"]:
-            python = Path(command[3]) / "bin" / "python"
-            python.parent.mkdir(parents=True)
-            python.touch()
+            binaries = Path(command[3]) / "bin"
+            binaries.mkdir(parents=True, exist_ok=True)
+            (binaries / "python").touch()
+            if self.fails != "venv":
+                (binaries / "pip").touch()
         return 7 if self.fails in command else 0
 
 
@@ -101,7 +104,23 @@ def test_the_first_command_that_fails_is_the_last(
     assert ("python3-venv" in said) == (fails == "venv")
 
 
+def test_an_interrupt_ends_it_in_one_line(tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(command: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    assert tool.main([str(tmp_path / "env")], interrupted) == 130
+    assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"
+
+
+def test_an_environment_that_was_cut_short_is_made_again(tool: ModuleType, tmp_path: Path) -> None:
+    assert tool.main([str(tmp_path / "env")], Commands("venv")) == 1
+    commands = Commands()
+    assert tool.main([str(tmp_path / "env")], commands) == 0
+    assert commands.run[0] == [sys.executable, "-m", "venv", str(tmp_path / "env")]
+
+
 def test_a_python_that_is_too_old_is_named(tool: ModuleType) -> None:
+    ast.parse(SCRIPT.read_text(), feature_version=(3, 8))  # raises where an old Python could not even read it
     with pytest.raises(tool.SetUpError, match=rf"needs Python 3\.11 or newer, and {sys.executable} is 3\.9; name"):
         tool.check_python((3, 9))
     tool.check_python((3, 11))

@@ -80,9 +80,8 @@ def make_environment(folder: Path, run: Run) -> None:
         return
     version = ".".join(map(str, sys.version_info[:3]))
     command = [sys.executable, "-m", "venv", str(folder)]
-    phase(
-        f"an environment of Python {version} in {folder}", command, run, " (Debian and Ubuntu need python3-venv for it)"
-    )
+    what = f"an environment of Python {version} in {folder}; all in all about a minute with torch for CPUs"
+    phase(what, command, run, " (Debian and Ubuntu need python3-venv for it)")
 
 
 def install_torch(pip: Sequence[str], index: str | None, run: Run) -> None:

@@ -124,3 +124,13 @@ def test_the_hooks_run_what_make_lint_runs() -> None:
     hooks = [hook["entry"].removeprefix(".venv/bin/") for hook in repository["hooks"]]
     # a hook may write the files that it looks at, CI may not
     assert hooks == [command.removesuffix(" --check") for command in lint]
+
+
+def test_who_reports_a_bug_is_asked_for_a_bundle_the_doctor_and_what_was_expected() -> None:
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text())
+    asked = {part["id"]: part for part in form["body"]}
+    assert set(asked) == {"expected", "bundle", "doctor"}
+    assert all(part["validations"]["required"] for part in asked.values())
+    assert "specdebug bundle SCENARIO" in asked["bundle"]["attributes"]["description"]
+    assert "-o b.specdebug" in asked["bundle"]["attributes"]["description"]
+    assert "specdebug doctor" in asked["doctor"]["attributes"]["label"]

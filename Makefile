@@ -3,17 +3,24 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
+# Where torch comes from, if not from where pip looks by itself: https://download.pytorch.org/whl/cpu has small builds.
+TORCH_INDEX ?=
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+SET_UP := $(PYTHON) tools/set_up.py $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench soak gpu clean
+.PHONY: help demo shell test test-all lint bench soak gpu clean
 
 help:  ## Show this list.
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
 demo: $(VENV)/.ready  ## Set up and replay a scenario: the engine hits a cached prefix, fixed and not.
 	$(BIN)/specdebug replay scenarios/cache_hit.yaml
+	@echo
+	@echo "The command is $(BIN)/specdebug; \`make shell\` or \`source $(BIN)/activate\` puts it on your path."
+
+shell: $(VENV)/.ready  ## Open a shell that finds the command `specdebug`; `exit` leaves it.
+	@. $(BIN)/activate && echo "specdebug is on the path here; exit leaves this shell" && { "$${SHELL:-sh}" || true; }
 
 test: $(VENV)/.ready-test  ## Run the tests that need no GPU and are not slow.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu and not slow" tests
@@ -41,17 +48,14 @@ clean:  ## Remove the environment and every cache.
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
-
-$(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
-	$(PIP) install -e .
+$(VENV)/.ready: pyproject.toml
+	@$(SET_UP)
 	@touch $@
 
 $(VENV)/.ready-test: $(VENV)/.ready
-	$(PIP) install -e '.[test]'
+	@$(SET_UP) test
 	@touch $@
 
 $(VENV)/.ready-lint: $(VENV)/.ready-test
-	$(PIP) install -e '.[test,lint]'
+	@$(SET_UP) test lint
 	@touch $@

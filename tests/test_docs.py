@@ -1,0 +1,141 @@
+"""Documents do not name what is not there: files, links, tests, commands, options, targets of make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from specdebug.cli.main import app
+from specdebug.faults.catalogue import CLASSES
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *DOCS,
+    *(ROOT / kind / "README.md" for kind in ("scenarios", "toggles", "probes")),
+    *sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")),
+]
+FOLDERS = "specdebug|tests|tools|benchmarks|docs|scenarios|toggles|probes|\\.ci|\\.github"
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+PATH = re.compile(rf"`((?:{FOLDERS})/[\w./-]*)(?:::(\w+))?`")
+PLACEHOLDER = re.compile(r"\b(?:PR|NAME|FILE)\b")
+BUILT = {"specdebug/_content/"}
+"""Only in a wheel."""
+
+NAMED_DOCUMENT = re.compile(r"`([\w./-]+\.md)`")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+COMMAND = re.compile(r"(?:^[ \t|>]*(?:\$ )?(?:[A-Z_]+=\S+ )*|`)specdebug ([^`#\n]*)", re.MULTILINE)
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+END_OF_COMMAND = re.compile(r"(?:^| )-- |[;|<>&](?= |$)| \d?>")
+TARGET = re.compile(r"(?:^    (?:\$ )?|`)make ((?:[a-z][a-z-]* ?)+)", re.MULTILINE)
+
+every_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def anchors(text: str) -> set[str]:
+    """The names by which a document's headings can be linked to, as GitHub makes them."""
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in HEADING.findall(text)}
+
+
+@cache
+def commands() -> dict[str, set[str]]:
+    """Every command with the options it takes: of ``toggles list`` and of ``toggles`` alike."""
+    found: dict[str, set[str]] = {}
+
+    def enter(command: Any, name: str) -> None:
+        found[name] = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+        for word, below in getattr(command, "commands", {}).items():
+            enter(below, f"{name} {word}".strip())
+
+    enter(typer.main.get_command(app), "")
+    return found
+
+
+def called(text: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Every call of specdebug in a text: as written, its longest known command, and the options that follow."""
+    for match in COMMAND.finditer(text):
+        ours = END_OF_COMMAND.split(match[1], maxsplit=1)[0]
+        words = re.findall(r"^[a-z]+(?: [a-z]+)?", ours)
+        name = next((n for n in (*words, words[0].partition(" ")[0]) if n in commands()), None) if words else ""
+        yield match[0].strip(), name if name is not None else "?", OPTION.findall(ours)
+
+
+def test_the_index_links_every_document() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    linked = {target.partition("#")[0] for target in LINK.findall(index)}
+    assert {path.name for path in DOCS} - {"README.md"} - linked == set()
+
+
+@every_document
+def test_no_link_is_dead(document: Path) -> None:
+    for target in LINK.findall(document.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        other = document.parent / name if name else document
+        assert other.exists(), target
+        if anchor:
+            assert anchor in anchors(other.read_text()), target
+
+
+@every_document
+def test_files_and_tests_that_are_named_are_there(document: Path) -> None:
+    text = document.read_text()
+    for name, test in PATH.findall(text):
+        if PLACEHOLDER.search(name) or name in BUILT:
+            continue
+        assert (ROOT / name).exists(), name
+        if test:
+            assert re.search(rf"^(?:async )?def {test}\(", (ROOT / name).read_text(), re.MULTILINE), f"{name}::{test}"
+    for name in NAMED_DOCUMENT.findall(text):
+        assert any((folder / name).exists() for folder in (document.parent, ROOT, ROOT / "docs")), name
+
+
+@every_document
+def test_commands_and_options_that_are_shown_are_there(document: Path) -> None:
+    for line, command, options in called(document.read_text()):
+        assert command in commands(), line
+        known = commands()[command]
+        assert not set(options) - known, f"{line}: {command or 'specdebug'} has no {sorted(set(options) - known)}"
+
+
+@every_document
+def test_targets_of_make_that_are_shown_are_there(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    shown = {word for words in TARGET.findall(document.read_text()) for word in words.split()}
+    assert shown - targets == set()
+
+
+def test_the_readme_counts_the_classes_of_damage() -> None:
+    assert f"# {len(CLASSES)} classes of damage" in (ROOT / "README.md").read_text()
+
+
+def test_what_is_looked_for_is_found() -> None:
+    text = (
+        "    $ SOME=1 specdebug toggles check --against x.whl --json | less --raw\n"
+        "`specdebug bisect --over toggles -- ./job --fast`, `specdebug [--debug]`, `specdebug nothing --at all`\n"
+    )
+    assert [call[1:] for call in called(text)] == [
+        ("toggles check", ["--against", "--json"]),
+        ("bisect", ["--over"]),
+        ("", ["--debug"]),
+        ("?", ["--at"]),
+    ]
+    assert {"--against", "--json"} <= commands()["toggles check"]
+    assert "--fast" not in commands()["bisect"]
+    assert LINK.findall("[a](b.md#c) ![d](e.png)") == ["b.md#c", "e.png"]
+    assert anchors("# One\n## What `this` is, then\n") == {"one", "what-this-is-then"}
+    assert PATH.findall("`tests/test_docs.py::test_x`, `docs/`, `tests/*.py`") == [
+        ("tests/test_docs.py", "test_x"),
+        ("docs/", ""),
+    ]
+    assert TARGET.findall("    make demo\n`make clean demo X=1`, make sure\n") == ["demo", "clean demo "]

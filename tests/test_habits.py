@@ -1,0 +1,136 @@
+"""What a contributor runs: the Makefile's list of targets, CI's script, and the hooks before a commit."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+
+
+def make(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run make in the checkout, as if from a shell rather than from another make."""
+    outside = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    return subprocess.run(
+        ["make", "--no-print-directory", *arguments],
+        cwd=ROOT,
+        env=outside | variables,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@needs_make
+def test_help_lists_every_target() -> None:
+    phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
+    assert phony is not None
+    listed = re.findall(r"^  make (\S+)  +\S", make("help").stdout, re.MULTILINE)
+    assert listed == phony[1].split()
+    assert "test-all" in listed
+
+
+@needs_make
+def test_torch_can_come_from_an_index_of_its_own(tmp_path: Path) -> None:
+    planned = make("-n", "demo", f"VENV={tmp_path / 'env'}", "TORCH_INDEX=https://example.org/cpu").stdout
+    assert f"tools/set_up.py {tmp_path / 'env'} --torch-index https://example.org/cpu\n" in planned
+    assert "--torch-index" not in make("-n", "demo", f"VENV={tmp_path / 'env'}").stdout
+
+
+@needs_make
+def test_make_shell_opens_a_shell_that_finds_the_command(tmp_path: Path) -> None:
+    """In an environment that is a folder with the command and an `activate`, the user's shell reads its input."""
+    binaries = tmp_path / "env" / "bin"
+    binaries.mkdir(parents=True)
+    (tmp_path / "env" / ".ready").touch()
+    (binaries / "activate").write_text(f'PATH="{binaries}:$PATH"\nexport PATH\n')
+    executable(binaries / "specdebug", "#!/bin/sh\necho the command was found\n")
+    ended = make("shell", f"VENV={tmp_path / 'env'}", stdin="specdebug\nexit 3\n", SHELL="/bin/sh")
+    assert ended.returncode == 0, "how a shell ends is no failure of make"
+    assert ended.stdout.splitlines()[1:] == ["the command was found"]
+
+
+def executable(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def run_ci(tmp_path: Path, failing: str) -> subprocess.CompletedProcess[str]:
+    """Run CI's script with a make that prints many lines and fails at one target."""
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    executable(
+        binaries / "make",
+        "#!/bin/sh\n"
+        'for n in 1 2 3 4 5 6 7 8 9; do echo "$* line $n"; done\n'
+        f'if [ "$1" = {failing} ]; then echo "1 failed, 8 passed"; exit 2; fi\n'
+        'echo "9 passed"\n',
+    )
+    path = f"{binaries}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [ROOT / ".ci" / "run"], env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=60
+    )
+
+
+def ci_targets() -> list[str]:
+    return re.findall(r"^step \S+ make (\S+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+
+
+@needs_bash
+def test_ci_runs_lint_and_tests_and_repeats_their_closing_lines(tmp_path: Path) -> None:
+    assert ci_targets()[:2] == ["lint", "test"]
+    ended = run_ci(tmp_path, failing="nothing")
+    assert ended.returncode == 0, ended.stderr
+    summary = ended.stdout.partition("== what CI ran\n")[2]
+    assert summary.count("9 passed\n") == len(ci_targets())
+    assert summary.count("line 9\n") == len(ci_targets())
+    assert "line 1\n" not in summary
+    assert "failed" not in summary
+
+
+@needs_bash
+@pytest.mark.parametrize("failing", ci_targets())
+def test_ci_fails_when_one_step_does_and_runs_the_others(tmp_path: Path, failing: str) -> None:
+    ended = run_ci(tmp_path, failing)
+    assert ended.returncode == 1
+    summary = ended.stdout.partition("== what CI ran\n")[2]
+    assert re.findall(r"^-- \S+: exit status (\d+), \d+ s$", summary, re.MULTILINE) == [
+        "2" if target == failing else "0" for target in ci_targets()
+    ]
+    assert "1 failed, 8 passed\n" in summary
+    assert re.search(r"^failed: \S+$", summary, re.MULTILINE)
+
+
+def test_the_hooks_run_what_make_lint_runs() -> None:
+    """And from the project's own environment, so that no network is needed and versions are the pinned ones."""
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
+    assert recipe is not None
+    lint = [line.strip().removeprefix("$(BIN)/").removesuffix(" .") for line in recipe[1].splitlines()]
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert repository["repo"] == "local"
+    assert all(hook["language"] == "system" for hook in repository["hooks"])
+    hooks = [hook["entry"].removeprefix(".venv/bin/") for hook in repository["hooks"]]
+    # a hook may write the files that it looks at, CI may not
+    assert hooks == [command.removesuffix(" --check") for command in lint]
+
+
+def test_who_reports_a_bug_is_asked_for_a_bundle_the_doctor_and_what_was_expected() -> None:
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text())
+    asked = {part["id"]: part for part in form["body"]}
+    assert set(asked) == {"expected", "bundle", "doctor"}
+    assert all(part["validations"]["required"] for part in asked.values())
+    assert "specdebug bundle SCENARIO" in asked["bundle"]["attributes"]["description"]
+    assert "-o b.specdebug" in asked["bundle"]["attributes"]["description"]
+    assert "specdebug doctor" in asked["doctor"]["attributes"]["label"]

@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 SET_UP := $(PYTHON) tools/set_up.py $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo shell test test-all lint bench soak gpu clean
+.PHONY: help demo shell test test-all test-portable lint bench soak gpu clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -27,6 +27,9 @@ test: $(VENV)/.ready-test  ## Run the tests that need no GPU and are not slow.
 
 test-all: $(VENV)/.ready-test  ## Run the slow ones, too.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu" tests
+
+test-portable: $(VENV)/.ready-test  ## Run what is numerical under other processors' arithmetic; SHORT=1, SETTINGS=24.
+	$(BIN)/python tools/portable.py --jobs $(JOBS) $(if $(SHORT),--short) $(if $(SETTINGS),--settings $(SETTINGS))
 
 lint: $(VENV)/.ready-lint  ## Check style and types.
 	$(BIN)/ruff check .

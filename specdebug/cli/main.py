@@ -85,7 +85,7 @@ def run(argv: Sequence[str]) -> int:
         code = app(args=list(argv) or ["--help"], prog_name="specdebug", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except SpecDebugError as error:
-        return _failed(str(error), error.exit_code if error.exit_code in (1, 2) else 2, error)
+        return _failed(str(error), error.exit_code, error)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except _USAGE as error:

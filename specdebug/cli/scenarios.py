@@ -48,25 +48,27 @@ def validate(
 ) -> int:
     """Check scenario files without running them; exit code 2 when one is wrong.
 
-    The JSON document is a list of what is wrong: file, line and column (0 where unknown) and message of each.
+    The JSON document is a list of the files: each with file, ok, arms and problems, of which each has file, line and
+    column (0 where unknown) and message.
     """
     library = open_library(content)
-    problems: list[dict[str, object]] = []
+    checked: list[dict[str, object]] = []
     for file in files:
         try:
             scenario = library.scenario(file)
         except SpecDebugError as error:
-            problems += _problems(file, error)
+            checked.append({"file": file, "ok": False, "arms": [], "problems": _problems(file, error)})
             if not as_json:
                 print(f"error: {error}", file=sys.stderr)
         else:
+            checked.append({"file": str(scenario.path), "ok": True, "arms": list(scenario.arms), "problems": []})
             if not as_json:
                 write(f"{scenario.path}: ok, {len(scenario.arms)} arms")
     if as_json:
         from specdebug.report.document import to_json
 
-        write(to_json(problems))
-    return 2 if problems else 0
+        write(to_json(checked))
+    return 0 if all(each["ok"] for each in checked) else 2
 
 
 def _problems(file: str, error: SpecDebugError) -> list[dict[str, object]]:

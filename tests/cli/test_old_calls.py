@@ -100,17 +100,22 @@ def test_the_document_goes_to_stdout_to_a_file_or_to_both(
         assert json.loads(text)["trials"] == 2
 
 
-def test_validate_lists_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["scenarios", "validate", "cache_hit", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
+def test_validate_lists_what_is_wrong_with_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = Path(MINI).read_text()
     (tmp_path / "bad.yaml").write_text(text.replace("model: tiny", "modle: tiny"))
     line = text.splitlines().index("  model: tiny") + 1
-    assert run(["scenarios", "validate", "bad.yaml", "gone.yaml", "--json"]) == 2
+    assert run(["scenarios", "validate", MINI, "bad.yaml", "gone.yaml", "--json"]) == 2
     out, err = capsys.readouterr()
-    problems = json.loads(out)
+    good, bad, gone = json.loads(out)
     assert err == ""
-    assert [set(each) for each in problems] == [{"file", "line", "column", "message"}] * len(problems)
-    assert {each["file"] for each in problems} == {"bad.yaml", "gone.yaml"}
-    assert (problems[0]["file"], problems[0]["line"]) == ("bad.yaml", line)
-    assert "no such file" in problems[-1]["message"]
+    assert good == {"file": MINI, "ok": True, "arms": ["fixed", "plain", "positions", "unreached"], "problems": []}
+    assert [(each["file"], each["ok"], each["arms"]) for each in (bad, gone)] == [
+        ("bad.yaml", False, []),
+        ("gone.yaml", False, []),
+    ]
+    (wrong,) = bad["problems"]
+    assert set(wrong) == {"file", "line", "column", "message"}
+    assert (wrong["file"], wrong["line"]) == ("bad.yaml", line)
+    assert "did you mean 'model'" in wrong["message"]
+    assert "no such file" in gone["problems"][0]["message"]
+    assert run(["scenarios", "validate", MINI, "--json"]) == 0

@@ -21,10 +21,10 @@ def defaults_of(command: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config(as_json: Json = False, debug: Debug = False) -> int:
-    """Say which options a configuration file sets here, and where: [tool.specdebug] of the nearest pyproject.toml, or
-    the nearest .specdebug.toml.
+    """Say which options a configuration file sets here, and in which line of it.
 
-    What the command line names goes over it. Folders of SPECDEBUG_PATH are searched beside those of content.
+    It is the nearest .specdebug.toml, or pyproject.toml with a table tool.specdebug. What the command line names goes
+    over it. Folders of SPECDEBUG_PATH are searched beside those of content.
     """
     found = configuration.load()
     settings = {name.replace("_", "-"): each for name, each in sorted(found.settings.items())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -59,7 +60,8 @@ class FilesOfSeveral:
 
         pages = []
         if self.pages is not None and recording is not None:
-            self.pages.mkdir(exist_ok=True)
+            with contextlib.suppress(OSError):  # writing the pages will say so
+                self.pages.mkdir(exist_ok=True)
             labels = labels_of([replay.scenario for replay in answer.replays])
             for label, replay in zip(labels, answer.replays, strict=True):
                 path = self.pages / f"{label.strip(os.sep).replace(os.sep, '-')}.html"
@@ -133,6 +135,7 @@ def run_plans(
 
 
 def _report(answer: Replays, recording: Recording | None, wanted: Wanted, *, as_json: bool) -> None:
+    """The report on stdout, then the files, also where stdout is gone."""
     from specdebug.report.document import replay_document, to_json
     from specdebug.report.replays import render_replays, replays_document
     from specdebug.report.terminal import render_replay
@@ -140,9 +143,13 @@ def _report(answer: Replays, recording: Recording | None, wanted: Wanted, *, as_
     if isinstance(wanted, ReplayFiles):
         (alone,) = answer.replays
         text = to_json(replay_document(alone))
-        write(text) if as_json else show(render_replay(alone))
-        wanted.write(alone, recording, lambda: text + "\n")
+        try:
+            write(text) if as_json else show(render_replay(alone))
+        finally:
+            wanted.write(alone, recording, lambda: text + "\n")
     else:
         text = to_json(replays_document(answer))
-        write(text) if as_json else show(render_replays(answer))
-        wanted.write(answer, recording, text)
+        try:
+            write(text) if as_json else show(render_replays(answer))
+        finally:
+            wanted.write(answer, recording, text)

@@ -41,8 +41,10 @@ def content_roots(extra: Sequence[str | Path] = ()) -> list[Path]:
     Raises:
         ContentError: a folder the user named does not exist or holds no content folder.
     """
-    named = [(Path(root), "--content") for root in extra]
-    named += [(Path(root), PATH_VARIABLE) for root in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if root]
+    named = [(Path(root), "") for root in extra]
+    named += [
+        (Path(root), f" of {PATH_VARIABLE}") for root in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if root
+    ]
     roots = [shipped_root()]
     for root, origin in named:
         try:
@@ -51,9 +53,9 @@ def content_roots(extra: Sequence[str | Path] = ()) -> list[Path]:
         except (OSError, ValueError, RuntimeError):
             exists = filled = False
         if not exists:
-            raise ContentError(f"the content folder of {origin} does not exist", Where(one_line(str(root))))
+            raise ContentError(f"the content folder{origin} does not exist", Where(one_line(str(root))))
         if not filled:
-            message = f"the content folder of {origin} holds none of {', '.join(f'{kind}/' for kind in KINDS)}"
+            message = f"the content folder{origin} holds none of {', '.join(f'{kind}/' for kind in KINDS)}"
             raise ContentError(message, Where(str(root)))
         if resolved not in roots:
             roots.append(resolved)
@@ -70,9 +72,9 @@ def content_files(kind: Kind, extra: Sequence[str | Path] = ()) -> dict[str, Pat
     for root in content_roots(extra):
         folder = root / kind
         for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if file.suffix not in _ENDINGS or file.name.startswith(".") or not file.is_file():
+            if not _counts(file):
                 continue
-            twin = next((path for name, path in found.items() if _same(name, file.stem)), None)
+            twin = next((path for name, path in found.items() if same_name(name, file.stem)), None)
             if twin is not None:
                 raise ContentError(f"has the same name as {twin}; rename one of them", Where(str(file)))
             found[file.stem] = file
@@ -92,11 +94,24 @@ def find(kind: Kind, name_or_path: str | Path, extra: Sequence[str | Path] = ())
     files = content_files(kind, extra)
     if not is_path:
         for name, path in files.items():
-            if _same(name, text):
+            if same_name(name, text):
                 return path
     what = "no such file" if is_path else f"no {kind.removesuffix('s')} of this name"
     raise ContentError(f"{what}{did_you_mean(Path(text).stem, files)}", Where(one_line(text) or "''"))
 
 
-def _same(name: str, other: str) -> bool:
+def scenario_files(folder: str | Path) -> list[Path]:
+    """The YAML files directly inside a folder of scenarios, by name. Raises ContentError when there is none."""
+    found = [file for file in sorted(Path(folder).iterdir()) if _counts(file)]
+    if not found:
+        raise ContentError("holds no scenario (*.yaml); name a folder of scenarios, or files", Where(str(folder)))
+    return found
+
+
+def _counts(file: Path) -> bool:
+    return file.suffix in _ENDINGS and not file.name.startswith(".") and file.is_file()
+
+
+def same_name(name: str, other: str) -> bool:
+    """Whether two names mean the same file: ``-`` and ``_`` are one."""
     return name.replace("-", "_") == other.replace("-", "_")

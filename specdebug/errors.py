@@ -24,6 +24,12 @@ class CheckpointError(SpecDebugError):
     """A checkpoint is missing, truncated, or of an architecture the loader does not read."""
 
 
+class CannotRunHere(SpecDebugError):
+    """This machine lacks what was asked for, such as a GPU: nothing is wrong with the input, and nothing is decided."""
+
+    exit_code = 125
+
+
 @dataclass(frozen=True)
 class Where:
     """A place in a text file; line and column count from 1, 0 means unknown."""

@@ -6,8 +6,12 @@ imports nothing of specdebug, and torch only ever in workers.
 
     pytest scenarios/cache_hit.yaml                    every arm; each must do what the file expects of it
     pytest scenarios/cache_hit.yaml::recompute         one arm
-    pytest x.yaml::arm --revert 27360                  with fixes reverted; then it must simply pass
+    pytest x.yaml::arm --specdebug-revert 27360        with fixes reverted; then it must simply pass
     pytest x.yaml --specdebug-seeds 5                  five seeds an arm: x.yaml::arm[1234]
+    pytest mine/scenarios/x.yaml --specdebug-content mine   with the toggles and probes of that folder
+
+``--revert`` is the old name of ``--specdebug-revert``. Content folders come from ``--specdebug-content``, else from the
+ini option ``specdebug_content``, else from specdebug's configuration file, and beside them from ``SPECDEBUG_PATH``.
 
 ``--specdebug-exit`` makes pytest's exit code fit to be judged by ``specdebug bisect``, ``specdebug flake`` and
 ``git bisect run``: 1 only when a test failed, 125 when nothing could be tested.
@@ -46,7 +50,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options."""
     group = parser.getgroup("specdebug", "specdebug scenarios")
     group.addoption(
-        "--revert", action="append", default=[], metavar="PR[,PR]", help="revert these fixes in every scenario test"
+        "--specdebug-revert",
+        "--revert",
+        dest="specdebug_revert",
+        action="append",
+        default=[],
+        metavar="PR[,PR]",
+        help="revert these fixes in every scenario test",
+    )
+    group.addoption(
+        "--specdebug-content",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a folder with your own scenarios/, toggles/ and probes/ (toggles are code)",
     )
     group.addoption(
         "--specdebug-seeds", type=int, default=1, metavar="N", help="run every scenario test with N seeds (1)"
@@ -57,17 +74,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="exit code 125 instead of 1 to 5 unless a test failed, as bisecting needs it",
     )
     parser.addini("specdebug_scenarios", "globs of scenario files to collect, from the root folder", "args", [])
+    parser.addini("specdebug_content", "folders with your own scenarios/, toggles/ and probes/", "paths", [])
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options. Raises pytest.UsageError."""
     if config.getoption("specdebug_seeds") < 1:
         raise pytest.UsageError("--specdebug-seeds must be at least 1")
-    if config.getoption("revert"):
+    if config.getoption("specdebug_revert") or config.getoption("specdebug_content"):
         from specdebug.errors import SpecDebugError
 
         try:
-            _bench(config).check_reverts()
+            _bench(config).check()
         except SpecDebugError as error:
             raise pytest.UsageError(str(error)) from None
 
@@ -204,6 +222,7 @@ class ArmItem(pytest.Item):
         own = self._scenario.arms[self._arm].revert
         if asked := [str(number) for number in result.run.reverts if number not in own]:
             where += ["--revert", ",".join(asked)]
+        where += [word for folder in _bench(self.config).folders for word in ("--content", str(folder))]
         what = shlex.join(where)
         again = f"replay: specdebug replay {what} --seed {self._seed}", f"how often: specdebug flake {what}"
         return "\n".join([f"{got}, expected {' '.join(wanted)}", *lines, *again])
@@ -213,22 +232,34 @@ class Bench:
     """What scenario tests of a session share: content, and a pool that starts with the first of them."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._reverts = ",".join(config.getoption("revert"))
+        self._config = config
+        self._reverts = ",".join(config.getoption("specdebug_revert"))
         self._seeds: int = config.getoption("specdebug_seeds")
         self._for_bisect: bool = config.getoption("specdebug_exit")
         self._pool: WorkerPool | None = None
 
     @cached_property
     def library(self) -> Library:
-        """Shipped content, and what ``SPECDEBUG_PATH`` names."""
+        """Shipped content, the session's folders, and what ``SPECDEBUG_PATH`` names. Raises ConfigurationError."""
         from specdebug.harness.library import Library
 
-        return Library()
+        return Library(self.folders, "--specdebug-content")
 
-    def check_reverts(self) -> None:
-        """Raises SpecDebugError when there is no such fix."""
+    @cached_property
+    def folders(self) -> list[Path]:
+        """The session's content folders. Raises ConfigurationError."""
+        from specdebug import configuration
+
+        start = self._config.invocation_params.dir
+        named = [start / name for name in self._config.getoption("specdebug_content")]
+        return named or list(self._config.getini("specdebug_content")) or configuration.load(start).content
+
+    def check(self) -> None:
+        """Raises SpecDebugError when there is no such fix, or no such content folder."""
+        from specdebug.content import content_roots
         from specdebug.toggles import parse_numbers
 
+        content_roots(self.folders)
         self.library.toggles(parse_numbers(self._reverts))
 
     def seeds(self, scenario: Scenario) -> list[int]:

@@ -79,7 +79,7 @@ def test_the_users_folders(tmp_path, shipped, monkeypatch):
 
 def test_missing_and_empty_folders_are_refused(tmp_path, monkeypatch):
     missing = tmp_path / "missing"
-    assert refusal(content_roots, [missing]) == f"{missing}: the content folder of --content does not exist"
+    assert refusal(content_roots, [missing]) == f"{missing}: the content folder does not exist"
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv(PATH_VARIABLE, str(tmp_path / "empty"))
     text = refusal(content_roots)

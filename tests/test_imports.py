@@ -14,7 +14,7 @@ ROOT = Path(specdebug.__file__).resolve().parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("schema", "yamlio"),
+    ("configuration", "schema", "yamlio"),
     ("async_probe", "assets", "bisect", "content", "corpus", "minimise", "patching", "reference", "stats"),
     ("toggles",),
     ("drift", "engine"),

@@ -145,6 +145,47 @@ def test_reverts_ask_for_the_plain_verdict(
     assert ran(pytester)[-1] == "fixed 0 [27360]"
 
 
+def test_the_option_has_a_name_of_its_own_and_the_old_one(pytester: pytest.Pytester, mini: Path) -> None:
+    node = "scenarios/mini.yaml::fixed"
+    session(pytester, node, "--specdebug-revert", "27360", "--revert", "26972").assert_outcomes(passed=1)
+    assert ran(pytester)[-1] == "fixed 0 [27360, 26972]"
+
+
+def own_content(pytester: pytest.Pytester) -> Path:
+    """A scenario in a content folder of its own, one arm of which reverts a fix of that folder."""
+    folder = pytester.path / "mine"
+    for kind in ("scenarios", "toggles"):
+        (folder / kind).mkdir(parents=True)
+    toggle = (ROOT / "toggles" / "25015.yaml").read_text().replace("25015", "99901")
+    (folder / "toggles" / "99901.yaml").write_text(toggle)
+    (folder / "scenarios" / "own.yaml").write_text(MINI.read_text().replace("revert: [25015]", "revert: [99901]"))
+    return folder
+
+
+def test_content_beside_a_scenario_is_named_and_used_when_asked_for(pytester: pytest.Pytester, mini: Path) -> None:
+    folder, file = own_content(pytester), "mine/scenarios/own.yaml"
+    refused = session(pytester, file)
+    refused.assert_outcomes(errors=1)
+    refused.stdout.fnmatch_lines([f"*no toggle for PR 99901*toggles/ in {folder}*--specdebug-content {folder}*"])
+    session(pytester, file, "--specdebug-content", "mine").assert_outcomes(passed=4)
+    tell(pytester, positions=outcome("pass"))
+    failed = session(pytester, f"{file}::positions", "--specdebug-content", "mine")
+    failed.stdout.fnmatch_lines([f"replay: specdebug replay {file} --arm positions --content {folder} --seed 0"])
+
+
+@pytest.mark.parametrize("how", ["ini", "file"])
+def test_content_from_the_ini_option_or_the_configuration_file(
+    how: str, pytester: pytest.Pytester, mini: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_content(pytester)
+    monkeypatch.delenv("SPECDEBUG_CONFIG", raising=False)
+    if how == "ini":
+        pytester.makeini("[pytest]\nspecdebug_content = mine")
+    else:
+        (pytester.path / ".specdebug.toml").write_text('content = ["mine"]\n')
+    session(pytester, "mine/scenarios/own.yaml").assert_outcomes(passed=4)
+
+
 def test_seeds(pytester: pytest.Pytester, mini: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = "scenarios/mini.yaml::fixed"
     session(pytester, node, "--specdebug-seeds", "3").assert_outcomes(passed=3)
@@ -176,6 +217,7 @@ def test_what_came_to_no_verdict(pytester: pytest.Pytester, mini: Path) -> None:
         (["scenarios/mini.yaml", "--revert", "1"], "no toggle reverts 1"),
         (["scenarios/mini.yaml", "--revert", "x"], "'x' is not a pull request's number"),
         (["scenarios/mini.yaml::nothing"], "not found: *mini.yaml::nothing"),
+        (["scenarios/mini.yaml", "--specdebug-content", "gone"], "gone: the content folder does not exist"),
     ],
 )
 def test_usage_errors(pytester: pytest.Pytester, mini: Path, argv: list[str], words: str) -> None:

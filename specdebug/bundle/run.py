@@ -143,7 +143,7 @@ class _Listener:
 
     def event(self, job: Job, event: dict[str, Any]) -> None:
         self._ledger.fold(event)
-        if self._ledger.usage_error is not None:
+        if self._ledger.usage_error is not None and not self._ledger.unavailable:
             raise self._run.at_fault(self._ledger.usage_error, self._ledger.usage_option)
         if event["event"] == "step":
             facts = [event[key] for key in TRACED]

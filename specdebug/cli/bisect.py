@@ -13,10 +13,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdebug.cli import complete
 from specdebug.cli.bisect_plan import Over, Plan, over_commits, over_faults, over_scenario, over_toggles_of_command
-from specdebug.cli.options import Content, Debug, Html, command_line
+from specdebug.cli.options import (
+    Content,
+    Debug,
+    Html,
+    InDtype,
+    Json,
+    JsonFile,
+    OnDevice,
+    WithBackend,
+    WithPageSize,
+    command_line,
+    engine_of_scenario,
+)
 from specdebug.cli.output import write
-from specdebug.cli.results import check_files, json_file, tell_github, write_files
+from specdebug.cli.results import check_files, tell_github, write_files
 from specdebug.cli.trials import command_of, confidence_of, own_folder, terminable
 from specdebug.errors import SpecDebugError
 
@@ -39,7 +52,12 @@ class Executor(StrEnum):
 def bisect(
     ctx: typer.Context,
     scenario: Annotated[
-        str | None, typer.Argument(metavar="SCENARIO", help="A scenario; or end with -- CMD ... to run a command.")
+        str | None,
+        typer.Argument(
+            metavar="SCENARIO",
+            help="A scenario; or end with -- CMD ... to run a command.",
+            autocompletion=complete.scenarios,
+        ),
     ] = None,
     over: Annotated[Over, typer.Option("--over", help="What may be the cause.")] = Over.TOGGLES,
     confidence: Annotated[
@@ -65,7 +83,11 @@ def bisect(
     ] = None,
     arm: Annotated[
         str | None,
-        typer.Option("--arm", help="Of the scenario; the first that reverts nothing, over faults that declares some."),
+        typer.Option(
+            "--arm",
+            help="Of the scenario; the first that reverts nothing, over faults that declares some.",
+            autocompletion=complete.arms,
+        ),
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -77,6 +99,7 @@ def bisect(
             "--fault",
             metavar="NAME[:key=value,...]",
             help="Over faults: one to suspect beside those that the arm declares (repeatable).",
+            autocompletion=complete.faults,
         ),
     ] = None,
     good: Annotated[
@@ -95,6 +118,7 @@ def bisect(
             "--signature",
             metavar="GLOB",
             help="Follow these failures; else what the scenario expects, or the most frequent.",
+            autocompletion=complete.signatures,
         ),
     ] = None,
     journal: Annotated[
@@ -104,10 +128,13 @@ def bisect(
         ),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the journal is kept under another name.")] = False,
-    as_json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE|-", help="One JSON document, to a file or to stdout.")
-    ] = None,
+    as_json: Json = False,
+    json_file: JsonFile = None,
     html: Html = None,
+    device: OnDevice = None,
+    dtype: InDtype = None,
+    backend: WithBackend = None,
+    page_size: WithPageSize = None,
     content: Content = None,
     debug: Debug = False,
 ) -> int:
@@ -126,7 +153,7 @@ def bisect(
     level = confidence_of(confidence)
     if timeout is not None and not timeout > 0:
         raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
-    check_files(json_file(as_json), html)
+    check_files(json_file, html)
     command = _command(ctx, scenario)
     unwanted: dict[str, object] = {}
     if over is not Over.COMMITS:
@@ -144,12 +171,13 @@ def bisect(
         raise SpecDebugError("--ray-address is of no use without --executor ray")
     if over is Over.COMMITS and executor is Executor.RAY:
         raise SpecDebugError("--over commits runs where its worktrees are, on this machine; leave out --executor ray")
+    engine = engine_of_scenario(ctx, scenario, device, dtype, backend, page_size)
     if over is Over.COMMITS:
         plan = over_commits(command, scenario, repo, good, bad, build, level, jobs=jobs or 1, timeout=timeout)
     elif scenario is not None and over is Over.FAULTS:
-        plan = over_faults(scenario, content, arm, fault, level, seed, jobs=jobs, timeout=timeout)
+        plan = over_faults(scenario, content, engine, arm, fault, level, seed, jobs=jobs, timeout=timeout)
     elif scenario is not None:
-        plan = over_scenario(scenario, content, arm, option, over, level, seed, jobs=jobs, timeout=timeout)
+        plan = over_scenario(scenario, content, engine, arm, option, over, level, seed, jobs=jobs, timeout=timeout)
     elif over is Over.FAULTS:
         raise SpecDebugError("--over faults needs a scenario: nothing can be injected into a command")
     elif over is Over.CONFIG:
@@ -179,7 +207,7 @@ def bisect(
             with _watcher(subject) as watcher:
                 findings = search.run(watcher)
             _publish(findings, subject, kept, as_json)
-            _pass_on(findings, subject, kept, plan, signature, json_file(as_json), html)
+            _pass_on(findings, subject, kept, plan, signature, json_file, html)
     if findings.trouble is not None:
         raise findings.trouble
     return _exit_code(findings)
@@ -195,11 +223,11 @@ def _command(ctx: typer.Context, scenario: str | None) -> tuple[str, ...]:
     return command
 
 
-def _publish(findings: Findings, subject: Subject, journal: Journal, as_json: str | None) -> None:
+def _publish(findings: Findings, subject: Subject, journal: Journal, as_json: bool) -> None:
     """Report on stdout; a JSON document there takes its place."""
     from specdebug.report.bisect import findings_text
 
-    if as_json == "-":
+    if as_json:
         write(_document(findings, subject, journal))
     else:
         write(findings_text(findings, subject, journal.evidence))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specdebug.cli.options import engine_words
 from specdebug.cli.replay import open_library
 from specdebug.errors import SpecDebugError
 
@@ -106,6 +107,7 @@ def over_toggles_of_command(
 def over_scenario(
     file: str,
     content: Sequence[Path] | None,
+    engine: Mapping[str, str | int],
     arm: str | None,
     options: Sequence[str] | None,
     over: Over,
@@ -125,14 +127,19 @@ def over_scenario(
     if over is Over.CONFIG and not options:
         raise SpecDebugError("--over config needs --option KEY=VALUE, once for each engine option to suspect")
     library = open_library(content)
-    scenario = library.scenario(file)
+    scenario = replace(library.scenario(file), overrides=dict(engine))
+    for text in options or ():
+        if text.partition("=")[0] in engine:
+            raise SpecDebugError(
+                f"--option {text} is suspected, but {shlex.join(engine_words(engine))} sets it for all"
+            )
     source = ScenarioSource(
         library, scenario, arm=arm, options=options or (), jobs=jobs or cpu_count(), timeout_s=timeout
     )
     names = [candidate.id for candidate in source.candidates]
     if not names:
         raise SpecDebugError(f"arm '{source.arm}' reverts every fix there is; nothing is left to suspect")
-    where = [word for folder in content or () for word in ("--content", str(folder))]
+    where = [*engine_words(engine), *(word for folder in content or () for word in ("--content", str(folder)))]
 
     def reproduce(switched: frozenset[str], its_seed: int) -> str:
         words = ["specdebug", "replay", file, "--arm", source.arm, "--seed", str(its_seed)]
@@ -163,6 +170,7 @@ def over_scenario(
 def over_faults(
     file: str,
     content: Sequence[Path] | None,
+    engine: Mapping[str, str | int],
     arm: str | None,
     faults: Sequence[str] | None,
     confidence: float,
@@ -180,7 +188,7 @@ def over_faults(
     from specdebug.trials.scenario import expected_signature
 
     library = open_library(content)
-    scenario = library.scenario(file)
+    scenario = replace(library.scenario(file), overrides=dict(engine))
     added = tuple(parse_fault(text) for text in faults or ())
     source = FaultSource(library, scenario, faults=added, arm=arm, jobs=jobs or cpu_count(), timeout_s=timeout)
     names = [candidate.id for candidate in source.candidates]
@@ -190,6 +198,7 @@ def over_faults(
     def reproduce(switched: frozenset[str], its_seed: int) -> str:
         words = ["specdebug", "replay", file, "--arm", source.arm, "--seed", str(its_seed)]
         words += [word for name in names if name in switched - source.declared for word in ("--fault", name)]
+        words += engine_words(engine)
         words += [word for folder in content or () for word in ("--content", str(folder))]
         unwanted = [name for name in names if name in source.declared - switched]
         first = f"take {' and '.join(unwanted)} out of the faults of arm '{source.arm}', then " if unwanted else ""

@@ -8,29 +8,47 @@ from typing import Annotated
 
 import typer
 
-from specdebug.cli.options import Content, Debug, File, InDtype, OnDevice, Seed, Timeout, WithBackend, engine_overrides
-from specdebug.cli.output import show, write
+from specdebug.cli import complete
+from specdebug.cli.options import (
+    Content,
+    Debug,
+    Faults,
+    File,
+    InDtype,
+    Json,
+    JsonFile,
+    OnDevice,
+    Reverts,
+    Seed,
+    Timeout,
+    WithBackend,
+    WithPageSize,
+    engine_overrides,
+    positive,
+)
+from specdebug.cli.output import show, write, write_file
 from specdebug.cli.replay import open_library, progress, workers
-from specdebug.errors import SpecDebugError
+from specdebug.cli.results import check_files
+from specdebug.errors import CannotRunHere
 
 
 def bundle(
     file: File,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.specdebug", help="Where to write it.")],
-    arm: Annotated[str | None, typer.Option("--arm", help="Of the scenario; its first unless given.")] = None,
-    revert: Annotated[
-        list[str] | None,
-        typer.Option("--revert", metavar="PR[,PR]", help="Revert these fixes as well as the arm's own."),
+    arm: Annotated[
+        str | None,
+        typer.Option("--arm", help="Of the scenario; its first unless given.", autocompletion=complete.arms),
     ] = None,
-    fault: Annotated[
-        list[str] | None,
-        typer.Option("--fault", metavar="NAME[:key=value,...]", help="Inject this fault as well (repeatable)."),
-    ] = None,
+    revert: Reverts = None,
+    fault: Faults = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
     seed: Seed = None,
     device: OnDevice = None,
     dtype: InDtype = None,
     backend: WithBackend = None,
+    page_size: WithPageSize = None,
+    as_json: Json = False,
+    json_file: JsonFile = None,
     timeout: Timeout = None,
     content: Content = None,
     debug: Debug = False,
@@ -43,15 +61,14 @@ def bundle(
     from specdebug.toggles import parse_numbers, reverts_from_environment
 
     check_target(output, force)
-    if timeout is not None and not timeout > 0:
-        raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
+    check_files(json_file)
     began = time.monotonic()
     with workers(1) as pool:
         from specdebug.bundle.content import write_bundle
         from specdebug.bundle.run import run_traced, versions_here
         from specdebug.faults.declare import parse_fault
         from specdebug.harness import replay as harness
-        from specdebug.report.document import replay_document
+        from specdebug.report.document import replay_document, to_json
         from specdebug.report.terminal import render_replay
 
         library = open_library(content)
@@ -61,20 +78,30 @@ def bundle(
             reverts=(*parse_numbers(",".join(revert or ())), *reverts_from_environment()),
             faults=tuple(parse_fault(text) for text in fault or ()),
             seed=seed,
-            timeout_s=timeout,
-            engine=engine_overrides(device, dtype, backend),
+            timeout_s=positive(timeout),
+            engine=engine_overrides(device, dtype, backend, page_size),
         )
         (run,) = harness.plan(scenario, choices, library)
         with progress() as watcher:
             traced = run_traced(pool, library, run, watcher)
     if traced is None:
         return harness.INTERRUPTED
+    if traced.result.outcome.unavailable:
+        raise CannotRunHere(f"no bundle written: {traced.result.outcome.detail}")
     answer = harness.Replay(scenario, (traced.result,), time.monotonic() - began, traced.interrupted)
-    show(render_replay(answer))
+    document = replay_document(answer)
+    if not as_json:
+        show(render_replay(answer))
     if traced.interrupted:
+        if as_json:
+            write(to_json(document))
         return harness.INTERRUPTED
     requests = library.workload(run.scenario, run.arm, run.seed)
     here = versions_here(traced.result.outcome.stack)
-    write_bundle(output, traced, requests, here, replay_document(answer), force)
-    write(f"wrote {output} ({output.stat().st_size / 1024:.0f} KiB); specdebug replay {output} runs it again")
+    write_bundle(output, traced, requests, here, document, force)
+    size = output.stat().st_size
+    text = to_json({**document, "bundle": {"path": str(output), "bytes": size}})
+    write(text if as_json else f"wrote {output} ({size / 1024:.0f} KiB); specdebug replay {output} runs it again")
+    if json_file is not None:
+        write_file(json_file, text + "\n")
     return 0

@@ -9,20 +9,26 @@ from typing import Annotated
 
 import typer
 
+from specdebug.cli import complete
 from specdebug.cli.options import (
     Content,
     Debug,
     File,
     InDtype,
     Jobs,
+    Json,
+    JsonFile,
     OnDevice,
     Seed,
     Timeout,
     WithBackend,
+    WithPageSize,
     engine_overrides,
+    positive,
 )
-from specdebug.cli.output import check_writable, show, write, write_file
+from specdebug.cli.output import show, write, write_file
 from specdebug.cli.replay import open_library, progress, workers
+from specdebug.cli.results import check_files
 from specdebug.errors import SpecDebugError
 
 
@@ -30,23 +36,37 @@ def diverge(
     file: File,
     arm: Annotated[
         list[str] | None,
-        typer.Option("--arm", help="Name two, or one to run twice; the scenario's first two unless given."),
+        typer.Option(
+            "--arm",
+            help="Name two, or one to run twice; the scenario's first two unless given.",
+            autocompletion=complete.arms,
+        ),
     ] = None,
     revert: Annotated[
         list[str] | None,
-        typer.Option("--revert", metavar="PR[,PR]", help="Revert these fixes as well, in the second arm."),
+        typer.Option(
+            "--revert",
+            metavar="PR[,PR]",
+            help="Revert these fixes as well, in the second arm.",
+            autocompletion=complete.fixes,
+        ),
     ] = None,
     fault: Annotated[
         list[str] | None,
-        typer.Option("--fault", metavar="NAME[:key=value,...]", help="Inject this fault as well, in the second arm."),
+        typer.Option(
+            "--fault",
+            metavar="NAME[:key=value,...]",
+            help="Inject this fault as well, in the second arm.",
+            autocompletion=complete.faults,
+        ),
     ] = None,
     seed: Seed = None,
     device: OnDevice = None,
     dtype: InDtype = None,
     backend: WithBackend = None,
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE|-", help="The answer as JSON; -: instead of the text.")
-    ] = None,
+    page_size: WithPageSize = None,
+    as_json: Json = False,
+    json_file: JsonFile = None,
     jobs: Jobs = 0,
     timeout: Timeout = None,
     content: Content = None,
@@ -57,10 +77,7 @@ def diverge(
     What another batch shape does to the last bits is told apart from a fault. Exit code 0 when nothing diverged (but
     for rounding), 1 when something did, 125 when the two cannot be compared.
     """
-    if timeout is not None and not timeout > 0:
-        raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
-    if json is not None and json != "-":
-        check_writable(Path(json))
+    check_files(json_file)
     with workers(jobs) as pool:
         from specdebug.diverge.run import Diverging
         from specdebug.faults.declare import parse_fault
@@ -81,7 +98,10 @@ def diverge(
             known = ", ".join(scenario.arms)
             raise SpecDebugError(f"diverge needs two arms, or one and --revert or --fault; {scenario.path} has {known}")
         both = harness.Choices(
-            arms=(names[0],), seed=seed, timeout_s=timeout, engine=engine_overrides(device, dtype, backend)
+            arms=(names[0],),
+            seed=seed,
+            timeout_s=positive(timeout),
+            engine=engine_overrides(device, dtype, backend, page_size),
         )
         (left,) = harness.plan(scenario, both, library)
         second = replace(both, arms=(names[1],), reverts=tuple(reverts), faults=faults)
@@ -89,10 +109,10 @@ def diverge(
         with tempfile.TemporaryDirectory(prefix="specdebug-diverge-") as folder, progress() as watcher:
             answer = Diverging(pool, library, (left, right), Path(folder), watcher).run()
         document = to_json(divergence_document(scenario.name, answer))
-    if json == "-":
+    if as_json:
         write(document)
-        return answer.exit_code
-    show(render_divergence(scenario.name, answer))
-    if json is not None:
-        write_file(Path(json), document + "\n")
+    else:
+        show(render_divergence(scenario.name, answer))
+    if json_file is not None:
+        write_file(json_file, document + "\n")
     return answer.exit_code

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug.cli.options import Debug, Html, Jobs, Json, OnDevice, command_line, engine_overrides
+from specdebug.cli import complete
+from specdebug.cli.options import Debug, Html, Jobs, Json, JsonFile, OnDevice, command_line, engine_overrides
 from specdebug.cli.output import show, write
 from specdebug.cli.results import check_files, tell_github, write_files
 from specdebug.cli.trials import terminable
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List and show the faults that can be injected, and verify what catches them.")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A fault's name.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A fault's name.", autocompletion=complete.fault_names)]
 
 
 @app.command("list")
@@ -72,20 +73,27 @@ def show_fault(name: Name, as_json: Json = False, debug: Debug = False) -> int:
 @app.command("verify")
 def verify(
     name: Annotated[
-        list[str] | None, typer.Option("--class", metavar="NAME", help="This class only (repeatable).")
+        list[str] | None,
+        typer.Option(
+            "--class",
+            metavar="NAME",
+            help="This class only (repeatable).",
+            autocompletion=complete.fault_names,
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from 0.")] = 1,
     device: OnDevice = None,
     jobs: Jobs = 0,
     as_json: Json = False,
+    json_file: JsonFile = None,
     html: Html = None,
     debug: Debug = False,
 ) -> int:
     """Inject every class in a small scenario, seed by seed, and say what caught it, how soon, and what alone.
 
     Exit code 1 when damage was done that nothing saw, when something was seen where nothing was done, or when a class
-    was not injected. After a Ctrl-C the matrix is of what had been measured. On a GPU, classes act at sites outside the
-    captured graphs; those that have none are left out, and named.
+    was not injected; 125 when this machine lacks the device. After a Ctrl-C the matrix is of what had been measured. On
+    a GPU, classes act at sites outside the captured graphs; those that have none are left out, and named.
     """
     from specdebug.cli.replay import open_library
     from specdebug.faults.catalogue import CLASSES
@@ -93,25 +101,29 @@ def verify(
     from specdebug.harness.fault_runs import verify as run_matrix
 
     kinds = [find_class(each) for each in dict.fromkeys(name)] if name else list(CLASSES.values())
-    check_files(html)
-    on = engine_overrides(device, None, None).get("device", "cpu")
+    check_files(html, json_file)
+    on = str(engine_overrides(device, None, None).get("device", "cpu"))
     began = time.monotonic()
     with terminable():
         with _watcher() as watcher:
             matrix = run_matrix(kinds, seeds, jobs, open_library(None), watcher, on)
         if matrix.made or matrix.trouble is None:
-            _publish(matrix, as_json, html, time.monotonic() - began)
+            _publish(matrix, as_json, json_file, html, time.monotonic() - began)
     if matrix.trouble is not None:
         raise matrix.trouble
     return matrix.exit_code
 
 
-def _publish(matrix: FaultMatrix, as_json: bool, html: Path | None, wall_s: float) -> None:
+def _publish(matrix: FaultMatrix, as_json: bool, json_file: Path | None, html: Path | None, wall_s: float) -> None:
     """Report on stdout, then the page, and a summary on GitHub."""
-    if as_json:
+
+    def document() -> str:
         from specdebug.report.document import to_json
 
-        write(to_json(matrix.to_dict()))
+        return to_json(matrix.to_dict())
+
+    if as_json:
+        write(document())
     else:
         from specdebug.report.fault_matrix import closing_line, render_fault_matrix
 
@@ -132,7 +144,7 @@ def _publish(matrix: FaultMatrix, as_json: bool, html: Path | None, wall_s: floa
         return text_summary("faults verify", matrix.exit_code, "\n".join((closing_line(matrix), *matrix.problems)))
 
     try:
-        write_files((html, page))
+        write_files((html, page), (json_file, lambda: document() + "\n"))
     finally:
         tell_github(summary)
 

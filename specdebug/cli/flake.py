@@ -6,18 +6,33 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug.cli.options import Content, Debug, Html, Junit, command_line
+from specdebug.cli import complete
+from specdebug.cli.options import (
+    Content,
+    Debug,
+    Html,
+    InDtype,
+    Json,
+    JsonFile,
+    Junit,
+    OnDevice,
+    WithBackend,
+    WithPageSize,
+    command_line,
+    engine_of_scenario,
+    engine_words,
+)
 from specdebug.cli.output import write
 from specdebug.cli.replay import open_library
-from specdebug.cli.results import check_files, json_file, tell_github, write_files
+from specdebug.cli.results import check_files, tell_github, write_files
 from specdebug.cli.trials import command_of, confidence_of, own_folder, terminable
 from specdebug.errors import SpecDebugError
 
@@ -37,13 +52,27 @@ MAX_TRIALS = 1000
 def flake(
     ctx: typer.Context,
     scenario: Annotated[
-        str | None, typer.Argument(metavar="[SCENARIO]", help="A scenario; or end with -- CMD ... to run a command.")
+        str | None,
+        typer.Argument(
+            metavar="[SCENARIO]",
+            help="A scenario; or end with -- CMD ... to run a command.",
+            autocompletion=complete.scenarios,
+        ),
     ] = None,
     arm: Annotated[
-        str | None, typer.Option("--arm", help="Of the scenario; the first that reverts nothing unless given.")
+        str | None,
+        typer.Option(
+            "--arm", help="Of the scenario; the first that reverts nothing unless given.", autocompletion=complete.arms
+        ),
     ] = None,
     revert: Annotated[
-        list[str] | None, typer.Option("--revert", metavar="PR[,PR]", help="Revert these fixes in every trial.")
+        list[str] | None,
+        typer.Option(
+            "--revert",
+            metavar="PR[,PR]",
+            help="Revert these fixes in every trial.",
+            autocompletion=complete.fixes,
+        ),
     ] = None,
     claim: Annotated[
         str | None,
@@ -60,7 +89,13 @@ def flake(
         float | None, typer.Option("--timeout", metavar="SECONDS", help="A trial that takes longer has failed: hang.")
     ] = None,
     signature: Annotated[
-        str | None, typer.Option("--signature", metavar="GLOB", help="Count these failures only, not any.")
+        str | None,
+        typer.Option(
+            "--signature",
+            metavar="GLOB",
+            help="Count these failures only, not any.",
+            autocompletion=complete.signatures,
+        ),
     ] = None,
     journal: Annotated[
         Path | None,
@@ -69,11 +104,14 @@ def flake(
         ),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the journal is kept under another name.")] = False,
-    as_json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE|-", help="One JSON document, to a file or to stdout.")
-    ] = None,
+    as_json: Json = False,
+    json_file: JsonFile = None,
     junit: Junit = None,
     html: Html = None,
+    device: OnDevice = None,
+    dtype: InDtype = None,
+    backend: WithBackend = None,
+    page_size: WithPageSize = None,
     content: Content = None,
     debug: Debug = False,
 ) -> int:
@@ -92,8 +130,9 @@ def flake(
     claimed = None if claim is None else parse_claim(claim, level)
     if timeout is not None and not timeout > 0:
         raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
-    check_files(json_file(as_json), junit, html)
-    plan = _plan(command_of(ctx), scenario, arm, revert or (), content, jobs=jobs, timeout=timeout)
+    check_files(json_file, junit, html)
+    engine = engine_of_scenario(ctx, scenario, device, dtype, backend, page_size)
+    plan = _plan(command_of(ctx), scenario, arm, revert or (), content, engine, jobs=jobs, timeout=timeout)
     with contextlib.closing(plan.source), terminable():
         from specdebug.report.flake import Question
         from specdebug.stats.intervals import anytime_interval, narrow_enough
@@ -122,7 +161,7 @@ def flake(
             with _watcher(question) as watcher:
                 sampled = sampling.run(watcher)
             _publish(sampled, question, plan.reverted, kept, as_json)
-            _pass_on(sampled, question, plan.reverted, kept, signature, json_file(as_json), junit, html)
+            _pass_on(sampled, question, plan.reverted, kept, signature, json_file, junit, html)
     if sampled.trouble is not None:
         raise sampled.trouble
     return _exit_code(sampled, question)
@@ -144,6 +183,7 @@ def _plan(
     arm: str | None,
     revert: Sequence[str],
     content: Sequence[Path] | None,
+    engine: Mapping[str, str | int],
     *,
     jobs: int,
     timeout: float | None,
@@ -169,20 +209,22 @@ def _plan(
     from specdebug.trials.scenario import ScenarioSource
 
     assert scenario is not None  # for the type checker: checked above
-    warm = ScenarioSource(library, library.scenario(scenario), arm=arm, jobs=jobs, timeout_s=timeout)
+    laid_over = replace(library.scenario(scenario), overrides=dict(engine))
+    warm = ScenarioSource(library, laid_over, arm=arm, jobs=jobs, timeout_s=timeout)
     others = {candidate.id for candidate in warm.candidates}
     reverted = [one for one in reverted if one in others]  # the arm reverts the rest itself
     words = [scenario, "--arm", warm.arm, *(("--revert", ",".join(reverted)) if reverted else ())]
+    words += engine_words(engine)
     words += [word for folder in content or () for word in ("--content", str(folder))]
     what = shlex.join(words)
     return _Plan(warm, reverted, what, lambda one: f"specdebug replay {what} --seed {one}")
 
 
-def _publish(sampled: Sampled, question: Question, reverted: list[str], journal: Journal, as_json: str | None) -> None:
+def _publish(sampled: Sampled, question: Question, reverted: list[str], journal: Journal, as_json: bool) -> None:
     """Report on stdout; a JSON document there takes its place."""
     from specdebug.report.flake import sampled_text
 
-    if as_json == "-":
+    if as_json:
         write(_document(sampled, question, reverted, journal))
     else:
         write(sampled_text(sampled, question, journal.evidence))

@@ -7,16 +7,19 @@ skips such a commit), 2 is the user's to mend (one line, ``error: ...``), 3 is a
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
-from specdebug import __version__
+from specdebug import __version__, configuration
 from specdebug.cli import (
     bisect,
     bundle,
+    compare,
+    config,
     diverge,
     doctor,
     faults,
@@ -28,33 +31,38 @@ from specdebug.cli import (
     toggles,
     triage,
 )
+from specdebug.cli.config import defaults_of
+from specdebug.cli.old_calls import OldJson
 from specdebug.cli.options import Debug, debug_wanted, forget_debug, remember_command_line
 from specdebug.cli.output import open_standard_streams, write
 from specdebug.cli.trials import WithCommand
 from specdebug.errors import SpecDebugError
 
 INTERNAL_ERROR = 3
+COMPLETING = "_SPECDEBUG_COMPLETE"
+"""Set by a shell that asks for completions."""
 
 app = typer.Typer(
     name="specdebug",
     help="Debug speculative LLM serving: replay scenarios, revert fixes one by one, and name what breaks.",
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("replay")(replay.replay)
-app.command("compare")(replay.compare)
-app.command("diverge")(diverge.diverge)
+app.command("compare")(compare.compare)
+app.command("diverge", cls=OldJson)(diverge.diverge)
 app.command("bundle")(bundle.bundle)
 app.command("bisect", cls=WithCommand)(bisect.bisect)
 app.command("flake", cls=WithCommand)(flake.flake)
-app.command("minimise")(minimise.minimise)
+app.command("minimise", cls=OldJson)(minimise.minimise)
+app.command("minimize", cls=OldJson, hidden=True)(minimise.minimise)
 app.command("triage")(triage.triage)
 app.add_typer(toggles.app, name="toggles")
 app.add_typer(probes.app, name="probes")
 app.add_typer(scenarios.app, name="scenarios")
 app.add_typer(faults.app, name="faults")
 app.command("doctor")(doctor.doctor)
+app.command("config")(config.config)
 
 # Base of everything that can be wrong with a command line. Newer versions of typer keep their click to
 # themselves.
@@ -82,10 +90,12 @@ def run(argv: Sequence[str]) -> int:
     forget_debug()
     remember_command_line(argv)
     try:
-        code = app(args=list(argv) or ["--help"], prog_name="specdebug", standalone_mode=False)
+        command = typer.main.get_command(app)
+        settings = defaults_of(command, _configured())
+        code = command.main(list(argv) or ["--help"], "specdebug", standalone_mode=False, default_map=settings)
         return code if isinstance(code, int) else 0
     except SpecDebugError as error:
-        return _failed(str(error), error.exit_code if error.exit_code in (1, 2) else 2, error)
+        return _failed(str(error), error.exit_code, error)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except _USAGE as error:
@@ -94,6 +104,16 @@ def run(argv: Sequence[str]) -> int:
         what = f"internal error: {type(error).__name__}: {' '.join(str(error).split())}"
         hint = "" if debug_wanted() else " (--debug shows where; please report it)"
         return _failed(what + hint, INTERNAL_ERROR, error)
+
+
+def _configured() -> Mapping[str, Any]:
+    """What the configuration file sets; at a shell's prompt a file that is wrong sets nothing."""
+    try:
+        return configuration.load().values
+    except SpecDebugError:
+        if COMPLETING in os.environ:
+            return {}
+        raise
 
 
 def _one_line(error: Exception) -> str:

@@ -8,15 +8,29 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug.cli.options import Content, Debug
+from specdebug.cli import complete
+from specdebug.cli.options import (
+    Content,
+    Debug,
+    InDtype,
+    Json,
+    JsonFile,
+    OnDevice,
+    Reverts,
+    WithBackend,
+    WithPageSize,
+    engine_overrides,
+    engine_words,
+)
 from specdebug.cli.output import check_writable, write, write_file
 from specdebug.cli.replay import open_library
-from specdebug.cli.results import check_files, json_file
+from specdebug.cli.results import check_files
 from specdebug.cli.trials import confidence_of, own_folder, terminable
 from specdebug.errors import SpecDebugError, did_you_mean
 
@@ -31,17 +45,32 @@ INTERRUPTED = 130
 
 
 def minimise(
-    scenario: Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario file, or the name of a shipped one.")],
+    scenario: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCENARIO",
+            help="A scenario file, or the name of a shipped one.",
+            autocompletion=complete.scenarios,
+        ),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the small scenario goes.")],
     arm: Annotated[
-        str | None, typer.Option("--arm", help="The arm that fails; the first that is expected to unless given.")
+        str | None,
+        typer.Option(
+            "--arm",
+            help="The arm that fails; the first that is expected to unless given.",
+            autocompletion=complete.arms,
+        ),
     ] = None,
-    revert: Annotated[
-        list[str] | None, typer.Option("--revert", metavar="PR[,PR]", help="Revert these fixes, too.")
-    ] = None,
+    revert: Reverts = None,
     signature: Annotated[
         str | None,
-        typer.Option("--signature", metavar="GLOB", help="Keep these failures, not the most frequent."),
+        typer.Option(
+            "--signature",
+            metavar="GLOB",
+            help="Keep these failures, not the most frequent.",
+            autocompletion=complete.signatures,
+        ),
     ] = None,
     confidence: Annotated[
         str, typer.Option("--confidence", metavar="P", help="What is kept is needed at this probability (0.95, 95%).")
@@ -56,9 +85,12 @@ def minimise(
         ),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the journal is kept under another name.")] = False,
-    as_json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE|-", help="One JSON document, to a file or to stdout.")
-    ] = None,
+    as_json: Json = False,
+    json_file: JsonFile = None,
+    device: OnDevice = None,
+    dtype: InDtype = None,
+    backend: WithBackend = None,
+    page_size: WithPageSize = None,
     content: Content = None,
     debug: Debug = False,
 ) -> int:
@@ -74,9 +106,10 @@ def minimise(
 
     level = confidence_of(confidence)
     check_writable(output)
-    check_files(json_file(as_json))
+    check_files(json_file)
     library = open_library(content)
-    whole = library.scenario(scenario)
+    over = engine_overrides(device, dtype, backend, page_size)
+    whole = replace(library.scenario(scenario), overrides=dict(over))
     name = _arm_of(whole, arm)
     toggles = library.toggles(
         (*whole.arms[name].revert, *parse_numbers(",".join(revert or ())), *reverts_from_environment())
@@ -94,7 +127,8 @@ def minimise(
 
     space = ScenarioSpace(whole, name, tuple(toggle.pr for toggle in toggles))
     added = [str(toggle.pr) for toggle in toggles if not set(toggle.numbers) & set(whole.arms[name].revert)]
-    what = shlex.join([scenario, "--arm", name, *(("--revert", ",".join(added)) if added else ())])
+    words = [scenario, "--arm", name, *(("--revert", ",".join(added)) if added else ()), *engine_words(over)]
+    what = shlex.join(words)
     facts = (repr(space.start.to_dict()), repr(toggles), repr(library.packs(space.start.probes)), __version__)
     identity = digest_of("minimise", *facts, str(seed), str(jobs), signature or "", str(level))
     path = journal or own_folder() / f"minimise-{identity}.sqlite"
@@ -117,7 +151,7 @@ def minimise(
         summary = search.run(watcher)
     if summary.seeds:
         write_file(output, _file_text(summary, subject, whole.name))
-    _publish(summary, subject, as_json)
+    _publish(summary, subject, json_file, as_json=as_json)
     if summary.trouble is not None:
         raise summary.trouble
     return _exit_code(summary)
@@ -178,15 +212,15 @@ def _file_text(summary: Summary[Scenario], subject: Subject, name: str) -> str:
     return scenario_text(summary.smallest, f"{name}-minimal", summary.seeds[0], followed, header)
 
 
-def _publish(summary: Summary[Scenario], subject: Subject, as_json: str | None) -> None:
+def _publish(summary: Summary[Scenario], subject: Subject, json_file: Path | None, *, as_json: bool) -> None:
     """Report on stdout; a JSON document there takes its place."""
     from specdebug.report.document import to_json
     from specdebug.report.minimise import minimise_document, summary_text
 
     document = to_json(minimise_document(summary, subject, _exit_code(summary)))
-    write(document if as_json == "-" else summary_text(summary, subject))
-    if (path := json_file(as_json)) is not None:
-        write_file(path, document + "\n")
+    write(document if as_json else summary_text(summary, subject))
+    if json_file is not None:
+        write_file(json_file, document + "\n")
 
 
 def _exit_code(summary: Summary[Scenario]) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from specdebug.cli import complete
 from specdebug.errors import SpecDebugError
 
 
@@ -59,16 +60,64 @@ class Backend(StrEnum):
     TRITON = "triton"
 
 
-def engine_overrides(device: str | None, dtype: Dtype | None, backend: Backend | None) -> dict[str, str]:
+def engine_overrides(
+    device: str | None, dtype: Dtype | None, backend: Backend | None, page_size: int | None = None
+) -> dict[str, str | int]:
     """Engine options that the command line sets for every arm. Raises SpecDebugError for a device that is none."""
     if device is not None and not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", device):
         raise SpecDebugError(f"--device must be cpu, cuda or cuda:N, got {device!r}")
     chosen = {"device": device, "dtype": dtype, "attention_backend": backend}
-    return {option: str(value) for option, value in chosen.items() if value is not None}
+    over: dict[str, str | int] = {option: str(value) for option, value in chosen.items() if value is not None}
+    return over if page_size is None else over | {"page_size": page_size}
+
+
+def engine_words(over: Mapping[str, str | int]) -> list[str]:
+    """The words of a command line that sets these engine options."""
+    from specdebug.harness.scenario_checks import OVERRIDES
+
+    return [word for option, value in over.items() for word in (OVERRIDES[option], str(value))]
+
+
+def engine_of_scenario(
+    ctx: typer.Context,
+    scenario: str | None,
+    device: str | None,
+    dtype: Dtype | None,
+    backend: Backend | None,
+    page_size: int | None,
+) -> dict[str, str | int]:
+    """Engine options for a search that is about a scenario, or about a command, which has none of its own. Raises
+    SpecDebugError for one that is named on a command's line."""
+    if scenario is not None:
+        return engine_overrides(device, dtype, backend, page_size)
+    if flag := named_on_command_line(ctx, ("device", "dtype", "backend", "page_size")):
+        raise SpecDebugError(f"{flag} is for a scenario; a command has none")
+    return {}
+
+
+def positive(timeout: float | None) -> float | None:
+    """The ``--timeout``. Raises SpecDebugError unless it is above 0 seconds."""
+    if timeout is not None and not timeout > 0:
+        raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
+    return timeout
+
+
+def named_on_command_line(ctx: typer.Context, names: Collection[str]) -> str | None:
+    """The first of these options that the command line itself names, as ``--option``; one that only a configuration
+    file sets does not count."""
+    for param in ctx.command.params:
+        if param.name in names:
+            source = ctx.get_parameter_source(str(param.name))
+            if source is not None and source.name == "COMMANDLINE":
+                return str(param.opts[0])
+    return None
 
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", callback=_set_debug, is_eager=True)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json-file", metavar="FILE", help="The JSON document, into a file beside the report.")
+]
 Content = Annotated[
     list[Path] | None,
     typer.Option("--content", metavar="DIR", help="A folder with your own scenarios/, toggles/ and probes/."),
@@ -82,9 +131,43 @@ Html = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="A self-contained page, too, whatever the verdict.")
 ]
 Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="JUnit XML, too.")]
-File = Annotated[str, typer.Argument(metavar="FILE", help="A scenario file, or the name of a shipped one.")]
+File = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE", help="A scenario file, or the name of a shipped one.", autocompletion=complete.scenarios
+    ),
+]
+Reverts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--revert",
+        metavar="PR[,PR]",
+        help="Revert these fixes as well as the arm's own.",
+        autocompletion=complete.fixes,
+    ),
+]
+Faults = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fault",
+        metavar="NAME[:key=value,...]",
+        help="Inject this fault as well (repeatable).",
+        autocompletion=complete.faults,
+    ),
+]
 OnDevice = Annotated[
-    str | None, typer.Option("--device", metavar="cpu|cuda[:N]", help="Run every arm there, whatever the file says.")
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="cpu|cuda[:N]",
+        help="Run every arm there, whatever the file says.",
+        autocompletion=complete.devices,
+    ),
 ]
 InDtype = Annotated[Dtype | None, typer.Option("--dtype", help="For every arm, not the scenario's.")]
-WithBackend = Annotated[Backend | None, typer.Option("--backend", help="Attention plan of every arm.")]
+WithBackend = Annotated[
+    Backend | None, typer.Option("--backend", "--attention-backend", help="Attention plan of every arm.")
+]
+WithPageSize = Annotated[
+    int | None, typer.Option("--page-size", metavar="TOKENS", min=1, help="KV slots a page, of every arm.")
+]

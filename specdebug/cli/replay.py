@@ -1,11 +1,11 @@
-"""``specdebug replay`` and ``specdebug compare``."""
+"""``specdebug replay``, and what other commands that run arms share with it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -14,29 +14,31 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdebug.bundle import ENDING
+from specdebug.cli import complete
 from specdebug.cli.options import (
     Content,
     Debug,
-    File,
-    Html,
     InDtype,
     Jobs,
     Json,
+    JsonFile,
     Junit,
     OnDevice,
     Seed,
     Timeout,
     WithBackend,
+    WithPageSize,
     engine_overrides,
+    named_on_command_line,
+    positive,
 )
 from specdebug.cli.output import show, write
+from specdebug.cli.replay_scenarios import plan_named, results_wanted, run_plans
 from specdebug.cli.results import ReplayFiles
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
     from specdebug.harness.library import Library
-    from specdebug.harness.replay import Choices, Replay
-    from specdebug.harness.scenario_model import Scenario
     from specdebug.report.progress import LiveProgress, PlainProgress
     from specdebug.targets.pool import WorkerPool
 
@@ -49,10 +51,22 @@ class Mode(StrEnum):
 
 
 def replay(
-    file: File,
+    ctx: typer.Context,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE...",
+            help="Scenario files, names of shipped ones, folders of scenarios; or one bundle.",
+            autocompletion=complete.replayed,
+        ),
+    ] = None,
     arm: Annotated[
         list[str] | None,
-        typer.Option("--arm", help="Run this arm only (repeatable); the exit code is its plain verdict."),
+        typer.Option(
+            "--arm",
+            help="Run this arm only (repeatable); the exit code is its plain verdict.",
+            autocompletion=complete.arms,
+        ),
     ] = None,
     revert: Annotated[
         list[str] | None,
@@ -60,6 +74,7 @@ def replay(
             "--revert",
             metavar="PR[,PR]",
             help="Revert these fixes as well, in the named arm or the first; exit code: its verdict.",
+            autocompletion=complete.fixes,
         ),
     ] = None,
     fault: Annotated[
@@ -68,20 +83,35 @@ def replay(
             "--fault",
             metavar="NAME[:key=value,...]",
             help="Inject this fault as well (repeatable), in the named arm or the first; exit code: its verdict.",
+            autocompletion=complete.faults,
         ),
     ] = None,
+    keyword: Annotated[
+        str | None,
+        typer.Option("-k", metavar="EXPR", help="Arms whose scenario's or own name fits, as in 'cache and not zero'."),
+    ] = None,
+    last_failed: Annotated[
+        bool, typer.Option("--lf", "--last-failed", help="Only arms that failed here when they last ran; else all.")
+    ] = False,
     seed: Seed = None,
     mode: Annotated[Mode | None, typer.Option("--mode", help="Of every probe, over the packs'.")] = None,
     probes: Annotated[
         list[str] | None,
-        typer.Option("--probes", metavar="PACK", help="Probe packs instead of the scenario's."),
+        typer.Option(
+            "--probes", metavar="PACK", help="Probe packs instead of the scenario's.", autocompletion=complete.packs
+        ),
     ] = None,
     device: OnDevice = None,
     dtype: InDtype = None,
     backend: WithBackend = None,
+    page_size: WithPageSize = None,
     as_json: Json = False,
+    json_file: JsonFile = None,
     junit: Junit = None,
-    html: Html = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="A self-contained page, too; of several FILEs, a folder of pages."),
+    ] = None,
     perfetto: Annotated[
         Path | None, typer.Option("--perfetto", metavar="FILE", help="The steps as a Chrome/Perfetto trace, too.")
     ] = None,
@@ -93,28 +123,33 @@ def replay(
     content: Content = None,
     debug: Debug = False,
 ) -> int:
-    """Run a scenario's arms, each in a process of its own, and say what broke where.
+    """Run scenarios' arms, each in a process of its own, and say what broke where.
 
-    Exit code 0 when every arm did what the scenario expects of it, 1 when one did not, 125 when one came to
-    no verdict. With --arm, --revert, --fault or SGLANG_DEBUG_REVERT_PR: the arm's own verdict, 0 pass, 1 fail, 125
-    unknown; so, too, for a bundle (FILE.specdebug), of which it is said whether it came out as recorded.
+    Exit code 0 when every arm did what its scenario expects of it, 1 when one did not, 125 when one came to
+    no verdict (of several scenarios the worst: 1 before 125 before 0). With --arm, --revert, --fault or
+    SGLANG_DEBUG_REVERT_PR: the arm's own verdict, 0 pass, 1 fail, 125 unknown; so, too, for a bundle
+    (FILE.specdebug), of which it is said whether it came out as recorded.
     """
-    files = ReplayFiles(junit, html, perfetto)
-    files.check()
-    if file.endswith(ENDING):
-        options: dict[str, object] = {"arm": arm, "revert": revert, "fault": fault, "seed": seed, "mode": mode}
-        options["probes"] = probes
-        options |= {"device": device, "dtype": dtype, "backend": backend}
-        _refuse_changes(file, options)
-        return _replay_bundle(file, content, _positive(timeout), trust=trust, as_json=as_json, files=files)
+    named = list(files or ())
+    if not named and not last_failed:
+        raise SpecDebugError("replay needs a FILE: a scenario file, a shipped scenario's name, a folder or a bundle")
+    if bundles := [name for name in named if name.endswith(ENDING)]:
+        if len(named) > 1:
+            raise SpecDebugError(f"{bundles[0]}: a bundle is replayed by itself, as it was recorded")
+        results = ReplayFiles(junit, html, perfetto, json_file)
+        results.check()
+        _refuse_changes(ctx, bundles[0])
+        return _replay_bundle(bundles[0], content, positive(timeout), trust=trust, as_json=as_json, files=results)
     if trust:
         raise SpecDebugError("--trust is for bundles; a scenario's toggles are yours")
+    library = open_library(content)
+    wanted = results_wanted(library, named, ReplayFiles(junit, html, perfetto, json_file))
+    wanted.check()
     with workers(jobs) as pool:
         from specdebug.faults.declare import parse_fault
         from specdebug.harness import replay as harness
         from specdebug.toggles import parse_numbers, reverts_from_environment
 
-        library, scenario = _load(file, content)
         choices = harness.Choices(
             arms=tuple(arm or ()),
             reverts=(*parse_numbers(",".join(revert or ())), *reverts_from_environment()),
@@ -122,38 +157,20 @@ def replay(
             seed=seed,
             mode=mode.value if mode is not None else None,
             probes=tuple(probes) if probes else None,
-            timeout_s=_positive(timeout),
-            engine=engine_overrides(device, dtype, backend),
+            timeout_s=positive(timeout),
+            engine=engine_overrides(device, dtype, backend, page_size),
         )
-        return _replay(pool, library, scenario, choices, as_json=as_json, files=files)
+        plans = plan_named(library, named, choices, keyword, last_failed=last_failed)
+        return run_plans(pool, library, plans, progress(), wanted, as_json=as_json)
 
 
-def _replay(
-    pool: WorkerPool,
-    library: Library,
-    scenario: Scenario,
-    choices: Choices,
-    *,
-    as_json: bool,
-    files: ReplayFiles,
-) -> int:
-    from specdebug.harness import replay as harness
-
-    recording = files.recording()
-    with progress() as watcher:
-        answer = harness.replay(pool, library, scenario, choices, watcher, recording)
-    _publish(answer, as_json=as_json)
-    files.write(answer, recording)
-    return answer.exit_code
-
-
-def _refuse_changes(file: str, options: Mapping[str, object]) -> None:
+def _refuse_changes(ctx: typer.Context, file: str) -> None:
     """A bundle is run as it was recorded; anything else would be another run. Raises SpecDebugError."""
     from specdebug.toggles import REVERT_VARIABLE
 
-    for name, value in options.items():
-        if value not in (None, []):
-            raise SpecDebugError(f"{file}: a bundle is replayed as recorded; --{name} does not go with it")
+    options = ("arm", "revert", "fault", "seed", "mode", "probes", "device", "dtype", "backend", "page_size")
+    if flag := named_on_command_line(ctx, (*options, "keyword", "last_failed")):
+        raise SpecDebugError(f"{file}: a bundle is replayed as recorded; {flag} does not go with it")
     if os.environ.get(REVERT_VARIABLE):
         raise SpecDebugError(f"{file}: a bundle is replayed as recorded; unset {REVERT_VARIABLE}")
 
@@ -173,84 +190,21 @@ def _replay_bundle(
     recording = files.recording()
     with workers(1) as pool, progress() as watcher:
         again = run_again(pool, bundle, timeout_s, watcher, recording)
-    _publish(again.replay, as_json=as_json, beside=again.to_dict())
-    if not as_json:
-        write("\n".join(again.lines))
-    files.write(again.replay, recording)
-    return again.replay.exit_code
 
-
-def _publish(answer: Replay, *, as_json: bool, beside: Mapping[str, object] | None = None) -> None:
-    """``beside``: more keys for the JSON document."""
-    if as_json:
+    def document() -> str:
         from specdebug.report.document import replay_document, to_json
 
-        write(to_json(replay_document(answer) | dict(beside or {})))
+        return to_json(replay_document(again.replay) | again.to_dict())
+
+    if as_json:
+        write(document())
     else:
         from specdebug.report.terminal import render_replay
 
-        show(render_replay(answer))
-
-
-def compare(
-    file: File,
-    arm: Annotated[
-        list[str] | None, typer.Option("--arm", help="Name two; the scenario's first two unless given.")
-    ] = None,
-    seed: Seed = None,
-    device: OnDevice = None,
-    dtype: InDtype = None,
-    backend: WithBackend = None,
-    as_json: Json = False,
-    junit: Junit = None,
-    html: Html = None,
-    jobs: Jobs = 0,
-    timeout: Timeout = None,
-    content: Content = None,
-    debug: Debug = False,
-) -> int:
-    """Run two arms and put them side by side, request by request.
-
-    Exit code 0 when both come to the same verdict and every request to the same output, else 1; 125 when this machine
-    cannot run one of them.
-    """
-    files = ReplayFiles(junit, html)
-    files.check()
-    with workers(jobs) as pool:
-        from specdebug.harness import compare as comparing
-        from specdebug.harness import replay as harness
-        from specdebug.harness.scenario import engine_config
-        from specdebug.harness.text import decoder, load_tokenizer
-
-        library, scenario = _load(file, content)
-        names = list(arm or list(scenario.arms)[:2])
-        if len(names) != 2 or names[0] == names[1]:
-            known = ", ".join(scenario.arms)
-            raise SpecDebugError(f"compare needs two different arms; {scenario.path} has {known}")
-        choices = harness.Choices(
-            arms=tuple(names),
-            seed=seed,
-            timeout_s=_positive(timeout),
-            engine=engine_overrides(device, dtype, backend),
-        )
-        recording = files.recording()
-        with progress() as watcher:
-            answer = harness.replay(pool, library, scenario, choices, watcher, recording)
-        if answer.interrupted:
-            return answer.exit_code
-        left, right = (result.outcome for result in answer.results)
-        decode = decoder(load_tokenizer(engine_config(scenario, names[0]).model))
-        comparison = comparing.compare((names[0], names[1]), (left, right), decode)
-        if as_json:
-            from specdebug.report.document import comparison_document, to_json
-
-            write(to_json(comparison_document(comparison)))
-        else:
-            from specdebug.report.terminal import render_comparison
-
-            show(render_comparison(scenario.name, comparison))
-        files.write_comparison(answer, comparison, recording)
-        return comparison.exit_code
+        show(render_replay(again.replay))
+        write("\n".join(again.lines))
+    files.write(again.replay, recording, lambda: document() + "\n")
+    return again.replay.exit_code
 
 
 @contextmanager
@@ -281,14 +235,3 @@ def open_library(content: Sequence[Path] | None) -> Library:
     from specdebug.harness.library import Library
 
     return Library(content or ())
-
-
-def _load(file: str, content: Sequence[Path] | None) -> tuple[Library, Scenario]:
-    library = open_library(content)
-    return library, library.scenario(file)
-
-
-def _positive(timeout: float | None) -> float | None:
-    if timeout is not None and not timeout > 0:
-        raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
-    return timeout

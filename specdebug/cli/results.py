@@ -27,10 +27,11 @@ class ReplayFiles:
     junit: Path | None = None
     html: Path | None = None
     perfetto: Path | None = None
+    json: Path | None = None
 
     def check(self) -> None:
         """Raises OutputError when one of them could not be written."""
-        check_files(self.junit, self.html, self.perfetto)
+        check_files(self.junit, self.html, self.perfetto, self.json)
 
     def recording(self) -> Recording | None:
         """Where to keep the steps, if any file shows them."""
@@ -38,7 +39,7 @@ class ReplayFiles:
 
         return Recording() if self.html is not None or self.perfetto is not None else None
 
-    def write(self, answer: Replay, recording: Recording | None) -> None:
+    def write(self, answer: Replay, recording: Recording | None, document: Callable[[], str]) -> None:
         """Write them, and tell GitHub. Raises OutputError, after all have been tried."""
 
         def junit() -> str:
@@ -69,11 +70,13 @@ class ReplayFiles:
             return replay_annotations(answer)
 
         try:
-            write_files((self.junit, junit), (self.html, html), (self.perfetto, perfetto))
+            write_files((self.junit, junit), (self.html, html), (self.perfetto, perfetto), (self.json, document))
         finally:
             tell_github(summary, annotations)
 
-    def write_comparison(self, answer: Replay, comparison: Comparison, recording: Recording | None) -> None:
+    def write_comparison(
+        self, answer: Replay, comparison: Comparison, recording: Recording | None, document: Callable[[], str]
+    ) -> None:
         """The same for two arms that were compared."""
 
         def junit() -> str:
@@ -101,14 +104,9 @@ class ReplayFiles:
             return comparison_annotations(answer, comparison)
 
         try:
-            write_files((self.junit, junit), (self.html, html))
+            write_files((self.junit, junit), (self.html, html), (self.json, document))
         finally:
             tell_github(summary, annotations)
-
-
-def json_file(as_json: str | None) -> Path | None:
-    """The file that ``--json FILE|-`` wants the document in; None where it is wanted nowhere or on stdout."""
-    return None if as_json is None or as_json == "-" else Path(as_json)
 
 
 def check_files(*paths: Path | None) -> None:

@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
+from specdebug.cli import complete
 from specdebug.cli.options import Content, Debug, Json
 from specdebug.cli.output import show, write
 from specdebug.cli.replay import open_library
-from specdebug.errors import SpecDebugError
+from specdebug.errors import ContentError, SpecDebugError, Where
 
 app = typer.Typer(help="List and check scenarios.", no_args_is_help=False)
 
@@ -37,22 +38,46 @@ def list_scenarios(as_json: Json = False, content: Content = None, debug: Debug 
 
 @app.command("validate")
 def validate(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Scenario files, or shipped names.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE...", help="Scenario files, or shipped names.", autocompletion=complete.scenarios),
+    ],
+    as_json: Json = False,
     content: Content = None,
     debug: Debug = False,
 ) -> int:
-    """Check scenario files without running them; exit code 2 when one is wrong."""
+    """Check scenario files without running them; exit code 2 when one is wrong.
+
+    The JSON document is a list of the files: each with file, ok, arms and problems, of which each has file, line and
+    column (0 where unknown) and message.
+    """
     library = open_library(content)
-    wrong = 0
+    checked: list[dict[str, object]] = []
     for file in files:
         try:
             scenario = library.scenario(file)
         except SpecDebugError as error:
-            wrong += 1
-            print(f"error: {error}", file=sys.stderr)
+            checked.append({"file": file, "ok": False, "arms": [], "problems": _problems(file, error)})
+            if not as_json:
+                print(f"error: {error}", file=sys.stderr)
         else:
-            write(f"{scenario.path}: ok, {len(scenario.arms)} arms")
-    return 2 if wrong else 0
+            checked.append({"file": str(scenario.path), "ok": True, "arms": list(scenario.arms), "problems": []})
+            if not as_json:
+                write(f"{scenario.path}: ok, {len(scenario.arms)} arms")
+    if as_json:
+        from specdebug.report.document import to_json
+
+        write(to_json(checked))
+    return 0 if all(each["ok"] for each in checked) else 2
+
+
+def _problems(file: str, error: SpecDebugError) -> list[dict[str, object]]:
+    """What is wrong with a scenario, as plain data."""
+    if isinstance(error, ContentError) and error.where is not None:
+        where, message = error.where, error.message
+    else:
+        where, message = Where(file), str(error)
+    return [{"file": where.path, "line": where.line, "column": where.column, "message": message}]
 
 
 @app.command("schema")

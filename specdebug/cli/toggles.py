@@ -6,24 +6,26 @@ from typing import Annotated
 
 import typer
 
-from specdebug.cli import toggles_check
+from specdebug.cli import complete, toggles_check
 from specdebug.cli.options import (
     Content,
     Debug,
     InDtype,
     Jobs,
     Json,
+    JsonFile,
     OnDevice,
     WithBackend,
     engine_overrides,
 )
-from specdebug.cli.output import show, write
+from specdebug.cli.output import show, write, write_file
 from specdebug.cli.replay import open_library, progress, workers
+from specdebug.cli.results import check_files
 
 app = typer.Typer(help="List, show, verify and check the fixes that can be reverted.", no_args_is_help=False)
 app.command("check")(toggles_check.check)
 
-Number = Annotated[str, typer.Argument(metavar="PR", help="A pull request number.")]
+Number = Annotated[str, typer.Argument(metavar="PR", help="A pull request number.", autocompletion=complete.all_fixes)]
 
 
 @app.command("list")
@@ -70,13 +72,17 @@ def show_toggle(number: Number, as_json: Json = False, content: Content = None, 
 
 @app.command("verify")
 def verify(
-    numbers: Annotated[list[str] | None, typer.Argument(metavar="[PR]...", help="All, unless given.")] = None,
+    numbers: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PR]...", help="All, unless given.", autocompletion=complete.fixes),
+    ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds to try, from each scenario's own.")] = 1,
     device: OnDevice = None,
     dtype: InDtype = None,
     backend: WithBackend = None,
     jobs: Jobs = 0,
     as_json: Json = False,
+    json_file: JsonFile = None,
     content: Content = None,
     debug: Debug = False,
 ) -> int:
@@ -86,6 +92,7 @@ def verify(
     whose lines (or whose probe) lie in another plan keeps its scenario's own, and the table says so.
     """
     over = engine_overrides(device, dtype, backend)
+    check_files(json_file)
     with workers(jobs) as pool:
         from specdebug.harness.verify import verify as run_matrix
 
@@ -93,12 +100,15 @@ def verify(
         chosen = library.registry.select(",".join(numbers)) if numbers else library.all_toggles()
         with progress() as watcher:
             matrix = run_matrix(pool, library, chosen, seeds, watcher, over)
-    if as_json:
-        from specdebug.report.document import to_json
+    from specdebug.report.document import to_json
 
-        write(to_json([check.to_dict() for check in matrix.checks]))
+    document = to_json([check.to_dict() for check in matrix.checks])
+    if as_json:
+        write(document)
     else:
         from specdebug.report.matrix import render_matrix
 
         show(render_matrix(matrix.checks))
+    if json_file is not None:
+        write_file(json_file, document + "\n")
     return matrix.exit_code

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from specdebug.cli.options import Content, Debug, Jobs, Json
-from specdebug.cli.output import show, write
+from specdebug.cli.options import Content, Debug, Jobs, Json, JsonFile
+from specdebug.cli.output import show, write, write_file
 from specdebug.cli.replay import open_library, progress, workers
+from specdebug.cli.results import check_files
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def triage(
     log: Annotated[str, typer.Argument(metavar="LOG|-", help="A log file; - reads standard input.")],
     run: Annotated[bool, typer.Option("--run", help="Try the candidates: does one fail as the log did?")] = False,
     as_json: Json = False,
+    json_file: JsonFile = None,
     jobs: Jobs = 0,
     content: Content = None,
     debug: Debug = False,
@@ -39,6 +41,7 @@ def triage(
     from specdebug.triage.candidates import candidates, commands
     from specdebug.triage.scan import scan
 
+    check_files(json_file)
     name = "stdin" if log == "-" else log
     try:
         with _open(log) as stream:
@@ -60,14 +63,17 @@ def triage(
         except SpecDebugError as error:  # what the log told is said all the same
             trouble = error
     told = commands(found, best, library)
-    if as_json:
-        from specdebug.report.document import to_json
+    from specdebug.report.document import to_json
 
-        write(to_json(_document(name, found, best, told, tried)))
+    document = to_json(_document(name, found, best, told, tried))
+    if as_json:
+        write(document)
     else:
         from specdebug.report.triage import render_triage
 
         show(render_triage(name, found, best, told, tried), fold=False)
+    if json_file is not None:
+        write_file(json_file, document + "\n")
     if trouble is not None:
         raise trouble
     if interrupted:

@@ -12,14 +12,14 @@ from types import FrameType
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
+from specdebug.cli.old_calls import OldJson
 from specdebug.errors import SpecDebugError
 
 _COMMAND = "specdebug.command"
 
 
-class WithCommand(TyperCommand):
+class WithCommand(OldJson):
     """A command line that may end in ``-- CMD ...``; what follows the dashes is left as it is."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -28,6 +28,10 @@ class WithCommand(TyperCommand):
             at = args.index("--")
             args, ctx.meta[_COMMAND] = args[:at], tuple(args[at + 1 :])
         return super().parse_args(ctx, args)
+
+    def has_subject(self, ctx: Any, words: list[str]) -> bool:
+        """A command is one, too."""
+        return _COMMAND in ctx.meta or super().has_subject(ctx, words)
 
 
 def command_of(ctx: typer.Context) -> tuple[str, ...]:

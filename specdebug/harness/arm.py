@@ -53,7 +53,7 @@ def run_arm(payload: Mapping[str, Any], sink: Sink, onlooker: Onlooker | None = 
     try:
         _Arm(payload, sink, onlooker).run()
     except DeviceUnavailable as error:
-        sink.emit("usage", message=str(error), option=["device"])
+        sink.emit("usage", message=str(error), option=["device"], unavailable=True)
     except ConfigError as error:
         # The engine's InvalidOption, whose class is not imported before the reverts are in place.
         option = list(getattr(error, "key_path", ()))

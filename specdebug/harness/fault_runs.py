@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specdebug.errors import SpecDebugError
+from specdebug.errors import CannotRunHere, SpecDebugError
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.minimal import minimal
 from specdebug.faults.model import FaultClass
@@ -69,7 +69,8 @@ def verify(
 ) -> FaultMatrix:
     """Run the matrix. After a Ctrl-C, or when no worker can be started any more, it is made of the runs that had ended.
 
-    Raises ContentError when the shipped content is malformed, and ArmAtFault when there is no such device.
+    Raises ContentError when the shipped content is malformed. That this machine lacks what the first run needs, such as
+    the device, is the matrix's trouble.
     """
     rows = cases(kinds, captured=device != CPU)
     left_out = tuple(kind.name for kind in kinds if not any(row.kind is kind for row in rows))
@@ -85,6 +86,8 @@ def verify(
             if watcher is not None:
                 watcher.moved(standing)
             for result in _finished(pool, runs):
+                if result.outcome.unavailable and not standing.made:
+                    raise CannotRunHere(result.outcome.detail)
                 run = _kept(result)
                 results[result.run.arm].append(run)
                 standing = standing.after(_alone(named.get(result.run.arm), run))

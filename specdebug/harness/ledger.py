@@ -123,6 +123,11 @@ class Ledger:
         if handler is not None:
             handler(event)
 
+    @property
+    def unavailable(self) -> bool:
+        """Whether this machine was found to lack what the arm needs: then nothing is at fault."""
+        return self._unavailable
+
     def outcome(self, end: WorkerEnd) -> Outcome:
         """Judge the run, now that its worker has ended."""
         coredump = self._stack.get("coredump")
@@ -265,8 +270,9 @@ class Ledger:
         self._unavailable = event.get("unavailable", False)
 
     def _on_usage(self, event: Mapping[str, Any]) -> None:
-        self.usage_error = event["message"]
+        self.usage_error = self._impossible = event["message"]
         self.usage_option = tuple(event.get("option", ()))
+        self._unavailable = event.get("unavailable", False)
 
     def _on_done(self, event: Mapping[str, Any]) -> None:
         self._done = True

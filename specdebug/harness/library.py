@@ -5,13 +5,15 @@ Read when asked for, and once. Nothing here imports torch.
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 from specdebug.async_probe.gate import OFF, Gate
 from specdebug.async_probe.sites import Site, scan
-from specdebug.content import content_files, content_roots, find
+from specdebug.content import PATH_VARIABLE, content_files, content_roots, find, same_name, scenario_files
 from specdebug.errors import ContentError, did_you_mean
 from specdebug.harness.probe_packs import ProbePack, check_globs, load_pack
 from specdebug.harness.scenario import KnownNames, engine_config, load_scenario
@@ -22,10 +24,11 @@ from specdebug.toggles import Registry, Toggle, load_registry
 
 
 class Library:
-    """Content of all folders; ``extra`` are the user's, from the command line."""
+    """Content of all folders; ``extra`` are the user's, from the command line, where ``option`` names them."""
 
-    def __init__(self, extra: Sequence[str | Path] = ()) -> None:
+    def __init__(self, extra: Sequence[str | Path] = (), option: str = "--content") -> None:
         self._extra = tuple(extra)
+        self._option = option
         self._packs: dict[str, ProbePack] = {}
         self._workloads: dict[tuple[Path, str, int], Workload] = {}
 
@@ -60,10 +63,68 @@ class Library:
         return packs
 
     def scenario(self, name_or_path: str | Path) -> Scenario:
-        """A scenario by file or shipped name. Raises ContentError."""
+        """A scenario by file or shipped name.
+
+        Raises ContentError. When the file would be right with the content folder that it lies in, the error says how to
+        use that: toggles are code, so it is not used unasked.
+        """
+        path = find("scenarios", name_or_path, self._extra)
+        try:
+            return self._load(path)
+        except ContentError as error:
+            beside = self._beside(path)
+            if beside is None or not Library((*self._extra, beside))._mends(path, error):
+                raise
+            there = " and ".join(f"{kind}/" for kind in ("toggles", "probes") if (beside / kind).is_dir())
+            hint = f"{there} in {beside} would be used with {self._option} {shlex.quote(str(beside))}"
+            raise ContentError(f"{error.message}; {hint}, or {PATH_VARIABLE}={beside}", error.where) from None
+
+    def _load(self, path: Path) -> Scenario:
         elsewhere = tuple(number for toggle in self.registry.elsewhere.values() for number in toggle.numbers)
         known = KnownNames(tuple(self.registry.by_number), self._pack_names, elsewhere)
-        return load_scenario(find("scenarios", name_or_path, self._extra), known)
+        return load_scenario(path, known)
+
+    def _beside(self, path: Path) -> Path | None:
+        """The nearest folder around a scenario file that has toggles or probes of its own, unless it is in use."""
+        used = self.folders
+        for folder in (path.absolute().parent, path.absolute().parent.parent):
+            if (folder / "toggles").is_dir() or (folder / "probes").is_dir():
+                return None if folder.resolve() in used else folder
+        return None
+
+    def _mends(self, path: Path, error: ContentError) -> bool:
+        """Whether with these folders the file is right, or wrong in another place."""
+        try:
+            self._load(path)
+        except ContentError as other:
+            return other.where is not None and other.where.path == str(path) and other.where != error.where
+        return True
+
+    def gather(self, named: Sequence[str]) -> list[Scenario]:
+        """The scenarios of files, names and folders (every ``*.yaml`` directly inside), in this order, each file once.
+
+        Raises ContentError for what is wrong with any of them, and for a folder without a scenario.
+        """
+        found: dict[str, Scenario] = {}
+        wrong: list[ContentError] = []
+        for name in named:
+            for file in scenario_files(name) if self.is_folder(name) else (name,):
+                try:
+                    scenario = self.scenario(file)
+                except ContentError as error:
+                    wrong.append(error)
+                else:
+                    found.setdefault(os.path.realpath(scenario.path), scenario)
+        if len(wrong) > 1:
+            raise ContentError("\n  ".join([f"{len(wrong)} scenarios are at fault:", *map(str, wrong)]))
+        if wrong:
+            raise wrong[0]
+        return list(found.values())
+
+    def is_folder(self, name: str) -> bool:
+        """Whether a name means every scenario in a folder: a scenario of that name comes first."""
+        names = content_files("scenarios", self._extra)
+        return os.path.isdir(name) and not any(same_name(name, other) for other in names)
 
     def workload(self, scenario: Scenario, arm: str, seed: int) -> Workload:
         """The requests of an arm. They depend on the model only, so arms of one model share them.

@@ -240,7 +240,7 @@ class _Running:
         ledger.fold(event)
         if self.recording is not None:
             self.recording.take(job.name, event)
-        if ledger.usage_error is not None:
+        if ledger.usage_error is not None and not ledger.unavailable:
             raise self.runs[job.name].at_fault(ledger.usage_error, ledger.usage_option)
         if self.progress is not None:
             self.progress.arm_moved(self.runs[job.name], ledger)

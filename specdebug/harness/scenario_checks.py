@@ -55,7 +55,12 @@ def check_scenario(scenario: Scenario, known: KnownNames | None) -> None:
         check_faults(scenario, arm, config)
 
 
-OVERRIDES = {"device": "--device", "dtype": "--dtype", "attention_backend": "--backend"}
+OVERRIDES = {
+    "device": "--device",
+    "dtype": "--dtype",
+    "attention_backend": "--backend",
+    "page_size": "--page-size",
+}
 """Engine options that the command line can override, and how."""
 
 

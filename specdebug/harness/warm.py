@@ -116,7 +116,7 @@ class _Collected:
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
         run, ledger = self.runs.pop(job.name), self._ledgers.pop(job.name)
-        if ledger.usage_error is None:
+        if ledger.usage_error is None or ledger.unavailable:
             self.ended_runs.append(ArmResult(run, ledger.outcome(end)))
         else:
             error = run.at_fault(ledger.usage_error, ledger.usage_option)

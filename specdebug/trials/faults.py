@@ -18,7 +18,7 @@ from specdebug.harness.scenario_checks import check_faults, engine_config
 from specdebug.harness.scenario_model import Scenario
 from specdebug.harness.warm import WarmPool
 from specdebug.trials.command import digest_of
-from specdebug.trials.scenario import ScenarioTrialError, arm_facts, arm_of, result_of
+from specdebug.trials.scenario import MachineCheck, ScenarioTrialError, arm_facts, arm_of, result_of
 from specdebug.trials.source import Candidate
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -72,6 +72,7 @@ class FaultSource:
         self._own = library.toggles(scenario.arms[self._arm].revert)
         self._pool = WarmPool(self._scenario, [self._arm], self._own, jobs)
         self._trials: dict[str, Trial] = {}
+        self._machine = MachineCheck()
 
     @property
     def arm(self) -> str:
@@ -105,8 +106,10 @@ class FaultSource:
         self._pool.start(run)
 
     def wait(self) -> tuple[Trial, TrialResult]:
-        """The next trial to end. Raises ArmAtFault when the scenario itself is wrong."""
+        """The next trial to end. Raises ArmAtFault when the scenario itself is wrong, CannotRunHere when this machine
+        lacks what it needs."""
         ended = self._pool.wait()
+        self._machine.check(ended)
         trial = self._trials.pop(ended.run.key)
         return trial, result_of(_but_for_idle(ended.outcome, self._switched(trial)))
 

@@ -18,11 +18,11 @@ import yaml
 
 from specdebug import __version__
 from specdebug.engine.config import EngineConfig, InvalidOption
-from specdebug.errors import SpecDebugError, did_you_mean
+from specdebug.errors import CannotRunHere, SpecDebugError, did_you_mean
 from specdebug.harness.library import Library
 from specdebug.harness.outcome import Evidence, Outcome, decide
 from specdebug.harness.probe_packs import ProbePack
-from specdebug.harness.replay import ArmRun
+from specdebug.harness.replay import ArmResult, ArmRun
 from specdebug.harness.scenario_model import Scenario, merge
 from specdebug.harness.warm import ArmAtFault, WarmPool
 from specdebug.trials.command import digest_of, toggle_candidates
@@ -78,6 +78,7 @@ class ScenarioSource:
         self._pool = WarmPool(self._scenario, [self._arm], own if options else library.all_toggles(), jobs)
         self._trials: dict[str, Trial] = {}
         self._refused: deque[tuple[Trial, TrialResult]] = deque()
+        self._machine = MachineCheck()
 
     @property
     def arm(self) -> str:
@@ -116,8 +117,8 @@ class ScenarioSource:
         self._pool.start(run)
 
     def wait(self) -> tuple[Trial, TrialResult]:
-        """The next trial to end. Raises ArmAtFault when the scenario itself is wrong; what is wrong only with options
-        laid over it makes their trial untestable."""
+        """The next trial to end. Raises ArmAtFault when the scenario itself is wrong, CannotRunHere when this machine
+        lacks what it needs; what is wrong or lacking only with options laid over it makes their trial untestable."""
         if self._refused:
             return self._refused.popleft()
         try:
@@ -127,7 +128,10 @@ class ScenarioSource:
             if not self._options or not trial.reverted:
                 raise
             return trial, TrialResult("untestable", None, 0.0, str(fault))
-        return self._trials.pop(ended.run.key), result_of(ended.outcome)
+        trial = self._trials.pop(ended.run.key)
+        if not self._options or not trial.reverted:
+            self._machine.check(ended)
+        return trial, result_of(ended.outcome)
 
     def close(self) -> None:
         """End every worker."""
@@ -146,6 +150,19 @@ class ScenarioSource:
         scenario = replace(self._scenario, arms=arms)
         EngineConfig.from_dict(scenario.engine_of(self._arm))
         return ArmRun(key, scenario, self._arm, trial.seed, self._packs, self._own)
+
+
+class MachineCheck:
+    """Ends a search whose arm this machine cannot run: every further trial would say the same."""
+
+    def __init__(self) -> None:
+        self._has_run = False
+
+    def check(self, result: ArmResult) -> None:
+        """Raises CannotRunHere when the machine lacked what the arm needs, and no arm has run here before."""
+        if result.outcome.unavailable and not self._has_run:
+            raise CannotRunHere(f"{result.run.scenario.path}: arm '{result.run.arm}': {result.outcome.detail}")
+        self._has_run = True
 
 
 def arm_of(scenario: Scenario, arm: str | None) -> str:

@@ -250,6 +250,12 @@ def test_a_full_disk_ends_with_what_is_known_and_a_line() -> None:
         (["--over", "config", "--", "./flaky.sh"], "--over config needs a scenario"),
         (["--over", "config", "cache_hit"], "--over config needs --option"),
         (["--over", "config", "cache_hit", "--option", "page_sise=4"], "page_size"),
+        (
+            ["--over", "config", "cache_hit", "--option", "page_size=4", "--page-size", "8"],
+            "--option page_size=4 is suspected, but --page-size 8 sets it for all",
+        ),
+        (["cache_hit", "--device", "gpu"], "--device must be cpu, cuda or cuda:N, got 'gpu'"),
+        (["--backend", "fa3", "--", "./flaky.sh"], "--backend is for a scenario; a command has none"),
         (["--over", "commits", "cache_hit"], "--over commits needs a command, such as: -- specdebug replay cache_hit"),
         (["--over", "commits", "--", "./flaky.sh"], "--over commits needs --good REV"),
         (["--over", "commits", "--good", "HEAD~1", "--repo", "/proc", "--", "./flaky.sh"], "in no git repository"),

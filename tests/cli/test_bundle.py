@@ -57,6 +57,37 @@ def test_an_interrupted_run_is_shown_as_far_as_it_came_and_not_bundled(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_document_is_that_of_the_run_and_of_the_file(
+    interrupted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = replace(traced(arm_run()), interrupted=interrupted)
+    monkeypatch.setattr("specdebug.bundle.run.run_traced", lambda *given: ended)
+    file, beside = tmp_path / "b.specdebug", tmp_path / "d.json"
+    argv = ["bundle", str(MINI), "-o", str(file), "--json", "--json-file", str(beside)]
+    assert run(argv) == (130 if interrupted else 0)
+    document = json.loads(capsys.readouterr().out)
+    assert [arm["verdict"] for arm in document["arms"]] == ["pass"]
+    assert document["interrupted"] is interrupted
+    assert file.exists() is beside.exists() is not interrupted
+    if not interrupted:
+        assert document["bundle"] == {"path": str(file), "bytes": file.stat().st_size}
+        assert json.loads(beside.read_text()) == document
+
+
+def test_a_run_that_this_machine_cannot_make_is_not_bundled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_here = traced(arm_run())
+    outcome = replace(run_here.result.outcome, verdict="unknown", detail="there is no CUDA", unavailable=True)
+    lacking = replace(run_here, result=replace(run_here.result, outcome=outcome))
+    monkeypatch.setattr("specdebug.bundle.run.run_traced", lambda *given: lacking)
+    assert run(["bundle", str(MINI), "-o", str(tmp_path / "b.specdebug")]) == 125
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()[-1]) == ("", "error: no bundle written: there is no CUDA")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_failing_run_replays_to_its_verdict_signature_and_hash(
     failing: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

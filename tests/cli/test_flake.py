@@ -164,8 +164,10 @@ def test_a_scenario_for_real(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert (found["runs"], found["failures"]) == (3, 0)
     assert found["what"] == f"{scenario} --arm fixed"
-    assert run(["flake", scenario, "--revert", "25015", "--max-trials", "3", "--json", "-"]) == 1
+    options = ["--page-size", "16", "--attention-backend", "fa3"]
+    assert run(["flake", scenario, "--revert", "25015", *options, "--max-trials", "3", "--json", "-"]) == 1
     found = json.loads(capsys.readouterr().out)
     (seen,) = found["signatures"]
     assert seen["signature"] == "oob@draft.forward.positions"
-    assert seen["reproduce"] == f"specdebug replay {scenario} --arm fixed --revert 25015 --seed {seen['seed']}"
+    again = f"--arm fixed --revert 25015 --backend fa3 --page-size 16 --seed {seen['seed']}"
+    assert seen["reproduce"] == f"specdebug replay {scenario} {again}"

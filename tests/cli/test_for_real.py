@@ -136,23 +136,6 @@ def test_doctor_finds_everything_here() -> None:
         assert document["facts"]["plan flashinfer"] == "torch reference"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to be had")
-def test_asking_for_a_gpu_where_there_is_none_is_one_line(tmp_path: Path) -> None:
-    for argv in (["replay", str(MINI)], ["toggles", "verify", "25015"]):
-        ended = run(*argv, "--device", "cuda")
-        assert (ended.returncode, ended.stdout) == (2, "")
-        assert ended.stderr.startswith("error: --device cuda: there is no CUDA")
-        assert ended.stderr.count("\n") == 1
-    file = tmp_path / "gpu.yaml"
-    text = MINI.read_text()
-    assert text.count("  model: tiny\n") == 1
-    file.write_text(text.replace("  model: tiny\n", "  model: tiny\n  device: cuda\n"))
-    line = file.read_text().splitlines().index("  device: cuda") + 1
-    ended = run("compare", str(file), "--arm", "fixed", "--arm", "plain")
-    assert ended.returncode == 2
-    assert ended.stderr.startswith(f"error: {file}:{line}:3: engine.device: there is no CUDA")
-
-
 def test_another_plan_and_dtype_for_every_arm() -> None:
     ended = run("replay", str(MINI), "--arm", "fixed", "--backend", "fa3", "--dtype", "bfloat16", "--json")
     found = arm(json.loads(ended.stdout), "fixed")

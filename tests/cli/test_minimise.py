@@ -69,6 +69,7 @@ def spawn(*argv: str) -> subprocess.CompletedProcess[str]:
         (["six.yaml", "-o", "x.yaml", "--arm", "revertet"], "no arm 'revertet'; did you mean 'reverted'?"),
         (["six.yaml", "-o", "x.yaml", "--revert", "19896"], "19896"),
         (["six.yaml", "-o", "x.yaml", "--confidence", "95"], "--confidence"),
+        (["six.yaml", "-o", "x.yaml", "--device", "gpu"], "--device must be"),
         (["six.yaml", "-o", "x.yaml", "--json", "no/folder/x"], "no folder no/folder"),
         (["six.yaml"], "--output"),
     ],

@@ -119,6 +119,21 @@ def test_an_option_that_a_worker_finds_wrong_is_named_where_it_was_set() -> None
     assert at_fault(SCENARIO, over, "there is no cuda:3", "device") == "--device cuda:3: there is no cuda:3"
 
 
+def test_a_device_that_is_not_there_is_its_arm_s_unknown_and_the_others_run() -> None:
+    def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        if job.name == "reverted":
+            event = {"event": "usage", "message": "there is no CUDA", "option": ["device"], "unavailable": True}
+            return [event], WorkerEnd("done", 0, 0.1, 1.0, "")
+        return good_run(job)
+
+    answer = replay(FakePool(script), FakeLibrary(), SCENARIO, Choices())  # type: ignore[arg-type]
+    fixed, reverted = (each.outcome for each in answer.results)
+    assert fixed.verdict == "pass"
+    assert (reverted.verdict, reverted.unavailable, reverted.violations) == ("unknown", True, ())
+    assert "there is no CUDA" in reverted.detail
+    assert answer.exit_code == 125
+
+
 def test_a_job_carries_its_parts_sealed() -> None:
     run = ArmRun("fixed", SCENARIO, "fixed", 7)
     job = run.job(FakeLibrary())

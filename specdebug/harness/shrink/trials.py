@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specdebug.errors import SpecDebugError
+from specdebug.errors import CannotRunHere
 from specdebug.harness.replay import ArmRun
 from specdebug.harness.warm import ArmAtFault, WarmPool
 from specdebug.minimise import Seen
@@ -48,7 +48,7 @@ class WarmOracle:
         self._pool.start(ArmRun(str(number), candidate, self._space.arm, seed, self._packs, self._toggles))
 
     def wait(self) -> tuple[int, Seen]:
-        """The next trial to end. Raises SpecDebugError when this machine cannot run the scenario."""
+        """The next trial to end. Raises CannotRunHere when this machine cannot run the scenario."""
         try:
             result = self._pool.wait()
         except ArmAtFault as fault:
@@ -57,7 +57,7 @@ class WarmOracle:
             return int(fault.run.key), Seen(None, 0.0)  # wrong only with what is left: not the failure
         outcome = result.outcome
         if outcome.unavailable:
-            raise SpecDebugError(f"{result.run.scenario.path}: {'; '.join(outcome.reasons)}")
+            raise CannotRunHere(f"{result.run.scenario.path}: {'; '.join(outcome.reasons)}")
         self._ended_once = True
         signature = outcome.signature if outcome.verdict == "fail" else None
         return int(result.run.key), Seen(self._named_before(signature), outcome.metrics.wall_s)

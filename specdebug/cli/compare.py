@@ -1,0 +1,100 @@
+"""``specdebug compare``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from specdebug.cli import complete
+from specdebug.cli.options import (
+    Content,
+    Debug,
+    File,
+    Html,
+    InDtype,
+    Jobs,
+    Json,
+    JsonFile,
+    Junit,
+    OnDevice,
+    Seed,
+    Timeout,
+    WithBackend,
+    WithPageSize,
+    engine_overrides,
+    positive,
+)
+from specdebug.cli.output import show, write
+from specdebug.cli.replay import open_library, progress, workers
+from specdebug.cli.results import ReplayFiles
+from specdebug.errors import SpecDebugError
+
+
+def compare(
+    file: File,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option("--arm", help="Name two; the scenario's first two unless given.", autocompletion=complete.arms),
+    ] = None,
+    seed: Seed = None,
+    device: OnDevice = None,
+    dtype: InDtype = None,
+    backend: WithBackend = None,
+    page_size: WithPageSize = None,
+    as_json: Json = False,
+    json_file: JsonFile = None,
+    junit: Junit = None,
+    html: Html = None,
+    jobs: Jobs = 0,
+    timeout: Timeout = None,
+    content: Content = None,
+    debug: Debug = False,
+) -> int:
+    """Run two arms and put them side by side, request by request.
+
+    Exit code 0 when both come to the same verdict and every request to the same output, else 1; 125 when this machine
+    cannot run one of them.
+    """
+    files = ReplayFiles(junit, html, json=json_file)
+    files.check()
+    with workers(jobs) as pool:
+        from specdebug.harness import compare as comparing
+        from specdebug.harness import replay as harness
+        from specdebug.harness.scenario import engine_config
+        from specdebug.harness.text import decoder, load_tokenizer
+
+        library = open_library(content)
+        scenario = library.scenario(file)
+        names = list(arm or list(scenario.arms)[:2])
+        if len(names) != 2 or names[0] == names[1]:
+            known = ", ".join(scenario.arms)
+            raise SpecDebugError(f"compare needs two different arms; {scenario.path} has {known}")
+        choices = harness.Choices(
+            arms=tuple(names),
+            seed=seed,
+            timeout_s=positive(timeout),
+            engine=engine_overrides(device, dtype, backend, page_size),
+        )
+        recording = files.recording()
+        with progress() as watcher:
+            answer = harness.replay(pool, library, scenario, choices, watcher, recording)
+        if answer.interrupted:
+            return answer.exit_code
+        left, right = (result.outcome for result in answer.results)
+        decode = decoder(load_tokenizer(engine_config(scenario, names[0]).model))
+        comparison = comparing.compare((names[0], names[1]), (left, right), decode)
+
+        def document() -> str:
+            from specdebug.report.document import comparison_document, to_json
+
+            return to_json(comparison_document(comparison))
+
+        if as_json:
+            write(document())
+        else:
+            from specdebug.report.terminal import render_comparison
+
+            show(render_comparison(scenario.name, comparison))
+        files.write_comparison(answer, comparison, recording, lambda: document() + "\n")
+        return comparison.exit_code

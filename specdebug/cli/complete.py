@@ -1,0 +1,161 @@
+"""Values that a shell completes. Each function is called while somebody waits at a prompt: nothing here imports torch,
+and whatever goes wrong (a file half written, a folder that is not there) completes to nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import typer
+
+Found: TypeAlias = Iterable[str | tuple[str, str]]
+"""Values, or pairs of a value and what it is."""
+
+_YAML = (".yaml", ".yml")
+_SUBJECT = ("files", "file", "scenario")
+"""Names under which commands take the scenario they are about."""
+
+
+def _quietly(
+    complete: Callable[[typer.Context, str], Found],
+) -> Callable[[typer.Context, str], list[str | tuple[str, str]]]:
+    """Keep what fits the word begun, or nothing at all when it cannot be found out."""
+
+    @wraps(complete)
+    def completed(ctx: typer.Context, incomplete: str) -> list[str | tuple[str, str]]:
+        try:
+            found = list(complete(ctx, incomplete))
+        except Exception:
+            return []
+        return [each for each in found if (each if isinstance(each, str) else each[0]).startswith(incomplete)]
+
+    return completed
+
+
+@_quietly
+def scenarios(ctx: typer.Context, incomplete: str) -> Found:
+    """Names of scenarios, scenario files, and folders on the way to them."""
+    yield from _scenario_names(ctx)
+    yield from _paths(incomplete, _YAML)
+
+
+@_quietly
+def replayed(ctx: typer.Context, incomplete: str) -> Found:
+    """The same, and bundles."""
+    from specdebug.bundle import ENDING
+
+    yield from _scenario_names(ctx)
+    yield from _paths(incomplete, (*_YAML, ENDING))
+
+
+@_quietly
+def arms(ctx: typer.Context, incomplete: str) -> Found:
+    """Arms of the scenarios that are on the line already."""
+    from specdebug.content import find
+    from specdebug.yamlio import load_yaml
+
+    named: dict[str, None] = {}
+    for subject in _subjects(ctx):
+        data = load_yaml(find("scenarios", subject, _content(ctx))).data
+        named |= dict.fromkeys(map(str, data.get("arms", ())))
+    return named
+
+
+@_quietly
+def fixes(ctx: typer.Context, incomplete: str) -> Found:
+    """Numbers of fixes that can be reverted; of a list, its last."""
+    before, comma, _ = incomplete.rpartition(",")
+    return [(f"{before}{comma}{toggle.pr}", toggle.title) for toggle in _registry(ctx).toggles.values()]
+
+
+@_quietly
+def all_fixes(ctx: typer.Context, incomplete: str) -> Found:
+    """Numbers of all registered fixes, those of other engines included."""
+    return [(str(toggle.pr), toggle.title) for toggle in _registry(ctx).all]
+
+
+@_quietly
+def fault_names(ctx: typer.Context, incomplete: str) -> Found:
+    """Classes of faults."""
+    from specdebug.faults.catalogue import CLASSES
+
+    return [(kind.name, kind.summary) for kind in CLASSES.values()]
+
+
+@_quietly
+def faults(ctx: typer.Context, incomplete: str) -> Found:
+    """Faults to inject: the class, then ``:`` and the keys of its address, then the sites it can act at."""
+    from specdebug.faults.catalogue import CLASSES
+
+    name, colon, address = incomplete.partition(":")
+    if not colon:
+        yield from ((kind.name, kind.summary) for kind in CLASSES.values())
+        return
+    kind, (before, comma, last) = CLASSES[name], address.rpartition(",")
+    begun = f"{name}:{before}{comma}"
+    if last.startswith("site="):
+        yield from (f"{begun}site={site}" for site in kind.sites)
+    else:
+        yield from (f"{begun}{key}=" for key in kind.keys)
+
+
+@_quietly
+def packs(ctx: typer.Context, incomplete: str) -> Found:
+    """Probe packs."""
+    from specdebug.content import content_files
+
+    return content_files("probes", _content(ctx))
+
+
+@_quietly
+def signatures(ctx: typer.Context, incomplete: str) -> Found:
+    """Signatures of what probes find: a kind and a site."""
+    from specdebug.harness.library import engine_sites
+
+    return dict.fromkeys(f"{site.kind}@{site.name}" for site in engine_sites())
+
+
+@_quietly
+def devices(ctx: typer.Context, incomplete: str) -> Found:
+    """Kinds of devices; whether there is one is known only to torch, which is not asked."""
+    return ("cpu", "cuda")
+
+
+def _content(ctx: typer.Context) -> list[Path]:
+    """The user's folders, from the line or from a configuration file."""
+    return list(ctx.params.get("content") or ())
+
+
+def _registry(ctx: typer.Context) -> Any:
+    from specdebug.toggles import load_registry
+
+    return load_registry(_content(ctx))
+
+
+def _subjects(ctx: typer.Context) -> list[str]:
+    for name in _SUBJECT:
+        if value := ctx.params.get(name):
+            return [value] if isinstance(value, str) else list(value)
+    return list(ctx.args)  # where the option that is being completed, still without its value, ended the parsing
+
+
+def _scenario_names(ctx: typer.Context) -> Found:
+    from specdebug.content import content_files
+
+    return content_files("scenarios", _content(ctx))
+
+
+def _paths(incomplete: str, endings: tuple[str, ...]) -> Found:
+    """Folders, and files of these endings, that begin as the word does."""
+    folder, begun = os.path.split(incomplete)
+    for entry in sorted(os.scandir(folder or "."), key=lambda each: each.name):
+        if entry.name.startswith(".") and not begun.startswith("."):
+            continue
+        path = os.path.join(folder, entry.name)
+        if entry.is_dir():
+            yield path + os.sep
+        elif entry.name.endswith(endings):
+            yield path

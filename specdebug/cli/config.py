@@ -1,0 +1,61 @@
+"""``specdebug config``, and how what a configuration file sets reaches the commands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from specdebug import configuration
+from specdebug.cli.options import Debug, Json
+from specdebug.cli.output import show, write
+from specdebug.content import PATH_VARIABLE
+
+
+def defaults_of(command: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults for a command and those beneath it: of every option that is set, by the option's name."""
+    beneath = getattr(command, "commands", {})
+    below = {name: defaults_of(one, settings) for name, one in beneath.items()}
+    own = {param.name: settings[param.name] for param in command.params if param.name in settings}
+    return below | own
+
+
+def config(as_json: Json = False, debug: Debug = False) -> int:
+    """Say which options a configuration file sets here, and in which line of it.
+
+    It is the nearest .specdebug.toml, or pyproject.toml with a table tool.specdebug. What the command line names goes
+    over it. Folders of SPECDEBUG_PATH are searched beside those of content.
+    """
+    found = configuration.load()
+    settings = {name.replace("_", "-"): each for name, each in sorted(found.settings.items())}
+    path_variable = os.environ.get(PATH_VARIABLE)
+    if as_json:
+        from specdebug.report.document import to_json
+
+        document = {
+            "path": None if found.path is None else str(found.path),
+            "settings": {
+                name: {"value": _plain(each.value), "line": each.where.line} for name, each in settings.items()
+            },
+            PATH_VARIABLE: path_variable,
+        }
+        write(to_json(document))
+        return 0
+    if found.path is None:
+        write("no configuration file: every option has its default")
+    else:
+        from specdebug.report.tables import plain_table
+
+        rows = [(name, _text(each.value), str(each.where)) for name, each in settings.items()]
+        show(plain_table(("option", "value", "from"), rows))
+    if path_variable:
+        write(f"{PATH_VARIABLE}={path_variable}")
+    return 0
+
+
+def _plain(value: Any) -> Any:
+    return [str(each) for each in value] if isinstance(value, list) else value
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,207 @@
+"""The configuration file: options that a working directory always wants.
+
+``[tool.specdebug]`` of a ``pyproject.toml``, or a ``.specdebug.toml``, whichever is nearest upwards from the working
+directory; in one folder ``.specdebug.toml`` comes first. ``SPECDEBUG_CONFIG`` names another file, or, empty, none.
+A setting counts as if the command line had it, for every command that has the option, unless the command line does.
+
+``content`` names folders whose toggles are code, so it is taken only from a file that is the user's own (or root's).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specdebug.errors import SpecDebugError, Where, did_you_mean
+
+VARIABLE = "SPECDEBUG_CONFIG"
+OWN_NAME = ".specdebug.toml"
+PROJECT_NAME = "pyproject.toml"
+_TABLE = ("tool", "specdebug")
+_MAX_BYTES = 1 << 20
+
+
+class ConfigurationError(SpecDebugError):
+    """A configuration file is malformed. Rendered as ``file:line: what``."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The value of one option, and where it stands."""
+
+    value: Any
+    where: Where
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What is set, by option (with ``_``); ``path`` is None where there is no file."""
+
+    path: Path | None = None
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values alone."""
+        return {name: setting.value for name, setting in self.settings.items()}
+
+    @property
+    def content(self) -> list[Path]:
+        """The user's content folders; none where the file names none."""
+        return list(self.values.get("content", ()))
+
+
+def load(start: Path | None = None, environment: Mapping[str, str] = os.environ) -> Configuration:
+    """The configuration in force for a working directory (this process's, unless given). Raises ConfigurationError."""
+    if VARIABLE in environment:
+        named = environment[VARIABLE]
+        if not named:
+            return Configuration()
+        path = Path(named)
+        table = _table_of(path, _read(path, VARIABLE))
+        if table is None:
+            raise ConfigurationError(f"{path}: has no [tool.specdebug] ({VARIABLE} names it)")
+        return _configuration(path, table, trusted=True)
+    folder = (start or Path()).absolute()
+    for each in (folder, *folder.parents):
+        for path in (each / OWN_NAME, each / PROJECT_NAME):
+            if path.is_file():
+                table = _table_of(path, _read(path))
+                if table is not None:
+                    return _configuration(path, table, trusted=_is_own(path))
+    return Configuration()
+
+
+def _read(path: Path, named_by: str = "") -> str:
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(_MAX_BYTES + 1)
+    except OSError as error:
+        by = f" ({named_by} names it)" if named_by else ""
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}{by}") from None
+    if len(raw) > _MAX_BYTES:
+        raise ConfigurationError(f"{path}: is larger than {_MAX_BYTES >> 20} MiB")
+    return raw.decode("utf-8", errors="replace")
+
+
+def _table_of(path: Path, text: str) -> tuple[str, dict[str, Any]] | None:
+    """The file's text and our table of it; None for a project's file that has none, whatever else is in it."""
+    is_own = path.name != PROJECT_NAME
+    try:
+        table: Any = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        if not is_own and ".".join(_TABLE) not in text:
+            return None
+        line = re.search(r"at line (\d+)", str(error))
+        where = Where(str(path), int(line.group(1)) if line else 0)
+        raise ConfigurationError(f"{where}: is not TOML: {error}") from None
+    for key in () if is_own else _TABLE:
+        table = table.get(key) if isinstance(table, dict) else None
+    if table is None:
+        return None
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{path}: {'.'.join(_TABLE)} must be a table")
+    return text, table
+
+
+def _configuration(path: Path, found: tuple[str, dict[str, Any]], *, trusted: bool) -> Configuration:
+    text, table = found
+    settings: dict[str, Setting] = {}
+    for key, value in table.items():
+        name, where = key.replace("-", "_"), Where(str(path), _line_of(text, key))
+        name = ALIASES.get(name, name)
+        if name not in KEYS:
+            shown = [option.replace("_", "-") for option in (*KEYS, *ALIASES)]
+            raise ConfigurationError(f"{where}: unknown key '{key}'{did_you_mean(key.replace('_', '-'), shown)}")
+        if name in settings:
+            raise ConfigurationError(f"{where}: '{key}' is set twice, in line {settings[name].where.line} as well")
+        if name == "content" and not trusted:
+            raise ConfigurationError(
+                f"{where}: content names code, and the file belongs to somebody else; to use it say {VARIABLE}={path}"
+            )
+        try:
+            settings[name] = Setting(KEYS[name](value, path.absolute().parent), where)
+        except ValueError as error:
+            raise ConfigurationError(f"{where}: {key} must be {error}, got {value!r}") from None
+    return Configuration(path, settings)
+
+
+def _line_of(text: str, key: str) -> int:
+    """The line of a key in our table; of the table where it cannot be told, 0 where that cannot either."""
+    ours, table = True, 0
+    pattern = re.compile(rf"""\s*["']?{re.escape(key)}["']?\s*[.=]""")
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[+\s*([^\]]*?)\s*\]", line):
+            ours = re.sub(r"[\s\"']", "", header.group(1)) == ".".join(_TABLE)
+            table = number if ours else table
+        elif ours and pattern.match(line):
+            return number
+    return table
+
+
+def _is_own(path: Path) -> bool:
+    return not hasattr(os, "getuid") or path.stat().st_uid in (os.getuid(), 0)
+
+
+def _text_of(*allowed: str) -> Callable[[Any, Path], str]:
+    def text(value: Any, folder: Path) -> str:
+        if not isinstance(value, str) or (allowed and value not in allowed):
+            raise ValueError(" or ".join(allowed) or "text")
+        return value
+
+    return text
+
+
+def _device(value: Any, folder: Path) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", value):
+        raise ValueError("cpu, cuda or cuda:N")
+    return value
+
+
+def _count(value: Any, folder: Path) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError("a whole number of at least 1")
+    return value
+
+
+def _seconds(value: Any, folder: Path) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise ValueError("a number of seconds above 0")
+    return float(value)
+
+
+def _confidence(value: Any, folder: Path) -> str:
+    if not isinstance(value, (int, float, str)) or isinstance(value, bool):
+        raise ValueError("a probability, such as 0.95 or '95%'")
+    return str(value)
+
+
+def _folders(value: Any, folder: Path) -> list[Path]:
+    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+        raise ValueError("a list of folders")
+    found = [folder / each for each in value]
+    for each in found:
+        if not each.is_dir():
+            raise ValueError(f"a list of folders, and there is no folder {each}")
+    return found
+
+
+KEYS: dict[str, Callable[[Any, Path], Any]] = {
+    "content": _folders,
+    "device": _device,
+    "dtype": _text_of("float32", "bfloat16", "float16"),
+    "backend": _text_of("flashinfer", "fa3", "triton"),
+    "page_size": _count,
+    "jobs": _count,
+    "timeout": _seconds,
+    "confidence": _confidence,
+    "max_trials": _count,
+}
+"""Every option that can be set, and what reads its value; ValueError says what it must be."""
+
+ALIASES = {"attention_backend": "backend"}

@@ -1,0 +1,87 @@
+"""Several scenarios that were replayed together: one summary for a person, one document, one GitHub summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from specdebug import __version__
+from specdebug.harness.last_failed import as_it_should
+from specdebug.harness.replay import ArmResult
+from specdebug.harness.replays import Replays
+from specdebug.report.document import replay_document
+from specdebug.report.github import replay_summary
+from specdebug.report.terminal import VERDICT_STYLE, render_replay
+
+
+def render_replays(answer: Replays) -> RenderableType:
+    """The whole story of each scenario that did not do as it should, then a row for each and the closing line."""
+    told = [render_replay(replay) for replay in answer.replays if replay.exit_code != 0]
+    return Group(*(Group(story, Text("")) for story in told), _table(answer), Text(replays_line(answer)))
+
+
+def replays_document(answer: Replays) -> dict[str, Any]:
+    """All of them as plain data; each scenario is as in the document of one alone."""
+    return {
+        "specdebug": __version__,
+        "exit_code": answer.exit_code,
+        "interrupted": answer.interrupted,
+        "missing": answer.missing,
+        "trouble": None if answer.trouble is None else str(answer.trouble),
+        "wall_s": round(answer.wall_s, 3),
+        "scenarios": [replay_document(replay) for replay in answer.replays],
+    }
+
+
+def replays_summary(answer: Replays) -> str:
+    """All of them as Markdown, for the summary of a GitHub step."""
+    return "\n".join(map(replay_summary, answer.replays))
+
+
+def replays_line(answer: Replays) -> str:
+    """What the exit code says, in words."""
+    codes = [replay.exit_code for replay in answer.replays]
+    counts = {
+        "as they should": codes.count(0),
+        "not": codes.count(1),
+        "without a verdict": sum(code not in (0, 1) for code in codes),
+    }
+    parts = [f"{count} {what}" for what, count in counts.items() if count or what == "as they should"]
+    line = f"{len(codes)} scenario{_s(codes)}: {', '.join(parts)} ({answer.wall_s:.1f} s)"
+    if answer.missing:
+        line += f"; {answer.missing} arm{_s(range(answer.missing))} did not run"
+    return f"{line}; interrupted" if answer.interrupted else line
+
+
+def _table(answer: Replays) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="bold")
+    table.add_column("scenario", overflow="fold")
+    table.add_column("arms", justify="right")
+    table.add_column("time", justify="right")
+    table.add_column("what did not do as it should", overflow="fold")
+    for replay in answer.replays:
+        right = sum(map(as_it_should, replay.results))
+        wrong = [_wrong(result) for result in replay.results if not as_it_should(result)]
+        table.add_row(
+            escape(replay.scenario.name),
+            f"{right} of {len(replay.results)}",
+            f"{replay.wall_s:.1f} s",
+            Text("\n").join(wrong),
+        )
+    return table
+
+
+def _s(many: Sized) -> str:
+    return "" if len(many) == 1 else "s"
+
+
+def _wrong(result: ArmResult) -> Text:
+    outcome = result.outcome
+    text = Text(f"{result.run.arm}: ")
+    text.append(outcome.verdict, VERDICT_STYLE[outcome.verdict])
+    return text.append(f" {outcome.signature}") if outcome.signature else text

@@ -1,0 +1,207 @@
+"""``replay`` of several scenarios, of a selection, and of what failed last; mostly with workers that are played."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from specdebug.cli.main import run
+from specdebug.targets.job import WorkerEnd
+from tests.harness.fakes import FakePool, good_run
+from tests.report.html.samples import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+MINI = ROOT / "tests" / "cli" / "mini.yaml"
+TEXT = "name: {name}\nworkload:\n  - {{prompt: {{token_ids: [1, 2]}}}}\narms: {{{arms}}}\nexpect: {{{expect}}}\n"
+
+
+class Played:
+    """What became of the pools of a command: which arms fail or have no verdict, and which ran."""
+
+    def __init__(self) -> None:
+        self.fails: set[str] = set()
+        self.undecided: set[str] = set()
+        self.interrupt_at: str | None = None
+        self.ran: list[str] = []
+
+    def script(self, job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        events, end = good_run(job)
+        if job.name in self.fails:
+            found = {"kind": "nan", "site": "draft.logits", "step": 1, "detail": "3 values", "count": 3, "data": {}}
+            events.insert(-2, {"event": "violation", **found})
+        if job.name in self.undecided:
+            return [{"event": "impossible", "reason": "there is no CUDA", "unavailable": True}], end
+        return events, end
+
+    @contextmanager
+    def workers(self, jobs: int) -> Iterator[FakePool]:
+        pool = FakePool(self.script, self.interrupt_at)
+        yield pool
+        self.ran = [job.name for job in pool.jobs]
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    """A folder ``some`` with the scenarios one (arms x, y) and two (arm x)."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("SGLANG_DEBUG_REVERT_PR", "SPECDEBUG_PATH", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "some").mkdir()
+    for name, arms in (("one", "xy"), ("two", "x")):
+        listed = {"arms": [f"{arm}: {{}}" for arm in arms], "expect": [f"{arm}: {{verdict: pass}}" for arm in arms]}
+        text = TEXT.format(name=name, arms=", ".join(listed["arms"]), expect=", ".join(listed["expect"]))
+        (tmp_path / "some" / f"{name}.yaml").write_text(text)
+    pools = Played()
+    monkeypatch.setattr("specdebug.cli.replay.workers", pools.workers)
+    return pools
+
+
+Told = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    """Run with ``--json``; the exit code and the document."""
+
+    def run_it(*argv: str) -> tuple[int, Any]:
+        code = run(["replay", *argv, "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return run_it
+
+
+def test_a_folder_and_files_are_replayed_with_one_document(played: Played, told: Told) -> None:
+    for argv in (["some"], ["some/one.yaml", "some/two.yaml"], ["some/one.yaml", "some"]):
+        code, document = told(*argv)
+        assert (code, document["exit_code"], document["interrupted"], document["missing"]) == (0, 0, False, 0)
+        assert [each["scenario"] for each in document["scenarios"]] == ["one", "two"]
+        assert [arm["arm"] for each in document["scenarios"] for arm in each["arms"]] == ["x", "y", "x"]
+        assert played.ran == ["one::x", "one::y", "two::x"]
+    _, alone = told("some/two.yaml")
+    assert set(alone) == set(document["scenarios"][1])
+    assert (alone["scenario"], played.ran) == ("two", ["x"])
+
+
+def test_the_worst_code_counts(played: Played, told: Told) -> None:
+    played.undecided = {"one::x"}
+    assert told("some")[0] == 125
+    played.fails = {"two::x"}
+    assert told("some")[0] == 1
+    assert [each["exit_code"] for each in told("some")[1]["scenarios"]] == [125, 1]
+
+
+def test_the_summary_tells_each_and_the_story_of_what_went_wrong(
+    played: Played, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played.fails = {"two::x"}
+    assert run(["replay", "some"]) == 1
+    out, err = capsys.readouterr()
+    assert "nan@draft.logits at step 1, 3 in all  3 values" in out
+    one, two, closing = out.splitlines()[-3:]
+    assert one.split()[:4] == ["one", "2", "of", "2"]
+    assert two.split()[:4] == ["two", "0", "of", "1"]
+    assert two.endswith("x: fail nan@draft.logits")
+    assert closing.startswith("2 scenarios: 1 as they should, 1 not (")
+    assert "one::x: pass" in err
+
+
+def test_files_of_several(played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    played.fails = {"two::x"}
+    assert run(["replay", "some", "--junit", "c.xml", "--json-file", "d.json", "--html", "pages"]) == 1
+    suites = ET.parse("c.xml").getroot().findall("testsuite")
+    assert [(suite.get("name"), suite.get("failures")) for suite in suites] == [("one", "0"), ("two", "1")]
+    assert json.loads(Path("d.json").read_text())["exit_code"] == 1
+    assert sorted(file.name for file in Path("pages").iterdir()) == ["one.html", "two.html"]
+    assert "nan@draft.logits" in Page(Path("pages/two.html").read_text()).text
+    assert Path("summary.md").read_text().count("### ") == 2
+
+
+def test_k_selects_and_the_code_is_still_that_of_expectations(played: Played, told: Told) -> None:
+    code, document = told("some", "-k", "y or two")
+    assert (code, played.ran) == (0, ["one::y", "two::x"])
+    assert all(arm["expected"] for each in document["scenarios"] for arm in each["arms"])
+    code, document = told("some/one.yaml", "-k", "not y")
+    assert (document["scenario"], played.ran) == ("one", ["x"])
+
+
+def test_lf_runs_what_failed_and_all_where_nothing_did(
+    played: Played, told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["replay", "some", "--lf"]) == 0
+    assert "--lf: no failure is recorded here; running all" in capsys.readouterr().err
+    assert not Path(".specdebug").exists()
+    played.fails, played.undecided = {"one::y"}, {"two::x"}
+    assert told("some")[0] == 1
+    assert told("--lf")[0] == 1
+    assert played.ran == ["one::y", "two::x"]
+    played.fails = set()
+    assert told("some", "--last-failed")[0] == 125
+    assert played.ran == ["one::y", "two::x"]
+    played.undecided = set()
+    assert told("--lf")[0] == 0
+    assert played.ran == ["x"]  # of one scenario alone
+    assert run(["replay", "--lf"]) == 2
+    assert "no failure is recorded in this folder; name a FILE" in capsys.readouterr().err
+
+
+def test_an_interrupt_keeps_the_summary_and_what_is_known(played: Played, told: Told) -> None:
+    played.fails, played.interrupt_at = {"one::y"}, "two::x"
+    code, document = told("some")
+    assert (code, document["interrupted"]) == (130, True)
+    assert [(each["scenario"], each["exit_code"]) for each in document["scenarios"]] == [("one", 1), ("two", 130)]
+    recorded = json.loads(Path(".specdebug/last-failed.json").read_text())
+    assert {Path(file).name: arms for file, arms in recorded.items()} == {"one.yaml": ["y"]}
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["some", "gone.yaml"], "gone.yaml: no such file"),
+        (["some", "-k", "three"], "-k 'three' selects no arm; there are one::x, one::y, two::x"),
+        (["some", "-k", "(x"], "column 1: nothing closes this parenthesis"),
+        (["some", "--arm", "y"], "two.yaml: no arm 'y'"),
+        (["some", "--perfetto", "t.json"], "--perfetto is of one scenario"),
+        (["some", "--html", "some/one.yaml"], "is a file; of several scenarios --html names a folder"),
+        (["some", "--html", "no/such/pages"], "no folder no/such"),
+        (["some", "b.specdebug"], "b.specdebug: a bundle is replayed by itself"),
+        (["b.specdebug", "--lf"], "--lf does not go with it"),
+        (["b.specdebug", "-k", "x"], "-k does not go with it"),
+        ([], "replay needs a FILE"),
+        (["--lf"], "no failure is recorded in this folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_the_user_got_wrong_is_one_line(
+    argv: list[str], words: str, played: Played, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["replay", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), played.ran) == ("", 1, [])
+    assert words in err
+
+
+@pytest.mark.slow
+def test_several_for_real(tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    text = MINI.read_text()
+    (tmp_path / "two" / "a.yaml").write_text(text)
+    (tmp_path / "two" / "b.yaml").write_text(text.replace("oob@draft.forward.positions", "nan@draft.logits"))
+    command = [sys.executable, "-c", "from specdebug.cli.main import main; main()", "replay"]
+    settings: dict[str, Any] = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(ROOT)}, "timeout": 300}
+    first = subprocess.run([*command, "two", "-k", "fixed or positions"], **settings, capture_output=True, text=True)
+    assert first.returncode == 1
+    assert first.stdout.splitlines()[-1].startswith("2 scenarios: 1 as they should, 1 not (")
+    again = subprocess.run([*command, "--lf", "--json"], **settings, capture_output=True, text=True)
+    assert again.returncode == 1
+    (document,) = json.loads(again.stdout)["scenarios"]
+    assert [(document["path"].endswith("b.yaml"), arm["arm"]) for arm in document["arms"]] == [(True, "positions")]

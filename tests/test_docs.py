@@ -33,7 +33,7 @@ BUILT = {"specdebug/_content/"}
 
 NAMED_DOCUMENT = re.compile(r"`([\w./-]+\.md)`")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-COMMAND = re.compile(r"(?:^[ \t|>]*(?:\$ )?(?:[A-Z_]+=\S+ )*|`)specdebug ([^`#\n]*)", re.MULTILINE)
+COMMAND = re.compile(r"(?:^(?:[ \t|>]+(?:\$ )?|\$ )(?:[A-Z_]+=\S+ )*|`)specdebug ([^`#\n]*)", re.MULTILINE)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 END_OF_COMMAND = re.compile(r"(?:^| )-- |[;|<>&](?= |$)| \d?>")
 TARGET = re.compile(r"(?:^    (?:\$ )?|`)make ((?:[a-z][a-z-]* ?)+)", re.MULTILINE)

@@ -12,7 +12,7 @@ import pytest
 from specdebug.cli.main import run
 from specdebug.errors import SpecDebugError
 
-LOGS = Path(__file__).resolve().parents[1] / "triage/logs"
+LOGS = Path(__file__).resolve().parents[1] / "logs/quoted"
 CRASH = LOGS / "sglang-5491.txt"
 
 

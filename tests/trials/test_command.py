@@ -43,7 +43,7 @@ def test_verdicts(registry: Registry) -> None:
         ("fail", "exit:2"),
         ("untestable", None),
     ]
-    assert result(registry, "kill -ABRT $$").signature == "signal:SIGABRT"
+    assert result(registry, "kill -ABRT $$").signature == "crash:SIGABRT"
     assert result(registry, "sleep 1000", timeout_s=0.2).signature == "hang"
 
 

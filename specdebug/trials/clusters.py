@@ -6,8 +6,8 @@ end and found nothing of the kind it is a verdict: the failure did not show. (To
 trials in which the other failure let the followed one through, and none in which there was nothing to let through.)
 The one to follow is the most frequent among the first trials, which switch everything on, of those that tell of damage
 (``nan@sampler.logits``) if there are any. An exception or an exit code (``error:ReadTimeout``, ``exit:1``) is followed
-only where nothing better is known, and gives way if damage shows before ``OPENING`` trials: an unrelated failure may
-well come first.
+only where nothing better is known, and gives way to damage that shows within ``OPENING`` trials, or later if that is
+not rare beside it: an unrelated failure may well come first.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ LEAD = 2
 
 OPENING = 16
 """Trials after which it is chosen in any case."""
+
+SHARE = 1 / 3
+"""How often damage must be seen, beside the followed failure that is none, to take its place after the opening."""
 
 HOPELESS = 3
 """Untestable trials, none of them testable, after which switching everything on is given up."""
@@ -100,12 +103,14 @@ class Clusters:
             self._lead()
 
     def _may_give_way(self) -> bool:
-        return self._leader is not None and not tells_of_damage(self._leader) and self._trials <= OPENING
+        """Whether the followed failure tells of no damage, and another does that is no stray."""
+        if self._leader is None or tells_of_damage(self._leader):
+            return False
+        damage = max((count for name, count in self._counts.items() if tells_of_damage(name)), default=0)
+        return damage > 0 and (self._trials <= OPENING or damage >= max(LEAD, SHARE * self._counts[self._leader]))
 
     def _lead(self) -> None:
         telling = [(name, count) for name, count in self._counts.most_common() if tells_of_damage(name)]
-        if self._settled and self._leader is not None and not telling:
-            return
         ranked = telling or self._counts.most_common(2)  # of equals the one seen first
         self._leader = ranked[0][0] if ranked else None
         ahead = ranked[0][1] - (ranked[1][1] if len(ranked) > 1 else 0) if ranked else 0

@@ -11,6 +11,8 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
 
 from specdebug.async_probe import parse_message
 from specdebug.logs.device import ASSERTION, FAULT_WORDS, FAULTS, assertion_in
@@ -52,8 +54,7 @@ class Strength(IntEnum):
     """That a test failed, and nothing about why."""
 
 
-@dataclass(frozen=True)
-class Hit:
+class Hit(NamedTuple):
     """A failure that a line tells of.
 
     ``means``: what kind of damage it is when that is more than the signature's own kind says, as for an assertion on
@@ -90,8 +91,10 @@ def _said(signature: str, strength: Strength, words: Sequence[bytes], *patterns:
     return Rule(tuple(words), patterns, lambda line, at: hits)
 
 
-def _text(data: bytes) -> str:
-    return "".join(char if char.isprintable() else "\ufffd" for char in data.decode("utf-8", "replace"))
+def printable(data: bytes) -> str:
+    """Foreign bytes as text that does nothing to a terminal."""
+    text = data.decode("utf-8", "replace")
+    return text if text.isprintable() else "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
 # Our own signatures: verdicts, probes' messages, anything that prints kind@site.
@@ -107,7 +110,8 @@ _JUDGED = (b"fail ", b'"signature": "')
 
 def _own(line: bytes, at: int) -> list[Hit]:
     hits = []
-    for found in (*_OWN.finditer(line), *_BARE.finditer(line)):
+    bare = _BARE.finditer(line) if b"hang" in line or b"oom" in line else ()
+    for found in (*_OWN.finditer(line), *bare):
         raw: bytes = found[1]
         behind = line[found.end() - 1 : found.end()]
         name = _site_of(raw)
@@ -122,7 +126,7 @@ def _own(line: bytes, at: int) -> list[Hit]:
 def _site_of(raw: bytes) -> str:
     """A signature without what only follows it: an arrow that leads nowhere, the end of a sentence."""
     arena = " of arena"
-    name, buried = _text(raw), raw.endswith(b"->end" + arena.encode())
+    name, buried = printable(raw), raw.endswith(b"->end" + arena.encode())
     head, arrow, tail = name.removesuffix(arena).partition("->")
     if ">" in head:
         return head.partition(">")[0].rstrip(".:,-")
@@ -133,7 +137,7 @@ def _site_of(raw: bytes) -> str:
 
 
 def _probe(line: bytes, at: int) -> list[Hit]:
-    found = parse_message(_text(line))
+    found = parse_message(printable(line))
     return [] if found is None else [Hit(found.signature, Strength.NAMED, found.kind)]
 
 
@@ -156,7 +160,7 @@ def _upstream(kind: str, pattern: bytes, word: bytes) -> Rule:
         found = find.search(line)
         if found is None:
             return []
-        place = _text(found[1]).partition(" failed")[0].rstrip("`'\" ")
+        place = printable(found[1]).partition(" failed")[0].rstrip("`'\" ")
         return [Hit(f"{kind}@{_slug(place)}", Strength.PROBE, kind)]
 
     return Rule((word,), (pattern,), name)
@@ -180,11 +184,11 @@ _ABOUT_INDEX = compiled(rb"(?i:\b(?:ind(?:ex|ices)?|srcIndex|idx|sizes?)\b|out o
 
 def _leak(line: bytes, at: int) -> list[Hit]:
     found = _FIND_LEAK.search(line)
-    return [] if found is None else [Hit(f"pools@{_slug(_text(found[1]))}", Strength.CHECK, "pools")]
+    return [] if found is None else [Hit(f"pools@{_slug(printable(found[1]))}", Strength.CHECK, "pools")]
 
 
 def _device_assertion(line: bytes, at: int) -> list[Hit]:
-    found = assertion_in(_text(line))
+    found = assertion_in(printable(line))
     if found is None:
         return []
     means = "oob" if _ABOUT_INDEX.search(line.partition(b"Assertion `")[2]) else found.kind
@@ -193,7 +197,7 @@ def _device_assertion(line: bytes, at: int) -> list[Hit]:
 
 def _host_assertion(line: bytes, at: int) -> list[Hit]:
     found = _FIND_HOST_ASSERTION.search(line)
-    return [] if found is None else [Hit(f"assert@{_text(found[1])}", Strength.CHECK, "assert")]
+    return [] if found is None else [Hit(f"assert@{printable(found[1])}", Strength.CHECK, "assert")]
 
 
 # How a process ended.
@@ -274,26 +278,30 @@ def _without_numbers(text: bytes) -> str:
     for found in _VARIES.finditer(text):
         parts.append(text[end : found.start()])
         end = found.end()
-    return " ".join(_text(b"#".join([*parts, text[end:]])).split())[:MAX_SITE]
+    return " ".join(printable(b"#".join([*parts, text[end:]])).split())[:MAX_SITE]
 
 
 def _raised(line: bytes, at: int) -> list[Hit]:
-    words = line[at : at + 4 * MAX_SITE].split(None, 1)[0]
-    return [Hit(f"error:{_text(words.partition(b':')[0].rpartition(b'.')[2])}", Strength.EXCEPTION, "error")]
+    return _exception(line[at : at + 4 * MAX_SITE].split(None, 1)[0].partition(b":")[0].rpartition(b".")[2])
+
+
+@lru_cache(1000)  # a log has few kinds of them, and may have very many of each
+def _exception(name: bytes) -> list[Hit]:
+    return [Hit(f"error:{printable(name)}", Strength.EXCEPTION, "error")]
 
 
 def _quoted(line: bytes, at: int) -> list[Hit]:
     found = _FIND_QUOTED.search(line)
-    return [] if found is None else [Hit(f"error:{_text(found[1])}", Strength.MENTION, "error")]
+    return [] if found is None else [Hit(f"error:{printable(found[1])}", Strength.MENTION, "error")]
 
 
 def _failed_test(line: bytes, at: int) -> list[Hit]:
     found = _FIND_FAILED_TEST.search(line)
     if found is None or int(found[3] or found[4] or 1) == 0:
         return []
-    test = _text(found[1] or b"").removesuffix(" - ").rstrip()
+    test = printable(found[1] or b"").removesuffix(" - ").rstrip()
     if found[2]:
-        name, _, where = _text(found[2]).partition(" ")
+        name, _, where = printable(found[2]).partition(" ")
         test = f"{where.strip('()').removesuffix('.' + name)}.{name}"
     return [Hit(f"test:{test or 'unnamed'}", Strength.TEST, "test")]
 

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from specdebug.logs.engine import Pattern, bounded, word_finder
 from specdebug.logs.facts import Facts
-from specdebug.logs.rules import FINDERS, RULES, Hit, Rule, Strength, named
+from specdebug.logs.rules import FINDERS, RULES, Hit, Rule, Strength, named, printable
 
 BLOCK = 1 << 20
 MAX_FINDINGS = 500
@@ -218,11 +218,18 @@ class _Block:
 
     def _left(self, rule: Rule, kind: bytes, places: list[int], at: int) -> list[int]:
         """Keep what a rule that was found at ``at`` says of lines of a kind; returns those of which it says nothing."""
-        hits = named(rule, kind, at)
-        if not rule.numbers and all("0" not in hit.signature for hit in hits):
+        if len(places) == 1:
+            line = self._lines[places[0]]
+            hits = named(rule, line, at)
             for hit in hits:
-                self._keep(hit, places[0], self._lines[places[0]], at, len(places))
+                self._keep(hit, places[0], line, at, 1)
             return [] if hits else places
+        if not rule.numbers:
+            hits = named(rule, kind, at)
+            if all("0" not in hit.signature for hit in hits):
+                for hit in hits:
+                    self._keep(hit, places[0], self._lines[places[0]], at, len(places))
+                return [] if hits else places
         left = []
         told: dict[bytes, Sequence[Hit]] = {}
         for place in places:
@@ -240,5 +247,4 @@ class _Block:
 def _excerpt(line: bytes, at: int) -> str:
     """A line, or of a long one the part around what was found."""
     begin = 0 if at < MAX_TEXT else at - MAX_TEXT // 4
-    words = " ".join(line[begin : begin + 4 * MAX_TEXT].decode("utf-8", "replace").split())[:MAX_TEXT]
-    return "".join(char if char.isprintable() else "\ufffd" for char in words)
+    return " ".join(printable(line[begin : begin + 4 * MAX_TEXT].replace(b"\t", b" ")).split())[:MAX_TEXT]

@@ -12,8 +12,9 @@ from specdebug.logs.device import DeviceAssertion, DeviceFailure, assertion_in, 
 
 ENGINE = "specdebug.engine."
 
-_ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
-_FREE = re.compile(r"([\d.]+ \w+) is free")
+_ASKED = re.compile(r"Tried to allocate ([\d.]{1,20} \w{1,9})")
+_FREE = re.compile(r"([\d.]{1,20} \w{1,9}) is free")
+
 MEMORY_ADVICE = "lower memory.num_slots or cuda_graph.max_bs"
 
 

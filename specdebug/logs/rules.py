@@ -383,15 +383,6 @@ AHEAD = 256
 """How many of these lie before that place."""
 
 
-def hits_in(line: bytes) -> list[Hit]:
-    """What a single line tells of, the strongest kind of message only; empty for most lines."""
-    for rule, finder in zip(RULES, FINDERS, strict=True):
-        found = finder.search(line)
-        if found is not None and (hits := list(named(rule, line, found.start()))):
-            return hits
-    return []
-
-
 def named(rule: Rule, line: bytes, at: int) -> Sequence[Hit]:
     """What a rule that was found at ``at`` says of a line, of which it sees ``REACH`` bytes around that place."""
     if len(line) <= REACH:

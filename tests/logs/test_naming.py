@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from specdebug.harness.deaths import death_of
 from specdebug.logs.naming import name_of, tells_of_damage
 from specdebug.logs.scan import scan_bytes
+from specdebug.targets.job import WorkerEnd
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,27 @@ def test_the_stronger_of_output_and_end_is_the_name() -> None:
     assert name_of(log, -11) == "crash:SIGSEGV"
     assert name_of(log, -9) == "error:ValueError"  # what was killed from outside had failed before
     assert name_of(scan_bytes(b"nan@verify.logits\n"), -11) == "nan@verify.logits"
+
+
+WHERE = "block: [0,0,0], thread: [31,0,0] Assertion"
+PROBE = "async probe oob@draft_graph.replay.topk_index: value not below 2048"
+
+
+@pytest.mark.parametrize(
+    ("log", "signature"),
+    [
+        (f"/a/TensorCompare.cu:112: _assert_async_cuda_kernel: {WHERE} `{PROBE}` failed.\n",
+         "oob@draft_graph.replay.topk_index"),
+        (f"/a/IndexKernel.cu:111: operator(): {WHERE} `index < sizes[i]` failed.\n", "assert@IndexKernel.cu"),
+        (f"/a/kv_indices.py:57: write_kv_indices: {WHERE} `slot in range` failed.\n", "assert@write_kv_indices"),
+        ("loading\n", "crash:SIGABRT"),
+    ],
+)  # fmt: skip
+def test_a_scenario_s_worker_and_a_command_die_by_the_same_name(log: str, signature: str) -> None:
+    dead = death_of(WorkerEnd("signal", -6, 1.0, 100.0, log), 3, "run")
+    assert dead is not None
+    assert dead.signature == signature
+    assert name_of(scan_bytes(log.encode()), -6) == signature
 
 
 @pytest.mark.parametrize("name", ["nan@x.y", "crash:SIGSEGV", "hang", "oom", "oom@cuda", "error@engine.step"])

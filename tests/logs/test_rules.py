@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 from specdebug.async_probe.violation import Violation as Probed
 from specdebug.harness.outcome import RANK
 from specdebug.logs.rules import KINDS, RULES, Hit, Strength
-from specdebug.logs.rules import hits_in as hits_in_bytes
+from specdebug.logs.scan import scan_bytes
+from tests.logs.by_line import hits_in as hits_in_bytes
 
 LINES = {
     "reverted: fail guard@draft.kv_indices->draft.kv_indptr, 3.8 s": "guard@draft.kv_indices->draft.kv_indptr",
@@ -151,6 +154,30 @@ def test_what_an_assertion_on_the_device_is_about() -> None:
 def test_any_probes_message_is_read_back(found: Probed) -> None:
     (hit,) = hits_in(f"E   RuntimeError: {found.message()}")
     assert hit.signature == found.signature
+
+
+SAID = st.sampled_from(
+    [*LINES, "ordinary", "", "exit code 9", "Process completed with exit code 137 after ValueError: x"]
+)
+DIGITS = st.integers(0, 10**6)
+
+
+@given(st.lists(st.tuples(SAID, DIGITS, st.sampled_from(["", "12:34:56 ", "x "])), max_size=40))
+def test_the_reader_says_what_reading_line_by_line_says(told: list[tuple[str, int, str]]) -> None:
+    """Lines that differ in digits only are read together; nothing of what is said may depend on that."""
+    lines = [prefix + said.replace("12", str(number)) for said, number, prefix in told]
+    first: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    strengths: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        for hit in hits_in(line):
+            first.setdefault(hit.signature, number)
+            counts[hit.signature] += 1
+            strengths[hit.signature] = min(hit.strength, strengths.get(hit.signature, hit.strength))
+    found = scan_bytes("\n".join(lines).encode())
+    assert {one.signature: (one.line, one.count, one.strength) for one in found.findings.values()} == {
+        name: (first[name], counts[name], strengths[name]) for name in first
+    }
 
 
 @given(st.text())

@@ -93,7 +93,7 @@ def assertion_in(log: str) -> DeviceAssertion | None:
     A probe's names its kind and site. Any other is ``assert`` at the kernel, which Triton names; of torch's kernels,
     often lambdas, the file is more telling.
     """
-    found = _ASSERTION.search(bounded(log.encode("utf-8", "replace")))
+    found = _ASSERTION.search(bounded(log.encode("utf-8", "replace"), (b"Assertion `",)))
     if found is None:
         return None
     file, function, text = (found[group].decode("utf-8", "replace") for group in (1, 2, 3))

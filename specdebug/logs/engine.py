@@ -54,11 +54,18 @@ def linear() -> bool:
     return _RE2 is not None
 
 
-def bounded(text: bytes) -> bytes:
-    """The text; where the engine is not linear the beginnings of its lines, so that going back stays cheap."""
+def bounded(text: bytes, words: Sequence[bytes] = ()) -> bytes:
+    """The text; where the engine is not linear, of each long line the part around the first of some words, so that
+    going back stays cheap."""
     if _RE2 is not None:
         return text
-    return b"\n".join(line[:SHORT] for line in text.split(b"\n"))
+    return b"\n".join(line if len(line) <= SHORT else _part(line, words) for line in text.split(b"\n"))
+
+
+def _part(line: bytes, words: Sequence[bytes]) -> bytes:
+    first = min((at for word in words if (at := line.find(word)) >= 0), default=0)
+    begin = max(0, first - SHORT // 4)
+    return line[begin : begin + SHORT]
 
 
 def compiled(pattern: bytes) -> Pattern:

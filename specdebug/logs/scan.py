@@ -119,7 +119,7 @@ class LogReader:
             self.scan.facts.read(bounded(text))
         due = sorted({place for word in _WORDS_IN(text) for place in _RULES_OF[word]})
         if due:
-            _Block(bounded(text), self._keep).look(due)
+            _Block(bounded(text, _WORDS), self._keep).look(due)
         self.scan.lines += block.count(b"\n")
         self._ended = block.endswith(b"\n")
 

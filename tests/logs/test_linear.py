@@ -118,7 +118,7 @@ def test_a_finder_never_leaves_its_line_nor_finds_two_in_one(rule: int) -> None:
     chance = random.Random(rule)
     lines = [line for word in RULES[rule].words for line in hostile(word, chance)]
     lines += [b"", b" ", *WORDS, *(b" ".join(chance.choices(WORDS, k=9)) for _ in range(200))]
-    text = b"\n".join(lines)
+    text = engine.bounded(b"\n".join(lines), WORDS)
     ends = []
     for found in FINDERS[rule].finditer(text):
         assert b"\n" not in text[found.start() : found.end()]

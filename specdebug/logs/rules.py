@@ -19,6 +19,8 @@ from specdebug.logs.device import ASSERTION, FAULT_WORDS, FAULTS, assertion_in
 from specdebug.logs.engine import compiled, line_finder
 
 MAX_SITE = 80
+MAX_SIGNATURE = 240
+"""Characters of a signature of ours; what is longer is none."""
 
 KINDS = (
     "accept-drop", "assert", "error", "guard", "illegal-address", "inf", "launch-failure", "mismatch", "nan", "oob",
@@ -115,7 +117,7 @@ def _own(line: bytes, at: int) -> list[Hit]:
         raw: bytes = found[1]
         behind = line[found.end() - 1 : found.end()]
         name = _site_of(raw)
-        if not name or behind in (b"*", b"@", b"?") or (raw.startswith(b"error@") and _MAIL.search(raw)):
+        if behind in (b"*", b"@", b"?") or name.endswith("@") or len(name) > MAX_SIGNATURE or _MAIL.search(raw):
             continue
         begun = line[: found.start() + found[0].index(raw)]
         strength = Strength.VERDICT if begun.endswith(_JUDGED) else Strength.NAMED
@@ -197,7 +199,7 @@ def _device_assertion(line: bytes, at: int) -> list[Hit]:
 
 def _host_assertion(line: bytes, at: int) -> list[Hit]:
     found = _FIND_HOST_ASSERTION.search(line)
-    return [] if found is None else [Hit(f"assert@{printable(found[1])}", Strength.CHECK, "assert")]
+    return [] if found is None else [Hit(f"assert@{printable(found[1][:MAX_SITE])}", Strength.CHECK, "assert")]
 
 
 # How a process ended.
@@ -281,18 +283,18 @@ def _without_numbers(text: bytes) -> str:
     return " ".join(printable(b"#".join([*parts, text[end:]])).split())[:MAX_SITE]
 
 
-def _raised(line: bytes, at: int) -> list[Hit]:
-    return _exception(line[at : at + 4 * MAX_SITE].split(None, 1)[0].partition(b":")[0].rpartition(b".")[2])
+def _raised(line: bytes, at: int) -> tuple[Hit, ...]:
+    return _exception(line[at:].split(None, 1)[0].partition(b":")[0].rpartition(b".")[2][:MAX_SITE])
 
 
 @lru_cache(1000)  # a log has few kinds of them, and may have very many of each
-def _exception(name: bytes) -> list[Hit]:
-    return [Hit(f"error:{printable(name)}", Strength.EXCEPTION, "error")]
+def _exception(name: bytes) -> tuple[Hit, ...]:
+    return (Hit(f"error:{printable(name)}", Strength.EXCEPTION, "error"),)
 
 
 def _quoted(line: bytes, at: int) -> list[Hit]:
     found = _FIND_QUOTED.search(line)
-    return [] if found is None else [Hit(f"error:{printable(found[1])}", Strength.MENTION, "error")]
+    return [] if found is None else [Hit(f"error:{printable(found[1][:MAX_SITE])}", Strength.MENTION, "error")]
 
 
 def _failed_test(line: bytes, at: int) -> list[Hit]:
@@ -303,13 +305,22 @@ def _failed_test(line: bytes, at: int) -> list[Hit]:
     if found[2]:
         name, _, where = printable(found[2]).partition(" ")
         test = f"{where.strip('()').removesuffix('.' + name)}.{name}"
-    return [Hit(f"test:{test or 'unnamed'}", Strength.TEST, "test")]
+    return [Hit(f"test:{test[:MAX_SIGNATURE] or 'unnamed'}", Strength.TEST, "test")]
 
 
 RULES: tuple[Rule, ...] = (
     Rule((b"async probe ",), (rb"async probe (?:nan|inf|oob|page_aligned)@[^\s:`'\"]",), _probe),
     Rule(
-        (*(f"{kind}@".encode() for kind in KINDS), b"crash:SIG", b"fail hang", b"fail oom", b'"hang"', b'"oom"'),
+        (
+            *(f"{kind}@".encode() for kind in KINDS),
+            b"crash:SIG",
+            b"fail hang",
+            b"fail oom",
+            b' "hang',
+            b' "oom',
+            b'="hang',
+            b'="oom',
+        ),
         (
             _AHEAD + _SITED + _PLACE,
             rb"(?:^|[^\n\w:])crash:SIG[A-Z]",

@@ -18,6 +18,8 @@ LINES = {
     "reverted: fail guard@draft.kv_indices->draft.kv_indptr, 3.8 s": "guard@draft.kv_indices->draft.kv_indptr",
     "    then guard@draft.draft_tokens->end of arena at step 2  overran": "guard@draft.draft_tokens->end of arena",
     "x: reverted fail hang (12.0 s)": "hang",
+    '  "signature": "oom",': "oom",
+    '<failure message="hang after 12 s">': "hang",
     "base: fail oom, 3.1 s": "oom",
     "base: fail crash:SIGSEGV, 3.1 s": "crash:SIGSEGV",
     "RuntimeError: async probe oob@draft.forward.positions: value not below 128 [step 3, 2 bad, first 128 at 0]":
@@ -116,6 +118,7 @@ def test_no_line_that_tells_something_is_passed_over_by_the_search_for_words(lin
         "0 failed, 12 passed in 3.1s",
         "ERROR [repo_utils.py:66] Error retrieving file list: Server error '504 Gateway Timeout'",
         "requests: 3 failed, retrying",
+        "nan@...",
     ],
 )
 def test_an_innocent_line_tells_nothing(line: str) -> None:
@@ -184,3 +187,10 @@ def test_the_reader_says_what_reading_line_by_line_says(told: list[tuple[str, in
 def test_no_text_is_too_strange(text: str) -> None:
     for hit in hits_in(text):
         assert hit.signature
+
+
+def test_no_signature_is_endless() -> None:
+    for line in ("nan@" + "a." * 2000, "x." * 2000 + "A" + "b" * 3000 + "Error: y", "FAILED " + "a/" * 2000 + "b.py::c",
+                 "f" * 3000 + ".c:1: f: Assertion `x' failed.", "AssertionError: " + "z" * 5000,
+                 "('" + "A" + "b" * 3000 + "Error('x')"):  # fmt: skip
+        assert all(len(hit.signature) <= 260 for hit in hits_in(line))

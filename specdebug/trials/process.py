@@ -127,9 +127,8 @@ class _Output:
         with self._pipe:
             while data := os.read(self._pipe.fileno(), END_BYTES):
                 with self._lock:
-                    if self._reader is None:
-                        return
-                    self._take(data, self._reader)
+                    if self._reader is not None:  # else only drained: what still prints is nobody's business
+                        self._take(data, self._reader)
 
     def _take(self, data: bytes, reader: LogReader) -> None:
         reader.feed(data)

@@ -16,7 +16,8 @@ from typing import BinaryIO
 
 from specdebug.logs.engine import Pattern, bounded, word_finder
 from specdebug.logs.facts import Facts
-from specdebug.logs.rules import FINDERS, RULES, Hit, Rule, Strength, named, printable
+from specdebug.logs.hits import Hit, Strength
+from specdebug.logs.rules import FINDERS, RULES, Rule, named, printable
 
 BLOCK = 1 << 20
 MAX_FINDINGS = 500
@@ -86,19 +87,22 @@ class LogReader:
         self._settings = settings
         self._weakest = len(Strength)
         self._rest = bytearray()
+        self._searched = 0
         self._ended = True
 
     def feed(self, data: bytes) -> None:
         """Take in a piece, of whatever length."""
         self._rest += data
         while len(self._rest) >= BLOCK:
-            cut = self._rest.rfind(b"\n", 0, 2 * BLOCK) + 1
+            cut = self._rest.rfind(b"\n", self._searched, 2 * BLOCK) + 1
             if not cut:
+                self._searched = len(self._rest)  # pieces may be small: what has no newline is looked at once
                 if len(self._rest) < 2 * BLOCK:
                     return
                 cut = 2 * BLOCK  # a line longer than that is read as several
             block = bytes(self._rest[:cut])
             del self._rest[:cut]
+            self._searched = 0
             self._read(block)
 
     def close(self) -> Scan:

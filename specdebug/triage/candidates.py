@@ -18,7 +18,7 @@ from specdebug.harness.library import Library
 from specdebug.harness.plans import PLANNERS, exists_in
 from specdebug.harness.scenario_model import Scenario
 from specdebug.logs.facts import Facts
-from specdebug.logs.rules import Strength
+from specdebug.logs.hits import Strength
 from specdebug.logs.scan import Finding, Scan
 from specdebug.toggles import Toggle
 

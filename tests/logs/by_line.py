@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from specdebug.logs.rules import FINDERS, RULES, Hit, named
+from specdebug.logs.hits import Hit
+from specdebug.logs.rules import FINDERS, RULES, named
 
 
 def hits_in(line: bytes) -> list[Hit]:

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 import specdebug.logs
 from specdebug.logs import engine, scan
 from specdebug.logs.engine import Match, Pattern, compiled
-from specdebug.logs.rules import AHEAD, FINDERS, REACH, RULES, Hit, Rule, named
+from specdebug.logs.hits import Hit
+from specdebug.logs.rules import AHEAD, FINDERS, REACH, RULES, Rule, named
 from specdebug.logs.scan import BLOCK, scan_bytes
 
 ROOM = Path(specdebug.logs.__file__).parent
@@ -173,3 +174,24 @@ def test_where_re2_is_missing_the_same_is_said_of_real_logs(monkeypatch: pytest.
         for name in [name for name in sys.modules if name.startswith("specdebug.logs")]:
             del sys.modules[name]
         sys.modules.update(kept)
+
+
+class Counted(bytearray):
+    """Counts the bytes that newlines are looked for in."""
+
+    looked = 0
+
+    def rfind(self, *given: object) -> int:
+        _what, begin, end = given
+        type(self).looked += max(0, min(len(self), end) - begin)  # type: ignore[call-overload]
+        return super().rfind(*given)  # type: ignore[arg-type]
+
+
+def test_a_line_that_comes_in_small_pieces_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "BLOCK", 1000)
+    reader = scan.LogReader()
+    reader._rest = Counted()
+    for _ in range(5000):
+        reader.feed(b"x")
+    assert Counted.looked <= 6000
+    assert (reader.close().size, reader.scan.lines) == (5000, 1)

@@ -9,7 +9,7 @@ import pytest
 
 from specdebug.harness.outcome import RANK
 from specdebug.harness.replay import Replay
-from specdebug.logs.rules import Strength
+from specdebug.logs.hits import Strength
 from specdebug.logs.scan import Scan, scan_bytes
 from specdebug.report.document import replay_document, to_json
 from specdebug.report.junit import junit_xml

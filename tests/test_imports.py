@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("configuration", "schema", "yamlio"),
     ("async_probe", "assets", "bisect", "content", "corpus", "minimise", "patching", "reference", "stats"),
-    ("toggles",),
+    ("logs", "toggles"),
     ("drift", "engine"),
     ("faults", "targets"),
     ("harness",),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import stat
 import sys
+import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -13,11 +17,16 @@ from specdebug.cli.output import show, write, write_file
 from specdebug.cli.replay import open_library, progress, workers
 from specdebug.cli.results import check_files
 from specdebug.errors import SpecDebugError
+from specdebug.yamlio import one_line
+
+QUIET_S = 3.0
+"""After so long without a word one says how far it is."""
+MAX_NAME = 4096
 
 if TYPE_CHECKING:
+    from specdebug.logs.scan import Scan
     from specdebug.triage.candidates import Candidate
     from specdebug.triage.run import Tried
-    from specdebug.triage.scan import Scan
 
 
 class LogError(SpecDebugError):
@@ -38,16 +47,19 @@ def triage(
     Exit code 0 when a failure was found, 1 when the log holds none. With --run: 0 when a candidate fails as the log
     did, 125 when none does.
     """
+    from specdebug.logs.scan import scan
     from specdebug.triage.candidates import candidates, commands
-    from specdebug.triage.scan import scan
 
     check_files(json_file)
     name = "stdin" if log == "-" else log
+    shown = one_line(name, MAX_NAME)
     try:
-        with _open(log) as stream:
-            found = scan(stream)
+        with _open(log, shown) as stream:
+            found = scan(stream, _Progress(shown))
     except OSError as error:
-        raise LogError(f"{name}: cannot be read: {error.strerror or error}") from None
+        raise LogError(f"{shown}: cannot be read: {error.strerror or error}") from None
+    except ValueError:  # a zero byte in its name
+        raise LogError(f"{shown}: is no name of a file") from None
     library = open_library(content)
     best = candidates(found, library)
     tried: tuple[Tried, ...] = ()
@@ -71,7 +83,7 @@ def triage(
     else:
         from specdebug.report.triage import render_triage
 
-        show(render_triage(name, found, best, told, tried), fold=False)
+        show(render_triage(shown, found, best, told, tried), fold=False)
     if json_file is not None:
         write_file(json_file, document + "\n")
     if trouble is not None:
@@ -83,8 +95,27 @@ def triage(
     return 125 if run and not any(one.alike for one in tried) else 0
 
 
-def _open(log: str) -> AbstractContextManager[BinaryIO]:
+class _Progress:
+    """Says on stderr how far a log is read, once that takes a while."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._begun = time.monotonic()
+        self._due = self._begun + QUIET_S
+
+    def __call__(self, size: int) -> None:
+        now = time.monotonic()
+        if now >= self._due and sys.stderr is not None:
+            self._due = now + QUIET_S
+            print(f"reading {self._name}: {size >> 20} MiB in {now - self._begun:.0f} s", file=sys.stderr, flush=True)
+
+
+def _open(log: str, shown: str) -> AbstractContextManager[BinaryIO]:
     if log != "-":
+        if stat.S_ISFIFO(os.stat(log).st_mode):  # opening one waits for a writer that may never come
+            raise LogError(
+                f"{shown}: is a pipe; read it from standard input: specdebug triage - < {shlex.quote(shown)}"
+            )
         return open(log, "rb")
     if sys.stdin is None:
         raise LogError("stdin: is closed; name a log file")

@@ -18,7 +18,7 @@ from specdebug.harness.device_errors import driver_assertion
 from specdebug.harness.outcome import Violation
 from specdebug.targets.job import WorkerEnd
 
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE)
+_FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE)
 _MOST_RECENT = "most recent call first"
 
 

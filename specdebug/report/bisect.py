@@ -250,6 +250,7 @@ def bisect_document(
             "evidence": evidence.get("", ""),
         },
         "signature": standing.followed,
+        "signature_chosen": standing.chosen,
         "signatures": [
             {**dataclasses.asdict(one), "evidence": evidence.get(one.signature, "")} for one in standing.signatures
         ],
@@ -274,7 +275,8 @@ def _seen(findings: Findings, subject: Subject, evidence: Mapping[str, str]) -> 
     lines = []
     if standing.followed is not None:
         mine = [f"{one.signature} ({times(one.failures)})" for one in standing.signatures if one.followed]
-        lines.append(f"followed: {', '.join(mine) or f'{standing.followed}, which was not seen'}")
+        how = f"; {standing.chosen}" if standing.chosen else ""
+        lines.append(f"followed: {', '.join(mine) or f'{standing.followed}, which was not seen'}{how}")
     others = [f"{one.signature} ({times(one.failures)})" for one in standing.signatures if not one.followed]
     if others:
         lines.append(f"also seen: {', '.join(others)}; follow another with --signature")

@@ -132,6 +132,8 @@ def sampled_text(sampled: Sampled, question: Question, evidence: Mapping[str, st
     for name, count in tally.signatures:
         other = "" if name in tally.measured else ", not what is measured"
         lines.append(f"  {count} x {name}, first with seed {seeds[name].seed}{other}")
+    if len(tally.signatures) > 1 and len(tally.measured) == len(tally.signatures):
+        lines.append("all of these are counted; with --signature GLOB only those that fit")
     if tally.masked:
         lines.append(f"failed in another way, which is no verdict on these: {times(tally.masked)}")
     if tally.untestable:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from specdebug.logs.scan import Finding, Scan
 from specdebug.triage.candidates import Candidate
 from specdebug.triage.run import Tried
-from specdebug.triage.scan import Finding, Scan
 
 MAX_FINDINGS = 8
 
@@ -20,7 +20,12 @@ def render_triage(
     """The signature, what else there was, who may be to blame and why, what to run next."""
     main = found.main
     if main is None:
-        return Text(f"{name}: no failure found in {found.lines} lines")
+        return Group(
+            Text(f"{name}: no failure found in {found.lines} lines"),
+            Text("what went wrong may stand in another log (the server's, beside the test's), or further up"),
+            Text("to run next:"),
+            *(Text(f"  {command}") for command in commands),
+        )
     means = "" if main.signature.startswith(main.means) else f" ({main.means})"
     lines = [Text.assemble(f"{name}: ", (main.signature, "bold red"), means), _finding(name, main)]
     others = [finding for finding in found.ranked() if finding is not main]
@@ -32,7 +37,7 @@ def render_triage(
     if facts:
         told = ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in facts.items())
         lines.append(Text(f"the log says: {told}", "dim"))
-    lines.append(Text("candidates:" if best else "no fix in the registry fits what the log says"))
+    lines.append(Text("candidates:" if best else "nothing in the log points to a known fix"))
     for rank, candidate in enumerate(best, start=1):
         lines.append(Text.assemble(f"  {rank}. ", (str(candidate.toggle.pr), "bold"), f" {candidate.toggle.title}"))
         lines += [Text(f"       {reason}", "dim") for reason in candidate.reasons]

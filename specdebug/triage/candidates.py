@@ -1,8 +1,10 @@
 """Which fixes of the registry might be missing where a log is from, each with its reasons.
 
-Points are given for what speaks for a fix and taken for what speaks against it. They order candidates and mean nothing
-else: only running them decides. What settles it (the very signature, or that the log says the fix was reverted)
-outweighs everything that only makes it likelier.
+Only evidence names a fix: the log says that it was reverted, holds a signature that the fix's scenario fails with, or
+tells of damage that the fix's stated symptom speaks of. An exception, a failed assertion of a test, a process that
+was killed or took too long is no such damage, so nothing is ranked for it. What the log says of its setting only orders
+what evidence has named. Points do that and mean nothing else: only running the candidates decides. What settles it (the
+very signature, or the revert) outweighs everything that only makes it likelier.
 """
 
 from __future__ import annotations
@@ -15,30 +17,33 @@ from dataclasses import dataclass
 from specdebug.harness.library import Library
 from specdebug.harness.plans import PLANNERS, exists_in
 from specdebug.harness.scenario_model import Scenario
+from specdebug.logs.facts import Facts
+from specdebug.logs.hits import Strength
+from specdebug.logs.scan import Finding, Scan
 from specdebug.toggles import Toggle
-from specdebug.triage.facts import Facts
-from specdebug.triage.scan import Finding, Scan
 
 MAX_CANDIDATES = 5
 MAX_REPLAYS = 3
-LEAST = 3
-"""Points below which nothing is named: a backend in common, say, is no reason."""
+HOW_OFTEN = "specdebug flake -- COMMAND   # how often it fails, and in which ways"
 CONSEQUENCE = 8
 """Points for a signature of a fix among what followed. More has only what settles it."""
+
+SYMPTOM = 3
+"""Points for damage that the fix's symptom speaks of."""
 
 _SYMPTOMS: dict[str, re.Pattern[str]] = {
     "nan": re.compile(r"\bNaN\b"),
     "oob": re.compile(r"out-of-vocabulary|illegal address|overruns"),
     "illegal-address": re.compile(r"illegal address|overruns|corruption"),
-    "assert": re.compile(r"out-of-vocabulary|illegal address"),
-    "launch-failure": re.compile(r"illegal address|corruption"),
     "pools": re.compile(r"\bleak"),
     "guard": re.compile(r"overruns|corruption"),
     "accept-drop": re.compile(r"accept length"),
     "mismatch": re.compile(r"accept length|draft KV"),
-    "crash": re.compile(r"illegal address|corruption"),
 }
 """By kind of damage, words of a toggle's symptom that speak of it."""
+
+_UNSAID = "assert@cuda"
+"""An assertion on the device whose text is not in the log; those of torch's kernels are about indices."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +77,19 @@ class Candidate:
 
 
 def candidates(found: Scan, library: Library) -> tuple[Candidate, ...]:
-    """The likeliest fixes, best first; none when nothing speaks for any. Raises ContentError."""
+    """The likeliest fixes, best first; none when there is no evidence for any. Raises ContentError."""
     if found.main is None:
         return ()
     ranked = []
     for toggle in library.all_toggles():
-        scenario = library.scenario(toggle.detected_by.scenario)
         seen = tuple(_seen(toggle, found))
-        weighed = (*seen, *_likely(toggle, scenario, found.main, found.facts))
+        evidence = (*seen, *_damage(toggle, found.main))
+        if not evidence:
+            continue
+        scenario = library.scenario(toggle.detected_by.scenario)
+        weighed = (*evidence, *_likely(toggle, scenario, found.facts))
         points = sum(number for number, _ in weighed)
-        if points >= LEAST and any(number >= LEAST for number, _ in weighed):
+        if points >= SYMPTOM:
             arm = next((arm.name for arm in scenario.arms.values() if arm.revert == (toggle.pr,)), None)
             reasons = tuple(reason for _, reason in weighed)
             exact = any(number > CONSEQUENCE for number, _ in seen)
@@ -96,7 +104,7 @@ def candidates(found: Scan, library: Library) -> tuple[Candidate, ...]:
 def commands(found: Scan, best: tuple[Candidate, ...], library: Library) -> tuple[str, ...]:
     """What to run next, most telling first. Raises ContentError."""
     if found.main is None:
-        return ()
+        return (HOW_OFTEN,)
     lines: list[tuple[str, ...]] = []
     named = next((one for one in library.scenarios() if one.name == found.facts.scenario), None)
     if named is not None:
@@ -107,6 +115,8 @@ def commands(found: Scan, best: tuple[Candidate, ...], library: Library) -> tupl
     told = [shlex.join(line) for line in dict.fromkeys(lines)]
     if not best or not best[0].exact:
         told.append("specdebug bisect -- COMMAND   # what failed: reverts each fix in turn, tells flaky from broken")
+    if not best:
+        told.append(HOW_OFTEN)
     return tuple(told)
 
 
@@ -125,10 +135,17 @@ def _seen(toggle: Toggle, found: Scan) -> Iterator[Weighed]:
         )
 
 
-def _likely(toggle: Toggle, scenario: Scenario, main: Finding, facts: Facts) -> Iterator[Weighed]:
-    pattern = _SYMPTOMS.get(main.means)
+def _damage(toggle: Toggle, main: Finding) -> Iterator[Weighed]:
+    """Whether the failure is damage, and the fix's symptom speaks of such."""
+    if main.strength > Strength.DEVICE:
+        return
+    pattern = _SYMPTOMS.get("oob" if main.signature == _UNSAID else main.means)
     if pattern is not None and (word := pattern.search(toggle.symptom)):
-        yield 3, f"its symptom fits ({word[0]}): {toggle.symptom}"
+        yield SYMPTOM, f"its symptom fits ({word[0]}): {toggle.symptom}"
+
+
+def _likely(toggle: Toggle, scenario: Scenario, facts: Facts) -> Iterator[Weighed]:
+    """What the log says of its setting, for or against a fix that there is evidence for."""
     through = sorted(facts.functions & _functions(toggle))
     if through:
         yield 3, f"a traceback passes through {', '.join(through)}, which it changes"

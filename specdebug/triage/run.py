@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from specdebug.harness.library import Library
 from specdebug.harness.outcome import Outcome
 from specdebug.harness.replay import ArmRun, Choices, Progress, plan, run_arms
+from specdebug.logs.scan import Finding
 from specdebug.triage.candidates import Candidate
-from specdebug.triage.scan import Finding
 
 if TYPE_CHECKING:
     from specdebug.targets.pool import WorkerPool

@@ -4,7 +4,10 @@ A search follows one signature. A failure with another is no verdict on it if it
 come first, nor if the followed one was found after it, for that may be its consequence. Of a run that went on to its
 end and found nothing of the kind it is a verdict: the failure did not show. (To call that no verdict would count the
 trials in which the other failure let the followed one through, and none in which there was nothing to let through.)
-The one to follow is the most frequent among the first trials, which switch everything on.
+The one to follow is the most frequent among the first trials, which switch everything on, of those that tell of damage
+(``nan@sampler.logits``) if there are any. An exception or an exit code (``error:ReadTimeout``, ``exit:1``) is followed
+only where nothing better is known, and gives way to damage that shows within ``OPENING`` trials, or later if that is
+not rare beside it: an unrelated failure may well come first.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from specdebug.logs.naming import tells_of_damage
 from specdebug.trials.trial import TrialResult
 
 LEAD = 2
@@ -20,6 +24,9 @@ LEAD = 2
 
 OPENING = 16
 """Trials after which it is chosen in any case."""
+
+SHARE = 1 / 3
+"""How often damage must be seen, beside the followed failure that is none, to take its place after the opening."""
 
 HOPELESS = 3
 """Untestable trials, none of them testable, after which switching everything on is given up."""
@@ -60,6 +67,17 @@ class Clusters:
         return self._pattern if self._pattern is not None else self._leader
 
     @property
+    def chosen(self) -> str:
+        """How the followed signature was chosen, in words that fit behind it."""
+        if self._pattern is not None:
+            return "as --signature or the scenario states"
+        if self._leader is None:
+            return ""
+        if tells_of_damage(self._leader):
+            return "the most frequent of the first trials' failures that tell of damage"
+        return "the most frequent of the first trials' failures, none of which tells of damage"
+
+    @property
     def untestable(self) -> int:
         """Trials that came to no verdict at all."""
         return self._untestable
@@ -81,16 +99,27 @@ class Clusters:
         self._untestable += result.outcome == "untestable"
         if result.signature is not None:
             self._counts[result.signature] += 1
-        if self._pattern is None and (not self._settled or self._leader is None):
-            ranked = self._counts.most_common(2)  # of equals the one seen first
-            self._leader = ranked[0][0] if ranked else None
-            ahead = ranked[0][1] - (ranked[1][1] if len(ranked) > 1 else 0) if ranked else 0
-            self._settled = (
-                self._settled
-                or (ahead > 0 and ranked[0][1] >= LEAD)
-                or self._trials >= OPENING
-                or self._trials == self._untestable >= HOPELESS
-            )
+        if self._pattern is None and (not self._settled or self._leader is None or self._may_give_way()):
+            self._lead()
+
+    def _may_give_way(self) -> bool:
+        """Whether the followed failure tells of no damage, and another does that is no stray."""
+        if self._leader is None or tells_of_damage(self._leader):
+            return False
+        damage = max((count for name, count in self._counts.items() if tells_of_damage(name)), default=0)
+        return damage > 0 and (self._trials <= OPENING or damage >= max(LEAD, SHARE * self._counts[self._leader]))
+
+    def _lead(self) -> None:
+        telling = [(name, count) for name, count in self._counts.most_common() if tells_of_damage(name)]
+        ranked = telling or self._counts.most_common(2)  # of equals the one seen first
+        self._leader = ranked[0][0] if ranked else None
+        ahead = ranked[0][1] - (ranked[1][1] if len(ranked) > 1 else 0) if ranked else 0
+        self._settled = (
+            self._settled
+            or (ahead > 0 and ranked[0][1] >= LEAD)
+            or self._trials >= OPENING
+            or self._trials == self._untestable >= HOPELESS
+        )
 
     def verdict(self, result: TrialResult) -> bool | None:
         """What a result says of the followed failure; None for nothing."""

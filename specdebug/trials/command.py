@@ -1,7 +1,8 @@
 """Trials of any command: the reverted fixes reach it through the environment, its exit status is the verdict.
 
-0 is a pass, 125 says that it cannot be tested, anything else is a failure, as for ``git bisect run``. Each trial's
-seed is in ``SPECDEBUG_TRIAL_SEED``, for commands that want to be repeatable.
+0 is a pass, 125 says that it cannot be tested, anything else is a failure, as for ``git bisect run``. A failure is
+named by what the command printed, as triage names a log (``specdebug.logs``). Each trial's seed is in
+``SPECDEBUG_TRIAL_SEED``, for commands that want to be repeatable.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from pathlib import Path
 
 from specdebug import __version__
 from specdebug.errors import SpecDebugError
+from specdebug.logs.naming import HANG, REVISION, name_of
+from specdebug.logs.scan import Scan
 from specdebug.toggles import REVERT_VARIABLE, Registry
 from specdebug.trials.process import Ended
-from specdebug.trials.signature import signature_of
 from specdebug.trials.source import Candidate
 from specdebug.trials.threads import ThreadedSource
 from specdebug.trials.trial import Trial, TrialResult
@@ -57,6 +59,7 @@ class CommandSource(ThreadedSource):
         self._identity = digest_of(
             limited("toggles", timeout_s),
             __version__,
+            REVISION,
             str(self._cwd),
             *command_facts(self._command, self._cwd),
             *(toggle.path.read_text(encoding="utf-8") for toggle in registry.toggles.values()),
@@ -103,9 +106,19 @@ def trial_environment(trial: Trial) -> dict[str, str]:
 def result_of(ended: Ended) -> TrialResult:
     """What the end of a command says of its trial."""
     tail = ended.output[-TAIL_CHARS:]
-    if ended.timed_out or ended.status not in (0, UNTESTABLE):
-        return TrialResult("fail", signature_of(ended), ended.seconds, tail)
+    if ended.timed_out:
+        return TrialResult("fail", HANG, ended.seconds, tail)
+    if ended.status not in (0, UNTESTABLE):
+        return TrialResult("fail", name_of(ended.log, ended.status), ended.seconds, _evidence(ended.log, tail))
     return TrialResult("pass" if ended.status == 0 else "untestable", None, ended.seconds, tail)
+
+
+def _evidence(log: Scan, tail: str) -> str:
+    """The end of an output, and before it the line that names the failure where that stands further up."""
+    main = log.main
+    if main is None or main.text in " ".join(tail.split()):
+        return tail
+    return f"line {main.line}: {main.text}\n...\n{tail}"
 
 
 def require_program(program: str, cwd: Path) -> None:

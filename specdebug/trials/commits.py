@@ -22,6 +22,7 @@ from pathlib import Path
 
 from specdebug import __version__
 from specdebug.bisect import Answer, OrderedBisector, Rates
+from specdebug.logs.naming import REVISION
 from specdebug.trials.command import (
     TAIL_CHARS,
     cannot_run,
@@ -129,7 +130,15 @@ class CommitSource(ThreadedSource):
         self._build = build
         self._timeout_s = timeout_s
         self._identity = digest_of(
-            *(limited("commits", timeout_s), __version__, self._good, self._bad, build or "", os.fspath(self._folder)),
+            *(
+                limited("commits", timeout_s),
+                __version__,
+                REVISION,
+                self._good,
+                self._bad,
+                build or "",
+                os.fspath(self._folder),
+            ),
             *command_facts(self._command, self._top),
         )
         self._lock = threading.Lock()

@@ -1,6 +1,7 @@
 """Commands run as process groups of their own, so that nothing of them is left when they are over or unwanted.
 
-The output is read while the command runs, and its two ends are kept: a command may print without end.
+The output is read while the command runs, all of it, for what it says went wrong; only its two ends are kept, for a
+command may print without end.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from specdebug.logs.scan import LogReader, Scan
+
 END_BYTES = 64 * 1024
 """Of the output, how much is kept from the beginning and from the end."""
 
@@ -24,12 +27,19 @@ _STRAGGLER_S = 1.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended. ``status`` is negative for the signal that killed it."""
+    """How a command ended.
+
+    Attributes:
+        status: negative for the signal that killed it.
+        output: both ends of what it printed.
+        log: what all of it says.
+    """
 
     status: int
     timed_out: bool
     output: str
     seconds: float
+    log: Scan
 
 
 class Stopped(Exception):
@@ -82,7 +92,8 @@ class Processes:
             _kill(process)  # what it left in the background
         if closed:
             raise Stopped
-        return Ended(status, late.is_set(), output.text(), time.monotonic() - begun)
+        text, log = output.end()
+        return Ended(status, late.is_set(), text, time.monotonic() - begun, log)
 
     def close(self) -> None:
         """Kill every group, and start none any more."""
@@ -99,7 +110,7 @@ class Processes:
 
 
 class _Output:
-    """Both ends of what a process prints, read by a thread."""
+    """What a process prints, read by a thread: both ends, and what all of it says."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None  # for the type checker: a pipe was asked for
@@ -107,24 +118,35 @@ class _Output:
         self._head = bytearray()
         self._tail = bytearray()
         self._dropped = False
+        self._reader: LogReader | None = LogReader(settings=False)
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def _read(self) -> None:
         with self._pipe:
             while data := os.read(self._pipe.fileno(), END_BYTES):
-                room = END_BYTES - len(self._head)
-                self._head += data[:room]
-                self._tail += data[room:]
-                if len(self._tail) > END_BYTES:
-                    del self._tail[:-END_BYTES]
-                    self._dropped = True
+                with self._lock:
+                    if self._reader is not None:  # else only drained: what still prints is nobody's business
+                        self._take(data, self._reader)
 
-    def text(self) -> str:
-        """The output as far as it has come."""
+    def _take(self, data: bytes, reader: LogReader) -> None:
+        reader.feed(data)
+        room = END_BYTES - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if len(self._tail) > END_BYTES:
+            del self._tail[:-END_BYTES]
+            self._dropped = True
+
+    def end(self) -> tuple[str, Scan]:
+        """The output as far as it has come, and what it says; nothing is read after this. Call it once."""
         self._thread.join(_STRAGGLER_S)
+        with self._lock:
+            assert self._reader is not None  # for the type checker: it is taken away here only
+            reader, self._reader = self._reader, None
         gap = b"\n...\n" if self._dropped else b""
-        return bytes(self._head + gap + self._tail).decode("utf-8", errors="replace")
+        return bytes(self._head + gap + self._tail).decode("utf-8", errors="replace"), reader.close()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

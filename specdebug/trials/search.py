@@ -67,6 +67,7 @@ class Standing:
         followed: the signature that the search is after; None as long as nothing failed.
         signatures: every one seen, the most frequent first.
         posterior: the likeliest culprit sets; the empty one says "none of these".
+        chosen: how ``followed`` was chosen, in words.
     """
 
     trials: int
@@ -77,6 +78,7 @@ class Standing:
     untestable: int
     posterior: tuple[tuple[frozenset[str], float], ...]
     rates: Rates
+    chosen: str = ""
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,7 @@ class Search:
             untestable=self._clusters.untestable,
             posterior=tuple(self._chooser.posterior(5)),
             rates=self._chooser.rates,
+            chosen=self._clusters.chosen,
         )
 
     def _shown_by(self, answer: Answer | None) -> Trial | None:

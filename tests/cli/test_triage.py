@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from specdebug.cli.main import run
 from specdebug.errors import SpecDebugError
 
-LOGS = Path(__file__).resolve().parents[1] / "triage/logs"
+LOGS = Path(__file__).resolve().parents[1] / "logs/quoted"
 CRASH = LOGS / "sglang-5491.txt"
 
 
@@ -84,3 +85,52 @@ def test_run_finds_the_fix_that_fails_as_the_log_did(capsys: pytest.CaptureFixtu
     document = json.loads(capsys.readouterr().out)
     assert document["tried"][0]["pr"] == 25015
     assert document["tried"][0]["same_signature"] is True
+
+
+def test_a_log_that_says_nothing_leads_to_no_fix_and_to_a_next_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "ci.log"
+    log.write_text("FAILED tests/x.py::test_y\n1 failed\n")
+    assert run(["triage", str(log)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{log}: test:tests/x.py::test_y\n")
+    assert "nothing in the log points to a known fix" in out
+    assert "candidates:" not in out
+    assert "specdebug bisect -- COMMAND" in out
+    log.write_text("all is well\n")
+    assert run(["triage", str(log)]) == 1
+    assert "specdebug flake -- COMMAND" in capsys.readouterr().out
+
+
+def test_a_pipe_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert run(["triage", str(pipe)]) == 2
+    err = capsys.readouterr().err
+    assert f"{pipe}: is a pipe; read it from standard input: specdebug triage - < " in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_hostile_name_is_shown_as_text(there: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "a\nerror: b\x1b[31m.log"
+    if there:
+        log.write_text("ValueError: \x1b]0;x\x07 \x9b31m\n")
+    assert run(["triage", str(log)]) == (0 if there else 2)
+    out, err = capsys.readouterr()
+    assert not [char for char in out + err if not char.isprintable() and char != "\n"]
+    assert "error: b\\u001b[31m.log" in out + err
+    assert not any(line.startswith("error: b") for line in (out + err).splitlines())
+
+
+def test_a_long_log_tells_how_far_it_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdebug.cli.triage.QUIET_S", 0.0)
+    log = tmp_path / "long.log"
+    log.write_bytes(b"ordinary\n" * 300_000)
+    assert run(["triage", str(log)]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told
+    assert told[-1].startswith(f"reading {log}: 2 MiB in ")

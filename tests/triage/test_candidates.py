@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from specdebug.harness.library import Library
+from specdebug.logs.scan import Scan, scan
 from specdebug.toggles import Toggle
 from specdebug.triage.candidates import Candidate, candidates, commands
-from specdebug.triage.scan import Scan, scan
 
 LIBRARY = Library()
-LOGS = Path(__file__).parent / "logs"
+LOGS = Path(__file__).parent.parent / "logs" / "quoted"
 
 
 def triaged(log: str) -> tuple[Scan, tuple[Candidate, ...]]:
@@ -90,7 +90,31 @@ def test_nothing_is_guessed_from_nothing() -> None:
     assert best == ()
     assert commands(found, best, LIBRARY) == (
         "specdebug bisect -- COMMAND   # what failed: reverts each fix in turn, tells flaky from broken",
+        "specdebug flake -- COMMAND   # how often it fails, and in which ways",
     )
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "AssertionError: expected 3 got 4\n",
+        "FAILED tests/x.py::test_y - assert 1 == 2\n1 failed, 3 passed in 2.0s\n",
+        "httpx.ReadTimeout: The read operation timed out\n",
+        "Segmentation fault (core dumped)\n",
+        "Process completed with exit code 137.\n",
+        "Watchdog timeout (self.watchdog_timeout=300)\n",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 32.00 MiB.\n",
+        "Triton Error [CUDA]: invalid argument\n",
+        "prog: src/tree.c:12: build: Assertion `n > 0' failed.\n",
+        'File "/x/worker.py", line 3, in replay\nValueError: x\n',
+    ],
+)
+def test_without_damage_that_a_symptom_speaks_of_nothing_is_ranked(log: str) -> None:
+    setting = "--attention-backend fa3 --speculative-eagle-topk 4 --page-size 16\nPrefill batch. #cached-token: 640\n"
+    found, best = triaged(setting + log)
+    assert found.main is not None
+    assert best == ()
+    assert all("replay" not in line for line in commands(found, best, LIBRARY))
 
 
 @pytest.mark.parametrize("toggle", LIBRARY.all_toggles(), ids=lambda toggle: str(toggle.pr))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from specdebug.harness.library import Library
+from specdebug.logs.scan import scan
 from specdebug.targets.job import WorkerEnd
 from specdebug.triage.candidates import candidates
 from specdebug.triage.run import Tried, try_out
-from specdebug.triage.scan import scan
 from tests.harness.fakes import FakePool, good_run
 
 LOG = b"base: fail nan@draft_prefill.hidden_states, 1.0 s\n"

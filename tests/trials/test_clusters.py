@@ -60,3 +60,37 @@ def test_another_failure_is_a_verdict_if_the_run_went_on_and_did_not_show_the_fo
     assert clusters.verdict(fail("oob@b", besides=("page@c",))) is False
     assert clusters.verdict(fail("oob@b", besides=("page@c", "nan@a"))) is None  # may be a consequence
     assert clusters.verdict(fail("nan@a", besides=("oob@b",))) is True
+
+
+NOISE, DAMAGE = "error:ReadTimeout", "nan@sampler.logits"
+
+
+def test_damage_is_followed_before_what_is_more_frequent() -> None:
+    clusters = fed(fail(NOISE), fail(DAMAGE), fail(NOISE), fail(DAMAGE))
+    assert (clusters.followed, clusters.settled) == (DAMAGE, True)
+    assert clusters.chosen == "the most frequent of the first trials' failures that tell of damage"
+
+
+def test_an_exception_gives_way_to_damage_that_shows_in_the_opening() -> None:
+    clusters = fed(*[fail(NOISE)] * LEAD)
+    assert (clusters.followed, clusters.settled) == (NOISE, True)
+    assert clusters.chosen.endswith("none of which tells of damage")
+    clusters.add(fail(DAMAGE))
+    assert clusters.followed == DAMAGE
+
+
+def test_later_it_gives_way_to_damage_that_is_no_stray() -> None:
+    clusters = fed(*[fail(NOISE)] * OPENING)
+    for _ in range(OPENING // 3):
+        clusters.add(fail(DAMAGE))
+        assert clusters.followed == NOISE
+    clusters.add(fail(DAMAGE))
+    assert clusters.followed == DAMAGE
+    assert fed(*[fail(NOISE)] * 100, *[fail(DAMAGE)] * 20).followed == NOISE
+
+
+def test_damage_never_gives_way() -> None:
+    clusters = fed(*[fail(DAMAGE)] * LEAD, *[fail(NOISE)] * 50, *[fail("oob@x")] * 50)
+    assert clusters.followed == DAMAGE
+    assert fed(pattern=NOISE).chosen == "as --signature or the scenario states"
+    assert fed().chosen == ""

@@ -43,8 +43,31 @@ def test_verdicts(registry: Registry) -> None:
         ("fail", "exit:2"),
         ("untestable", None),
     ]
-    assert result(registry, "kill -ABRT $$").signature == "signal:SIGABRT"
+    assert result(registry, "kill -ABRT $$").signature == "crash:SIGABRT"
     assert result(registry, "sleep 1000", timeout_s=0.2).signature == "hang"
+
+
+NAN = "ValueError: Detected errors during sampling! NaN in the logits."
+
+
+def test_failures_are_named_by_what_is_printed_and_told_apart(registry: Registry) -> None:
+    assert result(registry, f"echo '{NAN}' >&2; exit 1").signature == "nan@sampler.logits"
+    assert result(registry, "echo 'httpx.ReadTimeout: The read operation timed out'; exit 1").signature == (
+        "error:ReadTimeout"
+    )
+    assert result(registry, f"echo '{NAN}'; echo 'x: fail guard@a.b->c.d, 1 s'; exit 1").signature == "guard@a.b->c.d"
+    assert result(registry, f"echo '{NAN}'; exit 0").signature is None
+    assert result(registry, f"echo '{NAN}'; exit 125").outcome == "untestable"
+    assert result(registry, f"echo '{NAN}'; sleep 1000", timeout_s=0.5).signature == "hang"
+
+
+def test_all_of_the_output_is_read_however_much_follows(registry: Registry) -> None:
+    much = "yes '[TP0] Decode batch. gen throughput (token/s): 31' | head -c 400000"
+    found = result(registry, f"{much}; echo '{NAN}'; {much}; exit 1")
+    assert found.signature == "nan@sampler.logits"
+    assert found.detail.startswith("line ")
+    assert NAN in found.detail.splitlines()[0]
+    assert result(registry, f"printf '{NAN}'; exit 3").detail == NAN
 
 
 def test_several_run_at_a_time(registry: Registry, tmp_path: Path) -> None:

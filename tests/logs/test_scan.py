@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.triage import scan as scanning
-from specdebug.triage.scan import MAX_FINDINGS, scan
+from specdebug.logs import scan as scanning
+from specdebug.logs.scan import MAX_FINDINGS, scan
 
-LOGS = Path(__file__).parent / "logs"
+LOGS = Path(__file__).parent / "quoted"
 
 UPSTREAM = {
     "sglang-15638": ("assert@IndexKernelUtils.cu", "oob", 2),

@@ -9,12 +9,12 @@ import pytest
 
 from specdebug.harness.outcome import RANK
 from specdebug.harness.replay import Replay
+from specdebug.logs.hits import Strength
+from specdebug.logs.scan import Scan, scan_bytes
 from specdebug.report.document import replay_document, to_json
 from specdebug.report.junit import junit_xml
 from specdebug.report.terminal import render_replay
 from specdebug.targets.job import WorkerEnd
-from specdebug.triage.patterns import Strength
-from specdebug.triage.scan import Scan
 from tests.bundle.bundles import arm_run, traced
 from tests.harness.fakes import good_run, text_of
 
@@ -52,10 +52,7 @@ def failing(kind: str) -> Any:
 
 
 def scanned(text: str) -> Scan:
-    found = Scan()
-    for number, line in enumerate(text.splitlines(), start=1):
-        found.take(line.encode(), number)
-    return found
+    return scan_bytes(text.encode())
 
 
 @pytest.mark.parametrize("script", [*map(dying, ENDS.values()), *map(failing, RANK)], ids=[*ENDS, *RANK])

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specdebug.async_probe.violation import Violation as Probed
 from specdebug.harness.outcome import RANK
-from specdebug.triage.patterns import KIND_WORDS, WORDS, Strength, hits_in
+from specdebug.logs.hits import KINDS, Hit, Strength
+from specdebug.logs.rules import RULES
+from specdebug.logs.scan import scan_bytes
+from tests.logs.by_line import hits_in as hits_in_bytes
 
 LINES = {
     "reverted: fail guard@draft.kv_indices->draft.kv_indptr, 3.8 s": "guard@draft.kv_indices->draft.kv_indptr",
     "    then guard@draft.draft_tokens->end of arena at step 2  overran": "guard@draft.draft_tokens->end of arena",
     "x: reverted fail hang (12.0 s)": "hang",
+    '  "signature": "oom",': "oom",
+    '<failure message="hang after 12 s">': "hang",
     "base: fail oom, 3.1 s": "oom",
     "base: fail crash:SIGSEGV, 3.1 s": "crash:SIGSEGV",
     "RuntimeError: async probe oob@draft.forward.positions: value not below 128 [step 3, 2 bad, first 128 at 0]":
@@ -51,12 +58,33 @@ LINES = {
     "foo.cc:12: void f(): Assertion `x > 0' failed.": "assert@foo.cc",
     "foo.c:12: f: Assertion 'x > 0' failed.": "assert@foo.c",
     "NaN detected!": "nan@unknown",
+    "NaN in logits": "nan@sampler.logits",
+    "RuntimeError: NaN detected in the draft logits": "nan@sampler.logits",
+    "ValueError: probabilities contain NaN": "nan@sampler.probs",
+    "!!!!!!! Segfault encountered !!!!!!!": "crash:SIGSEGV",
+    "Error: Process completed with exit code 143.": "crash:SIGTERM",
+    "httpx.ReadTimeout: The read operation timed out": "error:ReadTimeout",
+    "E       assert 0.96 > 0.961": "assert:assert #.# > #.#",
+    "FAILED tests/a.py::test_b[c-1] - assert 53 >= 66": "assert:assert # >= #",
+    "FAILED tests/a.py::test_b[c-1]": "test:tests/a.py::test_b[c-1]",
+    "ERROR tests/a.py": "test:tests/a.py",
+    "FAIL: test_b (tests.a.Case.test_b)": "test:tests.a.Case.test_b",
+    "==== 1 failed, 3 passed in 2.10s ====": "test:unnamed",
+    "WARNING: '(ReadTimeoutError(\"HTTPSConnectionPool(host='x', port=443): Read timed out.\"), 'x')' thrown":
+        "error:ReadTimeoutError",
+    "[rank2]:[E ProcessGroupNCCL.cpp:607] [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)":
+        "hang",
+    "CUDA Error: CUDA_ERROR_ILLEGAL_ADDRESS /x/fmhaKernels.cuh 257": "illegal-address@cuda",
     "an illegal instruction was encountered": "launch-failure@cuda",
     "unspecified launch failure": "launch-failure@cuda",
     "+ EXIT CODE 139": "crash:SIGSEGV",
     "E       AssertionError: expected 12 got 13": "assert:expected # got #",
     "ValueError: something else": "error:ValueError",
 }  # fmt: skip
+
+
+def hits_in(line: str) -> list[Hit]:
+    return hits_in_bytes(line.encode("utf-8", "replace"))
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -67,13 +95,13 @@ def test_a_line_names_its_failure(line: str) -> None:
 @pytest.mark.parametrize("line", LINES)
 def test_prefixes_of_ci_systems_hide_nothing(line: str) -> None:
     for prefix in ("2026-01-02T03:04:05.6789Z ", "[worker pid=952, ip=10.1.2.3] "):
-        if LINES[line] not in ("crash:SIGKILL", "crash:SIGABRT") or prefix.startswith("2026"):
+        if LINES[line] not in ("crash:SIGKILL", "crash:SIGABRT", "test:unnamed") or prefix.startswith("2026"):
             assert LINES[line] in [hit.signature for hit in hits_in(prefix + line)]
 
 
 @pytest.mark.parametrize("line", LINES)
 def test_no_line_that_tells_something_is_passed_over_by_the_search_for_words(line: str) -> None:
-    assert any(word in line.encode() for word in (*WORDS, *KIND_WORDS))
+    assert any(word in line.encode() for rule in RULES for word in rule.words)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +116,18 @@ def test_no_line_that_tells_something_is_passed_over_by_the_search_for_words(lin
         "  reverted: {verdict: fail, signature: 'nan@draft*'}",
         "the index of the page is 5",
         "0 errors, 12 passed",
+        "0 failed, 12 passed in 3.1s",
+        "ERROR [repo_utils.py:66] Error retrieving file list: Server error '504 Gateway Timeout'",
+        "requests: 3 failed, retrying",
+        "nan@...",
     ],
 )
 def test_an_innocent_line_tells_nothing(line: str) -> None:
     assert hits_in(line) == []
+
+
+def test_the_kinds_are_those_of_verdicts() -> None:
+    assert set(KINDS) == {*RANK, "oom"}
 
 
 @pytest.mark.parametrize("kind", [*RANK, "oom"])
@@ -124,7 +160,38 @@ def test_any_probes_message_is_read_back(found: Probed) -> None:
     assert hit.signature == found.signature
 
 
+SAID = st.sampled_from(
+    [*LINES, "ordinary", "", "exit code 9", "Process completed with exit code 137 after ValueError: x"]
+)
+DIGITS = st.integers(0, 10**6)
+
+
+@given(st.lists(st.tuples(SAID, DIGITS, st.sampled_from(["", "12:34:56 ", "x "])), max_size=40))
+def test_the_reader_says_what_reading_line_by_line_says(told: list[tuple[str, int, str]]) -> None:
+    """Lines that differ in digits only are read together; nothing of what is said may depend on that."""
+    lines = [prefix + said.replace("12", str(number)) for said, number, prefix in told]
+    first: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    strengths: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        for hit in hits_in(line):
+            first.setdefault(hit.signature, number)
+            counts[hit.signature] += 1
+            strengths[hit.signature] = min(hit.strength, strengths.get(hit.signature, hit.strength))
+    found = scan_bytes("\n".join(lines).encode())
+    assert {one.signature: (one.line, one.count, one.strength) for one in found.findings.values()} == {
+        name: (first[name], counts[name], strengths[name]) for name in first
+    }
+
+
 @given(st.text())
 def test_no_text_is_too_strange(text: str) -> None:
     for hit in hits_in(text):
         assert hit.signature
+
+
+def test_no_signature_is_endless() -> None:
+    for line in ("nan@" + "a." * 2000, "x." * 2000 + "A" + "b" * 3000 + "Error: y", "FAILED " + "a/" * 2000 + "b.py::c",
+                 "f" * 3000 + ".c:1: f: Assertion `x' failed.", "AssertionError: " + "z" * 5000,
+                 "('" + "A" + "b" * 3000 + "Error('x')"):  # fmt: skip
+        assert all(len(hit.signature) <= 260 for hit in hits_in(line))

@@ -1,0 +1,43 @@
+"""The name of a command's failure: what its output says, as triage reads it, else how it ended.
+
+``REVISION`` changes when failures come to be named otherwise: trials named in two ways must not be counted together.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from specdebug.logs.rules import died_of
+from specdebug.logs.scan import Scan
+
+REVISION = "names 2"
+
+HANG = "hang"
+_LITTLE = ("exit:", "signal:", "error:", "assert:", "test:", "crash:SIGKILL", "crash:SIGTERM")
+
+
+def name_of(log: Scan, status: int) -> str:
+    """Name the failure of a command that did not succeed: the strongest of what its output tells of and of the signal
+    that ended it, else ``exit:1``.
+
+    Args:
+        log: what its whole output says.
+        status: its exit status; negative for the signal that killed it, 128 + n where a shell says that of signal n.
+    """
+    main, died = log.main, died_of(status)
+    if main is not None and (died is None or main.strength <= died.strength):
+        return main.signature
+    if died is not None:
+        return died.signature
+    if status >= 0:
+        return f"exit:{status}"
+    try:
+        return f"signal:{signal.Signals(-status).name}"
+    except ValueError:  # a real-time signal
+        return f"signal:{-status}"
+
+
+def tells_of_damage(signature: str) -> bool:
+    """Whether a name says what went wrong in the engine, and not only that an exception, a test, a kill or an exit code
+    ended the run. A hang and memory that is exhausted count, too: they may be the damage."""
+    return not signature.startswith(_LITTLE)

@@ -1,0 +1,197 @@
+"""The time a log takes is linear in its bytes: by the engine of every pattern, and by how often it is asked."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import importlib
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import specdebug.logs
+from specdebug.logs import engine, scan
+from specdebug.logs.engine import Match, Pattern, compiled
+from specdebug.logs.hits import Hit
+from specdebug.logs.rules import AHEAD, FINDERS, REACH, RULES, Rule, named
+from specdebug.logs.scan import BLOCK, scan_bytes
+
+ROOM = Path(specdebug.logs.__file__).parent
+MODULES = sorted(ROOM.glob("*.py"))
+
+needs_re2 = pytest.mark.skipif(not engine.linear(), reason="RE2 is not installed")
+
+
+@needs_re2
+def test_every_finder_is_of_the_linear_engine() -> None:
+    import re2
+
+    assert len(FINDERS) == len(RULES)
+    for finder in FINDERS:
+        assert isinstance(finder, re2._Regexp)
+        assert finder.groups == 0  # nothing is captured while lines are looked for
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.stem)
+def test_no_other_engine_is_used_on_foreign_text(module: Path) -> None:
+    """Two uses of ``re`` are left: where RE2 is missing, and for escapes, whose pattern goes back by 32 at most."""
+    uses = [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(module.read_text("utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.")
+    ]
+    allowed = {"engine": ["re.compile(pattern)"], "scan": ["re.compile(b'\\\\x1b\\\\[[0-9;?]{0,32}[A-Za-z]')"]}
+    assert uses == allowed.get(module.stem, [])
+
+
+@pytest.mark.parametrize("pattern", [rb"(?<!a)b", rb"a(?!b)", rb"(a)\1", rb"a++"])
+@needs_re2
+def test_a_pattern_that_needs_going_back_is_refused(pattern: bytes) -> None:
+    with pytest.raises(ValueError, match=r"perl|escape|repetition"):
+        compiled(pattern)
+
+
+class Counting:
+    """A finder that counts what it is asked for and finds."""
+
+    def __init__(self, finder: Pattern, counts: Counter[str]) -> None:
+        self._finder = finder
+        self._counts = counts
+
+    def search(self, text: bytes) -> Match | None:
+        self._counts["searches"] += 1
+        return self._finder.search(text)
+
+    def finditer(self, text: bytes) -> Iterator[Match]:
+        self._counts["passes"] += 1
+        self._counts["bytes"] += len(text)
+        for found in self._finder.finditer(text):
+            self._counts["found"] += 1
+            yield found
+
+
+WORDS = sorted({word for rule in RULES for word in rule.words})
+
+
+def hostile(word: bytes, chance: random.Random) -> Iterator[bytes]:
+    """Long lines that begin to look like a message again and again, and never become one."""
+    noise = base64.b64encode(chance.randbytes(1000))
+    yield word * 1000
+    yield (word + b" ") * 1000
+    yield noise + b" " + word
+    yield noise + word + noise
+    yield b"a" * 4000 + word
+    yield (b"a." * 1500) + word
+    yield (b"x:1: " * 600) + word
+    yield word + b" " * 4000
+    yield word.join([b"[`'" * 20] * 40)
+
+
+@pytest.mark.parametrize("word", WORDS, ids=lambda word: word.decode().strip() or "blank")
+def test_hostile_lines_take_one_pass_a_rule_and_one_name_a_line(word: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: Counter[str] = Counter()
+    monkeypatch.setattr(scan, "FINDERS", tuple(Counting(finder, counts) for finder in FINDERS))
+
+    def counted(rule: Rule, line: bytes, at: int) -> Sequence[Hit]:
+        counts["names"] += 1
+        return named(rule, line, at)
+
+    monkeypatch.setattr(scan, "named", counted)
+    lines = list(hostile(word, random.Random(word)))
+    log = b"\n".join(lines)
+    assert len(log) < BLOCK
+    scan_bytes(log)
+    assert counts["passes"] <= len(RULES)
+    assert counts["bytes"] <= len(RULES) * (len(log) + 1)
+    assert counts["found"] <= len(lines) * counts["passes"]
+    assert counts["searches"] == 0
+    assert counts["names"] <= 2 * counts["found"]
+
+
+@pytest.mark.parametrize("rule", range(len(RULES)))
+def test_a_finder_never_leaves_its_line_nor_finds_two_in_one(rule: int) -> None:
+    chance = random.Random(rule)
+    lines = [line for word in RULES[rule].words for line in hostile(word, chance)]
+    lines += [b"", b" ", *WORDS, *(b" ".join(chance.choices(WORDS, k=9)) for _ in range(200))]
+    text = engine.bounded(b"\n".join(lines), WORDS)
+    ends = []
+    for found in FINDERS[rule].finditer(text):
+        assert b"\n" not in text[found.start() : found.end()]
+        ends.append(text.find(b"\n", found.start()) % (len(text) + 1))
+    assert len(set(ends)) == len(ends)
+
+
+def test_a_name_is_made_from_a_bounded_part_of_a_line() -> None:
+    seen: list[int] = []
+
+    def name(line: bytes, at: int) -> tuple[Hit, ...]:
+        seen.append(len(line))
+        return ()
+
+    rule = Rule((), (), name)
+    for size, at in ((10, 3), (REACH, 0), (REACH + 1, REACH), (50 * REACH, 7 * REACH), (50 * REACH, 0)):
+        named(rule, b"x" * size, at)
+    assert max(seen) <= REACH
+    assert AHEAD < REACH
+
+
+@given(st.binary(max_size=300), st.integers(0, 3), st.sampled_from(WORDS))
+def test_one_piece_or_many_is_all_the_same(noise: bytes, cuts: int, word: bytes) -> None:
+    log = noise + b"\nValueError: x\n" + word + noise + b"\n  then nan@a.b at step 3\n" + noise
+    reader = scan.LogReader()
+    size = max(1, len(log) // (cuts + 1))
+    for begin in range(0, len(log), size):
+        reader.feed(log[begin : begin + size])
+    assert reader.close() == scan_bytes(log)
+
+
+def test_where_re2_is_missing_the_same_is_said_of_real_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The room is made anew with Python's engine, and reads every quoted line as RE2 does."""
+    logs = sorted((Path(__file__).parent).glob("*/**/*.txt"))
+    expected = {log: scan_bytes(log.read_bytes()) for log in logs}
+    kept = {name: module for name, module in sys.modules.items() if name.startswith("specdebug.logs")}
+    monkeypatch.setitem(sys.modules, "re2", None)
+    try:
+        for name in kept:
+            del sys.modules[name]
+        other = importlib.import_module("specdebug.logs.scan")
+        assert not importlib.import_module("specdebug.logs.engine").linear()
+        for log in logs:
+            ours, theirs = expected[log], other.scan_bytes(log.read_bytes())
+            assert {k: (f.line, f.count) for k, f in theirs.findings.items()} == {
+                k: (f.line, f.count) for k, f in ours.findings.items()
+            }, log
+            assert theirs.facts.to_dict() == ours.facts.to_dict()
+        hostile_line = b"a" * 100_000 + b" Error"
+        assert other.scan_bytes(hostile_line * 3).main is None
+    finally:
+        for name in [name for name in sys.modules if name.startswith("specdebug.logs")]:
+            del sys.modules[name]
+        sys.modules.update(kept)
+
+
+class Counted(bytearray):
+    """Counts the bytes that newlines are looked for in."""
+
+    looked = 0
+
+    def rfind(self, *given: object) -> int:
+        _what, begin, end = given
+        type(self).looked += max(0, min(len(self), end) - begin)  # type: ignore[call-overload]
+        return super().rfind(*given)  # type: ignore[arg-type]
+
+
+def test_a_line_that_comes_in_small_pieces_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "BLOCK", 1000)
+    reader = scan.LogReader()
+    reader._rest = Counted()
+    for _ in range(5000):
+        reader.feed(b"x")
+    assert Counted.looked <= 6000
+    assert (reader.close().size, reader.scan.lines) == (5000, 1)

@@ -32,8 +32,10 @@ from specdebug.cli.options import Debug, debug_wanted, forget_debug, remember_co
 from specdebug.cli.output import open_standard_streams, write
 from specdebug.cli.trials import WithCommand
 from specdebug.errors import SpecDebugError
+from specdebug.targets.machine_failure import machine_failure
 
 INTERNAL_ERROR = 3
+UNDECIDED = 125
 
 app = typer.Typer(
     name="specdebug",
@@ -85,12 +87,15 @@ def run(argv: Sequence[str]) -> int:
         code = app(args=list(argv) or ["--help"], prog_name="specdebug", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except SpecDebugError as error:
-        return _failed(str(error), error.exit_code if error.exit_code in (1, 2) else 2, error)
+        return _failed(str(error), error.exit_code if error.exit_code in (1, 2, UNDECIDED) else 2, error)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except _USAGE as error:
         return _failed(_one_line(error), 2, error)
     except Exception as error:
+        machine = machine_failure(error)
+        if machine is not None:
+            return _failed(machine.reason, UNDECIDED, error)
         what = f"internal error: {type(error).__name__}: {' '.join(str(error).split())}"
         hint = "" if debug_wanted() else " (--debug shows where; please report it)"
         return _failed(what + hint, INTERNAL_ERROR, error)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from specdebug import __version__
 from specdebug.errors import SpecDebugError
+from specdebug.targets.machine_failure import MachineFailed, machine_failure
 from specdebug.toggles import REVERT_VARIABLE, Registry
 from specdebug.trials.process import Ended
 from specdebug.trials.signature import signature_of
@@ -123,8 +124,11 @@ def require_program(program: str, cwd: Path) -> None:
         raise CommandError(f"{program} cannot be run: it is not an executable file{hint}")
 
 
-def cannot_run(program: str, error: OSError) -> CommandError:
-    """The error for a command that the system refuses to start."""
+def cannot_run(program: str, error: OSError) -> SpecDebugError:
+    """The error for a command that the system refuses to start: the machine's if it has no process to give."""
+    failure = machine_failure(error)
+    if failure is not None:
+        return MachineFailed(failure)
     hint = "; a script needs a first line such as #!/bin/bash" if error.strerror == "Exec format error" else ""
     return CommandError(f"{program} cannot be run: {error.strerror}{hint}")
 

@@ -7,7 +7,8 @@ and is run with ``--long``, or by its name.
 
 It runs from a checkout that is not installed and needs no variable set: every stage finds the checkout on its path and
 gets as many threads as the cores allow. A stage whose packages are missing is skipped, and the line that installs them
-is printed at the start. A stage that fails does not keep the others from running. At a stage's limit, after a Ctrl-C or
+is printed at the start. A stage that fails does not keep the others from running, unless the device does not answer any
+more: then the stage's failure says nothing, and no other is begun. At a stage's limit, after a Ctrl-C or
 a TERM, and when a stage ends by itself, every process that it started is ended, whatever group or session it is in.
 All stages together take no longer than ``--budget`` says: one that would not fit is not begun.
 
@@ -15,7 +16,7 @@ Exit codes:
     0: all chosen stages are ok.
     1: a stage failed, or ran out of its own time.
     125: none failed, but not all is known: a stage was skipped, was not run or was cut off because the time was over,
-        or came to no verdict itself.
+        or came to no verdict itself, or the device is gone.
     130, 143: a Ctrl-C, a TERM.
 """
 
@@ -34,7 +35,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -55,6 +56,8 @@ CLOSING_S = 10.0
 GRACE_S = 3.0
 """How long a stage may take to end itself before it is killed."""
 LOOK_S = 0.1
+PROBE_S = 30.0
+"""How long a device may take to show that it is there."""
 NO_VERDICT = 125
 
 BASE = (
@@ -116,14 +119,15 @@ class Result:
 
 
 class Clock:
-    """How long there still is: until the budget is spent, or until somebody stops it all.
+    """How long there still is: until the budget is spent, or until something stops it all.
 
-    ``stopped_by`` is the number of the signal that did.
+    ``stopped_by`` is the number of the signal that did; ``gone`` says what became of the device.
     """
 
     def __init__(self, budget_s: float | None) -> None:
         self._until = float("inf") if budget_s is None else time.monotonic() + budget_s - CLOSING_S
         self.stopped_by: int | None = None
+        self.gone = ""
 
     @property
     def left_s(self) -> float:
@@ -191,6 +195,8 @@ def run(stage: Stage, out: Path, clock: Clock) -> Result:
         return Result(stage, "skipped", None, 0.0, f"missing: {', '.join(stage.missing)}")
     if clock.stopped_by is not None:
         return Result(stage, "not run", None, 0.0, "interrupted before")
+    if clock.gone:
+        return Result(stage, "not run", None, 0.0, clock.gone)
     if clock.left_s < stage.takes_s:
         return Result(stage, "not run", None, 0.0, f"{clock.left_s:.0f} s were left")
     log = out / f"{stage.name}.log"
@@ -304,8 +310,25 @@ def run_all(chosen: Sequence[Stage], out: Path, clock: Clock) -> list[Result]:
 
 def _run_and_say(stage: Stage, out: Path, clock: Clock) -> Result:
     result = run(stage, out, clock)
+    if result.end in ("failed", "out of time"):
+        clock.gone = clock.gone or device_trouble()
+        if clock.gone:
+            result = replace(result, end="no verdict", last=clock.gone)
     print(f"{stage.name}: {result.end} in {result.seconds:.0f} s", flush=True)
     return result
+
+
+def device_trouble() -> str:
+    """Why a process of its own cannot compute on the device; nothing where it can."""
+    command = (PYTHON, "-c", "import torch; torch.ones(1, device='cuda').add_(1).item()")
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"the device is gone: nothing is computed on it in {PROBE_S:.0f} s"
+    except OSError as error:
+        return f"no process can be started: {error}"
+    lines = [line for line in ended.stderr.splitlines() if line.strip()]
+    return "" if ended.returncode == 0 else f"the device is gone: {' '.join(lines[-1:])}"
 
 
 def exit_code(results: Sequence[Result], clock: Clock) -> int:

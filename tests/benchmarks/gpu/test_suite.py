@@ -21,6 +21,7 @@ from benchmarks.gpu import suite
 from benchmarks.gpu.suite import Clock, End, Result, Stage
 
 ROOT = Path(__file__).resolve().parents[3]
+DEVICE_TROUBLE = suite.device_trouble
 LIVES_ON = """
 import subprocess, sys
 child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', flush=True); time.sleep(60)"
@@ -33,6 +34,11 @@ print("left", worker.pid, flush=True)
 
 def played(name: str, source: str, limit_s: float = 60.0, **facts: object) -> Stage:
     return Stage(name, (sys.executable, "-c", source), limit_s, needs=(), **facts)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _device_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "device_trouble", lambda: "")
 
 
 @pytest.fixture
@@ -284,6 +290,47 @@ def test_the_default_plan_fits(tmp_path: Path) -> None:
         else:
             lanes = sorted([lanes[0] + stage.takes_s, *lanes[1:]])
         assert max(lanes) <= suite.BUDGET_S - suite.CLOSING_S, stage.name
+
+
+def test_a_device_that_is_gone_fails_no_stage_and_no_other_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def trouble() -> str:
+        asked.append("?")
+        return "" if len(asked) == 1 else "the device is gone: No CUDA GPUs are available"
+
+    monkeypatch.setattr(suite, "device_trouble", trouble)
+    bad = "raise SystemExit(1)"
+    stages = [played(str(n), source, timed=True) for n, source in enumerate([bad, "print(1)", bad, bad, "print(1)"])]
+    clock = Clock(None)
+    found = suite.run_all(stages, tmp_path, clock)
+    assert [result.end for result in found] == ["failed", "ok", "no verdict", "not run", "not run"]
+    assert {result.last for result in found[2:]} == {"the device is gone: No CUDA GPUs are available"}
+    assert len(asked) == 2
+    assert suite.exit_code(found[1:], clock) == 125
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("", ""),
+        ("import sys; sys.exit('No CUDA GPUs are available')", "the device is gone: No CUDA GPUs are available"),
+    ],
+)
+def test_the_device_is_asked_in_a_process_of_its_own(code: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: run([*command[:2], code], **options))
+    assert DEVICE_TROUBLE() == told
+
+
+def test_a_device_that_hangs_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(command: list[str], **options: float) -> None:
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert DEVICE_TROUBLE() == "the device is gone: nothing is computed on it in 30 s"
 
 
 def results(*ends: End) -> list[Result]:

@@ -256,6 +256,8 @@ class _Arm:
 
         config = EngineConfig.from_dict(scenario.engine_of(self._payload["arm"]))
         label = f"{scenario.name}-{self._payload['arm']}"
+        if config.device != "cpu":
+            self._sink.emit("claiming", device=config.device)
         stack = claim(config.device, config.attention_backend, config.dtype, label)
         self._coredump = stack.get("coredump")
         self._sink.emit("stack", **stack)

@@ -4,9 +4,9 @@ Workers send events only; the outcome is always put together here. So a worker t
 of outcome as one that finishes, just with fewer events behind it and its death among the violations.
 
 Events (see ``arm.py``, which emits them): ``stage``, ``stack``, ``progress``, ``setup``, ``arrive``, ``step``,
-``violation``, ``tie``, ``request``, ``cold``, ``coverage``, ``note``, ``impossible``, ``usage``, ``machine`` (which the
-fork server emits, too, in a worker that dies of it), ``done``; of faults ``injected`` (one for each injection) and
-``unfired`` (of a fault that never fired, at the end).
+``violation``, ``tie``, ``request``, ``cold``, ``coverage``, ``note``, ``impossible``, ``usage``, ``claiming`` (of a
+device, which ``stack`` ends), ``machine`` (which the fork server emits, too, in a worker that dies of it), ``done``; of
+faults ``injected`` (one for each injection) and ``unfired`` (of a fault that never fired, at the end).
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ class Ledger:
         self.usage_option: tuple[str, ...] = ()
         """The engine option that a usage error is about, if it is about one."""
         self._stack: dict[str, Any] = {}
+        self._claiming = ""
         self._stages: dict[str, float] = {}
         self._requests: dict[str, _Request] = {}
         self._violations: list[Violation] = []
@@ -184,6 +185,8 @@ class Ledger:
             return self._machine
         if self.usage_error is not None and self._unavailable:
             return MachineFailure("device", self.usage_error)
+        if end.kind == "timeout" and self._claiming:
+            return MachineFailure("device", f"{self._claiming} did not answer within {end.wall_s:.0f} s")
         return None if self._done else death_by_machine(end)
 
     def _took_memory(self) -> bool:
@@ -220,7 +223,11 @@ class Ledger:
     def _on_stage(self, event: Mapping[str, Any]) -> None:
         self.stage, self.activity = event["name"], ""
 
+    def _on_claiming(self, event: Mapping[str, Any]) -> None:
+        self._claiming = event["device"]
+
     def _on_stack(self, event: Mapping[str, Any]) -> None:
+        self._claiming = ""
         self._stack = {key: value for key, value in event.items() if key != "event"}
 
     def _on_progress(self, event: Mapping[str, Any]) -> None:

@@ -114,7 +114,7 @@ class ArmRun:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """What became of an arm run; ``met`` is None where nothing was expected."""
+    """What became of an arm run; ``met`` is None where nothing was expected, and False where the machine failed it."""
 
     run: ArmRun
     outcome: Outcome
@@ -123,6 +123,8 @@ class ArmResult:
     def met(self) -> bool | None:
         if self.run.expectation is None:
             return None
+        if self.outcome.machine is not None and self.outcome.verdict == "unknown":
+            return False  # even if that was expected: it was expected of the code
         return self.run.expectation.met_by(self.outcome.verdict, self.outcome.signature)
 
 

@@ -122,6 +122,17 @@ def test_a_death_that_the_machine_is_to_blame_for_is_unknown(how: WorkerEnd, rea
     assert Outcome.from_dict(json.loads(json.dumps(outcome.to_dict()))) == outcome
 
 
+def test_a_device_that_never_answers_is_gone_and_a_later_hang_is_a_failure() -> None:
+    claiming = [START[0], {"event": "claiming", "device": "cuda"}]
+    outcome = outcome_of(claiming, end("timeout", -9))
+    assert (outcome.verdict, outcome.detail) == (
+        "unknown",
+        "machine: the device is gone: cuda did not answer within 2 s",
+    )
+    stack = {"event": "stack", "device": "cuda", "name": "H200"}
+    assert outcome_of([*claiming, stack, *START], end("timeout", -9)).signature == "hang"
+
+
 def test_a_crash_is_no_lack_whatever_was_printed_before_it() -> None:
     outcome = outcome_of([*START, step(1)], end("signal", -11, "warning: No space left on device\n"))
     assert (outcome.verdict, outcome.signature) == ("fail", "crash:SIGSEGV")

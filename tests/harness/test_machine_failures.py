@@ -10,6 +10,7 @@ import pytest
 from specdebug.errors import SpecDebugError
 from specdebug.harness import device_watch, warm
 from specdebug.harness import replay as harness
+from specdebug.harness.library import Library
 from specdebug.harness.replay import ArmRun, Choices, Replay, replay
 from specdebug.harness.scenario_model import Arm, Limits, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.harness.warm import WarmPool
@@ -144,6 +145,20 @@ def test_a_machine_without_processes_leaves_arms_unknown(probes: Path, monkeypat
     assert details(answer) == ["not run: no process or thread can be started"] * 2
     assert answer.exit_code == 125
     assert len(told.notices) == 1
+
+
+def test_a_gpu_that_no_process_can_take_fails_no_arm_of_a_shipped_scenario() -> None:
+    """With the arm, the claim and the probe as they are; only torch is told what it has."""
+    library = Library()
+    told = Told()
+    with WorkerPool(1, preload=("torch", "tests.harness.gone_gpu")) as pool:
+        choices = Choices(engine={"device": "cuda"})
+        answer = replay(pool, library, library.scenario("cache_hit"), choices, told)  # type: ignore[arg-type]
+    gone = "machine: the device is gone: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+    assert details(answer) == [gone, *[NOT_RUN] * (len(answer.results) - 1)]
+    assert (len(told.started), told.notices) == (1, [f"{gone}; arms that need it are not run"])
+    assert {result.outcome.verdict for result in answer.results} == {"unknown"}
+    assert answer.exit_code == 125
 
 
 # -- warm arms -----------------------------------------------------------------------------------------------------

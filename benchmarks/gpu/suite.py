@@ -209,9 +209,9 @@ def run(stage: Stage, out: Path, clock: Clock) -> Result:
             return Result(stage, "not run", None, 0.0, f"cannot be started: {error}")
         end = _wait(process, stage, clock)
         left = end_all(process, mark)
+        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         if left:
-            print(f"{left} processes that it had left behind were ended", file=file)
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+            print(f"processes left behind, and ended: {left}", file=file)
     status = process.returncode if end in ("ok", "failed", "no verdict") else None
     return Result(stage, end, status, time.monotonic() - began, lines[-1])
 

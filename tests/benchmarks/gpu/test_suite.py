@@ -240,7 +240,8 @@ def test_no_worker_outlives_its_stage_whatever_session_it_is_in(
     assert result.end == end
     assert worker_of(log)
     assert gone(worker_of(log))
-    assert "1 processes that it had left behind were ended" in result.last
+    assert result.last == f"left {worker_of(log)}"
+    assert log.read_text().endswith("processes left behind, and ended: 1\n")
 
 
 @needs_proc

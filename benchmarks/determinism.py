@@ -4,7 +4,7 @@
 ...]``. With faults, which go to the first arm, as in ``specdebug replay --fault``, only that arm is run. The runs are
 shared out over ``--jobs`` interpreters, which hash strings each in its own order; every arm is then run in a fresh fork
 of a server that has imported torch and has not touched the device. Exit code 1 when two hashes differ, or an arm has
-none.
+none; 125 when this machine could not run an arm.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from concurrent.futures import ProcessPoolExecutor
 
 from specdebug.faults.declare import parse_fault
 from specdebug.harness.library import Library
+from specdebug.harness.outcome import EXIT_CODES
 from specdebug.harness.preload import PRELOAD
 from specdebug.harness.replay import Choices, replay
 from specdebug.targets.pool import WorkerPool
 
 DEFAULT = ("bigram_key", "graph_padding", "topk_page_table")
+UNAVAILABLE = "unavailable"
 
 
 def trace_hashes(scenario: str, device: str, faults: list[str], runs: int) -> dict[str, Counter[str]]:
-    """How often each arm had which trace hash ("" when it came to none), in ``runs`` replays."""
+    """How often each arm had which trace hash ("" when it came to none), in ``runs`` replays; :data:`UNAVAILABLE` where
+    this machine could not run it."""
     library = Library()
     seen: dict[str, Counter[str]] = {}
     choices = Choices(engine={"device": device}, faults=tuple(parse_fault(text) for text in faults))
@@ -33,7 +36,8 @@ def trace_hashes(scenario: str, device: str, faults: list[str], runs: int) -> di
         for _ in range(runs):
             done = replay(pool, library, library.scenario(scenario), choices)
             for result in done.results:
-                seen.setdefault(result.run.arm, Counter())[result.outcome.trace_hash] += 1
+                trace = UNAVAILABLE if result.outcome.unavailable else result.outcome.trace_hash
+                seen.setdefault(result.run.arm, Counter())[trace] += 1
     return seen
 
 
@@ -50,7 +54,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--fault", action="append", default=[], help="as specdebug replay takes it")
     options = parser.parse_args()
-    agree = True
+    agree, lacking = True, 0
     for scenario in options.scenarios:
         seen: dict[str, Counter[str]] = {}
         with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
@@ -60,11 +64,16 @@ def main() -> int:
             for arm, counts in future.result().items():
                 seen.setdefault(arm, Counter()).update(counts)
         for arm, counts in seen.items():
+            lacking += counts.pop(UNAVAILABLE, 0)
+            if not counts:
+                continue
             digest, times = counts.most_common(1)[0]
             injected = "".join(f" --fault {text}" for text in options.fault)
             print(f"{scenario} {arm}{injected}: {times} of {options.runs} runs have trace hash {digest or 'none'}")
             agree &= len(counts) == 1 and bool(digest)
-    return 0 if agree else 1
+    if lacking:
+        print(f"{lacking} arms could not be run on this machine")
+    return 1 if not agree else EXIT_CODES["unknown" if lacking else "pass"]
 
 
 if __name__ == "__main__":

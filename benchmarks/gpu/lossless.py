@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib.metadata
 import json
 import sys
 import time
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from rich.console import Console
 from rich.table import Table
 
@@ -69,6 +69,8 @@ class HuggingFace:
     def __init__(self, dtype: str, device: str) -> None:
         path = checkpoint_path(MODEL)
         kind = getattr(torch, dtype)
+        import transformers
+
         model = transformers.LlamaForCausalLM.from_pretrained(path, dtype=kind, attn_implementation="eager")
         model.generation_config.eos_token_id = None  # the engine goes on after it, too
         self._model = model.to(device).eval()
@@ -190,7 +192,9 @@ def judge(
 
 def table(rows: Sequence[Row], device: str) -> Table:
     """One row a configuration."""
-    shown = Table(title=f"engine against transformers {transformers.__version__} on {device}, graphs on")
+    shown = Table(
+        title=f"engine against transformers {importlib.metadata.version('transformers')} on {device}, graphs on"
+    )
     facts = ("plan", "by", "dtype", "topk", "tokens", "accept")
     for name in (*facts, "same text", "near-ties", "widest", "wrong", "s"):
         shown.add_column(name)
@@ -226,7 +230,9 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    transformers.utils.logging.disable_progress_bar()
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     asks = greedy_requests(Library(), options.scenario or SCENARIOS, options.most_tokens)
     longest = max(len(ask.prompt) + ask.max_new_tokens for ask in asks) + 1
     exact = HuggingFace("float32", options.device)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from torch import Tensor
 
 from specdebug.engine.model.config import LlamaConfig
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.rope import inverse_frequencies, separate_pairs
+
+if TYPE_CHECKING:
+    import transformers
 
 
 def make_reference(target: TargetModel) -> transformers.LlamaForCausalLM:
@@ -22,6 +24,8 @@ def make_reference(target: TargetModel) -> transformers.LlamaForCausalLM:
     """
     if target.final_norm.folds_gain:
         raise ValueError("this target's norms are folded into its weights; make it in bf16, or on a GPU")
+    import transformers
+
     config, device = _config(target.config), target.embedding.device
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config)
@@ -51,6 +55,8 @@ def generate(model: transformers.LlamaForCausalLM, prompts: Tensor, new_tokens: 
 
 
 def _config(config: LlamaConfig) -> transformers.LlamaConfig:
+    import transformers
+
     rope: dict[str, Any] = {"rope_type": "default"}
     if config.rope_scaling is not None:
         rope = {"rope_type": "llama3", **vars(config.rope_scaling)}

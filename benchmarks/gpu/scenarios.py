@@ -3,7 +3,8 @@
 ``python benchmarks/gpu/scenarios.py OUT [--device cuda] [--dtype float32] [--backend PLAN ...] [--same-as-cpu]``.
 Writes ``OUT/scenarios-<what was asked for>.json``. With ``--same-as-cpu`` the same arms also run on the CPU, and
 verdict and signature must be the same. An arm whose reverted fix only exists in another plan than ``--backend`` keeps
-its own, in parentheses. Exit code 1 when an arm did something else than expected, or than the CPU.
+its own, in parentheses. Exit code 1 when an arm did something else than expected, or than the CPU; 125 when none did,
+but this machine could not run one of them.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from specdebug.harness.library import Library
+from specdebug.harness.outcome import EXIT_CODES
 from specdebug.harness.plans import exists_in
 from specdebug.harness.preload import PRELOAD
-from specdebug.harness.replay import ArmResult, ArmRun, Choices, plan, run_arms
+from specdebug.harness.replay import INTERRUPTED, ArmResult, ArmRun, Choices, plan, run_arms
 from specdebug.report.document import arm_document
 from specdebug.report.progress import progress_on
 from specdebug.targets.pool import WorkerPool
@@ -53,12 +55,16 @@ def without_device(key: str) -> str:
 
 
 def differences(found: Sequence[ArmResult], expected: Sequence[ArmResult]) -> list[str]:
-    """One line for each arm whose verdict or signature is not that of its namesake, or that has none."""
+    """One line for each arm whose verdict or signature is not that of its namesake, or that has none.
+
+    Of one that this machine could not run nothing is said, here or there.
+    """
     theirs = {without_device(result.run.key): _ending(result) for result in expected}
+    unavailable = {without_device(r.run.key) for r in (*found, *expected) if r.outcome.unavailable}
     said = []
     for result in found:
         name = without_device(result.run.key)
-        if theirs.get(name) != _ending(result):
+        if name not in unavailable and theirs.get(name) != _ending(result):
             said.append(f"{name}: {_ending(result)}, on the CPU {theirs.get(name, 'not run')}")
     return said
 
@@ -79,6 +85,15 @@ def table(results: Sequence[ArmResult]) -> Table:
         met = "yes" if result.met else f"no: {result.outcome.detail}"
         shown.add_row(result.run.key, _ending(result), met, str(len(result.outcome.ties)), margin)
     return shown
+
+
+def exit_code(results: Sequence[ArmResult], apart: Sequence[str], interrupted: bool) -> int:
+    """What the module's documentation says; 130 after a Ctrl-C."""
+    if interrupted:
+        return INTERRUPTED
+    if apart or any(result.met is False and not result.outcome.unavailable for result in results):
+        return EXIT_CODES["fail"]
+    return EXIT_CODES["unknown" if any(result.outcome.unavailable for result in results) else "pass"]
 
 
 def main() -> int:
@@ -116,7 +131,7 @@ def main() -> int:
     met = sum(result.met is not False for result in results)
     ties = sum(len(result.outcome.ties) for result in results)
     console.print(f"{met} of {len(runs)} arms as expected, {ties} near-ties")
-    return 0 if met == len(runs) and not apart and not interrupted else 1
+    return exit_code(results, apart, interrupted)
 
 
 if __name__ == "__main__":

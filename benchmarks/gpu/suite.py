@@ -1,30 +1,45 @@
 """Everything there is to check and time on a GPU, in one go, in under nine minutes on a bare machine.
 
-``python benchmarks/gpu/suite.py OUT`` (or ``make gpu OUT=folder``) runs the stages below one after another, each in a
-process of its own with a time limit, writes their logs and tables to the folder OUT and ends with one summary. Checks
-run two at a time; what is timed has the machine to itself. A stage that fails does not keep the others from running;
-the exit code is 1 when one did. The matrix over twenty seeds takes longer than all the rest and is run with ``--long``,
-or by its name.
+``python benchmarks/gpu/suite.py OUT`` (or ``make gpu OUT=folder``) runs the stages below one after another, each in
+processes of its own with a time limit, writes their logs and tables to the folder OUT and ends with one summary. Checks
+run two at a time; what is timed has the machine to itself. The matrix over twenty seeds takes longer than all the rest
+and is run with ``--long``, or by its name.
+
+It runs from a checkout that is not installed and needs no variable set: every stage finds the checkout on its path and
+gets as many threads as the cores allow. A stage whose packages are missing is skipped, and the line that installs them
+is printed at the start. A stage that fails does not keep the others from running, unless the device does not answer any
+more: then the stage's failure says nothing, and no other is begun. At a stage's limit, after a Ctrl-C or
+a TERM, and when a stage ends by itself, every process that it started is ended, whatever group or session it is in.
+All stages together take no longer than ``--budget`` says: one that would not fit is not begun.
+
+Exit codes:
+    0: all chosen stages are ok.
+    1: a stage failed, or ran out of its own time.
+    125: none failed, but not all is known: a stage was skipped, was not run or was cut off because the time was over,
+        or came to no verdict itself, or the device is gone.
+    130, 143: a Ctrl-C, a TERM.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal, TextIO
 
-from rich.console import Console
-from rich.table import Table
-
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PYTHON = sys.executable
 SPECDEBUG = (PYTHON, "-m", "specdebug")
@@ -35,123 +50,345 @@ LANES = 2
 TOLD = ("determinism", "lossless", "probes", "decode")
 """Stages whose results are worth reading even when nothing is wrong."""
 
+BUDGET_S = 540.0
+CLOSING_S = 10.0
+"""Of the budget, kept back for ending what runs and for the summary."""
+GRACE_S = 3.0
+"""How long a stage may take to end itself before it is killed."""
+LOOK_S = 0.1
+PROBE_S = 30.0
+"""How long a device may take to show that it is there."""
+NO_VERDICT = 125
+
+BASE = (
+    *("torch", "triton", "numpy", "scipy", "safetensors", "tokenizers", "yaml", "rich", "typer", "packaging"),
+    *("jinja2", "markupsafe", "xxhash"),
+)
+"""What specdebug itself imports, on a GPU."""
+TESTS = (*BASE, "pytest", "xdist", "hypothesis", "transformers")
+"""What the tests need beside it; tests that need other packages skip themselves."""
+AGAINST = (*BASE, "transformers")
+DISTRIBUTIONS = {"yaml": "pyyaml", "xdist": "pytest-xdist"}
+"""By the name that is imported: the name that is installed, where it is another."""
+
+MARK = "SPECDEBUG_GPU_STAGE"
+"""Set in a stage's environment, and so in that of all processes it starts, to a value of its own."""
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+"""Where libraries read how many threads they may start."""
+
+End = Literal["ok", "failed", "no verdict", "out of time", "skipped", "not run", "cut off", "interrupted"]
+
 
 @dataclass(frozen=True)
 class Stage:
-    """One command; ``limit_s`` bounds it. A ``timed`` one runs alone, a ``long`` one only when asked for."""
+    """One command.
+
+    Attributes:
+        limit_s: seconds it may take.
+        takes_s: about how long it takes on an H200; it is not begun when less time is left.
+        needs: names of the packages that it imports.
+        workers: processes that it computes in at a time.
+        timed: it runs alone.
+        long: it runs only when asked for.
+    """
 
     name: str
     command: tuple[str, ...]
     limit_s: float
+    takes_s: float = 0.0
+    needs: tuple[str, ...] = BASE
+    workers: int = 1
     timed: bool = False
     long: bool = False
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Packages that this Python does not find."""
+        return tuple(name for name in self.needs if importlib.util.find_spec(name) is None)
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a stage ended: its exit status (None when it ran out of time), seconds, and the last line it printed."""
+    """How a stage ended: in a word, its exit status (None without one), seconds, and why, or its last line."""
 
     stage: Stage
+    end: End
     status: int | None
     seconds: float
     last: str
 
 
+class Clock:
+    """How long there still is: until the budget is spent, or until something stops it all.
+
+    ``stopped_by`` is the number of the signal that did; ``gone`` says what became of the device.
+    """
+
+    def __init__(self, budget_s: float | None) -> None:
+        self._until = float("inf") if budget_s is None else time.monotonic() + budget_s - CLOSING_S
+        self.stopped_by: int | None = None
+        self.gone = ""
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that may still be spent on stages."""
+        return max(0.0, self._until - time.monotonic())
+
+    def stop(self, number: int, frame: object = None) -> None:
+        """A signal handler: what runs is ended, nothing more is begun, the summary is still made."""
+        self.stopped_by = number
+
+    @contextlib.contextmanager
+    def stopped_by_signals(self) -> Iterator[None]:
+        """Have a Ctrl-C and a TERM call :meth:`stop` meanwhile."""
+        before = {number: signal.signal(number, self.stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
 def stages(out: Path, jobs: int) -> list[Stage]:
     """In the order they begin: checks that take long before those that do not, what times at either end."""
     verify = (*SPECDEBUG, "toggles", "verify", "--jobs", str(jobs), "--device", "cuda", "--backend")
-    matrix = [Stage(f"matrix-{plan}", (*verify, plan), 120) for plan in PLANS]
-    seeds = [Stage(f"seeds-{plan}", (*verify, plan, "--seeds", "20"), 540, long=True) for plan in PLANS]
+    matrix = [Stage(f"matrix-{plan}", (*verify, plan), 120, 30, workers=jobs) for plan in PLANS]
+    twenty = ("--seeds", "20")
+    seeds = [Stage(f"seeds-{plan}", (*verify, plan, *twenty), 540, 300, workers=jobs, long=True) for plan in PLANS]
     arms = (PYTHON, str(HERE / "scenarios.py"), str(out), "--device", "cuda", "--jobs", str(jobs))
     each_plan = [word for plan in PLANS for word in ("--backend", plan)]
     tests = (PYTHON, "-m", "pytest", "-q", "-n", str(jobs), "-m", "gpu", "tests")
     determinism = ("--device", "cuda", "--runs", "100", "--jobs", str(jobs), "topk_page_table")
     replay = (*SPECDEBUG, "replay", "topk_kv_indices", "--device", "cuda")
     return [
-        Stage("doctor", (*SPECDEBUG, "doctor"), 60, timed=True),
-        Stage("replay-first", replay, 120, timed=True),
-        Stage("replay-cold", replay, 60, timed=True),
-        Stage("tests", tests, 240),
-        Stage("determinism", (PYTHON, "benchmarks/determinism.py", *determinism), 240),
-        Stage("scenarios", (*arms, *each_plan, "--same-as-cpu"), 240),
-        Stage("lossless", (PYTHON, str(HERE / "lossless.py"), str(out)), 150),
-        Stage("scenarios-bf16", (*arms, "--dtype", "bfloat16"), 120),
+        Stage("doctor", (*SPECDEBUG, "doctor"), 60, 10, timed=True),
+        Stage("replay-first", replay, 120, 30, timed=True),
+        Stage("replay-cold", replay, 60, 10, timed=True),
+        Stage("tests", tests, 300, 180, TESTS, jobs),
+        Stage("determinism", (PYTHON, "benchmarks/determinism.py", *determinism), 240, 100, workers=jobs),
+        Stage("scenarios", (*arms, *each_plan, "--same-as-cpu"), 240, 120, workers=jobs),
+        Stage("lossless", (PYTHON, str(HERE / "lossless.py"), str(out)), 150, 60, AGAINST),
+        Stage("scenarios-bf16", (*arms, "--dtype", "bfloat16"), 120, 30, workers=jobs),
         *matrix,
         *seeds,
-        Stage("probes", (PYTHON, str(HERE / "probes.py"), str(out)), 120, timed=True),
-        Stage("decode", (PYTHON, str(HERE / "decode.py"), str(out)), 240, timed=True),
+        Stage("probes", (PYTHON, str(HERE / "probes.py"), str(out)), 120, 30, timed=True),
+        Stage("decode", (PYTHON, str(HERE / "decode.py"), str(out)), 240, 90, AGAINST, timed=True),
     ]
 
 
-def run(stage: Stage, out: Path) -> Result:
-    """Run a stage with its output in ``OUT/<name>.log``."""
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def environment(stage: Stage, mark: str) -> dict[str, str]:
+    """Ours, with the checkout on the path and threads for a stage's workers: those of all lanes share the cores."""
+    threads = max(1, cores() // (stage.workers * (1 if stage.timed else LANES)))
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    settings = {name: str(threads) for name in THREADS}
+    return {**os.environ, **settings, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", MARK: mark}
+
+
+def run(stage: Stage, out: Path, clock: Clock) -> Result:
+    """Run a stage with its output in ``OUT/<name>.log``, and end whatever it leaves behind."""
+    if stage.missing:
+        return Result(stage, "skipped", None, 0.0, f"missing: {', '.join(stage.missing)}")
+    if clock.stopped_by is not None:
+        return Result(stage, "not run", None, 0.0, "interrupted before")
+    if clock.gone:
+        return Result(stage, "not run", None, 0.0, clock.gone)
+    if clock.left_s < stage.takes_s:
+        return Result(stage, "not run", None, 0.0, f"{clock.left_s:.0f} s were left")
     log = out / f"{stage.name}.log"
-    began = time.monotonic()
-    with log.open("w") as file:
+    mark, began = uuid.uuid4().hex, time.monotonic()
+    with log.open("w", encoding="utf-8") as file:
         print("$", *stage.command, file=file, flush=True)
         try:
-            status: int | None = subprocess.run(
-                stage.command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=stage.limit_s, check=False
-            ).returncode
-        except subprocess.TimeoutExpired:
-            status = None
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return Result(stage, status, time.monotonic() - began, lines[-1] if lines else "")
+            process = _begin(stage, mark, file)
+        except OSError as error:
+            return Result(stage, "not run", None, 0.0, f"cannot be started: {error}")
+        end = _wait(process, stage, clock)
+        left = end_all(process, mark)
+        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        if left:
+            print(f"processes left behind, and ended: {left}", file=file)
+    status = process.returncode if end in ("ok", "failed", "no verdict") else None
+    return Result(stage, end, status, time.monotonic() - began, lines[-1])
 
 
-def run_all(chosen: Sequence[Stage], out: Path, console: Console) -> list[Result]:
+def _begin(stage: Stage, mark: str, log: TextIO) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        stage.command,
+        cwd=ROOT,
+        env=environment(stage, mark),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], stage: Stage, clock: Clock) -> End:
+    """Wait until it ends, or has to."""
+    deadline = time.monotonic() + stage.limit_s
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = process.wait(LOOK_S)
+            return "ok" if status == 0 else "no verdict" if status == NO_VERDICT else "failed"
+        if clock.stopped_by is not None:
+            return "interrupted"
+        if time.monotonic() >= deadline:
+            return "out of time"
+        if not clock.left_s:
+            return "cut off"
+
+
+def end_all(process: subprocess.Popen[bytes], mark: str) -> int:
+    """End a stage and all that it started. Returns how many processes had to be killed beside its own.
+
+    Its group is asked first. Workers have sessions of their own and new parents by then, so what is killed afterwards
+    is told by its environment (on Linux; elsewhere the group is all that is known).
+    """
+    if process.poll() is None:
+        _signal_group(process, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    _signal_group(process, signal.SIGKILL)
+    process.wait()
+    killed: set[int] = set()
+    until = time.monotonic() + GRACE_S
+    while (found := [pid for pid in _marked(mark) if _kill(pid)]) and time.monotonic() < until:
+        killed.update(found)
+        time.sleep(0.01)  # a killed process takes a moment to go, and may just have started another
+    return len(killed)
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def _marked(mark: str) -> Iterator[int]:
+    """Processes with a stage's mark in their environment; zombies have none."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        if _has(entry, mark):
+            yield int(entry.name)
+
+
+def _has(entry: Path, mark: str) -> bool:
+    try:
+        return f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0")
+    except OSError:  # gone, or another user's
+        return False
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def run_all(chosen: Sequence[Stage], out: Path, clock: Clock) -> list[Result]:
     """Run them in order, checks two at a time, and say each as it ends."""
     results: list[Result] = []
     for timed, group in itertools.groupby(chosen, lambda stage: stage.timed):
         with ThreadPoolExecutor(1 if timed else LANES) as lanes:
-            results += lanes.map(lambda stage: _run_and_say(stage, out, console), group)
+            results += lanes.map(lambda stage: _run_and_say(stage, out, clock), group)
     return results
 
 
-def _run_and_say(stage: Stage, out: Path, console: Console) -> Result:
-    result = run(stage, out)
-    console.print(f"{stage.name}: {result.status} in {result.seconds:.0f} s")
+def _run_and_say(stage: Stage, out: Path, clock: Clock) -> Result:
+    result = run(stage, out, clock)
+    if result.end in ("failed", "out of time"):
+        clock.gone = clock.gone or device_trouble()
+        if clock.gone:
+            result = replace(result, end="no verdict", last=clock.gone)
+    print(f"{stage.name}: {result.end} in {result.seconds:.0f} s", flush=True)
     return result
 
 
-def show(results: Sequence[Result], out: Path, console: Console) -> None:
+def device_trouble() -> str:
+    """Why a process of its own cannot compute on the device; nothing where it can."""
+    command = (PYTHON, "-c", "import torch; torch.ones(1, device='cuda').add_(1).item()")
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"the device is gone: nothing is computed on it in {PROBE_S:.0f} s"
+    except OSError as error:
+        return f"no process can be started: {error}"
+    lines = [line for line in ended.stderr.splitlines() if line.strip()]
+    return "" if ended.returncode == 0 else f"the device is gone: {' '.join(lines[-1:])}"
+
+
+def exit_code(results: Sequence[Result], clock: Clock) -> int:
+    """What the module's documentation says."""
+    if clock.stopped_by is not None:
+        return 128 + clock.stopped_by
+    ends = {result.end for result in results}
+    if ends & {"failed", "out of time"}:
+        return 1
+    return 0 if ends <= {"ok"} else NO_VERDICT
+
+
+def install_line(missing: Iterable[str]) -> str:
+    """The command that installs packages, given the names that they are imported by."""
+    names = (DISTRIBUTIONS.get(name, name) for name in dict.fromkeys(missing))
+    return f"{PYTHON} -m pip install {' '.join(names)}"
+
+
+def show(results: Sequence[Result], out: Path) -> None:
     """The ends of the logs that hold tables, then one line a stage."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=130)
     for result in results:
         log = out / f"{result.stage.name}.log"
-        if result.status != 0 or result.stage.name in TOLD:
+        if result.seconds and (result.end != "ok" or result.stage.name in TOLD):
             console.rule(result.stage.name)
-            tail = log.read_text(errors="replace").splitlines()[-TAIL:]
+            tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
             console.print("\n".join(tail), markup=False, highlight=False)
     table = Table(title="stages")
     for column in ("stage", "", "seconds", "last line"):
         table.add_column(column)
     for result in results:
-        ended = {0: "ok", None: "out of time"}.get(result.status, f"exit {result.status}")
+        ended = f"exit {result.status}" if result.end == "failed" else result.end
         table.add_row(result.stage.name, ended, f"{result.seconds:.1f}", result.last[:100])
     console.print(table)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for tables and logs")
     parser.add_argument("--only", nargs="+", help="names of the stages to run")
     parser.add_argument("--long", action="store_true", help="the stages, too, that take more than nine minutes")
-    parser.add_argument("--jobs", type=int, default=min(8, (os.cpu_count() or 2) // 2))
+    parser.add_argument("--jobs", type=int, default=min(8, cores() // 2))
+    parser.add_argument("--budget", type=float, help="seconds for all; 540, or none where a long stage is among them")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    console = Console(width=130)
-    known = stages(options.out, max(options.jobs, 1))
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    known = stages(out, max(options.jobs, 1))
     unknown = set(options.only or ()) - {stage.name for stage in known}
     if unknown:
         parser.error(f"no stage {', '.join(sorted(unknown))}; there are {', '.join(stage.name for stage in known)}")
-    began = time.monotonic()
     chosen = [s for s in known if (s.name in options.only if options.only else options.long or not s.long)]
-    results = run_all(chosen, options.out, console)
-    show(results, options.out, console)
-    console.print(f"{len(results)} stages in {time.monotonic() - began:.0f} s")
-    summary = [{"stage": r.stage.name, "status": r.status, "seconds": r.seconds, "last": r.last} for r in results]
-    (options.out / "suite.json").write_text(json.dumps(summary, indent=1) + "\n")
-    return 0 if all(result.status == 0 for result in results) else 1
+    if importlib.util.find_spec("rich") is None:
+        print(f"error: the summary needs rich; {install_line(['rich'])}", file=sys.stderr)
+        return NO_VERDICT
+    if missing := [name for stage in chosen for name in stage.missing]:
+        print(f"stages that need {', '.join(dict.fromkeys(missing))} are skipped; {install_line(missing)}", flush=True)
+    began = time.monotonic()
+    clock = Clock(options.budget or (None if any(stage.long for stage in chosen) else BUDGET_S))
+    with clock.stopped_by_signals():
+        results = run_all(chosen, out, clock)
+    show(results, out)
+    ok = sum(result.end == "ok" for result in results)
+    print(f"{ok} of {len(results)} stages ok in {time.monotonic() - began:.0f} s")
+    plain = [{**asdict(result), "stage": result.stage.name} for result in results]
+    (out / "suite.json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+    return exit_code(results, clock)
 
 
 if __name__ == "__main__":

@@ -37,10 +37,12 @@ from specdebug.cli.options import Debug, debug_wanted, forget_debug, remember_co
 from specdebug.cli.output import open_standard_streams, write
 from specdebug.cli.trials import WithCommand
 from specdebug.errors import SpecDebugError
+from specdebug.targets.machine_failure import machine_failure
 
 INTERNAL_ERROR = 3
 COMPLETING = "_SPECDEBUG_COMPLETE"
 """Set by a shell that asks for completions."""
+UNDECIDED = 125
 
 app = typer.Typer(
     name="specdebug",
@@ -101,6 +103,9 @@ def run(argv: Sequence[str]) -> int:
     except _USAGE as error:
         return _failed(_one_line(error), 2, error)
     except Exception as error:
+        machine = machine_failure(error)
+        if machine is not None:
+            return _failed(machine.reason, UNDECIDED, error)
         what = f"internal error: {type(error).__name__}: {' '.join(str(error).split())}"
         hint = "" if debug_wanted() else " (--debug shows where; please report it)"
         return _failed(what + hint, INTERNAL_ERROR, error)

@@ -24,6 +24,7 @@ from specdebug.harness.outcome import EXIT_CODES, Outcome
 from specdebug.harness.replay import INTERRUPTED, ArmRun, Library, Progress, run_arms
 from specdebug.harness.scenario_model import OracleSpec, Scenario
 from specdebug.targets.job import Job
+from specdebug.targets.machine_failure import MachineFailed
 from specdebug.targets.pool import WorkerPool
 
 LOOK_AHEAD = 2000
@@ -185,7 +186,10 @@ class Diverging:
             keep = tuple(sorted({(part.step, part.call, part.descriptor.site) for part in parts}))
             runs.append(_recorded(run, f"{side + 1}: {run.arm}, again", folder=str(folder), keep=keep))
         if pairs:
-            run_arms(self._pool, self._library, runs, self._progress)
+            results, _ = run_arms(self._pool, self._library, runs, self._progress)
+            for result in results:
+                if result.outcome.machine is not None:
+                    raise MachineFailed(result.outcome.machine)
         try:
             yield folders[0], folders[1]
         finally:

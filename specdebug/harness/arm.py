@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.assets import checkpoint_path
 from specdebug.errors import ConfigError, SpecDebugError
-from specdebug.harness.device_errors import device_lost, out_of_memory
+from specdebug.harness.device_errors import device_failure, device_lost, out_of_memory
 from specdebug.harness.outcome import EXIT_CODES
 from specdebug.harness.text import Decode, decoder, load_tokenizer
 from specdebug.reference.config import read_config
 from specdebug.targets.coredump import wait_for_coredump
 from specdebug.targets.device import DeviceUnavailable, claim, leave_now
+from specdebug.targets.machine_failure import MachineFailed, machine_failure
 from specdebug.targets.wire import Sink
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class _Arm:
         self._busy = _Busy(sink)
         self._coredump: str | None = None
         self._lost = False
+        self._built = False
         self._injector: Injector | None = None
 
     def run(self) -> None:
@@ -104,9 +106,12 @@ class _Arm:
         try:
             with self._stage("build"):
                 loop, judge, accept = self._build(scenario)
+                self._built = True
                 if self._onlooker is not None:
                     self._onlooker.built(loop)
             self._serve(loop, judge, accept)
+        except MachineFailed as error:
+            self._sink.emit("machine", cause=error.failure.cause, line=error.failure.line)
         except SpecDebugError as error:
             if error.exit_code == EXIT_CODES["unknown"] or _lacks_flashinfer(error):
                 self._sink.emit("impossible", reason=str(error), unavailable=True)
@@ -129,14 +134,23 @@ class _Arm:
     def _fail(self, error: Exception) -> None:
         """An exception outside the run loop, such as out of the engine's construction.
 
-        A device that is too small for the engine says nothing of the engine.
+        A device, or a host, that is too small for the engine says nothing of the engine.
         """
-        from specdebug.harness.exceptions import violation_of
+        from specdebug.harness.exceptions import out_of_host_memory, violation_of
 
         traceback.print_exc()
+        machine = next(filter(None, map(machine_failure, _chain(error))), None)
+        if machine is not None:
+            self._sink.emit("machine", cause=machine.cause, line=machine.line)
+            self._lost = machine.cause == "device"
+            return
         memory = next(filter(None, map(out_of_memory, _chain(error))), None)
         if memory is not None and not device_lost(error):
             reason = f"{memory} (while loading or capturing graphs)"
+            self._sink.emit("impossible", reason=reason, unavailable=True)
+            return
+        if not self._built and device_failure(error) is None and out_of_host_memory(error):
+            reason = f"the engine asks for more memory than this machine has: {' '.join(str(error).split())}"
             self._sink.emit("impossible", reason=reason, unavailable=True)
             return
         self._lost = device_lost(error)
@@ -242,6 +256,8 @@ class _Arm:
 
         config = EngineConfig.from_dict(scenario.engine_of(self._payload["arm"]))
         label = f"{scenario.name}-{self._payload['arm']}"
+        if config.device != "cpu":
+            self._sink.emit("claiming", device=config.device)
         stack = claim(config.device, config.attention_backend, config.dtype, label)
         self._coredump = stack.get("coredump")
         self._sink.emit("stack", **stack)

@@ -17,13 +17,15 @@ import re
 from specdebug.harness.device_errors import driver_assertion
 from specdebug.harness.outcome import Violation
 from specdebug.targets.job import WorkerEnd
+from specdebug.targets.machine_failure import MachineFailure, failure_in_log
 
 _FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE)
 _MOST_RECENT = "most recent call first"
 
 
 def death_of(end: WorkerEnd, step: int, stage: str) -> Violation | None:
-    """The violation a worker's end amounts to; None for an interrupted one, which is nobody's failure.
+    """The violation a worker's end amounts to; None for an interrupted one, which is nobody's failure, and for one that
+    the machine ended.
 
     Only for workers that have not reported that they are done.
     """
@@ -35,7 +37,7 @@ def death_of(end: WorkerEnd, step: int, stage: str) -> Violation | None:
         return Violation(assertion.kind, assertion.site, step, detail, data={"device": "cuda", "lost": True})
     frame = innermost_frame(end.log)
     at = f"; innermost specdebug frame {frame}" if frame else ""
-    if end.kind == "interrupted":
+    if end.kind in ("interrupted", "refused") or death_by_machine(end) is not None:
         return None
     if end.kind == "timeout":
         return Violation("hang", "", step, f"killed after {end.wall_s:.1f} s {where}{at}")
@@ -49,6 +51,14 @@ def death_of(end: WorkerEnd, step: int, stage: str) -> Violation | None:
         return Violation(f"crash:{name}", "", step, f"killed by {name}{hint} {where}{at}")
     detail = f"left with exit status {end.status} and no result {where}{at}"
     return Violation("error", "worker", step, detail)
+
+
+def death_by_machine(end: WorkerEnd) -> MachineFailure | None:
+    """What of the machine ended a worker that was not done, by what the pool saw or the worker's last words."""
+    if end.failure is not None:
+        return end.failure
+    aborted = end.kind == "signal" and end.signal_name == "SIGABRT"
+    return failure_in_log(end.log) if aborted or (end.kind == "exit" and end.status != 0) else None
 
 
 def explained(violation: Violation, log: str, last_step: int, coredump: str | None) -> Violation:

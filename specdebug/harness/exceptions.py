@@ -40,7 +40,7 @@ def violation_of(error: BaseException, step: int) -> Violation:
         memory = out_of_memory(error)
         where, told = ("cuda", memory) if memory else (noticed_in(error.__traceback__), device.line)
         return Violation(device.kind, where, step, told, data={"device": "cuda", "lost": device.lost})
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(text)):
+    if out_of_host_memory(error):
         return Violation("oom", "", step, detail)
     where = engine_site(error.__traceback__)
     if isinstance(error, IndexError | RuntimeError) and _OUT_OF_RANGE.search(text):
@@ -48,6 +48,11 @@ def violation_of(error: BaseException, step: int) -> Violation:
     if isinstance(error, AssertionError):
         return Violation("assert", where, step, detail)
     return Violation("error", where, step, detail)
+
+
+def out_of_host_memory(error: BaseException) -> bool:
+    """Whether ``error``, which is not about a device, says that an allocation failed."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error))))
 
 
 def engine_site(trace: TracebackType | None) -> str:

@@ -4,20 +4,22 @@ Workers send events only; the outcome is always put together here. So a worker t
 of outcome as one that finishes, just with fewer events behind it and its death among the violations.
 
 Events (see ``arm.py``, which emits them): ``stage``, ``stack``, ``progress``, ``setup``, ``arrive``, ``step``,
-``violation``, ``tie``, ``request``, ``cold``, ``coverage``, ``note``, ``impossible``, ``usage``, ``done``; of faults
-``injected`` (one for each injection) and ``unfired`` (of a fault that never fired, at the end).
+``violation``, ``tie``, ``request``, ``cold``, ``coverage``, ``note``, ``impossible``, ``usage``, ``claiming`` (of a
+device, which ``stack`` ends), ``machine`` (which the fork server emits, too, in a worker that dies of it), ``done``; of
+faults ``injected`` (one for each injection) and ``unfired`` (of a fault that never fired, at the end).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Injection
-from specdebug.harness.deaths import death_of, explained
+from specdebug.harness.deaths import death_by_machine, death_of, explained
 from specdebug.harness.outcome import (
     Evidence,
     Metrics,
@@ -30,6 +32,7 @@ from specdebug.harness.outcome import (
     merge_violations,
 )
 from specdebug.targets.job import WorkerEnd
+from specdebug.targets.machine_failure import MachineFailure
 
 TIE = tuple(field.name for field in fields(Tie))
 
@@ -89,12 +92,14 @@ class Ledger:
         self.usage_option: tuple[str, ...] = ()
         """The engine option that a usage error is about, if it is about one."""
         self._stack: dict[str, Any] = {}
+        self._claiming = ""
         self._stages: dict[str, float] = {}
         self._requests: dict[str, _Request] = {}
         self._violations: list[Violation] = []
         self._notes: list[str] = []
         self._impossible: str | None = None
         self._unavailable = False
+        self._machine: MachineFailure | None = None
         self._probes_enabled = 0
         self._reached: dict[str, int] = {}
         self._reverts: dict[str, dict[str, int]] = {}
@@ -123,17 +128,16 @@ class Ledger:
         if handler is not None:
             handler(event)
 
-    @property
-    def unavailable(self) -> bool:
-        """Whether this machine was found to lack what the arm needs: then nothing is at fault."""
-        return self._unavailable
-
     def outcome(self, end: WorkerEnd) -> Outcome:
         """Judge the run, now that its worker has ended."""
         coredump = self._stack.get("coredump")
         violations = [explained(found, end.log, self.step, coredump) for found in self._violations]
         death = None if self._done else death_of(end, self.step, self.stage)
-        if death is not None and self._impossible is None:
+        machine = self._failure_of_machine(end)
+        if machine is not None and machine.cause == "memory" and self._took_memory():
+            death, machine = Violation("oom", "", self.step, machine.line), None
+        impossible = self._impossible or (machine.reason if machine is not None else None)
+        if death is not None and impossible is None:
             violations.append(explained(death, "", self.step, coredump))
         ordered = merge_violations(violations)
         requests = tuple(request.result() for request in self._requests.values())
@@ -142,7 +146,7 @@ class Ledger:
             probes_enabled=self._probes_enabled,
             sites_reached=sum(count > 0 for count in self._reached.values()),
             generated=sum(len(request.output_ids) for request in requests),
-            impossible=self._impossible,
+            impossible=impossible,
             interrupted=end.kind == "interrupted",
             idle_faults=tuple(self._idle_faults()),
         )
@@ -163,11 +167,38 @@ class Ledger:
             reached_sites=dict(self._reached),
             requests=requests,
             stack=dict(self._stack),
-            unavailable=self._unavailable,
+            unavailable=verdict == "unknown" and (self._unavailable or machine is not None),
+            machine=machine,
             injections=tuple(self._injections),
             complete=self._done and 0 < self.planned_requests == self.finished_requests,
             log_tail=end.log[-LOG_TAIL:],
         )
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether this machine was found to lack what the arm needs: then nothing is at fault."""
+        return self._unavailable or self._machine is not None
+
+    def lost(self, device: str, used: Collection[str]) -> MachineFailure | None:
+        """Return the failure of a device that another arm had ``used`` and this one does not find any more.
+
+        Where no arm has used it there never was one: the machine lacks it, and nothing has failed.
+        """
+        if self.usage_error is not None and self._unavailable and device in used:
+            return MachineFailure("device", self.usage_error)
+        return None
+
+    def _failure_of_machine(self, end: WorkerEnd) -> MachineFailure | None:
+        """What of the machine failed, as the worker told it or as its end does."""
+        if self._machine is not None:
+            return self._machine
+        if end.kind == "timeout" and self._claiming:
+            return MachineFailure("device", f"{self._claiming} did not answer within {end.wall_s:.0f} s")
+        return None if self._done else death_by_machine(end)
+
+    def _took_memory(self) -> bool:
+        """Whether the arm was made to run out of memory on purpose."""
+        return any(CLASSES[each.fault].effect == "kills" for each in self._injections if each.fault in CLASSES)
 
     def _idle_faults(self) -> Iterator[str]:
         """What is to be said of faults that were declared and did no damage."""
@@ -199,7 +230,11 @@ class Ledger:
     def _on_stage(self, event: Mapping[str, Any]) -> None:
         self.stage, self.activity = event["name"], ""
 
+    def _on_claiming(self, event: Mapping[str, Any]) -> None:
+        self._claiming = event["device"]
+
     def _on_stack(self, event: Mapping[str, Any]) -> None:
+        self._claiming = ""
         self._stack = {key: value for key, value in event.items() if key != "event"}
 
     def _on_progress(self, event: Mapping[str, Any]) -> None:
@@ -273,6 +308,10 @@ class Ledger:
         self.usage_error = self._impossible = event["message"]
         self.usage_option = tuple(event.get("option", ()))
         self._unavailable = event.get("unavailable", False)
+
+    def _on_machine(self, event: Mapping[str, Any]) -> None:
+        if self._machine is None:  # what failed first
+            self._machine = MachineFailure(event["cause"], event["line"])
 
     def _on_done(self, event: Mapping[str, Any]) -> None:
         self._done = True

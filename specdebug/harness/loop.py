@@ -19,6 +19,7 @@ from specdebug.harness.exceptions import violation_of
 from specdebug.harness.oracle import Judge
 from specdebug.harness.outcome import Violation
 from specdebug.targets.embedded import EngineLike
+from specdebug.targets.machine_failure import machine_failure
 from specdebug.targets.wire import Sink
 
 IDLE_LIMIT = 64
@@ -207,6 +208,11 @@ class RunLoop:
         return failure
 
     def _failed(self, error: Exception, step: int) -> None:
+        machine = machine_failure(error)
+        if machine is not None:
+            self.lost = machine.cause == "device"
+            self._sink.emit("machine", cause=machine.cause, line=machine.line)
+            return
         self.lost = device_lost(error)
         self.report(violation_of(error, step))
 

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from specdebug.faults.model import Injection
+from specdebug.targets.machine_failure import TOLD, MachineFailure
 
 Verdict = Literal["pass", "fail", "unknown"]
 
@@ -139,6 +140,7 @@ class Outcome:
 
     ``stack``: what it ran on (device, versions, plan and who executed it), empty when that was never known.
     ``unavailable``: this machine lacks something that the arm needs, so its verdict says nothing of the code.
+    ``machine``: what of the machine failed the arm, None if nothing did.
     ``injections``: what was done to it on purpose, in order. ``complete``: every planned request came to its end, so
     that what was not found did not happen.
     """
@@ -161,6 +163,7 @@ class Outcome:
     unavailable: bool = False
     injections: tuple[Injection, ...] = ()
     complete: bool = False
+    machine: MachineFailure | None = None
 
     @property
     def ties(self) -> tuple[tuple[str, Tie], ...]:
@@ -195,9 +198,16 @@ class Outcome:
         fields["requests"] = tuple(_request(item) for item in data["requests"])
         fields["metrics"] = Metrics(**data["metrics"])
         fields["injections"] = tuple(_injection(item) for item in data.get("injections", ()))
+        fields["machine"] = MachineFailure(**data["machine"]) if data.get("machine") else None
         fields["reasons"] = tuple(data["reasons"])
         fields["notes"] = tuple(data["notes"])
         return cls(**fields)
+
+
+def not_run(failure: MachineFailure) -> Outcome:
+    """The outcome of an arm that was not started, because of what had failed of the machine."""
+    reason = f"not run: {TOLD[failure.cause]}"
+    return Outcome("unknown", None, None, reason, None, reasons=(reason,), unavailable=True, machine=failure)
 
 
 def _violation(data: Mapping[str, Any]) -> Violation:

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.errors import SpecDebugError, did_you_mean
 from specdebug.faults.model import Fault
+from specdebug.harness.device_watch import DeviceWatch
 from specdebug.harness.ledger import Ledger
-from specdebug.harness.outcome import EXIT_CODES, Outcome
+from specdebug.harness.outcome import EXIT_CODES, Outcome, not_run
 from specdebug.harness.scenario_checks import check_faults, engine_config, option_error
 from specdebug.harness.scenario_model import Arm, Expectation, ProbeMode, Scenario
 from specdebug.harness.steplog import Recording
 from specdebug.targets.job import Job, WorkerEnd
+from specdebug.targets.machine_failure import MachineFailed, MachineFailure
 from specdebug.targets.pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -112,7 +114,7 @@ class ArmRun:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """What became of an arm run; ``met`` is None where nothing was expected."""
+    """What became of an arm run; ``met`` is None where nothing was expected, and False where the machine failed it."""
 
     run: ArmRun
     outcome: Outcome
@@ -121,6 +123,8 @@ class ArmResult:
     def met(self) -> bool | None:
         if self.run.expectation is None:
             return None
+        if self.outcome.machine is not None and self.outcome.verdict == "unknown":
+            return False  # even if that was expected: it was expected of the code
         return self.run.expectation.met_by(self.outcome.verdict, self.outcome.signature)
 
 
@@ -219,16 +223,49 @@ class Progress(Protocol):
 
     def waiting(self) -> None: ...
 
+    def notice(self, text: str) -> None: ...
 
-@dataclass
+
 class _Running:
-    """Collects what workers report, by job name."""
+    """Runs arms in a pool and collects what their workers report, by job name."""
 
-    runs: dict[str, ArmRun]
-    progress: Progress | None
-    recording: Recording | None
-    ledgers: dict[str, Ledger] = field(default_factory=dict)
-    results: dict[str, ArmResult] = field(default_factory=dict)
+    def __init__(
+        self, pool: WorkerPool, runs: Sequence[ArmRun], progress: Progress | None, recording: Recording | None
+    ) -> None:
+        self.runs = {run.key: run for run in runs}
+        self.progress = progress
+        self.recording = recording
+        self.ledgers: dict[str, Ledger] = {}
+        self.results: dict[str, ArmResult] = {}
+        self._pool = pool
+        self._watch = DeviceWatch(pool, self)
+        self._used: set[str] = set()
+        self._told: set[str] = set()
+
+    def run(self, library: Library) -> None:
+        """Run them all, but for those that the machine cannot run any more: they come to no verdict."""
+        try:
+            self._pool.run((self._job(run, library) for run in self.runs.values()), self._watch)
+        except MachineFailed as error:
+            for run in self.runs.values():
+                self._leave_out(run, error.failure)
+
+    def _job(self, run: ArmRun, library: Library) -> Job:
+        def may_start() -> bool:
+            failure = self._watch.gone(run.config.device)
+            if failure is not None:
+                self._leave_out(run, failure)
+            return failure is None
+
+        return dataclasses.replace(run.job(library), may_start=may_start)
+
+    def _leave_out(self, run: ArmRun, failure: MachineFailure) -> None:
+        if run.key in self.results:
+            return
+        if self.progress is not None and failure.reason not in self._told:
+            self.progress.notice(f"{failure.reason}; arms that need it are not run")
+        self._told.add(failure.reason)
+        self.results[run.key] = ArmResult(run, not_run(failure))
 
     def started(self, job: Job) -> None:
         self.ledgers[job.name] = Ledger()
@@ -240,6 +277,8 @@ class _Running:
         ledger.fold(event)
         if self.recording is not None:
             self.recording.take(job.name, event)
+        if event.get("event") == "stack":
+            self._used.add(event["device"])
         if ledger.usage_error is not None and not ledger.unavailable:
             raise self.runs[job.name].at_fault(ledger.usage_error, ledger.usage_option)
         if self.progress is not None:
@@ -250,10 +289,18 @@ class _Running:
         return [self.results[key] for key in self.runs if key in self.results]
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
-        result = ArmResult(self.runs[job.name], self.ledgers[job.name].outcome(end))
+        ledger = self.ledgers[job.name]
+        outcome = ledger.outcome(end)
+        failure = outcome.machine or ledger.lost(self._device_of(job), self._used)
+        result = ArmResult(self.runs[job.name], dataclasses.replace(outcome, machine=failure))
         self.results[job.name] = result
+        if failure is not None and failure.cause == "device":
+            self._watch.doubt(self._device_of(job), failure)
         if self.progress is not None:
             self.progress.arm_ended(result)
+
+    def _device_of(self, job: Job) -> str:
+        return self.runs[job.name].config.device
 
     def waiting(self) -> None:
         if self.progress is not None:
@@ -270,12 +317,13 @@ def run_arms(
     """Run them all; results come in the order of ``runs``, whose keys must differ. ``recording`` keeps their steps.
 
     Returns the results and whether a Ctrl-C cut them short (then unfinished runs are ``unknown``, and those
-    not begun are missing). Raises ReplayError or ContentError when a worker finds the scenario itself at fault.
+    not begun are missing). Those that the machine cannot run, or cannot any more, are ``unknown`` and say so. Raises
+    ReplayError or ContentError when a worker finds the scenario itself at fault.
     """
-    running = _Running({run.key: run for run in runs}, progress, recording)
+    running = _Running(pool, runs, progress, recording)
     interrupted = False
     try:
-        pool.run((run.job(library) for run in runs), running)
+        running.run(library)
     except KeyboardInterrupt:
         interrupted = True
     return running.in_order(), interrupted

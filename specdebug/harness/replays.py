@@ -138,6 +138,10 @@ class _Kept:
         if self.progress is not None:
             self.progress.waiting()
 
+    def notice(self, text: str) -> None:
+        if self.progress is not None:
+            self.progress.notice(text)
+
 
 def plan_all(
     scenarios: Sequence[Scenario], choices: Choices, library: Library, expression: Expression | None = None

@@ -13,11 +13,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from specdebug.errors import SpecDebugError
+from specdebug.harness.device_watch import DeviceWatch
 from specdebug.harness.ledger import Ledger
 from specdebug.harness.preload import PRELOAD
 from specdebug.harness.replay import ArmResult, ArmRun
 from specdebug.harness.warm_worker import Common, Foreseen
 from specdebug.targets.job import Job, WorkerEnd
+from specdebug.targets.machine_failure import MachineFailed, MachineFailure
 from specdebug.targets.pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ class WarmPool:
         common = Common(scenario, tuple(arms), tuple(toggles))
         self._pool = WorkerPool(jobs, PRELOAD, (PREPARE, common))
         self._listener = _Collected()
+        self._watch = DeviceWatch(self._pool, self._listener)
+        self._again: set[str] = set()
 
     def __enter__(self) -> WarmPool:
         return self
@@ -66,20 +70,37 @@ class WarmPool:
         self._pool.prepare(FORESEE, Foreseen(run.scenario, run.arm, run.seed))
 
     def start(self, run: ArmRun) -> None:
-        """Begin an arm and return; keys of arms under way must differ. Raises WorkerStartError."""
+        """Begin an arm and return; keys of arms under way must differ. Raises WorkerStartError or MachineFailed."""
         self._listener.runs[run.key] = run
         self._pool.launch(job(run))
 
     def wait(self) -> ArmResult:
         """The next arm to end, at least one being under way. Raises ArmAtFault, or WorkerStartError when there can be
-        no workers."""
-        ended = self._listener.ended_runs
-        while not ended:
-            self._pool.turn(self._listener)
-        result = ended.popleft()
-        if isinstance(result, ArmAtFault):
-            raise result
-        return result
+        no workers.
+
+        An arm that the machine failed is no result. If its device answers again it is run once more; else, or if the
+        machine fails it again, MachineFailed is raised.
+        """
+        while True:
+            ended = self._next()
+            if isinstance(ended, ArmAtFault):
+                raise ended
+            if isinstance(ended, ArmResult):
+                self._again.discard(ended.run.key)
+                return ended
+            run, failure = ended
+            if failure.cause != "device" or run.key in self._again:
+                raise MachineFailed(failure)
+            self._watch.doubt(run.config.device, failure)
+            if self._watch.gone(run.config.device) is not None:
+                raise MachineFailed(failure)
+            self._again.add(run.key)
+            self.start(run)
+
+    def _next(self) -> Ended:
+        while not self._listener.ended_runs:
+            self._pool.turn(self._watch)
+        return self._listener.ended_runs.popleft()
 
     def close(self) -> None:
         """End whatever runs. May be called more than once."""
@@ -100,27 +121,39 @@ def job(run: ArmRun) -> Job:
     return Job(run.key, TARGET, payload, limits.timeout_s, float(limits.memory_mb), config.device != "cpu")
 
 
+Ended = ArmResult | ArmAtFault | tuple[ArmRun, MachineFailure]
+"""What came of an arm: a result, a fault of its scenario, or a failure of the machine."""
+
+
 class _Collected:
     """What workers have reported, by job."""
 
     def __init__(self) -> None:
         self.runs: dict[str, ArmRun] = {}
-        self.ended_runs: deque[ArmResult | ArmAtFault] = deque()
+        self.ended_runs: deque[Ended] = deque()
         self._ledgers: dict[str, Ledger] = {}
+        self._used: set[str] = set()
 
     def started(self, job: Job) -> None:
         self._ledgers[job.name] = Ledger()
 
     def event(self, job: Job, event: dict[str, Any]) -> None:
         self._ledgers[job.name].fold(event)
+        if event.get("event") == "stack":
+            self._used.add(event["device"])
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
         run, ledger = self.runs.pop(job.name), self._ledgers.pop(job.name)
-        if ledger.usage_error is None or ledger.unavailable:
-            self.ended_runs.append(ArmResult(run, ledger.outcome(end)))
-        else:
+        outcome, failure = ledger.outcome(end), None
+        if outcome.verdict == "unknown":
+            failure = outcome.machine or ledger.lost(run.config.device, self._used)
+        if ledger.usage_error is not None and not ledger.unavailable:
             error = run.at_fault(ledger.usage_error, ledger.usage_option)
             self.ended_runs.append(ArmAtFault(run, error))
+        elif failure is not None:
+            self.ended_runs.append((run, failure))
+        else:
+            self.ended_runs.append(ArmResult(run, outcome))
 
     def waiting(self) -> None:
         """Nothing to do meanwhile."""

@@ -76,6 +76,10 @@ class PlainProgress(PlainLines):
         what = f"{outcome.verdict} {outcome.signature}" if outcome.signature else outcome.verdict
         self._say(f"{result.run.key}: {what}, {outcome.metrics.wall_s:.1f} s")
 
+    def notice(self, text: str) -> None:
+        """Say something that concerns the whole run."""
+        self._say(text)
+
     def _say_row(self, key: str, row: _Row, now: float) -> None:
         row.said_at = now
         self._say(f"{key}: {row.line(now)}")
@@ -109,6 +113,10 @@ class LiveProgress(LiveDisplay):
         self._ended.append(result.run.key)
         if len(self._rows) > MAX_ROWS:
             del self._rows[self._ended.pop(0)]
+
+    def notice(self, text: str) -> None:
+        """Say something that concerns the whole run; it stays above what is drawn."""
+        self._console.print(Text(text))
 
     def _draw(self) -> Table:
         now = time.monotonic()

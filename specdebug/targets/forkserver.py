@@ -28,6 +28,7 @@ import tempfile
 import traceback
 from typing import Any, NoReturn
 
+from specdebug.targets.machine_failure import machine_failure
 from specdebug.targets.wire import JOB, PREPARE, PipeSink, receive
 
 DUMP_SIGNAL = signal.SIGUSR1
@@ -99,7 +100,13 @@ def _serve(sock: socket.socket, workers: dict[int, str], tag: bytes, payload: di
     if tag == JOB:
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            for fd in fds:
+                os.close(fd)
+            _reply(sock, {"refused": payload["job"], "errno": error.errno, "why": str(error)})
+            return
         if pid == 0:
             sock.close()
             _work(payload["target"], payload["payload"], *fds)
@@ -145,8 +152,12 @@ def _work(target: str, payload: bytes, event_fd: int, log_fd: int) -> None:
             torch.set_num_threads(1)
         _function(target)(pickle.loads(payload), PipeSink(event_fd))
         code = 0
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        failure = machine_failure(error)
+        if failure is not None:
+            with contextlib.suppress(OSError):
+                PipeSink(event_fd).emit("machine", cause=failure.cause, line=failure.line)
     finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from specdebug.targets.machine_failure import MachineFailure
+from specdebug.targets.system import oom_kills
 from specdebug.targets.wire import LineReader
 
 BUSY_LIMIT_S = 300.0
@@ -16,14 +18,19 @@ GPU_MEMORY_MB = 4096.0
 """Host memory of a worker that uses a GPU, beyond its job's limit: a context with torch, Triton and FlashInfer loaded
 has 1 to 3 GiB resident before the engine allocates anything."""
 
-EndKind = Literal["done", "exit", "signal", "timeout", "memory", "interrupted", "lost"]
+EndKind = Literal["done", "exit", "signal", "timeout", "memory", "interrupted", "lost", "refused"]
+
+
+def _always() -> bool:
+    return True
 
 
 @dataclass(frozen=True)
 class Job:
     """One run in a worker: ``target`` (``module:function``) is called there with ``payload`` and a sink.
 
-    ``memory_mb`` bounds resident memory; a worker that uses a GPU gets :data:`GPU_MEMORY_MB` more.
+    ``memory_mb`` bounds resident memory; a worker that uses a GPU gets :data:`GPU_MEMORY_MB` more. ``may_start`` is
+    asked right before a job of a list is launched; one that may not is dropped, and nobody hears of it again.
     """
 
     name: str
@@ -32,17 +39,23 @@ class Job:
     timeout_s: float = 120.0
     memory_mb: float = 4096.0
     uses_gpu: bool = False
+    may_start: Callable[[], bool] = _always
 
 
 @dataclass(frozen=True)
 class WorkerEnd:
-    """How a worker ended. ``status``: exit status, negative for a signal. ``log``: the end of its output."""
+    """How a worker ended. ``status``: exit status, negative for a signal. ``log``: the end of its output.
+
+    ``failure``: what of the machine failed it, where the pool saw that: no process could be started (then it is
+    ``refused``), or the kernel killed it for lack of memory.
+    """
 
     kind: EndKind
     status: int
     wall_s: float
     peak_rss_mb: float
     log: str
+    failure: MachineFailure | None = None
 
     @property
     def signal_name(self) -> str:
@@ -83,11 +96,24 @@ class Worker:
     lines: LineReader = field(default_factory=LineReader)
     log: deque[bytes] = field(default_factory=deque)
     log_size: int = 0
+    oom_kills: int | None = field(default_factory=lambda: oom_kills())
+    failure: MachineFailure | None = None
 
     @property
     def memory_limit_mb(self) -> float:
         """MiB that may be resident."""
         return self.job.memory_mb + (GPU_MEMORY_MB if self.job.uses_gpu else 0.0)
+
+    def killed_for_memory(self) -> MachineFailure | None:
+        """What the kernel's count of kills says, now that somebody else has killed this worker or its server.
+
+        The worker's own limit was not reached, or the pool would have killed it: so the machine has less than that.
+        """
+        now = oom_kills()
+        if self.oom_kills is None or now is None or now <= self.oom_kills:
+            return None
+        line = f"the kernel killed a worker at {self.peak_rss_mb:.0f} MiB resident"
+        return MachineFailure("memory", f"{line}, whose limit is {self.memory_limit_mb:.0f} MiB")
 
     def hear(self, event: Mapping[str, Any], now: float) -> None:
         """A report of being busy stops the worker's clock; the next report of any kind starts it again."""

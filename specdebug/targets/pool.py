@@ -36,8 +36,9 @@ from typing import Any
 from specdebug.errors import SpecDebugError
 from specdebug.targets.forkserver import DUMP_SIGNAL
 from specdebug.targets.job import EndKind, Job, Listener, Worker, WorkerEnd
+from specdebug.targets.machine_failure import MachineFailed, MachineFailure, failure_in_log, machine_failure
 from specdebug.targets.system import cpu_count, rss_mb
-from specdebug.targets.wire import JOB, PREPARE, SIGNAL, LineReader, send
+from specdebug.targets.wire import JOB, PREPARE, SIGNAL, LineReader, pipes, send
 
 TICK_S = 0.02
 DUMP_GRACE_S = 0.3
@@ -115,7 +116,9 @@ class WorkerPool:
                 start_new_session=True,
             )
         except OSError as error:
-            raise WorkerStartError(f"cannot start a worker process: {error}") from error
+            ours.close()
+            theirs.close()
+            raise _cannot_start(f"cannot start a worker process: {error}", machine_failure(error)) from error
         theirs.close()
         self._sock, self._replies, self._server_log, self._ready = ours, LineReader(), b"", False
         self._selector.register(ours.fileno(), selectors.EVENT_READ, self._on_reply)
@@ -149,7 +152,7 @@ class WorkerPool:
     def launch(self, job: Job) -> None:
         """Begin a job now, whatever else runs; :meth:`turn` brings what becomes of it.
 
-        Raises WorkerStartError.
+        Raises WorkerStartError, or MachineFailed when the system has no process or no pipe left to give.
         """
         self.start()
         self._launch(job)
@@ -166,11 +169,14 @@ class WorkerPool:
     def run(self, jobs: Iterable[Job], listener: Listener) -> None:
         """Run every job to its end, first come first served. Names must be unique.
 
-        Jobs are taken from ``jobs`` as workers come free, so making one may take its time.
+        Jobs are taken from ``jobs`` as workers come free, so making one may take its time. One that may not start when
+        its turn has come (see :class:`Job`) is dropped.
 
-        A KeyboardInterrupt ends all workers, reports them as ``interrupted`` and is raised again.
+        A KeyboardInterrupt ends all workers, reports them as ``interrupted`` and is raised again. Raises MachineFailed
+        when no further worker can be started, once those that were have ended.
         """
         waiting = iter(jobs)
+        failed: MachineFailed | None = None
         upcoming: Job | None = None
         exhausted = False
         try:
@@ -183,11 +189,17 @@ class WorkerPool:
                         break
                     if upcoming.uses_gpu and self._gpu_jobs >= self._gpu_limit:
                         break
-                    self.launch(upcoming)
-                    upcoming = None
+                    job, upcoming = upcoming, None
+                    try:
+                        if job.may_start():
+                            self.launch(job)
+                    except MachineFailed as error:
+                        failed, exhausted = error, True
                 if not self._workers:
                     break
                 self.turn(listener)
+            if failed is not None:
+                raise failed
         except KeyboardInterrupt:
             for worker in list(self._workers.values()):
                 self._signal(worker, signal.SIGKILL)
@@ -218,8 +230,7 @@ class WorkerPool:
         return sum(worker.job.uses_gpu for worker in self._workers.values())
 
     def _launch(self, job: Job) -> None:
-        event_read, event_write = os.pipe()
-        log_read, log_write = os.pipe()
+        (event_read, event_write), (log_read, log_write) = pipes(2)
         for fd in (event_read, log_read):
             os.set_blocking(fd, False)
         worker = Worker(job, event_read, log_read)
@@ -254,7 +265,8 @@ class WorkerPool:
                 self._ready = True
             elif "unprepared" in reply:
                 self.close()
-                raise WorkerStartError(f"the worker process could not get ready: {reply['unprepared']}")
+                why = reply["unprepared"]
+                raise _cannot_start(f"the worker process could not get ready: {why}", failure_in_log(why))
             elif "started" in reply:
                 worker = self._workers.get(reply["started"])
                 if worker is not None:
@@ -263,6 +275,11 @@ class WorkerPool:
                     worker.deadline = worker.started_at + worker.job.timeout_s
                     self._listen(worker)
                     listener.started(worker.job)
+            elif "refused" in reply and reply["refused"] in self._workers:
+                worker = self._workers[reply["refused"]]
+                worker.killed_for = "refused"
+                worker.failure = machine_failure(OSError(reply["errno"], reply["why"]))
+                self._finish(worker, listener, 1)
             elif "ended" in reply and reply["ended"] in self._workers:
                 self._finish(self._workers[reply["ended"]], listener, reply["status"])
 
@@ -283,7 +300,7 @@ class WorkerPool:
         self.close()
         if not was_ready:
             last = log.splitlines()[-1] if log else f"exit status {status}"
-            raise WorkerStartError(f"the worker process could not start: {last}")
+            raise _cannot_start(f"the worker process could not start: {last}", failure_in_log(log))
 
     def _on_server_log(self, listener: Listener) -> None:
         assert self._server is not None
@@ -350,7 +367,9 @@ class WorkerPool:
         kind: EndKind = worker.killed_for or ("done" if status == 0 else "signal" if status < 0 else "exit")
         wall_s = time.monotonic() - worker.started_at if worker.started_at else 0.0
         log = b"".join(worker.log).decode("utf-8", "replace")[-LOG_LIMIT:]
-        listener.ended(worker.job, WorkerEnd(kind, status, wall_s, worker.peak_rss_mb, log))
+        if status == -signal.SIGKILL and kind in ("signal", "lost"):
+            worker.failure = worker.killed_for_memory()
+        listener.ended(worker.job, WorkerEnd(kind, status, wall_s, worker.peak_rss_mb, log, worker.failure))
 
     def _release(self, worker: Worker) -> None:
         for fd in (worker.event_fd, worker.log_fd):
@@ -361,6 +380,11 @@ class WorkerPool:
     def _unregister(self, fd: int) -> None:
         with contextlib.suppress(KeyError):  # its end of file has been seen before
             self._selector.unregister(fd)
+
+
+def _cannot_start(message: str, failure: MachineFailure | None) -> SpecDebugError:
+    """The error for workers that cannot be had: the machine's where it is, else one to mend."""
+    return MachineFailed(failure) if failure is not None else WorkerStartError(message)
 
 
 def _read(fd: int) -> bytes:

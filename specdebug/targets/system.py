@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 
 def rss_mb(pid: int) -> float:
@@ -13,6 +16,31 @@ def rss_mb(pid: int) -> float:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
     except (OSError, IndexError):
         return 0.0
+
+
+def oom_kills() -> int | None:
+    """How many processes the kernel has killed for lack of memory, in this process's cgroup where that is counted, else
+    on the whole machine; None where the system does not say."""
+    for path in (*_cgroup_counters(), Path("/proc/vmstat")):
+        try:
+            text = path.read_text(encoding="ascii", errors="replace")
+        except OSError:
+            continue
+        found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+        if found is not None:
+            return int(found[1])
+    return None
+
+
+def _cgroup_counters() -> Iterator[Path]:
+    """Files that may count the kernel's kills in this process's cgroup: of version 2, then of version 1."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines():
+            _, controllers, name = line.split(":", 2)
+            if not controllers:
+                yield Path("/sys/fs/cgroup", name.lstrip("/"), "memory.events")
+            elif "memory" in controllers.split(","):
+                yield Path("/sys/fs/cgroup/memory", name.lstrip("/"), "memory.oom_control")
 
 
 def cpu_count() -> int:

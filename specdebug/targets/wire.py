@@ -17,6 +17,8 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from specdebug.targets.machine_failure import MachineFailed, MachineFailure
+
 _HEADER = struct.Struct("!cQ")
 
 PREPARE = b"P"
@@ -92,6 +94,22 @@ class LineReader:
                 continue
             if isinstance(value, dict):
                 yield value
+
+
+def pipes(count: int) -> list[tuple[int, int]]:
+    """Pipes, each its end to read from and its end to write to.
+
+    Raises MachineFailed when this process has no descriptor left or the system none; none is then left open.
+    """
+    made: list[tuple[int, int]] = []
+    try:
+        for _ in range(count):
+            made.append(os.pipe())
+    except OSError as error:
+        for fd in (end for pair in made for end in pair):
+            os.close(fd)
+        raise MachineFailed(MachineFailure("processes", f"no pipe for a worker: {error}")) from error
+    return made
 
 
 def send(sock: socket.socket, tag: bytes, payload: Any, fds: tuple[int, ...] = ()) -> None:

@@ -17,6 +17,7 @@ from specdebug import __version__
 from specdebug.errors import SpecDebugError
 from specdebug.logs.naming import HANG, REVISION, name_of
 from specdebug.logs.scan import Scan
+from specdebug.targets.machine_failure import MachineFailed, machine_failure
 from specdebug.toggles import REVERT_VARIABLE, Registry
 from specdebug.trials.process import Ended
 from specdebug.trials.source import Candidate
@@ -136,8 +137,11 @@ def require_program(program: str, cwd: Path) -> None:
         raise CommandError(f"{program} cannot be run: it is not an executable file{hint}")
 
 
-def cannot_run(program: str, error: OSError) -> CommandError:
-    """The error for a command that the system refuses to start."""
+def cannot_run(program: str, error: OSError) -> SpecDebugError:
+    """The error for a command that the system refuses to start: the machine's if it has no process to give."""
+    failure = machine_failure(error)
+    if failure is not None:
+        return MachineFailed(failure)
     hint = "; a script needs a first line such as #!/bin/bash" if error.strerror == "Exec format error" else ""
     return CommandError(f"{program} cannot be run: {error.strerror}{hint}")
 

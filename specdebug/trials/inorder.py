@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, TypeVar
 
 from specdebug.errors import SpecDebugError
+from specdebug.targets.machine_failure import MachineFailed, machine_failure
 from specdebug.trials.journal import Journal
 from specdebug.trials.source import TrialSource
 from specdebug.trials.trial import Trial, TrialResult, trial_seed
@@ -94,7 +95,8 @@ class InOrder:
     def run(self, whole: Callable[[], R]) -> tuple[R | Stopped, SpecDebugError | None]:
         """Call ``whole``, which calls :meth:`next` as often as it likes, and close the source whatever happens.
 
-        Returns what it returned, or what stopped it; and the error, if that was one.
+        Returns what it returned, or what stopped it; and the error, if that was one. A full disk, a refused process or
+        thread and exhausted memory in this process stop it, too.
         """
         try:
             return whole(), None
@@ -102,6 +104,11 @@ class InOrder:
             return "interrupted", None
         except SpecDebugError as error:
             return "trouble", error
+        except (OSError, RuntimeError, MemoryError) as error:
+            failure = machine_failure(error)
+            if failure is None:
+                raise
+            return "trouble", MachineFailed(failure)
         finally:
             self._source.close()
             self._running.clear()

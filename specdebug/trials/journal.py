@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from specdebug.errors import SpecDebugError
+from specdebug.targets.machine_failure import machine_failure
 from specdebug.trials.trial import Trial, TrialResult
 
 FORMAT = "2"
@@ -41,6 +42,12 @@ _COLUMNS = "number, reverted, seed, outcome, signature, seconds, besides, digest
 
 class JournalError(SpecDebugError):
     """The journal cannot be opened, read or written."""
+
+
+class JournalFull(JournalError):
+    """The journal cannot be written because there is no room: nothing is said of what was searched for."""
+
+    exit_code = 125
 
 
 class Journal:
@@ -227,7 +234,8 @@ class Journal:
                 raise self._damaged(str(error)) from error
             message = f"cannot write the journal {self.path}: {error}{consequence}"
             hint = "make room and run the same command again, or name another place with --journal"
-            raise JournalError(f"{message}; {hint}") from error
+            kind = JournalError if machine_failure(error) is None else JournalFull
+            raise kind(f"{message}; {hint}") from error
 
     def _damaged(self, how: str) -> JournalError:
         hint = "start over with --fresh, which keeps it under another name, or name another with --journal"

@@ -195,6 +195,22 @@ def test_the_schema_is_json_and_can_go_to_a_file(tmp_path: Path, capsys: pytest.
     assert json.loads((tmp_path / "s.json").read_text()) == schema
 
 
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), MemoryError("no 64 bytes"), RuntimeError("can't start new thread")],
+)
+def test_a_machine_that_fails_the_command_itself_is_no_verdict(
+    error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(content: object) -> None:
+        raise error
+
+    monkeypatch.setattr("specdebug.cli.toggles.open_library", broken)
+    line = complaint(capsys, "toggles", "list", code=125)
+    assert line.startswith("machine: ")
+    assert str(error) in line
+
+
 def test_own_content_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "scenarios").mkdir()
     text = Path("scenarios/chunk_tail.yaml").read_text().replace("name: chunk-tail", "name: mine")

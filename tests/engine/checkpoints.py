@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTER = 64, 4, 2, 16, 96
 
 
 def make_target(path: Path, *, vocab: int = 32, layers: int = 5, seed: int = 0, scale: float = 0.4) -> LlamaForCausalLM:
-    """A random Llama, its weights large enough for decided argmaxes; saved to ``path``, returned in fp32."""
+    """A random Llama, its weights large enough for decided argmaxes; saved to ``path``, returned in fp32.
+
+    Skips the test where transformers is not installed.
+    """
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         hidden_size=HIDDEN,
         intermediate_size=INTER,
         num_hidden_layers=layers,
@@ -28,7 +36,7 @@ def make_target(path: Path, *, vocab: int = 32, layers: int = 5, seed: int = 0, 
         bos_token_id=0,
         eos_token_id=vocab - 1,
     )
-    model = LlamaForCausalLM(config).eval()
+    model: LlamaForCausalLM = transformers.LlamaForCausalLM(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 2:

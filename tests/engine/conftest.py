@@ -58,10 +58,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 @pytest.fixture(scope="session")
 def shipped() -> Lab:
     """The checkpoints in the wheel, whose drafts are right most of the time."""
-    from transformers import AutoModelForCausalLM
-
+    transformers = pytest.importorskip("transformers")
     target, eagle, eagle3 = (checkpoint_path(name) for name in ("tiny", "tiny-eagle", "tiny-eagle3"))
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     return Lab(target, eagle, eagle3, model, GreedyOracle(model, ORACLE_LENGTH))
 
 

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import LlamaForCausalLM
-from transformers.generation.logits_process import (
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from specdebug.engine import Engine, Request, SamplingParams
 from specdebug.engine.sampler import request_generator, sample, target_probs, top_k_renorm, top_p_renorm
@@ -24,6 +18,9 @@ from tests.engine.checkpoints import make_eagle, make_eagle3, make_target
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, run
 from tests.engine.statistics import chi_square_p_value
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 VOCAB = 8
 CREDIBLE = 1e-3
@@ -35,12 +32,13 @@ logit_rows = st.lists(st.floats(-6, 6, width=32), min_size=5, max_size=12)
 
 def warped(logits: Tensor, params: SamplingParams) -> Tensor:
     """float32 probabilities of logits [n, V] as transformers' generate draws from."""
+    warpers = pytest.importorskip("transformers.generation.logits_process")
     ids = torch.zeros(logits.shape[0], 1, dtype=torch.int64)
-    logits = TemperatureLogitsWarper(params.temperature)(ids, logits)
+    logits = warpers.TemperatureLogitsWarper(params.temperature)(ids, logits)
     if params.top_k:
-        logits = TopKLogitsWarper(params.top_k)(ids, logits)
+        logits = warpers.TopKLogitsWarper(params.top_k)(ids, logits)
     if params.top_p < 1:
-        logits = TopPLogitsWarper(params.top_p)(ids, logits)
+        logits = warpers.TopPLogitsWarper(params.top_p)(ids, logits)
     return torch.softmax(logits, dim=-1)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from specdebug.harness.scenario_model import Arm, OracleSpec, Scenario, TokenPro
 from specdebug.harness.workload import PlannedRequest, SamplingPlan, Workload
 from specdebug.targets import embedded
 from specdebug.targets.job import WorkerEnd
+from specdebug.targets.machine_failure import MachineFailed, MachineFailure
 from tests.harness.fakes import FakeEngine, ListSink
 
 ASSERTED = torch.AcceleratorError("CUDA error: device-side assert triggered\nmore advice")
@@ -119,6 +122,8 @@ def test_a_missing_device_is_the_option_s_fault(monkeypatch: pytest.MonkeyPatch,
     (usage,) = sink.of("usage")
     assert usage["option"] == ["device"]
     assert "built without it" in usage["message"]
+    outcome = outcome_of(sink)
+    assert (outcome.verdict, outcome.unavailable, outcome.detail) == ("unknown", True, usage["message"])
     assert sink.of("violation") == []
 
 
@@ -251,6 +256,78 @@ def test_a_failure_that_first_shows_while_looking_is_the_step_s(
     outcome = outcome_of(run(monkeypatch, engine_that(act)))
     assert (outcome.signature, outcome.where_step) == ("illegal-address@engine", 4)
     assert left == ["left"]
+
+
+GONE = torch.AcceleratorError("CUDA error: no CUDA-capable device is detected\nadvice")
+NO_64_BYTES = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes.")
+MORE_THAN_THERE_IS = RuntimeError(f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {2**62} bytes.")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (GONE, "device"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "disk"),
+        (RuntimeError("can't start new thread"), "processes"),
+        (MemoryError(), "memory"),
+        (NO_64_BYTES, "memory"),
+    ],
+)
+def test_a_machine_that_fails_is_no_verdict_wherever_it_does(
+    error: Exception, cause: str, monkeypatch: pytest.MonkeyPatch, left: list[str]
+) -> None:
+    def act(engine: Engine, step: int) -> None:
+        if step == 3:
+            raise error
+
+    loading = outcome_of(run(monkeypatch, raising(error)))
+    serving = outcome_of(run(monkeypatch, engine_that(act)))
+    for outcome in (loading, serving):
+        assert (outcome.verdict, outcome.violations, outcome.unavailable) == ("unknown", (), True)
+        assert outcome.machine is not None
+        assert outcome.machine.cause == cause
+        assert outcome.reasons == (outcome.machine.reason,)
+    assert len(serving.requests[0].output_ids) == 2  # what it had come to is kept
+    assert left == (["left"] * 2 if cause == "device" else [])
+
+
+def test_a_device_that_does_not_answer_is_told_with_its_own_words(
+    monkeypatch: pytest.MonkeyPatch, left: list[str]
+) -> None:
+    def claim(*arguments: Any) -> Any:
+        raise MachineFailed(MachineFailure("device", "CUDA unknown error"))
+
+    monkeypatch.setattr(arm, "claim", claim)
+    sink = run(monkeypatch, lambda options, seed: Engine(), device="cuda")
+    outcome = outcome_of(sink)
+    assert (outcome.verdict, outcome.detail) == ("unknown", "machine: the device is gone: CUDA unknown error")
+    assert (sink.of("stack"), sink.of("usage")) == ([], [])
+
+
+def test_memory_that_no_machine_has_is_the_scenario_s_wish_or_the_engine_s_failure(
+    monkeypatch: pytest.MonkeyPatch, left: list[str]
+) -> None:
+    def act(engine: Engine, step: int) -> None:
+        if step == 2:
+            raise MORE_THAN_THERE_IS
+
+    wished = outcome_of(run(monkeypatch, raising(MORE_THAN_THERE_IS)))
+    assert (wished.verdict, wished.unavailable, wished.machine) == ("unknown", True, None)
+    assert "the engine asks for more memory than this machine has" in wished.detail
+    serving = outcome_of(run(monkeypatch, engine_that(act)))
+    assert (serving.verdict, serving.signature, serving.where_step) == ("fail", "oom", 2)
+
+
+def test_what_was_found_before_the_machine_failed_stands(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
+    def act(engine: Engine, step: int) -> None:
+        if step == 2:
+            engine.pool_problems = ["ownership: slot 7 has 2 owners"]
+        if step == 3:
+            raise MemoryError
+
+    outcome = outcome_of(run(monkeypatch, engine_that(act)))
+    assert (outcome.verdict, outcome.signature, outcome.unavailable) == ("fail", "pools@ownership", False)
+    assert outcome.reasons == ("machine: there is no memory left: MemoryError",)
 
 
 def test_a_lost_device_while_loading_is_a_failure_and_ends_the_worker(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from specdebug.harness.deaths import innermost_frame
 from specdebug.harness.ledger import Ledger
 from specdebug.harness.outcome import Outcome
 from specdebug.targets.job import WorkerEnd
+from specdebug.targets.machine_failure import MachineFailure
 
 
 def step(n: int, rid: str = "g0.0", tokens: tuple[int, ...] = (5,), **changed: Any) -> dict[str, Any]:
@@ -101,6 +103,48 @@ def test_a_death_is_a_failure_and_loses_nothing(kind: Any, status: int, signatur
     assert words in outcome.detail
     assert outcome.requests[0].output_ids == (5, 8, 9)
     assert outcome.metrics.steps == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        (end("exit", 1, "libgomp: Thread creation failed"), "no process or thread can be started: libgomp: Thread"),
+        (end("exit", 1, "Traceback:\nMemoryError\n"), "there is no memory left: MemoryError"),
+        (end("signal", -6, "terminate called: std::bad_alloc"), "there is no memory left: terminate called"),
+        (replace(end("refused", 1), failure=MachineFailure("processes", "fork")), "no process or thread can be"),
+        (replace(end("lost", -9), failure=MachineFailure("memory", "killed")), "there is no memory left: killed"),
+    ],
+)
+def test_a_death_that_the_machine_is_to_blame_for_is_unknown(how: WorkerEnd, reason: str) -> None:
+    outcome = outcome_of([*START, step(1)], how)
+    assert (outcome.verdict, outcome.signature, outcome.unavailable) == ("unknown", None, True)
+    assert outcome.detail.startswith(f"machine: {reason}")
+    assert Outcome.from_dict(json.loads(json.dumps(outcome.to_dict()))) == outcome
+
+
+def test_a_device_that_never_answers_is_gone_and_a_later_hang_is_a_failure() -> None:
+    claiming = [START[0], {"event": "claiming", "device": "cuda"}]
+    outcome = outcome_of(claiming, end("timeout", -9))
+    assert (outcome.verdict, outcome.detail) == (
+        "unknown",
+        "machine: the device is gone: cuda did not answer within 2 s",
+    )
+    stack = {"event": "stack", "device": "cuda", "name": "H200"}
+    assert outcome_of([*claiming, stack, *START], end("timeout", -9)).signature == "hang"
+
+
+def test_a_crash_is_no_lack_whatever_was_printed_before_it() -> None:
+    outcome = outcome_of([*START, step(1)], end("signal", -11, "warning: No space left on device\n"))
+    assert (outcome.verdict, outcome.signature) == ("fail", "crash:SIGSEGV")
+
+
+def test_memory_that_a_declared_fault_took_is_the_arm_s() -> None:
+    what = {"number": 0, "step": 1, "request": None, "site": None, "tensor": "process", "index": []}
+    fault = {"event": "injected", "fault": "worker_out_of_memory", **what, "before": "running", "after": "allocating"}
+    lack = {"event": "machine", "cause": "memory", "line": "MemoryError"}
+    assert outcome_of([*START, step(1), fault, lack], end("exit", 1)).signature == "oom"
+    assert outcome_of([*START, step(1), lack], end("exit", 1)).verdict == "unknown"
+    assert outcome_of([*START, step(1), fault, {**lack, "cause": "disk"}], end("exit", 1)).verdict == "unknown"
 
 
 def test_the_finding_that_names_a_lost_device_says_what_became_of_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from typing import Any
 
@@ -207,6 +208,16 @@ def test_an_arm_that_this_machine_cannot_run_leaves_the_others_running() -> None
         ("reverted", "pass", False),
     ]
     assert answer.results[0].outcome.detail == "FlashInfer cannot compile"
+
+
+def test_an_arm_that_the_machine_failed_is_not_as_expected_even_where_no_verdict_is() -> None:
+    def failing(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        return [{"event": "machine", "cause": "disk", "line": "full"}], WorkerEnd("done", 0, 0.1, 1.0, "")
+
+    nothing = dataclasses.replace(SCENARIO, expect={name: Expectation("unknown") for name in SCENARIO.arms})
+    answer = replay(FakePool(failing), FakeLibrary(), nothing, Choices())  # type: ignore[arg-type]
+    assert [result.met for result in answer.results] == [False, False]
+    assert answer.exit_code == 125
 
 
 def test_a_scenario_that_a_worker_finds_at_fault_is_an_error() -> None:

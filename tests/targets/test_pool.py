@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 
 from specdebug.harness.preload import PRELOAD
-from specdebug.targets.job import Job, WorkerEnd
+from specdebug.targets.job import Job, Worker, WorkerEnd
+from specdebug.targets.machine_failure import MachineFailed
 from specdebug.targets.pool import GPU_JOBS, WorkerPool, WorkerStartError, run_one
 from specdebug.targets.pool import PRELOAD as LIBRARIES
 
@@ -327,3 +329,76 @@ def test_workers_do_not_outlive_a_killed_parent() -> None:
     while time.monotonic() < deadline and os.path.exists(f"/proc/{pid}"):
         time.sleep(0.02)
     assert not os.path.exists(f"/proc/{pid}")
+
+
+REFUSING = "tests.targets.refusing"
+
+
+def test_a_fork_that_is_refused_ends_its_job_and_no_other() -> None:
+    with WorkerPool(1, preload=(REFUSING,)) as pool:
+        ends = [run_one(pool, victim("obey", n))[1] for n in range(3)]
+    assert [end.kind for end in ends] == ["done", "refused", "done"]
+    assert ends[1].failure is not None
+    assert ends[1].failure.cause == "processes"
+    assert "Resource temporarily unavailable" in ends[1].failure.line
+
+
+def test_a_server_that_is_refused_is_the_machine_s_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with WorkerPool(1, preload=()) as pool, pytest.raises(MachineFailed, match="no process or thread can be started"):
+        run_one(pool, victim("obey"))
+
+
+def test_without_pipes_what_was_begun_is_finished_first(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, int]] = []
+    real = os.pipe
+
+    def pipe() -> tuple[int, int]:
+        if len(made) == 3:  # one job has two; the second gets one and no other
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made.append(real())
+        return made[-1]
+
+    run_one(pool, victim("obey"))  # so that the server is there
+    listener = Record()
+    monkeypatch.setattr(os, "pipe", pipe)
+    with pytest.raises(MachineFailed, match="no pipe for a worker"):
+        pool.run([victim("obey"), victim("segfault"), victim("leave", 0)], listener)
+    monkeypatch.undo()
+    assert list(listener.ends) == ["obey"]
+    assert listener.ends["obey"].kind == "done"
+    assert run_one(pool, victim("obey"))[1].kind == "done"
+    for fd in made[2]:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
+def test_a_job_that_may_not_start_is_dropped(pool: WorkerPool) -> None:
+    listener = Record()
+    jobs = [
+        Job(f"job {n}", f"{VICTIMS}:obey", n, may_start=lambda n=n: n % 2 == 0)  # type: ignore[misc]
+        for n in range(5)
+    ]
+    pool.run(jobs, listener)
+    assert sorted(listener.ends) == ["job 0", "job 2", "job 4"]
+
+
+@pytest.mark.parametrize("lack", ["memory", "disk"])
+def test_a_worker_that_dies_of_a_lack_says_so(lack: str, pool: WorkerPool) -> None:
+    events, end = run_one(pool, victim("out_of", lack))
+    assert [event["event"] for event in events] == ["before", "machine"]
+    assert events[1]["cause"] == lack
+    assert (end.kind, end.status) == ("exit", 1)
+
+
+@pytest.mark.parametrize(("kills", "cause"), [([4, 5], "memory"), ([4, 4], None), ([None, None], None)])
+def test_a_kill_by_the_kernel_is_told_from_any_other(
+    kills: list[int | None], cause: str | None, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(victim("die"), -1, -1, oom_kills=kills[0])
+    monkeypatch.setattr("specdebug.targets.job.oom_kills", lambda: kills[1])
+    failure = worker.killed_for_memory()
+    assert (failure.cause if failure else None) == cause

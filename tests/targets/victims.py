@@ -95,6 +95,25 @@ def garbage(payload: Any, sink: Any) -> None:
     sink.emit("after", n=1)
 
 
+def out_of(payload: str, sink: Any) -> None:
+    """Die of what the machine lacks, as code that nobody watches would."""
+    import errno
+
+    sink.emit("before", n=1)
+    if payload == "memory":
+        raise MemoryError("no 64 bytes")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def answer(payload: Any, sink: Any) -> None:
+    """The probe of a device that is there, or (``SPECDEBUG_TEST_GONE``) is not. Counts its calls in the file named."""
+    with open(os.environ["SPECDEBUG_TEST_PROBES"], "a", encoding="ascii") as file:
+        file.write(f"{payload}\n")
+    if "SPECDEBUG_TEST_GONE" in os.environ:
+        raise RuntimeError("No CUDA GPUs are available")
+    sink.emit("answers")
+
+
 def kill_server(payload: Any, sink: Any) -> None:
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(30)
@@ -120,6 +139,18 @@ def cuda_state(payload: Any, sink: Any) -> None:
 
 def play(payload: Any, sink: Any) -> None:
     """What the arm's name says, after a step of a run. Stands in for ``specdebug.harness.arm:run_arm``."""
+    once = payload["arm"] == "once" and not os.path.exists(os.environ["SPECDEBUG_TEST_ONCE"])
+    if once:
+        open(os.environ["SPECDEBUG_TEST_ONCE"], "x").close()
+    if once or payload["arm"].startswith("gone"):
+        sink.emit("machine", cause="device", line="No CUDA GPUs are available")
+        sink.emit("done", stages_s={}, peak_rss_mb=1.0)
+        return
+    if payload["arm"].startswith("hidden"):
+        sink.emit("usage", message="there is no CUDA device here", option=["device"], unavailable=True)
+        return
+    if "device" in payload["arm"]:
+        sink.emit("stack", device="cuda", name="H200", dtype="float32", backend="triton", executor="Triton")
     step = {"kind": "decode", "rids": ["g0.0"], "accept": {}, "cached": {}, "finished": [], "retracted": []}
     sink.emit("stage", name="run")
     sink.emit("setup", probes_enabled=0, requests=1)
@@ -132,8 +163,11 @@ def play(payload: Any, sink: Any) -> None:
         "hog": lambda: eat_memory(0, sink),
         "quitter": lambda: leave(0, sink),
         "raiser": lambda: raise_error("oh no", sink),
+        "full": lambda: out_of("disk", sink),
+        "poor": lambda: out_of("memory", sink),
         "good": lambda: None,
+        "once": lambda: None,
     }
-    behaviour[payload["arm"]]()
+    behaviour[payload["arm"].split()[0]]()
     sink.emit("coverage", reached={}, hits={})
     sink.emit("done", stages_s={}, peak_rss_mb=1.0)

@@ -117,3 +117,16 @@ def test_an_error_is_told_and_whatever_else_passes_through() -> None:
     with pytest.raises(ZeroDivisionError):
         Drive(source, Kept())
     assert source.closed
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("can't start new thread"), OSError(28, "No space left on device"), MemoryError()]
+)
+def test_a_machine_that_fails_stops_it_without_a_verdict_and_loses_nothing(error: Exception) -> None:
+    journal = Kept()
+    drive = Drive(source := Source(1, order=0, ends=3, error=error), journal)
+    assert drive.ended == "trouble"
+    assert drive.trouble is not None
+    assert (drive.trouble.exit_code, len(journal.trials), source.closed) == (125, 3, True)
+    assert str(drive.trouble).startswith("machine: ")
+    assert Drive(Source(1, order=0), journal).ended == "whole"

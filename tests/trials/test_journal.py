@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdebug.trials.journal import Journal, JournalError
+from specdebug.trials.journal import Journal, JournalError, JournalFull
 from specdebug.trials.trial import Trial, TrialResult
 
 BESIDES = st.none() | st.lists(st.text()).map(tuple)
@@ -161,6 +161,21 @@ def test_wherever_it_is_damaged_nothing_wrong_is_read(tmp_path: Path, data: st.D
     for number, (its_trial, result) in read.items():
         assert its_trial == trial(number)
         assert (result.outcome, result.signature, result.seconds) == ("fail", f"exit:{number}", 1.5)
+
+
+def test_a_journal_without_room_ends_a_search_without_a_verdict(tmp_path: Path) -> None:
+    def fill() -> None:
+        for number in range(1000):
+            journal.record(trial(number), TrialResult("fail", f"exit:{number}", 1.0, "x" * 900))
+
+    with Journal(tmp_path / "j", "id", "about") as journal:
+        assert journal._database is not None
+        pages = journal._database.execute("PRAGMA page_count").fetchone()[0]
+        journal._database.execute(f"PRAGMA max_page_count = {pages + 2}")
+        with pytest.raises(JournalFull, match=r"cannot write the journal .*disk is full.*make room") as caught:
+            fill()
+        assert caught.value.exit_code == 125
+        assert journal.trials
 
 
 def test_a_full_disk_is_one_line_and_loses_nothing_that_was_recorded(tmp_path: Path) -> None:

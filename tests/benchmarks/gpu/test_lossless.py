@@ -16,6 +16,7 @@ from specdebug.harness.library import Library
 
 @pytest.fixture(scope="module")
 def exact() -> HuggingFace:
+    pytest.importorskip("transformers")
     return HuggingFace("float32", "cpu")
 
 

@@ -58,6 +58,7 @@ def test_same_seed_same_weights():
 @pytest.mark.parametrize("config", [SMALL, PLAIN_ROPE], ids=["llama3", "plain"])
 @torch.inference_mode()
 def test_transformers_computes_the_same(config: LlamaConfig):
+    pytest.importorskip("transformers")
     target = make_target(config, torch.bfloat16, "cpu", max_positions=300)
     theirs = make_reference(target)
     # torch's fused kernel for bf16 fails on a processor with AMX that is told to use AVX2 only (pack_vnni2)
@@ -70,6 +71,7 @@ def test_transformers_computes_the_same(config: LlamaConfig):
 
 
 def test_generate_returns_the_continuation():
+    pytest.importorskip("transformers")
     theirs = make_reference(make_target(SMALL, torch.bfloat16, "cpu", max_positions=300))
     out = generate(theirs, IDS[:20].view(2, 10), 5)
     assert out.shape == (2, 5)

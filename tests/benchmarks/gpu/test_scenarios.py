@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import scenarios
-from benchmarks.gpu.scenarios import arm_runs, differences, table, without_device
+from benchmarks.gpu.scenarios import arm_runs, differences, exit_code, table, without_device
 from specdebug.harness.library import Library
 from specdebug.harness.outcome import Outcome, RequestResult, Tie
 from specdebug.harness.replay import ArmResult, ArmRun
@@ -53,6 +53,28 @@ def test_without_plans_each_scenario_has_its_own() -> None:
 
 def result(run: ArmRun, verdict: Any = "pass", signature: str | None = None) -> ArmResult:
     return ArmResult(run, Outcome(verdict, signature, None, "", None))
+
+
+def test_an_arm_that_the_machine_could_not_run_is_no_difference_and_no_verdict() -> None:
+    runs = arm_runs(Library(), NAMES[:1], "cuda", None, ())
+    lacking = [
+        ArmResult(run, Outcome("unknown", None, None, "machine: the device is gone", None, unavailable=True))
+        for run in runs
+    ]
+    assert differences(lacking, [result(run) for run in runs]) == []
+    assert differences([result(run) for run in runs], lacking) == []
+    assert exit_code(lacking, [], False) == 125
+    met = [result(run, "pass" if run.arm == "fixed" else "fail", _signature(run)) for run in runs]
+    assert exit_code(met, [], False) == 0
+    assert exit_code([*met, *lacking], [], False) == 125
+    assert exit_code([*lacking, result(runs[0], "fail", "nan@x")], [], False) == 1
+    assert exit_code(met, ["another text"], False) == 1
+    assert exit_code(met, [], True) == 130
+
+
+def _signature(run: ArmRun) -> str | None:
+    assert run.expectation is not None
+    return run.expectation.signatures[0] if run.expectation.signatures else None
 
 
 def test_what_ends_otherwise_than_on_the_cpu_is_named() -> None:

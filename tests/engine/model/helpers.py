@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
@@ -63,8 +64,7 @@ def make_target(folder: Path, *, kind: str = "Llama", **overrides: Any) -> Any:
     """A random Llama made with transformers, norms and biases drawn too, saved in ``folder``; returned in
     fp32.
     """
-    import transformers
-
+    transformers = pytest.importorskip("transformers")
     save_dtype = overrides.pop("save_dtype", torch.float32)
     shard_size = overrides.pop("shard_size", "5GB")
     torch.manual_seed(0)

@@ -28,10 +28,12 @@ from specdebug.cli import (
     toggles,
     triage,
 )
+from specdebug.cli.help import flow_help
 from specdebug.cli.options import Debug, debug_wanted, forget_debug, remember_command_line
 from specdebug.cli.output import open_standard_streams, write
 from specdebug.cli.trials import WithCommand
 from specdebug.errors import SpecDebugError
+from specdebug.report.foreign import shown
 
 INTERNAL_ERROR = 3
 
@@ -55,6 +57,7 @@ app.add_typer(probes.app, name="probes")
 app.add_typer(scenarios.app, name="scenarios")
 app.add_typer(faults.app, name="faults")
 app.command("doctor")(doctor.doctor)
+flow_help(app)
 
 # Base of everything that can be wrong with a command line. Newer versions of typer keep their click to
 # themselves.
@@ -109,7 +112,7 @@ def _failed(message: str, code: int, error: BaseException) -> int:
         traceback.print_exception(error, file=sys.stderr)
     # stderr may be closed or full too; the exit code is then all that is left to say it with.
     try:
-        print(f"error: {message}", file=sys.stderr, flush=True)
+        print(f"error: {shown(message)}", file=sys.stderr, flush=True)
     except OSError:
         return code
     return code

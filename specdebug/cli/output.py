@@ -37,14 +37,18 @@ def write(text: str) -> None:
 
 
 def show(renderable: RenderableType, *, fold: bool = True) -> None:
-    """Render for whatever stdout is, and write; without ``fold`` a line keeps its length, to be found or copied."""
+    """Render for whatever stdout is, and write.
+
+    Lines are folded between words and never cut: what is wider than the terminal runs over its edge. Without ``fold``
+    every line keeps its length, to be found or copied.
+    """
     from specdebug.report.terminal import console
 
     if sys.stdout is None:
         return
     canvas = console()
     with canvas.capture() as captured:
-        canvas.print(renderable, soft_wrap=not fold)
+        canvas.print(renderable, soft_wrap=not fold, crop=False, overflow="ignore")
     write("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 

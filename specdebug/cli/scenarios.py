@@ -28,10 +28,9 @@ def list_scenarios(as_json: Json = False, content: Content = None, debug: Debug 
         ]
         write(to_json(facts))
         return 0
-    from specdebug.report.tables import plain_table
+    from specdebug.report.listings import scenario_table
 
-    rows = [(s.path.stem, ", ".join(s.arms), " ".join(s.description.split())) for s in found]
-    show(plain_table(("scenario", "arms", "what it shows"), rows))
+    show(scenario_table(found))
     return 0
 
 

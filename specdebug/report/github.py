@@ -16,6 +16,7 @@ from typing import Literal
 from specdebug.harness.compare import Comparison
 from specdebug.harness.outcome import Outcome
 from specdebug.harness.replay import ArmResult, Replay
+from specdebug.report.foreign import shown, shown_lines
 from specdebug.report.terminal import COMPARED, accept_text, closing_line, comparison_line
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -45,7 +46,7 @@ class Annotation:
         """The line that a workflow prints."""
         properties = {"file": self.path, "line": str(self.line or ""), "title": self.title}
         listed = ",".join(f"{name}={_property(value)}" for name, value in properties.items() if value)
-        return f"::{self.level} {listed}::{_data(self.message[:MAX_MESSAGE])}"
+        return f"::{self.level} {listed}::{_data(shown_lines(self.message[:MAX_MESSAGE]))}"
 
 
 def replay_annotations(replay: Replay, environment: Mapping[str, str] = os.environ) -> list[Annotation]:
@@ -102,13 +103,13 @@ def text_summary(command: str, exit_code: int, text: str) -> str:
     verdict, _, rest = text.partition("\n")
     lines = [f"### {sign} specdebug {plain(command)}", "", plain(verdict), ""]
     if rest:
-        lines += [f"<pre>{html.escape(rest).replace(chr(10), '<br>')}</pre>", ""]
+        lines += [f"<pre>{html.escape(shown_lines(rest)).replace(chr(10), '<br>')}</pre>", ""]
     return "\n".join(lines) + "\n"
 
 
 def plain(text: str) -> str:
     """Text that is shown as it is, on one line: nothing in it is markup."""
-    escaped = html.escape(" ".join(text.split()))
+    escaped = html.escape(shown(" ".join(text.split())))
     return _SPECIAL.sub(lambda special: f"&#{ord(special[0])};", escaped)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
 from typing import Any
 
 from specdebug.patching import Patch
+from specdebug.report.foreign import shown
+from specdebug.report.tables import Column, Listing
 from specdebug.toggles import Toggle, not_in_this_engine
 
 
@@ -39,8 +42,30 @@ def toggle_document(toggle: Toggle) -> dict[str, Any]:
     }
 
 
-def describe_toggle(toggle: Toggle) -> str:
-    """A toggle for a person: what it is, then the edits that revert it, as a diff."""
+def toggle_table(toggles: Iterable[Toggle]) -> Listing:
+    """One row a fix: its numbers, what it mends, and what notices its revert."""
+    columns = (
+        Column("PR", key=True),
+        Column("scenario", key=True),
+        Column("signature", key=True),
+        Column("family"),
+        Column("title", prose=True),
+    )
+    rows = [
+        (
+            ", ".join(map(str, each.numbers)),
+            each.detected_by.scenario or f"not in this engine, but in {', '.join(each.foreign)}",
+            each.detected_by.signatures,
+            each.family,
+            each.title,
+        )
+        for each in toggles
+    ]
+    return Listing(columns, rows)
+
+
+def describe_toggle(toggle: Toggle, width: int = 100) -> str:
+    """A toggle for a person: what it is (prose in lines of ``width``), then the edits that revert it, as a diff."""
     facts = [
         ("url", toggle.url),
         ("family", toggle.family),
@@ -57,16 +82,16 @@ def describe_toggle(toggle: Toggle) -> str:
     facts += [(engine, "patched in " + " or ".join(versions)) for engine, versions in toggle.foreign.items()]
     if toggle.aliases:
         facts.insert(0, ("also", ", ".join(map(str, toggle.aliases))))
-    lines = [f"{toggle.pr}  {toggle.title}", ""]
-    lines += [f"{name:<10} {value}" for name, value in facts]
+    lines = [shown(f"{toggle.pr}  {toggle.title}"), ""]
+    lines += [shown(f"{name:<10} {value}") for name, value in facts]
     if toggle.description:
-        lines += ["", textwrap.fill(" ".join(toggle.description.split()), 100)]
+        lines += ["", textwrap.fill(shown(" ".join(toggle.description.split())), width, break_long_words=False)]
     for patch in toggle.patches or _elsewhere(toggle):
-        lines += ["", f"reverted in {patch.target}:"]
+        lines += ["", shown(f"reverted in {patch.target}:")]
         for edit in patch.edits:
-            lines += [f"  - {line}" for line in edit.match.rstrip().split("\n")]
+            lines += [f"  - {shown(line)}" for line in edit.match.rstrip().split("\n")]
             if edit.replacement.strip():
-                lines += [f"  + {line}" for line in edit.replacement.rstrip().split("\n")]
+                lines += [f"  + {shown(line)}" for line in edit.replacement.rstrip().split("\n")]
     return "\n".join(lines)
 
 

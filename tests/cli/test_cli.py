@@ -236,3 +236,29 @@ def test_an_unwritable_result_file_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(OutputError, match="cannot write"):
         write_file(tmp_path, "text")
+
+
+def test_help_is_as_wide_as_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["replay", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert any("came to no verdict. With --arm" in line for line in said.splitlines())  # a line break in the source
+
+
+def test_nothing_in_an_error_reaches_the_terminal_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", "\x1b]0;title\x07\nerror: not this.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert [char for char in said.rstrip("\n") if not char.isprintable()] == []
+
+
+def test_a_description_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "scenarios").mkdir()
+    text = (
+        (ROOT / "tests/cli/mini.yaml")
+        .read_text()
+        .replace("name: mini", 'name: mini\ndescription: "\\e]0;T\\a\\e[31mred"')
+    )
+    (tmp_path / "scenarios" / "odd.yaml").write_text(text)
+    assert run(["scenarios", "list", "--content", str(tmp_path)]) == 0
+    assert r"\x1b]0;T\x07\x1b[31mred" in capsys.readouterr().out

@@ -16,6 +16,7 @@ from typing import Literal
 from specdebug.harness.compare import Comparison
 from specdebug.harness.outcome import Outcome
 from specdebug.harness.replay import ArmResult, Replay
+from specdebug.report.explain import explain
 from specdebug.report.foreign import shown, shown_lines
 from specdebug.report.terminal import COMPARED, accept_text, closing_line, comparison_line
 
@@ -150,7 +151,8 @@ def _verdict(result: ArmResult) -> str:
 
 def _findings(result: ArmResult) -> list[str]:
     outcome = result.outcome
-    if not outcome.violations and not outcome.reasons:
+    why = explain(result)
+    if not outcome.violations and not outcome.reasons and why is None:
         return []
     lines = ["", f"<details><summary>{plain(result.run.arm)}: what was found</summary>", ""]
     if outcome.violations:
@@ -159,7 +161,7 @@ def _findings(result: ArmResult) -> list[str]:
         lines += _table(("signature", "step", "what"), rows)
         if len(outcome.violations) > MAX_FINDINGS:
             lines += ["", f"and {len(outcome.violations) - MAX_FINDINGS} more"]
-    lines += [f"- {plain(reason)}" for reason in outcome.reasons]
+    lines += [f"- {plain(reason)}" for reason in (*outcome.reasons, *(why.lines if why is not None else ()))]
     return [*lines, "", "</details>"]
 
 

@@ -126,14 +126,18 @@ def packed(items: Iterable[Text], room: int, between: str) -> list[Text]:
 
 
 class Prose:
-    """A line that is broken between words where the console is narrower; what follows is indented by ``hang``."""
+    """A line that is broken between words where the console is narrower; what follows is indented by ``hang``.
 
-    def __init__(self, text: Text, hang: int = 4) -> None:
+    Without ``fold`` it keeps its length, as what is to be copied should.
+    """
+
+    def __init__(self, text: Text, hang: int = 4, fold: bool = True) -> None:
         self._text = text
         self._hang = hang
+        self._fold = fold
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if options.no_wrap:  # lines are to be found by searching for them
+        if options.no_wrap or not self._fold:
             yield _whole(self._text)
             return
         first, *rest = broken(self._text, options.max_width, self._hang)
@@ -142,9 +146,9 @@ class Prose:
             yield _whole(Text(" " * self._hang) + line)
 
 
-def line(text: object, style: str = "", hang: int = 4) -> Prose:
+def line(text: object, style: str = "", fold: bool = True) -> Prose:
     """Foreign text as a line of its own."""
-    return Prose(Text(shown(text), style), hang)
+    return Prose(Text(shown(text), style), fold=fold)
 
 
 def broken(text: Text, width: int, hang: int = 0) -> list[Text]:

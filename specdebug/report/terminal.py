@@ -13,6 +13,7 @@ from rich.text import Text
 from specdebug.harness.compare import Comparison
 from specdebug.harness.outcome import Metrics, Outcome, RequestResult, Violation
 from specdebug.harness.replay import ArmResult, Replay
+from specdebug.report.explain import explain
 from specdebug.report.foreign import shown
 from specdebug.report.tables import Column, Listing, Prose, line
 
@@ -87,7 +88,8 @@ def wants_evidence(result: ArmResult) -> bool:
     """Whether an arm's story is more than its row: it failed, came to no verdict, or has something to
     note."""
     outcome = result.outcome
-    return bool(outcome.violations or outcome.reasons or outcome.notes or outcome.ties or outcome.injections)
+    told = outcome.violations or outcome.reasons or outcome.notes or outcome.ties or outcome.injections
+    return bool(told) or explain(result) is not None
 
 
 def evidence(result: ArmResult) -> RenderableType:
@@ -107,6 +109,9 @@ def evidence(result: ArmResult) -> RenderableType:
     lines += [_told(note, "dim") for note in outcome.notes]
     if outcome.ties:
         lines.append(_told(ties_text(outcome), "dim"))
+    if (why := explain(result)) is not None:
+        lines += [_told(each, "yellow") for each in why.findings]
+        lines += [line(f"  {each}", "yellow", fold=False) for each in why.advice]
     if outcome.log_tail and any(_is_death(violation) for violation in outcome.violations):
         lines.append(_told("the worker's last words:", "dim"))
         lines += [_told(f"  {each}", "dim") for each in outcome.log_tail.strip().splitlines()[-12:]]

@@ -11,6 +11,7 @@ from specdebug.faults.model import Injection
 from specdebug.harness.outcome import Outcome, RequestResult, Tie, Violation
 from specdebug.harness.replay import ArmResult
 from specdebug.harness.steplog import Step
+from specdebug.report.explain import explain
 from specdebug.report.html.accept import accept_plot
 from specdebug.report.html.page import Chip
 from specdebug.report.html.series import Span, spans
@@ -52,7 +53,7 @@ class ArmView:
 
 def arm_view(result: ArmResult, steps: Sequence[Step], arms: int) -> ArmView:
     """The view of what became of one of so many arms. ``steps``: as recorded; without any there are no plots."""
-    outcome = result.outcome
+    outcome, why = result.outcome, explain(result)
     ties = sorted(outcome.ties, key=lambda named: named[1].used, reverse=True)
     return ArmView(
         name=result.run.arm,
@@ -64,7 +65,7 @@ def arm_view(result: ArmResult, steps: Sequence[Step], arms: int) -> ArmView:
         findings=outcome.violations[:MAX_ROWS],
         injections=outcome.injections[:MAX_ROWS],
         more_injections=max(0, len(outcome.injections) - MAX_ROWS),
-        remarks=[*outcome.reasons, *outcome.notes],
+        remarks=[*outcome.reasons, *outcome.notes, *(why.lines if why is not None else ())],
         accept=accept_plot(steps, outcome, arms),
         timeline=timeline_plot(steps, outcome, arms),
         spans=spans(steps, MAX_FOLDED),

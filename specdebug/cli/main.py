@@ -30,10 +30,9 @@ from specdebug.cli import (
 )
 from specdebug.cli.help import flow_help
 from specdebug.cli.options import Debug, debug_wanted, forget_debug, remember_command_line
-from specdebug.cli.output import open_standard_streams, write
+from specdebug.cli.output import complain, open_standard_streams, write
 from specdebug.cli.trials import WithCommand
-from specdebug.errors import SpecDebugError
-from specdebug.report.foreign import shown
+from specdebug.errors import ContentError, SpecDebugError
 
 INTERNAL_ERROR = 3
 
@@ -88,15 +87,17 @@ def run(argv: Sequence[str]) -> int:
         code = app(args=list(argv) or ["--help"], prog_name="specdebug", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except SpecDebugError as error:
-        return _failed(str(error), error.exit_code if error.exit_code in (1, 2) else 2, error)
+        found = error.problems if isinstance(error, ContentError) else (error,)
+        code = error.exit_code if error.exit_code in (1, 2) else 2
+        return _failed([str(each) for each in found], code, error)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except _USAGE as error:
-        return _failed(_one_line(error), 2, error)
+        return _failed([_one_line(error)], 2, error)
     except Exception as error:
         what = f"internal error: {type(error).__name__}: {' '.join(str(error).split())}"
         hint = "" if debug_wanted() else " (--debug shows where; please report it)"
-        return _failed(what + hint, INTERNAL_ERROR, error)
+        return _failed([what + hint], INTERNAL_ERROR, error)
 
 
 def _one_line(error: Exception) -> str:
@@ -105,16 +106,13 @@ def _one_line(error: Exception) -> str:
     return " ".join(message.split()).rstrip(".")
 
 
-def _failed(message: str, code: int, error: BaseException) -> int:
+def _failed(messages: Sequence[str], code: int, error: BaseException) -> int:
     if debug_wanted():
         import traceback
 
         traceback.print_exception(error, file=sys.stderr)
-    # stderr may be closed or full too; the exit code is then all that is left to say it with.
-    try:
-        print(f"error: {shown(message)}", file=sys.stderr, flush=True)
-    except OSError:
-        return code
+    for each in messages:
+        complain(each)
     return code
 
 

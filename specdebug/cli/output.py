@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specdebug.errors import SpecDebugError
+from specdebug.report.foreign import shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,6 +36,13 @@ def write(text: str) -> None:
     except OSError as error:
         _discard_stdout()
         raise OutputError(f"cannot write to stdout: {error.strerror}") from None
+
+
+def complain(message: str) -> None:
+    """Print an error line on stderr, whatever is in ``message``."""
+    # stderr may be closed or full too; the exit code is then all that is left to say it with
+    with contextlib.suppress(OSError):
+        print(f"error: {shown(message)}", file=sys.stderr, flush=True)
 
 
 def show(renderable: RenderableType, *, fold: bool = True) -> None:

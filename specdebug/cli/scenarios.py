@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from specdebug.cli.options import Content, Debug, Json
-from specdebug.cli.output import show, write
+from specdebug.cli.output import complain, show, write
 from specdebug.cli.replay import open_library
-from specdebug.errors import SpecDebugError
+from specdebug.report.foreign import shown
 
 app = typer.Typer(help="List and check scenarios.", no_args_is_help=False)
 
@@ -35,23 +34,22 @@ def list_scenarios(as_json: Json = False, content: Content = None, debug: Debug 
 
 
 @app.command("validate")
-def validate(
+def validate_files(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Scenario files, or shipped names.")],
     content: Content = None,
     debug: Debug = False,
 ) -> int:
-    """Check scenario files without running them; exit code 2 when one is wrong."""
+    """Check scenario files without running them, and say all that is wrong; exit code 2 when anything is."""
+    from specdebug.harness.validation import validate
+
     library = open_library(content)
-    wrong = 0
-    for file in files:
-        try:
-            scenario = library.scenario(file)
-        except SpecDebugError as error:
-            wrong += 1
-            print(f"error: {error}", file=sys.stderr)
-        else:
-            write(f"{scenario.path}: ok, {len(scenario.arms)} arms")
-    return 2 if wrong else 0
+    checked = [validate(library, file) for file in files]
+    for each in checked:
+        if each.scenario is not None:
+            write(shown(f"{each.file}: ok, {len(each.scenario.arms)} arms"))
+        for problem in each.problems:
+            complain(str(problem))
+    return 2 if any(each.problems for each in checked) else 0
 
 
 @app.command("schema")

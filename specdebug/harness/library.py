@@ -53,16 +53,18 @@ class Library:
 
     def all_packs(self) -> tuple[ProbePack, ...]:
         """Every pack, by name, its globs checked against the engine's sites."""
-        packs = tuple(self._pack(name) for name in self._pack_names)
-        sites = engine_sites()
-        for pack in packs:
-            check_globs(pack, sites)
-        return packs
+        return tuple(self.checked_pack(name) for name in self._pack_names)
+
+    def checked_pack(self, name: str) -> ProbePack:
+        """A pack, its globs checked against the engine's sites. Raises ContentError."""
+        pack = self._pack(name)
+        check_globs(pack, self._sites)
+        return pack
 
     def scenario(self, name_or_path: str | Path) -> Scenario:
         """A scenario by file or shipped name. Raises ContentError."""
         elsewhere = tuple(number for toggle in self.registry.elsewhere.values() for number in toggle.numbers)
-        known = KnownNames(tuple(self.registry.by_number), self._pack_names, elsewhere)
+        known = KnownNames(tuple(self.registry.by_number), self._pack_names, elsewhere, checkpoints=True)
         return load_scenario(find("scenarios", name_or_path, self._extra), known)
 
     def workload(self, scenario: Scenario, arm: str, seed: int) -> Workload:
@@ -83,6 +85,10 @@ class Library:
     @cached_property
     def _pack_names(self) -> tuple[str, ...]:
         return tuple(content_files("probes", self._extra))
+
+    @cached_property
+    def _sites(self) -> list[Site]:
+        return engine_sites()
 
     def _pack(self, name: str) -> ProbePack:
         if name not in self._packs:

@@ -76,7 +76,7 @@ def test_listings_need_no_torch(argv: list[str]) -> None:
 
 
 BAD_FILES = {
-    "unknown key": b"name: x\nengine: {modle: tiny}\n",
+    "unknown key": b"name: x\nengine: {modle: tiny}\nworkload: [{prompt: {text: x}}]\n",
     "unclosed": b"name: [unclosed\n",
     "code": b'!!python/object/apply:os.system ["touch pwned"]\n',
     "empty": b"",
@@ -262,3 +262,16 @@ def test_a_description_cannot_command_the_terminal(tmp_path: Path, capsys: pytes
     (tmp_path / "scenarios" / "odd.yaml").write_text(text)
     assert run(["scenarios", "list", "--content", str(tmp_path)]) == 0
     assert r"\x1b]0;T\x07\x1b[31mred" in capsys.readouterr().out
+
+
+def test_every_mistake_of_a_scenario_is_an_error_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("name: x\nengine: {model: tinny}\nworkload: [{prompt: {text: x}}]\nseed: -1\nprobes: [defualt]\n")
+    wanted = ["2:10: engine.model", "4:7: seed", "5:10: no probe pack 'defualt'"]
+    for command in (["scenarios", "validate", str(bad), "cache_hit"], ["replay", str(bad)]):
+        assert run(command) == 2
+        out, err = capsys.readouterr()
+        lines = err.splitlines()
+        assert len(lines) == len(wanted)
+        assert all(f"error: {bad}:{said}" in line for line, said in zip(lines, wanted, strict=True))
+        assert out.endswith("cache_hit.yaml: ok, 3 arms\n") == (command[0] == "scenarios")

@@ -77,6 +77,11 @@ class ContentErrors(ContentError):
         return self._problems
 
 
+def problems_in(error: SpecDebugError) -> tuple[SpecDebugError, ...]:
+    """All that an error tells of: each problem of a file, or the error itself."""
+    return error.problems if isinstance(error, ContentError) else (error,)
+
+
 def raise_all(problems: Sequence[ContentError], partial: Any = None) -> None:
     """Raise what was found wrong: a :class:`ContentErrors` of all of it; nothing if there is nothing."""
     if problems:

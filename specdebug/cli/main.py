@@ -32,7 +32,7 @@ from specdebug.cli.help import flow_help
 from specdebug.cli.options import Debug, debug_wanted, forget_debug, remember_command_line
 from specdebug.cli.output import complain, open_standard_streams, write
 from specdebug.cli.trials import WithCommand
-from specdebug.errors import ContentError, SpecDebugError
+from specdebug.errors import SpecDebugError, problems_in
 
 INTERNAL_ERROR = 3
 
@@ -87,9 +87,8 @@ def run(argv: Sequence[str]) -> int:
         code = app(args=list(argv) or ["--help"], prog_name="specdebug", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except SpecDebugError as error:
-        found = error.problems if isinstance(error, ContentError) else (error,)
         code = error.exit_code if error.exit_code in (1, 2) else 2
-        return _failed([str(each) for each in found], code, error)
+        return _failed([str(each) for each in problems_in(error)], code, error)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except _USAGE as error:

@@ -25,6 +25,8 @@ MIN_PROSE = 32
 INDENT = "  "
 """Before the details of a block."""
 
+_FIXED = "\N{NO-BREAK SPACE}"
+"""Stands for a space at which no line is broken; foreign text has none, because ``shown`` writes it as an escape."""
 _WORD = re.compile(r"(?:^ +)?[^ ]+")
 
 Cell: TypeAlias = str | Text | Sequence[str]
@@ -151,6 +153,11 @@ def line(text: object, style: str = "", fold: bool = True) -> Prose:
     return Prose(Text(shown(text), style), fold=fold)
 
 
+def unbroken(text: str) -> str:
+    """What ``shown`` returned, so marked that no line is broken within it."""
+    return text.replace(" ", _FIXED)
+
+
 def broken(text: Text, width: int, hang: int = 0) -> list[Text]:
     """The text in lines of at most ``width`` columns, broken at spaces; a word that is longer stays whole.
 
@@ -175,6 +182,7 @@ def _item(column: Column, value: Text) -> Text:
     return Text(f"{column.name}: ", "dim") + value if column.name else value
 
 
-def _whole(line: Text) -> Text:
-    line.no_wrap, line.overflow = True, "ignore"
-    return line
+def _whole(text: Text) -> Text:
+    text.plain = text.plain.replace(_FIXED, " ")
+    text.no_wrap, text.overflow = True, "ignore"
+    return text

@@ -15,7 +15,7 @@ from specdebug.harness.outcome import Metrics, Outcome, RequestResult, Violation
 from specdebug.harness.replay import ArmResult, Replay
 from specdebug.report.explain import explain
 from specdebug.report.foreign import shown
-from specdebug.report.tables import Column, Listing, Prose, line
+from specdebug.report.tables import Column, Listing, Prose, line, unbroken
 
 PLAIN_WIDTH = 160
 """Columns where the output is no terminal: a table in a log should not be folded at 80."""
@@ -51,7 +51,7 @@ def results_table(title: str, results: Sequence[ArmResult]) -> Listing:
         Column("verdict", key=True),
         Column("signature", key=True),
         Column("expected", prose=True),
-        Column("site"),
+        Column("step", right=True),
         Column("accept length", right=True),
         Column("cached", right=True),
         Column("tokens/s", right=True),
@@ -66,7 +66,7 @@ def results_table(title: str, results: Sequence[ArmResult]) -> Listing:
                 Text(outcome.verdict, VERDICT_STYLE[outcome.verdict]),
                 outcome.signature or "",
                 _met(result),
-                _site(outcome),
+                "" if outcome.where_step is None else str(outcome.where_step),
                 accept_text(metrics),
                 str(metrics.cached_tokens),
                 _number(metrics.tokens_per_s, 0),
@@ -244,7 +244,7 @@ def _request_accept(request: RequestResult | None) -> str:
 
 def _met(result: ArmResult) -> Text:
     if result.run.expectation is None:
-        return Text("-", "dim")
+        return Text()
     if result.met:
         return Text("yes", "green")
     expectation = result.run.expectation
@@ -252,16 +252,9 @@ def _met(result: ArmResult) -> Text:
     return Text(f"no: {shown(wanted)}", "bold red")
 
 
-def _site(outcome: Outcome) -> str:
-    if outcome.signature is None:
-        return ""
-    step = "" if outcome.where_step is None else f"step {outcome.where_step}"
-    return ", ".join(part for part in (outcome.site, step) if part)
-
-
 def _violation_line(violation: Violation, *, first: bool) -> RenderableType:
     told = Text("  " if first else "    then ")
-    told.append(shown(violation.signature), "bold red" if first else "red")
+    told.append(unbroken(shown(violation.signature)), "bold red" if first else "red")
     if violation.step is not None:
         told.append(f" at step {violation.step}", "dim")
     if violation.count > 1:

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from specdebug.report.tables import Column, Listing, Prose, broken, packed
+from specdebug.report.tables import Column, Listing, Prose, broken, packed, unbroken
 
 COLUMNS = (
     Column("arm", key=True),
@@ -53,6 +53,11 @@ def test_blocks_where_it_does_not() -> None:
 def test_what_has_no_room_runs_over_the_edge_in_one_piece() -> None:
     assert lines(Listing(COLUMNS, ROWS[1:]), 10)[:2] == ["reverted", "nan@draft.logits"]
     assert lines(Prose(Text("see nan@draft.logits there"), hang=2), 10) == ["see", "  nan@draft.logits", "  there"]
+
+
+def test_some_words_stay_together() -> None:
+    text = Text(f"{unbroken('guard@a->end of arena')} at step 3")
+    assert lines(Prose(text, hang=2), 12) == ["guard@a->end of arena", "  at step 3"]
 
 
 def test_text_is_not_taken_for_markup() -> None:

@@ -32,6 +32,7 @@ from specdebug.cli.options import (
 from specdebug.cli.output import show, write
 from specdebug.cli.results import ReplayFiles
 from specdebug.errors import SpecDebugError
+from specdebug.report.foreign import shown
 
 if TYPE_CHECKING:
     from specdebug.harness.library import Library
@@ -175,7 +176,7 @@ def _replay_bundle(
         again = run_again(pool, bundle, timeout_s, watcher, recording)
     _publish(again.replay, as_json=as_json, beside=again.to_dict())
     if not as_json:
-        write("\n".join(again.lines))
+        write("\n".join(map(shown, again.lines)))
     files.write(again.replay, recording)
     return again.replay.exit_code
 

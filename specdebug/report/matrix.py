@@ -50,7 +50,7 @@ def render_matrix(checks: Sequence[ToggleCheck]) -> RenderableType:
     untested = sum(check.untested for check in checks)
     said = f"{live} of {len(checks)} toggles live" + (f", {untested} untested" if untested else "")
     where = sorted({place for check in checks if (place := _place(check))})
-    return Group(Listing(COLUMNS, rows), *lines, line(" ".join([said, *where])))
+    return Group(Listing(COLUMNS, rows, bar=True), *lines, line(" ".join([said, *where])))
 
 
 def _state(check: ToggleCheck) -> Text:

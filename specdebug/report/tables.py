@@ -22,6 +22,7 @@ GAP = 2
 """Columns between two columns."""
 MIN_PROSE = 32
 """Columns that prose has at least in a table; with less, rows become blocks."""
+BAR = "│ "
 INDENT = "  "
 """Before the details of a block."""
 
@@ -51,20 +52,28 @@ class Column:
 
 
 class Listing:
-    """Rows under heads, laid out for the width of the console that prints them."""
+    """Rows under heads, laid out for the width of the console that prints them.
 
-    def __init__(self, columns: Sequence[Column], rows: Iterable[Sequence[Cell]], title: str = "") -> None:
+    With ``bar`` every line begins with a bar. It tells who reads a log (triage, say) that signatures here are stated,
+    expected or told of elsewhere in full, and are no findings.
+    """
+
+    def __init__(
+        self, columns: Sequence[Column], rows: Iterable[Sequence[Cell]], title: str = "", bar: bool = False
+    ) -> None:
         self._columns = tuple(replace(column, name=shown(column.name)) for column in columns)
         self._rows = [[_lines(cell) for cell in row] for row in rows]
         self._title = shown(title)
+        self._bar = bar
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self._title:
             yield _whole(Text(self._title, "bold"))
-        widths = self._widths(options.max_width)
-        lines = self._blocks(options.max_width) if widths is None else self._table(widths)
-        for line in lines:
-            yield _whole(line)
+        bar = ("| " if options.ascii_only else BAR) if self._bar else ""
+        room = options.max_width - len(bar)
+        widths = self._widths(room)
+        for line in self._blocks(room) if widths is None else self._table(widths):
+            yield _whole(Text(bar, "dim") + line)
 
     def _widths(self, room: int) -> list[int] | None:
         """Columns' widths in a table of at most ``room``; None where it does not fit."""

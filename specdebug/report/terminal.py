@@ -73,7 +73,7 @@ def results_table(title: str, results: Sequence[ArmResult]) -> Listing:
                 f"{metrics.wall_s:.1f} s",
             )
         )
-    return Listing(columns, rows, title)
+    return Listing(columns, rows, title, bar=True)
 
 
 def accept_text(metrics: Metrics) -> str:

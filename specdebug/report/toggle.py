@@ -61,7 +61,7 @@ def toggle_table(toggles: Iterable[Toggle]) -> Listing:
         )
         for each in toggles
     ]
-    return Listing(columns, rows)
+    return Listing(columns, rows, bar=True)
 
 
 def describe_toggle(toggle: Toggle, width: int = 100) -> str:

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from specdebug.report.foreign import shown, shown_lines
+from specdebug.triage.scan import scan
 from tests.report.gallery import shown_by_all
 
 COMMANDS = {
@@ -86,6 +87,14 @@ def test_short_rows_stay_within_the_terminal(width: int, everything: dict[str, d
             continue
         lines = [line for line in printed(what, width).splitlines() if not line.startswith("  try: ")]
         assert [line for line in lines if len(line) > width] == [], command
+
+
+@pytest.mark.parametrize("command", ["toggles list", "toggles verify", "replay"])
+def test_what_a_table_states_is_no_finding_of_triage(command: str, everything: dict[str, dict[str, Any]]) -> None:
+    text = printed(everything["short"][command], 160)
+    bars = "\n".join(line for line in text.splitlines() if line.startswith("│"))
+    assert "nan@" in bars
+    assert scan(io.BytesIO(bars.encode())).main is None
 
 
 def test_faults_are_named_whole() -> None:

@@ -55,6 +55,16 @@ def test_what_has_no_room_runs_over_the_edge_in_one_piece() -> None:
     assert lines(Prose(Text("see nan@draft.logits there"), hang=2), 10) == ["see", "  nan@draft.logits", "  there"]
 
 
+def test_a_bar_marks_every_line_of_table_and_blocks() -> None:
+    for width in (30, 80):
+        title, *rest = lines(Listing(COLUMNS, ROWS, "title", bar=True), width)
+        assert title == "title"
+        assert all(line.startswith("│ ") for line in rest)
+        assert all(len(line) <= width for line in rest)
+    plain = lines(Listing(COLUMNS, ROWS, "title"), 78)
+    assert [line.removeprefix("│ ") for line in lines(Listing(COLUMNS, ROWS, "title", bar=True), 80)] == plain
+
+
 def test_some_words_stay_together() -> None:
     text = Text(f"{unbroken('guard@a->end of arena')} at step 3")
     assert lines(Prose(text, hang=2), 12) == ["guard@a->end of arena", "  at step 3"]

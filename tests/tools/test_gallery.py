@@ -52,6 +52,10 @@ def test_only_words_count() -> None:
     assert words(["reverted 27338"]) != words(["reverted 27360"])
     assert words(["g0.1"]) != words(["g0.2"])  # a name
     assert words(["pass"]) != words(["fail"])
+    assert words(["│ cached: 3; tokens/s: 4", "│   time: 9.9 s"]) == words(
+        ["│ cached: 3", "│   tokens/s: 4; time: 10 s"]
+    )
+    assert words(["seen (once)"]) == words(["seen (3 times)"])
 
 
 def test_what_has_changed_is_rewritten_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +64,7 @@ def test_what_has_changed_is_rewritten_and_nothing_else(tmp_path: Path, capsys: 
     assert main(["--check", str(page)]) == 0  # other numbers are no change
     page.write_text(SMALL.replace("exit code 3", "exit status 3"))
     assert main(["--check", str(page)]) == 1
-    assert "+exit code #" in capsys.readouterr().out
+    assert "+exit code 3" in capsys.readouterr().out
     assert "exit status" in page.read_text()
     assert main([str(page)]) == 0
     assert page.read_text() == SMALL

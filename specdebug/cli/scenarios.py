@@ -34,16 +34,16 @@ def list_scenarios(as_json: Json = False, content: Content = None, debug: Debug 
 
 
 @app.command("validate")
-def validate_files(
+def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Scenario files, or shipped names.")],
     content: Content = None,
     debug: Debug = False,
 ) -> int:
     """Check scenario files without running them, and say all that is wrong; exit code 2 when anything is."""
-    from specdebug.harness.validation import validate
+    from specdebug.harness import validation
 
     library = open_library(content)
-    checked = [validate(library, file) for file in files]
+    checked = [validation.validate(library, file) for file in files]
     for each in checked:
         if each.scenario is not None:
             write(shown(f"{each.file}: ok, {len(each.scenario.arms)} arms"))

@@ -54,7 +54,7 @@ def show_toggle(number: Number, as_json: Json = False, content: Content = None, 
 
         write(to_json(toggle_document(toggle)))
     else:
-        write(describe_toggle(toggle))
+        show(describe_toggle(toggle))
     return 0
 
 

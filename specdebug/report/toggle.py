@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable
 from typing import Any
 
+from rich.console import Group, RenderableType
+from rich.text import Text
+
 from specdebug.patching import Patch
 from specdebug.report.foreign import shown
-from specdebug.report.tables import Column, Listing
+from specdebug.report.tables import Column, Listing, Prose, line
 from specdebug.toggles import Toggle, not_in_this_engine
 
 
@@ -64,8 +66,8 @@ def toggle_table(toggles: Iterable[Toggle]) -> Listing:
     return Listing(columns, rows, bar=True)
 
 
-def describe_toggle(toggle: Toggle, width: int = 100) -> str:
-    """A toggle for a person: what it is (prose in lines of ``width``), then the edits that revert it, as a diff."""
+def describe_toggle(toggle: Toggle) -> RenderableType:
+    """A toggle for a person: what it is, then the edits that revert it, as a diff."""
     facts = [
         ("url", toggle.url),
         ("family", toggle.family),
@@ -82,17 +84,17 @@ def describe_toggle(toggle: Toggle, width: int = 100) -> str:
     facts += [(engine, "patched in " + " or ".join(versions)) for engine, versions in toggle.foreign.items()]
     if toggle.aliases:
         facts.insert(0, ("also", ", ".join(map(str, toggle.aliases))))
-    lines = [shown(f"{toggle.pr}  {toggle.title}"), ""]
-    lines += [shown(f"{name:<10} {value}") for name, value in facts]
+    lines: list[RenderableType] = [line(f"{toggle.pr}  {toggle.title}"), Text()]
+    lines += [Prose(Text(shown(f"{name:<10} {value}")), hang=11) for name, value in facts]
     if toggle.description:
-        lines += ["", textwrap.fill(shown(" ".join(toggle.description.split())), width, break_long_words=False)]
+        lines += [Text(), Prose(Text(shown(" ".join(toggle.description.split()))), hang=0)]
     for patch in toggle.patches or _elsewhere(toggle):
-        lines += ["", shown(f"reverted in {patch.target}:")]
+        lines += [Text(), line(f"reverted in {patch.target}:", fold=False)]
         for edit in patch.edits:
-            lines += [f"  - {shown(line)}" for line in edit.match.rstrip().split("\n")]
+            lines += [line(f"  - {each}", fold=False) for each in edit.match.rstrip().split("\n")]
             if edit.replacement.strip():
-                lines += [f"  + {shown(line)}" for line in edit.replacement.rstrip().split("\n")]
-    return "\n".join(lines)
+                lines += [line(f"  + {each}", fold=False) for each in edit.replacement.rstrip().split("\n")]
+    return Group(*lines)
 
 
 def _elsewhere(toggle: Toggle) -> list[Patch]:

@@ -73,7 +73,7 @@ class Listing:
         room = options.max_width - len(bar)
         widths = self._widths(room)
         for line in self._blocks(room) if widths is None else self._table(widths):
-            yield _whole(Text(bar, "dim") + line)
+            yield _whole(Text.assemble((bar, "dim"), line))
 
     def _widths(self, room: int) -> list[int] | None:
         """Columns' widths in a table of at most ``room``; None where it does not fit."""
@@ -188,7 +188,7 @@ def _lines(cell: Cell) -> list[Text]:
 
 
 def _item(column: Column, value: Text) -> Text:
-    return Text(f"{column.name}: ", "dim") + value if column.name else value
+    return Text.assemble((f"{column.name}: ", "dim"), value) if column.name else value
 
 
 def _whole(text: Text) -> Text:

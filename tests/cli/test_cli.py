@@ -213,9 +213,11 @@ def test_a_reader_that_has_gone_is_nobody_s_error() -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_an_error_not_a_silent_loss() -> None:
+@pytest.mark.parametrize("argv", [("scenarios", "schema"), ("toggles", "list")], ids=" ".join)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_an_error_not_a_silent_loss(argv: tuple[str, ...], unbuffered: str) -> None:
     with open("/dev/full", "wb") as full:
-        ended = spawn("scenarios", "schema", stdout=full)
+        ended = spawn(*argv, stdout=full, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
     assert ended.returncode == 2
     assert ended.stderr == b"error: cannot write to stdout: No space left on device\n"
 

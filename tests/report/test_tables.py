@@ -65,6 +65,20 @@ def test_a_bar_marks_every_line_of_table_and_blocks() -> None:
     assert [line.removeprefix("│ ") for line in lines(Listing(COLUMNS, ROWS, "title", bar=True), 80)] == plain
 
 
+def test_styles_stay_where_they_are() -> None:
+    stream = io.StringIO()
+    rows = [("arm", Text("fail", "red"), "4")]
+    columns = (Column("arm", key=True), Column("verdict", prose=True), Column("a long head", prose=True))
+    console = Console(file=stream, width=20, force_terminal=True, color_system="standard")
+    console.print(Listing(columns, rows, bar=True), crop=False)
+    dim, red, off = "\x1b[2m", "\x1b[31m", "\x1b[0m"
+    assert stream.getvalue().splitlines() == [
+        f"{dim}│ {off}arm",
+        f"{dim}│ {off}  {dim}verdict: {off}{red}fail{off}",
+        f"{dim}│ {off}  {dim}a long head: {off}4",
+    ]
+
+
 def test_some_words_stay_together() -> None:
     text = Text(f"{unbroken('guard@a->end of arena')} at step 3")
     assert lines(Prose(text, hang=2), 12) == ["guard@a->end of arena", "  at step 3"]

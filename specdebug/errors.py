@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class SpecDebugError(Exception):
@@ -48,12 +49,53 @@ class Where:
 
 
 class ContentError(SpecDebugError):
-    """A scenario, toggle or probe pack is malformed. Rendered as ``file:line:col: what, did you mean``."""
+    """A scenario, toggle or probe pack is malformed. Rendered as ``file:line:col: what, did you mean``.
+
+    ``path``: keys and indices that lead to the value at fault, where a document was read; else None.
+    """
 
     def __init__(self, message: str, where: Where | None = None) -> None:
         self.message = message
         self.where = where
+        self.path: tuple[str | int, ...] | None = None
         super().__init__(f"{where}: {message}" if where else message)
+
+    @property
+    def problems(self) -> tuple[ContentError, ...]:
+        """Everything that was found wrong: this one alone, unless it is a :class:`ContentErrors`."""
+        return (self,)
+
+
+class ContentErrors(ContentError):
+    """Several things are wrong with a file. It reads like the first of them; ``problems`` holds all, by place.
+
+    ``partial``: what could be read all the same, with defaults in the place of what could not; None if nothing could.
+    """
+
+    def __init__(self, problems: Iterable[ContentError], partial: Any = None) -> None:
+        self._problems = tuple(sorted(problems, key=_place))
+        self.partial = partial
+        super().__init__(self._problems[0].message, self._problems[0].where)
+
+    @property
+    def problems(self) -> tuple[ContentError, ...]:
+        """Each of them, the first in the file first."""
+        return self._problems
+
+
+def problems_in(error: SpecDebugError) -> tuple[SpecDebugError, ...]:
+    """All that an error tells of: each problem of a file, or the error itself."""
+    return error.problems if isinstance(error, ContentError) else (error,)
+
+
+def raise_all(problems: Sequence[ContentError], partial: Any = None) -> None:
+    """Raise what was found wrong: a :class:`ContentErrors` of all of it; nothing if there is nothing."""
+    if problems:
+        raise ContentErrors(problems, partial)
+
+
+def _place(problem: ContentError) -> tuple[str, int, int]:
+    return (problem.where.path, problem.where.line, problem.where.column) if problem.where else ("", 0, 0)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -157,14 +157,14 @@ class ScenarioFile(pytest.File):
 
     def collect(self) -> Iterable[pytest.Item]:
         """An item for each arm and seed."""
-        from specdebug.errors import SpecDebugError
+        from specdebug.errors import SpecDebugError, problems_in
 
         bench = _bench(self.config)
         try:
             scenario = bench.library.scenario(str(self.path))
             seeds = bench.seeds(scenario)
         except SpecDebugError as error:
-            raise self.CollectError(str(error)) from None
+            raise self.CollectError("\n".join(map(str, problems_in(error)))) from None
         for arm in scenario.arms:
             for seed in seeds:
                 name = arm if len(seeds) == 1 else f"{arm}[{seed}]"

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from specdebug.errors import ContentError, Where, did_you_mean
+from specdebug.errors import ContentError, ContentErrors, Where, did_you_mean, raise_all
 from specdebug.yamlio import Doc, KeyPath, one_line
+
+T = TypeVar("T")
+D = TypeVar("D")
 
 
 @dataclass(frozen=True)
@@ -126,18 +129,32 @@ class Item:
         return {key: Item(self.doc, (*self.path, key), item) for key, item in self.value.items()}
 
     def table(self, *, required: Sequence[str] = (), optional: Sequence[str] = ()) -> Table:
-        """The values of a mapping whose keys are fixed: an unknown or a missing one is an error."""
+        """The values of a mapping whose keys are fixed: an unknown or a missing one is an error, and so is each."""
         entries = self.entries()
-        known = (*required, *optional)
+        raise_all(self.wrong_keys(entries, required, optional))
+        return Table(self, entries)
+
+    def wrong_keys(
+        self, entries: Mapping[str, Item], required: Sequence[str], optional: Sequence[str]
+    ) -> list[ContentError]:
+        """An error for each of ``entries`` that is neither required nor optional, and for each key that is missing.
+
+        A key that is only misspelt is not missing, too.
+        """
+        known, wrong, misspelt = (*required, *optional), list[ContentError](), set[str]()
         for key, item in entries.items():
             if key not in known:
                 inside = f" in {self.name}" if self.path else ""
-                message = f"unknown key '{one_line(key, 60)}'{inside}{did_you_mean(key, known)}"
-                raise ContentError(message, item.where_key)
+                hint = did_you_mean(key, known)
+                misspelt |= {name for name in required if hint == f"; did you mean '{name}'?"}
+                message = f"unknown key '{one_line(key, 60)}'{inside}{hint}"
+                wrong.append(ContentError(message, item.where_key))
+                wrong[-1].path = item.path
         for key in required:
-            if key not in entries:
-                raise self.error(f"lacks the key '{key}'")
-        return Table(self, entries)
+            if key not in entries and key not in misspelt:
+                wrong.append(self.error(f"lacks the key '{key}'"))
+                wrong[-1].path = (*self.path, key)
+        return wrong
 
 
 @dataclass(frozen=True)
@@ -155,6 +172,57 @@ class Table(Mapping[str, Item]):
 
     def __len__(self) -> int:
         return len(self.entries)
+
+
+class Gather:
+    """Reads a mapping or a list part by part and keeps what is wrong with each, so that no error hides another::
+
+        gather = Gather()
+        table = gather.table(item, required=("name",), optional=("seed",))
+        name = gather.read(table, "name", Item.text, "")
+        seed = gather.read(table, "seed", Item.integer, 0)
+        return gather.done(Thing(name, seed))
+
+    A part that cannot be read gives its default, or what its own ``Gather`` could read of it.
+    """
+
+    def __init__(self) -> None:
+        self.problems: list[ContentError] = []
+
+    def note(self, error: ContentError, path: KeyPath) -> None:
+        """Keep what is wrong with the value at ``path``."""
+        for problem in error.problems:
+            if problem.path is None:
+                problem.path = path
+            self.problems.append(problem)
+
+    def table(self, item: Item, *, required: Sequence[str] = (), optional: Sequence[str] = ()) -> dict[str, Item]:
+        """The values of a mapping whose keys are fixed, without those that are unknown. Raises for no mapping."""
+        entries = item.entries()
+        for error in item.wrong_keys(entries, required, optional):
+            self.note(error, item.path)
+        return {key: value for key, value in entries.items() if key in required or key in optional}
+
+    def read(self, table: Mapping[str, Item], key: str, reader: Callable[[Item], T], default: D) -> T | D:
+        """What ``reader`` makes of the value of ``key``; ``default`` where there is none, or none that can be read."""
+        return self.one(table[key], reader, default) if key in table else default
+
+    def one(self, item: Item, reader: Callable[[Item], T], default: D) -> T | D:
+        """What ``reader`` makes of a value; ``default`` if it cannot be read."""
+        try:
+            return reader(item)
+        except ContentErrors as errors:
+            self.note(errors, item.path)
+            partial: T | None = errors.partial
+            return default if partial is None else partial
+        except ContentError as error:
+            self.note(error, item.path)
+            return default
+
+    def done(self, value: T) -> T:
+        """``value``, if nothing was wrong. Raises ContentErrors, of which it is the part that could be read."""
+        raise_all(self.problems, value)
+        return value
 
 
 def describe(value: Any) -> str:

@@ -13,7 +13,8 @@ reported as ``file:line:col``. Typical use::
 ``where`` of a path that does not exist gives the place of its nearest existing ancestor, so a missing key
 can be reported at the mapping that lacks it.
 
-Every failure is a ``ContentError`` of one line. What is refused, and why:
+Every failure is a ``ContentError`` of one line; several duplicate keys are one ``ContentErrors``, whose ``partial`` is
+the document with the last value of each. What is refused, and why:
 
 - tags (``!!python/...`` runs code; none of our content needs any), directives' documents beyond the first;
 - duplicate keys, which plain YAML loaders resolve silently in favour of the last one;
@@ -37,7 +38,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 
-from specdebug.errors import ContentError, Where
+from specdebug.errors import ContentError, Where, raise_all
 
 if TYPE_CHECKING:
     from specdebug.schema import Item
@@ -168,8 +169,11 @@ def parse_yaml(text: str, path: str = "<text>") -> Doc:
         line, column = _line_column(text[: odd.start()])
         message = f"character U+{ord(odd.group()):04X} is not allowed in a text file"
         raise ContentError(message, Where(path, line, column))
-    tree = _Builder(path).build(text)
-    return Doc(path, _plain(tree), tree)
+    builder = _Builder(path)
+    tree = builder.build(text)
+    doc = Doc(path, _plain(tree), tree)
+    raise_all(builder.duplicates, doc)
+    return doc
 
 
 def one_line(text: str, limit: int = 120) -> str:
@@ -203,6 +207,7 @@ class _Builder:
         self.stack: list[_Open] = []
         self.anchors: dict[str, _Node | None] = {}  # None while the anchored value is still open
         self.root: _Node | None = None
+        self.duplicates: list[ContentError] = []
 
     def build(self, text: str) -> _Node:
         try:
@@ -324,7 +329,7 @@ class _Builder:
         seen = self.stack[-1].node.value
         if node.value in seen:
             first = seen[node.value][0]
-            raise self._fail(f"duplicate key '{one_line(node.value)}', first on line {first}", event)
+            self.duplicates.append(self._fail(f"duplicate key '{one_line(node.value)}', first on line {first}", event))
         return node.value
 
 

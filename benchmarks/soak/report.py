@@ -14,7 +14,7 @@ from benchmarks.soak.memory import MAX_GROWTH_MB, MAX_SLOPE_MB, NOISE_MB, Trend,
 from benchmarks.soak.tally import Tally, WorkerTally
 from specdebug.harness.library import engine_sites
 from specdebug.report.lines import PlainLines
-from specdebug.report.tables import plain_table
+from specdebug.report.tables import Column, Listing
 
 EVERY_S = 30.0
 """Between two lines of progress."""
@@ -54,8 +54,9 @@ def standing(tally: Tally, seconds: float) -> str:
 
 def render(tally: Tally) -> RenderableType:
     """The table, what was served, and every alarm."""
-    columns = ["", "all", *(f"process {worker.number}" for worker in tally.workers)]
-    table = plain_table(columns, _rows(tally))
+    names = ["all", *(f"process {worker.number}" for worker in tally.workers)]
+    columns = [Column("", key=True), *map(Column, names)]
+    table = Listing(columns, _rows(tally))
     lines = [f"{option}: {_shares(counts)}" for option, counts in tally.decoded_by.items()]
     served = Text("\nDecode steps by kind of engine\n" + "\n".join(f"  {line}" for line in lines))
     return Group(table, served, Text("\n".join(["", *_findings(tally), conclusion(tally)])))

@@ -44,10 +44,9 @@ def config(as_json: Json = False, debug: Debug = False) -> int:
     if found.path is None:
         write("no configuration file: every option has its default")
     else:
-        from specdebug.report.tables import plain_table
+        from specdebug.report.listings import settings_table
 
-        rows = [(name, _text(each.value), str(each.where)) for name, each in settings.items()]
-        show(plain_table(("option", "value", "from"), rows))
+        show(settings_table((name, _text(each.value), str(each.where)) for name, each in settings.items()))
     if path_variable:
         write(f"{PATH_VARIABLE}={path_variable}")
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from specdebug.cli.options import Content, Debug, Json
 from specdebug.cli.output import show, write
@@ -24,13 +23,7 @@ def doctor(as_json: Json = False, content: Content = None, debug: Debug = False)
 
         write(to_json({"facts": facts, "problems": problems}))
     else:
-        from specdebug.report.tables import plain_table
+        from specdebug.report.listings import facts_table
 
-        show(plain_table(("", ""), [(name, _text(value)) for name, value in facts.items()]))
-        for problem in problems:
-            write(f"problem: {problem}")
+        show(facts_table(facts, problems))
     return 1 if problems else 0
-
-
-def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

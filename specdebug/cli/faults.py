@@ -42,14 +42,9 @@ def list_faults(as_json: Json = False, debug: Debug = False) -> int:
 
         write(to_json([kind.to_dict() for kind in CLASSES.values()]))
         return 0
-    from specdebug.report.fault import in_graphs
-    from specdebug.report.tables import plain_table
+    from specdebug.report.fault import fault_table
 
-    rows = [
-        (kind.name, kind.family, kind.effect, ", ".join(kind.needs), in_graphs(kind), kind.summary)
-        for kind in CLASSES.values()
-    ]
-    show(plain_table(("fault", "family", "effect", "needs", "with CUDA graphs", "what it does"), rows))
+    show(fault_table(CLASSES.values()))
     return 0
 
 

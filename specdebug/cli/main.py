@@ -32,11 +32,12 @@ from specdebug.cli import (
     triage,
 )
 from specdebug.cli.config import defaults_of
+from specdebug.cli.help import flow_help
 from specdebug.cli.old_calls import OldJson
 from specdebug.cli.options import Debug, debug_wanted, forget_debug, remember_command_line
-from specdebug.cli.output import open_standard_streams, write
+from specdebug.cli.output import complain, open_standard_streams, write
 from specdebug.cli.trials import WithCommand
-from specdebug.errors import SpecDebugError
+from specdebug.errors import SpecDebugError, problems_in
 from specdebug.targets.machine_failure import machine_failure
 
 INTERNAL_ERROR = 3
@@ -65,6 +66,7 @@ app.add_typer(scenarios.app, name="scenarios")
 app.add_typer(faults.app, name="faults")
 app.command("doctor")(doctor.doctor)
 app.command("config")(config.config)
+flow_help(app)
 
 # Base of everything that can be wrong with a command line. Newer versions of typer keep their click to
 # themselves.
@@ -97,18 +99,18 @@ def run(argv: Sequence[str]) -> int:
         code = command.main(list(argv) or ["--help"], "specdebug", standalone_mode=False, default_map=settings)
         return code if isinstance(code, int) else 0
     except SpecDebugError as error:
-        return _failed(str(error), error.exit_code, error)
+        return _failed([str(each) for each in problems_in(error)], error.exit_code, error)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except _USAGE as error:
-        return _failed(_one_line(error), 2, error)
+        return _failed([_one_line(error)], 2, error)
     except Exception as error:
         machine = machine_failure(error)
         if machine is not None:
-            return _failed(machine.reason, UNDECIDED, error)
+            return _failed([machine.reason], UNDECIDED, error)
         what = f"internal error: {type(error).__name__}: {' '.join(str(error).split())}"
         hint = "" if debug_wanted() else " (--debug shows where; please report it)"
-        return _failed(what + hint, INTERNAL_ERROR, error)
+        return _failed([what + hint], INTERNAL_ERROR, error)
 
 
 def _configured() -> Mapping[str, Any]:
@@ -127,16 +129,13 @@ def _one_line(error: Exception) -> str:
     return " ".join(message.split()).rstrip(".")
 
 
-def _failed(message: str, code: int, error: BaseException) -> int:
+def _failed(messages: Sequence[str], code: int, error: BaseException) -> int:
     if debug_wanted():
         import traceback
 
         traceback.print_exception(error, file=sys.stderr)
-    # stderr may be closed or full too; the exit code is then all that is left to say it with.
-    try:
-        print(f"error: {message}", file=sys.stderr, flush=True)
-    except OSError:
-        return code
+    for each in messages:
+        complain(each)
     return code
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specdebug.errors import SpecDebugError
+from specdebug.report.foreign import shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,26 +29,45 @@ def write(text: str) -> None:
     if sys.stdout is None:  # closed by whoever started us
         return
     encoding = sys.stdout.encoding or "utf-8"
-    try:
+    with _on_stdout():
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:
-        _discard_stdout()
-    except OSError as error:
-        _discard_stdout()
-        raise OutputError(f"cannot write to stdout: {error.strerror}") from None
+
+
+def complain(message: str) -> None:
+    """Print an error line on stderr, whatever is in ``message``."""
+    # stderr may be closed or full too; the exit code is then all that is left to say it with
+    with contextlib.suppress(OSError):
+        print(f"error: {shown(message)}", file=sys.stderr, flush=True)
 
 
 def show(renderable: RenderableType, *, fold: bool = True) -> None:
-    """Render for whatever stdout is, and write; without ``fold`` a line keeps its length, to be found or copied."""
+    """Render for whatever stdout is, and write.
+
+    Lines are folded between words and never cut: what is wider than the terminal runs over its edge. Without ``fold``
+    every line keeps its length, to be found or copied.
+    """
     from specdebug.report.terminal import console
 
     if sys.stdout is None:
         return
     canvas = console()
-    with canvas.capture() as captured:
-        canvas.print(renderable, soft_wrap=not fold)
-    write("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
+    with _on_stdout():  # a capture ends by writing nothing, and even that may fail
+        with canvas.capture() as captured:
+            canvas.print(renderable, soft_wrap=not fold, crop=False, overflow="ignore")
+        write("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
+
+
+@contextlib.contextmanager
+def _on_stdout() -> Iterator[None]:
+    """Whatever may write to stdout. Raises OutputError for what is more than a reader who has gone."""
+    try:
+        yield
+    except BrokenPipeError:
+        _discard_stdout()
+    except OSError as error:
+        _discard_stdout()
+        raise OutputError(f"cannot write to stdout: {error.strerror}") from None
 
 
 def check_writable(path: Path) -> None:

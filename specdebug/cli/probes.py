@@ -34,9 +34,7 @@ def list_probes(as_json: Json = False, content: Content = None, debug: Debug = F
         }
         write(to_json(document))
         return 0
-    from specdebug.report.tables import plain_table
+    from specdebug.report.listings import probe_tables
 
-    show(plain_table(("pack", "mode", "what it watches"), [(p.name, p.mode, p.description) for p in packs]))
-    rows = [(name, ", ".join(kinds), ", ".join(live[name])) for name, kinds in sites.items()]
-    show(plain_table(("site", "kinds", "packs"), rows))
+    show(probe_tables(packs, sites, live))
     return 0

@@ -36,6 +36,7 @@ from specdebug.cli.output import show, write
 from specdebug.cli.replay_scenarios import plan_named, results_wanted, run_plans
 from specdebug.cli.results import ReplayFiles
 from specdebug.errors import SpecDebugError
+from specdebug.report.foreign import shown
 
 if TYPE_CHECKING:
     from specdebug.harness.library import Library
@@ -202,7 +203,7 @@ def _replay_bundle(
         from specdebug.report.terminal import render_replay
 
         show(render_replay(again.replay))
-        write("\n".join(again.lines))
+        write("\n".join(map(shown, again.lines)))
     files.write(again.replay, recording, lambda: document() + "\n")
     return again.replay.exit_code
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +9,9 @@ import typer
 
 from specdebug.cli import complete
 from specdebug.cli.options import Content, Debug, Json
-from specdebug.cli.output import show, write
+from specdebug.cli.output import complain, show, write
 from specdebug.cli.replay import open_library
-from specdebug.errors import ContentError, SpecDebugError, Where
+from specdebug.report.foreign import shown
 
 app = typer.Typer(help="List and check scenarios.", no_args_is_help=False)
 
@@ -29,10 +28,9 @@ def list_scenarios(as_json: Json = False, content: Content = None, debug: Debug 
         ]
         write(to_json(facts))
         return 0
-    from specdebug.report.tables import plain_table
+    from specdebug.report.listings import scenario_table
 
-    rows = [(s.path.stem, ", ".join(s.arms), " ".join(s.description.split())) for s in found]
-    show(plain_table(("scenario", "arms", "what it shows"), rows))
+    show(scenario_table(found))
     return 0
 
 
@@ -46,38 +44,26 @@ def validate(
     content: Content = None,
     debug: Debug = False,
 ) -> int:
-    """Check scenario files without running them; exit code 2 when one is wrong.
+    """Check scenario files without running them, and say all that is wrong; exit code 2 when anything is.
 
     The JSON document is a list of the files: each with file, ok, arms and problems, of which each has file, line and
     column (0 where unknown) and message.
     """
+    from specdebug.harness import validation
+
     library = open_library(content)
-    checked: list[dict[str, object]] = []
-    for file in files:
-        try:
-            scenario = library.scenario(file)
-        except SpecDebugError as error:
-            checked.append({"file": file, "ok": False, "arms": [], "problems": _problems(file, error)})
-            if not as_json:
-                print(f"error: {error}", file=sys.stderr)
-        else:
-            checked.append({"file": str(scenario.path), "ok": True, "arms": list(scenario.arms), "problems": []})
-            if not as_json:
-                write(f"{scenario.path}: ok, {len(scenario.arms)} arms")
+    checked = [validation.validate(library, file) for file in files]
     if as_json:
         from specdebug.report.document import to_json
 
-        write(to_json(checked))
-    return 0 if all(each["ok"] for each in checked) else 2
-
-
-def _problems(file: str, error: SpecDebugError) -> list[dict[str, object]]:
-    """What is wrong with a scenario, as plain data."""
-    if isinstance(error, ContentError) and error.where is not None:
-        where, message = error.where, error.message
-    else:
-        where, message = Where(file), str(error)
-    return [{"file": where.path, "line": where.line, "column": where.column, "message": message}]
+        write(to_json([each.to_dict() for each in checked]))
+        return 2 if any(each.problems for each in checked) else 0
+    for each in checked:
+        if each.scenario is not None:
+            write(shown(f"{each.file}: ok, {len(each.scenario.arms)} arms"))
+        for problem in each.problems:
+            complain(str(problem))
+    return 2 if any(each.problems for each in checked) else 0
 
 
 @app.command("schema")

@@ -39,19 +39,9 @@ def list_toggles(as_json: Json = False, content: Content = None, debug: Debug = 
 
         write(to_json([toggle_document(toggle) for toggle in toggles]))
         return 0
-    from specdebug.report.tables import plain_table
+    from specdebug.report.toggle import toggle_table
 
-    rows = [
-        (
-            ", ".join(map(str, t.numbers)),
-            t.family,
-            t.title,
-            t.detected_by.scenario or f"not in this engine, but in {', '.join(t.foreign)}",
-            "\n".join(t.detected_by.signatures),
-        )
-        for t in toggles
-    ]
-    show(plain_table(("PR", "family", "title", "scenario", "signature"), rows))
+    show(toggle_table(toggles))
     return 0
 
 
@@ -66,7 +56,7 @@ def show_toggle(number: Number, as_json: Json = False, content: Content = None, 
 
         write(to_json(toggle_document(toggle)))
     else:
-        write(describe_toggle(toggle))
+        show(describe_toggle(toggle))
     return 0
 
 

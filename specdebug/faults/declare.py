@@ -6,10 +6,10 @@ import math
 import re
 from typing import Any
 
-from specdebug.errors import ContentError, did_you_mean
+from specdebug.errors import ContentError, ContentErrors, did_you_mean, raise_all
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import BadFault, Fault, FaultClass, Steps
-from specdebug.schema import Item
+from specdebug.schema import Gather, Item
 from specdebug.yamlio import one_line
 
 BOUNDS: dict[str, tuple[int, int]] = {
@@ -24,27 +24,37 @@ KEYS = ("fault", "step", "request", "row", "site", "probability", "times", "seed
 
 def read_fault(item: Item) -> Fault:
     """One item of ``faults:``. Raises ContentError at the value that is wrong."""
-    table = item.table(required=("fault",), optional=KEYS[1:])
-    name = table["fault"].text()
-    if name not in CLASSES:
-        raise ContentError(f"no fault '{one_line(name, 60)}'{_nearest(name)}", table["fault"].where)
-    kind = CLASSES[name]
+    gather = Gather()
+    table = gather.table(item, required=("fault",), optional=KEYS[1:])
+    kind = gather.read(table, "fault", _class, None)
+    if kind is None:
+        raise ContentErrors(gather.problems)
     for key in table:
         if key not in ("fault", *kind.keys):
-            raise ContentError(_not_addressed(kind, key), table[key].where_key)
+            gather.note(ContentError(_not_addressed(kind, key), table[key].where_key), table[key].path)
+    addressed = {key: value for key, value in table.items() if key in kind.keys}
     fault = Fault(
-        name,
-        step=_steps(table["step"]) if "step" in table else None,
-        request=table["request"].text() if "request" in table else None,
-        row=_whole(table["row"], "row") if "row" in table else None,
-        site=table["site"].text(choices=kind.sites) if "site" in table else None,
-        probability=_probability(table["probability"]) if "probability" in table else 1.0,
-        times=_whole(table["times"], "times") if "times" in table else 1,
-        seed=_whole(table["seed"], "seed") if "seed" in table else None,
+        kind.name,
+        step=gather.read(addressed, "step", _steps, None),
+        request=gather.read(addressed, "request", Item.text, None),
+        row=gather.read(addressed, "row", lambda each: _whole(each, "row"), None),
+        site=gather.read(addressed, "site", lambda each: each.text(choices=kind.sites), None),
+        probability=gather.read(addressed, "probability", _probability, 1.0),
+        times=gather.read(addressed, "times", lambda each: _whole(each, "times"), 1),
+        seed=gather.read(addressed, "seed", lambda each: _whole(each, "seed"), None),
         where=item.where,
     )
-    _check_ends(fault)
+    if not gather.problems:
+        _check_ends(fault)
+    raise_all(gather.problems)
     return fault
+
+
+def _class(item: Item) -> FaultClass:
+    name = item.text()
+    if name not in CLASSES:
+        raise ContentError(f"no fault '{one_line(name, 60)}'{_nearest(name)}", item.where)
+    return CLASSES[name]
 
 
 def parse_fault(text: str) -> Fault:

@@ -201,6 +201,8 @@ class _Arm:
                     loop.settle()
         except Stopped:
             self._lost = loop.lost
+        finally:
+            self._sink.emit("looked", counts=dict(judge.looks))
 
     def _build(self, scenario: Scenario) -> tuple[RunLoop, Judge, AcceptOracle | None]:
         import torch

@@ -4,9 +4,10 @@ Workers send events only; the outcome is always put together here. So a worker t
 of outcome as one that finishes, just with fewer events behind it and its death among the violations.
 
 Events (see ``arm.py``, which emits them): ``stage``, ``stack``, ``progress``, ``setup``, ``arrive``, ``step``,
-``violation``, ``tie``, ``request``, ``cold``, ``coverage``, ``note``, ``impossible``, ``usage``, ``claiming`` (of a
-device, which ``stack`` ends), ``machine`` (which the fork server emits, too, in a worker that dies of it), ``done``; of
-faults ``injected`` (one for each injection) and ``unfired`` (of a fault that never fired, at the end).
+``violation``, ``tie``, ``request``, ``cold``, ``looked``, ``coverage``, ``note``, ``impossible``, ``usage``,
+``claiming`` (of a device, which ``stack`` ends), ``machine`` (which the fork server emits, too, in a worker that dies
+of it), ``done``; of faults ``injected`` (one for each injection) and ``unfired`` (of a fault that never fired, at the
+end).
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ class Ledger:
         self._machine: MachineFailure | None = None
         self._probes_enabled = 0
         self._reached: dict[str, int] = {}
+        self._looks: dict[str, int] = {}
         self._reverts: dict[str, dict[str, int]] = {}
         self._faults: list[str] = []
         self._injections: list[Injection] = []
@@ -165,6 +167,7 @@ class Ledger:
             trace_hash=self._trace.hexdigest(),
             reverted_hits={number: dict(edits) for number, edits in self._reverts.items()},
             reached_sites=dict(self._reached),
+            looks=dict(self._looks),
             requests=requests,
             stack=dict(self._stack),
             unavailable=verdict == "unknown" and (self._unavailable or machine is not None),
@@ -292,6 +295,9 @@ class Ledger:
 
     def _on_cold(self, event: Mapping[str, Any]) -> None:
         self._requests[event["rid"]].cold = tuple(event["accept_lengths"])
+
+    def _on_looked(self, event: Mapping[str, Any]) -> None:
+        self._looks = dict(event["counts"])
 
     def _on_coverage(self, event: Mapping[str, Any]) -> None:
         self._reached = dict(event["reached"])

@@ -14,7 +14,7 @@ from pathlib import Path
 from specdebug.async_probe.gate import OFF, Gate
 from specdebug.async_probe.sites import Site, scan
 from specdebug.content import PATH_VARIABLE, content_files, content_roots, find, same_name, scenario_files
-from specdebug.errors import ContentError, did_you_mean
+from specdebug.errors import ContentError, ContentErrors, did_you_mean, raise_all
 from specdebug.harness.probe_packs import ProbePack, check_globs, load_pack
 from specdebug.harness.scenario import KnownNames, engine_config, load_scenario
 from specdebug.harness.scenario_model import Scenario
@@ -56,11 +56,13 @@ class Library:
 
     def all_packs(self) -> tuple[ProbePack, ...]:
         """Every pack, by name, its globs checked against the engine's sites."""
-        packs = tuple(self._pack(name) for name in self._pack_names)
-        sites = engine_sites()
-        for pack in packs:
-            check_globs(pack, sites)
-        return packs
+        return tuple(self.checked_pack(name) for name in self._pack_names)
+
+    def checked_pack(self, name: str) -> ProbePack:
+        """A pack, its globs checked against the engine's sites. Raises ContentError."""
+        pack = self._pack(name)
+        check_globs(pack, self._sites)
+        return pack
 
     def scenario(self, name_or_path: str | Path) -> Scenario:
         """A scenario by file or shipped name.
@@ -72,16 +74,11 @@ class Library:
         try:
             return self._load(path)
         except ContentError as error:
-            beside = self._beside(path)
-            if beside is None or not Library((*self._extra, beside))._mends(path, error):
-                raise
-            there = " and ".join(f"{kind}/" for kind in ("toggles", "probes") if (beside / kind).is_dir())
-            hint = f"{there} in {beside} would be used with {self._option} {shlex.quote(str(beside))}"
-            raise ContentError(f"{error.message}; {hint}, or {PATH_VARIABLE}={beside}", error.where) from None
+            raise self._explained(path, error) from None
 
     def _load(self, path: Path) -> Scenario:
         elsewhere = tuple(number for toggle in self.registry.elsewhere.values() for number in toggle.numbers)
-        known = KnownNames(tuple(self.registry.by_number), self._pack_names, elsewhere)
+        known = KnownNames(tuple(self.registry.by_number), self._pack_names, elsewhere, checkpoints=True)
         return load_scenario(path, known)
 
     def _beside(self, path: Path) -> Path | None:
@@ -92,13 +89,28 @@ class Library:
                 return None if folder.resolve() in used else folder
         return None
 
-    def _mends(self, path: Path, error: ContentError) -> bool:
-        """Whether with these folders the file is right, or wrong in another place."""
+    def _explained(self, path: Path, error: ContentError) -> ContentError:
+        """The same error; what of it the content folder around the file would mend says how to use that folder."""
+        beside = self._beside(path)
+        left = () if beside is None else Library((*self._extra, beside))._problems(path)
+        if beside is None or any(each.where is None or each.where.path != str(path) for each in left):
+            return error
+        there = " and ".join(f"{kind}/" for kind in ("toggles", "probes") if (beside / kind).is_dir())
+        hint = f"{there} in {beside} would be used with {self._option} {shlex.quote(str(beside))}"
+        hint += f", or {PATH_VARIABLE}={beside}"
+        places = {each.where for each in left}
+        return ContentErrors(
+            each if each.where in places else ContentError(f"{each.message}; {hint}", each.where)
+            for each in error.problems
+        )
+
+    def _problems(self, path: Path) -> tuple[ContentError, ...]:
+        """All that is wrong with a scenario file, given these folders."""
         try:
             self._load(path)
-        except ContentError as other:
-            return other.where is not None and other.where.path == str(path) and other.where != error.where
-        return True
+        except ContentError as error:
+            return error.problems
+        return ()
 
     def gather(self, named: Sequence[str]) -> list[Scenario]:
         """The scenarios of files, names and folders (every ``*.yaml`` directly inside), in this order, each file once.
@@ -115,10 +127,7 @@ class Library:
                     wrong.append(error)
                 else:
                     found.setdefault(os.path.realpath(scenario.path), scenario)
-        if len(wrong) > 1:
-            raise ContentError("\n  ".join([f"{len(wrong)} scenarios are at fault:", *map(str, wrong)]))
-        if wrong:
-            raise wrong[0]
+        raise_all([problem for error in wrong for problem in error.problems])
         return list(found.values())
 
     def is_folder(self, name: str) -> bool:
@@ -144,6 +153,10 @@ class Library:
     @cached_property
     def _pack_names(self) -> tuple[str, ...]:
         return tuple(content_files("probes", self._extra))
+
+    @cached_property
+    def _sites(self) -> list[Site]:
+        return engine_sites()
 
     def _pack(self, name: str) -> ProbePack:
         if name not in self._packs:

@@ -157,6 +157,8 @@ class Judge:
         self.step = 0
         self.seconds = 0.0
         self.active = True
+        self.looks: dict[str, int] = {}
+        """By oracle: how often it compared something with the reference."""
         self.zero_filled: dict[str, int] = {}
         """By request: positions whose draft KV was zero-filled by policy, and so not compared."""
 
@@ -213,6 +215,7 @@ class Judge:
         stop = min(request.kv_len, len(request.all_ids)) - 1
         if not self._settings.draft_kv or not request.speculative or stop < 1 or self._reference is None:
             return
+        self._looked("draft_kv")
         expected = self._reference.draft_kv(request.all_ids, stop)
         ours = tuple(pool[0].float().cpu() for pool in engine.draft_kv(request, 0, stop))
         skipped = torch.zeros(stop, dtype=torch.bool)
@@ -240,6 +243,7 @@ class Judge:
         measured."""
         if not self._settings.lossless or self._settings.dtype != "float32" or self._reference is None:
             return
+        self._looked("target_kv")
         expected = self._reference.target_kv(request.all_ids, request.kv_len)
         ours = engine.target_kv(request, 0, request.kv_len)
         for name, got, want in zip(("key", "value"), ours, expected, strict=True):
@@ -253,6 +257,9 @@ class Judge:
                 data = {"rid": request.rid, "position": position, "off": off}
                 self._report(Violation("mismatch", "target_kv", self.step, detail, data=data))
                 return
+
+    def _looked(self, oracle: str) -> None:
+        self.looks[oracle] = self.looks.get(oracle, 0) + 1
 
     def _place(self, request: Any, position: int) -> str:
         if position == request.cached_tokens - 1:
@@ -270,6 +277,7 @@ class Judge:
     def _check_output(self, engine: Any, request: Any, *, ended: bool = True) -> None:
         if not self._settings.lossless or request.sampling.temperature != 0 or self._reference is None:
             return
+        self._looked("lossless")
         output = list(request.output_ids)
         found = judge_output(self._reference, request.prompt_ids, output, self._settings.tie_margin)
         for tie in found.ties if ended else ():

@@ -142,7 +142,7 @@ class Outcome:
     ``unavailable``: this machine lacks something that the arm needs, so its verdict says nothing of the code.
     ``machine``: what of the machine failed the arm, None if nothing did.
     ``injections``: what was done to it on purpose, in order. ``complete``: every planned request came to its end, so
-    that what was not found did not happen.
+    that what was not found did not happen. ``looks``: by oracle, how often it compared something with the reference.
     """
 
     verdict: Verdict
@@ -164,6 +164,7 @@ class Outcome:
     injections: tuple[Injection, ...] = ()
     complete: bool = False
     machine: MachineFailure | None = None
+    looks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ties(self) -> tuple[tuple[str, Tie], ...]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specdebug.harness.scenario_checks import KnownNames, check_scenario, engine_config
+from specdebug.errors import ContentError, ContentErrors
+from specdebug.harness.scenario_checks import KnownNames, check_scenario, engine_config, problems_of
 from specdebug.harness.scenario_model import Arm, Expectation, Scenario, WorkloadGroup
 from specdebug.harness.scenario_reader import read_scenario
 from specdebug.harness.scenario_schema import json_schema
@@ -31,13 +32,27 @@ def load_scenario(path: str | Path, registry: KnownNames | None = None) -> Scena
     """Read and check the scenario in ``path``.
 
     ``registry`` holds the toggles and packs it may refer to; without one, such names are taken on trust.
-    Raises ContentError, ``file:line:col: what; did you mean``.
+    Raises ContentError, ``file:line:col: what; did you mean``; its ``problems`` are all that is wrong.
     """
-    return scenario_of(load_yaml(path), registry)
+    try:
+        doc = load_yaml(path)
+    except ContentErrors as errors:  # it is YAML, but for duplicate keys
+        try:
+            scenario_of(errors.partial, registry)
+        except ContentError as more:
+            raise ContentErrors((*errors.problems, *more.problems)) from None
+        raise
+    return scenario_of(doc, registry)
 
 
 def scenario_of(doc: Doc, registry: KnownNames | None = None) -> Scenario:
     """Like ``load_scenario``, of a document already parsed."""
-    scenario = read_scenario(doc)
+    try:
+        scenario = read_scenario(doc)
+    except ContentErrors as errors:
+        if errors.partial is None:
+            raise
+        broken = [problem.path for problem in errors.problems if problem.path is not None]
+        raise ContentErrors((*errors.problems, *problems_of(errors.partial, registry, broken))) from None
     check_scenario(scenario, registry)
     return scenario

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from specdebug import __version__
 from specdebug.bisect import Rate
+from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainLines
 from specdebug.report.live import LiveDisplay
 from specdebug.report.words import journal_line, times
@@ -111,14 +112,14 @@ class LiveBisect(LiveDisplay):
         if standing is None:
             return Text("starting")
         return Group(
-            Text(f"bisect {self._subject.what} over {self._subject.over}: {progress_text(standing)}", "bold"),
+            Text(f"bisect {shown(self._subject.what)} over {self._subject.over}: {progress_text(standing)}", "bold"),
             posterior_table(standing, self._subject),
             Text(
                 f"fails {rate_text(standing.rates.manifest)} with the culprit, "
                 f"{rate_text(standing.rates.false_failure)} without",
                 "dim",
             ),
-            Text(self._last, "dim"),
+            Text(shown(self._last), "dim"),
         )
 
 
@@ -137,7 +138,8 @@ def posterior_table(standing: Standing, subject: Subject) -> Table:
         filled = round(probability * BAR)
         bar = Text("█" * filled, "cyan") + Text("░" * (BAR - filled), "dim")
         titles = "; ".join(subject.labels[one] for one in subject.ordered(culprits))
-        table.add_row(Text(f"{probability:.3f}"), bar, Text(subject.called(culprits)), Text(titles, "dim"))
+        names = Text(shown(subject.called(culprits)))
+        table.add_row(Text(f"{probability:.3f}"), bar, names, Text(shown(titles), "dim"))
     return table
 
 
@@ -188,7 +190,7 @@ def findings_text(findings: Findings, subject: Subject, evidence: Mapping[str, s
         then = subject.next_step(answer.culprits, standing.followed or "*")
         lines += [f"next: {then}"] if then else []
     lines.append(journal_line(subject.journal, findings.reason, standing.resumed, standing.trials))
-    return "\n".join(lines)
+    return "\n".join(map(shown, lines))
 
 
 def verdict_line(findings: Findings, subject: Subject) -> str:

@@ -5,30 +5,37 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.text import Text
 
 from specdebug import __version__
 from specdebug.diverge.align import Difference
 from specdebug.diverge.run import Divergence
-from specdebug.report.tables import plain_table
+from specdebug.report.foreign import shown
+from specdebug.report.tables import Column, Listing, Prose, line
+
+AFTER = (
+    Column("step", key=True),
+    Column("site", key=True),
+    Column("request", key=True),
+    Column("what differs", prose=True),
+)
 
 
 def render_divergence(scenario: str, answer: Divergence) -> RenderableType:
     """What a person wants to know first, first."""
     left, right = answer.names
     lines: list[RenderableType] = [
-        Text.from_markup(f"[bold]{escape(scenario)}[/]: {escape(left)} against {escape(right)}")
+        Prose(Text.assemble((shown(scenario), "bold"), f": {shown(left)} against {shown(right)}"))
     ]
-    lines += [Text(line) for line in _answer(answer)]
+    lines += [line(each) for each in _answer(answer)]
     if answer.after:
         lines += [Text(), Text("right after:")]
         rows = [
-            (f"  {_step(each)}", each.site or each.what, each.owner or "batch", each.text or each.what)
+            (_step(each), each.site or each.what, each.owner or "batch", each.text or each.what)
             for each in answer.after
         ]
-        lines.append(plain_table(("  step", "site", "request", "what differs"), rows))
-    lines += [Text(line) for line in _circumstances(answer)]
+        lines.append(Listing(AFTER, rows))
+    lines += [line(each) for each in _circumstances(answer)]
     return Group(*lines)
 
 

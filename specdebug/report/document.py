@@ -8,6 +8,7 @@ from typing import Any
 from specdebug import __version__
 from specdebug.harness.compare import Comparison
 from specdebug.harness.replay import ArmResult, Replay
+from specdebug.report.explain import explain
 
 
 def replay_document(replay: Replay) -> dict[str, Any]:
@@ -38,6 +39,7 @@ def arm_document(result: ArmResult) -> dict[str, Any]:
         },
         "expected": None if expectation is None else expectation.to_dict(),
         "met": result.met,
+        "explanation": None if (why := explain(result)) is None else why.to_dict(),
         **result.outcome.to_dict(),
     }
 

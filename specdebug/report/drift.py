@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from specdebug.drift import Problem, Report, Row
 from specdebug.drift.check import UNDECIDED
+from specdebug.report.tables import Column, Listing, line
 
 _STYLES = {"fits": "green", "stale": "bold red", "not-for-version": "dim"}
 _OWNERS = {"ours": "ours", "upstream": "its own"}
@@ -16,14 +15,19 @@ _OWNERS = {"ours": "ours", "upstream": "its own"}
 
 def render_drift(report: Report) -> RenderableType:
     """One row a fix, every stale edit with the lines nearest to it, one closing line."""
-    table = Table()
-    for name in ("PR", "registry", "status", "where"):
-        table.add_column(name, overflow="fold")
+    rows = []
     for row in report.rows:
-        where = "\n".join(map(str, row.places)) if row.status == "fits" else row.why or _count(row)
-        table.add_row(str(row.pr), _OWNERS[row.registry], Text(row.status, _STYLES[row.status]), escape(where))
+        where = [str(place) for place in row.places] if row.status == "fits" else row.why or _count(row)
+        rows.append((str(row.pr), _OWNERS[row.registry], Text(row.status, _STYLES[row.status]), where))
+    columns = (
+        Column("PR", key=True),
+        Column("registry", key=True),
+        Column("status", key=True),
+        Column("where", prose=True),
+    )
     stale = [problem for row in report.rows for problem in row.problems]
-    return Group(table, *(line for problem in stale for line in _evidence(problem)), Text(_closing_line(report)))
+    said = line(_closing_line(report))
+    return Group(Listing(columns, rows), *(part for problem in stale for part in _evidence(problem)), said)
 
 
 def _count(row: Row) -> str:
@@ -31,10 +35,10 @@ def _count(row: Row) -> str:
 
 
 def _evidence(problem: Problem) -> list[RenderableType]:
-    lines: list[RenderableType] = [Text(f"{problem.written}: {problem.what}", "red")]
+    lines: list[RenderableType] = [line(f"{problem.written}: {problem.what}", "red")]
     if problem.near is not None:
-        lines.append(Text(f"  nearest is {problem.near.where}"))
-        lines += [Text(f"    {line}", "red" if line.startswith("-") else "green") for line in problem.near.diff]
+        lines.append(line(f"  nearest is {problem.near.where}"))
+        lines += [line(f"    {each}", "red" if each.startswith("-") else "green") for each in problem.near.diff]
     return lines
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from specdebug.faults.model import NEEDS, FaultClass
+from specdebug.report.tables import Column, Listing
 
 POINTS = {
     "before": "between two steps, before one",
@@ -31,6 +34,22 @@ def in_graphs(kind: FaultClass) -> str:
     if not others:
         return "no"
     return f"at {others[0]}" if kind.sites[0] in captured else f"not at {len(captured)} of {len(kind.sites)} sites"
+
+
+def fault_table(kinds: Iterable[FaultClass]) -> Listing:
+    """One row a class."""
+    columns = (
+        Column("fault", key=True),
+        Column("family"),
+        Column("effect"),
+        Column("needs", prose=True),
+        Column("with CUDA graphs"),
+        Column("what it does", prose=True),
+    )
+    rows = [
+        (kind.name, kind.family, kind.effect, ", ".join(kind.needs), in_graphs(kind), kind.summary) for kind in kinds
+    ]
+    return Listing(columns, rows)
 
 
 def describe_fault(kind: FaultClass) -> str:

@@ -12,8 +12,17 @@ from specdebug.harness.fault_matrix import CaseCheck, FaultMatrix
 from specdebug.harness.fault_runs import Standing
 from specdebug.report.lines import PlainLines
 from specdebug.report.live import LiveDisplay
-from specdebug.report.tables import plain_table
+from specdebug.report.tables import Column, Listing, line
 
+COLUMNS = (
+    Column("fault", key=True),
+    Column("effect"),
+    Column("injected"),
+    Column("caught"),
+    Column("within a step"),
+    Column("worst lag"),
+    Column("caught by", prose=True),
+)
 MAX_DETECTORS = 3
 MAX_PROBLEMS = 20
 MAX_LIVE = 5
@@ -30,8 +39,8 @@ class PlainFaults(PlainLines):
 
     def moved(self, standing: Standing) -> None:
         """A run has ended."""
-        for line in standing.problems:
-            self._say(line)
+        for problem in standing.problems:
+            self._say(problem)
         twentieth = standing.made * TWENTIETHS // max(standing.planned, 1)
         if twentieth > self._said:
             self._said = twentieth
@@ -57,7 +66,7 @@ class LiveFaults(LiveDisplay):
         text = "starting"
         if standing is not None:
             text = standing_text(standing) + left_text(standing, time.monotonic() - self._began)
-        return Group(Text(f"faults verify: {text}", "bold"), *(Text(line, "red") for line in problems))
+        return Group(Text(f"faults verify: {text}", "bold"), *(line(each, "red") for each in problems))
 
 
 def faults_progress(stream: IO[str]) -> PlainFaults | LiveFaults:
@@ -83,16 +92,16 @@ def standing_text(standing: Standing) -> str:
 def render_fault_matrix(matrix: FaultMatrix) -> RenderableType:
     """A row for each class that was run, then what is wrong."""
     rows = [_row(check) for check in matrix.checks if check.runs]
-    problems = [Text(f"  {line}", "red") for line in matrix.problems[:MAX_PROBLEMS]]
+    problems = [line(f"  {each}", "red") for each in matrix.problems[:MAX_PROBLEMS]]
     if len(matrix.problems) > MAX_PROBLEMS:
-        problems.append(Text(f"  and {len(matrix.problems) - MAX_PROBLEMS} more (see --json)", "dim"))
+        problems.append(line(f"  and {len(matrix.problems) - MAX_PROBLEMS} more (see --json)", "dim"))
     alone = [f"{name}: {', '.join(classes)}" for name, classes in matrix.sole.items()]
     return Group(
-        plain_table(("fault", "effect", "injected", "caught", "within a step", "worst lag", "caught by"), rows),
+        Listing(COLUMNS, rows),
         Text("caught by nothing else:", "bold"),
-        *(Text(f"  {line}") for line in alone or ["nothing"]),
-        Text(f"reached, and caught nothing of this: {', '.join(matrix.idle_probes) or 'none'}", "dim"),
-        *(Text(f"left out, for it acts inside captured graphs only: {name}") for name in matrix.left_out),
+        *(line(f"  {each}") for each in alone or ["nothing"]),
+        line(f"reached, and caught nothing of this: {', '.join(matrix.idle_probes) or 'none'}", "dim"),
+        *(line(f"left out, for it acts inside captured graphs only: {name}") for name in matrix.left_out),
         *problems,
     )
 

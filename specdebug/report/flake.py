@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdebug import __version__
+from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainLines
 from specdebug.report.live import LiveDisplay
 from specdebug.report.words import journal_line, times
@@ -86,11 +87,11 @@ class LiveFlake(LiveDisplay):
 
     def _draw(self) -> RenderableType:
         tally = self._tally
-        lines: list[RenderableType] = [Text(f"flake {self._question.what}: {tally.running} running", "bold")]
+        lines: list[RenderableType] = [Text(f"flake {shown(self._question.what)}: {tally.running} running", "bold")]
         lines.append(Text(standing_text(tally, self._question)))
         table = Table.grid(padding=(0, 2))
         for name, count in tally.signatures[:MAX_SIGNATURES]:
-            table.add_row(Text(str(count), "red", justify="right"), Text(name))
+            table.add_row(Text(str(count), "red", justify="right"), Text(shown(name)))
         return Group(*lines, table)
 
 
@@ -143,7 +144,7 @@ def sampled_text(sampled: Sampled, question: Question, evidence: Mapping[str, st
     if tally.measured:
         lines.append(f"reproduce: {question.reproduce(seeds[tally.measured[0]].seed)}")
     lines.append(journal_line(question.journal, sampled.reason, tally.resumed, tally.trials))
-    return "\n".join(lines)
+    return "\n".join(map(shown, lines))
 
 
 def verdict_line(sampled: Sampled, question: Question) -> str:

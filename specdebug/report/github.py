@@ -16,6 +16,8 @@ from typing import Literal
 from specdebug.harness.compare import Comparison
 from specdebug.harness.outcome import Outcome
 from specdebug.harness.replay import ArmResult, Replay
+from specdebug.report.explain import explain
+from specdebug.report.foreign import shown, shown_lines
 from specdebug.report.terminal import COMPARED, accept_text, closing_line, comparison_line
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -45,7 +47,7 @@ class Annotation:
         """The line that a workflow prints."""
         properties = {"file": self.path, "line": str(self.line or ""), "title": self.title}
         listed = ",".join(f"{name}={_property(value)}" for name, value in properties.items() if value)
-        return f"::{self.level} {listed}::{_data(self.message[:MAX_MESSAGE])}"
+        return f"::{self.level} {listed}::{_data(shown_lines(self.message[:MAX_MESSAGE]))}"
 
 
 def replay_annotations(replay: Replay, environment: Mapping[str, str] = os.environ) -> list[Annotation]:
@@ -102,13 +104,13 @@ def text_summary(command: str, exit_code: int, text: str) -> str:
     verdict, _, rest = text.partition("\n")
     lines = [f"### {sign} specdebug {plain(command)}", "", plain(verdict), ""]
     if rest:
-        lines += [f"<pre>{html.escape(rest).replace(chr(10), '<br>')}</pre>", ""]
+        lines += [f"<pre>{html.escape(shown_lines(rest)).replace(chr(10), '<br>')}</pre>", ""]
     return "\n".join(lines) + "\n"
 
 
 def plain(text: str) -> str:
     """Text that is shown as it is, on one line: nothing in it is markup."""
-    escaped = html.escape(" ".join(text.split()))
+    escaped = html.escape(shown(" ".join(text.split())))
     return _SPECIAL.sub(lambda special: f"&#{ord(special[0])};", escaped)
 
 
@@ -149,7 +151,8 @@ def _verdict(result: ArmResult) -> str:
 
 def _findings(result: ArmResult) -> list[str]:
     outcome = result.outcome
-    if not outcome.violations and not outcome.reasons:
+    why = explain(result)
+    if not outcome.violations and not outcome.reasons and why is None:
         return []
     lines = ["", f"<details><summary>{plain(result.run.arm)}: what was found</summary>", ""]
     if outcome.violations:
@@ -158,7 +161,7 @@ def _findings(result: ArmResult) -> list[str]:
         lines += _table(("signature", "step", "what"), rows)
         if len(outcome.violations) > MAX_FINDINGS:
             lines += ["", f"and {len(outcome.violations) - MAX_FINDINGS} more"]
-    lines += [f"- {plain(reason)}" for reason in outcome.reasons]
+    lines += [f"- {plain(reason)}" for reason in (*outcome.reasons, *(why.lines if why is not None else ()))]
     return [*lines, "", "</details>"]
 
 

@@ -12,6 +12,7 @@ from xml.etree import ElementTree as ET
 
 from specdebug.harness.outcome import Outcome
 from specdebug.harness.replay import ArmResult, Replay
+from specdebug.report.explain import explain
 from specdebug.report.terminal import ties_text
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -77,15 +78,18 @@ def _case(suite: ET.Element, replay: Replay, result: ArmResult) -> str | None:
         else:
             summary = outcome.signature or f"{outcome.verdict}, where a failure was expected"
             failure = ET.SubElement(case, "failure", message=_clean(summary), type=_clean(summary))
-            failure.text = _clean(_evidence(outcome))
+            failure.text = _clean(_evidence(result))
     ET.SubElement(case, "system-out").text = _clean(_facts(outcome))
     if outcome.log_tail:
         ET.SubElement(case, "system-err").text = _clean(outcome.log_tail)
     return kind
 
 
-def _evidence(outcome: Outcome) -> str:
+def _evidence(result: ArmResult) -> str:
+    outcome = result.outcome
     lines = [f"{v.signature} (step {v.step}, {v.count} in all): {v.detail}" for v in outcome.violations]
+    if (why := explain(result)) is not None:
+        lines += why.lines
     return "\n".join(lines or [outcome.detail])
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import IO, Self
 
+from specdebug.report.foreign import shown
+
 
 class PlainLines:
     """Says lines on a stream. A context manager, as displays that are drawn anew are."""
@@ -21,7 +23,8 @@ class PlainLines:
         """Nothing to put back."""
 
     def _say(self, text: str) -> None:
+        """Print one line, whatever is in ``text``."""
         try:
-            print(text, file=self._stream, flush=True)
+            print(shown(text), file=self._stream, flush=True)
         except OSError:  # nobody reads the progress; the results still matter
             return

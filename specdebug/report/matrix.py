@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from specdebug.harness.verify import ToggleCheck
+from specdebug.report.tables import Column, Listing, line
 
+COLUMNS = (
+    Column("PR", key=True),
+    Column("state", key=True),
+    Column("scenario", key=True),
+    Column("plan"),
+    Column("stated signature"),
+    Column("applied: silent", right=True),
+    Column("reverted: detected", right=True),
+)
 MAX_PROBLEMS = 5
 """Problems of one toggle that are spelt out."""
 
@@ -20,33 +28,29 @@ def render_matrix(checks: Sequence[ToggleCheck]) -> RenderableType:
 
     A plan in parentheses is the scenario's own where another was asked for: the fix lies in that plan.
     """
-    table = Table()
-    for name in ("PR", "scenario", "plan", "stated signature"):
-        table.add_column(name, overflow="fold")
-    for name in ("applied: silent", "reverted: detected"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for check in checks:
-        table.add_row(
+    rows = [
+        (
             str(check.toggle.pr),
-            escape(check.toggle.detected_by.scenario),
+            _state(check),
+            check.toggle.detected_by.scenario,
             f"({check.backend})" if check.keeps_backend else check.backend,
-            escape("\n".join(check.toggle.detected_by.signatures)),
+            check.toggle.detected_by.signatures,
             f"{check.silent} of {len(check.applied)}",
             f"{check.detected} of {len(check.reverted)}",
-            _state(check),
         )
+        for check in checks
+    ]
     lines: list[RenderableType] = []
     for check in checks:
         for problem in check.problems[:MAX_PROBLEMS]:
-            lines.append(Text(f"{check.toggle.pr} {problem}", "red"))
+            lines.append(line(f"{check.toggle.pr} {problem}", "red"))
         if len(check.problems) > MAX_PROBLEMS:
-            lines.append(Text(f"{check.toggle.pr} and {len(check.problems) - MAX_PROBLEMS} more", "red"))
+            lines.append(line(f"{check.toggle.pr} and {len(check.problems) - MAX_PROBLEMS} more", "red"))
     live = sum(check.live for check in checks)
     untested = sum(check.untested for check in checks)
     said = f"{live} of {len(checks)} toggles live" + (f", {untested} untested" if untested else "")
     where = sorted({place for check in checks if (place := _place(check))})
-    return Group(table, *lines, Text(" ".join([said, *where])))
+    return Group(Listing(COLUMNS, rows, bar=True), *lines, line(" ".join([said, *where])))
 
 
 def _state(check: ToggleCheck) -> Text:

@@ -8,6 +8,7 @@ from typing import Any
 
 from specdebug import __version__
 from specdebug.minimise import Seen, Step, Summary
+from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainLines
 from specdebug.report.words import journal_line, times
 
@@ -69,7 +70,7 @@ def summary_text(summary: Summary[Any], subject: Subject) -> str:
         lines.append(f"written: {subject.output}")
         lines.append(f"reproduce: specdebug replay {subject.output}")
     lines.append(journal_line(subject.journal, summary.reason, summary.resumed, summary.trials))
-    return "\n".join(lines)
+    return "\n".join(map(shown, lines))
 
 
 def headline(summary: Summary[Any], subject: Subject) -> str:

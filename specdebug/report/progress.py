@@ -11,6 +11,7 @@ from rich.text import Text
 
 from specdebug.harness.ledger import Ledger
 from specdebug.harness.replay import ArmResult, ArmRun
+from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainLines
 from specdebug.report.live import LiveDisplay
 from specdebug.report.terminal import VERDICT_STYLE
@@ -108,7 +109,7 @@ class LiveProgress(LiveDisplay):
     def arm_ended(self, result: ArmResult) -> None:
         outcome = result.outcome
         text = Text(outcome.verdict, VERDICT_STYLE[outcome.verdict])
-        text.append(f" {outcome.signature or ''}")
+        text.append(f" {shown(outcome.signature or '')}")
         self._rows[result.run.key] = text
         self._ended.append(result.run.key)
         if len(self._rows) > MAX_ROWS:
@@ -122,7 +123,7 @@ class LiveProgress(LiveDisplay):
         now = time.monotonic()
         table = Table.grid(padding=(0, 2))
         for name, row in tuple(self._rows.items()):  # drawn by another thread than the one that changes it
-            table.add_row(Text(name), row if isinstance(row, Text) else Text(row.line(now)))
+            table.add_row(Text(shown(name)), row if isinstance(row, Text) else Text(shown(row.line(now))))
         return table
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from specdebug import __version__
@@ -15,7 +13,9 @@ from specdebug.harness.last_failed import as_it_should
 from specdebug.harness.replay import ArmResult
 from specdebug.harness.replays import Replays
 from specdebug.report.document import replay_document
+from specdebug.report.foreign import shown
 from specdebug.report.github import replay_summary
+from specdebug.report.tables import Cell, Column, Listing
 from specdebug.report.terminal import VERDICT_STYLE, render_replay
 
 
@@ -58,22 +58,20 @@ def replays_line(answer: Replays) -> str:
     return f"{line}; interrupted" if answer.interrupted else line
 
 
-def _table(answer: Replays) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=True, header_style="bold")
-    table.add_column("scenario", overflow="fold")
-    table.add_column("arms", justify="right")
-    table.add_column("time", justify="right")
-    table.add_column("what did not do as it should", overflow="fold")
+def _table(answer: Replays) -> Listing:
+    columns = (
+        Column("scenario", key=True),
+        Column("arms", right=True),
+        Column("time", right=True),
+        Column("what did not do as it should"),
+    )
+    rows: list[Sequence[Cell]] = []
     for replay in answer.replays:
         right = sum(map(as_it_should, replay.results))
         wrong = [_wrong(result) for result in replay.results if not as_it_should(result)]
-        table.add_row(
-            escape(replay.scenario.name),
-            f"{right} of {len(replay.results)}",
-            f"{replay.wall_s:.1f} s",
-            Text("\n").join(wrong),
-        )
-    return table
+        counted = f"{right} of {len(replay.results)}"
+        rows.append((replay.scenario.name, counted, f"{replay.wall_s:.1f} s", Text("\n").join(wrong)))
+    return Listing(columns, rows, bar=True)
 
 
 def _s(many: Sized) -> str:
@@ -82,6 +80,6 @@ def _s(many: Sized) -> str:
 
 def _wrong(result: ArmResult) -> Text:
     outcome = result.outcome
-    text = Text(f"{result.run.arm}: ")
+    text = Text(shown(f"{result.run.arm}: "))
     text.append(outcome.verdict, VERDICT_STYLE[outcome.verdict])
-    return text.append(f" {outcome.signature}") if outcome.signature else text
+    return text.append(shown(f" {outcome.signature}")) if outcome.signature else text

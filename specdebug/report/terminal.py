@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import IO
 
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from specdebug.harness.compare import Comparison
 from specdebug.harness.outcome import Metrics, Outcome, RequestResult, Violation
 from specdebug.harness.replay import ArmResult, Replay
+from specdebug.report.explain import explain
+from specdebug.report.foreign import shown
+from specdebug.report.tables import Column, Listing, Prose, line, unbroken
 
 PLAIN_WIDTH = 160
 """Columns where the output is no terminal: a table in a log should not be folded at 80."""
@@ -37,38 +38,42 @@ def render_replay(replay: Replay) -> RenderableType:
     """Table, evidence, closing line."""
     return Group(
         results_table(replay.scenario.name, replay.results),
-        *(Text(line, "dim") for line in stack_text(replay.results).splitlines()),
+        *(line(each, "dim") for each in stack_text(replay.results).splitlines()),
         *(evidence(result) for result in replay.results if wants_evidence(result)),
-        Text(closing_line(replay)),
+        line(closing_line(replay)),
     )
 
 
-def results_table(title: str, results: Sequence[ArmResult]) -> Table:
+def results_table(title: str, results: Sequence[ArmResult]) -> Listing:
     """One row an arm."""
-    table = Table(title=escape(title), title_justify="left", title_style="bold")
-    table.add_column("arm")
-    table.add_column("verdict")
-    table.add_column("expected")
-    table.add_column("signature", overflow="fold")
-    table.add_column("site", overflow="fold")
-    table.add_column("accept length", justify="right")
-    table.add_column("cached", justify="right")
-    table.add_column("tokens/s", justify="right")
-    table.add_column("time", justify="right")
+    columns = (
+        Column("arm", key=True),
+        Column("verdict", key=True),
+        Column("signature", key=True),
+        Column("expected", prose=True),
+        Column("step", right=True),
+        Column("accept length", right=True),
+        Column("cached", right=True),
+        Column("tokens/s", right=True),
+        Column("time", right=True),
+    )
+    rows = []
     for result in results:
         outcome, metrics = result.outcome, result.outcome.metrics
-        table.add_row(
-            escape(result.run.arm),
-            Text(outcome.verdict, VERDICT_STYLE[outcome.verdict]),
-            _met(result),
-            escape(outcome.signature or ""),
-            escape(_site(outcome)),
-            accept_text(metrics),
-            str(metrics.cached_tokens),
-            _number(metrics.tokens_per_s, 0),
-            f"{metrics.wall_s:.1f} s",
+        rows.append(
+            (
+                result.run.arm,
+                Text(outcome.verdict, VERDICT_STYLE[outcome.verdict]),
+                outcome.signature or "",
+                _met(result),
+                "" if outcome.where_step is None else str(outcome.where_step),
+                accept_text(metrics),
+                str(metrics.cached_tokens),
+                _number(metrics.tokens_per_s, 0),
+                f"{metrics.wall_s:.1f} s",
+            )
         )
-    return table
+    return Listing(columns, rows, title, bar=True)
 
 
 def accept_text(metrics: Metrics) -> str:
@@ -83,43 +88,52 @@ def wants_evidence(result: ArmResult) -> bool:
     """Whether an arm's story is more than its row: it failed, came to no verdict, or has something to
     note."""
     outcome = result.outcome
-    return bool(outcome.violations or outcome.reasons or outcome.notes or outcome.ties or outcome.injections)
+    told = outcome.violations or outcome.reasons or outcome.notes or outcome.ties or outcome.injections
+    return bool(told) or explain(result) is not None
 
 
 def evidence(result: ArmResult) -> RenderableType:
     """What was found in an arm, first things first."""
     outcome = result.outcome
-    lines = [Text(f"\n{result.run.arm}", "bold")]
+    head = Text(shown(result.run.arm), "bold")
     reverted = ", ".join(map(str, result.run.reverts))
     if reverted:
-        lines[0].append(f"  fixes reverted: {reverted}", "dim")
-    lines += [Text(f"  {injection}", "magenta") for injection in outcome.injections[:MAX_INJECTIONS]]
+        head.append(f"  fixes reverted: {reverted}", "dim")
+    lines = [_told(injection, "magenta") for injection in outcome.injections[:MAX_INJECTIONS]]
     if len(outcome.injections) > MAX_INJECTIONS:
-        lines.append(Text(f"  and {len(outcome.injections) - MAX_INJECTIONS} more injections (see --json)", "dim"))
+        lines.append(_told(f"and {len(outcome.injections) - MAX_INJECTIONS} more injections (see --json)", "dim"))
     lines += [_violation_line(v, first=n == 0) for n, v in enumerate(outcome.violations[:MAX_VIOLATIONS])]
     if len(outcome.violations) > MAX_VIOLATIONS:
-        lines.append(Text(f"  and {len(outcome.violations) - MAX_VIOLATIONS} more kinds (see --json)", "dim"))
-    lines += [Text(f"  {reason}", "yellow") for reason in outcome.reasons]
-    lines += [Text(f"  {note}", "dim") for note in outcome.notes]
+        lines.append(_told(f"and {len(outcome.violations) - MAX_VIOLATIONS} more kinds (see --json)", "dim"))
+    lines += [_told(reason, "yellow") for reason in outcome.reasons]
+    lines += [_told(note, "dim") for note in outcome.notes]
     if outcome.ties:
-        lines.append(Text(f"  {ties_text(outcome)}", "dim"))
+        lines.append(_told(ties_text(outcome), "dim"))
+    if (why := explain(result)) is not None:
+        lines += [_told(each, "yellow") for each in why.findings]
+        lines += [line(f"  {each}", "yellow", fold=False) for each in why.advice]
     if outcome.log_tail and any(_is_death(violation) for violation in outcome.violations):
-        lines.append(Text("  the worker's last words:", "dim"))
-        lines += [Text(f"    {line}", "dim") for line in outcome.log_tail.strip().splitlines()[-12:]]
-    return Group(*lines)
+        lines.append(_told("the worker's last words:", "dim"))
+        lines += [_told(f"  {each}", "dim") for each in outcome.log_tail.strip().splitlines()[-12:]]
+    return Group(Text(), head, *lines)
+
+
+def _told(what: object, style: str) -> RenderableType:
+    """A line of an arm's story."""
+    return line(f"  {what}", style)
 
 
 def ties_text(outcome: Outcome) -> str:
     """The near-ties, widest first: tokens that are not the reference's choice but within the dtype's margin of it."""
-    widest = sorted(outcome.ties, key=lambda named: named[1].used, reverse=True)
-    shown = [
+    widest = sorted(outcome.ties, key=lambda each: each[1].used, reverse=True)
+    named = [
         f"{rid} output {tie.position}: {tie.token} for {tie.preferred}, {tie.margin:.2g} of {tie.allowed:.2g}"
         for rid, tie in widest[:MAX_TIES]
     ]
     if len(widest) > MAX_TIES:
-        shown.append(f"{len(widest) - MAX_TIES} more (see --json)")
+        named.append(f"{len(widest) - MAX_TIES} more (see --json)")
     count = "1 near-tie" if len(widest) == 1 else f"{len(widest)} near-ties"
-    return f"{count} went the other way than the reference (margin in logits, of what is allowed): {'; '.join(shown)}"
+    return f"{count} went the other way than the reference (margin in logits, of what is allowed): {'; '.join(named)}"
 
 
 def stack_text(results: Sequence[ArmResult]) -> str:
@@ -151,14 +165,12 @@ def closing_line(replay: Replay) -> str:
 
 def render_comparison(scenario: str, comparison: Comparison) -> RenderableType:
     """Metrics side by side, then the requests."""
-    table = Table(title=escape(scenario), title_justify="left", title_style="bold")
-    table.add_column("")
-    for name in comparison.names:
-        table.add_column(escape(name), overflow="fold")
     left, right = comparison.outcomes
-    for label, value in COMPARED.items():
-        table.add_row(label, *(escape(value(outcome)) for outcome in (left, right)))
-    return Group(table, _request_table(comparison), Text(comparison_line(comparison)))
+    columns = [Column("", key=True), *(Column(name) for name in comparison.names)]
+    rows = [(label, value(left), value(right)) for label, value in COMPARED.items()]
+    return Group(
+        Listing(columns, rows, scenario), Text(), _request_table(comparison), line(comparison_line(comparison))
+    )
 
 
 def comparison_line(comparison: Comparison) -> str:
@@ -192,14 +204,14 @@ COMPARED: dict[str, Callable[[Outcome], str]] = {
 
 
 def _request_table(comparison: Comparison) -> RenderableType:
-    table = Table()
-    table.add_column("request")
-    table.add_column("output", overflow="fold")
-    for name in comparison.names:
-        table.add_column(f"accept, {escape(name)}", justify="right")
-    for name in comparison.names:
-        table.add_column(f"cached, {escape(name)}", justify="right")
+    columns = [
+        Column("request", key=True),
+        Column("output", prose=True),
+        *(Column(f"accept, {name}", right=True) for name in comparison.names),
+        *(Column(f"cached, {name}", right=True) for name in comparison.names),
+    ]
     ranked = sorted(comparison.requests, key=lambda request: request.same_output)
+    rows = []
     for request in ranked[:MAX_REQUESTS]:
         if request.left is None or request.right is None:
             output = f"only in {comparison.names[0] if request.right is None else comparison.names[1]}"
@@ -208,15 +220,18 @@ def _request_table(comparison: Comparison) -> RenderableType:
         else:
             output = f"token {request.position}: {request.left_text!r} | {request.right_text!r}"
         sides = (request.left, request.right)
-        table.add_row(
-            escape(request.rid),
-            escape(output),
-            *(_request_accept(side) for side in sides),
-            *("" if side is None else str(side.cached_tokens) for side in sides),
+        rows.append(
+            (
+                request.rid,
+                output,
+                *(_request_accept(side) for side in sides),
+                *("" if side is None else str(side.cached_tokens) for side in sides),
+            )
         )
-    if len(ranked) > MAX_REQUESTS:
-        table.caption = f"{len(ranked) - MAX_REQUESTS} more requests with the same output"
-    return table
+    table = Listing(columns, rows)
+    if len(ranked) <= MAX_REQUESTS:
+        return table
+    return Group(table, Text(f"{len(ranked) - MAX_REQUESTS} more requests with the same output", "dim"))
 
 
 def _request_accept(request: RequestResult | None) -> str:
@@ -229,30 +244,23 @@ def _request_accept(request: RequestResult | None) -> str:
 
 def _met(result: ArmResult) -> Text:
     if result.run.expectation is None:
-        return Text("-", "dim")
+        return Text()
     if result.met:
         return Text("yes", "green")
     expectation = result.run.expectation
-    wanted = " ".join([expectation.verdict, *expectation.signatures])
-    return Text(f"no: {wanted}", "bold red")
+    wanted = expectation.verdict + (f" with {' or '.join(expectation.signatures)}" if expectation.signatures else "")
+    return Text(f"no: {shown(wanted)}", "bold red")
 
 
-def _site(outcome: Outcome) -> str:
-    if outcome.signature is None:
-        return ""
-    step = "" if outcome.where_step is None else f"step {outcome.where_step}"
-    return ", ".join(part for part in (outcome.site, step) if part)
-
-
-def _violation_line(violation: Violation, *, first: bool) -> Text:
-    line = Text("  " if first else "    then ")
-    line.append(violation.signature, "bold red" if first else "red")
+def _violation_line(violation: Violation, *, first: bool) -> RenderableType:
+    told = Text("  " if first else "    then ")
+    told.append(unbroken(shown(violation.signature)), "bold red" if first else "red")
     if violation.step is not None:
-        line.append(f" at step {violation.step}", "dim")
+        told.append(f" at step {violation.step}", "dim")
     if violation.count > 1:
-        line.append(f", {violation.count} in all", "dim")
-    line.append(f"  {violation.detail}")
-    return line
+        told.append(f", {violation.count} in all", "dim")
+    told.append(f"  {shown(violation.detail)}")
+    return Prose(told, hang=6)
 
 
 def _is_death(violation: Violation) -> bool:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Iterable
 from typing import Any
 
+from rich.console import Group, RenderableType
+from rich.text import Text
+
 from specdebug.patching import Patch
+from specdebug.report.foreign import shown
+from specdebug.report.tables import Column, Listing, Prose, line
 from specdebug.toggles import Toggle, not_in_this_engine
 
 
@@ -39,7 +44,29 @@ def toggle_document(toggle: Toggle) -> dict[str, Any]:
     }
 
 
-def describe_toggle(toggle: Toggle) -> str:
+def toggle_table(toggles: Iterable[Toggle]) -> Listing:
+    """One row a fix: its numbers, what it mends, and what notices its revert."""
+    columns = (
+        Column("PR", key=True),
+        Column("scenario", key=True),
+        Column("signature", key=True),
+        Column("family"),
+        Column("title", prose=True),
+    )
+    rows = [
+        (
+            ", ".join(map(str, each.numbers)),
+            each.detected_by.scenario or f"not in this engine, but in {', '.join(each.foreign)}",
+            each.detected_by.signatures,
+            each.family,
+            each.title,
+        )
+        for each in toggles
+    ]
+    return Listing(columns, rows, bar=True)
+
+
+def describe_toggle(toggle: Toggle) -> RenderableType:
     """A toggle for a person: what it is, then the edits that revert it, as a diff."""
     facts = [
         ("url", toggle.url),
@@ -57,17 +84,17 @@ def describe_toggle(toggle: Toggle) -> str:
     facts += [(engine, "patched in " + " or ".join(versions)) for engine, versions in toggle.foreign.items()]
     if toggle.aliases:
         facts.insert(0, ("also", ", ".join(map(str, toggle.aliases))))
-    lines = [f"{toggle.pr}  {toggle.title}", ""]
-    lines += [f"{name:<10} {value}" for name, value in facts]
+    lines: list[RenderableType] = [line(f"{toggle.pr}  {toggle.title}"), Text()]
+    lines += [Prose(Text(shown(f"{name:<10} {value}")), hang=11) for name, value in facts]
     if toggle.description:
-        lines += ["", textwrap.fill(" ".join(toggle.description.split()), 100)]
+        lines += [Text(), Prose(Text(shown(" ".join(toggle.description.split()))), hang=0)]
     for patch in toggle.patches or _elsewhere(toggle):
-        lines += ["", f"reverted in {patch.target}:"]
+        lines += [Text(), line(f"reverted in {patch.target}:", fold=False)]
         for edit in patch.edits:
-            lines += [f"  - {line}" for line in edit.match.rstrip().split("\n")]
+            lines += [line(f"  - {each}", fold=False) for each in edit.match.rstrip().split("\n")]
             if edit.replacement.strip():
-                lines += [f"  + {line}" for line in edit.replacement.rstrip().split("\n")]
-    return "\n".join(lines)
+                lines += [line(f"  + {each}", fold=False) for each in edit.replacement.rstrip().split("\n")]
+    return Group(*lines)
 
 
 def _elsewhere(toggle: Toggle) -> list[Patch]:

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from specdebug.logs.scan import Finding, Scan
+from specdebug.report.foreign import shown
 from specdebug.triage.candidates import Candidate
 from specdebug.triage.run import Tried
 
@@ -21,13 +22,13 @@ def render_triage(
     main = found.main
     if main is None:
         return Group(
-            Text(f"{name}: no failure found in {found.lines} lines"),
+            Text(shown(f"{name}: no failure found in {found.lines} lines")),
             Text("what went wrong may stand in another log (the server's, beside the test's), or further up"),
             Text("to run next:"),
-            *(Text(f"  {command}") for command in commands),
+            *(Text(shown(f"  {command}")) for command in commands),
         )
-    means = "" if main.signature.startswith(main.means) else f" ({main.means})"
-    lines = [Text.assemble(f"{name}: ", (main.signature, "bold red"), means), _finding(name, main)]
+    means = "" if main.signature.startswith(main.means) else f" ({shown(main.means)})"
+    lines = [Text.assemble(f"{shown(name)}: ", (shown(main.signature), "bold red"), means), _finding(name, main)]
     others = [finding for finding in found.ranked() if finding is not main]
     if others:
         lines += [Text("also:"), *(_finding(name, finding, named=True) for finding in others[:MAX_FINDINGS])]
@@ -36,22 +37,24 @@ def render_triage(
     facts = {key: value for key, value in found.facts.to_dict().items() if value not in (None, [])}
     if facts:
         told = ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in facts.items())
-        lines.append(Text(f"the log says: {told}", "dim"))
+        lines.append(Text(f"the log says: {shown(told)}", "dim"))
     lines.append(Text("candidates:" if best else "nothing in the log points to a known fix"))
     for rank, candidate in enumerate(best, start=1):
-        lines.append(Text.assemble(f"  {rank}. ", (str(candidate.toggle.pr), "bold"), f" {candidate.toggle.title}"))
-        lines += [Text(f"       {reason}", "dim") for reason in candidate.reasons]
-    lines += [Text("to run next:"), *(Text(f"  {command}") for command in commands)]
+        lines.append(
+            Text.assemble(f"  {rank}. ", (str(candidate.toggle.pr), "bold"), f" {shown(candidate.toggle.title)}")
+        )
+        lines += [Text(f"       {shown(reason)}", "dim") for reason in candidate.reasons]
+    lines += [Text("to run next:"), *(Text(f"  {shown(command)}") for command in commands)]
     if tried:
         lines.append(Text("tried:"))
-        lines += [Text(f"  {one.candidate.toggle.pr}: {one.verdict}{_signature(one)}") for one in tried]
+        lines += [Text(shown(f"  {one.candidate.toggle.pr}: {one.verdict}{_signature(one)}")) for one in tried]
     return Group(*lines)
 
 
 def _finding(name: str, finding: Finding, *, named: bool = False) -> Text:
     times = f", {finding.count} times" if finding.count > 1 else ""
     what = f"{finding.signature}  " if named else ""
-    return Text.assemble(f"  {what}", (f"{name}:{finding.line}{times}: {finding.text}", "dim"))
+    return Text.assemble(shown(f"  {what}"), (shown(f"{name}:{finding.line}{times}: {finding.text}"), "dim"))
 
 
 def _signature(one: Tried) -> str:

@@ -76,7 +76,7 @@ def test_listings_need_no_torch(argv: list[str]) -> None:
 
 
 BAD_FILES = {
-    "unknown key": b"name: x\nengine: {modle: tiny}\n",
+    "unknown key": b"name: x\nengine: {modle: tiny}\nworkload: [{prompt: {text: x}}]\n",
     "unclosed": b"name: [unclosed\n",
     "code": b'!!python/object/apply:os.system ["touch pwned"]\n',
     "empty": b"",
@@ -229,9 +229,11 @@ def test_a_reader_that_has_gone_is_nobody_s_error() -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_an_error_not_a_silent_loss() -> None:
+@pytest.mark.parametrize("argv", [("scenarios", "schema"), ("toggles", "list")], ids=" ".join)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_an_error_not_a_silent_loss(argv: tuple[str, ...], unbuffered: str) -> None:
     with open("/dev/full", "wb") as full:
-        ended = spawn("scenarios", "schema", stdout=full)
+        ended = spawn(*argv, stdout=full, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
     assert ended.returncode == 2
     assert ended.stderr == b"error: cannot write to stdout: No space left on device\n"
 
@@ -252,3 +254,42 @@ def test_an_unwritable_result_file_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(OutputError, match="cannot write"):
         write_file(tmp_path, "text")
+
+
+def test_help_is_as_wide_as_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["replay", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert any("one came to no verdict (of several" in line for line in said.splitlines())  # a line break in the source
+
+
+def test_nothing_in_an_error_reaches_the_terminal_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", "\x1b]0;title\x07\nerror: not this.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert [char for char in said.rstrip("\n") if not char.isprintable()] == []
+
+
+def test_a_description_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "scenarios").mkdir()
+    text = (
+        (ROOT / "tests/cli/mini.yaml")
+        .read_text()
+        .replace("name: mini", 'name: mini\ndescription: "\\e]0;T\\a\\e[31mred"')
+    )
+    (tmp_path / "scenarios" / "odd.yaml").write_text(text)
+    assert run(["scenarios", "list", "--content", str(tmp_path)]) == 0
+    assert r"\x1b]0;T\x07\x1b[31mred" in capsys.readouterr().out
+
+
+def test_every_mistake_of_a_scenario_is_an_error_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("name: x\nengine: {model: tinny}\nworkload: [{prompt: {text: x}}]\nseed: -1\nprobes: [defualt]\n")
+    wanted = ["2:10: engine.model", "4:7: seed", "5:10: no probe pack 'defualt'"]
+    for command in (["scenarios", "validate", str(bad), "cache_hit"], ["replay", str(bad)]):
+        assert run(command) == 2
+        out, err = capsys.readouterr()
+        lines = err.splitlines()
+        assert len(lines) == len(wanted)
+        assert all(f"error: {bad}:{said}" in line for line, said in zip(lines, wanted, strict=True))
+        assert out.endswith("cache_hit.yaml: ok, 3 arms\n") == (command[0] == "scenarios")

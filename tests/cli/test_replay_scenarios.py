@@ -106,7 +106,7 @@ def test_the_summary_tells_each_and_the_story_of_what_went_wrong(
     assert run(["replay", "some"]) == 1
     out, err = capsys.readouterr()
     assert "nan@draft.logits at step 1, 3 in all  3 values" in out
-    one, two, closing = out.splitlines()[-3:]
+    one, two, closing = (line.removeprefix("│ ") for line in out.splitlines()[-3:])
     assert one.split()[:4] == ["one", "2", "of", "2"]
     assert two.split()[:4] == ["two", "0", "of", "1"]
     assert two.endswith("x: fail nan@draft.logits")

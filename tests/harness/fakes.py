@@ -207,5 +207,5 @@ def text_of(renderable: Any) -> str:
     stream = io.StringIO()
     with mock.patch.dict(os.environ):
         os.environ.pop("COLUMNS", None)
-        console(stream).print(renderable)
+        console(stream).print(renderable, crop=False, overflow="ignore")
     return stream.getvalue()

@@ -69,6 +69,15 @@ def test_a_finished_run() -> None:
     assert outcome.reverted_hits == {"27338": {"27338#1": 7}}
 
 
+def test_how_often_oracles_looked_is_kept() -> None:
+    looked = {"event": "looked", "counts": {"lossless": 1, "draft_kv": 2}}
+    outcome = outcome_of([*START, step(1), looked, *FINISH])
+    assert outcome.looks == {"lossless": 1, "draft_kv": 2}
+    assert Outcome.from_dict(outcome.to_dict()).looks == outcome.looks
+    older = {key: value for key, value in outcome.to_dict().items() if key != "looks"}
+    assert Outcome.from_dict(older).looks == {}
+
+
 def test_a_run_is_complete_when_every_planned_request_came_to_its_end() -> None:
     whole = [*START, step(1), *FINISH]
     more = [{**event, "requests": 2} if event["event"] == "setup" else event for event in whole]

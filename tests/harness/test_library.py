@@ -46,9 +46,13 @@ def test_a_scenario_s_name_comes_before_a_folder_s(tmp_path: Path) -> None:
 
 def test_all_files_that_are_wrong_are_named_at_once(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("name: x\n")
-    said = refusal(Library(), "bad.yaml", "cache_hit", "gone.yaml")
-    assert said.startswith("2 scenarios are at fault:\n  bad.yaml:1")
-    assert "gone.yaml: no such file" in said
+    (tmp_path / "worse.yaml").write_text("name: x\nengine: {modle: tiny}\n")
+    with pytest.raises(ContentError) as caught:
+        Library().gather(["worse.yaml", "bad.yaml", "cache_hit", "gone.yaml"])
+    told = [str(problem).partition(":")[0] for problem in caught.value.problems]
+    assert told == sorted(told)
+    assert set(told) == {"bad.yaml", "gone.yaml", "worse.yaml"}
+    assert told.count("worse.yaml") > 1
     assert refusal(Library(), "gone.yaml").startswith("gone.yaml: no such file")
 
 

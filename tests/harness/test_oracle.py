@@ -126,6 +126,20 @@ def test_only_what_asks_for_it_is_judged_each_step() -> None:
     assert found == []
 
 
+def test_every_comparison_is_counted_and_nothing_else() -> None:
+    judge, _, _ = judge_of(each_step=True)
+    judge.on_prefilled(FakeEngine(), request())
+    judge.on_finishing(FakeEngine(), request())
+    assert judge.looks == {"draft_kv": 2, "target_kv": 1, "lossless": 1}
+    judge, _, _ = judge_of(lossless=False, draft_kv=False)
+    judge.on_finishing(FakeEngine(), request())
+    assert judge.looks == {}
+    judge, _, _ = judge_of()
+    sampled = request(sampling=SimpleNamespace(temperature=0.7), speculative=False)
+    judge.on_finishing(FakeEngine(), sampled)
+    assert judge.looks == {}
+
+
 def test_sampled_requests_are_not_judged_by_the_argmax() -> None:
     judge, found, _ = judge_of()
     judge.on_finishing(FakeEngine(), request((90, 91), sampling=SimpleNamespace(temperature=0.7), kv_len=0))

@@ -40,7 +40,7 @@ def test_a_row_for_each_and_a_story_for_what_went_wrong() -> None:
     story, table = text.split("what did not do as it should")
     assert "[b]ad: 1 of 2 arms as expected" in story
     assert "good: " not in story
-    rows = [line.split() for line in table.splitlines()[1:4]]
+    rows = [line.removeprefix("│ ").split() for line in table.splitlines()[1:4]]
     assert [row[:4] for row in rows] == [
         ["good", "2", "of", "2"],
         ["[b]ad", "1", "of", "2"],

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from specdebug.faults.model import Injection
-from specdebug.harness.outcome import Outcome, RequestResult, Tie, Violation
+from specdebug.harness.outcome import RequestResult, Tie, Violation
 from specdebug.harness.replay import ArmResult
 from specdebug.harness.steplog import Step
+from specdebug.report.explain import explain
 from specdebug.report.html.accept import accept_plot
 from specdebug.report.html.page import Chip
 from specdebug.report.html.series import Span, spans
@@ -52,11 +53,11 @@ class ArmView:
 
 def arm_view(result: ArmResult, steps: Sequence[Step], arms: int) -> ArmView:
     """The view of what became of one of so many arms. ``steps``: as recorded; without any there are no plots."""
-    outcome = result.outcome
+    outcome, why = result.outcome, explain(result)
     ties = sorted(outcome.ties, key=lambda named: named[1].used, reverse=True)
     return ArmView(
         name=result.run.arm,
-        verdict=verdict_chip(outcome),
+        verdict=verdict_chip(result),
         expected=_expected(result),
         signature=outcome.signature or "",
         detail=outcome.detail,
@@ -64,7 +65,7 @@ def arm_view(result: ArmResult, steps: Sequence[Step], arms: int) -> ArmView:
         findings=outcome.violations[:MAX_ROWS],
         injections=outcome.injections[:MAX_ROWS],
         more_injections=max(0, len(outcome.injections) - MAX_ROWS),
-        remarks=[*outcome.reasons, *outcome.notes],
+        remarks=[*outcome.reasons, *outcome.notes, *(why.lines if why is not None else ())],
         accept=accept_plot(steps, outcome, arms),
         timeline=timeline_plot(steps, outcome, arms),
         spans=spans(steps, MAX_FOLDED),
@@ -80,9 +81,20 @@ def arm_view(result: ArmResult, steps: Sequence[Step], arms: int) -> ArmView:
     )
 
 
-def verdict_chip(outcome: Outcome) -> Chip:
-    """The verdict as a chip."""
-    return Chip(outcome.verdict, outcome.verdict)
+def head_chip(result: ArmResult) -> Chip:
+    """An arm in the head of a page. Its colour says whether that is as it should be: a failure may be expected."""
+    verdict, said = result.outcome.verdict, f"{result.run.arm}: {result.outcome.verdict}"
+    if result.met is True and verdict != "pass":
+        return Chip(f"{said}, as expected", "pass")
+    if result.met is False and verdict == "pass":
+        return Chip(f"{said}, not as expected", "fail")
+    return Chip(said, verdict)
+
+
+def verdict_chip(result: ArmResult) -> Chip:
+    """The verdict as a chip, without a colour where what was expected is said beside it in another."""
+    verdict = result.outcome.verdict
+    return Chip(verdict, "plain" if result.met is not None and result.met != (verdict == "pass") else verdict)
 
 
 def _expected(result: ArmResult) -> Chip | None:

@@ -10,7 +10,7 @@ from specdebug.harness.outcome import Outcome
 from specdebug.harness.replay import Replay
 from specdebug.harness.steplog import Recording
 from specdebug.report.html.accept import accept_overlay
-from specdebug.report.html.arm import MAX_ROWS, arm_view
+from specdebug.report.html.arm import MAX_ROWS, arm_view, head_chip
 from specdebug.report.html.page import Chip, Head, render
 from specdebug.report.html.replay import scenario_facts
 from specdebug.report.terminal import COMPARED, comparison_line
@@ -39,7 +39,7 @@ def compare_page(replay: Replay, comparison: Comparison, recording: Recording, c
         verdict = Chip("cannot be compared here", "unknown")
     head = Head(
         title=f"{replay.scenario.name}: {' and '.join(comparison.names)}",
-        chips=[verdict, *(Chip(f"{view.name}: {view.verdict.words}", view.verdict.style) for view in views)],
+        chips=[verdict, *(head_chip(result) for result in replay.results)],
         summary=comparison_line(comparison),
         facts=scenario_facts(replay) | {"exit code": str(comparison.exit_code)},
         command=command,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from specdebug.harness.replay import Replay
 from specdebug.harness.steplog import Recording
-from specdebug.report.html.arm import arm_view
-from specdebug.report.html.page import Chip, Head, render
+from specdebug.report.html.arm import arm_view, head_chip
+from specdebug.report.html.page import Head, render
 from specdebug.report.terminal import closing_line
 
 
@@ -14,7 +14,7 @@ def replay_page(replay: Replay, recording: Recording, command: str) -> str:
     views = [arm_view(result, recording.of(result.run.key), len(replay.results)) for result in replay.results]
     head = Head(
         title=replay.scenario.name,
-        chips=[Chip(f"{view.name}: {view.verdict.words}", view.verdict.style) for view in views],
+        chips=[head_chip(result) for result in replay.results],
         summary=closing_line(replay) + (", interrupted" if replay.interrupted else ""),
         facts=scenario_facts(replay),
         command=command,

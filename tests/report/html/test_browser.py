@@ -200,3 +200,21 @@ def test_script_in_a_log_does_not_run(browser: Any, pages: dict[str, Path]) -> N
 
     assert browser.execute_script("return document.scripts.length") == 1
     assert "</script><script>alert(1)" in browser.find_element(By.CSS_SELECTOR, "#arm2 pre.log").text
+
+
+def test_the_first_tab_skips_to_the_results_and_the_focus_is_seen(browser: Any, pages: dict[str, Path]) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    opened(browser, pages["replay"])
+    browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
+    skip = browser.switch_to.active_element
+    assert skip.text == "Skip to the results"
+    assert skip.rect["x"] >= 0
+    assert skip.value_of_css_property("outline-style") == "solid"
+    skip.send_keys(Keys.ENTER)
+    assert browser.switch_to.active_element.get_attribute("id") == "results"
+    browser.switch_to.active_element.send_keys(Keys.TAB)
+    focused = browser.switch_to.active_element
+    assert focused.value_of_css_property("outline-style") == "solid"
+    assert browser.execute_script("return document.activeElement.closest('main') !== null")

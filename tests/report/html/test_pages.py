@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from specdebug.harness.scenario_model import Expectation
 from specdebug.harness.steplog import Recording
 from specdebug.report.html.accept import MAX_LINES, MAX_POINTS, request_lines
+from specdebug.report.html.arm import head_chip, verdict_chip
 from specdebug.report.html.compare import compare_page
 from specdebug.report.html.page import Chip, Head, render
 from specdebug.report.html.replay import replay_page
@@ -160,3 +163,32 @@ def test_arms_that_agree() -> None:
     assert "the arms agree" in page.text
     assert "every step was the same" in page.text
     assert 'class="differs"' not in page.source
+
+
+def test_an_expected_failure_is_not_red_in_the_head() -> None:
+    fails, passes = Expectation("fail", ("guard@*",)), Expectation("pass")
+    expected = result("reverted", BAD, fails)
+    assert head_chip(expected) == Chip("reverted: fail, as expected", "pass")
+    assert verdict_chip(expected) == Chip("fail", "plain")
+    missed = result("reverted", GOOD, fails)
+    assert head_chip(missed) == Chip("reverted: pass, not as expected", "fail")
+    assert verdict_chip(missed) == Chip("pass", "plain")
+    for outcome_, style in ((GOOD, "pass"), (BAD, "fail"), (LOST, "unknown")):
+        for expectation in (passes, None):
+            assert head_chip(result("fixed", outcome_, expectation)) == Chip(f"fixed: {style}", style)
+            assert verdict_chip(result("fixed", outcome_, expectation)).words == style
+
+
+def test_pages_can_be_walked_without_a_pointer() -> None:
+    replay, comparison = compared()
+    pages = (
+        replay_page(both(), recorded(fixed=(40, 3), reverted=(10, 2)), COMMAND),
+        compare_page(replay, comparison, recorded(fixed=(40, 2), reverted=(30, 2)), COMMAND),
+    )
+    for source in pages:
+        heads = re.findall(r"<th\b[^>]*>", source)
+        assert len(heads) > 10
+        assert [head for head in heads if "scope=" not in head] == []
+        assert re.search('<body>\\s*<a class="skip" href="#results">', source)
+        assert '<main id="results" tabindex="-1">' in source
+        assert "></th>" not in source  # every column says what it holds

@@ -1,0 +1,172 @@
+"""Why an arm that should have failed may have passed: what ran, what looked, and what to try next."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from specdebug.async_probe.sites import Site
+from specdebug.harness.library import engine_sites, live_in
+from specdebug.harness.replay import ArmResult
+from specdebug.report.words import times
+
+MAX_NAMED = 6
+"""Sites that were never reached that are named."""
+
+
+@dataclass(frozen=True)
+class Probes:
+    """What the probes did: sites ``enabled`` by the packs, those of them ``reached``, calls in all, the others."""
+
+    enabled: int
+    reached: int
+    evaluated: int
+    missed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What speaks for and against there having been nothing to find.
+
+    Attributes:
+        reverted: by fix, how often each edit of its revert ran.
+        oracles: by name, how often each looked; 0 for one that was switched off or had nothing to look at.
+        near: what came nearest to a failure, a line each; empty when nothing did.
+        next: what to try, a line each; commands begin with ``specdebug``.
+    """
+
+    reverted: dict[str, dict[str, int]]
+    probes: Probes
+    oracles: dict[str, int]
+    near: tuple[str, ...]
+    next: tuple[str, ...]
+
+    @property
+    def findings(self) -> list[str]:
+        """What ran and what looked, in words, a line each."""
+        near = [f"nearest to a failure: {'; '.join(self.near)}"] if self.near else []
+        return [*_reverted(self.reverted), _probes(self.probes), _oracles(self.oracles), *near]
+
+    @property
+    def advice(self) -> list[str]:
+        """What to try, a line each."""
+        return [f"try: {one}" for one in self.next]
+
+    @property
+    def lines(self) -> list[str]:
+        """All of it."""
+        return [*self.findings, *self.advice]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def explain(result: ArmResult) -> Explanation | None:
+    """Why an arm passed of which a failure was expected, or that had fixes reverted to see one; else None."""
+    expectation, run = result.run.expectation, result.run
+    should_fail = bool(run.reverts) if expectation is None else expectation.verdict == "fail"
+    if result.outcome.verdict != "pass" or not should_fail:
+        return None
+    return Explanation(
+        {number: dict(edits) for number, edits in result.outcome.reverted_hits.items()},
+        _what_probes_did(result),
+        _what_oracles_did(result),
+        tuple(_near(result)),
+        tuple(_next(result)),
+    )
+
+
+def _what_probes_did(result: ArmResult) -> Probes:
+    sites = _sites()
+    enabled = set().union(*(live_in(pack, sites) for pack in result.run.packs))
+    counts = {site: count for site, count in result.outcome.reached_sites.items() if count}
+    missed = tuple(sorted(enabled - counts.keys()))
+    return Probes(len(enabled), len(enabled) - len(missed), sum(counts.values()), missed)
+
+
+@cache
+def _sites() -> list[Site]:
+    return engine_sites()
+
+
+def _what_oracles_did(result: ArmResult) -> dict[str, int]:
+    run, outcome = result.run, result.outcome
+    wanted = run.scenario.oracles_of(run.arm)
+    looks = {"lossless": 0, "draft_kv": 0, **outcome.looks}
+    looks["pools"] = outcome.metrics.steps if wanted.pools else 0
+    looks["guards"] = outcome.metrics.steps if run.config.memory.guards else 0
+    looks["accept"] = sum(request.cold_accept_lengths is not None for request in outcome.requests)
+    return looks
+
+
+def _near(result: ArmResult) -> Iterator[str]:
+    outcome, accept = result.outcome, result.run.scenario.oracles_of(result.run.arm).accept
+    if outcome.ties:
+        rid, tie = max(outcome.ties, key=lambda each: each[1].used)
+        yield (
+            f"{rid} output {tie.position} was the reference's second choice by {tie.margin:.2g} logits "
+            f"({tie.allowed:.2g} would be wrong)"
+        )
+    hit, cold = outcome.metrics.accept_hit, outcome.metrics.accept_cold
+    if accept is not None and hit is not None and cold and hit < cold:
+        yield f"accept length {hit:.2f} after a cache hit, {cold:.2f} cold (less than {accept.min_ratio:g} of it fails)"
+
+
+def _next(result: ArmResult) -> Iterator[str]:
+    run = result.run
+    own = run.scenario.arms[run.arm].revert
+    asked = [str(number) for number in run.reverts if number not in own]
+    words = [_file(run.scenario.path), "--arm", run.arm, *(("--revert", ",".join(asked)) if asked else ())]
+    yield f"{shlex.join(['specdebug', 'flake', *words])} (more seeds: how often does it fail?)"
+    if run.config.memory.fill != "garbage":
+        yield "engine: {memory: {fill: garbage}} in the scenario (what nobody wrote is then not zero)"
+    if not run.config.memory.guards:
+        yield "engine: {memory: {guards: true}} in the scenario (a buffer that overruns is then named)"
+    if any(pack.mode != "record" for pack in run.packs) and run.scenario.arms[run.arm].mode != "record":
+        yield f"{shlex.join(['specdebug', 'replay', *words, '--mode', 'record'])} (probes note all that they find)"
+    wanted = run.scenario.oracles_of(run.arm)
+    off = [name for name in ("lossless", "draft_kv", "pools") if not getattr(wanted, name)]
+    off += [] if wanted.accept is not None else ["accept"]
+    if off:
+        yield f"oracles: {{{', '.join(map(_switched_on, off))}}} in the scenario (off in this arm)"
+
+
+def _switched_on(oracle: str) -> str:
+    return "accept: {min_ratio: 0.8}" if oracle == "accept" else f"{oracle}: true"
+
+
+def _file(path: Path) -> str:
+    """The file as one would type it from here."""
+    here = os.path.relpath(path)
+    return str(path) if here.startswith(os.pardir) else here
+
+
+def _reverted(hits: dict[str, dict[str, int]]) -> Iterator[str]:
+    for number, edits in hits.items():
+        each = [f"{edit} {times(count) if count else 'never'}" for edit, count in edits.items()]
+        detail = f" ({', '.join(each)})" if len(each) > 1 else ""
+        yield f"reverted lines of {number} ran {times(sum(edits.values()))}{detail}"
+
+
+def _probes(probes: Probes) -> str:
+    missed = ", ".join(probes.missed[:MAX_NAMED])
+    more = len(probes.missed) - MAX_NAMED
+    never = f"; never at {missed}{f' and {more} more' if more > 0 else ''}" if missed else ""
+    return (
+        f"probes: {probes.reached} of {probes.enabled} enabled sites reached, {times(probes.evaluated)} in all{never}"
+    )
+
+
+def _oracles(looks: dict[str, int]) -> str:
+    def told(names: Sequence[str]) -> str:
+        return ", ".join(f"{name} {times(looks[name])}" for name in names)
+
+    idle = [name for name, count in looks.items() if not count]
+    looked = told([name for name, count in looks.items() if count]) or "none"
+    return f"oracles that looked: {looked}" + (f"; that did not: {', '.join(idle)}" if idle else "")

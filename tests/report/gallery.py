@@ -1,0 +1,224 @@
+"""Something for every renderer to show, made of names that the caller chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from specdebug.diverge.align import Difference
+from specdebug.diverge.run import Divergence
+from specdebug.diverge.stream import Descriptor, Part
+from specdebug.drift import Report, Row
+from specdebug.drift.fit import Problem
+from specdebug.drift.nearest import Near
+from specdebug.errors import Where
+from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.model import Injection
+from specdebug.harness.compare import compare
+from specdebug.harness.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun
+from specdebug.harness.outcome import Metrics, Outcome, RequestResult, Violation
+from specdebug.harness.probe_packs import ProbePack
+from specdebug.harness.replay import ArmResult, ArmRun, Replay
+from specdebug.harness.scenario_model import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.harness.verify import ToggleCheck
+from specdebug.logs.hits import Strength
+from specdebug.logs.scan import Finding, Scan
+from specdebug.minimise import Step, Summary
+from specdebug.patching import Edit, Patch
+from specdebug.report.bisect import findings_text
+from specdebug.report.diverge import render_divergence
+from specdebug.report.drift import render_drift
+from specdebug.report.fault import fault_table
+from specdebug.report.fault_matrix import render_fault_matrix
+from specdebug.report.flake import sampled_text
+from specdebug.report.listings import facts_table, probe_tables, scenario_table
+from specdebug.report.matrix import render_matrix
+from specdebug.report.minimise import Subject, summary_text
+from specdebug.report.terminal import render_comparison, render_replay
+from specdebug.report.toggle import describe_toggle, toggle_table
+from specdebug.report.triage import render_triage
+from specdebug.toggles import Detection, Toggle
+from specdebug.triage.candidates import Candidate
+from specdebug.triage.run import Tried
+from specdebug.trials.trial import Trial, TrialResult
+from tests.report.html.trials import culprit_200, sampled, searched
+
+Name = Callable[[str], str]
+"""Makes a name of a plain word."""
+
+
+def shown_by_all(name: Name, folder: Path) -> dict[str, Any]:
+    """By command, what it shows: something for a console, or text that is written as it is."""
+    return {
+        **_of_runs(name),
+        **_of_listings(name),
+        **_of_toggles(name),
+        **_of_searches(name, folder),
+        "diverge": _divergence(name),
+        "triage": _triage(name),
+    }
+
+
+def outcome(name: Name, verdict: str = "fail") -> Outcome:
+    """A run in which several things were found, or none."""
+    found = (
+        Violation(name("nan"), name("draft.hidden"), 3, f"told by {name('detail')}", 4),
+        Violation("crash:SIGSEGV", "", None, f"died of {name('death')}"),
+    )
+    return Outcome(
+        verdict,  # type: ignore[arg-type]
+        found[0].signature if verdict == "fail" else None,
+        found[0].site if verdict == "fail" else None,
+        found[0].detail if verdict == "fail" else "",
+        3 if verdict == "fail" else None,
+        violations=found if verdict == "fail" else (),
+        reasons=(f"because of {name('reason')}",),
+        notes=(f"a note on {name('note')}",),
+        metrics=Metrics(steps=9, accept_mean=2.31, accept_hit=2.1, accept_cold=2.31, cached_tokens=661, wall_s=1.0),
+        requests=(RequestResult(name("request"), "g0", 2, 661, (4, 5), name("text"), accept_lengths=(2, 3)),),
+        injections=(Injection("nan_logits", 0, 3, name("request"), name("site"), name("tensor"), (3,), 0.5, "nan"),),
+        log_tail=f"the last\nwords of {name('log')}",
+    )
+
+
+def scenario(name: Name) -> Scenario:
+    """Two arms."""
+    arms = {each: Arm(each) for each in (name("fixed"), name("reverted"))}
+    return Scenario(
+        name("scenario"),
+        description=f"Shows {name('description')}, and says so in as many words as it takes to fill a line.",
+        workload=(WorkloadGroup("g0", TokenPrompt((1, 2))),),
+        arms=arms,
+        expect={},
+        path=Path(name("file")),
+    )
+
+
+def _of_runs(name: Name) -> dict[str, Any]:
+    about = scenario(name)
+    reverted: Any = (SimpleNamespace(pr=27338),)
+    expectations = (Expectation(), Expectation("fail", (name("expected@site"),)))
+    verdicts = ("fail", "pass")
+    results = tuple(
+        ArmResult(ArmRun(arm, about, arm, 0, toggles=reverted, expectation=expected), outcome(name, verdict))
+        for arm, expected, verdict in zip(about.arms, expectations, verdicts, strict=True)
+    )
+    left, right = (result.outcome for result in results)
+    other = replace(right, requests=(replace(right.requests[0], output_ids=(4, 9)),))
+    names = tuple(about.arms)
+    checks = [ToggleCheck(toggle(name), results[:1], results[1:], name("plan"))]
+    kind = CLASSES["nan_logits"]
+    faults = FaultMatrix((CaseCheck(Case(kind), (FaultRun(0, left), FaultRun(1, right))),), ())
+    return {
+        "replay": render_replay(Replay(about, results, 2.5)),
+        "compare": render_comparison(
+            about.name, compare((names[0], names[1]), (left, other), lambda ids: name(f"t{ids[0]}"))
+        ),
+        "toggles verify": render_matrix(checks),
+        "faults verify": render_fault_matrix(faults),
+    }
+
+
+def _of_listings(name: Name) -> dict[str, Any]:
+    packs = [ProbePack(name("pack"), f"Watches {name('watched')} all the time.", "record", (), "p")]
+    kinds = {name("site"): [name("kind"), "inf"]}
+    return {
+        "scenarios list": scenario_table([scenario(name)]),
+        "faults list": fault_table(CLASSES.values()),
+        "probes list": probe_tables(packs, kinds, {site: [name("pack")] for site in kinds}),
+        "doctor": facts_table({name("fact"): [name("value"), 3]}, [f"no {name('part')}"]),
+    }
+
+
+def toggle(name: Name) -> Toggle:
+    """A fix with one edit."""
+    place = Where(name("toggle file"), 3)
+    edit = Edit("1#1", f"before {name('line')}", f"after {name('line')}", place, place)
+    patch = Patch("toggle 1", name("module"), name("function"), (edit,), place)
+    detection = Detection(name("scenario"), (name("nan@site"), name("oob@site")))
+    return Toggle(
+        1,
+        (2,),
+        f"mend {name('title')} for good",
+        name("url"),
+        name("family"),
+        name("symptom"),
+        f"It said {name('told')}.",
+        detection,
+        (patch,),
+        {},
+        Path(name("path")),
+    )
+
+
+def _of_toggles(name: Name) -> dict[str, Any]:
+    near = Near(Where(name("near"), 5), ("x",), (f"-{name('gone')}", f"+{name('new')}"), 0.5)
+    rows = (
+        Row(1, "ours", "fits", places=(Where(name("place"), 3), Where(name("other place"), 4))),
+        Row(2, "ours", "stale", problems=(Problem(name("written"), f"lacks {name('lines')}", near),)),
+        Row(3, "ours", "not-for-version", why=f"is for {name('version')} only"),
+    )
+    release: Any = name("release")
+    return {
+        "toggles list": toggle_table([toggle(name)]),
+        "toggles show": describe_toggle(toggle(name)),
+        "toggles check": render_drift(Report(release, rows)),
+    }
+
+
+def _of_searches(name: Name, folder: Path) -> dict[str, Any]:
+    def kept_as(word: str) -> str:
+        """As a journal has it, which holds no lone surrogates."""
+        return name(word).encode("utf-8", "replace").decode()
+
+    def judge(trial: Trial) -> TrialResult:
+        told = culprit_200(trial)
+        return replace(told, signature=told.signature and kept_as(told.signature), detail=kept_as("evidence"))
+
+    findings, subject, journal = searched(folder, judge, 30)
+    found = replace(
+        subject,
+        what=name("what"),
+        labels={each: name(f"fix {each}") for each in subject.labels},
+        journal=name("journal"),
+        reproduce=lambda culprits, seed: name("reproduce"),
+        next_step=lambda culprits, followed: name("next"),
+    )
+    measured, question, kept = sampled(folder, judge, 20)
+    asked = replace(question, what=name("what"), journal=name("journal"), reproduce=lambda seed: name("reproduce"))
+    step = Step("requests", (name("gone"),), (name("kept"), name("unknown")), (name("unknown"),), 9)
+    others = ((name("nan@other"), 2),)
+    small: Summary[Any] = Summary("done", None, name("nan@site"), others, (5, 9), (4, 4), (1, 2), (step,), 22, 0)
+    texts = {
+        "bisect": findings_text(findings, found, journal.evidence),
+        "flake": sampled_text(measured, asked, kept.evidence),
+        "minimise": summary_text(small, Subject(name("what"), 4, name("output"), name("journal"), 0.95)),
+    }
+    journal.close()
+    kept.close()
+    return texts
+
+
+def _divergence(name: Name) -> Any:
+    parts = [
+        Part(step, 0, 1, Descriptor(name("site"), "float32", (0,), (6,)), name("request"), 0, step) for step in (3, 4)
+    ]
+    first = Difference("value", 4, name("site"), name("request"), *parts, text=f"as {name('told')} says")
+    ended = replace(outcome(name), violations=())
+    arms = (name("left"), name("right"))
+    return render_divergence(
+        name("scenario"), Divergence(arms, (ended, ended), steps=(9, 9), first=first, after=(first, first))
+    )
+
+
+def _triage(name: Name) -> Any:
+    found = Scan(lines=90)
+    for number, word in enumerate(("nan@logits", "oob@table")):
+        signature = name(word)
+        found.findings[signature] = Finding(signature, Strength.CHECK, name("means"), 7 + number, name("line"), 2)
+    found.facts.backend, found.facts.arm = name("backend"), name("arm")
+    best = Candidate(toggle(name), scenario(name), None, 9, (f"since {name('reason')} fits",), False)
+    return render_triage(name("log"), found, [best], [name("command")], [Tried(best, outcome(name), True, True)])

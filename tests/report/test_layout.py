@@ -1,0 +1,139 @@
+"""Whatever the width of the terminal, a name is found whole in one line, and nobody's text does more than be read."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any
+from unittest import mock
+
+import pytest
+from rich.console import Console
+
+from specdebug.logs.scan import scan
+from specdebug.report.foreign import shown, shown_lines
+from tests.report.gallery import shown_by_all
+
+COMMANDS = {
+    "replay": {"fixed", "reverted", "nan@draft.hidden", "expected@site"},
+    "compare": {"fixed", "reverted", "nan@draft.hidden", "request"},
+    "toggles verify": {"scenario", "nan@site", "oob@site", "plan"},
+    "faults verify": {"nan@draft.hidden"},
+    "scenarios list": {"file", "fixed", "reverted"},
+    "faults list": set(),
+    "probes list": {"pack", "site", "kind"},
+    "doctor": {"fact", "value", "part"},
+    "toggles list": {"scenario", "nan@site", "oob@site", "family"},
+    "toggles show": {"scenario", "nan@site", "oob@site", "path"},
+    "toggles check": {"place:3", "other_place:4", "written"},
+    "bisect": {"nan@<x>", "journal", "reproduce", "next"},
+    "flake": {"nan@<x>", "journal", "reproduce"},
+    "minimise": {"nan@site", "nan@other", "kept", "journal", "output"},
+    "diverge": {"left", "right", "site", "request", "nan@draft.hidden"},
+    "triage": {"nan@logits", "oob@table", "command", "log"},
+}
+"""By command the words whose names have to be found, each whole in one line."""
+
+HOSTILE = "\x1b]0;title\x07\x1b[31m\x9b2J\r\n\x08\u202e[bold]\x00\ud800"
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """By kind of names, then by command, what is shown."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("long", "short", "hostile")}
+    return {
+        "long": shown_by_all(long, folders["long"]),
+        "short": shown_by_all(lambda word: word.replace(" ", "_"), folders["short"]),
+        "hostile": shown_by_all(lambda word: word + HOSTILE, folders["hostile"]),
+    }
+
+
+def long(word: str) -> str:
+    """A name of forty-odd columns, of which no word is another's."""
+    return f"{word.replace(' ', '_').replace(':', '_')}-{'x' * (44 - len(word))}-end"
+
+
+def printed(what: Any, width: int) -> str:
+    stream = io.StringIO()
+    with mock.patch.dict(os.environ):
+        os.environ.pop("COLUMNS", None)
+        Console(file=stream, width=width, highlight=False, emoji=False).print(what, crop=False, overflow="ignore")
+    return what if isinstance(what, str) else stream.getvalue()
+
+
+def placed(word: str) -> str:
+    """The name of a word that may be two joined by ``@``, or be followed by a line number."""
+    kind, at, site = word.partition("@")
+    if word == "nan@draft.hidden":
+        return f"{long(kind)}{at}{long(site)}"
+    name, colon, line = word.partition(":")
+    return f"{long(name.replace('_', ' '))}{colon}{line}"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_every_name_is_whole_in_one_line(width: int, everything: dict[str, dict[str, Any]]) -> None:
+    assert everything["long"].keys() == COMMANDS.keys()
+    for command, words in COMMANDS.items():
+        lines = printed(everything["long"][command], width).splitlines()
+        for word in words:
+            assert any(placed(word) in line for line in lines), (command, width, word, lines)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_short_rows_stay_within_the_terminal(width: int, everything: dict[str, dict[str, Any]]) -> None:
+    """What has room is not written over the edge. Texts that are to be copied are not folded at all."""
+    for command, what in everything["short"].items():
+        if isinstance(what, str) or command == "triage":
+            continue
+        lines = [line for line in printed(what, width).splitlines() if not line.startswith(("  try: ", "  + ", "  - "))]
+        assert [line for line in lines if len(line) > width] == [], command
+
+
+@pytest.mark.parametrize("command", ["toggles list", "toggles verify", "replay"])
+def test_what_a_table_states_is_no_finding_of_triage(command: str, everything: dict[str, dict[str, Any]]) -> None:
+    text = printed(everything["short"][command], 160)
+    bars = "\n".join(line for line in text.splitlines() if line.startswith("│"))
+    assert "nan@" in bars
+    assert scan(io.BytesIO(bars.encode())).main is None
+
+
+def test_faults_are_named_whole() -> None:
+    from specdebug.faults.catalogue import CLASSES
+    from specdebug.report.fault import fault_table
+
+    for width in (60, 80, 140):
+        text = printed(fault_table(CLASSES.values()), width)
+        for name in CLASSES:
+            assert any(name in line.split() for line in text.splitlines())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_hostile_text_is_shown_as_text(command: str, everything: dict[str, dict[str, Any]]) -> None:
+    what = everything["hostile"][command]
+    for width in (60, 200):
+        text = printed(what, width)
+        assert [char for char in text if not char.isprintable() and char != "\n"] == []
+        if COMMANDS[command]:
+            assert r"\x1b]0;title\x07" in text
+            assert "[bold]" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("plain é \U0001f600", "plain é \U0001f600"),
+        ("\x1b[31mred", r"\x1b[31mred"),
+        ("a\nb\tc\r", r"a\nb\tc\r"),
+        ("\x9b2J", r"\x9b2J"),
+        ("\u202eabc", r"\u202eabc"),
+        ("\ud800", r"\ud800"),
+        ("\U000e0001", r"\U000e0001"),
+        (7, "7"),
+    ],
+)
+def test_what_could_act_is_written_as_its_escape(text: object, seen: str) -> None:
+    assert shown(text) == seen
+
+
+def test_lines_may_stay_apart() -> None:
+    assert shown_lines("a\x1b\r\nb\nc\rd") == "a\\x1b\r\nb\nc\\rd"

@@ -13,7 +13,7 @@ import specdebug
 ROOT = Path(specdebug.__file__).resolve().parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "reproducible"),
     ("schema", "yamlio"),
     ("async_probe", "assets", "bisect", "content", "corpus", "minimise", "patching", "reference", "stats"),
     ("toggles",),
@@ -32,8 +32,9 @@ BESIDE = {"schema": {"yamlio"}, "yamlio": {"schema"}}
 ONLY = {
     "async_probe": set[str](),
     "engine": {"async_probe", "assets", "errors"},
-    "bisect": set[str](),
-    "minimise": {"errors"},
+    "reproducible": set[str](),
+    "bisect": {"reproducible"},
+    "minimise": {"errors", "reproducible"},
     "stats": {"errors"},
 }
 """Rooms that import less than they might: the engine knows nothing of toggles, and what is pure stays so."""

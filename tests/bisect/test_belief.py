@@ -18,6 +18,14 @@ TRIALS = [
 ]
 
 
+def moved(nuisance: Nuisance, before: int, after: int) -> float:
+    """Chance that one period is followed by another."""
+    leave, ways = (nuisance.onset, len(PERIODS) - 1) if before == 0 else (nuisance.leave, 1)
+    if before == after:
+        return 1 - leave
+    return leave / ways if 0 in (before, after) else 0.0
+
+
 def by_hand(nuisance: Nuisance) -> np.ndarray:
     """Posterior of the three hypotheses after ``TRIALS``, from the definition."""
     size = (len(nuisance.manifest) - nuisance.steady) // len(PERIODS)
@@ -34,7 +42,7 @@ def by_hand(nuisance: Nuisance) -> np.ndarray:
             total[h] += prior[point] * np.prod([chance(point, t) for t in range(3)])
         for rates, course in product(range(size), product(range(len(PERIODS)), repeat=3)):
             points = [nuisance.steady + period * size + rates for period in course]
-            moves = [nuisance.step[b, a] for a, b in pairwise(course)]
+            moves = [moved(nuisance, a, b) for a, b in pairwise(course)]
             total[h] += prior[points[0]] * np.prod(moves) * np.prod([chance(p, t) for t, p in enumerate(points)])
     posterior = WEIGHTS * total
     return posterior / posterior.sum()
@@ -53,7 +61,8 @@ def test_the_prior_is_a_distribution(prior: Prior) -> None:
     nuisance = Nuisance(prior)
     assert nuisance.guilty.sum() == pytest.approx(1)
     assert nuisance.never.sum() == pytest.approx(1)
-    assert nuisance.step.sum(axis=0) == pytest.approx(np.ones(len(PERIODS)))
+    chances = [[moved(nuisance, a, b) for b in range(len(PERIODS))] for a in range(len(PERIODS))]
+    assert np.sum(chances, axis=1) == pytest.approx(np.ones(len(PERIODS)))
     assert nuisance.fail.min() >= 0
     assert nuisance.fail.max() <= 1
 

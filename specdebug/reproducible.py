@@ -19,6 +19,7 @@ edge between two levels is put on the same side everywhere, because its bits are
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import SupportsFloat
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,9 +48,9 @@ def levels(values: Floats) -> Floats:
     return whole
 
 
-def level(value: float) -> int:
+def level(value: SupportsFloat) -> int:
     """:func:`levels` of one number."""
-    return round(value * (1 / LEVEL))
+    return round(float(value) * (1 / LEVEL))
 
 
 def total(values: Floats, axis: int = -1) -> Floats:
@@ -83,9 +84,9 @@ _LN2 = 0.6931471805599453
 _LOG2_E = 1.4426950408889634
 _NODES = 4096
 """The logarithm is tabulated from 1/2 to 1 at multiples of 1 over this."""
-_STEPS = 64.0
+_STEPS = 256.0
 """Parts of a power of two at which the exponential is tabulated."""
-_STEP_HIGH, _STEP_LOW = 0.010830424682353623, 1.3895522248260433e-11
+_STEP_HIGH, _STEP_LOW = 0.002707606170588406, 3.4738805620651082e-12
 """``_LN2 / _STEPS`` as a number of 30 bits, of which small multiples are exact, and what that lacks."""
 
 
@@ -129,14 +130,15 @@ def log1p(values: ArrayLike) -> Floats:
     return np.asarray(np.where(lost == 0, x, log(near) * (x / np.where(lost == 0, 1.0, lost))))
 
 
-def _series_exp(values: Floats, terms: int) -> Floats:
+def _series_exp(values: Floats) -> Floats:
+    """The exponential below 1, to the last bits, by its series."""
     result = np.ones_like(values)
-    for n in range(terms, 0, -1):
+    for n in range(24, 0, -1):
         result = 1 + result * values / n
     return result
 
 
-_POWERS = _series_exp(np.arange(_STEPS) * (_LN2 / _STEPS), 24)
+_POWERS = _series_exp(np.arange(_STEPS) * (_LN2 / _STEPS))
 
 
 def exp(values: ArrayLike) -> Floats:
@@ -145,7 +147,8 @@ def exp(values: ArrayLike) -> Floats:
     steps = np.rint(x * (_LOG2_E * _STEPS))
     rest = (x - steps * _STEP_HIGH) - steps * _STEP_LOW
     whole = np.floor(steps * (1 / _STEPS))
-    power = _POWERS.take((steps - whole * _STEPS).astype(np.intp)) * _series_exp(rest, 6)
+    power = _POWERS.take((steps - whole * _STEPS).astype(np.intp))
+    power = power + power * (rest * (1 + rest * (1 / 2 + rest * (1 / 6 + rest * (1 / 24)))))
     return np.asarray(np.ldexp(power, whole.astype(np.intc)))
 
 

@@ -12,7 +12,7 @@ from specdebug.bisect.belief import Belief, Bools
 from specdebug.bisect.design import TINY, entropy
 from specdebug.bisect.nuisance import Floats, Prior
 from specdebug.bisect.search import Search
-from specdebug.reproducible import levels, on_grid
+from specdebug.reproducible import LEVEL, levels, on_grid
 
 NEIGHBOUR = 0.6065  # what a commit that does not build says of the one beside it
 REACH = 64  # commits; further away it says nothing
@@ -61,8 +61,9 @@ class OrderedBisector(Search[int]):
             bits += chance * (entropy(expected) - noise)
         if not clear:
             bits *= 1 - self.masking
-        chosen = int(np.argmax(levels(bits)))
-        return chosen - 1, float(bits[chosen])
+        bits = levels(bits)
+        chosen = int(np.argmax(bits))
+        return chosen - 1, float(bits[chosen]) * LEVEL
 
     def _learn_masking(self, trial: int, masked: bool) -> None:
         begin, end = max(trial + 1 - REACH, 0), min(trial + 2 + REACH, len(self._tried))

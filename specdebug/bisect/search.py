@@ -84,13 +84,14 @@ class Search(ABC, Generic[Trial]):
         return self._design(self._outcomes(pending), clear=False)[0]
 
     def expected_bits(self, pending: Sequence[Trial] = ()) -> float:
-        """Information about the culprit expected of the next trial."""
+        """Information about the culprit expected of the next trial, in whole ``specdebug.reproducible.LEVEL``."""
         return self._design(self._outcomes(pending), clear=False)[1]
 
     @property
     def stalled(self) -> bool:
-        """Nearly all that a trial could still tell is behind masking: going on is of no use."""
-        return self.expected_bits() < STALLED * self._design([(1.0, self._belief)], clear=True)[1]
+        """Nearly all that a trial could still tell is behind masking: going on is of no use. Nor is it where no trial
+        would tell anything, to within ``specdebug.reproducible.LEVEL``."""
+        return self.expected_bits() <= STALLED * self._design([(1.0, self._belief)], clear=True)[1]
 
     @property
     def answer(self) -> Answer | None:

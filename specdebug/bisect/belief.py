@@ -47,7 +47,11 @@ class Belief:
         return copy.copy(self)  # what a belief holds is replaced by an observation, and never changed
 
     def observe(self, hit: Bools, failed: bool) -> None:
-        """Take in one verdict; ``hit[h]`` says whether the trial would show hypothesis ``h``."""
+        """Take in one verdict; ``hit[h]`` says whether the trial would show hypothesis ``h``.
+
+        Raises:
+            ValueError: by the prior it cannot be.
+        """
         likelihood = self._likelihood[int(failed)] * self._scale
         joint = (likelihood[HIT] - likelihood[MISSED])[:, None] * hit
         joint += likelihood[MISSED][:, None]
@@ -77,6 +81,8 @@ class Belief:
             whole = float(sums[0].sum())
             if whole >= SMALL:
                 break
+            if not self._joint.any():
+                raise ValueError("the prior gives these outcomes no probability at all")
             self._joint *= 1 / SMALL
         self._scale = 1 / whole
         self._forecast: Floats = sums * self._scale

@@ -81,3 +81,26 @@ def test_the_forecast_is_what_happens_next() -> None:
     mixed = p.sum() * after_failure.forecast()[0] + (1 - p.sum()) * after_pass.forecast()[0]
     assert mixed == pytest.approx(weights)
     assert belief.forecast()[0] == pytest.approx(weights)  # copies are independent
+
+
+def deterministic() -> Nuisance:
+    """A culprit that is there shows always, and nothing else fails."""
+    nuisance = Nuisance(Prior(drifting=0.0))
+    nuisance.guilty[:] = 0.0
+    nuisance.guilty[0] = 1.0
+    return nuisance
+
+
+def test_what_was_hardly_to_be_expected_is_taken_in() -> None:
+    """An outcome of probability 1e-12, where sums on the grid would be nothing."""
+    belief = Belief(np.array([1e-12, 1.0 - 1e-12]), deterministic())
+    belief.observe(np.array([False, True]), False)
+    weights, fails = belief.forecast()
+    assert weights.tolist() == [1.0, 0.0]
+    assert 0 < fails[HIT][0] < 0.1
+
+
+def test_what_cannot_be_is_refused() -> None:
+    belief = Belief(np.array([0.0, 1.0]), deterministic())
+    with pytest.raises(ValueError, match="no probability"):
+        belief.observe(np.array([False, True]), False)

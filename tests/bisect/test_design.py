@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdebug.bisect.belief import Belief
-from specdebug.bisect.design import Criterion, best, entropy, pool
+from specdebug.bisect.design import Criterion, best, entropy, pool, ranked
 from specdebug.bisect.nuisance import Nuisance, Prior
 from specdebug.reproducible import LEVEL
 
@@ -86,3 +86,42 @@ def test_the_pool_holds_everything_and_nothing() -> None:
     rows = pool(belief_after([]).forecast()[0][1:], FIRST, SECOND, N)
     assert (rows.sum(axis=1) == N).any()
     assert (rows.sum(axis=1) == 0).any()
+
+
+def test_entropy() -> None:
+    p = np.append(np.linspace(0, 1, 5001), [1e-7, 1e-5, 1 - 1e-6])
+    inner = np.clip(p, 1e-300, 1 - 1e-16)
+    exact = -(inner * np.log2(inner) + (1 - inner) * np.log2(1 - inner))
+    assert entropy(p) == pytest.approx(exact, abs=1e-5)
+    middle = (p > 0.01) & (p < 0.99)
+    assert entropy(p[middle]) == pytest.approx(exact[middle], abs=1e-8)
+    assert entropy(np.array([-1e-16, 0.0, 0.5, 1.0, 1 + 1e-15])).tolist() == [0.0, 0.0, 1.0, 0.0, 0.0]
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_entropy_is_concave(one: float, other: float) -> None:
+    """Or information could be negative, and asking for less could tell more."""
+    ends = entropy(np.array([one, other]))
+    assert entropy(np.array([(one + other) / 2]))[0] >= ends.mean() - 1e-12
+
+
+def test_of_equals_the_smallest_is_tried_and_then_the_one_whose_members_come_first() -> None:
+    wide = 70  # more than one word of bits
+    sets = np.zeros((6, wide))
+    for row, members in enumerate([(3, 4), (60,), (3, 69), (3, 5, 6), (2, 69), ()]):
+        sets[row, list(members)] = 1
+    assert ranked(np.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.0]), sets).tolist() == [1, 4, 0, 2, 3, 5]
+    assert ranked(np.array([2.0, 1.0, 1.0, 3.0, 1.0, 2.0]), sets).tolist() == [3, 5, 0, 1, 4, 2]
+
+
+def test_a_climb_that_gains_nothing_ends_at_the_smallest_of_equals() -> None:
+    class Flat:
+        def __call__(self, sets: np.ndarray) -> np.ndarray:
+            return np.full(len(sets), 0.25)
+
+        def flips(self, sets: np.ndarray) -> np.ndarray:
+            return np.full(sets.shape, 0.25 + LEVEL / 4)  # no more than rounding
+
+    chosen, bits = best(Flat(), SETS[::-1].copy())  # type: ignore[arg-type]
+    assert not chosen.any()
+    assert bits == 0.25

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from specdebug.bisect.belief import Belief
 from specdebug.bisect.design import Criterion, best, entropy, pool, ranked
 from specdebug.bisect.nuisance import Nuisance, Prior
 from specdebug.reproducible import LEVEL
+from tests.chance import most
 
 N = 5
 ONE, TWO = np.triu_indices(N, 1)
@@ -62,7 +65,18 @@ def test_no_single_flip_improves_the_choice(outcomes: list[tuple[int, bool]]) ->
     chosen, bits = best(criterion, pool(belief.forecast()[0][1:], FIRST, SECOND, N))
     assert bits == pytest.approx(by_definition(belief, chosen), abs=LEVEL)
     assert bits >= criterion.flips(chosen[None]).max() - LEVEL
-    assert bits >= 0.9 * criterion(SETS).max()
+
+
+def test_the_choice_is_mostly_the_best_of_all_sets() -> None:
+    """Climbing may end on a lower hill: then and when, and not by much."""
+    shares = []
+    for case in range(500):
+        rng = random.Random(case)
+        belief = belief_after([(rng.randrange(2**N), rng.random() < 0.5) for _ in range(rng.randrange(7))])
+        criterion = Criterion([(1.0, belief)], FIRST, SECOND, np.ones(N))
+        shares.append(best(criterion, pool(belief.forecast()[0][1:], FIRST, SECOND, N))[1] / criterion(SETS).max())
+    assert np.mean(shares) > 0.99
+    assert sum(share < 0.99 for share in shares) <= most(500, 0.05)
 
 
 def test_masking_discounts() -> None:

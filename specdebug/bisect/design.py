@@ -79,6 +79,8 @@ class Criterion:
     def _gain(self, terms: Floats) -> Floats:
         """Information from the two terms, (2, beliefs, ...)."""
         bits = entropy(terms[0]) - terms[1]
+        if len(bits) == 1:  # nothing is running
+            return np.asarray(bits[0])
         bits *= self._chances.reshape(-1, *[1] * (bits.ndim - 1))
         return total(bits, axis=0)
 
@@ -142,5 +144,6 @@ def best(criterion: Criterion, sets: Floats) -> tuple[Floats, float]:
             break
         sets[rows, chosen] = np.where(better, 1 - sets[rows, chosen], sets[rows, chosen])
         scores = np.where(better, reached, scores)
-    winner = ranked(scores, sets)[0]
+    highest = np.flatnonzero(scores == scores.max())
+    winner = highest[0] if len(highest) == 1 else ranked(scores, sets)[0]
     return sets[winner], float(scores[winner]) * LEVEL

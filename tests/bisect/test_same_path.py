@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
@@ -9,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from numpy._core import _multiarray_umath
 
 from specdebug.trials.journal import Journal
 from specdebug.trials.trial import Trial, TrialResult, trial_seed
@@ -22,7 +23,8 @@ EVERYWHERE = "trials 556a4c7d0420da43 bits fc3c717f485095c0"
 """The script's digests, on every machine. Another search has others: then print them anew, after the table below has
 shown that they are the same under every setting."""
 
-DISPATCHED = [str(name) for name in _multiarray_umath.__cpu_dispatch__]
+NUMPY = importlib.import_module(f"numpy.{'_core' if np.__version__ >= '2' else 'core'}._multiarray_umath")
+DISPATCHED = [str(name) for name in NUMPY.__cpu_dispatch__]
 """What this numpy has special code for, beyond its baseline; these names it lets one switch off."""
 WITHOUT = {
     "all": "",

@@ -13,7 +13,7 @@ import specdebug
 ROOT = Path(specdebug.__file__).resolve().parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "reproducible"),
     ("configuration", "schema", "yamlio"),
     ("async_probe", "assets", "bisect", "content", "corpus", "minimise", "patching", "reference", "stats"),
     ("logs", "toggles"),
@@ -32,9 +32,10 @@ BESIDE = {"schema": {"yamlio"}, "yamlio": {"schema"}}
 ONLY = {
     "async_probe": set[str](),
     "engine": {"async_probe", "assets", "errors"},
-    "bisect": set[str](),
-    "minimise": {"errors"},
-    "stats": {"errors"},
+    "reproducible": set[str](),
+    "bisect": {"reproducible"},
+    "minimise": {"errors", "reproducible"},
+    "stats": {"errors", "reproducible"},
 }
 """Rooms that import less than they might: the engine knows nothing of toggles, and what is pure stays so."""
 

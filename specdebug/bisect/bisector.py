@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -20,7 +21,7 @@ class Bisector(Search[frozenset[str]]):
         candidates: names, all different.
         confidence: posterior probability at which there is an answer.
         max_culprits: 1 leaves pairs out.
-        seed: breaks ties between candidates.
+        seed: draws the order of the candidates, the last of what ties are broken by (``design``).
         prior: weights before the first trial.
 
     Raises:
@@ -40,7 +41,7 @@ class Bisector(Search[frozenset[str]]):
             raise ValueError(f"max_culprits is 1 or 2, not {max_culprits}")
         prior = prior or Prior()
         n = len(candidates)
-        names = [candidates[i] for i in np.random.default_rng(seed).permutation(n)]
+        names = _drawn(candidates, seed)
         self._index = {name: i for i, name in enumerate(names)}
         singles = np.arange(n, dtype=np.intp)
         self._first, self._second = singles, singles
@@ -59,7 +60,7 @@ class Bisector(Search[frozenset[str]]):
 
     def _design(self, beliefs: list[tuple[float, Belief]], clear: bool) -> tuple[frozenset[str], float]:
         n = len(self._names)
-        criterion = Criterion(beliefs, self._first, self._second, np.zeros(n) if clear else self._masking.log_clear)
+        criterion = Criterion(beliefs, self._first, self._second, np.ones(n) if clear else self._masking.clear)
         weights = self._belief.forecast()[0][1:]
         members, bits = best(criterion, pool(weights, self._first, self._second, n))
         return frozenset(self._names[i] for i in np.flatnonzero(members)), bits
@@ -83,3 +84,12 @@ class Bisector(Search[frozenset[str]]):
         if hypothesis == 0:
             return frozenset()
         return frozenset({self._names[self._first[hypothesis - 1]], self._names[self._second[hypothesis - 1]]})
+
+
+def _drawn(candidates: Sequence[str], seed: int) -> list[str]:
+    """The candidates in an order that the seed draws, whichever generators Python and numpy come with."""
+
+    def drawn(position: int) -> bytes:
+        return hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
+
+    return [candidates[i] for i in sorted(range(len(candidates)), key=drawn)]

@@ -11,6 +11,7 @@ import numpy as np
 
 from specdebug.bisect.belief import Bools
 from specdebug.bisect.nuisance import Floats
+from specdebug.reproducible import product, total
 
 SEEN, NOT_SEEN = 0.05, 0.3  # Beta counts: a candidate is innocent of masking until it has been in a masked trial
 ROUNDS = 10
@@ -33,13 +34,13 @@ class Masking:
             self._fit()
 
     def _fit(self) -> None:
-        sets = np.array(self._sets, dtype=np.float64)
-        blamed = sets[self._masked]
-        trials = sets.sum(axis=0) + SEEN + NOT_SEEN
+        sets = np.array(self._sets)
+        blamed = sets[self._masked].T
+        trials = sets.sum(axis=0) + (SEEN + NOT_SEEN)
         rates = self._rates
         for _ in range(ROUNDS):
-            chance = 1 - np.exp(blamed @ np.log1p(-rates))
-            rates = (SEEN + rates * (blamed.T @ (1 / chance))) / trials
+            chance = 1 - product(np.where(blamed, 1 - rates[:, None], 1.0), axis=0)
+            rates = (SEEN + rates * total(np.where(blamed, 1 / chance, 0.0))) / trials
         self._rates = rates
 
     @property
@@ -48,6 +49,7 @@ class Masking:
         return self._rates[:-1] if any(self._masked) else np.zeros(self._size)
 
     @property
-    def log_clear(self) -> Floats:
-        """Log of the chance that each candidate does not mask; the sum over a set is that of the set."""
-        return np.log1p(-self.rates)
+    def clear(self) -> Floats:
+        """The chance that each candidate does not mask, above 0; the product over a set is that of the set."""
+        clear: Floats = 1 - self.rates
+        return clear

@@ -15,11 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specdebug.reproducible import on_grid
+
 Floats = NDArray[np.float64]
 
 MISSED, HIT, NEVER = 0, 1, 2  # the trial's set lacks the culprit, holds it; there is no culprit
+RATE_GRID = 2.0**-15  # the chances that trials fail are multiples of this
 PERIODS = ("calm", "bad", "rough", "quiet")
 BAD, ROUGH = 0.1, 0.5  # chance that a trial that would pass does so in such a period
+FINE = (1.0, 0.774264, 0.599484, 0.464159, 0.359381, 0.278256, 0.215443, 0.16681, 0.129155, 0.1)
+COARSE = (1.0, 0.630957, 0.398107, 0.251189, 0.158489, 0.1)
+"""Manifest rates, even in log; written out, because powers differ by a last bit from processor to processor."""
 USELESS = 0.05  # share of "none" where the test fails so often, whatever is switched on, that it is useless
 
 
@@ -65,7 +71,7 @@ class Grid:
         guilty[0] += prior.exact
         # without a culprit the manifest rate means nothing: its last row of points holds higher background rates
         background = np.tile(false, rows)
-        background[-len(false) :] = np.linspace(0.2, 1.0, len(false))
+        background[-len(false) :] = 0.2 + 0.8 * np.arange(len(false)) / (len(false) - 1)
         never = np.tile(false_weights, rows) * (1 - prior.exact - USELESS) / (rows - 1)
         never[0] += prior.exact
         never[-len(false) :] = USELESS / len(false)
@@ -82,20 +88,21 @@ class Nuisance:
         guilty, never: prior weights of the points with and without a culprit, each summing to 1.
         fail: probability that a trial fails, by MISSED/HIT/NEVER and point.
         steady: number of points before those of the periods.
-        step: transition matrix of the periods, ``step[to, from]``.
+        periods: of each, its points.
+        onset, leave: chances a trial that a calm period ends, and that any other does.
     """
 
     def __init__(self, prior: Prior) -> None:
         clean = prior.clean
         fine = Grid.of(
             prior,
-            np.geomspace(1.0, 0.1, 10),
+            np.array(FINE),
             np.array([0.0, 0.01, 0.025, 0.05, 0.1]),
             np.append(clean, (1 - clean) * np.array([0.3, 0.3, 0.3, 0.1])),
         )
-        coarse = Grid.of(prior, np.geomspace(1.0, 0.1, 6), np.array([0.0, 0.03]), np.array([clean, 1 - clean]))
-        onset, leave = prior.onset, 1 / prior.length
-        busy = onset / (onset + leave)
+        coarse = Grid.of(prior, np.array(COARSE), np.array([0.0, 0.03]), np.array([clean, 1 - clean]))
+        self.onset, self.leave = prior.onset, 1 / prior.length
+        busy = self.onset / (self.onset + self.leave)
         others = len(PERIODS) - 1
         drifting = prior.drifting * np.array([1 - busy, *[busy / others] * others])
 
@@ -114,10 +121,10 @@ class Nuisance:
 
         hit = 1 - (1 - self.manifest) * (1 - self.false_failure)
         self.fail: Floats = np.stack([self.false_failure, hit, self.background])
-        _, bad, rough, quiet = np.split(np.arange(self.steady, len(hit)), len(PERIODS))
+        size = len(coarse.guilty)
+        self.periods = [slice(start, start + size) for start in range(self.steady, len(hit), size)]
+        _, bad, rough, quiet = self.periods
         self.fail[:, bad] = 1 - (1 - self.fail[:, bad]) * BAD
         self.fail[:, rough] = 1 - (1 - self.fail[:, rough]) * ROUGH
         self.fail[HIT, quiet] = self.fail[MISSED, quiet]
-        self.step: Floats = np.diag([1 - onset, *[1 - leave] * others])
-        self.step[1:, 0] = onset / others
-        self.step[0, 1:] = leave
+        self.fail = on_grid(self.fail, RATE_GRID)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, repeat
+from operator import mul
 
 import numpy as np
 
 from specdebug.bisect.belief import Belief, Bools
-from specdebug.bisect.design import entropy
+from specdebug.bisect.design import TINY, entropy
 from specdebug.bisect.nuisance import Floats, Prior
 from specdebug.bisect.search import Search
+from specdebug.reproducible import LEVEL, levels, on_grid
 
-REACH = 2.0  # commits; a commit that does not build says as much about its neighbour as exp(-1 / REACH)
+NEIGHBOUR = 0.6065  # what a commit that does not build says of the one beside it
+REACH = 64  # commits; further away it says nothing
 MASKED, CLEAR = 0.1, 0.3  # Beta counts of an untried commit's chance to be untestable
 
 
 class OrderedBisector(Search[int]):
     """Bayesian search over "none" and every candidate; trial ``i`` checks out candidate ``i``, -1 the state before
-    the first, and can show any culprit up to ``i``.
+    the first, and can show any culprit up to ``i``. Of trials that are expected to say equally much (to within
+    ``specdebug.reproducible.LEVEL``) the earliest is taken.
 
     Args:
         candidates: names in order, the oldest first, all different; thousands are fine.
@@ -33,6 +38,7 @@ class OrderedBisector(Search[int]):
         super().__init__(candidates, np.full(n, 1 / max(n, 1)), prior or Prior(), confidence)
         self._tried = np.zeros(n + 1)  # by trial, -1 first: weight of the trials nearby, and of the masked ones
         self._masked = np.zeros(n + 1)
+        self._near: Floats = np.array([*accumulate(repeat(NEIGHBOUR, REACH), mul, initial=1.0)])
 
     @property
     def masking(self) -> Floats:
@@ -46,7 +52,8 @@ class OrderedBisector(Search[int]):
         bits = np.zeros(len(self._names) + 1)
         for chance, belief in beliefs:
             weights, fails = belief.forecast()
-            terms = np.stack([fails, weights * entropy(fails / np.maximum(weights, np.finfo(float).tiny))])
+            of_each = weights * entropy(fails / np.maximum(weights, TINY))
+            terms = on_grid(np.stack([fails, of_each]))  # so that the sums below are exact
             # from one checkout to the next, one hypothesis more can show; the first step is none's, which never does
             steps = terms[:, 1] - terms[:, 0]
             steps[:, 0] = terms[:, 0].sum(axis=1)
@@ -54,14 +61,16 @@ class OrderedBisector(Search[int]):
             bits += chance * (entropy(expected) - noise)
         if not clear:
             bits *= 1 - self.masking
-        chosen = int(np.argmax(np.round(bits, 9)))
-        return chosen - 1, float(bits[chosen])
+        bits = levels(bits)
+        chosen = int(np.argmax(bits))
+        return chosen - 1, float(bits[chosen]) * LEVEL
 
     def _learn_masking(self, trial: int, masked: bool) -> None:
-        near = np.exp(-np.abs(np.arange(-1, len(self._names)) - trial) / REACH)
-        self._tried += near
+        begin, end = max(trial + 1 - REACH, 0), min(trial + 2 + REACH, len(self._tried))
+        near = self._near[np.abs(np.arange(begin, end) - (trial + 1))]
+        self._tried[begin:end] += near
         if masked:
-            self._masked += near
+            self._masked[begin:end] += near
 
     def _hits(self, trial: int) -> Bools:
         if not -1 <= trial < len(self._names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -11,6 +12,7 @@ import numpy as np
 from specdebug.bisect.belief import Belief, Bools
 from specdebug.bisect.nuisance import Floats, Nuisance, Prior
 from specdebug.bisect.results import Answer, Rates
+from specdebug.reproducible import total
 
 Trial = TypeVar("Trial")
 
@@ -23,7 +25,8 @@ STALLED = 0.05  # share of the information in reach; below, nearly every trial t
 class Search(ABC, Generic[Trial]):
     """A search whose hypothesis 0 is "none", the next ones each candidate in order, and the rest pairs.
 
-    The same observations in the same order give the same state, and the next trial depends on nothing else.
+    The same observations in the same order give the same state, to the bit and on any processor (see
+    ``specdebug.reproducible``), and the next trial depends on nothing else.
 
     Raises:
         ValueError: no candidates or two of the same name, or a confidence outside (0.5, 1).
@@ -81,13 +84,14 @@ class Search(ABC, Generic[Trial]):
         return self._design(self._outcomes(pending), clear=False)[0]
 
     def expected_bits(self, pending: Sequence[Trial] = ()) -> float:
-        """Information about the culprit expected of the next trial."""
+        """Information about the culprit expected of the next trial, in whole ``specdebug.reproducible.LEVEL``."""
         return self._design(self._outcomes(pending), clear=False)[1]
 
     @property
     def stalled(self) -> bool:
-        """Nearly all that a trial could still tell is behind masking: going on is of no use."""
-        return self.expected_bits() < STALLED * self._design([(1.0, self._belief)], clear=True)[1]
+        """Nearly all that a trial could still tell is behind masking: going on is of no use. Nor is it where no trial
+        would tell anything, to within ``specdebug.reproducible.LEVEL``."""
+        return self.expected_bits() <= STALLED * self._design([(1.0, self._belief)], clear=True)[1]
 
     @property
     def answer(self) -> Answer | None:
@@ -100,7 +104,7 @@ class Search(ABC, Generic[Trial]):
         weights, _ = self._belief.forecast()
         if probability < 1 - self._doubt or (culprits and weights[0] > NOBODY * self._doubt):
             return None
-        if len(culprits) == 2 and weights[1 : len(self._names) + 1].sum() > SINGLES * self._doubt:
+        if len(culprits) == 2 and total(weights[1 : len(self._names) + 1]) > SINGLES * self._doubt:
             return None
         return Answer(culprits, probability)
 
@@ -122,11 +126,11 @@ class Search(ABC, Generic[Trial]):
             grown: list[tuple[float, Belief]] = []
             for chance, parent in branches:
                 missed, hits = parent.forecast()[1]
-                p = float(np.where(hit, hits, missed).sum())
+                p = float(total(np.where(hit, hits, missed)))
                 for failed, share in ((True, p), (False, 1 - p)):
                     child = parent.copy()
                     child.observe(hit, failed)
                     grown.append((chance * share, child))
             branches = sorted(grown, key=lambda branch: -branch[0])[:BRANCHES]
-        total = sum(chance for chance, _ in branches)
-        return [(chance / total, child) for chance, child in branches]
+        whole = math.fsum(chance for chance, _ in branches)
+        return [(chance / whole, child) for chance, child in branches]

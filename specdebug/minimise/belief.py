@@ -4,15 +4,20 @@ Every element is needed with some probability, independently before any trial. A
 one statement only, "nothing in X is needed": it is a factor over the elements of X. Marginals are found by belief
 propagation (Pearl 1988), in log odds, on a graph in which elements that were always taken away together are one
 variable; that graph is nearly a tree, as trials extend what has already been taken away.
+
+Everything is computed with ``specdebug.reproducible``: the same trials give the same bits on any processor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate, repeat
+from operator import mul
 
 import numpy as np
 
 from specdebug.minimise.rates import KNOWN_FAILED, TALLY, Rates, learn
+from specdebug.reproducible import exp, expm1, log, log1p, logaddexp, product, total
 
 Removed = frozenset[int]
 
@@ -21,6 +26,8 @@ _BEYOND_DOUBT = 7.0
 _SURE = 60.0
 _ROUNDS = 6
 _DAMPING = 0.3
+_NEARNESS = 0.8
+"""What a set says of the present rate, for each element of the base that it lacks."""
 
 
 class Belief:
@@ -36,7 +43,8 @@ class Belief:
         self.rates = rates
         self._start = rates
         self._size = size
-        self._prior = np.full(size, np.log(prior) - np.log1p(-prior))
+        self._prior = np.full(size, log(prior) - log1p(-prior))
+        self._nearness = np.array([*accumulate(repeat(_NEARNESS, size), mul, initial=1.0)])
         self._sets: dict[Removed, int] = {}
         self._rows = np.zeros((0, size), dtype=bool)
         self._tallies = np.zeros((0, len(TALLY)), dtype=int)
@@ -69,7 +77,7 @@ class Belief:
         at = self._sets.get(removed)
         if at is not None:
             return float(self._fine[at])
-        return float(np.prod(1 - self._needed[list(removed)]))
+        return float(product(1 - self._needed[sorted(removed)]))
 
     def observe(self, removed: Removed, failed: bool, known: bool) -> None:
         """Take in one trial, with a seed that is known to fail or with another."""
@@ -97,13 +105,13 @@ class Belief:
         gone[list(base)] = True
         beyond = self._rows & ~gone
         alone = beyond.sum(axis=1) == 1
-        self._against = self._log_odds[alone] @ beyond[alone]
+        self._against = total(self._log_odds[alone][:, None] * beyond[alone], axis=0)
         # Sets with something that is needed beyond doubt say nothing of the rest.
         explained = ~alone & beyond[:, self._against >= _BEYOND_DOUBT].any(axis=1)
         self._fine[explained] = 0.0
         self._propagate(np.flatnonzero(~explained))
         missing = (gone & ~self._rows).sum(axis=1)
-        self.rates = learn(self._tallies, self._fine, 0.8**missing, self._start)
+        self.rates = learn(self._tallies, self._fine, self._nearness[missing], self._start)
 
     def _row(self, removed: Removed) -> int:
         if removed not in self._sets:
@@ -122,28 +130,28 @@ class Belief:
         log_odds = self._log_odds[sets]
         member, block, log_free = self._blocks(sets)
         # log_free: of a block, the prior log probability that nothing in it is needed
-        prior = np.log(-np.expm1(log_free)) - log_free
+        prior = log(-expm1(log_free)) - log_free
         # what a factor says if everything else in it is free, relative to something in it being needed
-        surplus = np.expm1(-log_odds)[:, None]
+        surplus = expm1(-log_odds)[:, None]
         messages = np.zeros(member.shape)
         for _ in range(_ROUNDS):
             free = self._free(member, prior, messages)
-            others = np.minimum(free.sum(axis=1, keepdims=True) - free, 0.0)
-            said = np.where(member, -np.log(np.maximum(1 + surplus * np.exp(others), 1e-13)), 0.0)
+            others = np.minimum(total(free)[:, None] - free, 0.0)
+            said = np.where(member, -log(np.maximum(1 + surplus * exp(others), 1e-13)), 0.0)
             messages = _DAMPING * messages + (1 - _DAMPING) * said
-        free = self._free(member, prior, messages).sum(axis=1)
+        free = total(self._free(member, prior, messages))
         whole = free - log_odds
-        self._fine[sets] = np.exp(whole - np.logaddexp(whole, np.log(-np.expm1(np.minimum(free, -1e-12)))))
-        of_block = _sigmoid(prior + messages.sum(axis=0))
+        self._fine[sets] = exp(whole - logaddexp(whole, log(-expm1(np.minimum(free, -1e-12)))))
+        of_block = _sigmoid(prior + total(messages, axis=0))
         # an element's share of its block: its own prior over the block's
-        share = _sigmoid(self._prior) / -np.expm1(log_free)[block]
+        share = _sigmoid(self._prior) / -expm1(log_free)[block]
         self._needed = np.minimum(of_block[block] * share, 1.0)
 
     @staticmethod
     def _free(member: np.ndarray, prior: np.ndarray, messages: np.ndarray) -> np.ndarray:
         """Of every block of every set, the log probability that it is not needed, as all the other sets see it."""
-        cavity = np.clip(prior + messages.sum(axis=0) - messages, -_SURE, _SURE)
-        return np.asarray(-np.log1p(np.exp(cavity)) * member)
+        cavity = np.clip(prior + total(messages, axis=0) - messages, -_SURE, _SURE)
+        return np.asarray(-log(1 + exp(cavity)) * member)
 
     def _blocks(self, sets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Sets by blocks of elements that no set tells apart; the block of every element; log prior of each block."""
@@ -152,10 +160,10 @@ class Belief:
         packed = np.packbits(rows, axis=0).T
         block = np.array([names.setdefault(column.tobytes(), len(names)) for column in packed])
         first = np.unique(block, return_index=True)[1]
-        log_free = np.bincount(block, weights=-np.logaddexp(0.0, self._prior), minlength=len(names))
+        # every element has the same prior
+        log_free = np.bincount(block, minlength=len(names)) * -logaddexp(0.0, self._prior[0])
         return rows[:, first], block, log_free
 
 
 def _sigmoid(log_odds: np.ndarray) -> np.ndarray:
-    probability: np.ndarray = np.exp(-np.logaddexp(0.0, -log_odds))
-    return probability
+    return exp(-logaddexp(0.0, -log_odds))

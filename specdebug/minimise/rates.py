@@ -8,8 +8,11 @@ and as often as any other where it is not: which of the two holds is learned.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
+
+from specdebug.reproducible import log, logaddexp, total
 
 SLOWER = ((1.0, 0.75), (0.6, 0.25))
 """What taking something away that is not needed may do to the rate: its factor, and the probability of that. A higher
@@ -52,12 +55,12 @@ class Rates:
         """Log of how many times likelier the trials of each tally (a row) are if something needed is gone than if
         nothing is."""
         incidental = min(max(self.false, INCIDENTAL), self.known * _FALSE_SHARE)
-        gone = np.log([self.false, 1 - self.false, incidental, 1 - incidental])
-        factor, log_weight = np.array([pair[0] for pair in SLOWER]), np.log([pair[1] for pair in SLOWER])
-        fresh, known = self.fresh * factor, self.known * factor
-        each = np.log(np.stack([fresh, 1 - fresh, known, 1 - known]))
-        whole: np.ndarray = np.logaddexp.reduce(tallies @ each + log_weight, axis=1)
-        return np.asarray(tallies @ gone - whole)
+        gone = log([self.false, 1 - self.false, incidental, 1 - incidental])
+        slower: list[np.ndarray] = []
+        for factor, weight in SLOWER:
+            fresh, known = self.fresh * factor, self.known * factor
+            slower.append(total(tallies * log([fresh, 1 - fresh, known, 1 - known])) + log(weight))
+        return np.asarray(total(tallies * gone) - reduce(logaddexp, slower))
 
 
 def learn(tallies: np.ndarray, fine: np.ndarray, near: np.ndarray, before: Rates) -> Rates:
@@ -73,14 +76,18 @@ def learn(tallies: np.ndarray, fine: np.ndarray, near: np.ndarray, before: Rates
         before: what to assume where trials say little.
     """
     seen, weight, gone = tallies.astype(float), fine * near, 1 - fine
+
+    def expected(chance: np.ndarray, count: np.ndarray) -> float:
+        return float(total(chance * count))
+
     # What is tried until it fails has one failure too many.
-    failed = weight @ np.maximum(seen[:, FRESH_FAILED] - 1, 0)
-    fresh = (failed + _STRENGTH * before.fresh) / (failed + weight @ seen[:, FRESH_CLEAN] + _STRENGTH)
-    failed = fine @ seen[:, KNOWN_FAILED]
-    known = (failed + 1.2) / (failed + fine @ seen[:, KNOWN_CLEAN] + 2)
-    fresh_trials = seen[:, FRESH_FAILED] + seen[:, FRESH_CLEAN]
-    false = (FALSE_FAILURES[0] + gone @ seen[:, FRESH_FAILED]) / (sum(FALSE_FAILURES) + gone @ fresh_trials)
+    failed = expected(weight, np.maximum(seen[:, FRESH_FAILED] - 1, 0)) + _STRENGTH * before.fresh
+    fresh = failed / (failed + expected(weight, seen[:, FRESH_CLEAN]) + _STRENGTH * (1 - before.fresh))
+    failed = expected(fine, seen[:, KNOWN_FAILED]) + 1.2
+    known = failed / (failed + expected(fine, seen[:, KNOWN_CLEAN]) + 0.8)
+    failed = expected(gone, seen[:, FRESH_FAILED]) + FALSE_FAILURES[0]
+    false = failed / (failed + expected(gone, seen[:, FRESH_CLEAN]) + FALSE_FAILURES[1])
     fresh = min(max(fresh, _LEAST_FRESH * before.fresh), 0.98)
     # A seed that has failed fails no less often than one of which nothing is known.
     known = min(max(known, fresh), 0.98)
-    return Rates(float(fresh), float(known), float(min(false, fresh * _FALSE_SHARE)))
+    return Rates(fresh, known, min(false, fresh * _FALSE_SHARE))

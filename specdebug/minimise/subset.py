@@ -3,10 +3,15 @@
 Nothing is decided for good before the end. What counts as taken away is the largest set that has failed as it should
 and is as good as certain to need nothing of what is gone; when later trials cast doubt on that, for it rested on a
 false failure, it is no longer, and the search goes on from a smaller one.
+
+What promises, probabilities and evidence are compared by are levels (``specdebug.reproducible``), so that ties are ties
+and not decided by rounding: of equal promises the one that takes away least is taken, then the first to have come up;
+of equally probable elements, the first.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +19,7 @@ import numpy as np
 
 from specdebug.minimise.belief import Belief, Removed
 from specdebug.minimise.rates import KNOWN_FAILED, Rates
+from specdebug.reproducible import level, levels, log
 
 ACCEPT = 0.99
 """Probability that nothing needed is gone, from which on a set that has failed counts as taken away."""
@@ -73,7 +79,7 @@ class SubsetSearch:
         self._possible = possible
         prior = min(0.3, EXPECTED_NEEDED / max(size, 1))
         # Before any trial an element is hardly likely to be needed, and there are many to be unlucky with.
-        self._certain = float(np.log(confidence / (1 - confidence)) - np.log(prior / (1 - prior)))
+        self._certain = level(log(confidence / (1 - confidence)) - log(prior / (1 - prior)))
         self._belief = Belief(size, prior, rates)
         self._used: dict[Removed, set[int]] = {frozenset(): set(failing)}
         self._failed: dict[Removed, list[int]] = {frozenset(): list(failing)}
@@ -100,7 +106,7 @@ class SubsetSearch:
 
     def confirmed(self, element: int) -> bool:
         """Whether taking away this element alone, of those that are kept, was found to end the failure."""
-        return bool(self._belief.against[element] >= self._certain)
+        return level(self._belief.against[element]) >= self._certain
 
     def observe(self, probe: Probe, failed: bool) -> None:
         """Take in a trial: whether it failed in the way that is followed."""
@@ -148,16 +154,16 @@ class SubsetSearch:
                 return Probe(removed, max(trusted, key=self._trust), True)
         return Probe(removed, self._fresh(), False)
 
-    def _trust(self, seed: int) -> float:
+    def _trust(self, seed: int) -> int:
         """Failures of a known seed, less the clean runs that nothing explains: one that failed by accident would be
         taken for evidence against everything it is tried with."""
         failures = sum(seed in seeds for seeds in self._failed.values())
-        return failures - sum(self._belief.fine(removed) for removed in self._clean.get(seed, ()))
+        return level(failures - math.fsum(self._belief.fine(removed) for removed in self._clean.get(seed, ())))
 
     def _conclude(self) -> None:
         self._belief.update(self.removed)
         good = [removed for removed in self._failed if not removed or self._belief.fine(removed) >= ACCEPT]
-        best = max(good, key=lambda removed: (len(removed), self._belief.fine(removed)))
+        best = max(good, key=lambda removed: (len(removed), level(self._belief.fine(removed))))
         if best != self.removed:
             self.removed = best
             self._belief.update(best)
@@ -165,6 +171,7 @@ class SubsetSearch:
     def _choose(self, pending: Sequence[Removed]) -> Removed | None:
         belief, base = self._belief, self.removed
         needed = belief.needed
+        rank = levels(needed)
         promises: list[tuple[float, Removed]] = [
             (len(removed - base) * belief.fine(removed), removed)
             for removed in self._failed
@@ -173,7 +180,7 @@ class SubsetSearch:
         kept = [element for element in range(self._size) if element not in base]
         open_ones = sorted(
             (element for element in kept if not self.confirmed(element) and needed[element] < SETTLED),
-            key=lambda element: (needed[element], element),
+            key=lambda element: (rank[element], element),
         )
         # By falling probability that nothing needed is among them: the best group of each size.
         fine = belief.fine(base) * np.cumprod(1 - needed[open_ones])
@@ -185,10 +192,12 @@ class SubsetSearch:
             return self._confirm(kept, pending)
         counts = {removed: pending.count(removed) for removed in set(pending)}
 
-        def gain(promise: tuple[float, Removed]) -> tuple[float, int]:
+        def gain(promise: tuple[float, Removed]) -> tuple[int, int]:
             value, removed = promise
-            clean = (1 - belief.rates.fresh * belief.fine(removed)) ** counts[removed] if removed in counts else 1.0
-            return value * clean, -len(removed)
+            clean = 1.0
+            for _ in range(counts.get(removed, 0)):
+                clean *= 1 - belief.rates.fresh * belief.fine(removed)
+            return level(value * clean), -len(removed)
 
         return max(promises, key=gain)[1]
 
@@ -202,5 +211,6 @@ class SubsetSearch:
         unconfirmed = [element for element in kept if not self.confirmed(element)]
         if not unconfirmed:
             return None
-        weakest = min(unconfirmed, key=lambda e: (pending.count(self.removed | {e}), self._belief.against[e], e))
+        against = levels(self._belief.against)
+        weakest = min(unconfirmed, key=lambda e: (pending.count(self.removed | {e}), against[e], e))
         return self.removed | {weakest}

@@ -20,6 +20,7 @@ from typing import Protocol
 from specdebug.errors import SpecDebugError
 from specdebug.stats.clean import CleanRuns
 from specdebug.stats.intervals import PRIOR
+from specdebug.stats.limits import SLACK, reached
 from specdebug.stats.ratio import RatioTest, ratio_test
 
 _NUMBER = r"(\d+\.?\d*|\.\d+)\s*(%?)"
@@ -61,7 +62,8 @@ class Below:
     def decided(self, failures: int, runs: int) -> bool | None:
         if runs >= self._clean.needed(failures):
             return True
-        return False if self._evidence_against(failures, runs) >= -math.log1p(-self.confidence) else None
+        limit = -math.log1p(-self.confidence)
+        return False if reached(self._evidence_against(failures, runs), limit) else None
 
     def owed(self, failures: int, runs: int) -> int:
         return max(0, self._clean.needed(failures) - runs)
@@ -101,12 +103,12 @@ class Apart:
 
     def decided(self, failures: int, runs: int) -> bool | None:
         ratio = self._test.ratio(failures, runs)
-        if ratio <= -self._test.down:
+        if reached(-ratio, self._test.down):
             return True
-        return False if ratio >= self._test.up else None
+        return False if reached(ratio, self._test.up) else None
 
     def owed(self, failures: int, runs: int) -> int:
-        missing = self._test.ratio(failures, runs) + self._test.down
+        missing = self._test.ratio(failures, runs) + self._test.down - SLACK
         return max(0, math.ceil(missing / -self._test.passed))
 
     def verdict(self, holds: bool) -> str:

@@ -17,6 +17,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from specdebug.stats.limits import SLACK
+
 KEPT_BACK = 1 / 128
 """Of the allowed error, what is left to acceptance after a failure; the part up to k is ``1 - KEPT_BACK / (k + 1)``."""
 
@@ -51,9 +53,9 @@ class CleanRuns:
         for k in range(depth):
             allowed = self._error * (1 - KEPT_BACK / (k + 1)) - spent
             more = 0
-            if waiting[k] > allowed:  # nobody waits with fewer failures, so these only thin out
-                more = math.ceil(math.log(allowed / waiting[k]) / math.log1p(-self._rate))
-                more += bool(waiting[k] * (1 - self._rate) ** more > allowed)  # rounded the wrong way
+            too_many = math.log(waiting[k] / allowed) - SLACK if waiting[k] > 0 else 0.0
+            if too_many > 0:  # nobody waits with fewer failures, so these only thin out
+                more = math.ceil(too_many / -math.log1p(-self._rate))
                 waiting = np.convolve(waiting, _binomial(more, self._rate, depth))[:depth]
             runs += more
             spent += float(waiting[k])

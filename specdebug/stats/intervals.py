@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from specdebug.stats.limits import reached
+
 Floats = NDArray[np.float64]
 
 PRIOR = 0.5
@@ -94,7 +96,7 @@ def narrow_enough(width: ArrayLike, failures: ArrayLike, runs: ArrayLike) -> NDA
     """Whether a rate is known well enough to stop: to within 15 percentage points, or to within half the observed
     rate."""
     rate = np.asarray(failures) / np.maximum(runs, 1)
-    return np.asarray(width) <= np.maximum(ENOUGH, ENOUGH_OF_RATE * rate)
+    return reached(np.maximum(ENOUGH, ENOUGH_OF_RATE * rate), width)
 
 
 def _check(failures: int, runs: int, confidence: float) -> None:

@@ -9,12 +9,14 @@ the rates are so near that tests are long, paths are many and steps small: then 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+
+from specdebug.reproducible import log, log1p, total
+from specdebug.stats.limits import SLACK, reached
 
 _LONG = 150
 """Runs, midway between the rates, beyond which limits are not drawn in."""
@@ -40,17 +42,17 @@ class RatioTest:
     @property
     def failed(self) -> float:
         """What a failure adds."""
-        return math.log(self.above / self.below)
+        return float(log(self.above / self.below))
 
     @property
     def passed(self) -> float:
         """What a run that passes adds; negative."""
-        return math.log1p(-self.above) - math.log1p(-self.below)
+        return float(log1p(-self.above) - log1p(-self.below))
 
 
 def ratio_test(below: float, above: float, error: float) -> RatioTest:
     """The test whose two errors, at ``below`` and at ``above``, are each at most ``error``."""
-    up = down = -math.log(error)
+    up = down = -float(log(error))
     widest = RatioTest(below, above, up, down)
     if up * down > _LONG * widest.failed * -widest.passed:
         return widest
@@ -62,11 +64,11 @@ def ratio_test(below: float, above: float, error: float) -> RatioTest:
 
 
 def _high_is_rare(test: RatioTest, error: float, up: float) -> bool:
-    return ended(replace(test, up=up), test.below)[1] <= error
+    return ended(replace(test, up=up), test.below)[1] <= error - SLACK
 
 
 def _low_is_rare(test: RatioTest, error: float, down: float) -> bool:
-    return ended(replace(test, down=down), test.above)[0] <= error
+    return ended(replace(test, down=down), test.above)[0] <= error - SLACK
 
 
 def ended(test: RatioTest, rate: float) -> tuple[float, float]:
@@ -79,14 +81,14 @@ def ended(test: RatioTest, rate: float) -> tuple[float, float]:
         stepped[1:] += alive * rate
         failures = fewest + np.arange(len(stepped))
         ratio = failures * test.failed + (runs - failures) * test.passed
-        is_low, is_high = ratio <= -test.down, ratio >= test.up
-        low += float(stepped[is_low].sum())
-        high += float(stepped[is_high].sum())
+        is_low, is_high = reached(-ratio, test.down), reached(ratio, test.up)
+        low += float(total(stepped[is_low]))
+        high += float(total(stepped[is_high]))
         alive = stepped[~(is_low | is_high)]
         fewest += int(is_low.sum())  # those that end low have the fewest failures
-        if alive.sum() < _ALIVE:
+        if total(alive) < _ALIVE:
             break
-    rest = float(alive.sum())
+    rest = float(total(alive))
     return low + rest, high + rest
 
 

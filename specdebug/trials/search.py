@@ -9,7 +9,6 @@ trials with nothing switched on are run until, if they failed as often as with t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -194,8 +193,10 @@ class Search:
         answer = self._chooser.answer
         if answer is None or not answer.culprits:
             return 0
-        spared = 1.0 - self._chooser.rates.manifest.mean
-        wanted = math.ceil(math.log(DOUBT) / math.log(spared)) if spared > DOUBT else 1
+        spared = chance = 1.0 - self._chooser.rates.manifest.mean
+        wanted = 1
+        while chance > DOUBT:  # multiplied, for logarithms differ by a last bit from processor to processor
+            chance, wanted = chance * spared, wanted + 1
         had = sum(t.reverted == CONTROL and self._clusters.verdict(r) is not None for t, r in self._counted)
         return max(wanted - had, 0)
 

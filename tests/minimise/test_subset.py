@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdebug.minimise.rates import Rates
-from specdebug.minimise.subset import KNOWN_SEEDS, SubsetSearch
+from specdebug.minimise.subset import ACCEPT, KNOWN_SEEDS, SubsetSearch
+from tests.chance import most
 
 
 def search(size, fails, possible=lambda removed: True, rate=0.95, failing=(-1, -2, -3), limit=2000):
@@ -37,33 +38,37 @@ def test_few_trials_are_enough_where_nothing_is_by_chance():
     assert len(trials) < 60
 
 
-@settings(deadline=None, max_examples=15)
-@given(st.integers(0, 10**6))
-def test_what_is_needed_by_a_flake_is_left(number):
-    rng = random.Random(number)
-    needed = frozenset(rng.sample(range(20), 2))
+def test_what_is_needed_by_a_flake_is_left():
+    lost = kept = 0
+    for number in range(12):
+        needed = frozenset(random.Random(number).sample(range(20), 2))
 
-    def fails(removed, seed):
-        return not removed & needed and random.Random(f"{number}:{seed}:{sorted(removed)}").random() < 0.4
+        def fails(removed, seed, number=number, needed=needed):
+            return not removed & needed and random.Random(f"{number}:{seed}:{sorted(removed)}").random() < 0.4
 
-    found, _ = search(20, fails, rate=0.4)
-    assert len(needed & found.removed) == 0
-    assert len(found.removed) >= 17
+        found, _ = search(20, fails, rate=0.4)
+        lost += bool(needed & found.removed)
+        kept += len(found.removed) < 18
+    assert lost <= most(12, 1 - ACCEPT)
+    assert kept <= most(12, 0.05)  # an element is confirmed at 95%
 
 
 def test_what_a_false_failure_took_away_comes_back():
     """The first time something needed is gone it fails all the same, once."""
-    needed, lied = frozenset({3}), []
+    wrong = 0
+    for needed in range(12):
+        lied = []
 
-    def fails(removed, seed):
-        if removed & needed and not lied:
-            lied.append(removed)
-            return True
-        return not removed & needed and seed % 10 < 6
+        def fails(removed, seed, needed=needed, lied=lied):
+            if needed in removed and not lied:
+                lied.append(removed)
+                return True
+            return needed not in removed and random.Random(f"{needed}:{seed}").random() < 0.6
 
-    found, _ = search(12, fails, rate=0.6, failing=())
-    assert lied
-    assert frozenset(range(12)) - found.removed == needed
+        found, _ = search(12, fails, rate=0.6, failing=())
+        assert lied
+        wrong += frozenset(range(12)) - found.removed != {needed}
+    assert wrong <= most(12, 0.05)
 
 
 def test_what_cannot_be_is_never_tried():

@@ -56,7 +56,10 @@ def telling(*events: dict[str, Any]) -> Script:
     return script
 
 
-def test_a_clean_soak(act: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_clean_soak(
+    act: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")  # wide enough for a table
     jobs = act(telling(*SERVED, *FLAT, DONE))
     assert soak.main(["--steps", "101", "--jobs", "2", "--seed", "9"]) == 0
     assert [job.payload["steps"] for job in jobs] == [51, 50]

@@ -18,7 +18,7 @@ from specdebug.bundle.run import (
     versions_here,
 )
 from specdebug.bundle.trust import check_trusted
-from specdebug.harness.replay import INTERRUPTED, Progress, Replay
+from specdebug.harness.replay import Progress, Replay
 from specdebug.harness.steplog import Recording
 from specdebug.toggles import Toggle
 
@@ -57,7 +57,7 @@ class Again:
     @property
     def reproduced(self) -> bool | None:
         """Whether verdict, signature and trace hash are as recorded; None for a run that was cut short."""
-        return None if self.replay.exit_code == INTERRUPTED else not self.differences
+        return None if self.replay.interrupted else not self.differences
 
     @property
     def lines(self) -> tuple[str, ...]:

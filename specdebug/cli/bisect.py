@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdebug import interrupts
 from specdebug.cli.bisect_plan import Over, Plan, over_commits, over_faults, over_scenario, over_toggles_of_command
 from specdebug.cli.options import Content, Debug, Html, command_line
 from specdebug.cli.output import write
 from specdebug.cli.results import check_files, json_file, tell_github, write_files
-from specdebug.cli.trials import command_of, confidence_of, own_folder, terminable
+from specdebug.cli.trials import command_of, confidence_of, own_folder
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from specdebug.trials.search import Findings, Watcher
 
 UNDECIDED = 125
-INTERRUPTED = 130
 
 
 class Executor(StrEnum):
@@ -158,7 +158,7 @@ def bisect(
         plan = over_toggles_of_command(command, content, level, seed, jobs=jobs or 1, timeout=timeout)
     if executor is Executor.RAY:
         plan = plan.on_ray(ray_address, jobs)
-    with contextlib.closing(plan.source), terminable():
+    with contextlib.closing(plan.source), interrupts.held():
         from specdebug.trials.command import digest_of
         from specdebug.trials.journal import Journal
         from specdebug.trials.search import Search
@@ -256,7 +256,7 @@ def _pass_on(
 def _exit_code(findings: Findings) -> int:
     if findings.trouble is not None:
         return findings.trouble.exit_code
-    return {"answered": 0, "interrupted": INTERRUPTED}.get(findings.reason, UNDECIDED)
+    return {"answered": 0, "interrupted": interrupts.exit_code()}.get(findings.reason, UNDECIDED)
 
 
 @contextmanager

@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
+from specdebug import interrupts
 from specdebug.cli.options import Content, Debug, File, InDtype, OnDevice, Seed, Timeout, WithBackend, engine_overrides
 from specdebug.cli.output import show, write
 from specdebug.cli.replay import open_library, progress, workers
 from specdebug.errors import SpecDebugError
 
 
+@interrupts.held()
 def bundle(
     file: File,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.specdebug", help="Where to write it.")],
@@ -68,11 +70,11 @@ def bundle(
         with progress() as watcher:
             traced = run_traced(pool, library, run, watcher)
     if traced is None:
-        return harness.INTERRUPTED
+        return interrupts.exit_code()
     answer = harness.Replay(scenario, (traced.result,), time.monotonic() - began, traced.interrupted)
     show(render_replay(answer))
     if traced.interrupted:
-        return harness.INTERRUPTED
+        return interrupts.exit_code()
     requests = library.workload(run.scenario, run.arm, run.seed)
     here = versions_here(traced.result.outcome.stack)
     write_bundle(output, traced, requests, here, replay_document(answer), force)

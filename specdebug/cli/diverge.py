@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from specdebug import interrupts
 from specdebug.cli.options import (
     Content,
     Debug,
@@ -26,6 +27,7 @@ from specdebug.cli.replay import open_library, progress, workers
 from specdebug.errors import SpecDebugError
 
 
+@interrupts.held()
 def diverge(
     file: File,
     arm: Annotated[

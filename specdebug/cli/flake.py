@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdebug import interrupts
 from specdebug.cli.options import Content, Debug, Html, Junit, command_line
 from specdebug.cli.output import write
 from specdebug.cli.replay import open_library
 from specdebug.cli.results import check_files, json_file, tell_github, write_files
-from specdebug.cli.trials import command_of, confidence_of, own_folder, terminable
+from specdebug.cli.trials import command_of, confidence_of, own_folder
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from specdebug.trials.source import TrialSource
 
 UNDECIDED = 125
-INTERRUPTED = 130
 
 MAX_TRIALS = 1000
 """Unless the command line says otherwise, or a claim needs more than a quarter of that when nothing fails."""
@@ -94,7 +94,7 @@ def flake(
         raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
     check_files(json_file(as_json), junit, html)
     plan = _plan(command_of(ctx), scenario, arm, revert or (), content, jobs=jobs, timeout=timeout)
-    with contextlib.closing(plan.source), terminable():
+    with contextlib.closing(plan.source), interrupts.held():
         from specdebug.report.flake import Question
         from specdebug.stats.intervals import anytime_interval, narrow_enough
         from specdebug.trials.command import digest_of
@@ -243,7 +243,7 @@ def _exit_code(sampled: Sampled, question: Question) -> int:
     if sampled.trouble is not None:
         return sampled.trouble.exit_code
     if sampled.reason == "interrupted":
-        return INTERRUPTED
+        return interrupts.exit_code()
     if question.claim is not None:
         return {True: 0, False: 1, None: UNDECIDED}[decision(sampled, question.claim)]
     if sampled.tally.failures:

@@ -2,7 +2,7 @@
 
 Exit codes: 0 and 1 say whether what was asked holds, 125 that it could not be decided (``git bisect run``
 skips such a commit), 2 is the user's to mend (one line, ``error: ...``), 3 is a fault of specdebug itself,
-130 Ctrl-C.
+128 and a signal's number what one cut short.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from specdebug import __version__
+from specdebug import __version__, interrupts
 from specdebug.cli import (
     bisect,
     bundle,
@@ -85,9 +85,11 @@ def run(argv: Sequence[str]) -> int:
         code = app(args=list(argv) or ["--help"], prog_name="specdebug", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except SpecDebugError as error:
-        return _failed(str(error), error.exit_code if error.exit_code in (1, 2) else 2, error)
+        code = error.exit_code if error.exit_code in (1, 2) else 2
+        # Where the terminal went away, what was to be written to it fails because of that.
+        return _failed(str(error), interrupts.exit_code() if interrupts.was_heard() else code, error)
     except (KeyboardInterrupt, typer.Abort):
-        return 130
+        return interrupts.exit_code()
     except _USAGE as error:
         return _failed(_one_line(error), 2, error)
     except Exception as error:
@@ -118,4 +120,7 @@ def _failed(message: str, code: int, error: BaseException) -> int:
 def main() -> None:
     """The ``specdebug`` command."""
     open_standard_streams()
-    sys.exit(run(sys.argv[1:]))
+    interrupts.listen()
+    code = run(sys.argv[1:])
+    interrupts.last()
+    sys.exit(code)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdebug import interrupts
 from specdebug.cli.options import Content, Debug
 from specdebug.cli.output import check_writable, write, write_file
 from specdebug.cli.replay import open_library
 from specdebug.cli.results import check_files, json_file
-from specdebug.cli.trials import confidence_of, own_folder, terminable
+from specdebug.cli.trials import confidence_of, own_folder
 from specdebug.errors import SpecDebugError, did_you_mean
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from specdebug.trials.journal import Journal
 
 UNDECIDED = 125
-INTERRUPTED = 130
 
 
 def minimise(
@@ -100,7 +100,7 @@ def minimise(
     path = journal or own_folder() / f"minimise-{identity}.sqlite"
     subject = Subject(what, len(space.start.workload), str(output), str(path), level)
     with (
-        terminable(),
+        interrupts.held(),
         Journal(path, identity, f"minimising {what}, seed {seed}, {jobs} at a time", fresh=fresh) as kept,
         WarmPool(space.start, (name,), toggles, jobs) as pool,
         _watcher() as watcher,
@@ -192,7 +192,7 @@ def _publish(summary: Summary[Scenario], subject: Subject, as_json: str | None) 
 def _exit_code(summary: Summary[Scenario]) -> int:
     if summary.trouble is not None:
         return summary.trouble.exit_code
-    return {"done": 0, "interrupted": INTERRUPTED}.get(summary.reason, UNDECIDED)
+    return {"done": 0, "interrupted": interrupts.exit_code()}.get(summary.reason, UNDECIDED)
 
 
 @contextmanager

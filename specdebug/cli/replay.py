@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdebug import interrupts
 from specdebug.bundle import ENDING
 from specdebug.cli.options import (
     Content,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from specdebug.harness.library import Library
     from specdebug.harness.replay import Choices, Replay
     from specdebug.harness.scenario_model import Scenario
+    from specdebug.harness.steplog import Recording
     from specdebug.report.progress import LiveProgress, PlainProgress
     from specdebug.targets.pool import WorkerPool
 
@@ -48,6 +50,7 @@ class Mode(StrEnum):
     RECORD = "record"
 
 
+@interrupts.held()
 def replay(
     file: File,
     arm: Annotated[
@@ -142,8 +145,7 @@ def _replay(
     recording = files.recording()
     with progress() as watcher:
         answer = harness.replay(pool, library, scenario, choices, watcher, recording)
-    _publish(answer, as_json=as_json)
-    files.write(answer, recording)
+    _tell(answer, files, recording, as_json=as_json)
     return answer.exit_code
 
 
@@ -173,11 +175,21 @@ def _replay_bundle(
     recording = files.recording()
     with workers(1) as pool, progress() as watcher:
         again = run_again(pool, bundle, timeout_s, watcher, recording)
-    _publish(again.replay, as_json=as_json, beside=again.to_dict())
-    if not as_json:
-        write("\n".join(again.lines))
-    files.write(again.replay, recording)
+    try:
+        _publish(again.replay, as_json=as_json, beside=again.to_dict())
+        if not as_json:
+            write("\n".join(again.lines))
+    finally:
+        files.write(again.replay, recording)
     return again.replay.exit_code
+
+
+def _tell(answer: Replay, files: ReplayFiles, recording: Recording | None, *, as_json: bool) -> None:
+    """The report on stdout, then the files, also where there is no stdout any more."""
+    try:
+        _publish(answer, as_json=as_json)
+    finally:
+        files.write(answer, recording)
 
 
 def _publish(answer: Replay, *, as_json: bool, beside: Mapping[str, object] | None = None) -> None:
@@ -192,6 +204,7 @@ def _publish(answer: Replay, *, as_json: bool, beside: Mapping[str, object] | No
         show(render_replay(answer))
 
 
+@interrupts.held()
 def compare(
     file: File,
     arm: Annotated[
@@ -236,7 +249,8 @@ def compare(
         recording = files.recording()
         with progress() as watcher:
             answer = harness.replay(pool, library, scenario, choices, watcher, recording)
-        if answer.interrupted:
+        if answer.interrupted:  # there is nothing to compare; what is known of each arm is told
+            _tell(answer, files, recording, as_json=as_json)
             return answer.exit_code
         left, right = (result.outcome for result in answer.results)
         decode = decoder(load_tokenizer(engine_config(scenario, names[0]).model))

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from specdebug import interrupts
 from specdebug.cli import toggles_check
 from specdebug.cli.options import (
     Content,
@@ -69,6 +70,7 @@ def show_toggle(number: Number, as_json: Json = False, content: Content = None, 
 
 
 @app.command("verify")
+@interrupts.held()
 def verify(
     numbers: Annotated[list[str] | None, typer.Argument(metavar="[PR]...", help="All, unless given.")] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds to try, from each scenario's own.")] = 1,

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from specdebug import interrupts
 from specdebug.cli.options import Content, Debug, Jobs, Json
 from specdebug.cli.output import show, write
 from specdebug.cli.replay import open_library, progress, workers
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
+    from specdebug.harness.library import Library
     from specdebug.triage.candidates import Candidate
     from specdebug.triage.run import Tried
     from specdebug.triage.scan import Scan
@@ -36,7 +38,6 @@ def triage(
     Exit code 0 when a failure was found, 1 when the log holds none. With --run: 0 when a candidate fails as the log
     did, 125 when none does.
     """
-    from specdebug.triage.candidates import candidates, commands
     from specdebug.triage.scan import scan
 
     name = "stdin" if log == "-" else log
@@ -46,6 +47,14 @@ def triage(
     except OSError as error:
         raise LogError(f"{name}: cannot be read: {error.strerror or error}") from None
     library = open_library(content)
+    return _answer(name, found, library, run=run, jobs=jobs, as_json=as_json)
+
+
+@interrupts.held()
+def _answer(name: str, found: Scan, library: Library, *, run: bool, jobs: int, as_json: bool) -> int:
+    """Rank the candidates, try them if that is wanted, and say all of it."""
+    from specdebug.triage.candidates import candidates, commands
+
     best = candidates(found, library)
     tried: tuple[Tried, ...] = ()
     interrupted, trouble = False, None
@@ -71,7 +80,7 @@ def triage(
     if trouble is not None:
         raise trouble
     if interrupted:
-        return 130
+        return interrupts.exit_code()
     if found.main is None:
         return 1
     return 125 if run and not any(one.alike for one in tried) else 0

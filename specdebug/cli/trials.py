@@ -1,14 +1,9 @@
-"""What commands that run trials share: a command after ``--``, a place for journals, an orderly end."""
+"""What commands that run trials share: a command after ``--``, a place for journals."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import typer
@@ -55,21 +50,3 @@ def own_folder() -> Path:
         folder.mkdir()
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")
     return folder
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Take a request to end for a Ctrl-C: what runs is ended, and what is known is reported."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

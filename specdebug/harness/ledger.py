@@ -36,6 +36,9 @@ TIE = tuple(field.name for field in fields(Tie))
 TRACED = ("step", "kind", "rids", "emitted", "accept", "cached", "finished", "retracted")
 """What of a step enters the trace hash: everything a step decides, nothing of how long it took."""
 
+START = "start"
+"""The stage before the first that a worker reports."""
+
 LOG_TAIL = 4000
 """Characters of a worker's log kept in its outcome."""
 
@@ -81,7 +84,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.step = 0
-        self.stage = "start"
+        self.stage = START
         self.activity = ""
         """What the engine is busy with beside its steps, such as ``compiling a kernel``; empty most of the time."""
         self.planned_requests = 0
@@ -138,7 +141,8 @@ class Ledger:
             sites_reached=sum(count > 0 for count in self._reached.values()),
             generated=sum(len(request.output_ids) for request in requests),
             impossible=self._impossible,
-            interrupted=end.kind == "interrupted",
+            interrupted=end.kind == "interrupted" and not self._done,
+            begun=self.stage != START,
             idle_faults=tuple(self._idle_faults()),
         )
         verdict, reasons = decide(ordered, evidence)

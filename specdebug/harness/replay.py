@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from specdebug import interrupts
 from specdebug.errors import SpecDebugError, did_you_mean
 from specdebug.faults.model import Fault
 from specdebug.harness.ledger import Ledger
@@ -30,10 +31,9 @@ if TYPE_CHECKING:
     from specdebug.harness.workload import Workload
     from specdebug.toggles import Toggle
 
-INTERRUPTED = 130
-"""Exit code after a Ctrl-C, as a shell has it."""
-
 TARGET = "specdebug.harness.arm:run_arm"
+
+_NEVER_BEGUN = WorkerEnd("interrupted", 0, 0.0, 0.0, "")
 
 
 class ReplayError(SpecDebugError):
@@ -141,10 +141,10 @@ class Replay:
     @property
     def exit_code(self) -> int:
         """Plain: the worst verdict's code, fail before unknown before pass. Else 0 when every arm met its
-        expectation, 1 when one was contradicted, 125 when those that did not only came to no verdict. 130
-        after a Ctrl-C."""
+        expectation, 1 when one was contradicted, 125 when those that did not only came to no verdict. 128 + N
+        after signal N."""
         if self.interrupted:
-            return INTERRUPTED
+            return interrupts.exit_code()
         verdicts = [r.outcome.verdict for r in self.results if self.plain or not r.met]
         if "fail" in verdicts or (not self.plain and "pass" in verdicts):
             return EXIT_CODES["fail"]
@@ -245,8 +245,11 @@ class _Running:
         if self.progress is not None:
             self.progress.arm_moved(self.runs[job.name], ledger)
 
-    def in_order(self) -> list[ArmResult]:
-        """Results so far, in the order of the runs."""
+    def in_order(self, interrupted: bool) -> list[ArmResult]:
+        """Results in the order of the runs; what was ``interrupted`` before it began is one, too."""
+        if interrupted:
+            for key in self.runs.keys() - self.results.keys():
+                self.results[key] = ArmResult(self.runs[key], Ledger().outcome(_NEVER_BEGUN))
         return [self.results[key] for key in self.runs if key in self.results]
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
@@ -269,8 +272,8 @@ def run_arms(
 ) -> tuple[list[ArmResult], bool]:
     """Run them all; results come in the order of ``runs``, whose keys must differ. ``recording`` keeps their steps.
 
-    Returns the results and whether a Ctrl-C cut them short (then unfinished runs are ``unknown``, and those
-    not begun are missing). Raises ReplayError or ContentError when a worker finds the scenario itself at fault.
+    Returns the results and whether a signal cut them short (then unfinished runs are ``unknown``, and so are those
+    not begun). Raises ReplayError or ContentError when a worker finds the scenario itself at fault.
     """
     running = _Running({run.key: run for run in runs}, progress, recording)
     interrupted = False
@@ -278,7 +281,7 @@ def run_arms(
         pool.run((run.job(library) for run in runs), running)
     except KeyboardInterrupt:
         interrupted = True
-    return running.in_order(), interrupted
+    return running.in_order(interrupted), interrupted
 
 
 def replay(

@@ -18,7 +18,7 @@ from specdebug.cli.bisect_plan import Over, Plan, over_commits, over_faults, ove
 from specdebug.cli.options import Content, Debug, Html, command_line
 from specdebug.cli.output import write
 from specdebug.cli.results import check_files, json_file, tell_github, write_files
-from specdebug.cli.trials import command_of, confidence_of, own_folder
+from specdebug.cli.trials import command_of, confidence_of, own_folder, tell_kept
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -103,7 +103,9 @@ def bisect(
             "--journal", metavar="FILE", help="Where trials are kept; .specdebug/bisect-*.sqlite unless given."
         ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the journal is kept under another name.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; the journal is kept as FILE.bak, in place of any there.")
+    ] = False,
     as_json: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="One JSON document, to a file or to stdout.")
     ] = None,
@@ -167,6 +169,7 @@ def bisect(
         path = journal or own_folder() / f"bisect-{identity}.sqlite"
         subject = plan.subject(over.value, str(path))
         with Journal(path, identity, f"{plan.what} over {over.value}, seed {seed}", fresh=fresh) as kept:
+            tell_kept(kept)
             search = Search(
                 plan.source,
                 kept,

@@ -19,7 +19,7 @@ from specdebug.cli.options import Content, Debug, Html, Junit, command_line
 from specdebug.cli.output import write
 from specdebug.cli.replay import open_library
 from specdebug.cli.results import check_files, json_file, tell_github, write_files
-from specdebug.cli.trials import command_of, confidence_of, own_folder
+from specdebug.cli.trials import command_of, confidence_of, own_folder, tell_kept
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ def flake(
             "--journal", metavar="FILE", help="Where trials are kept; .specdebug/flake-*.sqlite unless given."
         ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the journal is kept under another name.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; the journal is kept as FILE.bak, in place of any there.")
+    ] = False,
     as_json: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="One JSON document, to a file or to stdout.")
     ] = None,
@@ -110,6 +112,7 @@ def flake(
         path = journal or own_folder() / f"flake-{identity}.sqlite"
         question = Question(plan.what, claimed, level, str(path), plan.reproduce)
         with Journal(path, identity, f"the failure rate of {plan.what}, seed {seed}", fresh=fresh) as kept:
+            tell_kept(kept)
             sampling = Sampling(
                 plan.source,
                 kept,

@@ -18,7 +18,7 @@ from specdebug.cli.options import Content, Debug
 from specdebug.cli.output import check_writable, write, write_file
 from specdebug.cli.replay import open_library
 from specdebug.cli.results import check_files, json_file
-from specdebug.cli.trials import confidence_of, own_folder
+from specdebug.cli.trials import confidence_of, own_folder, tell_kept
 from specdebug.errors import SpecDebugError, did_you_mean
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ def minimise(
             "--journal", metavar="FILE", help="Where trials are kept; .specdebug/minimise-*.sqlite unless given."
         ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the journal is kept under another name.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; the journal is kept as FILE.bak, in place of any there.")
+    ] = False,
     as_json: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="One JSON document, to a file or to stdout.")
     ] = None,
@@ -105,6 +107,7 @@ def minimise(
         WarmPool(space.start, (name,), toggles, jobs) as pool,
         _watcher() as watcher,
     ):
+        tell_kept(kept)
         search = Minimiser(
             space,
             WarmOracle(pool, space, library.packs(space.start.probes), toggles),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
 
 from specdebug.errors import SpecDebugError
+
+if TYPE_CHECKING:
+    from specdebug.trials.journal import Journal
 
 _COMMAND = "specdebug.command"
 
@@ -41,6 +45,13 @@ def confidence_of(text: str) -> float:
     if rest or not 0.5 < value < 1:
         raise SpecDebugError(f"--confidence must be above 50% and below 100%, such as 0.95 or 95%, got {text!r}")
     return value
+
+
+def tell_kept(journal: Journal) -> None:
+    """Say on stderr where the journal is that ``--fresh`` put aside."""
+    if journal.kept is not None and sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(f"the journal of before is kept as {journal.kept}", file=sys.stderr, flush=True)
 
 
 def own_folder() -> Path:

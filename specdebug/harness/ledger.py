@@ -135,13 +135,14 @@ class Ledger:
             violations.append(explained(death, "", self.step, coredump))
         ordered = merge_violations(violations)
         requests = tuple(request.result() for request in self._requests.values())
+        interrupted = end.kind == "interrupted" and not self._done
         evidence = Evidence(
             reverts=self._reverts,
             probes_enabled=self._probes_enabled,
             sites_reached=sum(count > 0 for count in self._reached.values()),
             generated=sum(len(request.output_ids) for request in requests),
             impossible=self._impossible,
-            interrupted=end.kind == "interrupted" and not self._done,
+            interrupted=interrupted,
             begun=self.stage != START,
             idle_faults=tuple(self._idle_faults()),
         )
@@ -165,6 +166,7 @@ class Ledger:
             unavailable=self._unavailable,
             injections=tuple(self._injections),
             complete=self._done and 0 < self.planned_requests == self.finished_requests,
+            interrupted=interrupted,
             log_tail=end.log[-LOG_TAIL:],
         )
 

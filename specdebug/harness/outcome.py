@@ -140,7 +140,7 @@ class Outcome:
     ``stack``: what it ran on (device, versions, plan and who executed it), empty when that was never known.
     ``unavailable``: this machine lacks something that the arm needs, so its verdict says nothing of the code.
     ``injections``: what was done to it on purpose, in order. ``complete``: every planned request came to its end, so
-    that what was not found did not happen.
+    that what was not found did not happen. ``interrupted``: its worker was ended before it was done.
     """
 
     verdict: Verdict
@@ -161,6 +161,7 @@ class Outcome:
     unavailable: bool = False
     injections: tuple[Injection, ...] = ()
     complete: bool = False
+    interrupted: bool = False
 
     @property
     def ties(self) -> tuple[tuple[str, Tie], ...]:

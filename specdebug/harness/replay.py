@@ -112,7 +112,7 @@ class ArmRun:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """What became of an arm run; ``met`` is None where nothing was expected."""
+    """What became of an arm run; ``met`` is None where nothing was expected. One cut short has not met anything."""
 
     run: ArmRun
     outcome: Outcome
@@ -121,6 +121,8 @@ class ArmResult:
     def met(self) -> bool | None:
         if self.run.expectation is None:
             return None
+        if self.outcome.interrupted:
+            return False
         return self.run.expectation.met_by(self.outcome.verdict, self.outcome.signature)
 
 

@@ -13,6 +13,7 @@ from specdebug.targets.job import Job, WorkerEnd
 
 if TYPE_CHECKING:
     from specdebug.bundle.content import Bundle
+    from specdebug.engine.config import EngineConfig
     from specdebug.targets.pool import WorkerPool
 
 
@@ -47,7 +48,7 @@ class Weighed:
             return f"{place}: {what}; the request is sampled, so no margin is known"
         if self.gap is None or self.allowed is None:
             return f"{place}: {what}; how narrow that was could not be found out"
-        draft = f"draft {self.preferred} is {self.gap:.3g} of log-probability from the edge of the tree"
+        draft = f"what decides over draft {self.preferred} is {self.gap:.3g} of log-probability from even"
         token = f"the worse is {self.gap:.3g} logits below the best"
         return f"{place}: {what}; {draft if accepted else token}, rounding allows {self.allowed:.2g}"
 
@@ -78,14 +79,14 @@ def explain(pool: WorkerPool, bundle: Bundle, steps: Sequence[str]) -> tuple[Wei
     listener = _Scales()
     if heavy:
         limits = bundle.run.scenario.limits
-        payload = {"scale": _scale(bundle), "partings": heavy}
+        payload = {"scale": scale_of(bundle.run.config), "partings": heavy}
         pool.run([Job("weighing", TARGET, payload, limits.timeout_s, float(limits.memory_mb))], listener)
     weights = {id(parting): listener.weights.get(number, {}) for number, parting in enumerate(heavy)}
     return tuple(Weighed(parting, **weights.get(id(parting), {})) for parting in found)
 
 
-def _scale(bundle: Bundle) -> Scale:
-    config = bundle.run.config
+def scale_of(config: EngineConfig) -> Scale:
+    """What choices of an engine of that configuration are weighed on."""
     spec = config.speculative
     if spec is None:
         return Scale(config.model, None, config.dtype, None)

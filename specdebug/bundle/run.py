@@ -114,9 +114,13 @@ def versions_here(stack: Mapping[str, Any]) -> dict[str, str]:
 def changed_versions(recorded: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:
     """Versions that are not as recorded, a line each."""
     names = [*recorded, *(name for name in here if name not in recorded)]
-    absent = dict.fromkeys(STATED_SINCE, "not recorded")
-    pairs = ((name, recorded.get(name, absent.get(name, "none")), here.get(name, "none")) for name in names)
-    return tuple(f"{name}: recorded {before}, here {after}" for name, before, after in pairs if before != after)
+    unstated = {name for name in STATED_SINCE if name not in recorded}
+    pairs = ((name, recorded.get(name, "none"), here.get(name, "none")) for name in names)
+    return tuple(
+        f"{name}: {'not recorded' if name in unstated else f'recorded {before}'}, here {after}"
+        for name, before, after in pairs
+        if before != after
+    )
 
 
 def _first_step(before: Sequence[str], after: Sequence[str]) -> list[str]:

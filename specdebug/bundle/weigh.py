@@ -52,7 +52,11 @@ def _token(reference: DenseReference, parting: Parting) -> tuple[float, float, i
 
 
 def _draft(reference: DenseReference, scale: Scale, parting: Parting) -> tuple[float, float, int]:
-    """By how much the path that one trace accepted is in the tree, or is not."""
+    """By how much the path that one trace accepted is in the tree, or is not.
+
+    What was accepted beyond the end of an output was given to nobody, so its tokens are the reference's. Then it may as
+    well be one of these that was narrow: by how far it is better than the second best.
+    """
     import torch
 
     from specdebug.reference.tree import TreeShape, standing
@@ -60,9 +64,12 @@ def _draft(reference: DenseReference, scale: Scale, parting: Parting) -> tuple[f
     assert reference.head is not None
     assert scale.shape is not None
     path = list(parting.path)
-    while len(path) < parting.depth:  # accepted beyond the end of the output, which nobody was given
-        choices, _, _ = reference.judge([*parting.ids, *path, 0], len(parting.ids) + len(path))
-        path += choices
+    unseen: list[tuple[float, float]] = []
+    while len(path) < parting.depth:
+        token, lead, size = reference.next_token([*parting.ids, *path])
+        path.append(token)
+        unseen.append((lead, size))
     features = reference.features(parting.ids[:-1])
     found = standing(reference.head, torch.tensor(parting.ids), features, path, TreeShape(*scale.shape))
-    return abs(found.slack), found.size, path[-1]
+    gap, size = min([(abs(found.slack), found.size), *unseen], key=lambda each: each[0] / each[1])
+    return gap, size, path[-1]

@@ -105,6 +105,15 @@ class DenseReference:
         return choices, gaps, sizes
 
     @torch.no_grad()
+    def next_token(self, ids: Sequence[int]) -> tuple[int, float, float]:
+        """What greedy decoding says after ``ids``: the token, how far its logit stands above the second best, and the
+        largest magnitude among all logits there."""
+        states = self._states(ids)
+        logits = target_logits(self.weights, self.config, states.hidden[len(ids) - 1])
+        (best, second), (token, _) = (each.tolist() for each in logits.topk(2))
+        return token, best - second, float(logits.abs().max())
+
+    @torch.no_grad()
     def features(self, ids: Sequence[int]) -> Tensor:
         """What the draft head reads of the target at each of ``ids``: [n, H], or [n, 3H] for EAGLE-3."""
         if self.head is None:

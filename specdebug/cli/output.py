@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,9 +28,16 @@ def write(text: str) -> None:
     if sys.stdout is None:  # closed by whoever started us
         return
     encoding = sys.stdout.encoding or "utf-8"
-    try:
+    with _writing():
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
         sys.stdout.flush()
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """What :func:`write` says of a stdout that nobody reads, or that cannot be written to."""
+    try:
+        yield
     except BrokenPipeError:
         _discard_stdout()
     except OSError as error:
@@ -43,9 +52,10 @@ def show(renderable: RenderableType, *, fold: bool = True) -> None:
     if sys.stdout is None:
         return
     canvas = console()
-    with canvas.capture() as captured:
-        canvas.print(renderable, soft_wrap=not fold)
-    write("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
+    with _writing():  # a console touches its stream even while it captures
+        with canvas.capture() as captured:
+            canvas.print(renderable, soft_wrap=not fold)
+        write("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
 def check_writable(path: Path) -> None:

@@ -61,8 +61,9 @@ CASES = {
 }
 
 
-def interrupted(case: Case, name: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command, which gets the signal when ``case.done`` of its workers have ended."""
+def interrupted(case: Case, name: str, folder: Path, terminal: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command, which gets the signal when ``case.done`` of its workers have ended. ``terminal``: where it
+    prints, instead of to us."""
     if "b.specdebug" in case.argv:
         make_bundle(folder / "b.specdebug")
     (folder / "workers").mkdir()
@@ -70,7 +71,14 @@ def interrupted(case: Case, name: str, folder: Path) -> subprocess.CompletedProc
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("SGLANG_DEBUG_REVERT_PR", None)
     return subprocess.run(
-        [*argv, *case.argv], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        [*argv, *case.argv],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE if terminal is None else terminal,
+        stderr=subprocess.PIPE if terminal is None else terminal,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -107,6 +115,16 @@ def test_arms_that_were_interrupted_or_never_begun_are_said_to_be_so(tmp_path: P
         ("positions", "unknown", ["interrupted before it began"]),
         ("unreached", "unknown", ["interrupted before it began"]),
     ]
+
+
+def test_what_is_known_is_written_when_the_terminal_is_gone(tmp_path: Path) -> None:
+    ours, its = os.openpty()
+    os.close(ours)
+    ended = interrupted(CASES["replay"], "SIGHUP", tmp_path, its)
+    os.close(its)
+    assert ended.returncode == 129
+    for file, content in CASES["replay"].files.items():
+        assert content in (tmp_path / file).read_text()
 
 
 @pytest.mark.parametrize(("command", "name"), cases(""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from specdebug.bundle.partings import Parting, partings
 from specdebug.bundle.weigh import TARGET, Scale
 from specdebug.targets.job import Job, WorkerEnd
+from specdebug.targets.pool import WorkerStartError
 
 if TYPE_CHECKING:
     from specdebug.bundle.content import Bundle
@@ -73,14 +75,18 @@ class Weighed:
 
 
 def explain(pool: WorkerPool, bundle: Bundle, steps: Sequence[str]) -> tuple[Weighed, ...]:
-    """What parts the bundle's trace from ``steps``, in order; empty where the bundle's cannot be read."""
+    """What parts the bundle's trace from ``steps``, in order; empty where the bundle's cannot be read.
+
+    A KeyboardInterrupt passes through.
+    """
     found = partings(bundle.requests.requests, bundle.recorded.steps, steps) or ()
     heavy = [parting for parting in found if parting.kind in ("token", "draft")]
     listener = _Scales()
     if heavy:
         limits = bundle.run.scenario.limits
         payload = {"scale": scale_of(bundle.run.config), "partings": heavy}
-        pool.run([Job("weighing", TARGET, payload, limits.timeout_s, float(limits.memory_mb))], listener)
+        with contextlib.suppress(WorkerStartError):  # the arm's own result stands; that they were not weighed is said
+            pool.run([Job("weighing", TARGET, payload, limits.timeout_s, float(limits.memory_mb))], listener)
     weights = {id(parting): listener.weights.get(number, {}) for number, parting in enumerate(heavy)}
     return tuple(Weighed(parting, **weights.get(id(parting), {})) for parting in found)
 

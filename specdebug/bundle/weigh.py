@@ -64,6 +64,8 @@ def _draft(reference: DenseReference, scale: Scale, parting: Parting) -> tuple[f
     assert reference.head is not None
     assert scale.shape is not None
     path = list(parting.path)
+    if parting.depth > scale.shape[1]:  # no tree is so deep: the trace is not of this engine
+        return float("inf"), 1.0, path[-1]
     unseen: list[tuple[float, float]] = []
     while len(path) < parting.depth:
         token, lead, size = reference.next_token([*parting.ids, *path])

@@ -121,6 +121,9 @@ def main() -> None:
     """The ``specdebug`` command."""
     open_standard_streams()
     interrupts.listen()
-    code = run(sys.argv[1:])
-    interrupts.last()
+    try:
+        code = run(sys.argv[1:])
+        interrupts.last()
+    except KeyboardInterrupt:  # came between the two
+        code = interrupts.exit_code()
     sys.exit(code)

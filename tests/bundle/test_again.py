@@ -16,6 +16,7 @@ from specdebug.harness.library import Library
 from specdebug.harness.replay import Replay
 from specdebug.report.document import replay_document, to_json
 from specdebug.targets.job import WorkerEnd
+from specdebug.targets.pool import WorkerStartError
 from tests.bundle.bundles import MINI, arm_run
 from tests.bundle.test_weigh import narrowest, ranked
 from tests.harness.fakes import FakePool, ListSink
@@ -154,6 +155,19 @@ def test_what_cannot_be_weighed_is_not_excused(scenario: Path) -> None:
     assert told(answer)["status"] == "different"
     assert told(answer)["first_difference"]["gap"] is None
     assert "how narrow that was could not be found out" in "\n".join(answer.lines)
+
+
+def test_a_machine_that_starts_no_more_workers_does_not_lose_the_run(scenario: Path) -> None:
+    best, second, _ = ranked(narrowest())
+    serve = serving(second, best)
+
+    def refused(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        if job.name == "weighing":
+            raise WorkerStartError("no more processes")
+        ended: tuple[list[dict[str, Any]], WorkerEnd] = serve(job)
+        return ended
+
+    assert told(again(scenario, serving(best, best), refused))["status"] == "different"
 
 
 def test_an_interrupt_of_the_run_or_of_the_weighing_is_one(scenario: Path) -> None:

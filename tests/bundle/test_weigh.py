@@ -85,13 +85,18 @@ def test_a_draft_is_as_narrow_as_its_place_at_the_edge_of_the_tree() -> None:
     features = reference().features(ids[:-1])
     stand = {
         token: standing(reference().head, torch.tensor(ids), features, [token], TreeShape(*shape))  # type: ignore[arg-type]
-        for token in range(3, 200)
+        for token in range(3, 30)
     }
-    token = max(stand, key=lambda each: -stand[each].slack)  # one that is never drafted
+    token = min(stand, key=lambda each: stand[each].slack)  # the last that would be drafted
     found = weighed(Parting(1, "draft", "a.0", 0, 1, 2, ids, (token,), 1), shape=shape)
     assert found["gap"] == pytest.approx(-stand[token].slack, rel=1e-3)
     assert found["gap"] > found["allowed"]
     assert found["preferred"] == token
+
+
+def test_more_drafts_than_a_tree_is_deep_are_not_excused() -> None:
+    found = weighed(Parting(1, "draft", "a.0", 0, 10**9, 10**9 + 1, narrowest(), (5,), 10**9), shape=(1, 3, 4))
+    assert float(found["gap"]) == float("inf")
 
 
 def test_what_was_accepted_beyond_the_end_of_an_output_may_be_narrow_by_its_tokens() -> None:

@@ -134,7 +134,7 @@ def test_a_command_under_test_is_ended_too(command: str, name: str, tmp_path: Pa
     os.mkfifo(tmp_path / "alive")
     reader = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(reader, True)
-    script = f"[ -e ran ] && {{ exec 9>alive; kill -{name[3:]} $PPID; kill -INT $PPID; sleep 1000; }}; touch ran"
+    script = f"[ -e ran ] && {{ exec 9>alive; kill -{name[3:]} $PPID; kill -{name[3:]} $PPID; sleep 1000; }}; touch ran"
     argv = [sys.executable, "-m", "specdebug", "flake", "--json", "said.json", "--", "bash", "-c", script]
     ended = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 128 + getattr(signal, name), ended.stderr

@@ -13,7 +13,7 @@ import specdebug
 ROOT = Path(specdebug.__file__).resolve().parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "reproducible"),
+    ("errors", "interrupts", "reproducible"),
     ("configuration", "schema", "yamlio"),
     ("async_probe", "assets", "bisect", "content", "corpus", "minimise", "patching", "reference", "stats"),
     ("logs", "toggles"),

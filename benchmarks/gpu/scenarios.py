@@ -19,11 +19,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from specdebug import interrupts
 from specdebug.harness.library import Library
 from specdebug.harness.outcome import EXIT_CODES
 from specdebug.harness.plans import exists_in
 from specdebug.harness.preload import PRELOAD
-from specdebug.harness.replay import INTERRUPTED, ArmResult, ArmRun, Choices, plan, run_arms
+from specdebug.harness.replay import ArmResult, ArmRun, Choices, plan, run_arms
 from specdebug.report.document import arm_document
 from specdebug.report.progress import progress_on
 from specdebug.targets.pool import WorkerPool
@@ -90,7 +91,7 @@ def table(results: Sequence[ArmResult]) -> Table:
 def exit_code(results: Sequence[ArmResult], apart: Sequence[str], interrupted: bool) -> int:
     """What the module's documentation says; 130 after a Ctrl-C."""
     if interrupted:
-        return INTERRUPTED
+        return interrupts.exit_code()
     if apart or any(result.met is False and not result.outcome.unavailable for result in results):
         return EXIT_CODES["fail"]
     return EXIT_CODES["unknown" if any(result.outcome.unavailable for result in results) else "pass"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.soak.memory import Sample, Trend, trend
+from specdebug import interrupts
 from specdebug.harness.deaths import death_of
 from specdebug.harness.outcome import EXIT_CODES, Violation, merge_violations
-from specdebug.harness.replay import INTERRUPTED
 from specdebug.targets.job import WorkerEnd
 
 MOST_KEPT = 100
@@ -176,7 +176,7 @@ class Tally:
     def exit_code(self) -> int:
         """0 when nothing was found and memory is flat, 1 when not, 125 when too short to tell, 130 after a Ctrl-C."""
         if self.interrupted:
-            return INTERRUPTED
+            return interrupts.exit_code()
         if self.alarms or (self.judges_memory and self.memory == "grows"):
             return EXIT_CODES["fail"]
         return EXIT_CODES["unknown" if self.judges_memory and self.memory == "unknown" else "pass"]

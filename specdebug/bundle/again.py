@@ -1,14 +1,20 @@
-"""Replaying a bundle: the same arm once more, and whether it came out as recorded."""
+"""Replaying a bundle: the same arm once more, whether it came out as recorded, and if not, why.
+
+A float that rounds otherwise on another processor, device or torch may change a choice between two that are as good as
+each other, and with it the trace hash. That is told from a run that went otherwise: see ``explain.py``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from specdebug.bundle.content import Bundle, read_bundle
+from specdebug.bundle.explain import Weighed, explain
 from specdebug.bundle.run import (
     Traced,
     changed_versions,
@@ -18,27 +24,33 @@ from specdebug.bundle.run import (
     versions_here,
 )
 from specdebug.bundle.trust import check_trusted
-from specdebug.harness.replay import INTERRUPTED, Progress, Replay
+from specdebug.harness.replay import Progress, Replay
 from specdebug.harness.steplog import Recording
 from specdebug.toggles import Toggle
 
 if TYPE_CHECKING:
     from specdebug.targets.pool import WorkerPool
 
+Status = Literal["exact", "rounding", "different", "interrupted"]
+
 
 @dataclass(frozen=True)
 class Again:
-    """A bundle's run and its repetition, None where that was interrupted before it began."""
+    """A bundle's run and its repetition, None where that was interrupted before it began.
+
+    ``weighed``: what parts the two traces, None where that was not looked at.
+    """
 
     bundle: Bundle
     traced: Traced | None
     wall_s: float
+    weighed: tuple[Weighed, ...] | None = None
 
     @property
     def replay(self) -> Replay:
         """The repetition as a replay; what is asked for is its plain verdict."""
         results = () if self.traced is None else (self.traced.result,)
-        interrupted = self.traced is None or self.traced.interrupted
+        interrupted = self.traced is None or self.traced.interrupted or self.status == "interrupted"
         return Replay(self.bundle.run.scenario, results, self.wall_s, interrupted)
 
     @cached_property
@@ -55,9 +67,34 @@ class Again:
         return changed_versions(self.bundle.versions, versions_here(stack))
 
     @property
+    def status(self) -> Status:
+        """``exact``: verdict, signature and trace hash are as recorded. ``rounding``: verdict and signature are, and
+        the first other choice of every request was as narrow as rounding is wide. Else ``different``."""
+        if self.traced is None or self.traced.interrupted:
+            return "interrupted"
+        if not self.differences:
+            return "exact"
+        if self.weighed is None and self._other_trace:
+            return "interrupted"
+        now, recorded = self.traced.result.outcome, self.bundle.recorded
+        alike = (now.verdict, now.signature) == (recorded.verdict, recorded.signature)
+        return "rounding" if alike and self.weighed and all(one.narrow for one in self.weighed) else "different"
+
+    @property
+    def _other_trace(self) -> bool:
+        assert self.traced is not None
+        return self.traced.result.outcome.trace_hash != self.bundle.recorded.trace_hash
+
+    @property
     def reproduced(self) -> bool | None:
         """Whether verdict, signature and trace hash are as recorded; None for a run that was cut short."""
-        return None if self.replay.exit_code == INTERRUPTED else not self.differences
+        return None if self.status == "interrupted" else self.status == "exact"
+
+    @property
+    def first_difference(self) -> Weighed | None:
+        """The first choice that rounding does not explain; if it explains all of them, the first."""
+        found = self.weighed or ()
+        return next((one for one in found if not one.narrow), next(iter(found), None))
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -67,7 +104,15 @@ class Again:
             return (f"interrupted; recorded is {recorded.verdict}, {recorded.signature or 'no signature'}",)
         if self.reproduced:
             return (f"reproduced: verdict, signature and trace hash {recorded.trace_hash} are as recorded",)
-        told = [f"not as recorded in {self.bundle.path}:", *(f"  {line}" for line in self.differences)]
+        first = self.first_difference
+        if self.status == "rounding" and first is not None:
+            others = len(self.weighed or ()) - 1
+            more = f" ({others} more of its kind)" if others else ""
+            told = [f"same verdict and signature; other hash by rounding: {first.text}{more}"]
+        else:
+            told = [f"not as recorded in {self.bundle.path}:", *(f"  {line}" for line in self.differences)]
+            if first is not None:
+                told.append(f"  {'by rounding' if first.narrow else 'not by rounding'}: {first.text}")
         if self.versions:
             told += ["this machine differs from the one the bundle is from:", *(f"  {line}" for line in self.versions)]
         return tuple(told)
@@ -79,6 +124,9 @@ class Again:
             "bundle": {
                 "path": self.bundle.path,
                 "reproduced": self.reproduced,
+                "status": self.status,
+                "first_difference": None if self.first_difference is None else self.first_difference.to_dict(),
+                "choices": [one.to_dict() for one in self.weighed or ()],
                 "recorded": {
                     "verdict": recorded.verdict,
                     "signature": recorded.signature,
@@ -121,4 +169,8 @@ def run_again(
         limits = replace(scenario.limits, timeout_s=timeout_s)
         bundle = replace(bundle, run=replace(bundle.run, scenario=replace(scenario, limits=limits)))
     traced = run_traced(pool, bundle, bundle.run, progress, recording)
-    return Again(bundle, traced, time.monotonic() - began)
+    weighed = None
+    if traced is not None and not traced.interrupted:
+        with contextlib.suppress(KeyboardInterrupt):
+            weighed = explain(pool, bundle, traced.steps)
+    return Again(bundle, traced, time.monotonic() - began, weighed)

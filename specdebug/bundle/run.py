@@ -20,6 +20,9 @@ from specdebug.targets.stack import driver_version, versions
 if TYPE_CHECKING:
     from specdebug.targets.pool import WorkerPool
 
+STATED_SINCE = ("cpu", "cpu capability", "blas", "numpy", "threads", "settings", "dtype")
+"""Versions that older bundles do not state."""
+
 MAX_SHOWN = 160
 """Characters of a step in a difference."""
 
@@ -100,6 +103,8 @@ def versions_here(stack: Mapping[str, Any]) -> dict[str, str]:
         **versions(),
         "os": platform.platform(),
         "machine": platform.machine(),
+        **stack.get("arithmetic", {}),
+        "dtype": stack.get("dtype"),
         "driver": driver_version(),
         "device": " ".join(str(stack[key]) for key in ("device", "name", "executor") if key in stack) or None,
     }
@@ -109,8 +114,13 @@ def versions_here(stack: Mapping[str, Any]) -> dict[str, str]:
 def changed_versions(recorded: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:
     """Versions that are not as recorded, a line each."""
     names = [*recorded, *(name for name in here if name not in recorded)]
+    unstated = {name for name in STATED_SINCE if name not in recorded}
     pairs = ((name, recorded.get(name, "none"), here.get(name, "none")) for name in names)
-    return tuple(f"{name}: recorded {before}, here {after}" for name, before, after in pairs if before != after)
+    return tuple(
+        f"{name}: {'not recorded' if name in unstated else f'recorded {before}'}, here {after}"
+        for name, before, after in pairs
+        if before != after
+    )
 
 
 def _first_step(before: Sequence[str], after: Sequence[str]) -> list[str]:

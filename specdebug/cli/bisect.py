@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdebug import interrupts
 from specdebug.cli import complete
 from specdebug.cli.bisect_plan import Over, Plan, over_commits, over_faults, over_scenario, over_toggles_of_command
 from specdebug.cli.options import (
@@ -30,7 +31,7 @@ from specdebug.cli.options import (
 )
 from specdebug.cli.output import write
 from specdebug.cli.results import check_files, tell_github, write_files
-from specdebug.cli.trials import command_of, confidence_of, own_folder, terminable
+from specdebug.cli.trials import command_of, confidence_of, own_folder, tell_kept
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from specdebug.trials.search import Findings, Watcher
 
 UNDECIDED = 125
-INTERRUPTED = 130
 
 
 class Executor(StrEnum):
@@ -127,7 +127,9 @@ def bisect(
             "--journal", metavar="FILE", help="Where trials are kept; .specdebug/bisect-*.sqlite unless given."
         ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the journal is kept under another name.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; the journal is kept as FILE.bak, in place of any there.")
+    ] = False,
     as_json: Json = False,
     json_file: JsonFile = None,
     html: Html = None,
@@ -186,7 +188,7 @@ def bisect(
         plan = over_toggles_of_command(command, content, level, seed, jobs=jobs or 1, timeout=timeout)
     if executor is Executor.RAY:
         plan = plan.on_ray(ray_address, jobs)
-    with contextlib.closing(plan.source), terminable():
+    with contextlib.closing(plan.source), interrupts.held():
         from specdebug.trials.command import digest_of
         from specdebug.trials.journal import Journal
         from specdebug.trials.search import Search
@@ -195,6 +197,7 @@ def bisect(
         path = journal or own_folder() / f"bisect-{identity}.sqlite"
         subject = plan.subject(over.value, str(path))
         with Journal(path, identity, f"{plan.what} over {over.value}, seed {seed}", fresh=fresh) as kept:
+            tell_kept(kept)
             search = Search(
                 plan.source,
                 kept,
@@ -284,7 +287,7 @@ def _pass_on(
 def _exit_code(findings: Findings) -> int:
     if findings.trouble is not None:
         return findings.trouble.exit_code
-    return {"answered": 0, "interrupted": INTERRUPTED}.get(findings.reason, UNDECIDED)
+    return {"answered": 0, "interrupted": interrupts.exit_code()}.get(findings.reason, UNDECIDED)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from specdebug import interrupts
 from specdebug.cli import complete
 from specdebug.cli.options import (
     Content,
@@ -32,6 +33,7 @@ from specdebug.cli.results import check_files
 from specdebug.errors import CannotRunHere
 
 
+@interrupts.held()
 def bundle(
     file: File,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.specdebug", help="Where to write it.")],
@@ -85,7 +87,7 @@ def bundle(
         with progress() as watcher:
             traced = run_traced(pool, library, run, watcher)
     if traced is None:
-        return harness.INTERRUPTED
+        return interrupts.exit_code()
     if traced.result.outcome.unavailable:
         raise CannotRunHere(f"no bundle written: {traced.result.outcome.detail}")
     answer = harness.Replay(scenario, (traced.result,), time.monotonic() - began, traced.interrupted)
@@ -95,7 +97,7 @@ def bundle(
     if traced.interrupted:
         if as_json:
             write(to_json(document))
-        return harness.INTERRUPTED
+        return interrupts.exit_code()
     requests = library.workload(run.scenario, run.arm, run.seed)
     here = versions_here(traced.result.outcome.stack)
     write_bundle(output, traced, requests, here, document, force)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from specdebug import interrupts
 from specdebug.cli import complete
 from specdebug.cli.options import (
     Content,
@@ -27,10 +28,12 @@ from specdebug.cli.options import (
 )
 from specdebug.cli.output import show, write
 from specdebug.cli.replay import open_library, progress, workers
+from specdebug.cli.replay_scenarios import tell
 from specdebug.cli.results import ReplayFiles
 from specdebug.errors import SpecDebugError
 
 
+@interrupts.held()
 def compare(
     file: File,
     arm: Annotated[
@@ -79,8 +82,8 @@ def compare(
         recording = files.recording()
         with progress() as watcher:
             answer = harness.replay(pool, library, scenario, choices, watcher, recording)
-        if answer.interrupted:
-            return answer.exit_code
+        if answer.interrupted:  # there is nothing to compare; what is known of each arm is told
+            return tell(answer, files, recording, as_json=as_json)
         left, right = (result.outcome for result in answer.results)
         decode = decoder(load_tokenizer(engine_config(scenario, names[0]).model))
         comparison = comparing.compare((names[0], names[1]), (left, right), decode)

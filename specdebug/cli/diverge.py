@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from specdebug import interrupts
 from specdebug.cli import complete
 from specdebug.cli.options import (
     Content,
@@ -32,6 +33,7 @@ from specdebug.cli.results import check_files
 from specdebug.errors import SpecDebugError
 
 
+@interrupts.held()
 def diverge(
     file: File,
     arm: Annotated[

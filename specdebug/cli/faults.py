@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdebug import interrupts
 from specdebug.cli import complete
 from specdebug.cli.options import Debug, Html, Jobs, Json, JsonFile, OnDevice, command_line, engine_overrides
 from specdebug.cli.output import show, write
 from specdebug.cli.results import check_files, tell_github, write_files
-from specdebug.cli.trials import terminable
 
 if TYPE_CHECKING:
     from specdebug.harness.fault_matrix import FaultMatrix
@@ -99,7 +99,7 @@ def verify(
     check_files(html, json_file)
     on = str(engine_overrides(device, None, None).get("device", "cpu"))
     began = time.monotonic()
-    with terminable():
+    with interrupts.held():
         with _watcher() as watcher:
             matrix = run_matrix(kinds, seeds, jobs, open_library(None), watcher, on)
         if matrix.made or matrix.trouble is None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdebug import interrupts
 from specdebug.cli import complete
 from specdebug.cli.options import (
     Content,
@@ -33,7 +34,7 @@ from specdebug.cli.options import (
 from specdebug.cli.output import write
 from specdebug.cli.replay import open_library
 from specdebug.cli.results import check_files, tell_github, write_files
-from specdebug.cli.trials import command_of, confidence_of, own_folder, terminable
+from specdebug.cli.trials import command_of, confidence_of, own_folder, tell_kept
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from specdebug.trials.source import TrialSource
 
 UNDECIDED = 125
-INTERRUPTED = 130
 
 MAX_TRIALS = 1000
 """Unless the command line says otherwise, or a claim needs more than a quarter of that when nothing fails."""
@@ -103,7 +103,9 @@ def flake(
             "--journal", metavar="FILE", help="Where trials are kept; .specdebug/flake-*.sqlite unless given."
         ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the journal is kept under another name.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; the journal is kept as FILE.bak, in place of any there.")
+    ] = False,
     as_json: Json = False,
     json_file: JsonFile = None,
     junit: Junit = None,
@@ -133,7 +135,7 @@ def flake(
     check_files(json_file, junit, html)
     engine = engine_of_scenario(ctx, scenario, device, dtype, backend, page_size)
     plan = _plan(command_of(ctx), scenario, arm, revert or (), content, engine, jobs=jobs, timeout=timeout)
-    with contextlib.closing(plan.source), terminable():
+    with contextlib.closing(plan.source), interrupts.held():
         from specdebug.report.flake import Question
         from specdebug.stats.intervals import anytime_interval, narrow_enough
         from specdebug.trials.command import digest_of
@@ -149,6 +151,7 @@ def flake(
         path = journal or own_folder() / f"flake-{identity}.sqlite"
         question = Question(plan.what, claimed, level, str(path), plan.reproduce)
         with Journal(path, identity, f"the failure rate of {plan.what}, seed {seed}", fresh=fresh) as kept:
+            tell_kept(kept)
             sampling = Sampling(
                 plan.source,
                 kept,
@@ -285,7 +288,7 @@ def _exit_code(sampled: Sampled, question: Question) -> int:
     if sampled.trouble is not None:
         return sampled.trouble.exit_code
     if sampled.reason == "interrupted":
-        return INTERRUPTED
+        return interrupts.exit_code()
     if question.claim is not None:
         return {True: 0, False: 1, None: UNDECIDED}[decision(sampled, question.claim)]
     if sampled.tally.failures:

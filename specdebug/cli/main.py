@@ -2,7 +2,7 @@
 
 Exit codes: 0 and 1 say whether what was asked holds, 125 that it could not be decided (``git bisect run``
 skips such a commit), 2 is the user's to mend (one line, ``error: ...``), 3 is a fault of specdebug itself,
-130 Ctrl-C.
+128 and a signal's number what one cut short.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specdebug import __version__, configuration
+from specdebug import __version__, configuration, interrupts
 from specdebug.cli import (
     bisect,
     bundle,
@@ -99,9 +99,11 @@ def run(argv: Sequence[str]) -> int:
         code = command.main(list(argv) or ["--help"], "specdebug", standalone_mode=False, default_map=settings)
         return code if isinstance(code, int) else 0
     except SpecDebugError as error:
-        return _failed([str(each) for each in problems_in(error)], error.exit_code, error)
+        # Where the terminal went away, what was to be written to it fails because of that.
+        code = interrupts.exit_code() if interrupts.was_heard() else error.exit_code
+        return _failed([str(each) for each in problems_in(error)], code, error)
     except (KeyboardInterrupt, typer.Abort):
-        return 130
+        return interrupts.exit_code()
     except _USAGE as error:
         return _failed([_one_line(error)], 2, error)
     except Exception as error:
@@ -142,4 +144,10 @@ def _failed(messages: Sequence[str], code: int, error: BaseException) -> int:
 def main() -> None:
     """The ``specdebug`` command."""
     open_standard_streams()
-    sys.exit(run(sys.argv[1:]))
+    interrupts.listen()
+    try:
+        code = run(sys.argv[1:])
+        interrupts.last()
+    except KeyboardInterrupt:  # came between the two
+        code = interrupts.exit_code()
+    sys.exit(code)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdebug import interrupts
 from specdebug.cli import complete
 from specdebug.cli.options import (
     Content,
@@ -31,7 +32,7 @@ from specdebug.cli.options import (
 from specdebug.cli.output import check_writable, write, write_file
 from specdebug.cli.replay import open_library
 from specdebug.cli.results import check_files
-from specdebug.cli.trials import confidence_of, own_folder, terminable
+from specdebug.cli.trials import confidence_of, own_folder, tell_kept
 from specdebug.errors import SpecDebugError, did_you_mean
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from specdebug.trials.journal import Journal
 
 UNDECIDED = 125
-INTERRUPTED = 130
 
 
 def minimise(
@@ -84,7 +84,9 @@ def minimise(
             "--journal", metavar="FILE", help="Where trials are kept; .specdebug/minimise-*.sqlite unless given."
         ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the journal is kept under another name.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; the journal is kept as FILE.bak, in place of any there.")
+    ] = False,
     as_json: Json = False,
     json_file: JsonFile = None,
     device: OnDevice = None,
@@ -134,11 +136,12 @@ def minimise(
     path = journal or own_folder() / f"minimise-{identity}.sqlite"
     subject = Subject(what, len(space.start.workload), str(output), str(path), level)
     with (
-        terminable(),
+        interrupts.held(),
         Journal(path, identity, f"minimising {what}, seed {seed}, {jobs} at a time", fresh=fresh) as kept,
         WarmPool(space.start, (name,), toggles, jobs) as pool,
         _watcher() as watcher,
     ):
+        tell_kept(kept)
         search = Minimiser(
             space,
             WarmOracle(pool, space, library.packs(space.start.probes), toggles),
@@ -226,7 +229,7 @@ def _publish(summary: Summary[Scenario], subject: Subject, json_file: Path | Non
 def _exit_code(summary: Summary[Scenario]) -> int:
     if summary.trouble is not None:
         return summary.trouble.exit_code
-    return {"done": 0, "interrupted": INTERRUPTED}.get(summary.reason, UNDECIDED)
+    return {"done": 0, "interrupted": interrupts.exit_code()}.get(summary.reason, UNDECIDED)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdebug import interrupts
 from specdebug.bundle import ENDING
 from specdebug.cli import complete
 from specdebug.cli.options import (
@@ -51,6 +52,7 @@ class Mode(StrEnum):
     RECORD = "record"
 
 
+@interrupts.held()
 def replay(
     ctx: typer.Context,
     files: Annotated[
@@ -197,14 +199,16 @@ def _replay_bundle(
 
         return to_json(replay_document(again.replay) | again.to_dict())
 
-    if as_json:
-        write(document())
-    else:
-        from specdebug.report.terminal import render_replay
+    try:
+        if as_json:
+            write(document())
+        else:
+            from specdebug.report.terminal import render_replay
 
-        show(render_replay(again.replay))
-        write("\n".join(map(shown, again.lines)))
-    files.write(again.replay, recording, lambda: document() + "\n")
+            show(render_replay(again.replay))
+            write("\n".join(map(shown, again.lines)))
+    finally:
+        files.write(again.replay, recording, lambda: document() + "\n")
     return again.replay.exit_code
 
 

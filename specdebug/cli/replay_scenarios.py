@@ -19,7 +19,7 @@ from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
     from specdebug.harness.library import Library
-    from specdebug.harness.replay import Choices, Progress
+    from specdebug.harness.replay import Choices, Progress, Replay
     from specdebug.harness.replays import Plan, Replays
     from specdebug.harness.steplog import Recording
     from specdebug.targets.pool import WorkerPool
@@ -118,13 +118,13 @@ def run_plans(
 ) -> int:
     """Run them, keep which arms failed, report, and return the exit code."""
     from specdebug.harness.last_failed import LastFailed
-    from specdebug.harness.replays import is_cut_short, replay_all
+    from specdebug.harness.replays import replay_all
 
     recording = wanted.recording()
     with watching as watcher:
         answer = replay_all(pool, library, plans, watcher, recording)
     results = [result for replay in answer.replays for result in replay.results]
-    known = [result for result in results if not (answer.interrupted and is_cut_short(result))]
+    known = [result for result in results if not result.outcome.interrupted]
     LastFailed.read(FOLDER).update(known, own_folder)
     if answer.trouble is not None and (isinstance(wanted, ReplayFiles) or not results):
         raise answer.trouble
@@ -136,20 +136,28 @@ def run_plans(
 
 def _report(answer: Replays, recording: Recording | None, wanted: Wanted, *, as_json: bool) -> None:
     """The report on stdout, then the files, also where stdout is gone."""
-    from specdebug.report.document import replay_document, to_json
+    from specdebug.report.document import to_json
     from specdebug.report.replays import render_replays, replays_document
-    from specdebug.report.terminal import render_replay
 
     if isinstance(wanted, ReplayFiles):
         (alone,) = answer.replays
-        text = to_json(replay_document(alone))
-        try:
-            write(text) if as_json else show(render_replay(alone))
-        finally:
-            wanted.write(alone, recording, lambda: text + "\n")
-    else:
-        text = to_json(replays_document(answer))
-        try:
-            write(text) if as_json else show(render_replays(answer))
-        finally:
-            wanted.write(answer, recording, text)
+        tell(alone, wanted, recording, as_json=as_json)
+        return
+    text = to_json(replays_document(answer))
+    try:
+        write(text) if as_json else show(render_replays(answer))
+    finally:
+        wanted.write(answer, recording, text)
+
+
+def tell(answer: Replay, wanted: ReplayFiles, recording: Recording | None, *, as_json: bool) -> int:
+    """Say what became of one scenario on stdout, then in files, also where stdout is gone; return the exit code."""
+    from specdebug.report.document import replay_document, to_json
+    from specdebug.report.terminal import render_replay
+
+    text = to_json(replay_document(answer))
+    try:
+        write(text) if as_json else show(render_replay(answer))
+    finally:
+        wanted.write(answer, recording, lambda: text + "\n")
+    return answer.exit_code

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from specdebug import interrupts
 from specdebug.cli import complete, toggles_check
 from specdebug.cli.options import (
     Content,
@@ -61,6 +62,7 @@ def show_toggle(number: Number, as_json: Json = False, content: Content = None, 
 
 
 @app.command("verify")
+@interrupts.held()
 def verify(
     numbers: Annotated[
         list[str] | None,

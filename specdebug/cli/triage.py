@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from specdebug import interrupts
 from specdebug.cli.options import Content, Debug, Jobs, Json, JsonFile
 from specdebug.cli.output import show, write, write_file
 from specdebug.cli.replay import open_library, progress, workers
@@ -24,6 +25,9 @@ QUIET_S = 3.0
 MAX_NAME = 4096
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from specdebug.harness.library import Library
     from specdebug.logs.scan import Scan
     from specdebug.triage.candidates import Candidate
     from specdebug.triage.run import Tried
@@ -48,7 +52,6 @@ def triage(
     did, 125 when none does.
     """
     from specdebug.logs.scan import scan
-    from specdebug.triage.candidates import candidates, commands
 
     check_files(json_file)
     name = "stdin" if log == "-" else log
@@ -61,17 +64,27 @@ def triage(
     except ValueError:  # a zero byte in its name
         raise LogError(f"{shown}: is no name of a file") from None
     library = open_library(content)
+    return _answer(name, found, library, run=run, jobs=jobs, as_json=as_json, json_file=json_file)
+
+
+@interrupts.held()
+def _answer(
+    name: str, found: Scan, library: Library, *, run: bool, jobs: int, as_json: bool, json_file: Path | None
+) -> int:
+    """Rank the candidates, try them if that is wanted, and say all of it."""
+    from specdebug.triage.candidates import candidates, commands
+
     best = candidates(found, library)
     tried: tuple[Tried, ...] = ()
-    interrupted, trouble = False, None
+    cut_short, trouble = False, None
     if run and best and found.main is not None:
         from specdebug.triage import run as trying
 
         try:
             with workers(jobs) as pool, progress() as watcher:
-                tried, interrupted = trying.try_out(pool, library, best, found.main, watcher)
+                tried, cut_short = trying.try_out(pool, library, best, found.main, watcher)
         except KeyboardInterrupt:
-            interrupted = True
+            cut_short = True
         except SpecDebugError as error:  # what the log told is said all the same
             trouble = error
     told = commands(found, best, library)
@@ -83,13 +96,13 @@ def triage(
     else:
         from specdebug.report.triage import render_triage
 
-        show(render_triage(shown, found, best, told, tried), fold=False)
+        show(render_triage(one_line(name, MAX_NAME), found, best, told, tried), fold=False)
     if json_file is not None:
         write_file(json_file, document + "\n")
     if trouble is not None:
         raise trouble
-    if interrupted:
-        return 130
+    if cut_short:
+        return interrupts.exit_code()
     if found.main is None:
         return 1
     return 125 if run and not any(one.alike for one in tried) else 0

@@ -1,20 +1,19 @@
-"""What commands that run trials share: a command after ``--``, a place for journals, an orderly end."""
+"""What commands that run trials share: a command after ``--``, a place for journals."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from specdebug.cli.old_calls import OldJson
 from specdebug.errors import SpecDebugError
+
+if TYPE_CHECKING:
+    from specdebug.trials.journal import Journal
 
 _COMMAND = "specdebug.command"
 
@@ -52,6 +51,13 @@ def confidence_of(text: str) -> float:
     return value
 
 
+def tell_kept(journal: Journal) -> None:
+    """Say on stderr where the journal is that ``--fresh`` put aside."""
+    if journal.kept is not None and sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(f"the journal of before is kept as {journal.kept}", file=sys.stderr, flush=True)
+
+
 def own_folder() -> Path:
     """Where journals lie that nobody named a place for; git is told to leave it alone."""
     folder = Path(".specdebug")
@@ -59,21 +65,3 @@ def own_folder() -> Path:
         folder.mkdir()
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")
     return folder
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Take a request to end for a Ctrl-C: what runs is ended, and what is known is reported."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -15,13 +15,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from specdebug import interrupts
 from specdebug.diverge.align import Difference, in_lockstep, same_schedule
 from specdebug.diverge.judge import Pairs, Rounding, compared, judge, next_sites
 from specdebug.diverge.stream import Step, read
 from specdebug.diverge.values import ValueDifference
 from specdebug.diverge.worker import TARGET
 from specdebug.harness.outcome import EXIT_CODES, Outcome
-from specdebug.harness.replay import INTERRUPTED, ArmRun, Library, Progress, run_arms
+from specdebug.harness.replay import ArmRun, Library, Progress, run_arms
 from specdebug.harness.scenario_model import OracleSpec, Scenario
 from specdebug.targets.job import Job
 from specdebug.targets.machine_failure import MachineFailed
@@ -81,9 +82,9 @@ class Divergence:
 
     @property
     def exit_code(self) -> int:
-        """0 nothing diverged, 1 something did, 125 there is no telling, 130 after a Ctrl-C."""
+        """0 nothing diverged, 1 something did, 125 there is no telling, 128 + N after signal N."""
         if self.interrupted:
-            return INTERRUPTED
+            return interrupts.exit_code()
         if self.reason:
             return EXIT_CODES["unknown"]
         return 1 if self.first is not None else 0
@@ -156,7 +157,10 @@ class Diverging:
             if outcome.unavailable or not stream:
                 why = outcome.detail or "it made no step"
                 return dataclasses.replace(answer, reason=f"arm {name} could not be run: {why}")
-        return self._in_lockstep(answer, *streams) if answer.alike else self._by_request(answer, *streams)
+        try:
+            return self._in_lockstep(answer, *streams) if answer.alike else self._by_request(answer, *streams)
+        except KeyboardInterrupt:
+            return dataclasses.replace(answer, interrupted=True)
 
     def _in_lockstep(self, answer: Divergence, left: Sequence[Step], right: Sequence[Step]) -> Divergence:
         found = list(islice(in_lockstep(left, right), LOOK_AHEAD))
@@ -186,7 +190,9 @@ class Diverging:
             keep = tuple(sorted({(part.step, part.call, part.descriptor.site) for part in parts}))
             runs.append(_recorded(run, f"{side + 1}: {run.arm}, again", folder=str(folder), keep=keep))
         if pairs:
-            results, _ = run_arms(self._pool, self._library, runs, self._progress)
+            results, interrupted = run_arms(self._pool, self._library, runs, self._progress)
+            if interrupted:
+                raise KeyboardInterrupt
             for result in results:
                 if result.outcome.machine is not None:
                     raise MachineFailed(result.outcome.machine)

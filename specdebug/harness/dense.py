@@ -105,16 +105,31 @@ class DenseReference:
         return choices, gaps, sizes
 
     @torch.no_grad()
+    def next_token(self, ids: Sequence[int]) -> tuple[int, float, float]:
+        """What greedy decoding says after ``ids``: the token, how far its logit stands above the second best, and the
+        largest magnitude among all logits there."""
+        states = self._states(ids)
+        logits = target_logits(self.weights, self.config, states.hidden[len(ids) - 1])
+        (best, second), (token, _) = (each.tolist() for each in logits.topk(2))
+        return token, best - second, float(logits.abs().max())
+
+    @torch.no_grad()
+    def features(self, ids: Sequence[int]) -> Tensor:
+        """What the draft head reads of the target at each of ``ids``: [n, H], or [n, 3H] for EAGLE-3."""
+        if self.head is None:
+            raise ValueError("no draft head was loaded")
+        states = self._states(ids)
+        return (states.aux if self.head.is_eagle3 else states.hidden)[: len(ids)]
+
+    @torch.no_grad()
     def draft_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]:
         """Draft keys (rotated) and values of positions [0, stop), each float32 [stop, Hkv, D].
 
         Position p is written from token p+1 and the target's state at p, so ``stop`` is less than
         ``len(ids)``.
         """
-        if self.head is None:
-            raise ValueError("no draft head was loaded")
-        states = self._states(ids[:stop])
-        hidden = (states.aux if self.head.is_eagle3 else states.hidden)[:stop]
+        hidden = self.features(ids[:stop])
+        assert self.head is not None  # for the type checker: just asked for
         k, v = draft_kv(self.head, torch.tensor(ids[1 : stop + 1]), hidden, torch.arange(stop))
         return k.transpose(-2, -3), v.transpose(-2, -3)
 

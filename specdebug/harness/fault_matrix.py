@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specdebug import interrupts
 from specdebug.errors import SpecDebugError
 from specdebug.faults.acts import anywhere
 from specdebug.faults.model import FaultClass
 from specdebug.harness.outcome import Outcome, Verdict
-from specdebug.harness.replay import INTERRUPTED
 
 PROMPT = 1
 """Steps within which an injection ought to be caught."""
@@ -235,11 +235,11 @@ class FaultMatrix:
 
     @property
     def exit_code(self) -> int:
-        """0 when all damage was seen and nothing else was, 1 when not, 130 after a Ctrl-C, the trouble's own."""
+        """0 when all damage was seen and nothing else was, 1 when not, 128 + N after signal N, the trouble's own."""
         if self.trouble is not None:
             return self.trouble.exit_code
         if self.interrupted:
-            return INTERRUPTED
+            return interrupts.exit_code()
         return 1 if self.problems else 0
 
     def to_dict(self) -> dict[str, Any]:

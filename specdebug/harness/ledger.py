@@ -40,6 +40,9 @@ TIE = tuple(field.name for field in fields(Tie))
 TRACED = ("step", "kind", "rids", "emitted", "accept", "cached", "finished", "retracted")
 """What of a step enters the trace hash: everything a step decides, nothing of how long it took."""
 
+START = "start"
+"""The stage before the first that a worker reports."""
+
 LOG_TAIL = 4000
 """Characters of a worker's log kept in its outcome."""
 
@@ -85,7 +88,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.step = 0
-        self.stage = "start"
+        self.stage = START
         self.activity = ""
         """What the engine is busy with beside its steps, such as ``compiling a kernel``; empty most of the time."""
         self.planned_requests = 0
@@ -143,13 +146,15 @@ class Ledger:
             violations.append(explained(death, "", self.step, coredump))
         ordered = merge_violations(violations)
         requests = tuple(request.result() for request in self._requests.values())
+        interrupted = end.kind == "interrupted" and not self._done
         evidence = Evidence(
             reverts=self._reverts,
             probes_enabled=self._probes_enabled,
             sites_reached=sum(count > 0 for count in self._reached.values()),
             generated=sum(len(request.output_ids) for request in requests),
             impossible=impossible,
-            interrupted=end.kind == "interrupted",
+            interrupted=interrupted,
+            begun=self.stage != START,
             idle_faults=tuple(self._idle_faults()),
         )
         verdict, reasons = decide(ordered, evidence)
@@ -174,6 +179,7 @@ class Ledger:
             machine=machine,
             injections=tuple(self._injections),
             complete=self._done and 0 < self.planned_requests == self.finished_requests,
+            interrupted=interrupted,
             log_tail=end.log[-LOG_TAIL:],
         )
 

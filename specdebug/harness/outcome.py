@@ -143,6 +143,7 @@ class Outcome:
     ``machine``: what of the machine failed the arm, None if nothing did.
     ``injections``: what was done to it on purpose, in order. ``complete``: every planned request came to its end, so
     that what was not found did not happen. ``looks``: by oracle, how often it compared something with the reference.
+    ``interrupted``: its worker was ended before it was done.
     """
 
     verdict: Verdict
@@ -165,6 +166,7 @@ class Outcome:
     complete: bool = False
     machine: MachineFailure | None = None
     looks: Mapping[str, int] = field(default_factory=dict)
+    interrupted: bool = False
 
     @property
     def ties(self) -> tuple[tuple[str, Tie], ...]:
@@ -255,7 +257,8 @@ class Evidence:
     ``reverts``: per reverted fix (by number), how often each of its edits ran. ``probes_enabled``: how many
     probe sites the packs switched on, ``sites_reached``: how many of those were evaluated at least once.
     ``generated``: tokens emitted. ``impossible``: why the run could not take place at all, if so. ``idle_faults``: what
-    is to be said of declared faults that were never injected, or changed nothing.
+    is to be said of declared faults that were never injected, or changed nothing. ``interrupted``: its worker was ended
+    before it was done; ``begun``: the worker had reported something by then.
     """
 
     reverts: Mapping[str, Mapping[str, int]]
@@ -264,22 +267,25 @@ class Evidence:
     generated: int
     impossible: str | None = None
     interrupted: bool = False
+    begun: bool = True
     idle_faults: tuple[str, ...] = ()
 
 
 def decide(violations: Sequence[Violation], evidence: Evidence) -> tuple[Verdict, tuple[str, ...]]:
     """Verdict of a run and, unless it is a plain pass or fail, the reasons.
 
-    Unknown, in the absence of violations, is a run that was interrupted or could not take place; one in
-    which none of a reverted fix's edits ever ran (a fix whose edits lie on exclusive paths counts as run
-    when one of them did); one whose enabled probes were never evaluated; one that generated nothing; one in which a
-    declared fault was not injected or changed nothing.
+    Unknown, in the absence of violations, is a run that was interrupted, of which no more is said; one that could not
+    take place; one in which none of a reverted fix's edits ever ran (a fix whose edits lie on exclusive paths counts
+    as run when one of them did); one whose enabled probes were never evaluated; one that generated nothing; one in
+    which a declared fault was not injected or changed nothing.
     """
     reasons: list[str] = []
     if evidence.impossible:
         reasons.append(evidence.impossible)
     if evidence.interrupted:
-        reasons.append("interrupted before it was done")
+        # What it had not come to by then says nothing of it.
+        reasons.append("interrupted before it was done" if evidence.begun else "interrupted before it began")
+        return ("fail" if violations else "unknown"), tuple(reasons)
     for number, edits in evidence.reverts.items():
         if not any(edits.values()) and not evidence.impossible:
             reasons.append(f"fix {number} was reverted, but its lines never ran")

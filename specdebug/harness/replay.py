@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from specdebug import interrupts
 from specdebug.errors import SpecDebugError, did_you_mean
 from specdebug.faults.model import Fault
 from specdebug.harness.device_watch import DeviceWatch
@@ -32,10 +33,9 @@ if TYPE_CHECKING:
     from specdebug.harness.workload import Workload
     from specdebug.toggles import Toggle
 
-INTERRUPTED = 130
-"""Exit code after a Ctrl-C, as a shell has it."""
-
 TARGET = "specdebug.harness.arm:run_arm"
+
+_NEVER_BEGUN = WorkerEnd("interrupted", 0, 0.0, 0.0, "")
 
 
 class ReplayError(SpecDebugError):
@@ -114,7 +114,8 @@ class ArmRun:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """What became of an arm run; ``met`` is None where nothing was expected, and False where the machine failed it."""
+    """What became of an arm run; ``met`` is None where nothing was expected, and False where it was cut short or the
+    machine failed it."""
 
     run: ArmRun
     outcome: Outcome
@@ -123,6 +124,8 @@ class ArmResult:
     def met(self) -> bool | None:
         if self.run.expectation is None:
             return None
+        if self.outcome.interrupted:
+            return False
         if self.outcome.machine is not None and self.outcome.verdict == "unknown":
             return False  # even if that was expected: it was expected of the code
         return self.run.expectation.met_by(self.outcome.verdict, self.outcome.signature)
@@ -145,10 +148,10 @@ class Replay:
     @property
     def exit_code(self) -> int:
         """Plain: the worst verdict's code, fail before unknown before pass. Else 0 when every arm met its
-        expectation, 1 when one was contradicted, 125 when those that did not only came to no verdict. 130
-        after a Ctrl-C."""
+        expectation, 1 when one was contradicted, 125 when those that did not only came to no verdict. 128 + N
+        after signal N."""
         if self.interrupted:
-            return INTERRUPTED
+            return interrupts.exit_code()
         verdicts = [r.outcome.verdict for r in self.results if self.plain or not r.met]
         if "fail" in verdicts or (not self.plain and "pass" in verdicts):
             return EXIT_CODES["fail"]
@@ -284,8 +287,11 @@ class _Running:
         if self.progress is not None:
             self.progress.arm_moved(self.runs[job.name], ledger)
 
-    def in_order(self) -> list[ArmResult]:
-        """Results so far, in the order of the runs."""
+    def in_order(self, interrupted: bool) -> list[ArmResult]:
+        """Results in the order of the runs; what was ``interrupted`` before it began is one, too."""
+        if interrupted:
+            for key in self.runs.keys() - self.results.keys():
+                self.results[key] = ArmResult(self.runs[key], Ledger().outcome(_NEVER_BEGUN))
         return [self.results[key] for key in self.runs if key in self.results]
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
@@ -316,9 +322,9 @@ def run_arms(
 ) -> tuple[list[ArmResult], bool]:
     """Run them all; results come in the order of ``runs``, whose keys must differ. ``recording`` keeps their steps.
 
-    Returns the results and whether a Ctrl-C cut them short (then unfinished runs are ``unknown``, and those
-    not begun are missing). Those that the machine cannot run, or cannot any more, are ``unknown`` and say so. Raises
-    ReplayError or ContentError when a worker finds the scenario itself at fault.
+    Returns the results and whether a signal cut them short (then unfinished runs are ``unknown``, and so are those
+    not begun). Those that the machine cannot run, or cannot any more, are ``unknown`` and say so. Raises ReplayError or
+    ContentError when a worker finds the scenario itself at fault.
     """
     running = _Running(pool, runs, progress, recording)
     interrupted = False
@@ -326,7 +332,7 @@ def run_arms(
         running.run(library)
     except KeyboardInterrupt:
         interrupted = True
-    return running.in_order(), interrupted
+    return running.in_order(interrupted), interrupted
 
 
 def replay(

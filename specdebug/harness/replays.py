@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from specdebug import interrupts
 from specdebug.errors import SpecDebugError
 from specdebug.harness.last_failed import LastFailed
 from specdebug.harness.ledger import Ledger
 from specdebug.harness.outcome import EXIT_CODES
-from specdebug.harness.replay import INTERRUPTED, ArmResult, ArmRun, Choices, Library, Progress, Replay, plan, run_arms
+from specdebug.harness.replay import ArmResult, ArmRun, Choices, Library, Progress, Replay, plan, run_arms
 from specdebug.harness.scenario_model import Scenario
 from specdebug.harness.selection import Expression, names_of
 from specdebug.harness.steplog import Recording
@@ -33,8 +34,8 @@ class Replays:
         replays: of each scenario of which an arm has run; its ``wall_s`` is from its first arm's start to its last
             one's end, while other scenarios' arms ran beside them.
         wall_s: of all, in seconds.
-        missing: arms that have not run, because of a Ctrl-C or of ``trouble``.
-        interrupted: whether a Ctrl-C cut them short.
+        missing: arms that have not begun, because of a signal or of ``trouble``.
+        interrupted: whether a signal cut them short.
         trouble: what stopped them: a worker found a scenario itself at fault, or could not be started.
     """
 
@@ -46,9 +47,9 @@ class Replays:
 
     @property
     def exit_code(self) -> int:
-        """130 after a Ctrl-C; the trouble's; else the worst of all scenarios, where 1 is worse than 125."""
+        """After a signal 128 and its number; the trouble's; else the worst of all, where 1 is worse than 125."""
         if self.interrupted:
-            return INTERRUPTED
+            return interrupts.exit_code()
         if self.trouble is not None:
             return self.trouble.exit_code
         codes = {replay.exit_code for replay in self.replays}
@@ -89,8 +90,10 @@ def replay_all(
         trouble = error
     wall_s = time.monotonic() - began
     answers = [_answer(plan, kept, interrupted, wall_s if len(plans) == 1 else None) for plan in plans]
-    missing = sum(len(runs) for _, runs in plans) - len(kept.results)
-    ran = tuple(answer for answer in answers if answer.results or len(plans) == 1)
+    missing = sum(kept.lacks(run) for _, runs in plans for run in runs)
+    ran = tuple(
+        answer for answer in answers if len(plans) == 1 or any(not kept.lacks(result.run) for result in answer.results)
+    )
     return Replays(ran, wall_s, missing, interrupted, trouble)
 
 
@@ -101,13 +104,8 @@ def _answer(plan: Plan, kept: _Kept, interrupted: bool, wall_s: float | None) ->
         return Replay(scenario, results, wall_s, interrupted)
     spans = [kept.spans[result.run.key] for result in results if result.run.key in kept.spans]
     span = max((end for _, end in spans), default=0.0) - min((start for start, _ in spans), default=0.0)
-    cut_short = interrupted and (len(results) < len(runs) or any(map(is_cut_short, results)))
+    cut_short = interrupted and any(result.outcome.interrupted for result in results)
     return Replay(scenario, results, span, cut_short)
-
-
-def is_cut_short(result: ArmResult) -> bool:
-    """Whether an arm of an interrupted replay was still running: nothing is known of it."""
-    return result.outcome.verdict == "unknown" and not result.outcome.complete
 
 
 @dataclass
@@ -117,6 +115,11 @@ class _Kept:
     progress: Progress | None
     results: dict[str, ArmResult] = field(default_factory=dict)
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def lacks(self, run: ArmRun) -> bool:
+        """Whether the arm never began: a signal or an error came first."""
+        result = self.results.get(run.key)
+        return run.key not in self.spans and (result is None or result.outcome.interrupted)
 
     def arm_started(self, run: ArmRun) -> None:
         now = time.monotonic()

@@ -19,11 +19,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from specdebug import interrupts
 from specdebug.errors import SpecDebugError
 from specdebug.harness import replay
 from specdebug.harness.outcome import EXIT_CODES
 from specdebug.harness.plans import exists_in
-from specdebug.harness.replay import INTERRUPTED, ArmResult, ArmRun, Progress, run_arms
+from specdebug.harness.replay import ArmResult, ArmRun, Progress, run_arms
 from specdebug.harness.scenario_checks import engine_config
 from specdebug.harness.scenario_model import Arm, Scenario
 from specdebug.targets.pool import WorkerPool
@@ -140,9 +141,9 @@ class Matrix:
 
     @property
     def exit_code(self) -> int:
-        """0 when all are live, 1 when one is rotten, 125 when one could not be tested here, 130 after a Ctrl-C."""
+        """0 when all are live, 1 when one is rotten, 125 when one could not be tested here, 128 + N after signal N."""
         if self.interrupted:
-            return INTERRUPTED
+            return interrupts.exit_code()
         if any(not check.live and not check.untested for check in self.checks):
             return EXIT_CODES["fail"]
         return EXIT_CODES["pass" if all(check.live for check in self.checks) else "unknown"]

@@ -153,3 +153,19 @@ def draft_unroll(head: DraftHead, next_ids: Tensor, hidden: Tensor, num_steps: i
         outputs.append(_finish_layer(head, merge_heads(attended), residual))
         hidden = _delayed(outputs[-1], 1)
     return outputs
+
+
+def draft_step(
+    head: DraftHead, next_ids: Tensor, hidden: Tensor, position: int, cache: tuple[Tensor, Tensor]
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """One position of [B] chains: the output [B, 1, H], and the cache with that position's key and value.
+
+    ``next_ids`` int64 [B, 1] is each chain's token after the position; ``hidden`` [B, 1, H] the state at it, reduced
+    for EAGLE-3; ``cache`` keys and values [B, Hkv, m, D] of what the chain attends to.
+    """
+    x, residual = _layer_input(head, next_ids, hidden)
+    rope = rope_tables(head.config, torch.tensor([position], device=next_ids.device))
+    q, k, v = project_qkv(head.weights, f"{head.layer}self_attn.", head.config, x, rope)
+    cache = torch.cat([cache[0], k], dim=-2), torch.cat([cache[1], v], dim=-2)
+    attended = causal_attention(q, *cache, head.config)
+    return _finish_layer(head, merge_heads(attended), residual), cache

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self, cast
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+
+
+class _WhileItLasts:
+    """A stream whose terminal may go away: nobody reads the progress then, and the results still matter."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 class LiveDisplay(ABC):
     """Draws what is known on a stream for as long as it is entered; then it is gone."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self._console = Console(file=stream, highlight=False)
+        self._console = Console(file=cast(IO[str], _WhileItLasts(stream)), highlight=False)
 
     def __enter__(self) -> Self:
         self._live = Live(console=self._console, transient=True, refresh_per_second=8, get_renderable=self._draw)

@@ -14,6 +14,7 @@ import sys
 from typing import Any, NoReturn
 
 from specdebug.errors import SpecDebugError
+from specdebug.targets.arithmetic import arithmetic
 from specdebug.targets.coredump import arrange_coredump
 from specdebug.targets.machine_failure import MachineFailed, MachineFailure
 from specdebug.targets.stack import driver_version, executor_of, versions
@@ -27,7 +28,8 @@ class DeviceUnavailable(SpecDebugError):
 def claim(device: str, plan: str, dtype: str, label: str) -> dict[str, Any]:
     """Make ``device`` (``cpu``, ``cuda``, ``cuda:N``) this process's own, and describe it.
 
-    Returns what the results say of the stack: device and its name, versions, plan, executor, dtype and, when core
+    Returns what the results say of the stack: device and its name, versions, plan, executor, dtype, what its
+    sums depend on and, when core
     dumps are wanted, the file one would be written to (``label`` is part of its name).
 
     Raises DeviceUnavailable, in one line, when there is no such device or nothing to run on it with; MachineFailed when
@@ -35,6 +37,7 @@ def claim(device: str, plan: str, dtype: str, label: str) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {"device": device, "name": "CPU", **versions()}
     facts |= {"backend": plan, "executor": executor_of(plan, device, dtype, facts), "dtype": dtype}
+    facts["arithmetic"] = arithmetic()
     if device == "cpu":
         return facts
     facts["coredump"] = arrange_coredump(label)  # the driver reads its settings when the context is made

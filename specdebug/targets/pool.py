@@ -33,6 +33,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
+from specdebug import interrupts
 from specdebug.errors import SpecDebugError
 from specdebug.targets.forkserver import DUMP_SIGNAL
 from specdebug.targets.job import EndKind, Job, Listener, Worker, WorkerEnd
@@ -42,6 +43,8 @@ from specdebug.targets.wire import JOB, PREPARE, SIGNAL, LineReader, pipes, send
 
 TICK_S = 0.02
 DUMP_GRACE_S = 0.3
+_LOOK_S = 0.25
+"""How long to wait for the server to be gone without looking whether somebody has lost patience."""
 LOG_LIMIT = 64 * 1024
 GPU_JOBS = 4
 """Jobs that use a GPU at a time, unless the pool is told how many jobs to run."""
@@ -158,13 +161,17 @@ class WorkerPool:
         self._launch(job)
 
     def turn(self, listener: Listener) -> None:
-        """Wait until something happens, a moment at most, and pass it on. Raises WorkerStartError."""
+        """Wait until something happens, a moment at most, and pass it on.
+
+        Raises WorkerStartError, and KeyboardInterrupt once this process was asked to end.
+        """
         for key, _ in self._selector.select(TICK_S):
             # An earlier callback of this round may have ended this worker, or the whole server.
             if self._selector.get_map().get(key.fd) == key:
                 key.data(listener)
         self._watch()
         listener.waiting()
+        interrupts.check()
 
     def run(self, jobs: Iterable[Job], listener: Listener) -> None:
         """Run every job to its end, first come first served. Names must be unique.
@@ -172,14 +179,16 @@ class WorkerPool:
         Jobs are taken from ``jobs`` as workers come free, so making one may take its time. One that may not start when
         its turn has come (see :class:`Job`) is dropped.
 
-        A KeyboardInterrupt ends all workers, reports them as ``interrupted`` and is raised again. Raises MachineFailed
-        when no further worker can be started, once those that were have ended.
+        A KeyboardInterrupt ends all workers, reports them as ``interrupted`` and is raised again. Jobs for which there
+        was no worker yet are not reported. Raises MachineFailed when no further worker can be started, once those that
+        were have ended.
         """
         waiting = iter(jobs)
         failed: MachineFailed | None = None
         upcoming: Job | None = None
         exhausted = False
         try:
+            interrupts.check()
             while upcoming is not None or not exhausted or self._workers:
                 while (upcoming is not None or not exhausted) and len(self._workers) < self._limit:
                     if upcoming is None:
@@ -222,7 +231,12 @@ class WorkerPool:
         # A server that is ready sees its socket closed and ends its workers; one still importing has none.
         if not self._ready:
             self._server.kill()
-        self._server.wait()
+        patience = interrupts.Patience()
+        while self._server.poll() is None:
+            if patience.over:
+                self._server.kill()  # its workers die with it
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._server.wait(_LOOK_S)
         self._server = self._sock = None
 
     @property

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, TypeVar
 
+from specdebug import interrupts
 from specdebug.errors import SpecDebugError
 from specdebug.targets.machine_failure import MachineFailed, machine_failure
 from specdebug.trials.journal import Journal
@@ -76,8 +77,10 @@ class InOrder:
 
         Raises:
             SpecDebugError: a trial cannot be run, or not be kept.
+            KeyboardInterrupt: this process was asked to end.
         """
         while True:
+            interrupts.check()
             self._choose_ahead(choose)
             if self._pending[0].number in self._known:
                 trial = self._pending.popleft()

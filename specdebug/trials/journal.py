@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from urllib.parse import quote
 
 from specdebug.errors import SpecDebugError
 from specdebug.targets.machine_failure import machine_failure
@@ -57,7 +58,8 @@ class Journal:
         path: the file; it and its folder are made if need be.
         identity: what the trials belong to.
         about: the same for a reader.
-        fresh: begin anew; a journal that is there is kept under another name (see ``kept``).
+        fresh: begin anew; a journal that is there is kept under another name (see ``kept``), in the place of the one
+            that was kept before. One without a trial is not kept.
 
     Raises:
         JournalError: it belongs to another search, is in use, is damaged, or cannot be written.
@@ -166,20 +168,29 @@ class Journal:
     def _set_aside(self) -> Path | None:
         if not self.path.exists():
             return None
-        number, kept = 1, self.path.with_name(self.path.name + ".bak")
-        while kept.exists():
-            number += 1
-            kept = self.path.with_name(f"{self.path.name}.bak{number}")
+        kept = self.path.with_name(self.path.name + ".bak")
         # With an unfinished transaction of a process that was killed: sqlite finds it by the file's name, and would
         # otherwise play it back into the new one.
-        unfinished = self.path.with_name(self.path.name + "-journal")
+        unfinished, its_kept = (file.with_name(file.name + "-journal") for file in (self.path, kept))
         try:
+            if not unfinished.exists() and self._is_empty():
+                self.path.unlink()
+                return None
+            its_kept.unlink(missing_ok=True)
+            self.path.replace(kept)
             if unfinished.exists():
-                unfinished.rename(kept.with_name(kept.name + "-journal"))
-            self.path.rename(kept)
+                unfinished.rename(its_kept)
         except OSError as error:
             raise JournalError(f"cannot keep the journal {self.path} as {kept.name}: {error.strerror}") from None
         return kept
+
+    def _is_empty(self) -> bool:
+        """Whether the file is a journal, and holds no trial."""
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{quote(str(self.path))}?mode=ro", uri=True)) as database:
+                return not database.execute("SELECT count(*) FROM trials").fetchone()[0]
+        except sqlite3.Error:
+            return False
 
     def _open(self, identity: str, about: str) -> sqlite3.Connection:
         with self._trouble():

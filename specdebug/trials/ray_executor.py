@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from specdebug import interrupts
 from specdebug.errors import SpecDebugError
 from specdebug.targets.system import cpu_count
 from specdebug.trials.source import Candidate, TrialSource
@@ -151,6 +152,7 @@ class RaySource:
         """
         idle_since = None
         while True:
+            interrupts.check()
             self._dispatch()
             ended, _ = self._ray.wait(list(self._busy), num_returns=1, timeout=_LOOK_S)
             if not ended:

@@ -7,6 +7,7 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 
+from specdebug import interrupts
 from specdebug.trials.process import Processes, Stopped
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -42,6 +43,7 @@ class ThreadedSource(ABC):
     def wait(self) -> tuple[Trial, TrialResult]:
         """The next trial to end."""
         while True:
+            interrupts.check()
             with contextlib.suppress(queue.Empty):
                 trial, result = self._ended.get(timeout=_LOOK_S)
                 break
@@ -50,11 +52,13 @@ class ThreadedSource(ABC):
         return trial, result
 
     def close(self) -> None:
-        """Kill what runs, and wait until its threads have noticed."""
+        """Kill what runs, and wait until its threads have noticed, or until one more signal comes."""
         self.processes.close()
+        patience = interrupts.Patience()
         for thread in self._threads:
-            if thread.is_alive():  # not so if a Ctrl-C came while it was being started: it will find us closed
-                thread.join()
+            # Not alive if a Ctrl-C came while it was being started: it will find us closed.
+            while thread.is_alive() and not patience.over:
+                thread.join(_LOOK_S)
 
     def _work(self, trial: Trial) -> None:
         try:

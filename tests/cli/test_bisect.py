@@ -182,7 +182,7 @@ def test_an_interrupt_says_how_to_go_on_and_leaves_nothing_running() -> None:
 
 def test_being_asked_to_end_is_an_interrupt() -> None:
     script("term.sh", "#!/bin/bash\nkill -TERM $PPID; sleep 1000\n")
-    assert spawn("--", "./term.sh").returncode == 130
+    assert spawn("--", "./term.sh").returncode == 143
 
 
 def test_a_second_process_on_a_journal_is_told_of_the_first() -> None:
@@ -199,7 +199,9 @@ def test_a_second_process_on_a_journal_is_told_of_the_first() -> None:
 def test_a_damaged_journal_is_kept_and_can_be_left_behind(capsys: pytest.CaptureFixture[str]) -> None:
     Path("j").write_text("this is no database " * 50)
     assert "the journal j is damaged" in complaint(capsys, "--journal", "j", "--", "./flaky.sh")
-    assert document("--journal", "j", "--fresh", "--", "./flaky.sh")["culprits"]
+    ended = spawn("--json", "-", "--journal", "j", "--fresh", "--", "./flaky.sh")
+    assert json.loads(ended.stdout)["culprits"]
+    assert "the journal of before is kept as j.bak\n" in ended.stderr
     assert Path("j.bak").read_text().startswith("this is no database")
 
 

@@ -39,6 +39,8 @@ FOUND = [Violation("nan", "draft.logits", 3)]
         ([], {"generated": 0}, "unknown", "nothing was generated"),
         (FOUND, {"generated": 0}, "fail", "nothing was generated"),
         ([], {"interrupted": True}, "unknown", "interrupted"),
+        ([], {"interrupted": True, "reverts": {"1": {"a": 0}}, "generated": 0}, "unknown", "before it was done"),
+        ([], {"interrupted": True, "begun": False, "probes_enabled": 1}, "unknown", "before it began"),
         ([], {"impossible": "no fit", "generated": 0, "sites_reached": 0}, "unknown", "no fit"),
     ],
 )

@@ -18,6 +18,7 @@ from specdebug.harness.replay import (
     ReplayError,
     plan,
     replay,
+    run_arms,
 )
 from specdebug.harness.scenario import scenario_of
 from specdebug.harness.scenario_model import Arm, Expectation, Limits, Scenario, TokenPrompt, WorkloadGroup
@@ -233,3 +234,27 @@ def test_an_interrupt_keeps_what_is_known() -> None:
     verdicts = [(r.run.arm, r.outcome.verdict) for r in answer.results]
     assert verdicts == [("fixed", "pass"), ("reverted", "unknown")]
     assert (answer.interrupted, answer.exit_code) == (True, 130)
+    assert answer.results[1].outcome.reasons == ("interrupted before it began",)
+    assert answer.results[1].outcome.interrupted
+
+
+def test_what_was_expected_to_come_to_no_verdict_has_not_met_that_by_being_interrupted() -> None:
+    expectation = Expectation("unknown", ())
+    run = dataclasses.replace(plan(SCENARIO, Choices(), FakeLibrary())[0], expectation=expectation)
+    results, interrupted = run_arms(FakePool(good_run, interrupt_at=run.key), FakeLibrary(), [run])  # type: ignore[arg-type]
+    assert (interrupted, [result.met for result in results]) == (True, [False])
+
+
+def test_arms_that_had_not_begun_are_results_of_an_interrupted_replay() -> None:
+    answer = replay(FakePool(good_run, interrupt_at="fixed"), FakeLibrary(), SCENARIO, Choices())  # type: ignore[arg-type]
+    assert [result.run.arm for result in answer.results] == list(SCENARIO.arms)
+    assert {result.outcome.verdict for result in answer.results} == {"unknown"}
+
+
+def test_an_arm_that_had_reported_everything_was_not_interrupted() -> None:
+    def done(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        return good_run(job)[0], WorkerEnd("interrupted", -9, 0.5, 10.0, "")
+
+    answer = replay(FakePool(done), FakeLibrary(), SCENARIO, Choices())  # type: ignore[arg-type]
+    assert not answer.results[0].outcome.interrupted
+    assert answer.results[0].outcome.verdict == "pass"

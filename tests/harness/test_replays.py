@@ -16,7 +16,6 @@ from specdebug.harness.replays import (
     NothingSelected,
     Plan,
     Replays,
-    is_cut_short,
     labels_of,
     only_failed,
     plan_all,
@@ -107,14 +106,15 @@ def test_an_interrupt_keeps_what_was_finished() -> None:
     assert [job.name for job in pool.jobs] == ["one::x", "one::y", "a/two.yaml::x"]
     one, two = answer.replays
     assert ([r.outcome.verdict for r in one.results], one.interrupted, one.exit_code) == (["pass", "pass"], False, 0)
-    assert (two.interrupted, two.exit_code, is_cut_short(two.results[0])) == (True, 130, True)
+    assert (two.interrupted, two.exit_code, two.results[0].outcome.interrupted) == (True, 130, True)
     assert (answer.missing, answer.interrupted, answer.exit_code) == (1, True, 130)
 
 
-def test_an_interrupted_scenario_alone_is_as_it_always_was() -> None:
+def test_an_interrupted_scenario_alone_lists_what_had_not_begun() -> None:
     answer, _ = run(planned(ONE), interrupt_at="x")
     (alone,) = answer.replays
-    assert ([r.run.arm for r in alone.results], alone.interrupted, alone.exit_code) == (["x"], True, 130)
+    assert ([r.run.arm for r in alone.results], alone.interrupted, alone.exit_code) == (["x", "y"], True, 130)
+    assert answer.missing == 1
 
 
 def test_a_scenario_that_a_worker_finds_at_fault_costs_the_rest_but_not_what_has_run() -> None:

@@ -68,14 +68,26 @@ def test_another_search_is_refused_and_nothing_is_touched(tmp_path: Path) -> Non
         assert list(journal.trials) == [0]
 
 
-def test_starting_over_keeps_the_old_one(tmp_path: Path) -> None:
+def test_starting_over_keeps_the_last_one(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    for n in range(3):
+    for n in range(4):
         with Journal(path, "id", "about", fresh=True) as journal:
             assert not journal.trials
-            assert journal.kept == (None, tmp_path / "j.bak", tmp_path / "j.bak2")[n]
+            assert journal.kept == (tmp_path / "j.bak" if n else None)
             journal.record(trial(n), FAILED)
-    with Journal(tmp_path / "j.bak", "id", "about") as first:
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["j", "j.bak"]
+    with Journal(tmp_path / "j.bak", "id", "about") as last:
+        assert list(last.trials) == [2]
+
+
+def test_starting_over_twice_does_not_lose_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "j?#%"  # a name that is no URI
+    with Journal(path, "id", "about") as journal:
+        journal.record(trial(0), FAILED)
+    for kept in (path.with_name("j?#%.bak"), None, None):  # the second time there is nothing to keep
+        with Journal(path, "id", "about", fresh=True) as journal:
+            assert journal.kept == kept
+    with Journal(path.with_name("j?#%.bak"), "id", "about") as first:
         assert list(first.trials) == [0]
 
 
@@ -84,8 +96,10 @@ def test_starting_over_takes_an_unfinished_transaction_along(tmp_path: Path) -> 
     with Journal(path, "id", "about") as journal:
         journal.record(trial(0), FAILED)
     (tmp_path / "j-journal").write_bytes(b"left by a process that was killed")
+    (tmp_path / "j.bak").touch()
+    (tmp_path / "j.bak-journal").write_bytes(b"of the one that is replaced")
     Journal(path, "id", "about", fresh=True).close()
-    assert (tmp_path / "j.bak-journal").exists()
+    assert (tmp_path / "j.bak-journal").read_bytes() == b"left by a process that was killed"
     assert not (tmp_path / "j-journal").exists()
 
 

@@ -1,0 +1,77 @@
+"""How narrow choices were, by the reference: in a worker, since it takes torch and the models.
+
+The reference is the dense model of the oracles, in float32. A token is as good as the best if its logit is no further
+below than rounding moves logits in the engine's dtype (``oracle.TIE_MARGIN``, a part of the largest logit there). A
+draft is as good as in the tree, or out of it, if no more log-probability than that decides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specdebug.bundle.partings import Parting
+from specdebug.targets.wire import Sink
+
+if TYPE_CHECKING:
+    from specdebug.harness.dense import DenseReference
+
+TARGET = f"{__name__}:weigh"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What choices are weighed on: the checkpoints, the engine's dtype, the shape of its trees if it drafts."""
+
+    model: str
+    draft_model: str | None
+    dtype: str
+    shape: tuple[int, int, int] | None
+
+
+def weigh(payload: Mapping[str, Any], sink: Sink) -> None:
+    """Emit ``weighed`` for every parting, in order: the gap, what is allowed, and the token that is best there."""
+    from specdebug.harness.dense import DenseReference
+    from specdebug.harness.oracle import TIE_MARGIN
+
+    scale: Scale = payload["scale"]
+    reference = DenseReference(scale.model, scale.draft_model)
+    for number, parting in enumerate(payload["partings"]):
+        gap, size, preferred = _draft(reference, scale, parting) if parting.depth else _token(reference, parting)
+        sink.emit("weighed", number=number, gap=gap, allowed=TIE_MARGIN[scale.dtype] * size, preferred=preferred)
+
+
+def _token(reference: DenseReference, parting: Parting) -> tuple[float, float, int]:
+    """How far the worse of the two tokens lies below the best."""
+    gaps = []
+    for token in (parting.recorded, parting.now):
+        choices, gap, sizes = reference.judge([*parting.ids, token], len(parting.ids))  # type: ignore[list-item]
+        gaps += gap
+    return max(gaps), sizes[0], choices[0]
+
+
+def _draft(reference: DenseReference, scale: Scale, parting: Parting) -> tuple[float, float, int]:
+    """By how much the path that one trace accepted is in the tree, or is not.
+
+    What was accepted beyond the end of an output was given to nobody, so its tokens are the reference's. Then it may as
+    well be one of these that was narrow: by how far it is better than the second best.
+    """
+    import torch
+
+    from specdebug.reference.tree import TreeShape, standing
+
+    assert reference.head is not None
+    assert scale.shape is not None
+    path = list(parting.path)
+    if parting.depth > scale.shape[1]:  # no tree is so deep: the trace is not of this engine
+        return float("inf"), 1.0, path[-1]
+    unseen: list[tuple[float, float]] = []
+    while len(path) < parting.depth:
+        token, lead, size = reference.next_token([*parting.ids, *path])
+        path.append(token)
+        unseen.append((lead, size))
+    features = reference.features(parting.ids[:-1])
+    found = standing(reference.head, torch.tensor(parting.ids), features, path, TreeShape(*scale.shape))
+    gap, size = min([(abs(found.slack), found.size), *unseen], key=lambda each: each[0] / each[1])
+    return gap, size, path[-1]

@@ -1,0 +1,122 @@
+"""The draft tree, dense: which continuations a head proposes, and how narrowly one of them is among them.
+
+A tree is grown level by level. The roots are the K best tokens; of every level the K best paths go on, each to its K
+best tokens; a path's score is the sum of its log-probabilities. Of all that were scored the tree has the best T - 1.
+So a path is in the tree under three conditions at every depth: its token is among the K best of its parent, while it is
+to go on it is among the K best of its level, and its score is among the best T - 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdebug.reference.draft import DraftHead, draft_kv, draft_logits, draft_step, reduce_aux, to_target_ids
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """``topk``: branches K; ``num_steps``: depth S; ``tree_size``: nodes T, the root included."""
+
+    topk: int
+    num_steps: int
+    tree_size: int
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a path stands with a head's tree.
+
+    Attributes:
+        slack: log-probability by which it is in the tree (what it could lose), or below 0, by which it is not.
+        size: the largest magnitude among the logits it was judged by.
+    """
+
+    slack: float
+    size: float
+
+
+@dataclass(frozen=True)
+class _Path:
+    """A path with its score, and what its head has computed: its parent's output and keys and values so far."""
+
+    tokens: tuple[int, ...]
+    score: float
+    hidden: Tensor
+    cache: tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class _Grown:
+    """The continuations of a path. ``ranked`` tokens and their ``logs``, best first; ``size``: of the logits."""
+
+    parent: _Path
+    output: Tensor
+    cache: tuple[Tensor, Tensor]
+    ranked: list[int]
+    logs: list[float]
+    size: float
+
+    def child(self, rank: int) -> _Path:
+        tokens = (*self.parent.tokens, self.ranked[rank])
+        return _Path(tokens, self.parent.score + self.logs[rank], self.output, self.cache)
+
+
+@torch.no_grad()
+def standing(head: DraftHead, ids: Tensor, hidden: Tensor, path: Sequence[int], shape: TreeShape) -> Standing:
+    """How ``path`` stands with the tree that is drafted after ``ids``.
+
+    ``ids`` is int64 [n], the tokens there are, the last without a target state; ``hidden`` [n-1, H] or [n-1, 3H] is
+    what the head reads of the target at the positions before. ``path``: 1 to ``num_steps`` tokens.
+    """
+    wanted, first = tuple(path), len(ids) - 2
+    k, v = draft_kv(head, ids[1:-1], hidden[:-1], torch.arange(first))
+    state = reduce_aux(head, hidden[-1:]) if head.is_eagle3 else hidden[-1:]
+    beam = [_Path((), 0.0, state[None], (k[None], v[None]))]
+    stray: _Path | None = None  # the path where it is in no beam: followed all the same, to see what it lacks
+    scored: list[float] = []
+    ours = float("-inf")
+    slacks: list[float] = []
+    size = 0.0
+    for depth in range(shape.num_steps):
+        grown = [_grow(head, each, int(ids[-1]), first + depth) for each in (*beam, *([stray] if stray else []))]
+        children = [one.child(rank) for one in grown[: len(beam)] for rank in range(min(shape.topk, len(one.ranked)))]
+        children.sort(key=lambda child: -child.score)
+        scored += [child.score for child in children]
+        beam, stray = children[: shape.topk], None
+        if depth >= len(wanted):
+            continue
+        parent = next(one for one in reversed(grown) if one.parent.tokens == wanted[:depth])
+        size = max(size, parent.size)
+        if wanted[depth] not in parent.ranked:
+            return Standing(float("-inf"), size)
+        rank = parent.ranked.index(wanted[depth])
+        path_now = parent.child(rank)
+        slacks.append(_slack(parent.logs, path_now.score - parent.parent.score, shape.topk))
+        if depth + 1 < len(wanted):
+            slacks.append(_slack([child.score for child in children], path_now.score, shape.topk))
+            stray = None if any(each.tokens == path_now.tokens for each in beam) else path_now
+        ours = path_now.score
+    slacks.append(_slack(sorted(scored, reverse=True), ours, shape.tree_size - 1))
+    lacking = [slack for slack in slacks if slack < 0]
+    return Standing(min(lacking or slacks), size)
+
+
+def _grow(head: DraftHead, path: _Path, root: int, position: int) -> _Grown:
+    """What the head says after a path; ``root`` is the token before the tree."""
+    last = torch.tensor([[path.tokens[-1] if path.tokens else root]])
+    output, cache = draft_step(head, last, path.hidden, position, path.cache)
+    logits = draft_logits(head, output[0, 0]).float()
+    logs, ranked = logits.log_softmax(-1).sort(descending=True)
+    return _Grown(path, output, cache, to_target_ids(head, ranked).tolist(), logs.tolist(), float(logits.abs().max()))
+
+
+def _slack(descending: Sequence[float], value: float, kept: int) -> float:
+    """By how much ``value`` is among the ``kept`` greatest, or below 0, misses that."""
+    if kept >= len(descending):
+        return float("inf")
+    last, next_one = descending[kept - 1], descending[kept]
+    return value - next_one if value >= last else value - last

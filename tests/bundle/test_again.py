@@ -1,0 +1,179 @@
+"""A bundle's run and its repetition: exact, other by rounding, or different. The engine is a stand-in that says what it
+chose; the choices are weighed for real, by the shipped models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdebug.bundle.again import Again, run_again
+from specdebug.bundle.content import read_bundle, write_bundle
+from specdebug.bundle.run import run_traced
+from specdebug.bundle.weigh import weigh
+from specdebug.harness.library import Library
+from specdebug.harness.replay import Replay
+from specdebug.report.document import replay_document, to_json
+from specdebug.targets.job import WorkerEnd
+from specdebug.targets.pool import WorkerStartError
+from tests.bundle.bundles import MINI, arm_run
+from tests.bundle.test_weigh import narrowest, ranked
+from tests.harness.fakes import FakePool, ListSink
+
+RIDS = ("first.0", "again.0")
+Script = Any
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    """Two requests with the prompt after which the model is most in two minds."""
+    prompt = ", ".join(map(str, narrowest()))
+    text = MINI.read_text().replace("5, 6, 7, 8, 9, 10, 11, 12", prompt).replace("128", "256")
+    text = text.replace("model: tiny", "model: tiny\n  dtype: bfloat16")
+    file = tmp_path / "mini.yaml"
+    file.write_text(text)
+    return file
+
+
+def serving(
+    first: int, again: int, *, accept: int = 1, kind: str = "prefill", violation: str | None = None, weighs: bool = True
+) -> Script:
+    """A run in which these are the requests' first tokens. ``accept``: of the verify after it, which emits the same
+    tokens whatever it is; ``weighs``: whether the worker that weighs gets to its end."""
+
+    def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        if job.name == "weighing":
+            sink = ListSink()
+            if weighs:
+                weigh(job.payload, sink)
+            return sink.events, WorkerEnd("done" if weighs else "memory", 0, 0.1, 1.0, "")
+        none: dict[str, Any] = {"cached": {}, "finished": [], "retracted": [], "s": 0.1}
+        events: list[dict[str, Any]] = [{"event": "setup", "probes_enabled": 0, "requests": 2}]
+        events += [{"event": "arrive", "rid": rid, "group": rid[:-2], "prompt_tokens": 2} for rid in RIDS]
+        emitted = dict(zip(RIDS, ([first], [again]), strict=True))
+        events.append(
+            {"event": "step", "step": 1, "kind": kind, "rids": list(RIDS), "emitted": emitted, "accept": {}, **none}
+        )
+        facts = {"emitted": {RIDS[0]: [7]}, "accept": {RIDS[0]: accept}}
+        events.append({"event": "step", "step": 2, "kind": "decode", "rids": [RIDS[0]], **facts, **none})
+        if violation:
+            events.append({"event": "violation", "kind": violation, "site": "x", "step": 2, "detail": "d"})
+        events.append({"event": "done", "stages_s": {}, "peak_rss_mb": 1.0})
+        return events, WorkerEnd("done", 0, 0.5, 10.0, "")
+
+    return script
+
+
+def again(scenario: Path, recorded: Script, now: Script, interrupt_at: str | None = None) -> Again:
+    """Make the bundle of one run, and have it replayed by another."""
+    run = arm_run(scenario)
+    done = run_traced(FakePool(recorded), Library(), run)  # type: ignore[arg-type]
+    assert done is not None
+    path = scenario.with_suffix(".specdebug")
+    requests = Library().workload(run.scenario, run.arm, run.seed)
+    versions = {"python": "3.99", "cpu capability": "AVX9"}
+    write_bundle(path, done, requests, versions, replay_document(Replay(run.scenario, (done.result,), 0.5)), force=True)
+    return run_again(FakePool(now, interrupt_at), read_bundle(path))  # type: ignore[arg-type]
+
+
+def told(answer: Again) -> dict[str, Any]:
+    document: dict[str, Any] = answer.to_dict()["bundle"]
+    to_json(document)  # has no number that JSON has no word for
+    return document
+
+
+def test_a_run_that_came_out_as_recorded_is_exact(scenario: Path) -> None:
+    best, *_ = ranked(narrowest())
+    answer = again(scenario, serving(best, best), serving(best, best))
+    document = told(answer)
+    assert (document["status"], document["reproduced"], document["first_difference"]) == ("exact", True, None)
+    assert answer.lines[0].startswith("reproduced: verdict, signature and trace hash ")
+
+
+def test_a_narrow_choice_is_rounding(scenario: Path) -> None:
+    best, second, _ = ranked(narrowest())
+    answer = again(scenario, serving(best, best, violation="nan"), serving(best, second, violation="nan"))
+    document = told(answer)
+    assert (document["status"], document["reproduced"]) == ("rounding", False)
+    first = document["first_difference"]
+    assert (first["kind"], first["narrow"], first["step"], first["request"]) == ("token", True, 1, "again.0")
+    assert (first["position"], first["recorded"], first["now"], first["preferred"]) == (0, best, second, best)
+    assert 0 < first["gap"] < first["allowed"]
+    said = answer.lines
+    assert said[0].startswith("same verdict and signature; other hash by rounding: step 1, again.0 output 0: token ")
+    assert "  cpu capability: recorded AVX9, here none" in said  # the stand-in tells nothing of its machine
+    assert "  python: recorded 3.99, here " in "\n".join(said)
+    assert answer.replay.exit_code == 1  # the plain verdict
+
+
+def test_a_wide_choice_is_no_rounding(scenario: Path) -> None:
+    best, second, far = ranked(narrowest())
+    answer = again(scenario, serving(best, best), serving(second, far))
+    document = told(answer)
+    assert (document["status"], document["reproduced"]) == ("different", False)
+    first = document["first_difference"]  # not the narrow one before it
+    assert (first["request"], first["narrow"], first["now"]) == ("again.0", False, far)
+    assert first["gap"] > first["allowed"]
+    assert [one["narrow"] for one in document["choices"]] == [True, False]
+    assert answer.lines[0].startswith("not as recorded in ")
+    assert "  not by rounding: step 1, again.0 output 0: token " in "\n".join(answer.lines)
+    assert answer.replay.exit_code == 0
+
+
+def test_another_verdict_is_different_however_narrow_the_choice(scenario: Path) -> None:
+    best, second, _ = ranked(narrowest())
+    answer = again(scenario, serving(best, best, violation="nan"), serving(second, best))
+    assert told(answer)["status"] == "different"
+    assert "  by rounding: step 1, first.0 output 0: token " in "\n".join(answer.lines)
+
+
+def test_the_same_trace_with_another_signature_is_different(scenario: Path) -> None:
+    best, *_ = ranked(narrowest())
+    document = told(again(scenario, serving(best, best, violation="nan"), serving(best, best, violation="inf")))
+    assert (document["status"], document["first_difference"]) == ("different", None)
+
+
+def test_another_schedule_is_different(scenario: Path) -> None:
+    best, *_ = ranked(narrowest())
+    document = told(again(scenario, serving(best, best), serving(best, best, kind="decode")))
+    assert (document["status"], document["first_difference"]["kind"]) == ("different", "schedule")
+
+
+def test_another_number_of_accepted_drafts_is_weighed(scenario: Path) -> None:
+    best, *_ = ranked(narrowest())
+    document = told(again(scenario, serving(best, best), serving(best, best, accept=3)))
+    first = document["first_difference"]
+    assert (first["kind"], first["recorded"], first["now"], first["step"]) == ("draft", 1, 3, 2)
+    assert first["narrow"] == (first["gap"] is not None and first["gap"] <= first["allowed"])
+    assert document["status"] == ("rounding" if first["narrow"] else "different")
+
+
+def test_what_cannot_be_weighed_is_not_excused(scenario: Path) -> None:
+    best, second, _ = ranked(narrowest())
+    answer = again(scenario, serving(best, best), serving(second, best, weighs=False))
+    assert told(answer)["status"] == "different"
+    assert told(answer)["first_difference"]["gap"] is None
+    assert "how narrow that was could not be found out" in "\n".join(answer.lines)
+
+
+def test_a_machine_that_starts_no_more_workers_does_not_lose_the_run(scenario: Path) -> None:
+    best, second, _ = ranked(narrowest())
+    serve = serving(second, best)
+
+    def refused(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        if job.name == "weighing":
+            raise WorkerStartError("no more processes")
+        ended: tuple[list[dict[str, Any]], WorkerEnd] = serve(job)
+        return ended
+
+    assert told(again(scenario, serving(best, best), refused))["status"] == "different"
+
+
+def test_an_interrupt_of_the_run_or_of_the_weighing_is_one(scenario: Path) -> None:
+    best, second, _ = ranked(narrowest())
+    for at in ("fixed", "weighing"):
+        answer = again(scenario, serving(best, best), serving(second, best), at)
+        assert (told(answer)["status"], told(answer)["reproduced"]) == ("interrupted", None)
+        assert answer.replay.exit_code == 130
+        assert answer.lines == ("interrupted; recorded is pass, no signature",)

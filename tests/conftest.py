@@ -5,7 +5,8 @@ test modules import it while they are collected.
 
 ``SPECDEBUG_TEST_MARGINS`` has every comparison of floats recorded; see :mod:`tests.margins`.
 
-A shell starts background jobs with SIGINT ignored, and children inherit that: tests of interrupts would wait for ever.
+A shell starts background jobs with SIGINT ignored, ``nohup`` its job with SIGHUP ignored, and children inherit that:
+tests of interrupts would wait for ever.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ os.environ["SPECDEBUG_CONFIG"] = ""  # no test depends on a configuration file a
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 if margins.VARIABLE in os.environ:
     margins.install(Path(os.environ[margins.VARIABLE]))

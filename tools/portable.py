@@ -88,10 +88,8 @@ FIXED = (
     Setting("avx2", "Haswell", "AVX2", "own", 1),
     Setting("own", "SkylakeX", "", "v3", 2),
     Setting("default", "Prescott", "", "v3", 2),
-    Setting("own", "Zen", "COMPATIBLE", "v2", 1),
-    Setting("default", "Sandybridge", "AVX2", "own", 2),
 )
-"""Every vector unit meets one thread and two, every core and level of numpy occurs; those first that differ most."""
+"""Every vector unit meets one thread and two, and every level of numpy occurs; those first that differ most."""
 
 
 def settings(count: int, seed: int) -> list[Setting]:

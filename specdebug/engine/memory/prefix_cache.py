@@ -99,7 +99,10 @@ class PrefixCache:
     def _insert(self, request: Request, key: RadixKey) -> int:
         """Offer the row's slots under ``key``, free duplicates; returns how many positions it covers."""
         slots = self.req_to_token.slots(request.row, 0, len(key))
-        result = self.radix.insert(key, slots, draft_written=request.speculative)
+        # A request that ends before its first pass has not zeroed yet what the prefix that it hit lacks.
+        lacking = request.unwritten_draft_slots
+        draft_written = request.speculative and (lacking is None or lacking.numel() == 0)
+        result = self.radix.insert(key, slots, draft_written=draft_written)
         if self.memory.draft is not None and result.heal_src.numel():
             self.memory.draft.move_kv_cache(result.heal_dst, result.heal_src)
         if result.prefix_len > request.protected_len:

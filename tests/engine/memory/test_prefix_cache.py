@@ -218,6 +218,24 @@ def test_a_plain_request_does_not_ask_for_draft_kv() -> None:
     assert (plain.kv_len, plain.unwritten_draft_slots) == (8, None)
 
 
+def test_a_hit_that_ends_before_its_first_pass_writes_no_draft_kv() -> None:
+    """It has not zeroed what the prefix lacks, so the next hit must do so."""
+    parts = _parts(1, mode="zero_fill")
+    parts.cache.release(parts.run(PROMPT, speculative=False), keep=True)
+    aborted = parts.request(PROMPT)
+    assert parts.admit(aborted)
+    lacking = aborted.unwritten_draft_slots
+    assert lacking is not None
+    assert lacking.numel() == aborted.kv_len > 0
+    parts.cache.release(aborted, keep=True)
+    later = parts.request(PROMPT)
+    assert parts.admit(later)
+    assert later.unwritten_draft_slots is not None
+    assert later.unwritten_draft_slots.tolist() == lacking.tolist()
+    parts.prefill(later, following=7)
+    parts.check_draft(later, zeros_allowed=True)
+
+
 def test_released_slots_are_poisoned_cached_ones_are_not() -> None:
     parts = _parts(1)
     request = parts.run(PROMPT)

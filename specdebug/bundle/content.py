@@ -26,6 +26,7 @@ from specdebug.bundle.archive import BundleError, read_archive, write_archive
 from specdebug.bundle.requests import read_requests, write_requests
 from specdebug.bundle.run import Recorded, Traced, recorded_of, steps_hash
 from specdebug.errors import ContentError
+from specdebug.files import read_file
 from specdebug.harness.outcome import EXIT_CODES
 from specdebug.harness.probe_packs import ProbePack, read_pack
 from specdebug.harness.replay import ArmRun
@@ -192,7 +193,7 @@ def _json(document: Mapping[str, Any]) -> str:
 
 def _bytes_of(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return read_file(file, _ROOM_FOR_CONTENT)
     except OSError as error:
         raise BundleError(f"{file}: cannot be read: {error.strerror}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from specdebug.errors import CheckpointError, did_you_mean
@@ -22,17 +23,18 @@ def checkpoint_path(name_or_path: str | Path) -> Path:
         if not (path / "config.json").is_file():
             raise CheckpointError(f"shipped checkpoint '{text}' is missing from {path}; reinstall specdebug")
         return path
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
+    path = Path(os.path.expanduser(text))  # of os.path, none of these raises, whatever the name
+    if os.path.isdir(path):
+        if not os.path.isfile(path / "config.json"):
             raise CheckpointError(f"{path} holds no config.json; give a Hugging Face checkpoint folder")
         return path
+    text = text if len(text) <= 200 else f"{text[:197]}..."
     raise CheckpointError(f"no checkpoint '{text}': neither a folder nor a shipped name{did_you_mean(text, NAMES)}")
 
 
 def tokenizer_path(name_or_path: str | Path) -> Path:
     """The ``tokenizer.json`` of a target checkpoint. Raises CheckpointError when the folder has none."""
     path = checkpoint_path(name_or_path) / "tokenizer.json"
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise CheckpointError(f"{path} is missing; the tokenizer lies beside the target's weights")
     return path

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.errors import SpecDebugError, Where, did_you_mean
+from specdebug.files import TooLarge, read_file
 
 VARIABLE = "SPECDEBUG_CONFIG"
 OWN_NAME = ".specdebug.toml"
@@ -79,13 +81,12 @@ def load(start: Path | None = None, environment: Mapping[str, str] = os.environ)
 
 def _read(path: Path, named_by: str = "") -> str:
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(_MAX_BYTES + 1)
+        raw = read_file(path, _MAX_BYTES)
+    except TooLarge:
+        raise ConfigurationError(f"{path}: is larger than {_MAX_BYTES >> 20} MiB") from None
     except OSError as error:
         by = f" ({named_by} names it)" if named_by else ""
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}{by}") from None
-    if len(raw) > _MAX_BYTES:
-        raise ConfigurationError(f"{path}: is larger than {_MAX_BYTES >> 20} MiB")
     return raw.decode("utf-8", errors="replace")
 
 
@@ -94,7 +95,7 @@ def _table_of(path: Path, text: str) -> tuple[str, dict[str, Any]] | None:
     is_own = path.name != PROJECT_NAME
     try:
         table: Any = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError itself: a number of more digits than Python converts
         if not is_own and ".".join(_TABLE) not in text:
             return None
         line = re.search(r"at line (\d+)", str(error))
@@ -127,7 +128,7 @@ def _configuration(path: Path, found: tuple[str, dict[str, Any]], *, trusted: bo
         try:
             settings[name] = Setting(KEYS[name](value, path.absolute().parent), where)
         except ValueError as error:
-            raise ConfigurationError(f"{where}: {key} must be {error}, got {value!r}") from None
+            raise ConfigurationError(f"{where}: {key} must be {error}, got {_shown(value)}") from None
     return Configuration(path, settings)
 
 
@@ -142,6 +143,15 @@ def _line_of(text: str, key: str) -> int:
         elif ours and pattern.match(line):
             return number
     return table
+
+
+def _shown(value: object) -> str:
+    """Return a value as Python writes it, cut short; a number may have more digits than Python writes."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} too long to show"
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def _is_own(path: Path) -> bool:
@@ -170,7 +180,7 @@ def _count(value: Any, folder: Path) -> int:
 
 
 def _seconds(value: Any, folder: Path) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
         raise ValueError("a number of seconds above 0")
     return float(value)
 

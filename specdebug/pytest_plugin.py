@@ -326,8 +326,12 @@ def _listed(config: pytest.Config, path: Path) -> bool:
 
 def _looks_like_a_scenario(path: Path) -> bool:
     """Other plugins have YAML files of their own; one that is to be a scenario has one of its keys, right or wrong."""
+    from specdebug.files import open_file
+    from specdebug.yamlio import MAX_BYTES
+
     try:
-        return _SCENARIO_KEY.search(path.read_bytes()) is not None
+        with open_file(path) as file:
+            return _SCENARIO_KEY.search(file.read(MAX_BYTES)) is not None
     except OSError:
         return False
 

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import yaml
 
 from specdebug.errors import ContentError, Where, raise_all
+from specdebug.files import open_file
 
 if TYPE_CHECKING:
     from specdebug.schema import Item
@@ -146,7 +147,7 @@ def load_yaml(path: str | Path) -> Doc:
             raise ContentError("no such file", where)
         if not file.is_file():
             raise ContentError("is not a regular file", where)
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             raw = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

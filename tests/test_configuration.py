@@ -150,3 +150,30 @@ def test_whose_a_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert configuration._is_own(file)
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     assert configuration._is_own(file) is (owner == 0)
+
+
+def test_a_pipe_is_refused_and_nothing_waits(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "c.toml")
+    said = refusal(tmp_path, {VARIABLE: str(tmp_path / "c.toml")})
+    assert said == f"{tmp_path / 'c.toml'}: cannot be read: is a pipe, not a file ({VARIABLE} names it)"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"jobs = {'9' * 5000}", "is not TOML"),
+        ("jobs = " + "[" * 100_000, "is not TOML"),
+        (f"device = 0x{'f' * 5000}", "device must be cpu, cuda or cuda:N, got a int too long to show"),
+        (f"timeout = 0x{'f' * 5000}", "timeout must be a number of seconds above 0"),
+        (f"timeout = 0x{'f' * 300}", "timeout must be a number of seconds above 0"),
+        ("device = " + "[" * 200 + "]" * 200, "device must be cpu, cuda or cuda:N"),
+        (f"device = '{'x' * 10_000}'", "..."),
+    ],
+    ids=range(7),
+)
+def test_a_value_of_any_size_is_one_short_line(text: str, words: str, tmp_path: Path) -> None:
+    write(tmp_path / OWN_NAME, text)
+    said = refusal(tmp_path)
+    assert words in said
+    assert "\n" not in said
+    assert len(said) < 500

@@ -13,7 +13,7 @@ import specdebug
 ROOT = Path(specdebug.__file__).resolve().parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "interrupts", "reproducible"),
+    ("errors", "files", "interrupts", "reproducible"),
     ("configuration", "schema", "yamlio"),
     ("async_probe", "assets", "bisect", "content", "corpus", "minimise", "patching", "reference", "stats"),
     ("logs", "toggles"),
@@ -31,7 +31,7 @@ BESIDE = {"schema": {"yamlio"}, "yamlio": {"schema"}}
 
 ONLY = {
     "async_probe": set[str](),
-    "engine": {"async_probe", "assets", "errors"},
+    "engine": {"async_probe", "assets", "errors", "files"},
     "reproducible": set[str](),
     "bisect": {"reproducible"},
     "minimise": {"errors", "reproducible"},

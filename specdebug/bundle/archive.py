@@ -1,7 +1,8 @@
 """The container: a zip archive whose manifest names every member with its size and SHA-256.
 
 Whoever sends a bundle may be anybody, so everything is checked before anything is used: names, sizes as declared and as
-read, digests, format version. Members are read into memory and never extracted.
+read, digests, format version. Members are never extracted, and only those that somebody asks for are held in memory:
+a few KiB can unpack to hundreds of MiB, so every reader says how much room it has for what.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from specdebug.bundle import ENDING
 from specdebug.errors import SpecDebugError
+from specdebug.files import NotAFile, open_file
 from specdebug.yamlio import one_line
 
 MANIFEST = "manifest.json"
@@ -32,9 +34,19 @@ MAX_MEMBERS = 1000
 MAX_MEMBER = 64 << 20
 MAX_TOTAL = 256 << 20
 MAX_MANIFEST = 1 << 20
+MAX_HELD = 100 << 20
+"""Bytes of all members together that are held."""
+MAX_DIRECTORY = 1 << 20
+"""Bytes of the archive's list of its members, which zipfile reads before it says how many there are."""
+
+Room = Callable[[str], int]
+"""How many bytes of a member, by its name, may be held; 0 for one that is checked and not held."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?")
 _LOCAL_HEADER = b"PK\x03\x04"
+_END = struct.Struct("<4s4H2LH")
+_END_MARK, _END64_MARK = b"PK\x05\x06", b"PK\x06\x07"
+_CHUNK = 1 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The first moment a zip archive can state; no member's time says anything."""
 _REGULAR_FILE = 0o100644 << 16
@@ -61,12 +73,20 @@ def check_target(path: Path, force: bool) -> None:
         raise BundleError(f"{path} is there already; --force overwrites it")
 
 
-def write_archive(path: Path, facts: Mapping[str, Any], members: Mapping[str, bytes], force: bool = False) -> None:
+def anything(name: str) -> int:
+    """The room of a reader that holds every member."""
+    return MAX_MEMBER
+
+
+def write_archive(
+    path: Path, facts: Mapping[str, Any], members: Mapping[str, bytes], force: bool = False, room: Room = anything
+) -> None:
     """Write a bundle, whole or not at all: manifest first, then the members by name.
 
     Args:
         facts: what the manifest says beside format, version and members.
         force: overwrite what is there.
+        room: of whoever will read it; what has none there is not written.
 
     Raises BundleError.
     """
@@ -81,7 +101,7 @@ def write_archive(path: Path, facts: Mapping[str, Any], members: Mapping[str, by
         },
     }
     head = json.dumps(manifest, indent=2, allow_nan=False).encode()
-    _check_sizes(path, {MANIFEST: len(head), **{name: len(data) for name, data in members.items()}})
+    _check_sizes(path, {MANIFEST: len(head), **{name: len(data) for name, data in members.items()}}, room)
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name in (MANIFEST, *sorted(members)):
@@ -108,31 +128,55 @@ def _store(path: Path, data: bytes, force: bool) -> None:
         undo.pop_all()
 
 
-def read_archive(path: str | Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The manifest and all members of a bundle that is whole and of a version that can be read.
+def read_archive(path: str | Path, room: Room = anything) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The manifest and the members of a bundle that is whole and of a version that can be read.
+
+    Args:
+        room: how much may be held of each member. One for which there is none is checked like the others; it is not
+            among the members that are returned, and the manifest names it.
 
     Raises BundleError, one line that names the file and what is wrong with it.
     """
     try:
-        if Path(path).is_dir():
-            raise BundleError(f"{path}: is a folder, not a bundle")
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             start = file.read(len(_LOCAL_HEADER))
             if start != _LOCAL_HEADER:
                 raise BundleError(f"{path}: is not a bundle{'; it is empty' if not start else ''}")
             try:
+                _check_directory(path, file)
                 with zipfile.ZipFile(file) as archive:
-                    return _read(path, archive)
+                    return _read(path, archive, room)
             except _DAMAGE as error:
                 what = "it is truncated" if "not a zip file" in str(error) else one_line(str(error), 80)
                 raise BundleError(f"{path}: is damaged ({what}); fetch it again") from None
     except FileNotFoundError:
         raise BundleError(f"{path}: no such file") from None
+    except NotAFile as error:
+        raise BundleError(f"{path}: {str(error.strerror).removesuffix('file')}bundle") from None
     except OSError as error:
         raise BundleError(f"{path}: cannot be read: {error.strerror or one_line(str(error), 80)}") from None
 
 
-def _read(path: str | Path, archive: zipfile.ZipFile) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _check_directory(path: str | Path, file: BinaryIO) -> None:
+    """Refuse a list of members that is longer than any bundle's, before zipfile makes an object of every entry.
+
+    zipfile takes an end record without a comment if there is one, else the last mark in the last 64 KiB; a bundle is
+    read only if it ends with such a record, and is not of the large kind, whose numbers stand elsewhere.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _END.size - 20))
+    tail = file.read()
+    file.seek(0)
+    mark, *_, directory, _, comment = _END.unpack(tail[-_END.size :].rjust(_END.size, b"\0"))
+    if mark != _END_MARK or comment:
+        raise ValueError("not a zip file, or one with something behind it")
+    if tail.startswith(_END64_MARK):
+        raise BundleError(f"{path}: is packed in a way that no bundle is; unpack and zip it plainly")
+    if directory > MAX_DIRECTORY:
+        raise BundleError(f"{path}: holds more members than the {MAX_MEMBERS} a bundle may have")
+
+
+def _read(path: str | Path, archive: zipfile.ZipFile, room: Room) -> tuple[dict[str, Any], dict[str, bytes]]:
     entries = archive.infolist()
     if len(entries) > MAX_MEMBERS:
         raise BundleError(f"{path}: holds {len(entries)} members, more than the {MAX_MEMBERS} a bundle may have")
@@ -148,28 +192,36 @@ def _read(path: str | Path, archive: zipfile.ZipFile) -> tuple[dict[str, Any], d
     sizes = {entry.filename: entry.file_size for entry in entries}
     if MANIFEST not in sizes:
         raise BundleError(f"{path}: is not a bundle; it holds no {MANIFEST}")
-    _check_sizes(path, sizes)
-    manifest, listed = _manifest(path, _member(archive, MANIFEST, MAX_MANIFEST))
+    _check_sizes(path, sizes, room)
+    manifest, listed = _manifest(path, _member(archive, MANIFEST, sizes[MANIFEST], hold=True)[0])
     for name in sorted({*listed, *names} - {MANIFEST}):
         if name not in sizes:
             raise BundleError(f"{path}: lacks {name}, which its manifest names")
         if name not in listed:
             raise BundleError(f"{path}: holds {name}, which its manifest does not name")
     members = {}
-    for name, digest in listed.items():
-        data = members[name] = _member(archive, name, sizes[name])
-        if hashlib.sha256(data).hexdigest() != digest:
+    for name, stated in listed.items():
+        hold = room(name) > 0
+        data, digest = _member(archive, name, sizes[name], hold=hold)
+        if hold:
+            members[name] = data
+        if digest != stated:
             raise BundleError(f"{path}: {name} is not what the manifest says it is; somebody changed it")
     return manifest, members
 
 
-def _member(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
-    """A member's bytes; what it declares bounds what is unpacked, so that nothing can swell."""
+def _member(archive: zipfile.ZipFile, name: str, limit: int, *, hold: bool) -> tuple[bytes, str]:
+    """A member's bytes, if they are to be held, and its SHA-256. What it declares bounds what is unpacked."""
+    digest, chunks, size = hashlib.sha256(), [], 0
     with archive.open(name) as stream:
-        data = stream.read(limit + 1)
-    if len(data) > limit:
-        raise ValueError(f"{name} is longer than it says")
-    return data
+        while chunk := stream.read(_CHUNK):
+            size += len(chunk)
+            if size > limit:
+                raise ValueError(f"{name} is longer than it says")
+            digest.update(chunk)
+            if hold:
+                chunks.append(chunk)
+    return b"".join(chunks), digest.hexdigest()
 
 
 def _manifest(path: str | Path, data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
@@ -186,9 +238,10 @@ def _manifest(path: str | Path, data: bytes) -> tuple[dict[str, Any], dict[str, 
     if version > VERSION:
         message = f"has format {version}, this specdebug reads up to {VERSION}; upgrade specdebug"
         raise BundleError(f"{path}: {message}")
-    members = manifest.get("members")
+    if not isinstance(manifest.setdefault("members", {}), dict):
+        raise BundleError(f"{path}: its {MANIFEST} does not name its members")
     listed = {}
-    for name, stated in members.items() if isinstance(members, dict) else ():
+    for name, stated in manifest["members"].items():
         digest = stated.get("sha256") if isinstance(stated, dict) else None
         if not isinstance(digest, str):
             raise BundleError(f"{path}: its {MANIFEST} states no SHA-256 of {one_line(name, 60)}")
@@ -196,13 +249,19 @@ def _manifest(path: str | Path, data: bytes) -> tuple[dict[str, Any], dict[str, 
     return manifest, listed
 
 
-def _check_sizes(path: str | Path, sizes: Mapping[str, int]) -> None:
+def _check_sizes(path: str | Path, sizes: Mapping[str, int], room: Room) -> None:
+    held = 0
     for name, size in sizes.items():
-        limit = MAX_MANIFEST if name == MANIFEST else MAX_MEMBER
+        limit = MAX_MANIFEST if name == MANIFEST else min(room(name), MAX_MEMBER) or MAX_MEMBER
+        held += size if room(name) else 0
         if size > limit:
             raise BundleError(f"{path}: {name} has {_mib(size)} MiB, more than the {limit >> 20} MiB it may have")
     if (total := sum(sizes.values())) > MAX_TOTAL:
         raise BundleError(f"{path}: unpacks to {_mib(total)} MiB, more than the {MAX_TOTAL >> 20} MiB it may have")
+    if held > MAX_HELD:
+        raise BundleError(
+            f"{path}: its members have {_mib(held)} MiB together, more than the {MAX_HELD >> 20} MiB they may have"
+        )
 
 
 def _mib(size: int) -> int:

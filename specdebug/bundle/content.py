@@ -15,6 +15,7 @@ unpickled or executed; all of it is checked as a user's own files are.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from specdebug.bundle.archive import BundleError, read_archive, write_archive
 from specdebug.bundle.requests import read_requests, write_requests
 from specdebug.bundle.run import Recorded, Traced, recorded_of, steps_hash
 from specdebug.errors import ContentError
+from specdebug.files import read_file
 from specdebug.harness.outcome import EXIT_CODES
 from specdebug.harness.probe_packs import ProbePack, read_pack
 from specdebug.harness.replay import ArmRun
@@ -32,7 +34,7 @@ from specdebug.harness.scenario_checks import check_scenario
 from specdebug.harness.scenario_model import Scenario
 from specdebug.harness.workload import Workload
 from specdebug.toggles import Toggle, read_toggle
-from specdebug.yamlio import one_line, parse_yaml
+from specdebug.yamlio import MAX_BYTES, one_line, parse_yaml
 
 SCENARIO = "scenario.json"
 REQUESTS = "requests.jsonl"
@@ -40,6 +42,12 @@ TRACE = "trace.jsonl"
 REPORT = "report.json"
 TOGGLES = "toggles"
 PROBES = "probes"
+
+_ROOM = {SCENARIO: 4 << 20, REQUESTS: 32 << 20, TRACE: 64 << 20}
+_ROOM_FOR_CONTENT = MAX_BYTES  # as for a user's own files
+MAX_STEPS = 1 << 20
+MAX_STEP = 1 << 20
+"""Lines of a trace, and bytes of one; a line of a real step has some 70 bytes at least."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,13 @@ def write_bundle(
         "versions": dict(versions),
     }
     data = {name: text.encode() for name, text in members.items()}
-    write_archive(path, facts, data | {name: _bytes_of(file) for name, file in files.items()}, force)
+    _steps(path, data[TRACE])  # what is too much to be read is not written
+    write_archive(path, facts, data | {name: _bytes_of(file) for name, file in files.items()}, force, room)
+
+
+def room(name: str) -> int:
+    """How many bytes of a member may be held: of the report, which nobody reads again, and of strange ones none."""
+    return _ROOM.get(name, _ROOM_FOR_CONTENT if name.startswith((f"{TOGGLES}/", f"{PROBES}/")) else 0)
 
 
 def read_bundle(path: str | Path) -> Bundle:
@@ -143,10 +157,11 @@ def read_bundle(path: str | Path) -> Bundle:
         BundleError: it is no bundle, not whole, too new, or its members do not fit together.
         ContentError: one of its members is malformed.
     """
-    manifest, members = read_archive(path)
+    manifest, members = read_archive(path, room)
     for name in (SCENARIO, REQUESTS, TRACE, REPORT):
-        if name not in members:
+        if name not in manifest["members"]:
             raise BundleError(f"{path}: lacks {name}")
+    recorded = _recorded(path, manifest, _steps(path, members.pop(TRACE)))
     texts = {name: _text(path, name, data) for name, data in members.items()}
     scenario = _scenario(path, texts[SCENARIO])
     (arm,) = scenario.arms.values()
@@ -167,7 +182,7 @@ def read_bundle(path: str | Path) -> Bundle:
         path=str(path),
         run=ArmRun(arm.name, scenario, arm.name, scenario.seed, tuple(packs), tuple(toggles)),
         requests=Workload(requests, groups),
-        recorded=_recorded(path, manifest, texts[TRACE]),
+        recorded=recorded,
         versions=_versions(manifest),
     )
 
@@ -178,7 +193,7 @@ def _json(document: Mapping[str, Any]) -> str:
 
 def _bytes_of(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return read_file(file, _ROOM_FOR_CONTENT)
     except OSError as error:
         raise BundleError(f"{file}: cannot be read: {error.strerror}") from None
 
@@ -210,7 +225,23 @@ def _scenario(path: str | Path, text: str) -> Scenario:
     return scenario
 
 
-def _recorded(path: str | Path, manifest: Mapping[str, Any], trace: str) -> Recorded:
+def _steps(path: str | Path, trace: bytes) -> tuple[str, ...]:
+    """The lines of a trace, counted and measured before any is made: a short line takes far more room than its bytes.
+
+    Raises BundleError.
+    """
+    lines = trace.count(b"\n") + 1
+    if lines > MAX_STEPS + 1:
+        raise BundleError(f"{path}: {TRACE} has {lines - 1} lines, more than the {MAX_STEPS} it may have")
+    steps = []
+    for number, line in enumerate(io.BytesIO(trace), start=1):
+        if len(line) > MAX_STEP:
+            raise BundleError(f"{path}: {TRACE}:{number}: has more than the {MAX_STEP >> 20} MiB that a step may have")
+        steps.append(_text(path, TRACE, line.removesuffix(b"\n")))
+    return tuple(steps)
+
+
+def _recorded(path: str | Path, manifest: Mapping[str, Any], steps: tuple[str, ...]) -> Recorded:
     outcome = manifest.get("outcome")
     stated = outcome if isinstance(outcome, dict) else {}
     verdict, signature, digest = stated.get("verdict"), stated.get("signature"), stated.get("trace_hash")
@@ -221,7 +252,6 @@ def _recorded(path: str | Path, manifest: Mapping[str, Any], trace: str) -> Reco
         or not isinstance(signature, str | None)
     ):
         raise BundleError(f"{path}: its manifest does not say how the run ended")
-    steps = tuple(trace.splitlines())
     if steps_hash(steps) != digest:
         raise BundleError(f"{path}: {TRACE} does not hash to what its manifest says")
     return Recorded(verdict, signature, digest, steps)
@@ -230,4 +260,4 @@ def _recorded(path: str | Path, manifest: Mapping[str, Any], trace: str) -> Reco
 def _versions(manifest: Mapping[str, Any]) -> dict[str, str]:
     stated = manifest.get("versions")
     found = stated.items() if isinstance(stated, dict) else ()
-    return {one_line(str(name), 40): one_line(str(version), 80) for name, version in found}
+    return {one_line(name, 40): one_line(version, 80) for name, version in found if isinstance(version, str)}

@@ -23,6 +23,10 @@ _NO_CHOICES = ("step", "kind", "rids", "cached", "retracted")
 """What no choice of its own step decides."""
 
 
+MAX_VALUES = 1 << 22
+"""Of a trace that is compared: a short one takes some thirty times its text as an object."""
+
+
 @dataclass(frozen=True)
 class Parting:
     """One difference.
@@ -72,13 +76,15 @@ def partings(
     try:
         before, after = _read(recorded), _read(now)
         found = _of_requests(requests, before, after)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     schedule = _of_schedule(before, after, {each.step for each in found})
     return tuple(sorted((*found, *schedule), key=lambda each: each.step))
 
 
 def _read(lines: Sequence[str]) -> list[dict[str, Any]]:
+    if sum(line.count(",") + line.count("[") + line.count("{") for line in lines) > MAX_VALUES:
+        raise ValueError("a trace of more values than are compared")
     steps = [dict(zip(TRACED, json.loads(line), strict=True)) for line in lines]
     for step in steps:
         for tokens in step["emitted"].values():

@@ -21,6 +21,10 @@ RID = r"[A-Za-z0-9_-]+(\.[0-9]+){1,2}"
 _SAMPLING = tuple(field.name for field in fields(SamplingPlan) if field.name != "stop_token_ids")
 _SEED = (0, 2**64 - 1)
 
+MAX_REQUESTS = 1 << 16
+MAX_TOKENS = 1 << 22
+"""Of all prompts together; each is held as an integer."""
+
 
 def write_requests(workload: Workload) -> str:
     """The requests, in order. Inverse: :func:`read_requests`."""
@@ -36,6 +40,11 @@ def read_requests(text: str, name: str, groups: Collection[str]) -> tuple[Planne
 
     Raises ContentError with the line in ``name`` of whatever is wrong.
     """
+    lines = text.count("\n")
+    if lines > MAX_REQUESTS:
+        raise ContentError(f"{name} holds {lines} requests, more than the {MAX_REQUESTS} it may hold")
+    if text.count(" ") > MAX_TOKENS + 16 * lines:  # some are ours, between keys and values
+        raise ContentError(f"{name} holds more tokens than the {MAX_TOKENS} it may hold")
     requests: dict[str, PlannedRequest] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         item = parse_yaml(line, f"{name}:{number}").root

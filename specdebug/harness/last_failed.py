@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specdebug.files import read_file
 from specdebug.harness.replay import ArmResult, ArmRun
 
 NAME = "last-failed.json"
+_MAX_BYTES = 16 << 20
 
 
 @dataclass
@@ -31,7 +33,7 @@ class LastFailed:
         """What the folder holds; a record that is missing or that nobody can read is empty."""
         path = folder / NAME
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = json.loads(read_file(path, _MAX_BYTES))
         except (OSError, ValueError, RecursionError):
             found = None
         return cls(path, _well_formed(found))

@@ -7,6 +7,7 @@ from typing import Any
 
 from specdebug.assets import tokenizer_path
 from specdebug.errors import CheckpointError
+from specdebug.yamlio import one_line
 
 Decode = Callable[[Sequence[int]], str]
 _tokenizers: dict[str, Any] = {}
@@ -28,8 +29,10 @@ def load_tokenizer(model: str) -> Any:
     path = tokenizer_path(model)
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # the binding raises bare Exception for every malformed file
-        reason = " ".join(str(error).split())
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # bare Exception for a malformed file, or a panic, which is no Exception
+        reason = one_line(str(error))
         raise CheckpointError(f"{path} is not a tokenizer ({reason}); fetch the checkpoint again") from None
 
 

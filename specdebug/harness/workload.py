@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from specdebug.errors import ContentError
+from specdebug.errors import CheckpointError, ContentError
 from specdebug.harness.scenario_model import (
     Abort,
     CorpusPrompt,
@@ -25,6 +25,7 @@ from specdebug.harness.scenario_model import (
 )
 from specdebug.harness.slices import CorpusTooShort, Slicer, Tokenizer
 from specdebug.harness.streams import derive_seed, stream
+from specdebug.yamlio import one_line
 
 Tokens = tuple[int, ...]
 CORPORA = ("stdlib",)
@@ -175,7 +176,14 @@ class _Planner:
         return self._slicers[corpus]
 
     def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # one that lacks its own unknown token, say, or a panic, which is no Exception
+            raise CheckpointError(
+                f"the tokenizer cannot encode a prompt: {one_line(str(error))}; fetch it again"
+            ) from None
         return ids
 
 

@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.errors import CheckpointError
+from specdebug.files import read_file
+
+MAX_BYTES = 64 << 20
+"""Of a config; published ones have a few KiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,20 +65,20 @@ class ModelConfig:
             raise CheckpointError(f"RoPE scaling '{kind}' is not supported; known: default, llama3")
         # Lists that start with 1 name layer outputs, and the output of layer i is the input of layer i + 1; all
         # others name the inputs themselves (sgl-project/sglang pull request 25454).
-        named = raw.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
+        named = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
         heads = raw["num_attention_heads"]
         return cls(
             hidden_size=raw["hidden_size"],
             intermediate_size=raw["intermediate_size"],
             num_layers=raw["num_hidden_layers"],
             num_heads=heads,
-            num_kv_heads=raw.get("num_key_value_heads", heads),
+            num_kv_heads=raw.get("num_key_value_heads") or heads,
             head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
             vocab_size=raw["vocab_size"],
-            rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
-            rope_theta=rope.get("rope_theta", raw.get("rope_theta", 10000.0)),
+            rms_norm_eps=raw.get("rms_norm_eps") or 1e-6,
+            rope_theta=rope.get("rope_theta") or raw.get("rope_theta") or 10000.0,
             rope_scaling=scaling,
-            tie_word_embeddings=raw.get("tie_word_embeddings", False),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
             draft_vocab_size=raw.get("draft_vocab_size"),
             aux_layers=tuple(i + (named[0] == 1) for i in named) if named else None,
         )
@@ -84,10 +88,14 @@ def read_config(path: Path) -> ModelConfig:
     """``path/config.json``. Raises CheckpointError when it is missing, malformed, or lacks a key."""
     file = path / "config.json"
     try:
-        return ModelConfig.from_dict(json.loads(file.read_text()))
+        return ModelConfig.from_dict(json.loads(read_file(file, MAX_BYTES).decode()))
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing; give a Hugging Face checkpoint folder") from None
     except json.JSONDecodeError as error:
         raise CheckpointError(f"{file}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
     except KeyError as error:
         raise CheckpointError(f"{file}: key {error} is missing") from None
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{file}: holds a value of the wrong kind ({str(error)[:100]})") from None

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specdebug.errors import CheckpointError
+from specdebug.files import kind_of
 from specdebug.reference.config import ModelConfig, read_config
 from specdebug.reference.draft import DraftHead
 from specdebug.reference.layers import Weights
@@ -19,17 +20,23 @@ def load_weights(
 ) -> tuple[dict[str, Tensor], ModelConfig]:
     """All tensors of a folder's safetensors files, floating ones cast, and its config.
 
-    Raises CheckpointError when the folder holds no weights.
+    Raises CheckpointError when the folder holds no weights, or some that cannot be read.
     """
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise CheckpointError(f"{path} holds no .safetensors file")
     weights: dict[str, Tensor] = {}
     for file in files:
-        with safe_open(str(file), framework="pt", device=str(device)) as reader:
-            for name in reader.keys():  # noqa: SIM118 - a safetensors reader is no mapping
-                tensor = reader.get_tensor(name)
-                weights[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        if kind := kind_of(file):
+            raise CheckpointError(f"{file} cannot be read: is {kind}, not a file")
+        try:
+            with safe_open(str(file), framework="pt", device=str(device)) as reader:
+                for name in reader.keys():  # noqa: SIM118 - a safetensors reader is no mapping
+                    tensor = reader.get_tensor(name)
+                    weights[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        except (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+            reason = str(error).strip().split("\n")[0][:200]
+            raise CheckpointError(f"{file} is truncated or not safetensors ({reason}); fetch it again") from None
     return weights, read_config(path)
 
 

@@ -11,19 +11,26 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any, get_args
 from urllib.parse import quote
 
 from specdebug.errors import SpecDebugError
+from specdebug.files import kind_of
 from specdebug.targets.machine_failure import machine_failure
-from specdebug.trials.trial import Trial, TrialResult
+from specdebug.trials.trial import Outcome, Trial, TrialResult
+from specdebug.yamlio import one_line
 
 FORMAT = "2"
+
+_MAX_FACTS = 100
+"""Rows of ``facts`` that are looked at; there are three."""
 
 _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT", "SQLITE_ERROR")
 """What sqlite calls a file that is broken, or is a database but no journal."""
@@ -141,10 +148,10 @@ class Journal:
     def _take_lock(self) -> int:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.path.is_dir():
-                raise JournalError(f"the journal {self.path} is a folder; name a file with --journal")
+            if kind := kind_of(self.path):
+                raise JournalError(f"the journal {self.path} is {kind}; name a file with --journal")
             while True:
-                lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o644)
+                lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     # The one who had it may have removed the file meanwhile; then the lock is on nothing.
@@ -202,11 +209,12 @@ class Journal:
                 rows = ", ".join(f"({_quoted(name)}, {_quoted(value)})" for name, value in facts.items())
                 database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} INSERT INTO facts VALUES {rows}; COMMIT;")
                 return database
-            found = dict(database.execute("SELECT name, value FROM facts").fetchall())
+            stated = database.execute("SELECT name, value FROM facts").fetchmany(_MAX_FACTS)
+        found = {name: value for name, value in stated if isinstance(name, str) and isinstance(value, str)}
         if found.get("format") != FORMAT or "identity" not in found:
             raise self._damaged("it is no journal of this version")
         if found["identity"] != identity:
-            other = found.get("about") or "something else"
+            other = one_line(found.get("about") or "something else", 200)
             hint = "name another with --journal, or start over with --fresh"
             raise JournalError(f"the journal {self.path} is of {other}, or of what that was before a change; {hint}")
         return database
@@ -217,17 +225,16 @@ class Journal:
         with self._trouble():
             check = self._database.execute("PRAGMA quick_check(1)").fetchone()[0]
             if check != "ok":
-                raise self._damaged(" ".join(str(check).split()))
-            evidence = dict(self._database.execute("SELECT signature, detail FROM evidence").fetchall())
-            rows = self._database.execute(f"SELECT {_COLUMNS} FROM trials ORDER BY number").fetchall()
-        for *row, digest in rows:
-            number, reverted, seed, outcome, signature, seconds, besides = row
-            if digest != _digest(row):  # sqlite sees a broken page, not a changed digit
-                raise self._damaged(f"trial {number} is not what was written")
-            trial = Trial(number, frozenset(json.loads(reverted)), seed)
-            also = None if besides is None else tuple(json.loads(besides))
-            trials[number] = (trial, TrialResult(outcome, signature, seconds, besides=also))
-        return trials, evidence
+                raise self._damaged(one_line(str(check)))
+            details = self._database.execute("SELECT signature, detail FROM evidence").fetchall()
+            for row in self._database.execute(f"SELECT {_COLUMNS} FROM trials ORDER BY number"):
+                read = _trial_of(row)
+                if read is None:  # sqlite sees a broken page, neither a changed digit nor another type
+                    raise self._damaged(f"trial {one_line(str(row[0]), 20)} is not what was written")
+                trials[read[0].number] = read
+        if not all(isinstance(cell, str) for pair in details for cell in pair):
+            raise self._damaged("evidence in it is no text")
+        return trials, dict(details)
 
     @contextmanager
     def _trouble(self, consequence: str = "") -> Iterator[None]:
@@ -253,6 +260,40 @@ class Journal:
         return JournalError(f"the journal {self.path} is damaged: {how}; {hint}")
 
 
+def _trial_of(row: Sequence[Any]) -> tuple[Trial, TrialResult] | None:
+    """Return what a row of ``trials`` says; None if it is not one that was written.
+
+    A column of sqlite's takes values of any type, and whoever changes a row can change its digest, too.
+    """
+    *cells, digest = row
+    number, reverted, seed, outcome, signature, seconds, besides = cells
+    if not (
+        type(number) is type(seed) is int
+        and number >= 0
+        and outcome in get_args(Outcome)
+        and (signature is None or (outcome == "fail" and isinstance(signature, str)))
+        and type(seconds) is float
+        and 0 <= seconds < math.inf
+        and digest == _digest(cells)
+    ):
+        return None
+    candidates, also = _texts_of(reverted), None if besides is None else _texts_of(besides)
+    if candidates is None or (also is None and besides is not None):
+        return None
+    return Trial(number, frozenset(candidates), seed), TrialResult(outcome, signature, seconds, besides=also)
+
+
+def _texts_of(cell: object) -> tuple[str, ...] | None:
+    """Return the texts of a JSON list; None if the cell holds no such list."""
+    try:
+        found = json.loads(cell) if isinstance(cell, str) else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        return None
+    return tuple(found)
+
+
 def _same_file(descriptor: int, path: Path) -> bool:
     try:
         there = os.stat(path)
@@ -262,7 +303,10 @@ def _same_file(descriptor: int, path: Path) -> bool:
     return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
 
 
-def _digest(row: Sequence[object]) -> str:
+def _digest(row: Sequence[object]) -> str | None:
+    """Return the digest of a row's cells; None for one with bytes among them, which no row that was written has."""
+    if any(isinstance(cell, bytes) for cell in row):
+        return None
     return hashlib.blake2b(json.dumps(list(row)).encode(), digest_size=8).hexdigest()
 
 

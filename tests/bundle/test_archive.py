@@ -226,6 +226,60 @@ def test_a_member_that_lies_about_its_size_is_refused(bundle: Path) -> None:
     complaint(bundle)
 
 
+def test_a_member_without_room_is_checked_and_not_held(bundle: Path) -> None:
+    manifest, members = read_archive(bundle, lambda name: 0 if name == "empty" else 100)
+    assert "empty" not in members
+    assert "empty" in manifest["members"]
+    bundle.write_bytes(pack({**members_of(bundle), "toggles/1.yaml": b"pr: 2\n"}))
+    with pytest.raises(BundleError, match="is not what the manifest says it is"):
+        read_archive(bundle, lambda name: 0)
+
+
+def test_what_is_held_is_limited(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def room(name: str) -> int:
+        return 1 if name.startswith("scenario") else 100
+
+    with pytest.raises(BundleError, match=r"scenario\.json has 1 MiB, more than the 0 MiB"):
+        read_archive(bundle, room)
+    with pytest.raises(BundleError, match=r"scenario\.json has 1 MiB, more than the 0 MiB"):
+        write_archive(tmp_path / "other.specdebug", FACTS, MEMBERS, room=room)
+    monkeypatch.setattr(archive, "MAX_HELD", 5)
+    assert complaint(bundle) == "its members have 1 MiB together, more than the 0 MiB they may have"
+
+
+def test_a_long_list_of_members_is_refused_before_it_is_read(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zipfile, "ZipFile", lambda *_: pytest.fail("was opened"))
+    data = bytearray(bundle.read_bytes())
+    data[-10:-6] = (archive.MAX_DIRECTORY + 1).to_bytes(4, "little")
+    bundle.write_bytes(data)
+    assert complaint(bundle) == "holds more members than the 1000 a bundle may have"
+
+
+@pytest.mark.parametrize("behind", [b"x", b"PK\x05\x06", b"PK\x05\x06" + bytes(18) + b"x"])
+def test_something_behind_the_archive_is_refused(behind: bytes, bundle: Path) -> None:
+    bundle.write_bytes(bundle.read_bytes() + behind)
+    assert complaint(bundle).startswith("is damaged")
+
+
+def test_an_archive_of_the_large_kind_is_refused(bundle: Path) -> None:
+    data = bundle.read_bytes()
+    bundle.write_bytes(data[:-22] + b"PK\x06\x07" + bytes(16) + data[-22:])
+    assert complaint(bundle).startswith("is packed in a way that no bundle is")
+
+
+def test_a_pipe_is_refused_and_nothing_waits(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "b.specdebug")
+    assert complaint(tmp_path / "b.specdebug") == "is a pipe, not a bundle"
+
+
+@pytest.mark.parametrize("members", [[], 3, "x"])
+def test_a_manifest_whose_members_are_no_table_is_refused(members: Any, bundle: Path) -> None:
+    def other(held: dict[str, bytes], manifest: dict[str, Any]) -> None:
+        manifest["members"] = members
+
+    assert "does not name its members" in changed(bundle, other)
+
+
 def test_an_encrypted_member_is_refused(bundle: Path) -> None:
     data = bytearray(bundle.read_bytes())
     flags = data.rindex(b"PK\x01\x02") + 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from specdebug import corpus
+from specdebug.bundle import content
 from specdebug.bundle.archive import MANIFEST, BundleError
 from specdebug.bundle.content import read_bundle, resolved
 from specdebug.errors import SpecDebugError
@@ -136,3 +138,74 @@ def test_every_part_is_needed(name: str, bundle: Path) -> None:
     bundle.write_bytes(pack({**members, MANIFEST: json.dumps(manifest).encode()}))
     with pytest.raises(BundleError, match=f"lacks {name}"):
         read_bundle(bundle)
+
+
+def swollen(bundle: Path, name: str, data: bytes) -> str:
+    """What is said of a bundle one member of which is ``data``; no more than 4 MiB may be held beside that."""
+    members = members_of(bundle)
+    manifest = json.loads(members.pop(MANIFEST))
+    members[name] = data
+    manifest["members"][name] = {"sha256": hashlib.sha256(data).hexdigest()}
+    bundle.write_bytes(pack({**members, MANIFEST: json.dumps(manifest).encode()}))
+    assert bundle.stat().st_size < 1 << 20
+    tracemalloc.start()
+    try:
+        with pytest.raises(SpecDebugError) as caught:
+            read_bundle(bundle)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert caught.value.exit_code == 2
+    assert peak < 2 * len(data) + (4 << 20), f"{peak >> 20} MiB"
+    return message
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "words"),
+    [
+        ("trace.jsonl", b"[1]\n", "trace.jsonl has 3145728 lines, more than the 1048576 it may have"),
+        ("trace.jsonl", b"\n", "lines, more than the 1048576 it may have"),
+        ("trace.jsonl", b"[1],", "trace.jsonl:1: has more than the 1 MiB that a step may have"),
+        ("requests.jsonl", b"{}\n", "holds 4194304 requests, more than the 65536 it may hold"),
+        ("requests.jsonl", b"1 ", "holds more tokens than the 4194304 it may hold"),
+        ("scenario.json", b"[],", "scenario.json has 12 MiB, more than the 4 MiB it may have"),
+        ("toggles/25015.yaml", b"- a\n", "toggles/25015.yaml has 12 MiB, more than the 1 MiB it may have"),
+        ("probes/default.yaml", b"- a\n", "probes/default.yaml has 12 MiB, more than the 1 MiB it may have"),
+    ],
+)
+def test_a_small_bundle_does_not_take_much_memory(name: str, line: bytes, words: str, bundle: Path) -> None:
+    assert words in swollen(bundle, name, line * ((12 << 20) // len(line)))
+
+
+@pytest.mark.parametrize("name", ["report.json", "strange"])
+def test_what_nobody_reads_is_not_held(name: str, bundle: Path) -> None:
+    data = b"[1]\n" * (1 << 22)
+    members = members_of(bundle)
+    manifest = json.loads(members.pop(MANIFEST))
+    members[name] = data
+    manifest["members"][name] = {"sha256": hashlib.sha256(data).hexdigest()}
+    bundle.write_bytes(pack({**members, MANIFEST: json.dumps(manifest).encode()}))
+    tracemalloc.start()
+    try:
+        read_bundle(bundle)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < len(data) / 2
+
+
+def test_versions_that_are_no_text_are_left_out(bundle: Path) -> None:
+    members = members_of(bundle)
+    manifest = json.loads(members[MANIFEST])
+    manifest["versions"] = {"torch": "2", "a": json.loads("[" * 500 + "]" * 500), "b": 3}
+    bundle.write_bytes(pack({**members, MANIFEST: json.dumps(manifest).encode()}))
+    assert read_bundle(bundle).versions == {"torch": "2"}
+
+
+def test_what_could_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "MAX_STEPS", 0)
+    with pytest.raises(BundleError, match="has 1 lines, more than the 0 it may have"):
+        make_bundle(tmp_path / "b.specdebug")
+    assert not list(tmp_path.iterdir())

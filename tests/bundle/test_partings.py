@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from specdebug.bundle import partings as module
 from specdebug.bundle.partings import Parting, partings
 from specdebug.harness.workload import PlannedRequest, SamplingPlan
 
@@ -170,3 +171,14 @@ def test_tokens_are_compared_whatever_the_schedule_became() -> None:
 @pytest.mark.parametrize("wrong", ["", "[1]", '{"step": 1}', "[1,2,3,4,5,6,7,8]", line(1, {"a.0": [-1]})])
 def test_a_trace_that_cannot_be_read_parts_nowhere(wrong: str) -> None:
     assert partings([A], [wrong], [line(1, {"a.0": [4]})]) is None
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "[[],[],[],[]]", "[1,2"])
+def test_lines_that_are_no_trace_are_not_compared(line: str) -> None:
+    assert partings([request("g.0")], [line], []) is None
+
+
+def test_a_trace_of_too_many_values_is_not_compared_and_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_VALUES", 10)
+    monkeypatch.setattr(module.json, "loads", lambda line: pytest.fail("was parsed"))
+    assert partings([request("g.0")], ["[[],[],[]]", "[[],[],[]]"], []) is None

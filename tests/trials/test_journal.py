@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdebug.trials.journal import Journal, JournalError, JournalFull
+from specdebug.trials.journal import Journal, JournalError, JournalFull, _digest
 from specdebug.trials.trial import Trial, TrialResult
 
 BESIDES = st.none() | st.lists(st.text()).map(tuple)
@@ -224,3 +224,92 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
             Journal(path, "id", "about")
     with pytest.raises(JournalError, match="is a folder"):
         Journal(tmp_path, "id", "about")
+
+
+def test_a_pipe_is_refused_and_nothing_waits(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "j")
+    with pytest.raises(JournalError, match=r"is a pipe; name a file with --journal"):
+        Journal(tmp_path / "j", "id", "about")
+
+
+CELLS = st.one_of(
+    st.none(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.text(),
+    st.binary(),
+    st.sampled_from(
+        ["5", "[[1]]", "[" * 100_000, "{}", "[1]", "null", "9" * 5000, b"\xff\x00", "pass", "fail", -1, 0.5]
+    ),
+)
+COLUMNS = {
+    "facts": ("name", "value"),
+    "trials": ("number", "reverted", "seed", "outcome", "signature", "seconds", "besides", "digest", "at"),
+    "evidence": ("signature", "number", "detail"),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("whole") / "j"
+    with Journal(path, "id", "about") as journal:
+        for number in range(3):
+            journal.record(trial(number), TrialResult("fail", f"exit:{number}", 1.5, "x", ("exit:9",)))
+    return path.read_bytes()
+
+
+def put(path: Path, table: str, column: str, cell: object, *, with_digest: bool) -> None:
+    """Write any value of any type into a column, past what the schema allows; the digest is made to fit on demand."""
+    database = sqlite3.connect(path)
+    database.executescript(
+        "PRAGMA synchronous = OFF; PRAGMA journal_mode = MEMORY; BEGIN;"
+        f"CREATE TABLE c AS SELECT * FROM {table}; DROP TABLE {table}; ALTER TABLE c RENAME TO {table}; COMMIT;"
+    )
+    names = ", ".join(name for name in COLUMNS["trials"] if name not in ("digest", "at"))
+    database.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = 2", (cell,))
+    if with_digest and table == "trials" and column != "digest":
+        row = database.execute(f"SELECT {names} FROM trials WHERE rowid = 2").fetchone()
+        database.execute("UPDATE trials SET digest = ? WHERE rowid = 2", (_digest(row),))
+    database.commit()
+    database.close()
+
+
+@pytest.mark.parametrize(("table", "column"), [(table, column) for table in COLUMNS for column in COLUMNS[table]])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=10)
+@given(cell=CELLS, with_digest=st.booleans())
+def test_a_cell_of_any_type_is_read_or_named_and_the_file_stays(
+    table: str, column: str, cell: object, with_digest: bool, whole: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "j"
+    path.write_bytes(whole)
+    put(path, table, column, cell, with_digest=with_digest)
+    before = path.read_bytes()
+    refused: JournalError | None = None
+    try:
+        with Journal(path, "id", "about") as journal:
+            trials, evidence = journal.trials, journal.evidence
+    except JournalError as error:
+        refused = error
+    if refused is not None:
+        assert "\n" not in str(refused)
+        assert str(path) in str(refused)
+        assert refused.exit_code == 2
+        assert path.read_bytes() == before
+        return
+    for its_trial, result in trials.values():
+        assert all(isinstance(each, str) for each in (*its_trial.reverted, *(result.besides or ())))
+        assert type(its_trial.number) is type(its_trial.seed) is int
+        assert isinstance(result.seconds, float)
+        assert result.outcome in ("pass", "fail", "untestable")
+    assert all(isinstance(each, str) for pair in evidence.items() for each in pair)
+
+
+@pytest.mark.parametrize("cell", [b"\xff\x00", "5", "[[1]]", "[" * 100_000, None, 5, 0.5])
+def test_candidates_that_are_no_list_of_texts_are_damage(cell: object, whole: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    path.write_bytes(whole)
+    put(path, "trials", "reverted", cell, with_digest=True)
+    with pytest.raises(JournalError, match=r"is damaged: trial 1 is not what was written; .*--fresh"):
+        Journal(path, "id", "about")
+    with Journal(path, "id", "about", fresh=True) as journal:
+        assert journal.kept is not None

@@ -8,7 +8,7 @@ Every way in which a folder can be broken ends in a one-line CheckpointError.
 from __future__ import annotations
 
 import json
-import pickle
+import os
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,8 +19,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specdebug.errors import CheckpointError
+from specdebug.files import kind_of, read_file
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+MAX_JSON_BYTES = 64 << 20
+"""Of a config or an index; the index of a model of a thousand layers has one."""
 
 
 class TensorSource(Protocol):
@@ -94,12 +98,14 @@ class Checkpoint:
 def read_json_object(file: Path) -> dict[str, Any]:
     """Parse one JSON object. Raises CheckpointError when the file is absent or holds something else."""
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(read_file(file, MAX_JSON_BYTES).decode())
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing; give a Hugging Face checkpoint folder") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise CheckpointError(f"{file} cannot be read: {_line(error)}") from None
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError itself: a number of more digits than Python converts
         raise CheckpointError(f"{file} is not JSON: {_line(error)}; fetch the checkpoint again") from None
     if not isinstance(data, dict):
         raise CheckpointError(f"{file} holds a {type(data).__name__}, not a JSON object")
@@ -121,11 +127,12 @@ class _Safetensors:
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        _refuse_other_kinds(file)
         try:
             handle: Any = safe_open(str(file), framework="pt")
         except FileNotFoundError:
             raise CheckpointError(f"{file} is missing; fetch the checkpoint again") from None
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(f"{file} is truncated or not safetensors ({_line(error)}); fetch it again") from None
         self._handle: Any = handle
         self.names: list[str] = list(self._handle.keys())
@@ -134,7 +141,19 @@ class _Safetensors:
         return tuple(self._handle.get_slice(name).get_shape())
 
     def tensor(self, name: str) -> Tensor:
-        tensor: Tensor = self._handle.get_tensor(name)
+        try:
+            tensor: Tensor = self._handle.get_tensor(name)
+        except (
+            SafetensorError,
+            OSError,
+            AttributeError,
+            KeyError,
+            TypeError,
+            ValueError,
+        ) as error:  # a dtype unknown here
+            raise CheckpointError(
+                f"{self.file}: tensor {name!r} cannot be read ({_line(error)}); fetch it again"
+            ) from None
         return tensor
 
 
@@ -143,13 +162,16 @@ class _Pickled:
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        _refuse_other_kinds(file)
         try:
             loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-        except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        except MemoryError:  # which says more of this machine than of the file
+            raise
+        except Exception as error:  # the restricted unpickler lets through whatever its callees raise
             raise CheckpointError(
                 f"{file} is truncated or not a plain state dict ({_line(error)}); fetch it again"
             ) from None
-        if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
+        if not isinstance(loaded, dict) or not all(_is_plain(name, tensor) for name, tensor in loaded.items()):
             raise CheckpointError(f"{file} is not a plain state dict; save the model's state_dict() alone")
         self._tensors: dict[str, Tensor] = loaded
         self.names = list(loaded)
@@ -166,12 +188,12 @@ def _open_weights(folder: Path) -> dict[str, _Source]:
     single, index, pickled = (
         folder / name for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
     )
-    if single.is_file():
+    if os.path.lexists(single):
         safetensors = _Safetensors(single)
         return dict.fromkeys(safetensors.names, safetensors)
-    if index.is_file():
+    if os.path.lexists(index):
         return _open_shards(index)
-    if pickled.is_file():
+    if os.path.lexists(pickled):
         state_dict = _Pickled(pickled)
         return dict.fromkeys(state_dict.names, state_dict)
     raise CheckpointError(f"{folder} holds no weights: none of {single.name}, {index.name}, {pickled.name}")
@@ -188,13 +210,29 @@ def _open_shards(index: Path) -> dict[str, _Source]:
         shards[file] = _Safetensors(index.parent / file)
     for name, file in weight_map.items():
         if name not in shards[file].names:
-            raise CheckpointError(f"{index.parent / file}: tensor '{name}' is missing, but {index.name} puts it here")
+            raise CheckpointError(f"{index.parent / file}: tensor {name!r} is missing, but {index.name} puts it here")
     return {name: shards[file] for name, file in weight_map.items()}
 
 
+def _refuse_other_kinds(file: Path) -> None:
+    """Raise CheckpointError for a pipe, a device or a folder, on which the libraries wait for ever or fail oddly."""
+    if kind := kind_of(file):
+        raise CheckpointError(f"{file} cannot be read: is {kind}, not a file")
+
+
+def _is_plain(name: object, tensor: object) -> bool:
+    """Return whether this is an entry of a state dict, its numbers in memory one after the other."""
+    return (
+        isinstance(name, str)
+        and isinstance(tensor, Tensor)
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"  # a meta tensor has no numbers
+    )
+
+
 def _line(error: BaseException) -> str:
-    """The first line of somebody else's message."""
-    return str(error).strip().split("\n")[0] or type(error).__name__
+    """The first line of somebody else's message, at most 200 characters of it."""
+    return str(error).strip().split("\n")[0][:200] or type(error).__name__
 
 
 def _plain(dtype: torch.dtype) -> str:

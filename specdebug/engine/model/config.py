@@ -7,12 +7,24 @@ transformers 5 (one ``rope_parameters``).
 
 from __future__ import annotations
 
+import reprlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from specdebug.errors import CheckpointError
+
+MAX_SIZE = 2**31 - 1
+"""Of any whole number in a config. No model is near it, and products of three fit the integers torch counts in."""
+
+MAX_HEAD_DIM = 4096
+"""Of a head, which the table of RoPE's phases is made for before any tensor is looked at; published are up to 512."""
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 80
+_shown = _REPR.repr
+"""A value of a config in a message, cut short: a file may hold one of any length and depth."""
 
 # architecture -> do q, k and v carry a bias when config.json does not say
 TARGET_ARCHITECTURES = {"LlamaForCausalLM": False, "MistralForCausalLM": False, "Qwen2ForCausalLM": True}
@@ -79,6 +91,10 @@ class LlamaConfig:
                 f"hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}; set head_dim"
             )
         head_dim = keys.positive_int("head_dim", hidden_size // num_heads)
+        if head_dim > MAX_HEAD_DIM:
+            raise keys.error(
+                f"head_dim {head_dim} is more than {MAX_HEAD_DIM}; is hidden_size or num_attention_heads wrong?"
+            )
         if head_dim % 2:
             raise keys.error(f"head_dim {head_dim} is odd; RoPE turns pairs")
         theta, scaling = _rope(keys)
@@ -128,8 +144,10 @@ class Eagle3Options:
         if eagle.data.get("use_aux_hidden_state") is False:
             raise keys.error("eagle_config.use_aux_hidden_state false is not supported")
         ids = eagle.data.get("eagle_aux_hidden_state_layer_ids", data.get("eagle_aux_hidden_state_layer_ids"))
-        if ids is not None and not (isinstance(ids, list) and ids and all(type(i) is int for i in ids)):
-            raise keys.error(f"eagle_aux_hidden_state_layer_ids must be a list of layer numbers, not {ids!r}")
+        if ids is not None and not (
+            isinstance(ids, list) and ids and all(type(i) is int and abs(i) <= MAX_SIZE for i in ids)
+        ):
+            raise keys.error(f"eagle_aux_hidden_state_layer_ids must be a list of layer numbers, not {_shown(ids)}")
         return cls(
             decoder=nested or data,
             draft_vocab_size=keys.positive_int("draft_vocab_size") if data.get("draft_vocab_size") else None,
@@ -168,7 +186,7 @@ def require_target_architecture(data: Mapping[str, Any], where: str) -> None:
     if _architecture(data) not in TARGET_ARCHITECTURES:
         names = data.get("architectures")
         raise CheckpointError(
-            f"{where}: architecture {names!r} is none of {', '.join(TARGET_ARCHITECTURES)}; give one of those"
+            f"{where}: architecture {_shown(names)} is none of {', '.join(TARGET_ARCHITECTURES)}; give one of those"
         )
 
 
@@ -184,14 +202,14 @@ def _refuse_the_unsupported(keys: _Keys) -> None:
     """What would load without complaint and then compute something else."""
     data = keys.data
     if data.get("hidden_act", "silu") != "silu":
-        raise keys.error(f"hidden_act {data['hidden_act']!r} is not supported, only 'silu'")
+        raise keys.error(f"hidden_act {_shown(data['hidden_act'])} is not supported, only 'silu'")
     if data.get("mlp_bias"):
         raise keys.error("mlp_bias true is not supported; no published Llama uses it")
     if data.get("quantization_config"):
         raise keys.error("the weights are quantised; dequantise them to bf16, fp16 or fp32 first")
     # Qwen2 writes a window width and switches it off beside it
     if data.get("sliding_window") and data.get("use_sliding_window", True):
-        raise keys.error(f"sliding_window {data['sliding_window']!r} is not supported, only full attention")
+        raise keys.error(f"sliding_window {_shown(data['sliding_window'])} is not supported, only full attention")
 
 
 def _rope(keys: _Keys) -> tuple[float, RopeScaling | None]:
@@ -203,7 +221,7 @@ def _rope(keys: _Keys) -> tuple[float, RopeScaling | None]:
     if kind == "default":
         return theta, None
     if kind != "llama3":
-        raise keys.error(f"RoPE scaling {kind!r} is not supported, only 'llama3' and 'default'")
+        raise keys.error(f"RoPE scaling {_shown(kind)} is not supported, only 'llama3' and 'default'")
     return theta, RopeScaling(
         factor=rope.positive_float("factor"),
         low_freq_factor=rope.positive_float("low_freq_factor"),
@@ -217,8 +235,8 @@ def _eos(keys: _Keys) -> tuple[int, ...]:
     if value is None:
         return ()
     ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise keys.error(f"eos_token_id must be a token id or a list of them, not {value!r}")
+    if not all(type(i) is int and 0 <= i <= MAX_SIZE for i in ids):
+        raise keys.error(f"eos_token_id must be a token id or a list of them, not {_shown(value)}")
     return tuple(ids)
 
 
@@ -242,23 +260,25 @@ class _Keys:
     def positive_int(self, key: str, default: int | None = None) -> int:
         value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise self.error(f"{key} must be a positive integer, not {value!r}")
+            raise self.error(f"{key} must be a positive integer, not {_shown(value)}")
+        if value > MAX_SIZE:
+            raise self.error(f"{key} must be at most {MAX_SIZE}, not {_shown(value)}")
         return value
 
     def positive_float(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
-            raise self.error(f"{key} must be a positive number, not {value!r}")
+            raise self.error(f"{key} must be a positive number, not {_shown(value)}")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self._get(key, default)
         if not isinstance(value, bool):
-            raise self.error(f"{key} must be true or false, not {value!r}")
+            raise self.error(f"{key} must be true or false, not {_shown(value)}")
         return value
 
     def section(self, key: str) -> dict[str, Any]:
         value = self._get(key, {})
         if not isinstance(value, dict):
-            raise self.error(f"{key} must be a JSON object, not {value!r}")
+            raise self.error(f"{key} must be a JSON object, not {_shown(value)}")
         return value

@@ -24,7 +24,9 @@ class Tokenizer:
             raise CheckpointError(f"{path} is missing; the tokenizer lies beside the target's weights")
         try:
             self._tokenizer = _Tokenizer.from_file(str(path))
-        except Exception as error:  # the binding raises bare Exception for every malformed file
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # bare Exception for a malformed file, or a panic, which is no Exception
             reason = str(error).strip().split("\n")[0]
             raise CheckpointError(f"{path} is not a tokenizer ({reason}); fetch it again") from None
         self.eos_token_ids = tuple(eos_token_ids)

@@ -1,0 +1,68 @@
+"""Open files that somebody else named: regular files only, so that no read waits for a writer that never comes."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+
+class NotAFile(OSError):
+    """A path leads to a pipe, a socket, a device or a folder; ``strerror`` says to which."""
+
+
+class TooLarge(OSError):
+    """A file holds more bytes than its reader takes; ``strerror`` says how many that is."""
+
+
+def open_file(path: str | Path) -> BinaryIO:
+    """Open a regular file for reading bytes, without waiting.
+
+    Raises:
+        NotAFile: the path leads to something else.
+        OSError: it cannot be opened; ``strerror`` is always set. A path with a NUL byte is one that leads nowhere.
+    """
+    try:
+        # Opening a pipe waits for a writer unless told not to; of a regular file the flag changes nothing.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:
+        raise FileNotFoundError(2, str(error), str(path)) from None
+    except OSError as error:
+        if kind := kind_of(path):  # a socket cannot be opened at all
+            raise NotAFile(error.errno, f"is {kind}, not a file", str(path)) from None
+        raise
+    try:
+        found = os.fstat(descriptor)
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode))
+        if kind is not None and not os.path.samestat(found, os.stat(os.devnull)):  # which is an empty file
+            raise NotAFile(22, f"is {kind}, not a file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_file(path: str | Path, limit: int) -> bytes:
+    """Return the bytes of a regular file of at most ``limit`` bytes. Raises as ``open_file``, and TooLarge."""
+    with open_file(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise TooLarge(27, f"is larger than the {limit >> 20} MiB that are read of it", str(path))
+    return data
+
+
+def kind_of(path: str | Path) -> str | None:
+    """Return in words what a path leads to, such as "a pipe"; None for a regular file, and where nothing is known."""
+    try:
+        return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+    except (OSError, ValueError):
+        return None

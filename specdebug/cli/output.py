@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,11 +83,36 @@ def check_writable(path: Path) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a result file. Raises OutputError."""
+    """Write a result file, whole or not at all: what was there before stays if this one cannot be written.
+
+    Raises OutputError.
+    """
+    data = text.encode("utf-8", errors="backslashreplace")
     try:
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        if path.exists() and not path.is_file():  # a terminal, a pipe
+            path.write_bytes(data)
+        else:
+            _replace(Path(os.path.realpath(path)), data)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Put a file in the place of another, which keeps its permissions. Raises OSError."""
+    beside = path.with_name(f".specdebug-{os.getpid()}-{threading.get_ident()}")
+    with contextlib.ExitStack() as undo:  # also for a Ctrl-C
+        try:
+            file = open(beside, "xb")  # noqa: SIM115 - closed below, after what undoes it is in place
+        except PermissionError:
+            path.write_bytes(data)  # nothing may be added to the folder, but the file may be written
+            return
+        undo.callback(beside.unlink, missing_ok=True)
+        with file:
+            file.write(data)
+        if path.exists():
+            shutil.copymode(path, beside)
+        os.replace(beside, path)
+        undo.pop_all()
 
 
 def open_standard_streams() -> None:

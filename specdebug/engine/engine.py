@@ -157,22 +157,21 @@ class Engine:
             RequestRejected: the id is taken, a token id is outside the vocabulary, or it can never fit.
         """
         if rid in self.requests:
-            raise RequestRejected(f"request {rid!r} exists already")
+            raise RequestRejected(rid, "exists already")
         prompt = [int(token) for token in prompt_ids]
         vocab = self.model.config.vocab_size
         if not prompt:
-            raise RequestRejected(f"request {rid!r} has an empty prompt")
+            raise RequestRejected(rid, "has an empty prompt")
         if min(prompt) < 0 or max(prompt) >= vocab:
-            raise RequestRejected(f"request {rid!r} holds a token id outside [0, {vocab})")
+            raise RequestRejected(rid, f"holds a token id outside [0, {vocab})")
         longest = len(prompt) + sampling.max_new_tokens
         if longest > self.config.context_length:
-            raise RequestRejected(
-                f"request {rid!r} needs {longest} positions, context_length is {self.config.context_length}"
-            )
+            raise RequestRejected(rid, f"needs {longest} positions, context_length is {self.config.context_length}")
         if longest + self.config.row_headroom > self.config.usable_slots:
             raise RequestRejected(
-                f"request {rid!r} needs {longest + self.config.row_headroom} KV slots with its decode "
-                f"reservation, memory.num_slots gives {self.config.usable_slots}"
+                rid,
+                f"needs {longest + self.config.row_headroom} KV slots with its decode "
+                f"reservation, memory.num_slots gives {self.config.usable_slots}",
             )
         speculative = speculative and self._eagle_worker is not None
         request = Request(rid, prompt, sampling, speculative)

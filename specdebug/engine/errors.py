@@ -35,6 +35,10 @@ class RequestRejected(EngineError):
 
     exit_code = 2
 
+    def __init__(self, rid: str, why: str) -> None:
+        self.rid = rid
+        super().__init__(f"request {rid!r} {why}")
+
 
 class FlashInferError(EngineError):
     """FlashInfer is asked for and cannot be had: missing, of another version, or not compilable here."""

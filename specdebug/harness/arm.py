@@ -19,7 +19,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.assets import checkpoint_path
-from specdebug.errors import ConfigError, SpecDebugError
+from specdebug.errors import ConfigError, ContentError, SpecDebugError
 from specdebug.harness.device_errors import device_failure, device_lost, out_of_memory
 from specdebug.harness.outcome import EXIT_CODES
 from specdebug.harness.text import Decode, decoder, load_tokenizer
@@ -116,7 +116,7 @@ class _Arm:
             if error.exit_code == EXIT_CODES["unknown"] or _lacks_flashinfer(error):
                 self._sink.emit("impossible", reason=str(error), unavailable=True)
             elif error.exit_code == 2:
-                raise
+                raise _placed(error, scenario, self._payload["arm"]) from None
             else:
                 self._fail(error)
         except Exception as error:
@@ -367,6 +367,15 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while current is not None:
         yield current
         current = current.__cause__ or current.__context__
+
+
+def _placed(error: SpecDebugError, scenario: Scenario, arm: str) -> SpecDebugError:
+    """The error with the line of the group whose request the engine rejects; any other as it is."""
+    rid = getattr(error, "rid", None)  # the class is not imported before the reverts are in place
+    for number, group in enumerate(scenario.workload):
+        if rid in group.rids:
+            return ContentError(f"arm '{arm}': {error}", scenario.where("workload", number))
+    return error
 
 
 def _peak_rss_mb() -> float:

@@ -12,7 +12,7 @@ import copy
 import fnmatch
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from specdebug.assets import checkpoint_path
 from specdebug.engine.config import EngineConfig, InvalidOption
@@ -327,6 +327,29 @@ def _too_long_prompts(scenario: Scenario, arm: str, config: EngineConfig, broken
                 f"'{arm}' is {config.context_length}; shorten it or raise engine.context_length",
                 scenario.where_key("workload", number, "turns" if group.turns else "prompt"),
             )
+        elif not broken.within("workload", number):
+            yield from _too_long_answers(scenario, arm, config, number, group)
+
+
+def _too_long_answers(
+    scenario: Scenario, arm: str, config: EngineConfig, number: int, group: WorkloadGroup
+) -> Iterator[ContentError]:
+    """A group none of whose requests the engine would take, however their lengths are drawn."""
+    fewest = _fewest_tokens(group) + group.max_new_tokens[0]
+    where = scenario.where_key("workload", number, "max_new_tokens")
+    if fewest > config.context_length:
+        yield ContentError(
+            f"a request of group '{group.id}' needs at least {fewest} positions, but the context_length of arm "
+            f"'{arm}' is {config.context_length}; shorten it or raise engine.context_length",
+            where,
+        )
+    elif fewest + config.row_headroom > config.usable_slots:
+        yield ContentError(
+            f"a request of group '{group.id}' needs at least {fewest + config.row_headroom} KV slots with its decode "
+            f"reservation, but memory.num_slots of arm '{arm}' gives {config.usable_slots}; shorten it or raise "
+            "engine.memory.num_slots",
+            where,
+        )
 
 
 def _longest_prompt(group: WorkloadGroup) -> int:
@@ -334,12 +357,20 @@ def _longest_prompt(group: WorkloadGroup) -> int:
     if group.turns is not None:
         rounds = group.turns.rounds
         return rounds * group.turns.input_tokens[1] + (rounds - 1) * group.max_new_tokens[1]
-    return 0 if group.prompt is None else _most_tokens(group.prompt)
+    return 0 if group.prompt is None else _tokens(group.prompt, 1)
 
 
-def _most_tokens(prompt: Prompt) -> int:
+def _fewest_tokens(group: WorkloadGroup) -> int:
+    """Fewest tokens a prompt of the group can have in its first round."""
+    if group.turns is not None:
+        return group.turns.input_tokens[0]
+    return 0 if group.prompt is None else _tokens(group.prompt, 0)
+
+
+def _tokens(prompt: Prompt, end: Literal[0, 1]) -> int:
+    """Tokens of a prompt at one end of its span."""
     if isinstance(prompt, SharedPrefixPrompt):
-        return _most_tokens(prompt.prefix) + _most_tokens(prompt.suffix)
+        return _tokens(prompt.prefix, end) + _tokens(prompt.suffix, end)
     if isinstance(prompt, CorpusPrompt):
-        return prompt.tokens[1]
+        return prompt.tokens[end]
     return len(prompt.token_ids) if isinstance(prompt, TokenPrompt) else 0

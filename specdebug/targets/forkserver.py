@@ -29,7 +29,7 @@ import traceback
 from typing import Any, NoReturn
 
 from specdebug.targets.machine_failure import machine_failure
-from specdebug.targets.wire import JOB, PREPARE, PipeSink, receive
+from specdebug.targets.wire import ASK, JOB, PREPARE, PipeSink, receive
 
 DUMP_SIGNAL = signal.SIGUSR1
 """A worker that gets this prints where every thread is, even from inside a C loop, and carries on."""
@@ -66,6 +66,9 @@ def main(argv: list[str]) -> int:
                     if failure is not None:
                         _reply(sock, {"unprepared": failure})
                         return 1
+                    _reply(sock, {"prepared": True})
+                elif request[0] == ASK:
+                    _reply(sock, {"here": True})
                 else:
                     _serve(sock, workers, *request)
     except (BrokenPipeError, ConnectionResetError):

@@ -93,6 +93,7 @@ class Worker:
     busy_since: float | None = None
     peak_rss_mb: float = 0.0
     killed_for: EndKind | None = None
+    kill_sent: bool = False
     lines: LineReader = field(default_factory=LineReader)
     log: deque[bytes] = field(default_factory=deque)
     log_size: int = 0
@@ -103,6 +104,17 @@ class Worker:
     def memory_limit_mb(self) -> float:
         """MiB that may be resident."""
         return self.job.memory_mb + (GPU_MEMORY_MB if self.job.uses_gpu else 0.0)
+
+    def lose(self, given_up: str | None) -> None:
+        """The fork server is gone; ``given_up`` says why, if it was killed for not answering.
+
+        One that had been over a limit by then has ended for that.
+        """
+        if given_up is not None:
+            self.log.append(f"\n{given_up}\n".encode())
+        if self.killed_for not in ("timeout", "memory"):
+            self.killed_for = "lost"
+            self.failure = MachineFailure("processes", given_up) if given_up is not None else None
 
     def killed_for_memory(self) -> MachineFailure | None:
         """What the kernel's count of kills says, now that somebody else has killed this worker or its server.

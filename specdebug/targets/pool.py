@@ -13,6 +13,10 @@ runaway overshoots its limit by tens of MiB. Where there is no ``/proc``, the li
 log), then killed. What it reports to be busy with (an event ``progress``: compiling a kernel, capturing a graph)
 does not count: a first run compiles for longer than it computes.
 
+**A stopped server.** The fork server signals workers, for only who reaps one knows that its number is still its own.
+Where its help is due it is asked whether it is there; if it does not answer (``silence.py``) it is killed from here
+with its process group, which is all its workers. Those past their time have hung; the others say why they ended.
+
 **GPUs.** Jobs that use one share its memory and its time, so fewer of them run side by side, and each may keep more
 resident (see ``job.py``).
 """
@@ -37,9 +41,12 @@ from specdebug import interrupts
 from specdebug.errors import SpecDebugError
 from specdebug.targets.forkserver import DUMP_SIGNAL
 from specdebug.targets.job import EndKind, Job, Listener, Worker, WorkerEnd
+from specdebug.targets.lifeline import lifeline
 from specdebug.targets.machine_failure import MachineFailed, MachineFailure, failure_in_log, machine_failure
+from specdebug.targets.reaper import kill_group
+from specdebug.targets.silence import ANSWER_S, BUSY_S, Silence
 from specdebug.targets.system import cpu_count, rss_mb
-from specdebug.targets.wire import JOB, PREPARE, SIGNAL, LineReader, pipes, send
+from specdebug.targets.wire import ASK, JOB, PREPARE, SIGNAL, LineReader, pipes, send
 
 TICK_S = 0.02
 DUMP_GRACE_S = 0.3
@@ -87,6 +94,9 @@ class WorkerPool:
         self._replies = LineReader()
         self._server_log = b""
         self._ready = False
+        self._silence = Silence()
+        self._given_up: str | None = None
+        self._key = ""
         self._workers: dict[str, Worker] = {}
 
     def __enter__(self) -> WorkerPool:
@@ -109,21 +119,26 @@ class WorkerPool:
         command = [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno())]
         try:
             # A session of its own, so that a Ctrl-C in the terminal reaches the parent alone.
-            self._server = subprocess.Popen(
-                [*command, *self._preload],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env=env,
-                start_new_session=True,
-            )
+            with lifeline.starting(env) as (self._key, own):
+                self._server = subprocess.Popen(
+                    [*command, *self._preload],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    env=own,
+                    start_new_session=True,
+                )
         except OSError as error:
             ours.close()
             theirs.close()
             raise _cannot_start(f"cannot start a worker process: {error}", machine_failure(error)) from error
         theirs.close()
+        lifeline.runs(self._key, self._server.pid)
+        ours.settimeout(BUSY_S)  # a stopped server takes in no more than the socket holds
         self._sock, self._replies, self._server_log, self._ready = ours, LineReader(), b"", False
+        self._silence, self._given_up = Silence(), None
+        self._silence.tasks = 1
         self._selector.register(ours.fileno(), selectors.EVENT_READ, self._on_reply)
         stderr = self._server.stderr
         assert stderr is not None  # for the type checker: we asked for a pipe
@@ -139,8 +154,8 @@ class WorkerPool:
         """
         self.start()
         assert self._sock is not None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # seen in the next round of the loop
-            send(self._sock, PREPARE, {"target": target, "payload": pickle.dumps(argument)})
+        self._silence.tasks += 1
+        self._send(PREPARE, {"target": target, "payload": pickle.dumps(argument)})
 
     @property
     def limit(self) -> int:
@@ -170,6 +185,7 @@ class WorkerPool:
             if self._selector.get_map().get(key.fd) == key:
                 key.data(listener)
         self._watch()
+        self._mind_server()
         listener.waiting()
         interrupts.check()
 
@@ -231,12 +247,14 @@ class WorkerPool:
         # A server that is ready sees its socket closed and ends its workers; one still importing has none.
         if not self._ready:
             self._server.kill()
-        patience = interrupts.Patience()
+        patience, looks = interrupts.Patience(), int(ANSWER_S / _LOOK_S)
         while self._server.poll() is None:
-            if patience.over:
-                self._server.kill()  # its workers die with it
+            looks -= 1
+            if patience.over or looks < 0:
+                kill_group(self._server.pid)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._server.wait(_LOOK_S)
+        lifeline.ended(self._key)
         self._server = self._sock = None
 
     @property
@@ -252,10 +270,7 @@ class WorkerPool:
         # Pickled twice: the server must not unpickle what the worker gets, or it would import that code
         # itself.
         message = {"job": job.name, "target": job.target, "payload": pickle.dumps(job.payload)}
-        assert self._sock is not None
-        # A server that has died shows as a closed socket in the next round of the loop.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            send(self._sock, JOB, message, (event_write, log_write))
+        self._send(JOB, message, (event_write, log_write))
         os.close(event_write)
         os.close(log_write)
 
@@ -275,8 +290,12 @@ class WorkerPool:
             self._server_lost(listener)
             return
         for reply in self._replies.feed(data):
+            self._silence.broken("here" in reply)
             if "ready" in reply:
                 self._ready = True
+                self._silence.tasks -= 1
+            elif "prepared" in reply:
+                self._silence.tasks -= 1
             elif "unprepared" in reply:
                 self.close()
                 why = reply["unprepared"]
@@ -301,8 +320,8 @@ class WorkerPool:
         """The fork server is gone: its workers are too. Jobs still waiting get a new one."""
         assert self._server is not None
         was_ready, server = self._ready, self._server
-        for worker in list(self._workers.values()):
-            worker.killed_for = "lost"
+        for worker in self._workers.values():
+            worker.lose(self._given_up)
         status = server.wait()
         if server.stderr is not None:
             with contextlib.suppress(OSError):
@@ -313,7 +332,7 @@ class WorkerPool:
         log = self._server_log.decode("utf-8", "replace").strip()
         self.close()
         if not was_ready:
-            last = log.splitlines()[-1] if log else f"exit status {status}"
+            last = self._given_up or (log.splitlines()[-1] if log else f"exit status {status}")
             raise _cannot_start(f"the worker process could not start: {last}", failure_in_log(log))
 
     def _on_server_log(self, listener: Listener) -> None:
@@ -365,10 +384,35 @@ class WorkerPool:
                 worker.dump_until = now + DUMP_GRACE_S
                 self._signal(worker, DUMP_SIGNAL)
 
+    def _mind_server(self) -> None:
+        """See that it starts the jobs, and ends the workers, that it was told to."""
+        if all(worker.pid and not worker.kill_sent for worker in self._workers.values()):
+            return
+        if self._silence.should_ask():
+            self._send(ASK, None)
+        elif self._silence.too_long and self._given_up is None:
+            self._give_up(f"for {self._silence.limit_s:g} s")
+
+    def _give_up(self, how_long: str) -> None:
+        """Kill the server and all its workers; the loop finds its socket closed."""
+        assert self._server is not None
+        why = "it and its workers were killed; did something stop it?"
+        self._given_up = f"the fork server did not answer {how_long}: {why}"
+        kill_group(self._server.pid)
+
     def _signal(self, worker: Worker, number: int) -> None:
+        worker.kill_sent = worker.kill_sent or number == signal.SIGKILL
+        self._send(SIGNAL, {"job": worker.job.name, "signal": int(number)})
+
+    def _send(self, tag: bytes, payload: Any, fds: tuple[int, ...] = ()) -> None:
+        """Tell the server; one that has died shows as a closed socket in the next round of the loop."""
         assert self._sock is not None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            send(self._sock, SIGNAL, {"job": worker.job.name, "signal": int(number)})
+        try:
+            send(self._sock, tag, payload, fds)
+        except TimeoutError:
+            self._give_up(f"for {BUSY_S:g} s")
+        except (BrokenPipeError, ConnectionResetError):
+            return
 
     def _finish(self, worker: Worker, listener: Listener, status: int) -> None:
         if not worker.pid:  # the server was lost before it could say so
@@ -381,7 +425,7 @@ class WorkerPool:
         kind: EndKind = worker.killed_for or ("done" if status == 0 else "signal" if status < 0 else "exit")
         wall_s = time.monotonic() - worker.started_at if worker.started_at else 0.0
         log = b"".join(worker.log).decode("utf-8", "replace")[-LOG_LIMIT:]
-        if status == -signal.SIGKILL and kind in ("signal", "lost"):
+        if status == -signal.SIGKILL and kind in ("signal", "lost") and worker.failure is None:
             worker.failure = worker.killed_for_memory()
         listener.ended(worker.job, WorkerEnd(kind, status, wall_s, worker.peak_rss_mb, log, worker.failure))
 

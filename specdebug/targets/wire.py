@@ -1,9 +1,9 @@
 """How the parent, the fork server and the workers talk.
 
-Parent and server share one Unix socket: requests (prepare, run a job, signal a worker) are a fixed header (tag and
-length), then a pickled payload; a job's header carries two file descriptors with it (where the worker writes its events
-and its log). Replies and events are JSON lines. JSON for whatever a dying process writes: half a line is recognised and
-dropped, and a corrupt worker cannot make the parent execute anything.
+Parent and server share one Unix socket: requests (prepare, run a job, signal a worker, ask whether it is there) are a
+fixed header (tag and length), then a pickled payload; a job's header carries two file descriptors with it (where the
+worker writes its events and its log). Replies and events are JSON lines. JSON for whatever a dying process writes: half
+a line is recognised and dropped, and a corrupt worker cannot make the parent execute anything.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _HEADER = struct.Struct("!cQ")
 PREPARE = b"P"
 JOB = b"J"
 SIGNAL = b"S"
+ASK = b"A"
 
 
 class Sink(Protocol):

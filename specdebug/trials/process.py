@@ -1,4 +1,5 @@
-"""Commands run as process groups of their own, so that nothing of them is left when they are over or unwanted.
+"""Commands run as process groups of their own, so that nothing of them is left when they are over or unwanted, nor when
+this process is killed (``targets/lifeline.py``).
 
 The output is read while the command runs, all of it, for what it says went wrong; only its two ends are kept, for a
 command may print without end.
@@ -6,9 +7,7 @@ command may print without end.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -17,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdebug.logs.scan import LogReader, Scan
+from specdebug.targets.lifeline import lifeline
+from specdebug.targets.reaper import kill_group
 
 END_BYTES = 64 * 1024
 """Of the output, how much is kept from the beginning and from the end."""
@@ -65,16 +66,18 @@ class Processes:
         with self._lock:
             if self._closed:
                 raise Stopped
-            process = subprocess.Popen(
-                list(argv),
-                cwd=cwd,
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a group of its own, and a Ctrl-C in the terminal is ours alone
-            )
+            with lifeline.starting(env) as (key, own):
+                process = subprocess.Popen(
+                    list(argv),
+                    cwd=cwd,
+                    env=own,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # a group of its own, and a Ctrl-C in the terminal is ours alone
+                )
             self._running.add(process)
+            lifeline.runs(key, process.pid)
         output = _Output(process)
         late = threading.Event()
         timer = None
@@ -89,7 +92,8 @@ class Processes:
         with self._lock:
             self._running.discard(process)
             closed = self._closed
-            _kill(process)  # what it left in the background
+            kill_group(process.pid)  # what it left in the background
+        lifeline.ended(key)
         if closed:
             raise Stopped
         text, log = output.end()
@@ -100,13 +104,13 @@ class Processes:
         with self._lock:
             self._closed = True
             for process in self._running:
-                _kill(process)
+                kill_group(process.pid)
 
     def _expire(self, process: subprocess.Popen[bytes], late: threading.Event) -> None:
         with self._lock:
             if process in self._running and process.returncode is None:
                 late.set()
-                _kill(process)
+                kill_group(process.pid)
 
 
 class _Output:
@@ -147,9 +151,3 @@ class _Output:
             reader, self._reader = self._reader, None
         gap = b"\n...\n" if self._dropped else b""
         return bytes(self._head + gap + self._tail).decode("utf-8", errors="replace"), reader.close()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    # EPERM: macOS says so of a group whose members are all gone, too
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from specdebug.cli.main import run
+from tests.trials.repositories import make_repository
 
 COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()", "bisect"]
 
@@ -140,6 +141,29 @@ def test_killed_at_any_moment_it_resumes(jobs: int, moments: list[int]) -> None:
 @pytest.mark.slow
 def test_killed_at_twenty_random_moments_it_resumes() -> None:
     killed_and_resumed(sorted(random.Random(7).sample(range(1, 40), 20)), 1)
+
+
+@pytest.mark.parametrize("at", ["command", "build"])
+def test_killed_it_takes_its_command_along_and_resumes_without_it(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo("alive")
+    reader = os.open("alive", os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    die = f"rm {tmp_path}/hang; exec 9>{tmp_path}/alive; sleep 1000 & kill -9 $PPID; wait"
+    hang = f"[ -e {tmp_path}/hang ] && {{ {die}; }}"
+    argv = ["--", f"{tmp_path}/hung.sh"]
+    if at == "build":
+        make_repository(tmp_path, monkeypatch)
+        argv = ["--over", "commits", "--good", "HEAD~5", "--build", f"{hang}; true", *argv]
+    script(f"{tmp_path}/hung.sh", f"#!/bin/bash\n{hang}\necho $SPECDEBUG_TRIAL_SEED >>{tmp_path}/ended\nexit 0\n")
+    (tmp_path / "hang").touch()
+    assert spawn(*argv).returncode == -signal.SIGKILL
+    assert os.read(reader, 1) == b""  # blocks for as long as the command or its child lives
+    os.close(reader)
+    spawn(*argv)
+    seeds = (tmp_path / "ended").read_text().split()
+    assert len(seeds) == len(set(seeds)) == len(finished())
 
 
 @pytest.mark.parametrize("committed", [False, True])

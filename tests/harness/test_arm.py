@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +16,11 @@ import torch
 from specdebug import async_probe
 from specdebug.engine import progress
 from specdebug.engine.config import InvalidOption
-from specdebug.engine.errors import EngineError, FlashInferError
+from specdebug.engine.errors import EngineError, FlashInferError, RequestRejected
 from specdebug.harness import arm
 from specdebug.harness.ledger import Ledger
 from specdebug.harness.outcome import Outcome
+from specdebug.harness.scenario import load_scenario
 from specdebug.harness.scenario_model import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.harness.workload import PlannedRequest, SamplingPlan, Workload
 from specdebug.targets import embedded
@@ -336,3 +338,20 @@ def test_a_lost_device_while_loading_is_a_failure_and_ends_the_worker(
     outcome = outcome_of(run(monkeypatch, raising(ASSERTED)), PRINTED)
     assert (outcome.verdict, outcome.signature) == ("fail", "nan@draft.logits")
     assert left == ["left"]
+
+
+def test_a_request_that_the_engine_rejects_is_named_with_its_group_s_line(
+    monkeypatch: pytest.MonkeyPatch, left: list[str]
+) -> None:
+    (usage,) = run(monkeypatch, raising(RequestRejected("g0.0", "needs 9 positions"))).of("usage")
+    assert usage["message"] == "<scenario>: arm 'only': request 'g0.0' needs 9 positions"
+    (usage,) = run(monkeypatch, raising(RequestRejected("other", "needs 9 positions"))).of("usage")
+    assert usage["message"] == "request 'other' needs 9 positions"
+
+
+def test_the_line_of_the_group_travels_with_the_scenario(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("name: x\nworkload:\n  - prompt: {text: x}\n  - prompt: {text: y}\n")
+    scenario = pickle.loads(pickle.dumps(load_scenario(file)))
+    placed = arm._placed(RequestRejected("g1.0", "needs 9 positions"), scenario, "base")
+    assert str(placed) == f"{file}:4:5: arm 'base': request 'g1.0' needs 9 positions"

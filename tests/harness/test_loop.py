@@ -187,7 +187,7 @@ def test_a_rejected_request_is_the_scenario_s_fault_and_a_broken_abort_the_engin
     class Picky(FakeEngine):
         def add_request(self, rid: str, *args: Any, **options: Any) -> Any:
             if rid == "b.0":
-                raise RequestRejected("too long")
+                raise RequestRejected(rid, "is too long")
             return super().add_request(rid, *args, **options)
 
         def abort(self, rid: str) -> None:

@@ -228,6 +228,17 @@ BAD = {
         "name: x\nengine: {context_length: 100}\nworkload:\n"
         "  - {turns: {clients: 1, rounds: 3, input_tokens: 20}, max_new_tokens: 20}\n"
     ): "can reach 100 tokens",
+    (
+        "name: x\nengine: {context_length: 100}\nworkload:\n"
+        "  - {id: a, prompt: {token_ids: [1, 2]}, max_new_tokens: 99}\n"
+    ): (
+        "s.yaml:4:42: a request of group 'a' needs at least 101 positions, but the context_length of arm 'base' is "
+        "100; shorten it or raise engine.context_length"
+    ),
+    (
+        "name: x\nengine: {memory: {num_slots: 256}}\nworkload:\n"
+        "  - {prompt: {corpus: stdlib, tokens: [200, 300]}, max_new_tokens: [56, 60]}\n"
+    ): "KV slots with its decode reservation, but memory.num_slots of arm 'base' gives 256; shorten it or raise",
     "name: x\nworkload:\n" + "  - {requests: 4096, prompt: {text: x}}\n" * 3: (
         "s.yaml:2:1: asks for 12288 requests, more than 10000"
     ),

@@ -196,6 +196,77 @@ def test_a_lost_fork_server_is_replaced() -> None:
     assert {name: end.kind for name, end in record.ends.items()} == {"kill_server": "lost", "obey": "done"}
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdebug.targets.silence.ANSWER_S", 0.2)
+    monkeypatch.setattr("specdebug.targets.pool.ANSWER_S", 0.2)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_stopped_fork_server_disables_no_deadline(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "alive")
+    reader = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    with WorkerPool(2, preload=()) as pool:
+
+        class Stop(Record):
+            def event(self, job: Job, event: dict[str, Any]) -> None:
+                super().event(job, event)
+                if job.name == "hang_with_a_child":
+                    assert pool._server is not None
+                    os.kill(pool._server.pid, signal.SIGSTOP)
+
+        record = Stop()
+        hang = victim("hang_with_a_child", str(tmp_path / "alive"), timeout_s=0.3)
+        pool.run([victim("sleep_forever"), hang, victim("obey")], record)
+    assert os.read(reader, 1) == b""  # blocks for as long as the worker or its child lives
+    os.close(reader)
+    ends = record.ends
+    assert {name: end.kind for name, end in ends.items()} == {
+        "hang_with_a_child": "timeout",
+        "sleep_forever": "lost",
+        "obey": "done",
+    }
+    said = "the fork server did not answer for 0.2 s: it and its workers were killed; did something stop it?"
+    assert said in ends["hang_with_a_child"].log
+    assert ends["hang_with_a_child"].failure is None
+    assert ends["sleep_forever"].failure is not None
+    assert ends["sleep_forever"].failure.line == said
+
+
+@pytest.mark.usefixtures("impatient")
+def test_jobs_that_a_stopped_fork_server_does_not_start_end_and_the_next_get_another() -> None:
+    with WorkerPool(1, preload=()) as pool:
+        run_one(pool, victim("obey"))
+        assert pool._server is not None
+        os.kill(pool._server.pid, signal.SIGSTOP)
+        _, end = run_one(pool, victim("obey"))
+        assert end.kind == "lost"
+        assert end.failure is not None
+        assert run_one(pool, victim("obey"))[1].kind == "done"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_fork_server_stopped_before_it_is_ready_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdebug.targets.silence.BUSY_S", 0.2)
+    with WorkerPool(1, preload=()) as pool:
+        pool.start()
+        assert pool._server is not None
+        os.kill(pool._server.pid, signal.SIGSTOP)
+        with pytest.raises(WorkerStartError, match=r"could not start: the fork server did not answer for 0\.2 s"):
+            run_one(pool, victim("obey"))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_pool_whose_fork_server_is_stopped_can_be_left() -> None:
+    with WorkerPool(1, preload=()) as pool:
+        run_one(pool, victim("obey"))
+        server = pool._server
+        assert server is not None
+        os.kill(server.pid, signal.SIGSTOP)
+    assert server.returncode == -signal.SIGKILL
+
+
 def test_a_preload_that_fails_is_one_line() -> None:
     with (
         WorkerPool(1, preload=("no_such_module",)) as pool,
@@ -318,10 +389,13 @@ def report_pid_and_sleep(payload: Any, sink: Any) -> None:
     time.sleep(60)
 
 
-def test_workers_do_not_outlive_a_killed_parent() -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_workers_do_not_outlive_a_killed_parent(stopped: bool) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
+    if stopped:  # a fork server that can do nothing
+        os.kill(os.getsid(pid), signal.SIGSTOP)
     parent.kill()
     parent.wait()
     parent.stdout.close()

@@ -119,6 +119,15 @@ def kill_server(payload: Any, sink: Any) -> None:
     time.sleep(30)
 
 
+def hang_with_a_child(payload: Any, sink: Any) -> None:
+    """Hold the FIFO ``payload`` open, here and in a child of this worker."""
+    import subprocess
+
+    with open(payload, "wb") as fifo:
+        sink.emit("before", n=1)
+        subprocess.run(["sleep", "1000"], stdout=fifo)
+
+
 def environment(payload: Any, sink: Any) -> None:
     import sys
 

@@ -156,7 +156,8 @@ def run(setting: Setting, tests: Sequence[str], jobs: int, seed: int, log: Path)
     began = time.monotonic()
     margins = log.with_suffix(".margins")
     margins.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(jobs)]
+    processes = max(1, jobs // setting.threads)  # more threads than cores would mostly wait for one another
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(processes)]
     command += ["-m", "not gpu and not slow", f"--hypothesis-seed={seed}", *tests]
     with log.open("w") as file:
         status = subprocess.run(
@@ -182,7 +183,7 @@ def path_of_search(environment: Mapping[str, str]) -> str | None:
     done = subprocess.run(
         [sys.executable, PATH_OF_SEARCH, "--digest"],
         cwd=ROOT,
-        env=environment,
+        env=environment | {"PYTHONPATH": str(ROOT)},  # a checkout need not be installed
         capture_output=True,
         text=True,
         check=False,
@@ -223,7 +224,7 @@ def main() -> int:
     parser.add_argument("tests", nargs="*", help="tests to run instead of the numerical ones")
     parser.add_argument("--short", action="store_true", help="three settings, the smallest set of tests")
     parser.add_argument("--settings", type=int, help=f"how many settings ({len(FIXED)} unless given)")
-    parser.add_argument("--jobs", type=int, default=2, help="pytest processes at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="threads of tests at a time, in one process or several")
     parser.add_argument("--seed", type=int, help="of hypothesis and of the settings drawn; a new one unless given")
     parser.add_argument("--logs", type=Path, help="folder for the logs (a temporary one unless given)")
     options = parser.parse_args()

@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 from specdebug.bisect import Bisector
-from specdebug.harness.library import Library
+from specdebug.scenario.library import Library
 from specdebug.toggles import Registry
 from specdebug.trials.command import CommandSource
 from specdebug.trials.journal import Journal

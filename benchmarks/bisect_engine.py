@@ -18,7 +18,7 @@ from rich.table import Table
 
 from specdebug.bisect import Bisector
 from specdebug.content import content_files
-from specdebug.harness.library import Library
+from specdebug.scenario.library import Library
 from specdebug.trials.journal import Journal
 from specdebug.trials.scenario import ScenarioSource, expected_signature
 from specdebug.trials.search import Findings, Search, Standing

@@ -16,11 +16,11 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
 from specdebug.faults.declare import parse_fault
-from specdebug.harness.library import Library
-from specdebug.harness.outcome import EXIT_CODES
-from specdebug.harness.preload import PRELOAD
-from specdebug.harness.replay import Choices, replay
-from specdebug.targets.pool import WorkerPool
+from specdebug.loops.replay import Choices, replay
+from specdebug.run.preload import PRELOAD
+from specdebug.scenario.library import Library
+from specdebug.verdict.outcome import EXIT_CODES
+from specdebug.workers.pool import WorkerPool
 
 DEFAULT = ("bigram_key", "graph_padding", "topk_page_table")
 UNAVAILABLE = "unavailable"

@@ -39,11 +39,11 @@ from specdebug.diverge.recorder import Recorder
 from specdebug.diverge.stream import Step, Writer, read
 from specdebug.diverge.values import Place, difference, kept
 from specdebug.engine import Engine, EngineConfig, SamplingParams
-from specdebug.harness.arm import run_arm
-from specdebug.harness.library import Library
-from specdebug.harness.probe_packs import activate
-from specdebug.harness.replay import ArmRun
-from specdebug.harness.scenario_model import Scenario
+from specdebug.loops.replay import ArmRun
+from specdebug.run.arm import run_arm
+from specdebug.scenario.library import Library
+from specdebug.scenario.model import Scenario
+from specdebug.scenario.packs import activate
 from specdebug.targets.embedded import keep_models
 
 BRANCHES, NODES = 2, 6

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specdebug.bisect import Bisector
-from specdebug.harness.library import Library
+from specdebug.scenario.library import Library
 from specdebug.trials.command import CommandSource
 from specdebug.trials.journal import Journal
 from specdebug.trials.ray_executor import RaySource, import_ray

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from specdebug.harness.library import Library
 from specdebug.logs.scan import scan_bytes
+from specdebug.scenario.library import Library
 from specdebug.triage.candidates import candidates
 
 CORPUS = Path(__file__).resolve().parent.parent / "tests" / "logs" / "corpus"

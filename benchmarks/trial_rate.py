@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specdebug.content import content_files
-from specdebug.harness.library import Library
+from specdebug.scenario.library import Library
 from specdebug.trials.scenario import ScenarioSource
 from specdebug.trials.trial import Trial
 

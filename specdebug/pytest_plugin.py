@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from specdebug.harness.library import Library
-    from specdebug.harness.replay import ArmResult
-    from specdebug.harness.scenario_model import Scenario
-    from specdebug.targets.pool import WorkerPool
+    from specdebug.loops.replay import ArmResult
+    from specdebug.scenario.library import Library
+    from specdebug.scenario.model import Scenario
+    from specdebug.workers.pool import WorkerPool
 
 ENDINGS = (".yaml", ".yml")
 UNTESTABLE = 125
@@ -241,7 +241,7 @@ class Bench:
     @cached_property
     def library(self) -> Library:
         """Shipped content, the session's folders, and what ``SPECDEBUG_PATH`` names. Raises ConfigurationError."""
-        from specdebug.harness.library import Library
+        from specdebug.scenario.library import Library
 
         return Library(self.folders, "--specdebug-content")
 
@@ -273,10 +273,10 @@ class Bench:
 
     def run(self, scenario: Scenario, arm: str, seed: int) -> ArmResult:
         """Run one arm, as ``specdebug replay`` would. Raises SpecDebugError when that cannot be."""
-        from specdebug.harness.preload import PRELOAD
-        from specdebug.harness.replay import Choices, plan, run_arms
-        from specdebug.targets.pool import WorkerPool
+        from specdebug.loops.replay import Choices, plan, run_arms
+        from specdebug.run.preload import PRELOAD
         from specdebug.toggles import parse_numbers, reverts_from_environment
+        from specdebug.workers.pool import WorkerPool
 
         reverts = (*parse_numbers(self._reverts), *reverts_from_environment())
         (planned,) = plan(scenario, Choices(arms=(arm,), reverts=reverts, seed=seed), self.library)

@@ -20,11 +20,11 @@ from specdebug.bundle.content import read_bundle
 from specdebug.engine.model.checkpoint import Checkpoint, read_json_object
 from specdebug.engine.model.config import Eagle3Options, LlamaConfig
 from specdebug.errors import SpecDebugError
-from specdebug.harness.last_failed import LastFailed
-from specdebug.harness.probe_packs import load_pack
-from specdebug.harness.scenario import load_scenario
 from specdebug.logs.scan import scan_bytes
+from specdebug.loops.last_failed import LastFailed
 from specdebug.reference.config import read_config
+from specdebug.scenario.load import load_scenario
+from specdebug.scenario.packs import load_pack
 from specdebug.toggles import load_toggle
 from specdebug.trials.journal import Journal
 from specdebug.trials.trial import Trial, TrialResult

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.harness.outcome import Outcome
+from specdebug.verdict.outcome import Outcome
 
 pytest_plugins = ["pytester"]
 
@@ -22,9 +22,9 @@ FAKED = '''
 import json
 from pathlib import Path
 
-from specdebug.harness.outcome import Outcome
-from specdebug.harness.replay import ArmResult
-from specdebug.harness import replay
+from specdebug.verdict.outcome import Outcome
+from specdebug.loops.replay import ArmResult
+from specdebug.loops import replay
 
 OUTCOMES = json.loads(Path(__file__).with_name("outcomes.json").read_text())
 
@@ -35,7 +35,7 @@ def run_arms(pool, library, runs, progress=None):
     return [ArmResult(run, Outcome.from_dict(OUTCOMES[run.arm]))], False
 
 replay.run_arms = run_arms
-from specdebug.targets import pool
+from specdebug.workers import pool
 pool.WorkerPool.start = lambda self: None
 '''
 

@@ -9,9 +9,9 @@ from specdebug.engine.attention import select
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.engine import PLANNERS
 from specdebug.faults.catalogue import CLASSES
-from specdebug.harness import plans
-from specdebug.harness.library import engine_sites
-from specdebug.targets.stack import PLANS
+from specdebug.loops import plans
+from specdebug.scenario.library import engine_sites
+from specdebug.workers.stack import PLANS
 
 
 def test_every_attention_plan_is_known_everywhere() -> None:
@@ -24,7 +24,7 @@ def test_every_attention_plan_is_known_everywhere() -> None:
 
 
 def test_every_planner_s_module_is_named_with_its_plan() -> None:
-    """``harness/plans.py`` finds the plan of a fix by the module that its lines are in."""
+    """``loops/plans.py`` finds the plan of a fix by the module that its lines are in."""
     for plan, planner in PLANNERS.items():
         assert planner.__module__.rpartition(".")[2] in plans.PLANNERS[plan]
 

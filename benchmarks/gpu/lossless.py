@@ -30,11 +30,11 @@ from rich.table import Table
 
 from specdebug.assets import checkpoint_path
 from specdebug.engine import Engine, EngineConfig, SamplingParams
-from specdebug.harness.compare import first_difference
-from specdebug.harness.library import Library
-from specdebug.harness.oracle import TIE_MARGIN, judge_output
-from specdebug.harness.outcome import Tie
-from specdebug.targets.stack import executor_of, versions
+from specdebug.loops.compare import first_difference
+from specdebug.run.oracle import TIE_MARGIN, judge_output
+from specdebug.scenario.library import Library
+from specdebug.verdict.outcome import Tie
+from specdebug.workers.stack import executor_of, versions
 
 MODEL = "tiny"
 PLANS = ("triton", "fa3", "flashinfer")

@@ -20,14 +20,14 @@ from rich.console import Console
 from rich.table import Table
 
 from specdebug import interrupts
-from specdebug.harness.library import Library
-from specdebug.harness.outcome import EXIT_CODES
-from specdebug.harness.plans import exists_in
-from specdebug.harness.preload import PRELOAD
-from specdebug.harness.replay import ArmResult, ArmRun, Choices, plan, run_arms
+from specdebug.loops.plans import exists_in
+from specdebug.loops.replay import ArmResult, ArmRun, Choices, plan, run_arms
 from specdebug.report.document import arm_document
 from specdebug.report.progress import progress_on
-from specdebug.targets.pool import WorkerPool
+from specdebug.run.preload import PRELOAD
+from specdebug.scenario.library import Library
+from specdebug.verdict.outcome import EXIT_CODES
+from specdebug.workers.pool import WorkerPool
 
 CPU = "cpu"
 

@@ -26,9 +26,9 @@ from benchmarks.soak.report import Progress, render
 from benchmarks.soak.tally import Tally, WorkerTally
 from specdebug.cli.output import check_writable, show, write_file
 from specdebug.errors import SpecDebugError
-from specdebug.harness.preload import PRELOAD
-from specdebug.targets.job import Job, WorkerEnd
-from specdebug.targets.pool import WorkerPool
+from specdebug.run.preload import PRELOAD
+from specdebug.workers.job import Job, WorkerEnd
+from specdebug.workers.pool import WorkerPool
 
 
 class Listener:

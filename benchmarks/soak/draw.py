@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from specdebug.engine.config import EngineConfig
-from specdebug.harness.streams import stream
+from specdebug.scenario.random_streams import stream
 
 T = TypeVar("T")
 Plain = dict[str, Any]

@@ -28,21 +28,21 @@ from specdebug import async_probe
 from specdebug.assets import checkpoint_path
 from specdebug.corpus import heldout_text
 from specdebug.faults.view import EngineView
-from specdebug.harness.dense import DenseReference, keep_weights
-from specdebug.harness.driver import WorkloadDriver
-from specdebug.harness.exceptions import violation_of
-from specdebug.harness.library import Library
-from specdebug.harness.loop import RunLoop, Stopped
-from specdebug.harness.oracle import Judge, OracleSettings
-from specdebug.harness.outcome import Tie, Violation
-from specdebug.harness.probe_packs import activate
-from specdebug.harness.scenario_model import Scenario
-from specdebug.harness.text import decoder, keep_tokenizer
-from specdebug.harness.workload import expand
 from specdebug.reference.config import read_config
+from specdebug.run.dense import DenseReference, keep_weights
+from specdebug.run.driver import WorkloadDriver
+from specdebug.run.exceptions import violation_of
+from specdebug.run.loop import RunLoop, Stopped
+from specdebug.run.oracle import Judge, OracleSettings
+from specdebug.scenario.library import Library
+from specdebug.scenario.model import Scenario
+from specdebug.scenario.packs import activate
+from specdebug.scenario.text import decoder, keep_tokenizer
+from specdebug.scenario.workload import expand
 from specdebug.targets.embedded import build_engine, keep_models, sampling_params
-from specdebug.targets.system import rss_mb
-from specdebug.targets.wire import Sink
+from specdebug.verdict.outcome import Tie, Violation
+from specdebug.workers.system import rss_mb
+from specdebug.workers.wire import Sink
 
 ELDERS = len(draw.PLANS)
 """Engines that live as long as their worker."""

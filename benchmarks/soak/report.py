@@ -12,9 +12,9 @@ from rich.text import Text
 
 from benchmarks.soak.memory import MAX_GROWTH_MB, MAX_SLOPE_MB, NOISE_MB, Trend, at_share
 from benchmarks.soak.tally import Tally, WorkerTally
-from specdebug.harness.library import engine_sites
 from specdebug.report.lines import PlainLines
 from specdebug.report.tables import Column, Listing
+from specdebug.scenario.library import engine_sites
 
 EVERY_S = 30.0
 """Between two lines of progress."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from benchmarks.soak.memory import Sample, Trend, trend
 from specdebug import interrupts
-from specdebug.harness.deaths import death_of
-from specdebug.harness.outcome import EXIT_CODES, Violation, merge_violations
-from specdebug.targets.job import WorkerEnd
+from specdebug.verdict.deaths import death_of
+from specdebug.verdict.outcome import EXIT_CODES, Violation, merge_violations
+from specdebug.workers.job import WorkerEnd
 
 MOST_KEPT = 100
 """Violations of one workload whose details are kept; the others are counted."""

@@ -24,12 +24,12 @@ from specdebug.bundle.run import (
     versions_here,
 )
 from specdebug.bundle.trust import check_trusted
-from specdebug.harness.replay import Progress, Replay
-from specdebug.harness.steplog import Recording
+from specdebug.loops.replay import Progress, Replay
+from specdebug.loops.steplog import Recording
 from specdebug.toggles import Toggle
 
 if TYPE_CHECKING:
-    from specdebug.targets.pool import WorkerPool
+    from specdebug.workers.pool import WorkerPool
 
 Status = Literal["exact", "rounding", "different", "interrupted"]
 
@@ -161,7 +161,7 @@ def run_again(
 ) -> Again:
     """Run a bundle's arm. ``timeout_s``: instead of the scenario's own; ``recording`` keeps its steps.
 
-    Raises as ``harness.replay.run_arms``.
+    Raises as ``loops.replay.run_arms``.
     """
     began = time.monotonic()
     if timeout_s is not None:

@@ -27,13 +27,13 @@ from specdebug.bundle.requests import read_requests, write_requests
 from specdebug.bundle.run import Recorded, Traced, recorded_of, steps_hash
 from specdebug.errors import ContentError
 from specdebug.files import read_file
-from specdebug.harness.outcome import EXIT_CODES
-from specdebug.harness.probe_packs import ProbePack, read_pack
-from specdebug.harness.replay import ArmRun
-from specdebug.harness.scenario_checks import check_scenario
-from specdebug.harness.scenario_model import Scenario
-from specdebug.harness.workload import Workload
+from specdebug.loops.replay import ArmRun
+from specdebug.scenario.checks import check_scenario
+from specdebug.scenario.model import Scenario
+from specdebug.scenario.packs import ProbePack, read_pack
+from specdebug.scenario.workload import Workload
 from specdebug.toggles import Toggle, read_toggle
+from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.yamlio import MAX_BYTES, one_line, parse_yaml
 
 SCENARIO = "scenario.json"

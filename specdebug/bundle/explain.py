@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from specdebug.bundle.partings import Parting, partings
 from specdebug.bundle.weigh import TARGET, Scale
-from specdebug.targets.job import Job, WorkerEnd
-from specdebug.targets.pool import WorkerStartError
+from specdebug.workers.job import Job, WorkerEnd
+from specdebug.workers.pool import WorkerStartError
 
 if TYPE_CHECKING:
     from specdebug.bundle.content import Bundle
     from specdebug.engine.config import EngineConfig
-    from specdebug.targets.pool import WorkerPool
+    from specdebug.workers.pool import WorkerPool
 
 
 @dataclass(frozen=True)

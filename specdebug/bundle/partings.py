@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specdebug.harness.ledger import TRACED
-from specdebug.harness.workload import PlannedRequest
+from specdebug.scenario.workload import PlannedRequest
+from specdebug.verdict.ledger import TRACED
 
 Kind = Literal["token", "draft", "sampled", "schedule"]
 

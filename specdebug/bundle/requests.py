@@ -12,8 +12,8 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from specdebug.errors import ContentError
-from specdebug.harness.scenario_reader import BOUNDS
-from specdebug.harness.workload import PlannedRequest, SamplingPlan, Workload
+from specdebug.scenario.reader import BOUNDS
+from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
 from specdebug.schema import Item
 from specdebug.yamlio import parse_yaml
 

@@ -11,14 +11,14 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from specdebug import __version__
-from specdebug.harness.ledger import TRACED, Ledger
-from specdebug.harness.replay import ArmResult, ArmRun, Library, Progress
-from specdebug.harness.steplog import Recording
-from specdebug.targets.job import Job, WorkerEnd
-from specdebug.targets.stack import driver_version, versions
+from specdebug.loops.replay import ArmResult, ArmRun, Library, Progress
+from specdebug.loops.steplog import Recording
+from specdebug.verdict.ledger import TRACED, Ledger
+from specdebug.workers.job import Job, WorkerEnd
+from specdebug.workers.stack import driver_version, versions
 
 if TYPE_CHECKING:
-    from specdebug.targets.pool import WorkerPool
+    from specdebug.workers.pool import WorkerPool
 
 STATED_SINCE = ("cpu", "cpu capability", "blas", "numpy", "threads", "settings", "dtype")
 """Versions that older bundles do not state."""
@@ -61,7 +61,7 @@ def run_traced(
 ) -> Traced | None:
     """Run the arm in a worker of its own; None if a Ctrl-C came before it began. ``recording`` keeps its steps, too.
 
-    Raises as ``harness.replay.run_arms`` does.
+    Raises as ``loops.replay.run_arms`` does.
     """
     listener = _Listener(run, progress, recording)
     interrupted = False

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specdebug.bundle.partings import Parting
-from specdebug.targets.wire import Sink
+from specdebug.workers.wire import Sink
 
 if TYPE_CHECKING:
-    from specdebug.harness.dense import DenseReference
+    from specdebug.run.dense import DenseReference
 
 TARGET = f"{__name__}:weigh"
 
@@ -32,8 +32,8 @@ class Scale:
 
 def weigh(payload: Mapping[str, Any], sink: Sink) -> None:
     """Emit ``weighed`` for every parting, in order: the gap, what is allowed, and the token that is best there."""
-    from specdebug.harness.dense import DenseReference
-    from specdebug.harness.oracle import TIE_MARGIN
+    from specdebug.run.dense import DenseReference
+    from specdebug.run.oracle import TIE_MARGIN
 
     scale: Scale = payload["scale"]
     reference = DenseReference(scale.model, scale.draft_model)

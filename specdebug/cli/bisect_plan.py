@@ -118,11 +118,11 @@ def over_scenario(
     timeout: float | None,
 ) -> Plan:
     from specdebug.bisect import Bisector
-    from specdebug.harness.scenario import engine_config
-    from specdebug.targets.system import cpu_count
+    from specdebug.scenario.load import engine_config
     from specdebug.trials.command import reverts_text
     from specdebug.trials.remote import scenario_source
     from specdebug.trials.scenario import ScenarioSource, expected_signature
+    from specdebug.workers.system import cpu_count
 
     if over is Over.CONFIG and not options:
         raise SpecDebugError("--over config needs --option KEY=VALUE, once for each engine option to suspect")
@@ -181,11 +181,11 @@ def over_faults(
 ) -> Plan:
     from specdebug.bisect import Bisector
     from specdebug.faults.declare import parse_fault
-    from specdebug.harness.scenario import engine_config
-    from specdebug.targets.system import cpu_count
+    from specdebug.scenario.load import engine_config
     from specdebug.trials.faults import FaultSource
     from specdebug.trials.remote import fault_source
     from specdebug.trials.scenario import expected_signature
+    from specdebug.workers.system import cpu_count
 
     library = open_library(content)
     scenario = replace(library.scenario(file), overrides=dict(engine))

@@ -69,13 +69,13 @@ def bundle(
         from specdebug.bundle.content import write_bundle
         from specdebug.bundle.run import run_traced, versions_here
         from specdebug.faults.declare import parse_fault
-        from specdebug.harness import replay as harness
+        from specdebug.loops import replay as replaying
         from specdebug.report.document import replay_document, to_json
         from specdebug.report.terminal import render_replay
 
         library = open_library(content)
         scenario = library.scenario(file)
-        choices = harness.Choices(
+        choices = replaying.Choices(
             arms=(arm or next(iter(scenario.arms)),),
             reverts=(*parse_numbers(",".join(revert or ())), *reverts_from_environment()),
             faults=tuple(parse_fault(text) for text in fault or ()),
@@ -83,14 +83,14 @@ def bundle(
             timeout_s=positive(timeout),
             engine=engine_overrides(device, dtype, backend, page_size),
         )
-        (run,) = harness.plan(scenario, choices, library)
+        (run,) = replaying.plan(scenario, choices, library)
         with progress() as watcher:
             traced = run_traced(pool, library, run, watcher)
     if traced is None:
         return interrupts.exit_code()
     if traced.result.outcome.unavailable:
         raise CannotRunHere(f"no bundle written: {traced.result.outcome.detail}")
-    answer = harness.Replay(scenario, (traced.result,), time.monotonic() - began, traced.interrupted)
+    answer = replaying.Replay(scenario, (traced.result,), time.monotonic() - began, traced.interrupted)
     document = replay_document(answer)
     if not as_json:
         show(render_replay(answer))

@@ -62,10 +62,10 @@ def compare(
     files = ReplayFiles(junit, html, json=json_file)
     files.check()
     with workers(jobs) as pool:
-        from specdebug.harness import compare as comparing
-        from specdebug.harness import replay as harness
-        from specdebug.harness.scenario import engine_config
-        from specdebug.harness.text import decoder, load_tokenizer
+        from specdebug.loops import compare as comparing
+        from specdebug.loops import replay as replaying
+        from specdebug.scenario.load import engine_config
+        from specdebug.scenario.text import decoder, load_tokenizer
 
         library = open_library(content)
         scenario = library.scenario(file)
@@ -73,7 +73,7 @@ def compare(
         if len(names) != 2 or names[0] == names[1]:
             known = ", ".join(scenario.arms)
             raise SpecDebugError(f"compare needs two different arms; {scenario.path} has {known}")
-        choices = harness.Choices(
+        choices = replaying.Choices(
             arms=tuple(names),
             seed=seed,
             timeout_s=positive(timeout),
@@ -81,7 +81,7 @@ def compare(
         )
         recording = files.recording()
         with progress() as watcher:
-            answer = harness.replay(pool, library, scenario, choices, watcher, recording)
+            answer = replaying.replay(pool, library, scenario, choices, watcher, recording)
         if answer.interrupted:  # there is nothing to compare; what is known of each arm is told
             return tell(answer, files, recording, as_json=as_json)
         left, right = (result.outcome for result in answer.results)

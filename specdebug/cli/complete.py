@@ -113,7 +113,7 @@ def packs(ctx: typer.Context, incomplete: str) -> Found:
 @_quietly
 def signatures(ctx: typer.Context, incomplete: str) -> Found:
     """Signatures of what probes find: a kind and a site."""
-    from specdebug.harness.library import engine_sites
+    from specdebug.scenario.library import engine_sites
 
     return dict.fromkeys(f"{site.kind}@{site.name}" for site in engine_sites())
 

@@ -83,7 +83,7 @@ def diverge(
     with workers(jobs) as pool:
         from specdebug.diverge.run import Diverging
         from specdebug.faults.declare import parse_fault
-        from specdebug.harness import replay as harness
+        from specdebug.loops import replay as replaying
         from specdebug.report.diverge import divergence_document, render_divergence
         from specdebug.report.document import to_json
         from specdebug.toggles import parse_numbers
@@ -99,15 +99,15 @@ def diverge(
         if len(names) != 2 or (names[0] == names[1] and not changed):
             known = ", ".join(scenario.arms)
             raise SpecDebugError(f"diverge needs two arms, or one and --revert or --fault; {scenario.path} has {known}")
-        both = harness.Choices(
+        both = replaying.Choices(
             arms=(names[0],),
             seed=seed,
             timeout_s=positive(timeout),
             engine=engine_overrides(device, dtype, backend, page_size),
         )
-        (left,) = harness.plan(scenario, both, library)
+        (left,) = replaying.plan(scenario, both, library)
         second = replace(both, arms=(names[1],), reverts=tuple(reverts), faults=faults)
-        (right,) = harness.plan(scenario, second, library)
+        (right,) = replaying.plan(scenario, second, library)
         with tempfile.TemporaryDirectory(prefix="specdebug-diverge-") as folder, progress() as watcher:
             answer = Diverging(pool, library, (left, right), Path(folder), watcher).run()
         document = to_json(divergence_document(scenario.name, answer))

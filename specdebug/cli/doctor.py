@@ -12,7 +12,7 @@ from specdebug.cli.replay import open_library, workers
 def doctor(as_json: Json = False, content: Content = None, debug: Debug = False) -> int:
     """Say what is installed, what will be used, and whether a worker runs; exit code 1 when a part is
     missing."""
-    from specdebug.harness.machine import examine
+    from specdebug.doctor import examine
 
     began = time.monotonic()
     with workers(1) as pool:

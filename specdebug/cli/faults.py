@@ -20,8 +20,8 @@ from specdebug.cli.output import show, write
 from specdebug.cli.results import check_files, tell_github, write_files
 
 if TYPE_CHECKING:
-    from specdebug.harness.fault_matrix import FaultMatrix
-    from specdebug.harness.fault_runs import Watcher
+    from specdebug.loops.fault_matrix import FaultMatrix
+    from specdebug.loops.fault_runs import Watcher
 
 app = typer.Typer(help="List and show the faults that can be injected, and verify what catches them.")
 
@@ -93,7 +93,7 @@ def verify(
     from specdebug.cli.replay import open_library
     from specdebug.faults.catalogue import CLASSES
     from specdebug.faults.declare import find_class
-    from specdebug.harness.fault_runs import verify as run_matrix
+    from specdebug.loops.fault_runs import verify as run_matrix
 
     kinds = [find_class(each) for each in dict.fromkeys(name)] if name else list(CLASSES.values())
     check_files(html, json_file)

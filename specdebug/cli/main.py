@@ -38,7 +38,7 @@ from specdebug.cli.options import Debug, debug_wanted, forget_debug, remember_co
 from specdebug.cli.output import complain, open_standard_streams, write
 from specdebug.cli.trials import WithCommand
 from specdebug.errors import SpecDebugError, problems_in
-from specdebug.targets.machine_failure import machine_failure
+from specdebug.workers.machine_failure import machine_failure
 
 INTERNAL_ERROR = 3
 COMPLETING = "_SPECDEBUG_COMPLETE"

@@ -36,9 +36,9 @@ from specdebug.cli.trials import confidence_of, own_folder, tell_kept
 from specdebug.errors import SpecDebugError, did_you_mean
 
 if TYPE_CHECKING:
-    from specdebug.harness.scenario_model import Scenario
     from specdebug.minimise import Seen, Summary
     from specdebug.report.minimise import MinimiseProgress, Subject
+    from specdebug.scenario.model import Scenario
     from specdebug.trials.journal import Journal
 
 UNDECIDED = 125
@@ -118,11 +118,11 @@ def minimise(
     )
 
     from specdebug import __version__
-    from specdebug.harness.shrink.space import ScenarioSpace
-    from specdebug.harness.shrink.trials import WarmOracle
-    from specdebug.harness.warm import WarmPool
+    from specdebug.loops.warm import WarmPool
     from specdebug.minimise import Minimiser
     from specdebug.report.minimise import Subject
+    from specdebug.shrink.space import ScenarioSpace
+    from specdebug.shrink.trials import WarmOracle
     from specdebug.trials.command import digest_of
     from specdebug.trials.journal import Journal
     from specdebug.trials.trial import trial_seed
@@ -197,8 +197,8 @@ def _arm_of(scenario: Scenario, named: str | None) -> str:
 
 def _file_text(summary: Summary[Scenario], subject: Subject, name: str) -> str:
     from specdebug import __version__
-    from specdebug.harness.shrink.file import scenario_text
     from specdebug.report.minimise import headline, needed_lines, rate_text
+    from specdebug.shrink.file import scenario_text
 
     followed = summary.followed or "*"
     header: Sequence[str] = (

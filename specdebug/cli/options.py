@@ -73,7 +73,7 @@ def engine_overrides(
 
 def engine_words(over: Mapping[str, str | int]) -> list[str]:
     """The words of a command line that sets these engine options."""
-    from specdebug.harness.scenario_checks import OVERRIDES
+    from specdebug.scenario.checks import OVERRIDES
 
     return [word for option, value in over.items() for word in (OVERRIDES[option], str(value))]
 

@@ -14,7 +14,7 @@ app = typer.Typer(help="List probe sites and packs.", no_args_is_help=False)
 @app.command("list")
 def list_probes(as_json: Json = False, content: Content = None, debug: Debug = False) -> int:
     """Every site with its kinds, and which packs switch it on."""
-    from specdebug.harness.library import engine_sites, live_in
+    from specdebug.scenario.library import engine_sites, live_in
 
     packs = open_library(content).all_packs()
     found = engine_sites()

@@ -40,9 +40,9 @@ from specdebug.errors import SpecDebugError
 from specdebug.report.foreign import shown
 
 if TYPE_CHECKING:
-    from specdebug.harness.library import Library
     from specdebug.report.progress import LiveProgress, PlainProgress
-    from specdebug.targets.pool import WorkerPool
+    from specdebug.scenario.library import Library
+    from specdebug.workers.pool import WorkerPool
 
 
 class Mode(StrEnum):
@@ -150,10 +150,10 @@ def replay(
     wanted.check()
     with workers(jobs) as pool:
         from specdebug.faults.declare import parse_fault
-        from specdebug.harness import replay as harness
+        from specdebug.loops import replay as replaying
         from specdebug.toggles import parse_numbers, reverts_from_environment
 
-        choices = harness.Choices(
+        choices = replaying.Choices(
             arms=tuple(arm or ()),
             reverts=(*parse_numbers(",".join(revert or ())), *reverts_from_environment()),
             faults=tuple(parse_fault(text) for text in fault or ()),
@@ -215,8 +215,8 @@ def _replay_bundle(
 @contextmanager
 def workers(jobs: int) -> Iterator[WorkerPool]:
     """Workers that are being started while the caller reads and checks what they are to do."""
-    from specdebug.harness.preload import PRELOAD
-    from specdebug.targets.pool import WorkerPool
+    from specdebug.run.preload import PRELOAD
+    from specdebug.workers.pool import WorkerPool
 
     with WorkerPool(jobs, PRELOAD) as pool:
         pool.start()
@@ -237,6 +237,6 @@ def progress() -> Iterator[LiveProgress | PlainProgress]:
 
 def open_library(content: Sequence[Path] | None) -> Library:
     """Shipped content, and the folders the command line names."""
-    from specdebug.harness.library import Library
+    from specdebug.scenario.library import Library
 
     return Library(content or ())

@@ -18,11 +18,11 @@ from specdebug.cli.trials import own_folder
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
-    from specdebug.harness.library import Library
-    from specdebug.harness.replay import Choices, Progress, Replay
-    from specdebug.harness.replays import Plan, Replays
-    from specdebug.harness.steplog import Recording
-    from specdebug.targets.pool import WorkerPool
+    from specdebug.loops.replay import Choices, Progress, Replay
+    from specdebug.loops.replays import Plan, Replays
+    from specdebug.loops.steplog import Recording
+    from specdebug.scenario.library import Library
+    from specdebug.workers.pool import WorkerPool
 
 FOLDER = Path(".specdebug")
 """Of the working directory; ``own_folder`` makes it."""
@@ -46,13 +46,13 @@ class FilesOfSeveral:
 
     def recording(self) -> Recording | None:
         """Where to keep the steps, if pages show them."""
-        from specdebug.harness.steplog import Recording
+        from specdebug.loops.steplog import Recording
 
         return None if self.pages is None else Recording()
 
     def write(self, answer: Replays, recording: Recording | None, document: str) -> None:
         """Write them, and tell GitHub. Raises OutputError, after all have been tried."""
-        from specdebug.harness.replays import labels_of
+        from specdebug.loops.replays import labels_of
         from specdebug.report.github import replay_annotations
         from specdebug.report.html.replay import replay_page
         from specdebug.report.junit import junit_xml
@@ -91,9 +91,9 @@ def plan_named(
     library: Library, named: Sequence[str], choices: Choices, keyword: str | None, *, last_failed: bool
 ) -> list[Plan]:
     """What is to be run of the scenarios that were named; says on stderr what ``--lf`` came to."""
-    from specdebug.harness.last_failed import LastFailed
-    from specdebug.harness.replays import only_failed, plan_all
-    from specdebug.harness.selection import parse_expression
+    from specdebug.loops.last_failed import LastFailed
+    from specdebug.loops.replays import only_failed, plan_all
+    from specdebug.loops.selection import parse_expression
 
     record = LastFailed.read(FOLDER)
     if not named and not record.files:
@@ -117,8 +117,8 @@ def run_plans(
     as_json: bool,
 ) -> int:
     """Run them, keep which arms failed, report, and return the exit code."""
-    from specdebug.harness.last_failed import LastFailed
-    from specdebug.harness.replays import replay_all
+    from specdebug.loops.last_failed import LastFailed
+    from specdebug.loops.replays import replay_all
 
     recording = wanted.recording()
     with watching as watcher:

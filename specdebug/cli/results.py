@@ -14,9 +14,9 @@ from specdebug.cli.options import command_line
 from specdebug.cli.output import OutputError, check_writable, write_file
 
 if TYPE_CHECKING:
-    from specdebug.harness.compare import Comparison
-    from specdebug.harness.replay import Replay
-    from specdebug.harness.steplog import Recording
+    from specdebug.loops.compare import Comparison
+    from specdebug.loops.replay import Replay
+    from specdebug.loops.steplog import Recording
     from specdebug.report.github import Annotation
 
 
@@ -35,7 +35,7 @@ class ReplayFiles:
 
     def recording(self) -> Recording | None:
         """Where to keep the steps, if any file shows them."""
-        from specdebug.harness.steplog import Recording
+        from specdebug.loops.steplog import Recording
 
         return Recording() if self.html is not None or self.perfetto is not None else None
 

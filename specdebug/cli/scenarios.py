@@ -49,7 +49,7 @@ def validate(
     The JSON document is a list of the files: each with file, ok, arms and problems, of which each has file, line and
     column (0 where unknown) and message.
     """
-    from specdebug.harness import validation
+    from specdebug.scenario import validation
 
     library = open_library(content)
     checked = [validation.validate(library, file) for file in files]
@@ -73,8 +73,8 @@ def schema(
 ) -> int:
     """Print the JSON schema of scenario files, for editors that complete and check YAML."""
     from specdebug.cli.output import check_writable, write_file
-    from specdebug.harness.scenario import json_schema
     from specdebug.report.document import to_json
+    from specdebug.scenario.load import json_schema
 
     text = to_json(json_schema())
     if output is None:

@@ -86,7 +86,7 @@ def verify(
     over = engine_overrides(device, dtype, backend)
     check_files(json_file)
     with workers(jobs) as pool:
-        from specdebug.harness.verify import verify as run_matrix
+        from specdebug.loops.verify import verify as run_matrix
 
         library = open_library(content)
         chosen = library.registry.select(",".join(numbers)) if numbers else library.all_toggles()

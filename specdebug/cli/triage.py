@@ -27,8 +27,8 @@ MAX_NAME = 4096
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from specdebug.harness.library import Library
     from specdebug.logs.scan import Scan
+    from specdebug.scenario.library import Library
     from specdebug.triage.candidates import Candidate
     from specdebug.triage.run import Tried
 

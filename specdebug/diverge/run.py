@@ -21,12 +21,12 @@ from specdebug.diverge.judge import Pairs, Rounding, compared, judge, next_sites
 from specdebug.diverge.stream import Step, read
 from specdebug.diverge.values import ValueDifference
 from specdebug.diverge.worker import TARGET
-from specdebug.harness.outcome import EXIT_CODES, Outcome
-from specdebug.harness.replay import ArmRun, Library, Progress, run_arms
-from specdebug.harness.scenario_model import OracleSpec, Scenario
-from specdebug.targets.job import Job
-from specdebug.targets.machine_failure import MachineFailed
-from specdebug.targets.pool import WorkerPool
+from specdebug.loops.replay import ArmRun, Library, Progress, run_arms
+from specdebug.scenario.model import OracleSpec, Scenario
+from specdebug.verdict.outcome import EXIT_CODES, Outcome
+from specdebug.workers.job import Job
+from specdebug.workers.machine_failure import MachineFailed
+from specdebug.workers.pool import WorkerPool
 
 LOOK_AHEAD = 2000
 """Differences looked through for them."""
@@ -126,7 +126,7 @@ class Diverging:
         self._looks = 0
 
     def run(self) -> Divergence:
-        """The answer. Raises as ``harness.replay.run_arms``."""
+        """The answer. Raises as ``loops.replay.run_arms``."""
         left, right = self._runs
         names = (_name(left), _name(right))
         reason = not_comparable(left, right)

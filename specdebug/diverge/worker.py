@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdebug.harness.arm import run_arm
-from specdebug.targets.wire import Sink
+from specdebug.run.arm import run_arm
+from specdebug.workers.wire import Sink
 
 if TYPE_CHECKING:
     from specdebug.diverge.listener import Listener
-    from specdebug.harness.loop import RunLoop
+    from specdebug.run.loop import RunLoop
 
 TARGET = f"{__name__}:run_recorded"
 
 
 def run_recorded(payload: Mapping[str, Any], sink: Sink) -> None:
-    """Run one arm as ``harness.arm.run_arm`` does. ``payload`` is what ``run.RecordedRun.job`` packs."""
+    """Run one arm as ``run.arm.run_arm`` does. ``payload`` is what ``run.RecordedRun.job`` packs."""
     recording = _Recording(payload["record"])
     try:
         run_arm(payload, sink, recording)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.async_probe.sites import Site
-from specdebug.harness.library import engine_sites, live_in
-from specdebug.harness.replay import ArmResult
+from specdebug.loops.replay import ArmResult
 from specdebug.report.words import times
+from specdebug.scenario.library import engine_sites, live_in
 
 MAX_NAMED = 6
 """Sites that were never reached that are named."""

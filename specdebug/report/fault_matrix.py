@@ -8,8 +8,8 @@ from typing import IO
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from specdebug.harness.fault_matrix import CaseCheck, FaultMatrix
-from specdebug.harness.fault_runs import Standing
+from specdebug.loops.fault_matrix import CaseCheck, FaultMatrix
+from specdebug.loops.fault_runs import Standing
 from specdebug.report.lines import PlainLines
 from specdebug.report.live import LiveDisplay
 from specdebug.report.tables import Column, Listing, line

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from specdebug.harness.compare import Comparison
-from specdebug.harness.outcome import Outcome
-from specdebug.harness.replay import ArmResult, Replay
+from specdebug.loops.compare import Comparison
+from specdebug.loops.replay import ArmResult, Replay
 from specdebug.report.explain import explain
 from specdebug.report.foreign import shown, shown_lines
 from specdebug.report.terminal import COMPARED, accept_text, closing_line, comparison_line
+from specdebug.verdict.outcome import Outcome
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 ACTIONS_VARIABLE = "GITHUB_ACTIONS"

@@ -10,10 +10,10 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
-from specdebug.harness.outcome import Outcome
-from specdebug.harness.replay import ArmResult, Replay
+from specdebug.loops.replay import ArmResult, Replay
 from specdebug.report.explain import explain
 from specdebug.report.terminal import ties_text
+from specdebug.verdict.outcome import Outcome
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from specdebug.harness.probe_packs import ProbePack
-from specdebug.harness.scenario_model import Scenario
 from specdebug.report.tables import Column, Listing, line
+from specdebug.scenario.model import Scenario
+from specdebug.scenario.packs import ProbePack
 
 
 def scenario_table(scenarios: Iterable[Scenario]) -> Listing:

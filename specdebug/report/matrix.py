@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from specdebug.harness.verify import ToggleCheck
+from specdebug.loops.verify import ToggleCheck
 from specdebug.report.tables import Column, Listing, line
 
 COLUMNS = (

@@ -15,9 +15,9 @@ from typing import Any
 
 from specdebug import __version__
 from specdebug.faults.model import Injection
-from specdebug.harness.outcome import Violation
-from specdebug.harness.replay import ArmResult, Replay
-from specdebug.harness.steplog import Recording, Step
+from specdebug.loops.replay import ArmResult, Replay
+from specdebug.loops.steplog import Recording, Step
+from specdebug.verdict.outcome import Violation
 
 PHASES = {"prefill": 1, "decode": 2, "idle": 3}
 """Threads; findings and ends of requests lie on one of their own."""

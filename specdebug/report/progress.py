@@ -9,12 +9,12 @@ from typing import IO
 from rich.table import Table
 from rich.text import Text
 
-from specdebug.harness.ledger import Ledger
-from specdebug.harness.replay import ArmResult, ArmRun
+from specdebug.loops.replay import ArmResult, ArmRun
 from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainLines
 from specdebug.report.live import LiveDisplay
 from specdebug.report.terminal import VERDICT_STYLE
+from specdebug.verdict.ledger import Ledger
 
 QUIET_S = 5.0
 """Plain output: seconds between two lines about an arm that is still running."""

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from specdebug import __version__
-from specdebug.harness.last_failed import as_it_should
-from specdebug.harness.replay import ArmResult
-from specdebug.harness.replays import Replays
+from specdebug.loops.last_failed import as_it_should
+from specdebug.loops.replay import ArmResult
+from specdebug.loops.replays import Replays
 from specdebug.report.document import replay_document
 from specdebug.report.foreign import shown
 from specdebug.report.github import replay_summary

@@ -10,12 +10,12 @@ from typing import IO
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from specdebug.harness.compare import Comparison
-from specdebug.harness.outcome import Metrics, Outcome, RequestResult, Violation
-from specdebug.harness.replay import ArmResult, Replay
+from specdebug.loops.compare import Comparison
+from specdebug.loops.replay import ArmResult, Replay
 from specdebug.report.explain import explain
 from specdebug.report.foreign import shown
 from specdebug.report.tables import Column, Listing, Prose, line, unbroken
+from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Violation
 
 PLAIN_WIDTH = 160
 """Columns where the output is no terminal: a table in a log should not be folded at 80."""

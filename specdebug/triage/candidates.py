@@ -14,12 +14,12 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from specdebug.harness.library import Library
-from specdebug.harness.plans import PLANNERS, exists_in
-from specdebug.harness.scenario_model import Scenario
 from specdebug.logs.facts import Facts
 from specdebug.logs.hits import Strength
 from specdebug.logs.scan import Finding, Scan
+from specdebug.loops.plans import PLANNERS, exists_in
+from specdebug.scenario.library import Library
+from specdebug.scenario.model import Scenario
 from specdebug.toggles import Toggle
 
 MAX_CANDIDATES = 5

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from specdebug.harness.library import Library
-from specdebug.harness.outcome import Outcome
-from specdebug.harness.replay import ArmRun, Choices, Progress, plan, run_arms
 from specdebug.logs.scan import Finding
+from specdebug.loops.replay import ArmRun, Choices, Progress, plan, run_arms
+from specdebug.scenario.library import Library
 from specdebug.triage.candidates import Candidate
+from specdebug.verdict.outcome import Outcome
 
 if TYPE_CHECKING:
-    from specdebug.targets.pool import WorkerPool
+    from specdebug.workers.pool import WorkerPool
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from specdebug import __version__
 from specdebug.errors import SpecDebugError
 from specdebug.logs.naming import HANG, REVISION, name_of
 from specdebug.logs.scan import Scan
-from specdebug.targets.machine_failure import MachineFailed, machine_failure
 from specdebug.toggles import REVERT_VARIABLE, Registry
 from specdebug.trials.process import Ended
 from specdebug.trials.source import Candidate
 from specdebug.trials.threads import ThreadedSource
 from specdebug.trials.trial import Trial, TrialResult
+from specdebug.workers.machine_failure import MachineFailed, machine_failure
 
 SEED_VARIABLE = "SPECDEBUG_TRIAL_SEED"
 UNTESTABLE = 125

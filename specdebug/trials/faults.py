@@ -11,16 +11,16 @@ from dataclasses import replace
 
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Fault
-from specdebug.harness.library import Library
-from specdebug.harness.outcome import Outcome
-from specdebug.harness.replay import ArmRun
-from specdebug.harness.scenario_checks import check_faults, engine_config
-from specdebug.harness.scenario_model import Scenario
-from specdebug.harness.warm import WarmPool
+from specdebug.loops.replay import ArmRun
+from specdebug.loops.warm import WarmPool
+from specdebug.scenario.checks import check_faults, engine_config
+from specdebug.scenario.library import Library
+from specdebug.scenario.model import Scenario
 from specdebug.trials.command import digest_of
 from specdebug.trials.scenario import MachineCheck, ScenarioTrialError, arm_facts, arm_of, result_of
 from specdebug.trials.source import Candidate
 from specdebug.trials.trial import Trial, TrialResult
+from specdebug.verdict.outcome import Outcome
 
 
 class FaultSource:

@@ -14,10 +14,10 @@ from typing import Literal, Protocol, TypeVar
 
 from specdebug import interrupts
 from specdebug.errors import SpecDebugError
-from specdebug.targets.machine_failure import MachineFailed, machine_failure
 from specdebug.trials.journal import Journal
 from specdebug.trials.source import TrialSource
 from specdebug.trials.trial import Trial, TrialResult, trial_seed
+from specdebug.workers.machine_failure import MachineFailed, machine_failure
 
 S = TypeVar("S", contravariant=True)
 R = TypeVar("R", bound=str)

@@ -23,8 +23,8 @@ from urllib.parse import quote
 
 from specdebug.errors import SpecDebugError
 from specdebug.files import kind_of
-from specdebug.targets.machine_failure import machine_failure
 from specdebug.trials.trial import Outcome, Trial, TrialResult
+from specdebug.workers.machine_failure import machine_failure
 from specdebug.yamlio import one_line
 
 FORMAT = "2"

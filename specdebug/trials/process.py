@@ -1,5 +1,5 @@
 """Commands run as process groups of their own, so that nothing of them is left when they are over or unwanted, nor when
-this process is killed (``targets/lifeline.py``).
+this process is killed (``workers/lifeline.py``).
 
 The output is read while the command runs, all of it, for what it says went wrong; only its two ends are kept, for a
 command may print without end.
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdebug.logs.scan import LogReader, Scan
-from specdebug.targets.lifeline import lifeline
-from specdebug.targets.reaper import kill_group
+from specdebug.workers.lifeline import lifeline
+from specdebug.workers.reaper import kill_group
 
 END_BYTES = 64 * 1024
 """Of the output, how much is kept from the beginning and from the end."""

@@ -24,10 +24,10 @@ from urllib.parse import urlsplit
 
 from specdebug import interrupts
 from specdebug.errors import SpecDebugError
-from specdebug.targets.system import cpu_count
 from specdebug.trials.source import Candidate, TrialSource
 from specdebug.trials.threads import ThreadedSource
 from specdebug.trials.trial import Trial, TrialResult
+from specdebug.workers.system import cpu_count
 
 ATTEMPTS = 3
 """How often in a row a worker may fail to start, or one trial may take its worker with it on a node that lives."""

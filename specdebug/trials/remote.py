@@ -13,12 +13,12 @@ from specdebug.trials.source import TrialSource
 
 if TYPE_CHECKING:
     from specdebug.faults.model import Fault
-    from specdebug.harness.scenario_model import Scenario
+    from specdebug.scenario.model import Scenario
 
 
 def command_source(command: Sequence[str], folders: Sequence[Path], timeout_s: float | None) -> TrialSource:
     """A command's. Raises CommandError or ContentError where it cannot be tried there."""
-    from specdebug.harness.library import Library
+    from specdebug.scenario.library import Library
     from specdebug.trials.command import CommandSource
 
     return CommandSource(command, Library(folders).registry, timeout_s=timeout_s)
@@ -28,7 +28,7 @@ def fault_source(
     scenario: Scenario, folders: Sequence[Path], arm: str, faults: Sequence[Fault], timeout_s: float | None
 ) -> TrialSource:
     """A scenario's with faults. Raises ScenarioTrialError, BadFault or ContentError where it cannot be tried there."""
-    from specdebug.harness.library import Library
+    from specdebug.scenario.library import Library
     from specdebug.trials.faults import FaultSource
 
     return FaultSource(Library(folders), scenario, faults=faults, arm=arm, timeout_s=timeout_s)
@@ -38,7 +38,7 @@ def scenario_source(
     scenario: Scenario, folders: Sequence[Path], arm: str, options: Sequence[str], timeout_s: float | None
 ) -> TrialSource:
     """A scenario's. Raises ScenarioTrialError or ContentError where it cannot be tried there."""
-    from specdebug.harness.library import Library
+    from specdebug.scenario.library import Library
     from specdebug.trials.scenario import ScenarioSource
 
     return ScenarioSource(Library(folders), scenario, arm=arm, options=options, timeout_s=timeout_s)

@@ -19,15 +19,15 @@ import yaml
 from specdebug import __version__
 from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.errors import CannotRunHere, SpecDebugError, did_you_mean
-from specdebug.harness.library import Library
-from specdebug.harness.outcome import Evidence, Outcome, decide
-from specdebug.harness.probe_packs import ProbePack
-from specdebug.harness.replay import ArmResult, ArmRun
-from specdebug.harness.scenario_model import Scenario, merge
-from specdebug.harness.warm import ArmAtFault, WarmPool
+from specdebug.loops.replay import ArmResult, ArmRun
+from specdebug.loops.warm import ArmAtFault, WarmPool
+from specdebug.scenario.library import Library
+from specdebug.scenario.model import Scenario, merge
+from specdebug.scenario.packs import ProbePack
 from specdebug.trials.command import digest_of, toggle_candidates
 from specdebug.trials.source import Candidate
 from specdebug.trials.trial import Trial, TrialResult
+from specdebug.verdict.outcome import Evidence, Outcome, decide
 
 
 class ScenarioTrialError(SpecDebugError):

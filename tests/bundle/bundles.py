@@ -12,10 +12,10 @@ from typing import Any
 from specdebug.bundle.archive import MANIFEST
 from specdebug.bundle.content import write_bundle
 from specdebug.bundle.run import Traced, run_traced
-from specdebug.harness.library import Library
-from specdebug.harness.replay import ArmRun, Choices, Replay, plan
+from specdebug.loops.replay import ArmRun, Choices, Replay, plan
 from specdebug.report.document import replay_document
-from tests.harness.fakes import FakePool, good_run
+from specdebug.scenario.library import Library
+from tests.run.fakes import FakePool, good_run
 
 ROOT = Path(__file__).resolve().parents[2]
 MINI = ROOT / "tests/cli/mini.yaml"

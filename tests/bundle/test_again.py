@@ -12,14 +12,14 @@ from specdebug.bundle.again import Again, run_again
 from specdebug.bundle.content import read_bundle, write_bundle
 from specdebug.bundle.run import run_traced
 from specdebug.bundle.weigh import weigh
-from specdebug.harness.library import Library
-from specdebug.harness.replay import Replay
+from specdebug.loops.replay import Replay
 from specdebug.report.document import replay_document, to_json
-from specdebug.targets.job import WorkerEnd
-from specdebug.targets.pool import WorkerStartError
+from specdebug.scenario.library import Library
+from specdebug.workers.job import WorkerEnd
+from specdebug.workers.pool import WorkerStartError
 from tests.bundle.bundles import MINI, arm_run
 from tests.bundle.test_weigh import narrowest, ranked
-from tests.harness.fakes import FakePool, ListSink
+from tests.run.fakes import FakePool, ListSink
 
 RIDS = ("first.0", "again.0")
 Script = Any

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specdebug.bundle import partings as module
 from specdebug.bundle.partings import Parting, partings
-from specdebug.harness.workload import PlannedRequest, SamplingPlan
+from specdebug.scenario.workload import PlannedRequest, SamplingPlan
 
 GREEDY = SamplingPlan(max_new_tokens=99, temperature=0.0, top_k=1, top_p=1.0, seed=0)
 LENGTHS = st.lists(st.integers(1, 4), min_size=1, max_size=6)

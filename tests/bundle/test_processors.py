@@ -18,13 +18,13 @@ from specdebug.bundle.explain import Weighed, scale_of
 from specdebug.bundle.partings import partings
 from specdebug.bundle.run import Traced, run_traced
 from specdebug.bundle.weigh import weigh
-from specdebug.harness.library import Library
-from specdebug.harness.preload import PRELOAD
-from specdebug.harness.replay import ArmRun, Choices, plan
-from specdebug.targets.arithmetic import SETTINGS
-from specdebug.targets.pool import WorkerPool
+from specdebug.loops.replay import ArmRun, Choices, plan
+from specdebug.run.preload import PRELOAD
+from specdebug.scenario.library import Library
+from specdebug.workers.arithmetic import SETTINGS
+from specdebug.workers.pool import WorkerPool
 from tests.bundle.bundles import MINI, ROOT
-from tests.harness.fakes import ListSink
+from tests.run.fakes import ListSink
 
 SHIPPED = tuple(sorted((ROOT / "scenarios").glob("*.yaml")))
 

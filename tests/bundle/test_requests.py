@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from specdebug.bundle.requests import read_requests, write_requests
 from specdebug.errors import ContentError
-from specdebug.harness.library import Library
-from specdebug.harness.workload import PlannedRequest, SamplingPlan, Workload
+from specdebug.scenario.library import Library
+from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
 from tests.bundle.bundles import CORPUS
 
 GOOD = {

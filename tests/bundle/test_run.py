@@ -16,11 +16,11 @@ from specdebug.bundle.run import (
     steps_hash,
     versions_here,
 )
-from specdebug.harness.library import Library
-from specdebug.harness.replay import ReplayError
-from specdebug.targets.job import WorkerEnd
+from specdebug.loops.replay import ReplayError
+from specdebug.scenario.library import Library
+from specdebug.workers.job import WorkerEnd
 from tests.bundle.bundles import arm_run, traced
-from tests.harness.fakes import FakePool, good_run
+from tests.run.fakes import FakePool, good_run
 
 BEFORE = Recorded("fail", "nan@a", "00", ("[1]", "[2]"))
 

@@ -8,7 +8,7 @@ import pytest
 
 from specdebug.bundle.archive import BundleError
 from specdebug.bundle.trust import check_trusted, strangers
-from specdebug.harness.library import Library
+from specdebug.scenario.library import Library
 from specdebug.toggles import Toggle
 
 KNOWN = Library().all_toggles()

@@ -8,10 +8,10 @@ import pytest
 
 from specdebug.bundle.partings import Parting
 from specdebug.bundle.weigh import Scale, weigh
-from specdebug.harness.dense import DenseReference
-from specdebug.harness.oracle import TIE_MARGIN
 from specdebug.reference.tree import TreeShape, standing
-from tests.harness.fakes import ListSink
+from specdebug.run.dense import DenseReference
+from specdebug.run.oracle import TIE_MARGIN
+from tests.run.fakes import ListSink
 
 MODEL, DRAFT = "tiny", "tiny-eagle"
 TEXT = tuple((7919 * n * n + 31 * n) % 2000 + 3 for n in range(120))

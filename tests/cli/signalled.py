@@ -49,7 +49,7 @@ class _Nagged(io.TextIOWrapper):
 def main(name: str, done: str, folder: str, *argv: str) -> NoReturn:
     """Run the command line with stand-ins for workers."""
     from specdebug.cli.main import main as command
-    from specdebug.targets.pool import WorkerPool
+    from specdebug.workers.pool import WorkerPool
 
     start, launch, close = WorkerPool.__init__, WorkerPool.launch, WorkerPool.close
     payload = (name, int(done), folder, os.getpid())

@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 import pytest
 import torch
 
-from specdebug.harness.outcome import Outcome
+from specdebug.verdict.outcome import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 MINI = Path(__file__).with_name("mini.yaml")

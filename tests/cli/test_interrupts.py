@@ -169,6 +169,6 @@ def test_a_ctrl_c_while_the_command_line_is_imported_is_no_traceback(module: str
 
 
 def test_a_ctrl_c_before_anything_runs_is_no_traceback(tmp_path: Path) -> None:
-    ended = ends_while_importing("specdebug.harness.library", ["-m", "specdebug", "scenarios", "list"], tmp_path)
+    ended = ends_while_importing("specdebug.scenario.library", ["-m", "specdebug", "scenarios", "list"], tmp_path)
     assert (ended.returncode, ended.stdout) == (130, "")
     assert "Traceback" not in ended.stderr

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from specdebug.errors import CannotRunHere
-from specdebug.harness import fault_runs
-from specdebug.harness.fault_runs import verify
-from specdebug.harness.library import Library
-from specdebug.harness.outcome import Outcome
-from specdebug.harness.replay import ArmResult, ArmRun
+from specdebug.loops import fault_runs
+from specdebug.loops.fault_runs import verify
+from specdebug.loops.replay import ArmResult, ArmRun
+from specdebug.scenario.library import Library
 from specdebug.trials.scenario import MachineCheck
+from specdebug.verdict.outcome import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 MINI = str(ROOT / "tests" / "cli" / "mini.yaml")

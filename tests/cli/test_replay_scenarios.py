@@ -15,9 +15,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from specdebug.cli.main import run
-from specdebug.targets.job import WorkerEnd
-from tests.harness.fakes import FakePool, good_run
+from specdebug.workers.job import WorkerEnd
 from tests.report.html.samples import Page
+from tests.run.fakes import FakePool, good_run
 
 ROOT = Path(__file__).resolve().parents[2]
 MINI = ROOT / "tests" / "cli" / "mini.yaml"

@@ -10,10 +10,10 @@ import pytest
 
 from specdebug.diverge import run as module
 from specdebug.diverge.run import Diverging
-from specdebug.harness.outcome import not_run
-from specdebug.harness.replay import ArmResult, ArmRun
-from specdebug.harness.scenario_model import Arm, Scenario, TokenPrompt, WorkloadGroup
-from specdebug.targets.machine_failure import MachineFailed, MachineFailure
+from specdebug.loops.replay import ArmResult, ArmRun
+from specdebug.scenario.model import Arm, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.verdict.outcome import not_run
+from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 
 SCENARIO = Scenario("s", (WorkloadGroup("g0", TokenPrompt((1, 2))),), {"a": Arm("a"), "b": Arm("b")}, {})
 

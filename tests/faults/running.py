@@ -13,15 +13,15 @@ from specdebug import async_probe
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.minimal import minimal
 from specdebug.faults.model import Fault
-from specdebug.harness.arm import run_arm
-from specdebug.harness.ledger import Ledger
-from specdebug.harness.library import Library
-from specdebug.harness.outcome import Outcome
-from specdebug.harness.replay import ArmRun
-from specdebug.harness.scenario_model import Scenario
+from specdebug.loops.replay import ArmRun
+from specdebug.run.arm import run_arm
+from specdebug.scenario.library import Library
+from specdebug.scenario.model import Scenario
 from specdebug.targets.embedded import drop_models, keep_models
-from specdebug.targets.job import WorkerEnd
-from specdebug.targets.wire import encode
+from specdebug.verdict.ledger import Ledger
+from specdebug.verdict.outcome import Outcome
+from specdebug.workers.job import WorkerEnd
+from specdebug.workers.wire import encode
 
 
 class LedgerSink:

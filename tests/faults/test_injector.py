@@ -12,8 +12,8 @@ from specdebug.engine.speculative import worker
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.minimal import minimal
 from specdebug.faults.model import Fault
-from specdebug.harness.outcome import Outcome
-from specdebug.harness.scenario_model import Scenario
+from specdebug.scenario.model import Scenario
+from specdebug.verdict.outcome import Outcome
 from tests.faults.running import minimal_run, models_kept, run_here
 
 PLAIN: dict[str, Any] = minimal(CLASSES["nan_logits"])[0]

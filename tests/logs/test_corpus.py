@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.triage_corpus import CORPUS, HALVES, Report, reports, row
-from specdebug.harness.library import Library
+from specdebug.scenario.library import Library
 
 MISSES = {
     line.split()[0]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from specdebug.harness.deaths import death_of
 from specdebug.logs.naming import name_of, tells_of_damage
 from specdebug.logs.scan import scan_bytes
-from specdebug.targets.job import WorkerEnd
+from specdebug.verdict.deaths import death_of
+from specdebug.workers.job import WorkerEnd
 
 
 @pytest.mark.parametrize(

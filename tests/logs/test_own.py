@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from specdebug.harness.outcome import RANK
-from specdebug.harness.replay import Replay
 from specdebug.logs.hits import Strength
 from specdebug.logs.scan import Scan, scan_bytes
+from specdebug.loops.replay import Replay
 from specdebug.report.document import replay_document, to_json
 from specdebug.report.junit import junit_xml
 from specdebug.report.terminal import render_replay
-from specdebug.targets.job import WorkerEnd
+from specdebug.verdict.outcome import RANK
+from specdebug.workers.job import WorkerEnd
 from tests.bundle.bundles import arm_run, traced
-from tests.harness.fakes import good_run, text_of
+from tests.run.fakes import good_run, text_of
 
 ENDS = {
     "hang": WorkerEnd("timeout", -9, 9.0, 100.0, ""),

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdebug.async_probe.violation import Violation as Probed
-from specdebug.harness.outcome import RANK
 from specdebug.logs.hits import KINDS, Hit, Strength
 from specdebug.logs.rules import RULES
 from specdebug.logs.scan import scan_bytes
+from specdebug.verdict.outcome import RANK
 from tests.logs.by_line import hits_in as hits_in_bytes
 
 LINES = {

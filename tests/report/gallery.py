@@ -17,15 +17,12 @@ from specdebug.drift.nearest import Near
 from specdebug.errors import Where
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Injection
-from specdebug.harness.compare import compare
-from specdebug.harness.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun
-from specdebug.harness.outcome import Metrics, Outcome, RequestResult, Violation
-from specdebug.harness.probe_packs import ProbePack
-from specdebug.harness.replay import ArmResult, ArmRun, Replay
-from specdebug.harness.scenario_model import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
-from specdebug.harness.verify import ToggleCheck
 from specdebug.logs.hits import Strength
 from specdebug.logs.scan import Finding, Scan
+from specdebug.loops.compare import compare
+from specdebug.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun
+from specdebug.loops.replay import ArmResult, ArmRun, Replay
+from specdebug.loops.verify import ToggleCheck
 from specdebug.minimise import Step, Summary
 from specdebug.patching import Edit, Patch
 from specdebug.report.bisect import findings_text
@@ -40,10 +37,13 @@ from specdebug.report.minimise import Subject, summary_text
 from specdebug.report.terminal import render_comparison, render_replay
 from specdebug.report.toggle import describe_toggle, toggle_table
 from specdebug.report.triage import render_triage
+from specdebug.scenario.model import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.scenario.packs import ProbePack
 from specdebug.toggles import Detection, Toggle
 from specdebug.triage.candidates import Candidate
 from specdebug.triage.run import Tried
 from specdebug.trials.trial import Trial, TrialResult
+from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Violation
 from tests.report.html.trials import culprit_200, sampled, searched
 
 Name = Callable[[str], str]

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from specdebug.harness.library import Library, engine_sites, live_in
-from specdebug.harness.outcome import Metrics, Outcome, RequestResult, Tie
-from specdebug.harness.probe_packs import ProbePack
-from specdebug.harness.replay import ArmResult, ArmRun
-from specdebug.harness.scenario_model import AcceptOracle, Arm, Expectation, OracleSpec, Scenario
+from specdebug.loops.replay import ArmResult, ArmRun
 from specdebug.report.document import arm_document
 from specdebug.report.explain import explain
 from specdebug.report.github import _findings
 from specdebug.report.html.arm import arm_view
 from specdebug.report.junit import _evidence
 from specdebug.report.terminal import evidence, wants_evidence
-from tests.harness.fakes import text_of
+from specdebug.scenario.library import Library, engine_sites, live_in
+from specdebug.scenario.model import AcceptOracle, Arm, Expectation, OracleSpec, Scenario
+from specdebug.scenario.packs import ProbePack
+from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Tie
+from tests.run.fakes import text_of
 
 FAILS = Expectation("fail")
 PASSED = Outcome(

@@ -7,8 +7,8 @@ import io
 from rich.console import Console
 
 from specdebug.faults.catalogue import CLASSES
-from specdebug.harness.fault_matrix import Case, CaseCheck, FaultMatrix
-from specdebug.harness.fault_runs import Standing
+from specdebug.loops.fault_matrix import Case, CaseCheck, FaultMatrix
+from specdebug.loops.fault_runs import Standing
 from specdebug.report.fault_matrix import LiveFaults, PlainFaults, faults_progress, left_text, render_fault_matrix
 
 

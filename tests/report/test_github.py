@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from specdebug.harness.compare import compare
+from specdebug.loops.compare import compare
 from specdebug.report.github import (
     Annotation,
     comparison_annotations,

@@ -6,14 +6,14 @@ import dataclasses
 import json
 
 from specdebug.errors import SpecDebugError
-from specdebug.harness.outcome import Outcome
-from specdebug.harness.replay import ArmResult, ArmRun, Replay
-from specdebug.harness.replays import Replays
-from specdebug.harness.scenario_model import Expectation
+from specdebug.loops.replay import ArmResult, ArmRun, Replay
+from specdebug.loops.replays import Replays
 from specdebug.report.document import replay_document, to_json
 from specdebug.report.replays import render_replays, replays_document, replays_line, replays_summary
-from tests.harness.fakes import text_of
+from specdebug.scenario.model import Expectation
+from specdebug.verdict.outcome import Outcome
 from tests.report.html.samples import SCENARIO
+from tests.run.fakes import text_of
 
 
 def replay(name: str, *verdicts: str, interrupted: bool = False) -> Replay:

@@ -11,17 +11,17 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from specdebug.harness.compare import compare
-from specdebug.harness.ledger import Ledger
-from specdebug.harness.outcome import Metrics, Outcome, RequestResult, Tie, Violation
-from specdebug.harness.replay import ArmResult, ArmRun, Replay
-from specdebug.harness.scenario_model import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.loops.compare import compare
+from specdebug.loops.replay import ArmResult, ArmRun, Replay
 from specdebug.report import progress as progress_module
 from specdebug.report.document import comparison_document, replay_document, to_json
 from specdebug.report.junit import junit_xml
 from specdebug.report.progress import LiveProgress, PlainProgress, progress_on, progress_text
 from specdebug.report.terminal import render_comparison, render_replay
-from tests.harness.fakes import text_of
+from specdebug.scenario.model import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.verdict.ledger import Ledger
+from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Tie, Violation
+from tests.run.fakes import text_of
 
 SCENARIO = Scenario(
     name="sample",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.harness.library import Library
 from specdebug.logs.scan import Scan, scan
+from specdebug.scenario.library import Library
 from specdebug.toggles import Toggle
 from specdebug.triage.candidates import Candidate, candidates, commands
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from specdebug.harness.library import Library
 from specdebug.logs.scan import scan
-from specdebug.targets.job import WorkerEnd
+from specdebug.scenario.library import Library
 from specdebug.triage.candidates import candidates
 from specdebug.triage.run import Tried, try_out
-from tests.harness.fakes import FakePool, good_run
+from specdebug.workers.job import WorkerEnd
+from tests.run.fakes import FakePool, good_run
 
 LOG = b"base: fail nan@draft_prefill.hidden_states, 1.0 s\n"
 

@@ -19,7 +19,7 @@ import pytest
 
 from specdebug.bisect import Bisector
 from specdebug.cli.main import run
-from specdebug.harness.library import Library
+from specdebug.scenario.library import Library
 from specdebug.trials.command import CommandSource
 from specdebug.trials.journal import Journal
 from specdebug.trials.ray_executor import ATTEMPTS, RayExecutorError, RaySource, import_ray

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from specdebug.bisect import Bisector
-from specdebug.harness.library import Library
-from specdebug.harness.outcome import Evidence, Metrics, Outcome, Violation, decide
+from specdebug.scenario.library import Library
 from specdebug.trials.journal import Journal
 from specdebug.trials.scenario import ScenarioSource, ScenarioTrialError, expected_signature, result_of
 from specdebug.trials.search import Search
 from specdebug.trials.trial import Trial
+from specdebug.verdict.outcome import Evidence, Metrics, Outcome, Violation, decide
 
 LIBRARY = Library()
 NAME = "flaky_page_table"

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from specdebug.harness.outcome import Outcome
-from specdebug.harness.steplog import Step
+from specdebug.loops.steplog import Step
 from specdebug.report.html.marks import marks
 from specdebug.report.html.series import Span, chunks, spans, spans_for
 from specdebug.report.html.svg import (
@@ -24,6 +23,7 @@ from specdebug.report.html.svg import (
     x_axis,
     y_axis,
 )
+from specdebug.verdict.outcome import Outcome
 
 TOP, BOTTOM, HEIGHT = 44, 224, 260
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from specdebug.faults.model import Injection
-from specdebug.harness.outcome import RequestResult, Tie, Violation
-from specdebug.harness.replay import ArmResult
-from specdebug.harness.steplog import Step
+from specdebug.loops.replay import ArmResult
+from specdebug.loops.steplog import Step
 from specdebug.report.explain import explain
 from specdebug.report.html.accept import accept_plot
 from specdebug.report.html.page import Chip
 from specdebug.report.html.series import Span, spans
 from specdebug.report.html.timeline import timeline_plot
 from specdebug.report.terminal import accept_text
+from specdebug.verdict.outcome import RequestResult, Tie, Violation
 
 MAX_ROWS = 500
 """Rows of a table; the JSON document has them all."""

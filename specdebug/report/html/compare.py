@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specdebug.harness.compare import Comparison, RequestDifference
-from specdebug.harness.outcome import Outcome
-from specdebug.harness.replay import Replay
-from specdebug.harness.steplog import Recording
+from specdebug.loops.compare import Comparison, RequestDifference
+from specdebug.loops.replay import Replay
+from specdebug.loops.steplog import Recording
 from specdebug.report.html.accept import accept_overlay
 from specdebug.report.html.arm import MAX_ROWS, arm_view, head_chip
 from specdebug.report.html.page import Chip, Head, render
 from specdebug.report.html.replay import scenario_facts
 from specdebug.report.terminal import COMPARED, comparison_line
+from specdebug.verdict.outcome import Outcome
 
 
 @dataclass(frozen=True)

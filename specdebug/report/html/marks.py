@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from specdebug.harness.outcome import Outcome
 from specdebug.report.html.svg import Scale, element, line, text
+from specdebug.verdict.outcome import Outcome
 
 MAX_MARKS = 12
 """Findings, and injections, that are marked; the tables have them all."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specdebug.harness.replay import Replay
-from specdebug.harness.steplog import Recording
+from specdebug.loops.replay import Replay
+from specdebug.loops.steplog import Recording
 from specdebug.report.html.arm import arm_view, head_chip
 from specdebug.report.html.page import Head, render
 from specdebug.report.terminal import closing_line

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from specdebug.harness.steplog import Step
+from specdebug.loops.steplog import Step
 
 MAX_SPANS = 400
 """Steps that a plot draws apart; more are drawn in runs of equal length."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from specdebug.harness.outcome import Outcome
-from specdebug.harness.steplog import Step
+from specdebug.loops.steplog import Step
 from specdebug.report.html.accept import hits, step_scale
 from specdebug.report.html.marks import marks
 from specdebug.report.html.series import Span, spans, spans_for
 from specdebug.report.html.svg import LEFT, Scale, drawing, element, join, polygon, rect, text, x_axis, y_axis
+from specdebug.verdict.outcome import Outcome
 
 KINDS = ("prefill", "decode", "idle")
 

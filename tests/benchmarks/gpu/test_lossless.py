@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.gpu import lossless
 from benchmarks.gpu.lossless import Ask, HuggingFace, Row, greedy_requests, judge
-from specdebug.harness.library import Library
+from specdebug.scenario.library import Library
 
 
 @pytest.fixture(scope="module")

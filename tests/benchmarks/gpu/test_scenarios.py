@@ -12,10 +12,10 @@ import pytest
 
 from benchmarks.gpu import scenarios
 from benchmarks.gpu.scenarios import arm_runs, differences, exit_code, table, without_device
-from specdebug.harness.library import Library
-from specdebug.harness.outcome import Outcome, RequestResult, Tie
-from specdebug.harness.replay import ArmResult, ArmRun
-from tests.harness.fakes import text_of
+from specdebug.loops.replay import ArmResult, ArmRun
+from specdebug.scenario.library import Library
+from specdebug.verdict.outcome import Outcome, RequestResult, Tie
+from tests.run.fakes import text_of
 
 NAMES = ("topk_page_table", "cache_hit")
 

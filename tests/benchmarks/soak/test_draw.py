@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from benchmarks.soak import draw
 from benchmarks.soak.tally import kinds_of
 from specdebug.engine.config import EngineConfig
-from specdebug.harness.scenario_model import Scenario
-from specdebug.harness.text import load_tokenizer
-from specdebug.harness.workload import expand
+from specdebug.scenario.model import Scenario
+from specdebug.scenario.text import load_tokenizer
+from specdebug.scenario.workload import expand
 
 
 @given(st.integers(0, 2**31), st.integers(0, 40), st.sampled_from([(1, 2), (5, 5, 7), ("a", "b", "c", "d")]), st.data())

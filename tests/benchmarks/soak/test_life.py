@@ -15,9 +15,9 @@ from specdebug.engine.memory.arena import GuardViolation
 from specdebug.faults.injector import Injector
 from specdebug.faults.model import Fault
 from specdebug.faults.view import EngineView
-from specdebug.harness.streams import stream
+from specdebug.scenario.random_streams import stream
 from specdebug.targets.embedded import build_engine, drop_models
-from tests.harness.fakes import ListSink
+from tests.run.fakes import ListSink
 
 SEED = 0
 

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.soak.memory import MAX_SLOPE_MB
 from benchmarks.soak.tally import MOST_KEPT, Tally, WorkerTally
-from specdebug.harness.scenario_model import Scenario
-from specdebug.targets.job import WorkerEnd
+from specdebug.scenario.model import Scenario
+from specdebug.workers.job import WorkerEnd
 from tests.benchmarks.soak.events import DONE, FLAT, LEAKING, begin, violation, workload
 
 LEFT = WorkerEnd("done", 0, 1.0, 400.0, "")

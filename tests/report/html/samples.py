@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.faults.model import Injection
-from specdebug.harness.compare import Comparison, compare
-from specdebug.harness.outcome import Metrics, Outcome, RequestResult, Tie, Violation
-from specdebug.harness.replay import ArmResult, ArmRun, Replay
-from specdebug.harness.scenario import load_scenario
-from specdebug.harness.scenario_model import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
-from specdebug.harness.steplog import Recording
+from specdebug.loops.compare import Comparison, compare
+from specdebug.loops.replay import ArmResult, ArmRun, Replay
+from specdebug.loops.steplog import Recording
+from specdebug.scenario.load import load_scenario
+from specdebug.scenario.model import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Tie, Violation
 
 EVIL = '</script><script>alert(1)</script><img src="http://evil.example/x.png"> "quoted" & <b>bold</b> \x00 \ud800'
 """What names and logs may hold, and a page must show rather than obey."""

@@ -7,13 +7,13 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from specdebug.harness.scenario_model import Expectation
-from specdebug.harness.steplog import Recording
+from specdebug.loops.steplog import Recording
 from specdebug.report.html.accept import MAX_LINES, MAX_POINTS, request_lines
 from specdebug.report.html.arm import head_chip, verdict_chip
 from specdebug.report.html.compare import compare_page
 from specdebug.report.html.page import Chip, Head, render
 from specdebug.report.html.replay import replay_page
+from specdebug.scenario.model import Expectation
 from tests.report.html.samples import (
     BAD,
     EVIL,
@@ -155,7 +155,7 @@ def test_a_comparison_with_hardly_any_steps(steps: dict[str, tuple[int, int]]) -
 
 
 def test_arms_that_agree() -> None:
-    from specdebug.harness.compare import compare
+    from specdebug.loops.compare import compare
 
     replay = replay_of(result("fixed", GOOD), result("reverted", GOOD))
     same = compare(("fixed", "reverted"), (GOOD, GOOD), str)

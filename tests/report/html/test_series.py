@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.harness.steplog import Step
+from specdebug.loops.steplog import Step
 from specdebug.report.html.series import chunks, spans
 from tests.report.html.samples import step
 

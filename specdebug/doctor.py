@@ -1,0 +1,105 @@
+"""What this machine and installation offer, examined from a worker so that nothing broken can hurt the
+caller."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from specdebug import __version__
+from specdebug.assets import NAMES, checkpoint_path
+from specdebug.errors import SpecDebugError
+from specdebug.scenario.library import Library
+from specdebug.workers.job import GPU_MEMORY_MB, Job
+from specdebug.workers.pool import WorkerPool, run_one
+from specdebug.workers.system import cpu_count
+
+
+def examine(pool: WorkerPool, library: Library) -> tuple[dict[str, Any], list[str]]:
+    """Facts by name, in the order to show them, and what is wrong, one line each."""
+    problems: list[str] = []
+    facts: dict[str, Any] = {
+        "specdebug": __version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "platform": platform.platform(),
+        "cores": cpu_count(),
+        "memory": _memory(),
+    }
+    facts |= _worker_facts(pool, problems)
+    facts["content folders"] = [str(path) for path in library.folders]
+    for kind, load in (
+        ("scenarios", library.scenarios),
+        ("toggles", library.all_toggles),
+        ("probe packs", library.all_packs),
+    ):
+        try:
+            facts[kind] = len(load())
+        except SpecDebugError as error:
+            problems.append(str(error))
+    for name in NAMES:
+        try:
+            facts[f"checkpoint {name}"] = str(checkpoint_path(name))
+        except SpecDebugError as error:
+            problems.append(str(error))
+    return facts, problems
+
+
+def _worker_facts(pool: WorkerPool, problems: list[str]) -> dict[str, Any]:
+    """What a worker says of torch and of GPUs."""
+    try:
+        job = Job("doctor", "specdebug.workers.inspect:describe", None, timeout_s=60, uses_gpu=True)
+        events, end = run_one(pool, job)
+    except SpecDebugError as error:
+        problems.append(str(error))
+        return {}
+    reports = {event["event"]: event for event in events}
+    if "machine" not in reports:
+        last = end.log.strip().splitlines()[-1:] or [f"exit status {end.status}"]
+        problems.append(f"a worker could not say what torch finds: {last[0]}")
+    return _gpu_facts(reports.get("packages", {}), reports.get("machine"))
+
+
+def _gpu_facts(packages: Mapping[str, Any], found: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The GPU stack, and what engines will use of it. That there is none is no problem: everything runs on the
+    CPU, and this is the one place that says so."""
+    facts: dict[str, Any] = {"worker memory limit": _limit_text()}
+    if found is not None:
+        built = f"built for CUDA {found['cuda']}" if found["cuda"] else "built without CUDA"
+        facts["torch"] = f"{found['torch']} ({built})"
+        gpus = [f"{gpu['name']} (sm {gpu['capability']}, {gpu['memory_mb']} MiB)" for gpu in found["gpus"]]
+        facts["GPUs"] = gpus or "none; everything runs on the CPU"
+    for name, label in _GPU_PACKAGES.items():
+        if name in packages:
+            facts[label] = packages[name] or "not installed"
+    if found is not None:
+        if found["gpus"] and packages.get("triton") is None:
+            facts["GPUs"] = f"{', '.join(facts['GPUs'])}, but without triton everything runs on the CPU"
+        for plan, executor in found["executors"].items():
+            facts[f"plan {plan}"] = executor
+    return facts
+
+
+_GPU_PACKAGES = {
+    "driver": "NVIDIA driver",
+    "nvcc": "nvcc",
+    "triton": "triton",
+    "flashinfer": "flashinfer",
+    "flash_attn": "flash-attn",
+}
+
+
+def _limit_text() -> str:
+    if not os.path.exists("/proc/self/statm"):
+        return "no /proc: not enforced"
+    return f"enforced; on a GPU {GPU_MEMORY_MB:.0f} MiB above the scenario's"
+
+
+def _memory() -> str:
+    try:
+        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return "unknown"
+    return f"{pages * size / 2**30:.1f} GiB"

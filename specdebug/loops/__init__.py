@@ -1,0 +1,1 @@
+"""Loops over runs: replay, compare, verify and the fault matrix."""

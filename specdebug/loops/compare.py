@@ -1,0 +1,130 @@
+"""Two arms side by side: what their metrics say, and request by request where they part.
+
+Two runs **agree** when their verdicts are equal and every request that both served came out with the same
+tokens. Accept lengths, cached tokens and speed are shown but are not differences: they are what arms are
+compared for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from specdebug.verdict.outcome import EXIT_CODES, Outcome, RequestResult, first_difference
+
+CONTEXT_TOKENS = 12
+"""Tokens of each side shown from the first difference on."""
+
+
+@dataclass(frozen=True)
+class RequestDifference:
+    """One request in both arms. ``position`` is the first output token that differs, None when none does."""
+
+    rid: str
+    left: RequestResult | None
+    right: RequestResult | None
+    position: int | None
+    left_text: str = ""
+    right_text: str = ""
+
+    @property
+    def same_output(self) -> bool:
+        return self.left is not None and self.right is not None and self.position is None
+
+    def to_dict(self) -> dict[str, Any]:
+        plain: dict[str, Any] = {"rid": self.rid, "same_output": self.same_output, "position": self.position}
+        sides = (("left", self.left, self.left_text), ("right", self.right, self.right_text))
+        for side, request, text in sides:
+            if request is None:
+                plain[side] = None
+                continue
+            plain[side] = {
+                "accept_mean": request.accept_mean,
+                "cold_accept_mean": request.cold_accept_mean,
+                "cached_tokens": request.cached_tokens,
+                "output_tokens": len(request.output_ids),
+                "finish_reason": request.finish_reason,
+                "text_at_difference": text,
+            }
+        return plain
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two outcomes of one scenario under two names."""
+
+    names: tuple[str, str]
+    outcomes: tuple[Outcome, Outcome]
+    requests: tuple[RequestDifference, ...]
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether this machine could not run one of them: then there is nothing to compare."""
+        return any(outcome.unavailable for outcome in self.outcomes)
+
+    @property
+    def agree(self) -> bool:
+        left, right = self.outcomes
+        same_verdict = left.verdict == right.verdict and not self.unavailable
+        return same_verdict and all(request.same_output for request in self.requests)
+
+    @property
+    def same_trace(self) -> bool:
+        """Whether the two took the very same steps."""
+        return self.outcomes[0].trace_hash == self.outcomes[1].trace_hash
+
+    @property
+    def exit_code(self) -> int:
+        """0 when they agree, 1 when they differ, 125 when one could not be run on this machine."""
+        if self.unavailable:
+            return EXIT_CODES["unknown"]
+        return 0 if self.agree else 1
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "arms": list(self.names),
+            "agree": self.agree,
+            "unavailable": self.unavailable,
+            "same_trace": self.same_trace,
+            "outcomes": [
+                {
+                    "verdict": outcome.verdict,
+                    "signature": outcome.signature,
+                    "detail": outcome.detail,
+                    "trace_hash": outcome.trace_hash,
+                    "metrics": asdict(outcome.metrics),
+                }
+                for outcome in self.outcomes
+            ],
+            "requests": [request.to_dict() for request in self.requests],
+        }
+
+
+def compare(
+    names: tuple[str, str],
+    outcomes: tuple[Outcome, Outcome],
+    decode: Callable[[Sequence[int]], str],
+) -> Comparison:
+    """Line the two up by request id, in the left one's order. ``decode`` turns token ids into text."""
+    left = {request.rid: request for request in outcomes[0].requests}
+    right = {request.rid: request for request in outcomes[1].requests}
+    rids = [*left, *(rid for rid in right if rid not in left)]
+    requests = tuple(_difference(rid, left.get(rid), right.get(rid), decode) for rid in rids)
+    return Comparison(names, outcomes, requests)
+
+
+def _difference(
+    rid: str,
+    left: RequestResult | None,
+    right: RequestResult | None,
+    decode: Callable[[Sequence[int]], str],
+) -> RequestDifference:
+    if left is None or right is None:
+        return RequestDifference(rid, left, right, None)
+    position = first_difference(left.output_ids, right.output_ids)
+    if position is None:
+        return RequestDifference(rid, left, right, None)
+    stop = position + CONTEXT_TOKENS
+    texts = [decode(request.output_ids[position:stop]) for request in (left, right)]
+    return RequestDifference(rid, left, right, position, texts[0], texts[1])

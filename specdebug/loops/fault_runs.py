@@ -1,0 +1,176 @@
+"""The runs that a detection matrix is made of: planned seed by seed, made in warm workers.
+
+All runs of a seed serve the same requests, and most of what they serve comes out as it should. So the workers of a seed
+are forked from a server that has worked out already what the reference says of the right text
+(``WarmPool.foresee``); an oracle still looks at every step of every run, and computes whatever went otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from specdebug.errors import CannotRunHere, SpecDebugError
+from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.minimal import minimal
+from specdebug.faults.model import FaultClass
+from specdebug.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun, cases
+from specdebug.loops.replay import ArmResult, ArmRun, Library
+from specdebug.loops.warm import WarmPool
+from specdebug.scenario.model import Arm, Scenario
+from specdebug.workers.pool import GPU_JOBS
+
+CLEAN = "clean"
+"""The arm without a fault."""
+CPU = "cpu"
+HANG_ELSEWHERE_S = 20.0
+"""Limit of a run that is to hang, away from the CPU: it also loads, and starts the device."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a matrix has come. ``problems``: what is wrong with the run that ended last."""
+
+    planned: int
+    made: int = 0
+    effective: int = 0
+    detected: int = 0
+    found_wrong: int = 0
+    problems: tuple[str, ...] = ()
+
+    def after(self, one: FaultMatrix) -> Standing:
+        """The same, one run later: ``one`` is the matrix of that run alone."""
+        return Standing(
+            self.planned,
+            self.made + 1,
+            self.effective + one.effective,
+            self.detected + one.detected,
+            self.found_wrong + len(one.problems),
+            one.problems,
+        )
+
+
+class Watcher(Protocol):
+    """Is told how a matrix comes along."""
+
+    def moved(self, standing: Standing) -> None:
+        """At the beginning, and whenever a run has ended."""
+
+
+def verify(
+    kinds: Sequence[FaultClass],
+    seeds: int,
+    jobs: int,
+    library: Library,
+    watcher: Watcher | None = None,
+    device: str = CPU,
+) -> FaultMatrix:
+    """Run the matrix. After a Ctrl-C, or when no worker can be started any more, it is made of the runs that had ended.
+
+    Raises ContentError when the shipped content is malformed. That this machine lacks what the first run needs, such as
+    the device, is the matrix's trouble.
+    """
+    rows = cases(kinds, captured=device != CPU)
+    left_out = tuple(kind.name for kind in kinds if not any(row.kind is kind for row in rows))
+    if device != CPU:
+        jobs = jobs or GPU_JOBS
+    runs = plan(rows, seeds, library, device)
+    named = {row.name: row for row in rows}
+    results: dict[str, list[FaultRun]] = {name: [] for name in (CLEAN, *named)}
+    standing = Standing(len(runs))
+    interrupted, trouble = False, None
+    try:
+        with WarmPool(matrix_scenario(rows, device), [CLEAN], jobs=jobs) as pool:
+            if watcher is not None:
+                watcher.moved(standing)
+            for result in _finished(pool, runs):
+                if result.outcome.unavailable and not standing.made:
+                    raise CannotRunHere(result.outcome.detail)
+                run = _kept(result)
+                results[result.run.arm].append(run)
+                standing = standing.after(_alone(named.get(result.run.arm), run))
+                if watcher is not None:
+                    watcher.moved(standing)
+    except KeyboardInterrupt:
+        interrupted = True
+    except SpecDebugError as error:
+        trouble = error
+    ordered = {name: tuple(sorted(ended, key=lambda run: run.seed)) for name, ended in results.items()}
+    checks = tuple(CaseCheck(row, ordered[row.name]) for row in rows)
+    missing = len(runs) - sum(map(len, ordered.values()))
+    return FaultMatrix(checks, ordered[CLEAN], missing, interrupted, trouble, left_out)
+
+
+def plan(rows: Sequence[Case], seeds: int, library: Library, device: str = CPU) -> list[ArmRun]:
+    """The runs of the matrix, seed by seed: a clean one, and each class under each seed.
+
+    Sites of a class that has a row for each share its seeds; with fewer seeds than sites, some share a seed.
+    """
+    scenario = matrix_scenario(rows, device)
+    packs = library.packs(scenario.probes)
+    planned = {CLEAN: _of_arm(scenario, None), **{row.name: _of_arm(scenario, row) for row in rows}}
+    return [
+        ArmRun(key=f"{name}/{seed}", scenario=planned[name], arm=name, seed=seed, packs=packs)
+        for seed in range(seeds)
+        for name in (CLEAN, *(row.name for row in rows if _due(row, seed, seeds)))
+    ]
+
+
+def matrix_scenario(rows: Sequence[Case], device: str = CPU) -> Scenario:
+    """One scenario with every row's minimal one as an arm, so that they share their workers' models."""
+    arms = {CLEAN: Arm(CLEAN)}
+    for row in rows:
+        own, fault = minimal(row.kind, row.site)
+        arms[row.name] = Arm(row.name, engine=own["engine"], faults=(fault,))
+    base = Scenario.from_dict({**minimal(CLASSES["nan_logits"])[0], "name": "fault-matrix"})
+    return dataclasses.replace(base, arms=arms, expect={}, overrides={"device": device})
+
+
+def _due(row: Case, seed: int, seeds: int) -> bool:
+    if row.site is None:
+        return True
+    sites = row.kind.sites
+    turns = min(len(sites), seeds)
+    return seed % turns == sites.index(row.site) % turns
+
+
+def _of_arm(scenario: Scenario, row: Case | None) -> Scenario:
+    """The matrix's scenario with one arm, and with the workload and the limits of that."""
+    name = CLEAN if row is None else row.name
+    alone = dataclasses.replace(scenario, arms={name: scenario.arms[name]})
+    if row is None:
+        return alone
+    own = Scenario.from_dict(minimal(row.kind, row.site)[0])
+    limits = own.limits
+    if scenario.overrides["device"] != CPU:
+        limits = dataclasses.replace(limits, timeout_s=max(limits.timeout_s, HANG_ELSEWHERE_S))
+    return dataclasses.replace(alone, workload=own.workload, limits=limits)
+
+
+def _finished(pool: WarmPool, runs: Sequence[ArmRun]) -> Iterator[ArmResult]:
+    """Results as they come; as many under way as the pool has room for."""
+    waiting = list(reversed(runs))
+    under_way = 0
+    seed: int | None = None
+    while waiting or under_way:
+        while waiting and under_way < pool.capacity:
+            run = waiting.pop()
+            if run.seed != seed:  # the clean one: it comes first
+                pool.foresee(run)
+                seed = run.seed
+            pool.start(run)
+            under_way += 1
+        yield pool.wait()
+        under_way -= 1
+
+
+def _kept(result: ArmResult) -> FaultRun:
+    """What the matrix is made of, without what a run served and said: there are thousands of them."""
+    outcome = dataclasses.replace(result.outcome, requests=(), log_tail="", stack={})
+    return FaultRun(result.run.seed, outcome)
+
+
+def _alone(row: Case | None, run: FaultRun) -> FaultMatrix:
+    return FaultMatrix((), (run,)) if row is None else FaultMatrix((CaseCheck(row, (run,)),), ())

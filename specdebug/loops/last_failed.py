@@ -1,0 +1,82 @@
+"""Arms that did not do what they should when they last ran, kept from one replay to the next.
+
+One small JSON file in a folder of the working directory: scenario files by their full path, each with its arms. An arm
+leaves it by doing what it should; what does not run stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specdebug.files import read_file
+from specdebug.loops.replay import ArmResult, ArmRun
+
+NAME = "last-failed.json"
+_MAX_BYTES = 16 << 20
+
+
+@dataclass
+class LastFailed:
+    """The record of a working directory. ``arms``: by scenario file, those that failed, in the order they did."""
+
+    path: Path
+    arms: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> LastFailed:
+        """What the folder holds; a record that is missing or that nobody can read is empty."""
+        path = folder / NAME
+        try:
+            found = json.loads(read_file(path, _MAX_BYTES))
+        except (OSError, ValueError, RecursionError):
+            found = None
+        return cls(path, _well_formed(found))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Scenario files that are still there, of which an arm failed."""
+        return tuple(file for file in self.arms if os.path.isfile(file))
+
+    def has(self, run: ArmRun) -> bool:
+        """Whether this arm is recorded."""
+        return run.arm in self.arms.get(_file_of(run), ())
+
+    def update(self, results: Iterable[ArmResult], make_folder: Callable[[], object]) -> None:
+        """Take over what has run, and write that down if it changes anything.
+
+        ``make_folder`` is called before a first failure is written. A folder that cannot be written costs the record
+        and nothing else.
+        """
+        before = json.dumps(self.arms)
+        for result in results:
+            file, arm = _file_of(result.run), result.run.arm
+            others = [name for name in self.arms.pop(file, []) if name != arm]
+            if left := others if as_it_should(result) else [*others, arm]:
+                self.arms[file] = left
+        if json.dumps(self.arms) != before:
+            with contextlib.suppress(OSError):
+                make_folder()
+                beside = self.path.with_suffix(f".{os.getpid()}")
+                beside.write_text(json.dumps(self.arms, indent=1), encoding="utf-8")
+                beside.replace(self.path)
+
+
+def as_it_should(result: ArmResult) -> bool:
+    """Whether an arm met its expectation, or passed where there was none."""
+    return result.outcome.verdict == "pass" if result.met is None else result.met
+
+
+def _file_of(run: ArmRun) -> str:
+    return os.path.realpath(run.scenario.path)
+
+
+def _well_formed(found: Any) -> dict[str, list[str]]:
+    if not isinstance(found, dict):
+        return {}
+    return {file: [*map(str, arms)] for file, arms in found.items() if isinstance(arms, list)}

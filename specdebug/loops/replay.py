@@ -1,0 +1,349 @@
+"""Run arms of a scenario, each in its own worker, and say whether what happened is what should have.
+
+Pure coordination: this side never imports torch, so nothing a worker does can hurt it. ``plan`` turns a
+scenario and the command line's choices into arm runs, ``run_arms`` runs any list of those (of one scenario
+or of many), and ``Replay`` is the answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from specdebug import interrupts
+from specdebug.errors import SpecDebugError, did_you_mean
+from specdebug.faults.model import Fault
+from specdebug.loops.device_watch import DeviceWatch
+from specdebug.loops.steplog import Recording
+from specdebug.scenario.checks import check_faults, engine_config, option_error
+from specdebug.scenario.model import Arm, Expectation, ProbeMode, Scenario
+from specdebug.verdict.ledger import Ledger
+from specdebug.verdict.outcome import EXIT_CODES, Outcome, not_run
+from specdebug.workers.job import Job, WorkerEnd
+from specdebug.workers.machine_failure import MachineFailed, MachineFailure
+from specdebug.workers.pool import WorkerPool
+
+if TYPE_CHECKING:
+    from specdebug.engine.config import EngineConfig
+    from specdebug.scenario.packs import ProbePack
+    from specdebug.scenario.workload import Workload
+    from specdebug.toggles import Toggle
+
+TARGET = "specdebug.run.arm:run_arm"
+
+_NEVER_BEGUN = WorkerEnd("interrupted", 0, 0.0, 0.0, "")
+
+
+class ReplayError(SpecDebugError):
+    """A replay was asked for something the scenario does not have."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the command line may say beside the file. ``engine``: options over those of every arm. ``faults``: injected
+    beside those of the arm that is run."""
+
+    arms: tuple[str, ...] = ()
+    reverts: tuple[int, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    seed: int | None = None
+    mode: ProbeMode | None = None
+    probes: tuple[str, ...] | None = None
+    timeout_s: float | None = None
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the answer is the arms' plain verdict rather than whether they met their expectations."""
+        return bool(self.arms or self.reverts or self.faults)
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """One arm to run. ``key`` names it among the runs it is run with.
+
+    ``toggles`` are the fixes to revert: the arm's own and any that were asked for.
+    """
+
+    key: str
+    scenario: Scenario
+    arm: str
+    seed: int
+    packs: tuple[ProbePack, ...] = ()
+    toggles: tuple[Toggle, ...] = ()
+    expectation: Expectation | None = None
+
+    @property
+    def reverts(self) -> tuple[int, ...]:
+        """Numbers of the fixes reverted."""
+        return tuple(toggle.pr for toggle in self.toggles)
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine that is asked for. Raises ContentError."""
+        return engine_config(self.scenario, self.arm)
+
+    def job(self, library: Library) -> Job:
+        """The worker's job. Its parts are pickled apart: unpickling one may import what a revert changes.
+
+        Raises ContentError when the workload cannot be planned or the engine cannot be.
+        """
+        limits = self.scenario.limits
+        payload = {
+            "arm": self.arm,
+            "seed": self.seed,
+            "toggles": pickle.dumps(self.toggles),
+            "packs": pickle.dumps(self.packs),
+            "scenario": pickle.dumps(self.scenario),
+            "workload": pickle.dumps(library.workload(self.scenario, self.arm, self.seed)),
+        }
+        uses_gpu = self.config.device != "cpu"
+        return Job(self.key, TARGET, payload, limits.timeout_s, float(limits.memory_mb), uses_gpu)
+
+    def at_fault(self, message: str, option: tuple[str, ...]) -> SpecDebugError:
+        """What a worker found wrong with the scenario, with the place of the engine option it is about, if any."""
+        if option:
+            return option_error(self.scenario, self.arm, option, message)
+        path = str(self.scenario.path)
+        return ReplayError(message if message.startswith(path) else f"{path}: arm '{self.arm}': {message}")
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """What became of an arm run; ``met`` is None where nothing was expected, and False where it was cut short or the
+    machine failed it."""
+
+    run: ArmRun
+    outcome: Outcome
+
+    @property
+    def met(self) -> bool | None:
+        if self.run.expectation is None:
+            return None
+        if self.outcome.interrupted:
+            return False
+        if self.outcome.machine is not None and self.outcome.verdict == "unknown":
+            return False  # even if that was expected: it was expected of the code
+        return self.run.expectation.met_by(self.outcome.verdict, self.outcome.signature)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """All results of one replay; of those known when it was ``interrupted``."""
+
+    scenario: Scenario
+    results: tuple[ArmResult, ...]
+    wall_s: float
+    interrupted: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing was expected, so that the answer is the plain verdict."""
+        return all(result.run.expectation is None for result in self.results)
+
+    @property
+    def exit_code(self) -> int:
+        """Plain: the worst verdict's code, fail before unknown before pass. Else 0 when every arm met its
+        expectation, 1 when one was contradicted, 125 when those that did not only came to no verdict. 128 + N
+        after signal N."""
+        if self.interrupted:
+            return interrupts.exit_code()
+        verdicts = [r.outcome.verdict for r in self.results if self.plain or not r.met]
+        if "fail" in verdicts or (not self.plain and "pass" in verdicts):
+            return EXIT_CODES["fail"]
+        return EXIT_CODES["unknown"] if "unknown" in verdicts else EXIT_CODES["pass"]
+
+
+class Library(Protocol):
+    """Where packs, toggles and planned requests come from."""
+
+    def workload(self, scenario: Scenario, arm: str, seed: int) -> Workload: ...
+
+    def packs(self, names: Sequence[str]) -> tuple[ProbePack, ...]: ...
+
+    def toggles(self, numbers: Sequence[int]) -> tuple[Toggle, ...]: ...
+
+
+def plan(scenario: Scenario, choices: Choices, library: Library) -> list[ArmRun]:
+    """The arm runs that the choices ask for.
+
+    Raises ReplayError for an arm the scenario does not have, ContentError for a pack or fix that is not there,
+    BadFault or ContentError for a fault that cannot act in its arm.
+    """
+    for name in choices.arms:
+        if name not in scenario.arms:
+            raise ReplayError(f"{scenario.path}: no arm '{name}'{did_you_mean(name, scenario.arms)}")
+    names = list(dict.fromkeys(choices.arms)) or list(scenario.arms)
+    if (choices.reverts or choices.faults) and not choices.arms:
+        names = names[:1]
+    changed = _with_choices(scenario, choices)
+    for name in names:
+        check_faults(changed, name, engine_config(changed, name))
+    return [
+        ArmRun(
+            key=name,
+            scenario=changed,
+            arm=name,
+            seed=scenario.seed if choices.seed is None else choices.seed,
+            packs=library.packs(changed.probes_of(name)),
+            toggles=library.toggles((*scenario.arms[name].revert, *choices.reverts)),
+            expectation=None if choices.plain else scenario.expect.get(name),
+        )
+        for name in names
+    ]
+
+
+def _with_choices(scenario: Scenario, choices: Choices) -> Scenario:
+    """The scenario as the choices change it: they go over what the file and its arms say."""
+
+    def changed(arm: Arm) -> Arm:
+        return dataclasses.replace(
+            arm,
+            mode=choices.mode or arm.mode,
+            probes=choices.probes or arm.probes,
+            faults=(*scenario.faults_of(arm.name), *choices.faults) if choices.faults else arm.faults,
+        )
+
+    limits = scenario.limits
+    if choices.timeout_s is not None:
+        limits = dataclasses.replace(limits, timeout_s=choices.timeout_s)
+    arms = {name: changed(arm) for name, arm in scenario.arms.items()}
+    return dataclasses.replace(scenario, arms=arms, limits=limits, overrides=dict(choices.engine))
+
+
+class Progress(Protocol):
+    """Who watches runs while they run."""
+
+    def arm_started(self, run: ArmRun) -> None: ...
+
+    def arm_moved(self, run: ArmRun, ledger: Ledger) -> None: ...
+
+    def arm_ended(self, result: ArmResult) -> None: ...
+
+    def waiting(self) -> None: ...
+
+    def notice(self, text: str) -> None: ...
+
+
+class _Running:
+    """Runs arms in a pool and collects what their workers report, by job name."""
+
+    def __init__(
+        self, pool: WorkerPool, runs: Sequence[ArmRun], progress: Progress | None, recording: Recording | None
+    ) -> None:
+        self.runs = {run.key: run for run in runs}
+        self.progress = progress
+        self.recording = recording
+        self.ledgers: dict[str, Ledger] = {}
+        self.results: dict[str, ArmResult] = {}
+        self._pool = pool
+        self._watch = DeviceWatch(pool, self)
+        self._used: set[str] = set()
+        self._told: set[str] = set()
+
+    def run(self, library: Library) -> None:
+        """Run them all, but for those that the machine cannot run any more: they come to no verdict."""
+        try:
+            self._pool.run((self._job(run, library) for run in self.runs.values()), self._watch)
+        except MachineFailed as error:
+            for run in self.runs.values():
+                self._leave_out(run, error.failure)
+
+    def _job(self, run: ArmRun, library: Library) -> Job:
+        def may_start() -> bool:
+            failure = self._watch.gone(run.config.device)
+            if failure is not None:
+                self._leave_out(run, failure)
+            return failure is None
+
+        return dataclasses.replace(run.job(library), may_start=may_start)
+
+    def _leave_out(self, run: ArmRun, failure: MachineFailure) -> None:
+        if run.key in self.results:
+            return
+        if self.progress is not None and failure.reason not in self._told:
+            self.progress.notice(f"{failure.reason}; arms that need it are not run")
+        self._told.add(failure.reason)
+        self.results[run.key] = ArmResult(run, not_run(failure))
+
+    def started(self, job: Job) -> None:
+        self.ledgers[job.name] = Ledger()
+        if self.progress is not None:
+            self.progress.arm_started(self.runs[job.name])
+
+    def event(self, job: Job, event: dict[str, Any]) -> None:
+        ledger = self.ledgers[job.name]
+        ledger.fold(event)
+        if self.recording is not None:
+            self.recording.take(job.name, event)
+        if event.get("event") == "stack":
+            self._used.add(event["device"])
+        if ledger.usage_error is not None and not ledger.unavailable:
+            raise self.runs[job.name].at_fault(ledger.usage_error, ledger.usage_option)
+        if self.progress is not None:
+            self.progress.arm_moved(self.runs[job.name], ledger)
+
+    def in_order(self, interrupted: bool) -> list[ArmResult]:
+        """Results in the order of the runs; what was ``interrupted`` before it began is one, too."""
+        if interrupted:
+            for key in self.runs.keys() - self.results.keys():
+                self.results[key] = ArmResult(self.runs[key], Ledger().outcome(_NEVER_BEGUN))
+        return [self.results[key] for key in self.runs if key in self.results]
+
+    def ended(self, job: Job, end: WorkerEnd) -> None:
+        ledger = self.ledgers[job.name]
+        outcome = ledger.outcome(end)
+        failure = outcome.machine or ledger.lost(self._device_of(job), self._used)
+        result = ArmResult(self.runs[job.name], dataclasses.replace(outcome, machine=failure))
+        self.results[job.name] = result
+        if failure is not None and failure.cause == "device":
+            self._watch.doubt(self._device_of(job), failure)
+        if self.progress is not None:
+            self.progress.arm_ended(result)
+
+    def _device_of(self, job: Job) -> str:
+        return self.runs[job.name].config.device
+
+    def waiting(self) -> None:
+        if self.progress is not None:
+            self.progress.waiting()
+
+
+def run_arms(
+    pool: WorkerPool,
+    library: Library,
+    runs: Sequence[ArmRun],
+    progress: Progress | None = None,
+    recording: Recording | None = None,
+) -> tuple[list[ArmResult], bool]:
+    """Run them all; results come in the order of ``runs``, whose keys must differ. ``recording`` keeps their steps.
+
+    Returns the results and whether a signal cut them short (then unfinished runs are ``unknown``, and so are those
+    not begun). Those that the machine cannot run, or cannot any more, are ``unknown`` and say so. Raises ReplayError or
+    ContentError when a worker finds the scenario itself at fault.
+    """
+    running = _Running(pool, runs, progress, recording)
+    interrupted = False
+    try:
+        running.run(library)
+    except KeyboardInterrupt:
+        interrupted = True
+    return running.in_order(interrupted), interrupted
+
+
+def replay(
+    pool: WorkerPool,
+    library: Library,
+    scenario: Scenario,
+    choices: Choices,
+    progress: Progress | None = None,
+    recording: Recording | None = None,
+) -> Replay:
+    """Run what the choices ask of a scenario. Raises as :func:`plan` and :func:`run_arms`."""
+    began = time.monotonic()
+    results, interrupted = run_arms(pool, library, plan(scenario, choices, library), progress, recording)
+    return Replay(scenario, tuple(results), time.monotonic() - began, interrupted)

@@ -1,0 +1,66 @@
+"""An exception out of the engine, as a violation: what kind of failure it is and where it came from.
+
+A signature must not change with a line number, so the place is the innermost engine function on the stack,
+named as ``module.qualname`` below ``specdebug.engine``.
+"""
+
+from __future__ import annotations
+
+import re
+from types import TracebackType
+
+from specdebug.verdict.device_errors import ENGINE, device_failure, noticed_in, out_of_memory
+from specdebug.verdict.outcome import Violation
+
+_OUT_OF_RANGE = re.compile(r"out of (bounds|range)|illegal memory access", re.IGNORECASE)
+_NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
+
+
+def violation_of(error: BaseException, step: int) -> Violation:
+    """Classify ``error``, raised during ``step``.
+
+    In this order: an asserting probe (its message names kind and site), the engine's own errors that carry a
+    site, a failure of the device (see ``device_errors.py``; ``data`` says whether the device is lost), memory
+    exhausted, an index outside its tensor (on a GPU an illegal address), a failed ``assert``, anything else.
+    """
+    from specdebug.async_probe import parse_message
+    from specdebug.engine.errors import IllegalAddress, PlanAssertion
+
+    text = " ".join(str(error).split())
+    detail = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    probe = parse_message(str(error))
+    if probe is not None:
+        return Violation(probe.kind, probe.site, step, probe.message(), count=probe.count or 1)
+    if isinstance(error, IllegalAddress):
+        return Violation("illegal-address", error.site, step, text)
+    if isinstance(error, PlanAssertion):
+        return Violation("assert", error.site, step, text)
+    device = device_failure(error)
+    if device is not None:
+        memory = out_of_memory(error)
+        where, told = ("cuda", memory) if memory else (noticed_in(error.__traceback__), device.line)
+        return Violation(device.kind, where, step, told, data={"device": "cuda", "lost": device.lost})
+    if out_of_host_memory(error):
+        return Violation("oom", "", step, detail)
+    where = engine_site(error.__traceback__)
+    if isinstance(error, IndexError | RuntimeError) and _OUT_OF_RANGE.search(text):
+        return Violation("illegal-address", where, step, detail)
+    if isinstance(error, AssertionError):
+        return Violation("assert", where, step, detail)
+    return Violation("error", where, step, detail)
+
+
+def out_of_host_memory(error: BaseException) -> bool:
+    """Whether ``error``, which is not about a device, says that an allocation failed."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error))))
+
+
+def engine_site(trace: TracebackType | None) -> str:
+    """``module.qualname`` of the innermost engine frame, ``engine`` when there is none."""
+    site = "engine"
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if module.startswith(ENGINE):
+            site = f"{module.removeprefix(ENGINE)}.{trace.tb_frame.f_code.co_qualname}"
+        trace = trace.tb_next
+    return site

@@ -1,0 +1,24 @@
+"""What the fork server loads besides torch: the harness side of a worker, which no revert touches.
+
+Never anything of ``specdebug.engine``: a revert must find it not yet imported.
+"""
+
+from __future__ import annotations
+
+from specdebug.workers.pool import PRELOAD as LIBRARIES
+
+PRELOAD = (
+    *LIBRARIES,
+    "numpy.ma",  # numpy's own set operations import it when they are first used
+    "specdebug.faults.injector",
+    "specdebug.run.arm",
+    "specdebug.run.dense",
+    "specdebug.run.loop",
+    "specdebug.run.oracle",
+    "specdebug.scenario.packs",
+    "specdebug.scenario.model",
+    "specdebug.patching",
+    "specdebug.workers.compiling",
+    "specdebug.workers.device",
+    "specdebug.toggles",
+)

@@ -1,0 +1,189 @@
+"""Warm arms, inside their workers: forks of a process that has the engine and its checkpoints already.
+
+A fresh arm spends most of a second on imports and checkpoints that are the same every time. Here the fork server
+itself imports the engine, as it is, and loads what depends on no seed (:func:`prepare`); a worker patches the functions
+it inherited, builds an engine of its own around the models it inherited, and runs (:func:`run_warm`). What it does from
+there on is an ordinary arm: same events, same trace.
+
+An edit that cannot be made in process (it touches what ran when its module was imported) makes that worker start over
+with nothing imported.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdebug.errors import SpecDebugError
+from specdebug.workers.wire import PipeSink, Sink
+
+if TYPE_CHECKING:
+    from specdebug.patching import Applied
+    from specdebug.scenario.model import Scenario
+    from specdebug.toggles import Toggle
+
+MODEL_CODE = "specdebug.engine.model"
+"""Code that has run by the time a worker patches: models made with it are not used once it is patched."""
+
+
+@dataclass(frozen=True)
+class Common:
+    """What all the arms to come share. ``toggles``: the fixes that any of them may revert."""
+
+    scenario: Scenario
+    arms: tuple[str, ...]
+    toggles: tuple[Toggle, ...]
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """A run that many to come are like: the same requests, served with little difference."""
+
+    scenario: Scenario
+    arm: str
+    seed: int
+
+
+def prepare(common: Common) -> None:
+    """Called once, in the fork server. Whatever is wrong here is wrong in every worker, which will then say so."""
+    import specdebug.engine.engine
+    from specdebug.patching.live import take_census
+    from specdebug.workers.stack import versions
+
+    versions()  # reads packages' metadata, which is then known
+    for arm in common.arms:
+        try:
+            _keep(common.scenario, arm)
+        except SpecDebugError:
+            continue
+    take_census(str(Path(specdebug.engine.__file__).parent))
+    _rehearse(common.toggles)
+
+
+def _keep(scenario: Scenario, arm: str) -> None:
+    from specdebug.engine.config import EngineConfig
+    from specdebug.run.dense import keep_weights
+    from specdebug.scenario.text import keep_tokenizer
+    from specdebug.scenario.workload import expand
+    from specdebug.targets.embedded import keep_models
+
+    options = scenario.engine_of(arm)
+    tokenizer = keep_tokenizer(EngineConfig.from_dict(options).model)
+    keep_models(options)
+    reference = _reference_of(scenario, arm)
+    if reference is not None:
+        keep_weights(*reference)
+    expand(scenario, tokenizer)  # reads the corpus
+
+
+def _reference_of(scenario: Scenario, arm: str) -> tuple[str, str | None] | None:
+    """Target and draft of the reference that judges an arm; None where nothing is compared with one."""
+    from specdebug.engine.config import EngineConfig
+
+    config = EngineConfig.from_dict(scenario.engine_of(arm))
+    oracles, spec = scenario.oracles_of(arm), config.speculative
+    draft = None
+    if oracles.draft_kv and spec is not None:
+        draft = spec.draft_model or f"{config.model}-{spec.algorithm.lower()}"
+    return (config.model, draft) if oracles.lossless or draft is not None else None
+
+
+def foresee(asked: Foreseen) -> None:
+    """Called in the fork server, between jobs. What is wrong here is wrong in every worker, which will then say so."""
+    from specdebug.run import dense
+    from specdebug.scenario.text import load_tokenizer
+    from specdebug.scenario.workload import expand
+
+    try:
+        reference = _reference_of(asked.scenario, asked.arm)
+        if reference is None:
+            return
+        planned = expand(asked.scenario, load_tokenizer(reference[0]), asked.seed).requests
+        # A request that continues another has a prompt that is not known yet.
+        greedy = [one for one in planned if one.sampling.temperature == 0 and one.continues is None]
+        dense.foresee(*reference, [(one.new_ids, one.sampling.max_new_tokens) for one in greedy])
+    except SpecDebugError:
+        return
+
+
+def _rehearse(toggles: Sequence[Toggle]) -> None:
+    """Patch and restore each: the texts and trees of its modules are then known."""
+    from specdebug.patching import PatchError, apply
+
+    for toggle in toggles:
+        try:
+            apply(toggle.patches, "inprocess").restore()
+        except PatchError:
+            continue
+
+
+def run_warm(payload: Mapping[str, Any], sink: PipeSink) -> None:
+    """Run one arm. ``payload`` is what ``warm.job`` packs."""
+    from specdebug.patching import PatchError, apply
+    from specdebug.patching.live import end_census
+    from specdebug.run.arm import run_arm
+    from specdebug.targets.embedded import drop_models
+    from specdebug.workers.forkserver import start_over
+
+    toggles: tuple[Toggle, ...] = pickle.loads(payload["toggles"])
+    patches = [patch for toggle in toggles for patch in toggle.patches]
+    try:
+        applied = apply(patches, "inprocess")
+    except PatchError:
+        start_over(f"{__name__}:run_cold", payload, sink)
+    end_census()
+    if any(patch.module.startswith(MODEL_CODE) for patch in patches):
+        drop_models()
+    arm = _with_workload(payload, sink)
+    if arm is not None:
+        run_arm({**arm, "toggles": pickle.dumps(())}, _Reverted(sink, toggles, applied))
+
+
+def run_cold(payload: Mapping[str, Any], sink: PipeSink) -> None:
+    """The same arm in a process that has not imported the engine."""
+    from specdebug.run.arm import run_arm
+
+    arm = _with_workload(payload, sink)
+    if arm is not None:
+        run_arm(arm, sink)
+
+
+def _with_workload(payload: Mapping[str, Any], sink: Sink) -> dict[str, Any] | None:
+    """The payload of an ordinary arm, its requests planned; None, and a usage event, when they cannot be.
+
+    Imports nothing of the engine: a worker that has started over must find it not yet imported.
+    """
+    from specdebug.scenario.text import load_tokenizer
+    from specdebug.scenario.workload import expand
+
+    scenario: Scenario = pickle.loads(payload["scenario"])
+    try:
+        workload = expand(scenario, load_tokenizer(payload["model"]), payload["seed"])
+    except SpecDebugError as error:
+        sink.emit("usage", message=str(error))
+        return None
+    return {**payload, "workload": pickle.dumps(workload)}
+
+
+class _Reverted:
+    """Adds to an arm's events how often the edits ran that were made before it."""
+
+    def __init__(self, sink: Sink, toggles: Sequence[Toggle], applied: Applied) -> None:
+        self._sink = sink
+        self._toggles = toggles
+        self._applied = applied
+
+    def emit(self, event: str, **fields: Any) -> None:
+        if event in ("reverts", "coverage"):
+            fields["hits"] = self._hits()
+        self._sink.emit(event, **fields)
+
+    def _hits(self) -> dict[str, dict[str, int]]:
+        counts = self._applied.hits()
+        return {
+            str(toggle.pr): {edit.id: counts[edit.id] for patch in toggle.patches for edit in patch.edits}
+            for toggle in self._toggles
+        }

@@ -1,0 +1,376 @@
+"""What a scenario must satisfy as a whole: names that refer to something, options that go together.
+
+``scenario_reader.py`` has already checked each value for itself. Every complaint is a ContentError at the key
+it is about, so a scenario that passes here fails later only for reasons that depend on the machine or the
+checkpoint. All that is wrong is found at once, except where one thing is wrong only because of another: what could
+not be read (``broken``) is not held against what refers to it.
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specdebug.assets import checkpoint_path
+from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.errors import CheckpointError, ContentError, SpecDebugError, did_you_mean, raise_all
+from specdebug.faults.fit import check_fit
+from specdebug.scenario.model import (
+    CorpusPrompt,
+    Prompt,
+    Scenario,
+    SharedPrefixPrompt,
+    SimplePrompt,
+    TokenPrompt,
+    WorkloadGroup,
+)
+from specdebug.yamlio import KeyPath, one_line
+
+MAX_REQUESTS = 10_000
+"""Of all groups together; a mistyped number should not fill the memory."""
+MAX_NAMED = 64
+"""Requests among which the nearest name is looked for."""
+
+
+@dataclass(frozen=True)
+class KnownNames:
+    """What a scenario can refer to outside its own file. ``elsewhere``: fixes that only other engines have.
+    ``checkpoints``: whether the checkpoints it names must be here."""
+
+    toggles: Collection[int]
+    packs: Collection[str]
+    elsewhere: Collection[int] = ()
+    checkpoints: bool = False
+
+
+def check_scenario(scenario: Scenario, known: KnownNames | None) -> None:
+    """Raises ContentErrors with all that is wrong. Without ``known`` outside names are trusted."""
+    raise_all(problems_of(scenario, known))
+
+
+def problems_of(scenario: Scenario, known: KnownNames | None, broken: Collection[KeyPath] = ()) -> list[ContentError]:
+    """All that is wrong with a scenario as a whole, each thing once.
+
+    ``broken``: paths of what could not be read, in the place of which the scenario has defaults.
+    """
+    found = list(_problems(scenario, known, _Broken(frozenset(broken))))
+    return list({str(problem): problem for problem in found}.values())
+
+
+@dataclass(frozen=True)
+class _Broken:
+    """Paths of what could not be read."""
+
+    paths: frozenset[KeyPath]
+
+    def within(self, *path: str | int) -> bool:
+        """Whether it is the value at ``path``, one of those around it, or part of it."""
+        return any(each[: len(path)] == path[: len(each)] for each in self.paths)
+
+    @property
+    def ids(self) -> bool:
+        """Whether a group's id may be another than it seems."""
+        groups = [path for path in self.paths if path[:1] == ("workload",)]
+        return any(len(path) < 3 or path[2] == "id" for path in groups)
+
+
+def _problems(scenario: Scenario, known: KnownNames | None, broken: _Broken) -> Iterator[ContentError]:
+    if not broken.ids:
+        yield from _wrong_groups(scenario)
+    yield from _wrong_shared_prefixes(scenario, broken)
+    if known is not None:
+        yield from _wrong_probes(scenario, known.packs)
+        yield from _wrong_reverts(scenario, known)
+    yield from _wrong_expectations(scenario, broken)
+    for arm in scenario.arms:
+        if broken.within("arms", arm, "engine") or broken.within("engine"):
+            continue
+        wrong, config = _wrong_options(scenario, arm)
+        yield from wrong
+        if known is not None and known.checkpoints:
+            yield from _missing_checkpoints(scenario, arm, config)
+        if wrong:
+            continue
+        yield from _too_long_prompts(scenario, arm, config, broken)
+        if not broken.ids:
+            yield from (each for each in _unfit_faults(scenario, arm, config) if isinstance(each, ContentError))
+
+
+OVERRIDES = {
+    "device": "--device",
+    "dtype": "--dtype",
+    "attention_backend": "--backend",
+    "page_size": "--page-size",
+}
+"""Engine options that the command line can override, and how."""
+
+
+def engine_config(scenario: Scenario, arm: str) -> EngineConfig:
+    """The arm's engine options, merged and checked. Raises ContentError where the option stands."""
+    try:
+        return EngineConfig.from_dict(scenario.engine_of(arm))
+    except InvalidOption as error:
+        raise _invalid(scenario, arm, error) from None
+
+
+def _invalid(scenario: Scenario, arm: str, error: InvalidOption) -> ContentError:
+    beside = ""
+    if _option_path(scenario, arm, error.key_path)[0] == "engine" and error.reason not in _complaints(scenario.engine):
+        beside = f" (in arm '{arm}')"  # the scenario's option is wrong only beside what the arm says
+    return option_error(scenario, arm, error.key_path, one_line(error.reason, 200) + beside)
+
+
+def _wrong_options(scenario: Scenario, arm: str) -> tuple[list[ContentError], EngineConfig]:
+    """What is wrong with each of the arm's engine options, and the engine of those that are right."""
+    errors, config = _invalid_options(scenario.engine_of(arm))
+    return [_invalid(scenario, arm, error) for error in errors], config
+
+
+def _invalid_options(options: Mapping[str, Any]) -> tuple[list[InvalidOption], EngineConfig]:
+    """Every option that cannot be, each looked for without those found before, and the engine of the others."""
+    left, errors = copy.deepcopy(dict(options)), list[InvalidOption]()
+    while True:
+        try:
+            return errors, EngineConfig.from_dict(left)
+        except InvalidOption as error:
+            errors.append(error)
+            if not _without(left, error.key_path):
+                return errors, EngineConfig()
+
+
+def _without(options: dict[str, Any], path: tuple[str, ...]) -> bool:
+    """Take an option away; returns whether it was there."""
+    for key in path[:-1]:
+        below = options.get(key)
+        if not isinstance(below, dict):
+            return False
+        options = below
+    return bool(path) and options.pop(path[-1], _ABSENT) is not _ABSENT
+
+
+def option_error(scenario: Scenario, arm: str, option: tuple[str, ...], reason: str) -> ContentError:
+    """What is wrong with an engine option of an arm, at its place in the file, or on the command line if that set
+    it."""
+    if option and option[0] in scenario.overrides:
+        return ContentError(f"{OVERRIDES[option[0]]} {scenario.overrides[option[0]]}: {reason}")
+    name = "engine" if not option else f"engine.{one_line('.'.join(option), 80)}"
+    return ContentError(f"{name}: {reason}", scenario.where_key(*_option_path(scenario, arm, option)))
+
+
+def _complaints(options: dict[str, Any]) -> set[str]:
+    return {error.reason for error in _invalid_options(options)[0]}
+
+
+def _option_path(scenario: Scenario, arm: str, option: tuple[str, ...]) -> tuple[str, ...]:
+    """Where the arm, or else the scenario, sets an option or the nearest mapping around it."""
+    for length in range(len(option), 0, -1):
+        for root, options in (
+            (("arms", arm, "engine"), scenario.arms[arm].engine),
+            (("engine",), scenario.engine),
+        ):
+            value: object = options
+            for key in option[:length]:
+                value = value.get(key, _ABSENT) if isinstance(value, dict) else _ABSENT
+            if value is not _ABSENT:
+                return (*root, *option[:length])
+    return ("arms", arm, "engine") if scenario.arms[arm].engine else ("engine",)
+
+
+_ABSENT = object()
+
+
+def _missing_checkpoints(scenario: Scenario, arm: str, config: EngineConfig) -> Iterator[ContentError]:
+    try:
+        checkpoint_path(config.model)
+    except CheckpointError as error:
+        yield option_error(scenario, arm, ("model",), one_line(str(error), 200))
+        return
+    spec = config.speculative
+    if spec is not None:
+        try:
+            checkpoint_path(spec.draft_model or f"{config.model}-{spec.algorithm.lower()}")
+        except CheckpointError as error:
+            yield option_error(scenario, arm, ("speculative", "draft_model"), one_line(str(error), 200))
+
+
+def _wrong_groups(scenario: Scenario) -> Iterator[ContentError]:
+    ids = [group.id for group in scenario.workload]
+    for number, group in enumerate(scenario.workload):
+        first = ids.index(group.id)
+        if first != number:
+            yield ContentError(
+                f"group id '{group.id}' is already that of workload[{first}]",
+                scenario.where("workload", number, "id"),
+            )
+        for name in group.arrive.after:
+            if name and name not in ids:
+                yield ContentError(
+                    f"no group '{one_line(name, 60)}' to arrive after{did_you_mean(name, ids)}",
+                    scenario.where("workload", number, "arrive", "after"),
+                )
+    total = sum(group.num_requests for group in scenario.workload)
+    if total > MAX_REQUESTS:
+        where = scenario.where_key("workload")
+        yield ContentError(f"asks for {total} requests, more than {MAX_REQUESTS}", where)
+    yield from _circle(scenario)
+
+
+def _circle(scenario: Scenario) -> Iterator[ContentError]:
+    """Kahn's algorithm: groups whose predecessors are settled are settled; what is left waits for itself."""
+    left = {group.id: set(group.arrive.after) for group in scenario.workload}
+    while ready := [name for name, others in left.items() if not others & left.keys()]:
+        for name in ready:
+            del left[name]
+    if not left:
+        return
+    chain = [next(iter(left))]
+    while (following := next(name for name in sorted(left[chain[-1]]) if name in left)) not in chain:
+        chain.append(following)
+    circle = " after ".join([*chain[chain.index(following) :], following])
+    number = next(n for n, group in enumerate(scenario.workload) if group.id == following)
+    yield ContentError(
+        f"groups wait for each other: {one_line(circle, 200)}",
+        scenario.where("workload", number, "arrive", "after"),
+    )
+
+
+def _wrong_shared_prefixes(scenario: Scenario, broken: _Broken) -> Iterator[ContentError]:
+    seen: dict[str, tuple[int, SimplePrompt]] = {}
+    for number, group in enumerate(scenario.workload):
+        prompt = group.prompt
+        if not isinstance(prompt, SharedPrefixPrompt) or prompt.name is None:
+            continue
+        if broken.within("workload", number, "prompt"):
+            continue
+        first, prefix = seen.setdefault(prompt.name, (number, prompt.prefix))
+        if prefix != prompt.prefix:
+            yield ContentError(
+                f"shared prefix '{prompt.name}' is described differently in workload[{first}]",
+                scenario.where("workload", number, "prompt", "shared_prefix"),
+            )
+
+
+def _wrong_probes(scenario: Scenario, packs: Collection[str]) -> Iterator[ContentError]:
+    named: list[tuple[tuple[str, ...], tuple[str, ...]]] = [(scenario.probes, ("probes",))]
+    named += [(arm.probes or (), ("arms", name, "probes")) for name, arm in scenario.arms.items()]
+    for names, path in named:
+        for index, name in enumerate(names):
+            if name and name not in packs:
+                yield ContentError(
+                    f"no probe pack '{one_line(name, 60)}'{did_you_mean(name, packs)}",
+                    scenario.where(*path, index),
+                )
+
+
+def _wrong_reverts(scenario: Scenario, known: KnownNames) -> Iterator[ContentError]:
+    for name, arm in scenario.arms.items():
+        for index, pr in enumerate(arm.revert):
+            if pr in arm.revert[:index]:
+                continue  # said by the reader
+            where = scenario.where("arms", name, "revert", index)
+            if pr in known.elsewhere:
+                yield ContentError(f"PR {pr} is a fix of another engine; it cannot be reverted in this one", where)
+            elif pr and pr not in known.toggles:
+                yield ContentError(f"no toggle for PR {pr}{did_you_mean(str(pr), map(str, known.toggles))}", where)
+
+
+def _wrong_expectations(scenario: Scenario, broken: _Broken) -> Iterator[ContentError]:
+    groups = [group.id for group in scenario.workload]
+    for arm, expectation in scenario.expect.items():
+        if arm not in scenario.arms and ("arms",) not in broken.paths:
+            yield ContentError(
+                f"expect names no arm '{one_line(arm, 60)}'{did_you_mean(arm, scenario.arms)}",
+                scenario.where_key("expect", arm),
+            )
+        where = scenario.where("expect", arm, "signature")
+        if expectation.signatures and expectation.verdict != "fail" and not broken.within("expect", arm, "verdict"):
+            yield ContentError(
+                f"only a failure has a signature; the verdict expected of '{arm}' is {expectation.verdict}",
+                where,
+            )
+        for pattern in expectation.signatures:
+            kind, _, site = pattern.partition("@")
+            if kind == "accept-drop" and not broken.ids and not fnmatch.filter(groups, site):
+                yield ContentError(
+                    f"signature accept-drop@ has no group '{one_line(site, 60)}'{did_you_mean(site, groups)}",
+                    where,
+                )
+
+
+def check_faults(scenario: Scenario, arm: str, config: EngineConfig) -> None:
+    """Raises ContentError, or BadFault for one of the command line, for a fault that cannot act in an arm."""
+    for error in _unfit_faults(scenario, arm, config):
+        raise error
+
+
+def _unfit_faults(scenario: Scenario, arm: str, config: EngineConfig) -> Iterator[SpecDebugError]:
+    rids = [rid for group in scenario.workload for rid in group.rids]
+    for fault in scenario.faults_of(arm):
+        try:
+            check_fit(fault, config, arm)
+        except SpecDebugError as error:
+            yield error
+        if fault.request is not None and fault.request not in rids:
+            hint = did_you_mean(fault.request, rids) if len(rids) <= MAX_NAMED else ""
+            yield fault.error(f"no request '{one_line(fault.request, 60)}'{hint}")
+
+
+def _too_long_prompts(scenario: Scenario, arm: str, config: EngineConfig, broken: _Broken) -> Iterator[ContentError]:
+    for number, group in enumerate(scenario.workload):
+        longest = _longest_prompt(group)
+        if longest >= config.context_length and not broken.within("workload", number):
+            yield ContentError(
+                f"a prompt of group '{group.id}' can reach {longest} tokens, but the context_length of arm "
+                f"'{arm}' is {config.context_length}; shorten it or raise engine.context_length",
+                scenario.where_key("workload", number, "turns" if group.turns else "prompt"),
+            )
+        elif not broken.within("workload", number):
+            yield from _too_long_answers(scenario, arm, config, number, group)
+
+
+def _too_long_answers(
+    scenario: Scenario, arm: str, config: EngineConfig, number: int, group: WorkloadGroup
+) -> Iterator[ContentError]:
+    """A group none of whose requests the engine would take, however their lengths are drawn."""
+    fewest = _fewest_tokens(group) + group.max_new_tokens[0]
+    where = scenario.where_key("workload", number, "max_new_tokens")
+    if fewest > config.context_length:
+        yield ContentError(
+            f"a request of group '{group.id}' needs at least {fewest} positions, but the context_length of arm "
+            f"'{arm}' is {config.context_length}; shorten it or raise engine.context_length",
+            where,
+        )
+    elif fewest + config.row_headroom > config.usable_slots:
+        yield ContentError(
+            f"a request of group '{group.id}' needs at least {fewest + config.row_headroom} KV slots with its decode "
+            f"reservation, but memory.num_slots of arm '{arm}' gives {config.usable_slots}; shorten it or raise "
+            "engine.memory.num_slots",
+            where,
+        )
+
+
+def _longest_prompt(group: WorkloadGroup) -> int:
+    """Most tokens a prompt of the group can have; text counts as none, as only a tokenizer can tell."""
+    if group.turns is not None:
+        rounds = group.turns.rounds
+        return rounds * group.turns.input_tokens[1] + (rounds - 1) * group.max_new_tokens[1]
+    return 0 if group.prompt is None else _tokens(group.prompt, 1)
+
+
+def _fewest_tokens(group: WorkloadGroup) -> int:
+    """Fewest tokens a prompt of the group can have in its first round."""
+    if group.turns is not None:
+        return group.turns.input_tokens[0]
+    return 0 if group.prompt is None else _tokens(group.prompt, 0)
+
+
+def _tokens(prompt: Prompt, end: Literal[0, 1]) -> int:
+    """Tokens of a prompt at one end of its span."""
+    if isinstance(prompt, SharedPrefixPrompt):
+        return _tokens(prompt.prefix, end) + _tokens(prompt.suffix, end)
+    if isinstance(prompt, CorpusPrompt):
+        return prompt.tokens[end]
+    return len(prompt.token_ids) if isinstance(prompt, TokenPrompt) else 0

@@ -1,0 +1,180 @@
+"""What can be named on a command line: scenarios, probe packs and toggles, shipped or the user's own.
+
+Read when asked for, and once. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from specdebug.async_probe.gate import OFF, Gate
+from specdebug.async_probe.sites import Site, scan
+from specdebug.content import PATH_VARIABLE, content_files, content_roots, find, same_name, scenario_files
+from specdebug.errors import ContentError, ContentErrors, did_you_mean, raise_all
+from specdebug.scenario.load import KnownNames, engine_config, load_scenario
+from specdebug.scenario.model import Scenario
+from specdebug.scenario.packs import ProbePack, check_globs, load_pack
+from specdebug.scenario.text import load_tokenizer
+from specdebug.scenario.workload import Workload, expand
+from specdebug.toggles import Registry, Toggle, load_registry
+
+
+class Library:
+    """Content of all folders; ``extra`` are the user's, from the command line, where ``option`` names them."""
+
+    def __init__(self, extra: Sequence[str | Path] = (), option: str = "--content") -> None:
+        self._extra = tuple(extra)
+        self._option = option
+        self._packs: dict[str, ProbePack] = {}
+        self._workloads: dict[tuple[Path, str, int], Workload] = {}
+
+    @property
+    def folders(self) -> list[Path]:
+        """Roots in the order they are searched. Raises ContentError for one that is not there."""
+        return content_roots(self._extra)
+
+    @cached_property
+    def registry(self) -> Registry:
+        """All toggles. Raises ContentError."""
+        return load_registry(self._extra)
+
+    def toggles(self, numbers: Sequence[int]) -> tuple[Toggle, ...]:
+        """The fixes of these numbers, each once. Raises SelectionError."""
+        return self.registry.select(numbers) if numbers else ()
+
+    def all_toggles(self) -> tuple[Toggle, ...]:
+        """Every fix that this engine has, by number."""
+        return tuple(self.registry.toggles.values())
+
+    def packs(self, names: Sequence[str]) -> tuple[ProbePack, ...]:
+        """The packs of these names. Raises ContentError for one that is missing or malformed."""
+        return tuple(self._pack(name) for name in names)
+
+    def all_packs(self) -> tuple[ProbePack, ...]:
+        """Every pack, by name, its globs checked against the engine's sites."""
+        return tuple(self.checked_pack(name) for name in self._pack_names)
+
+    def checked_pack(self, name: str) -> ProbePack:
+        """A pack, its globs checked against the engine's sites. Raises ContentError."""
+        pack = self._pack(name)
+        check_globs(pack, self._sites)
+        return pack
+
+    def scenario(self, name_or_path: str | Path) -> Scenario:
+        """A scenario by file or shipped name.
+
+        Raises ContentError. When the file would be right with the content folder that it lies in, the error says how to
+        use that: toggles are code, so it is not used unasked.
+        """
+        path = find("scenarios", name_or_path, self._extra)
+        try:
+            return self._load(path)
+        except ContentError as error:
+            raise self._explained(path, error) from None
+
+    def _load(self, path: Path) -> Scenario:
+        elsewhere = tuple(number for toggle in self.registry.elsewhere.values() for number in toggle.numbers)
+        known = KnownNames(tuple(self.registry.by_number), self._pack_names, elsewhere, checkpoints=True)
+        return load_scenario(path, known)
+
+    def _beside(self, path: Path) -> Path | None:
+        """The nearest folder around a scenario file that has toggles or probes of its own, unless it is in use."""
+        used = self.folders
+        for folder in (path.absolute().parent, path.absolute().parent.parent):
+            if (folder / "toggles").is_dir() or (folder / "probes").is_dir():
+                return None if folder.resolve() in used else folder
+        return None
+
+    def _explained(self, path: Path, error: ContentError) -> ContentError:
+        """The same error; what of it the content folder around the file would mend says how to use that folder."""
+        beside = self._beside(path)
+        left = () if beside is None else Library((*self._extra, beside))._problems(path)
+        if beside is None or any(each.where is None or each.where.path != str(path) for each in left):
+            return error
+        there = " and ".join(f"{kind}/" for kind in ("toggles", "probes") if (beside / kind).is_dir())
+        hint = f"{there} in {beside} would be used with {self._option} {shlex.quote(str(beside))}"
+        hint += f", or {PATH_VARIABLE}={beside}"
+        places = {each.where for each in left}
+        return ContentErrors(
+            each if each.where in places else ContentError(f"{each.message}; {hint}", each.where)
+            for each in error.problems
+        )
+
+    def _problems(self, path: Path) -> tuple[ContentError, ...]:
+        """All that is wrong with a scenario file, given these folders."""
+        try:
+            self._load(path)
+        except ContentError as error:
+            return error.problems
+        return ()
+
+    def gather(self, named: Sequence[str]) -> list[Scenario]:
+        """The scenarios of files, names and folders (every ``*.yaml`` directly inside), in this order, each file once.
+
+        Raises ContentError for what is wrong with any of them, and for a folder without a scenario.
+        """
+        found: dict[str, Scenario] = {}
+        wrong: list[ContentError] = []
+        for name in named:
+            for file in scenario_files(name) if self.is_folder(name) else (name,):
+                try:
+                    scenario = self.scenario(file)
+                except ContentError as error:
+                    wrong.append(error)
+                else:
+                    found.setdefault(os.path.realpath(scenario.path), scenario)
+        raise_all([problem for error in wrong for problem in error.problems])
+        return list(found.values())
+
+    def is_folder(self, name: str) -> bool:
+        """Whether a name means every scenario in a folder: a scenario of that name comes first."""
+        names = content_files("scenarios", self._extra)
+        return os.path.isdir(name) and not any(same_name(name, other) for other in names)
+
+    def workload(self, scenario: Scenario, arm: str, seed: int) -> Workload:
+        """The requests of an arm. They depend on the model only, so arms of one model share them.
+
+        Planned by the parent, which has the time: its workers are still importing torch. Raises ContentError.
+        """
+        model = engine_config(scenario, arm).model
+        key = (scenario.path, model, seed)
+        if key not in self._workloads:
+            self._workloads[key] = expand(scenario, load_tokenizer(model), seed)
+        return self._workloads[key]
+
+    def scenarios(self) -> tuple[Scenario, ...]:
+        """Every scenario, by name."""
+        return tuple(self.scenario(path) for path in content_files("scenarios", self._extra).values())
+
+    @cached_property
+    def _pack_names(self) -> tuple[str, ...]:
+        return tuple(content_files("probes", self._extra))
+
+    @cached_property
+    def _sites(self) -> list[Site]:
+        return engine_sites()
+
+    def _pack(self, name: str) -> ProbePack:
+        if name not in self._packs:
+            files = content_files("probes", self._extra)
+            if name not in files:
+                raise ContentError(f"no probe pack '{name}'{did_you_mean(name, files)}")
+            self._packs[name] = load_pack(files[name])
+        return self._packs[name]
+
+
+def engine_sites() -> list[Site]:
+    """Every probe call of the embedded engine, read from its source."""
+    import specdebug.engine
+
+    return scan(Path(specdebug.engine.__file__).parent)
+
+
+def live_in(pack: ProbePack, sites: Sequence[Site]) -> set[str]:
+    """Names of the sites at which the pack switches some probe on."""
+    gate = Gate(pack.mode, [entry.rule for entry in pack.entries])
+    return {site.name for site in sites if gate.mode(site.name, site.kind) != OFF}

@@ -1,0 +1,76 @@
+"""All that is wrong with scenario files, found without running them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from specdebug.errors import ContentError, SpecDebugError
+from specdebug.scenario.library import Library
+from specdebug.scenario.model import Scenario
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong. ``line`` and ``column`` count from 1; 0 means that it is about the file as a whole."""
+
+    file: str
+    line: int
+    column: int
+    message: str
+
+    def __str__(self) -> str:
+        places = [str(number) for number in (self.line, self.column) if number]
+        return f"{':'.join([self.file, *places])}: {self.message}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Validated:
+    """A file that was checked: the scenario, None if it cannot be run, and all that is wrong with it or with the probe
+    packs that it names."""
+
+    file: str
+    scenario: Scenario | None
+    problems: tuple[Problem, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        arms = [] if self.scenario is None else list(self.scenario.arms)
+        problems = [problem.to_dict() for problem in self.problems]
+        return {"file": self.file, "ok": not problems, "arms": arms, "problems": problems}
+
+
+def validate(library: Library, name: str) -> Validated:
+    """Check a scenario by file or shipped name, and the packs that it names. Never raises for what it says."""
+    scenario, wrong = _tried(name, lambda: library.scenario(name))
+    if scenario is None:
+        return Validated(name, None, wrong)
+    packs = dict.fromkeys(pack for arm in scenario.arms for pack in scenario.probes_of(arm))
+    found = [problem for pack in packs for problem in _tried(name, partial(library.checked_pack, pack))[1]]
+    return Validated(str(scenario.path), None if found else scenario, tuple(found))
+
+
+def _tried(name: str, make: Callable[[], T]) -> tuple[T | None, tuple[Problem, ...]]:
+    try:
+        return make(), ()
+    except ContentError as error:
+        return None, tuple(_problems(name, error))
+    except SpecDebugError as error:
+        return None, (Problem(name, 0, 0, str(error)),)
+
+
+def _problems(name: str, error: ContentError) -> Iterator[Problem]:
+    for problem in error.problems:
+        where = problem.where
+        if where is None:
+            yield Problem(name, 0, 0, problem.message)
+        else:
+            yield Problem(where.path, where.line, where.column, problem.message)

@@ -1,0 +1,204 @@
+"""From a scenario's groups to the very requests: ids, prompt tokens, sampling, arrival and abort rules.
+
+Everything random is drawn from a stream named after the request (``streams.py``), so the plan is a function
+of the scenario, the tokenizer and the seed. When each request is due, given how the run went, is
+``driver.py``'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from specdebug.errors import CheckpointError, ContentError
+from specdebug.scenario.model import (
+    Abort,
+    CorpusPrompt,
+    Scenario,
+    SharedPrefixPrompt,
+    SimplePrompt,
+    Span,
+    TextPrompt,
+    TokenPrompt,
+    Turns,
+    WorkloadGroup,
+)
+from specdebug.scenario.random_streams import derive_seed, stream
+from specdebug.scenario.slices import CorpusTooShort, Slicer, Tokenizer
+from specdebug.yamlio import one_line
+
+Tokens = tuple[int, ...]
+CORPORA = ("stdlib",)
+"""Texts that prompts can be cut from."""
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """Sampling parameters of one request, named as the engine's ``SamplingParams`` names them."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    stop_token_ids: Tokens = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class PlannedRequest:
+    """One request to come.
+
+    ``new_ids`` is the whole prompt, or, when ``continues`` names a request, what follows that request's
+    prompt and output. ``delay`` counts steps from the start of its group and is void for a continuation,
+    which arrives as soon as the request it continues has finished. ``abort_after`` counts steps from its
+    arrival.
+    """
+
+    rid: str
+    group: str
+    new_ids: Tokens
+    sampling: SamplingPlan
+    speculative: bool = True
+    continues: str | None = None
+    delay: int = 0
+    abort_after: int | None = None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """All requests of a scenario, and which groups must have finished before a group starts."""
+
+    requests: tuple[PlannedRequest, ...]
+    after: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def expand(scenario: Scenario, tokenizer: Tokenizer, seed: int | None = None) -> Workload:
+    """Plan every request of ``scenario``.
+
+    ``tokenizer`` is the target's (``tokenizers.Tokenizer``); no special tokens are added, so that counts are
+    exact. ``seed`` replaces the scenario's own. Raises ContentError at the group that asks for more corpus
+    than there is.
+    """
+    planner = _Planner(scenario, tokenizer, scenario.seed if seed is None else seed)
+    requests = [request for index in range(len(scenario.workload)) for request in planner.group(index)]
+    return Workload(tuple(requests), {group.id: group.arrive.after for group in scenario.workload})
+
+
+class _Planner:
+    def __init__(self, scenario: Scenario, tokenizer: Tokenizer, seed: int) -> None:
+        self._scenario = scenario
+        self._tokenizer = tokenizer
+        self._seed = seed
+        self._slicers: dict[str, Slicer] = {}
+        self._prefixes: dict[tuple[str, str], Tokens] = {}
+
+    def group(self, index: int) -> list[PlannedRequest]:
+        group = self._scenario.workload[index]
+        try:
+            return self._turns(group, group.turns) if group.turns is not None else self._plain(group)
+        except CorpusTooShort as error:
+            raise ContentError(str(error), self._scenario.where("workload", index)) from None
+
+    def _plain(self, group: WorkloadGroup) -> list[PlannedRequest]:
+        planned = []
+        for number, rid in enumerate(group.rids):
+            planned.append(
+                PlannedRequest(
+                    rid=rid,
+                    group=group.id,
+                    new_ids=self._prompt(group, rid),
+                    sampling=self._sampling(group, rid, number),
+                    speculative=group.speculative,
+                    delay=self._delay(group, number, rid),
+                    abort_after=_abort_after(group.abort, number),
+                )
+            )
+        return planned
+
+    def _turns(self, group: WorkloadGroup, turns: Turns) -> list[PlannedRequest]:
+        planned: list[PlannedRequest] = []
+        piece = CorpusPrompt(turns.input_tokens, turns.corpus)
+        for number, rid in enumerate(group.rids):
+            client, this_round = divmod(number, turns.rounds)
+            planned.append(
+                PlannedRequest(
+                    rid=rid,
+                    group=group.id,
+                    new_ids=self._simple(piece, "prompt", rid),
+                    sampling=self._sampling(group, rid, number),
+                    speculative=group.speculative,
+                    continues=planned[-1].rid if this_round else None,
+                    delay=self._delay(group, client, rid),
+                )
+            )
+        return planned
+
+    def _prompt(self, group: WorkloadGroup, rid: str) -> Tokens:
+        if isinstance(group.prompt, SharedPrefixPrompt):
+            return self._prefix(group, group.prompt) + self._simple(group.prompt.suffix, "prompt", rid)
+        if group.prompt is None:
+            raise ValueError(f"group {group.id} has neither prompt nor turns")
+        return self._simple(group.prompt, "prompt", rid)
+
+    def _prefix(self, group: WorkloadGroup, prompt: SharedPrefixPrompt) -> Tokens:
+        key = ("group", group.id) if prompt.name is None else ("name", prompt.name)
+        if key not in self._prefixes:
+            self._prefixes[key] = self._simple(prompt.prefix, "prefix", *key)
+        return self._prefixes[key]
+
+    def _simple(self, prompt: SimplePrompt, *stream_name: str) -> Tokens:
+        if isinstance(prompt, TextPrompt):
+            return tuple(self._encode(prompt.text))
+        if isinstance(prompt, TokenPrompt):
+            return prompt.token_ids
+        rng = stream(self._seed, *stream_name)
+        tokens = rng.randint(*prompt.tokens)
+        slicer = self._slicer(prompt.corpus)
+        return slicer.draw(rng, tokens) if prompt.offset is None else slicer.at(prompt.offset, tokens)
+
+    def _sampling(self, group: WorkloadGroup, rid: str, number: int) -> SamplingPlan:
+        return SamplingPlan(
+            max_new_tokens=_draw(group.max_new_tokens, self._seed, "max_new_tokens", rid),
+            temperature=group.temperature,
+            top_k=group.top_k,
+            top_p=group.top_p,
+            stop_token_ids=group.stop_token_ids,
+            seed=derive_seed(self._seed, "sampling", rid) if group.seed is None else group.seed + number,
+        )
+
+    def _delay(self, group: WorkloadGroup, number: int, rid: str) -> int:
+        arrive = group.arrive
+        return arrive.step + number * arrive.every + _draw((0, arrive.jitter), self._seed, "arrive", rid)
+
+    def _slicer(self, corpus: str) -> Slicer:
+        if corpus not in self._slicers:
+            self._slicers[corpus] = Slicer(corpus, _corpus_text(corpus), self._encode)
+        return self._slicers[corpus]
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # one that lacks its own unknown token, say, or a panic, which is no Exception
+            raise CheckpointError(
+                f"the tokenizer cannot encode a prompt: {one_line(str(error))}; fetch it again"
+            ) from None
+        return ids
+
+
+def _corpus_text(name: str) -> str:
+    from specdebug import corpus  # reads the library's sources: only for scenarios that use them
+
+    readers: dict[str, Callable[[], str]] = {"stdlib": corpus.heldout_text}
+    return readers[name]()
+
+
+def _draw(span: Span, seed: int, *stream_name: str) -> int:
+    return span[0] if span[0] == span[1] else stream(seed, *stream_name).randint(*span)
+
+
+def _abort_after(abort: Abort | None, number: int) -> int | None:
+    if abort is None or (abort.requests is not None and number not in abort.requests):
+        return None
+    return abort.after_steps

@@ -1,0 +1,141 @@
+"""A scenario's requests, each a group that can be dropped alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from specdebug.errors import SpecDebugError
+from specdebug.faults.model import Fault
+from specdebug.scenario.model import (
+    Arm,
+    Expectation,
+    Prompt,
+    Scenario,
+    SharedPrefixPrompt,
+    WorkloadGroup,
+)
+from specdebug.scenario.reader import MAX_GROUPS
+
+
+def written_out(scenario: Scenario, arm: str, reverts: Sequence[int] = ()) -> tuple[Scenario, dict[str, str]]:
+    """One arm of a scenario, every request or conversation of it a group of its own.
+
+    Args:
+        arm: the one that fails; the others are dropped.
+        reverts: fixes to revert in it, besides its own.
+
+    Returns it, and of each of its groups which one it was of.
+
+    Raises:
+        SpecDebugError: it has more requests than a scenario may have groups.
+    """
+    chosen = scenario.arms[arm]
+    groups = [(group, _singles(group, scenario)) for group in scenario.workload]
+    total = sum(len(singles) for _, singles in groups)
+    if total > MAX_GROUPS:
+        raise SpecDebugError(
+            f"{scenario.path}: {total} requests are more than the {MAX_GROUPS} that can be told apart; "
+            "lower the number of requests of its groups"
+        )
+    names = {group.id: tuple(single.id for single in singles) for group, singles in groups}
+    origin = {name: group for group, singles in names.items() for name in singles}
+    workload = [
+        replace(single, arrive=replace(single.arrive, after=_all(names, single.arrive.after)))
+        for _, singles in groups
+        for single in singles
+    ]
+    all_reverts = tuple(dict.fromkeys((*chosen.revert, *reverts)))
+    alone = Arm(arm, revert=all_reverts, mode=chosen.mode)
+    whole = replace(
+        scenario,
+        workload=tuple(workload),
+        engine=scenario.engine_of(arm),
+        faults=tuple(_readdressed(fault, names) for fault in scenario.faults_of(arm)),
+        probes=scenario.probes_of(arm),
+        oracles=scenario.oracles_of(arm),
+        arms={arm: alone},
+        expect={arm: Expectation("fail")},
+        overrides={},
+        source=None,
+    )
+    return whole, origin
+
+
+def dropped(scenario: Scenario, gone: frozenset[int]) -> Scenario:
+    """A scenario without these groups. What came after one of them comes after what that one came after."""
+    names = {scenario.workload[index].id for index in gone}
+    after = {group.id: group.arrive.after for group in scenario.workload}
+
+    def left(waits_for: tuple[str, ...]) -> tuple[str, ...]:
+        found: dict[str, None] = {}
+        stack = list(reversed(waits_for))
+        while stack:
+            name = stack.pop()
+            if name in names:
+                stack.extend(reversed(after[name]))
+            else:
+                found[name] = None
+        return tuple(found)
+
+    workload = [
+        replace(group, arrive=replace(group.arrive, after=left(group.arrive.after)))
+        for index, group in enumerate(scenario.workload)
+        if index not in gone
+    ]
+    return replace(scenario, workload=tuple(workload))
+
+
+def _singles(group: WorkloadGroup, scenario: Scenario) -> list[WorkloadGroup]:
+    """The group's requests, or conversations, each as a group."""
+    count = group.requests if group.turns is None else group.turns.clients
+    if count == 1:
+        return [group]
+    prompt = group.prompt
+    if isinstance(prompt, SharedPrefixPrompt) and prompt.name is None:
+        prompt = replace(prompt, name=_unused(group.id, _prefix_names(scenario)))
+    taken = {other.id for other in scenario.workload}
+    singles = []
+    for number in range(count):
+        arrive = replace(group.arrive, step=group.arrive.step + number * group.arrive.every, every=0)
+        abort = group.abort
+        if abort is not None and abort.requests is not None and number not in abort.requests:
+            abort = None
+        rounds = 1 if group.turns is None else group.turns.rounds
+        singles.append(
+            replace(
+                group,
+                id=_unused(f"{group.id}-{number}", taken),
+                prompt=prompt,
+                requests=1,
+                turns=None if group.turns is None else replace(group.turns, clients=1),
+                seed=None if group.seed is None else group.seed + number * rounds,
+                arrive=arrive,
+                abort=None if abort is None else replace(abort, requests=None),
+            )
+        )
+    return singles
+
+
+def _all(names: Mapping[str, tuple[str, ...]], groups: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for group in groups for name in names[group])
+
+
+def _readdressed(fault: Fault, names: Mapping[str, tuple[str, ...]]) -> Fault:
+    """A fault whose request, if it addresses one, is called as it is now."""
+    if fault.request is None:
+        return fault
+    group, number, *turn = fault.request.split(".")
+    return replace(fault, request=".".join([names[group][int(number)], "0", *turn]))
+
+
+def _prefix_names(scenario: Scenario) -> set[str]:
+    prompts: list[Prompt | None] = [group.prompt for group in scenario.workload]
+    return {p.name for p in prompts if isinstance(p, SharedPrefixPrompt) and p.name is not None}
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name

@@ -1,0 +1,1 @@
+"""Verdicts: violations, their signatures, and the outcome that a run's events add up to."""

@@ -1,0 +1,95 @@
+"""A worker that did not finish, as a violation: what killed it, and where it was.
+
+``crash:<SIGNAL>``, ``oom``, ``hang`` and ``error@worker``. Where it was is read from the fault handler's
+dump in its log; that is evidence for a reader, not part of the signature, which must not change with a line
+number.
+
+On a GPU the cause stands in the log: a device assertion reaches the host as a bare "assert triggered", and its text,
+a probe's with it, is printed by the driver. :func:`explained` puts the two together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+
+from specdebug.verdict.device_errors import driver_assertion
+from specdebug.verdict.outcome import Violation
+from specdebug.workers.job import WorkerEnd
+from specdebug.workers.machine_failure import MachineFailure, failure_in_log
+
+_FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE)
+_MOST_RECENT = "most recent call first"
+
+
+def death_of(end: WorkerEnd, step: int, stage: str) -> Violation | None:
+    """The violation a worker's end amounts to; None for an interrupted one, which is nobody's failure, and for one that
+    the machine ended.
+
+    Only for workers that have not reported that they are done.
+    """
+    where = f"in stage {stage}, after step {step}"
+    assertion = driver_assertion(end.log) if end.kind in ("signal", "exit") else None
+    if assertion is not None:
+        how = end.signal_name or f"exit status {end.status}"
+        detail = f"{assertion.text}; ended by {how} in stage {stage}"
+        return Violation(assertion.kind, assertion.site, step, detail, data={"device": "cuda", "lost": True})
+    frame = innermost_frame(end.log)
+    at = f"; innermost specdebug frame {frame}" if frame else ""
+    if end.kind in ("interrupted", "refused") or death_by_machine(end) is not None:
+        return None
+    if end.kind == "timeout":
+        return Violation("hang", "", step, f"killed after {end.wall_s:.1f} s {where}{at}")
+    if end.kind == "memory":
+        return Violation("oom", "", step, f"killed at {end.peak_rss_mb:.0f} MiB resident {where}{at}")
+    if end.kind == "lost":
+        return Violation("error", "worker", step, f"the fork server died under it {where}")
+    if end.kind == "signal":
+        name = end.signal_name
+        hint = " (not by specdebug; often the kernel, out of memory)" if name == "SIGKILL" else ""
+        return Violation(f"crash:{name}", "", step, f"killed by {name}{hint} {where}{at}")
+    detail = f"left with exit status {end.status} and no result {where}{at}"
+    return Violation("error", "worker", step, detail)
+
+
+def death_by_machine(end: WorkerEnd) -> MachineFailure | None:
+    """What of the machine ended a worker that was not done, by what the pool saw or the worker's last words."""
+    if end.failure is not None:
+        return end.failure
+    aborted = end.kind == "signal" and end.signal_name == "SIGABRT"
+    return failure_in_log(end.log) if aborted or (end.kind == "exit" and end.status != 0) else None
+
+
+def explained(violation: Violation, log: str, last_step: int, coredump: str | None) -> Violation:
+    """A violation that cost the worker its device, with what only the parent can see; any other as it is.
+
+    ``log``: the worker's output, where the driver's text is. ``last_step``: the last step that was completed.
+    ``coredump``: the file a core dump was asked for in; named if it is there.
+    """
+    if not violation.data.get("lost"):
+        return violation
+    assertion = driver_assertion(log)
+    told = f"{violation.detail}; the last step completed is {last_step}"
+    data = dict(violation.data)
+    if coredump is not None and os.path.exists(coredump):
+        told += f"; GPU core dump {coredump}"
+        data["coredump"] = coredump
+    if assertion is None:
+        return dataclasses.replace(violation, detail=told, data=data)
+    told = f"{assertion.text}; {told}"
+    return dataclasses.replace(violation, kind=assertion.kind, site=assertion.site, detail=told, data=data)
+
+
+def innermost_frame(log: str) -> str | None:
+    """``file:line in function`` of specdebug's innermost frame in the last fault handler dump of a log."""
+    start = log.rfind("Current thread")
+    if start < 0:
+        start = log.rfind(_MOST_RECENT)
+    if start < 0:
+        return None
+    for match in _FRAME.finditer(log, start):
+        if "specdebug/" in match["file"]:
+            short = "specdebug/" + match["file"].rpartition("specdebug/")[2]
+            return f"{short}:{match['line']} in {match['name']}"
+    return None

@@ -1,0 +1,331 @@
+"""What the parent knows of a run: a worker's events, folded one by one, then judged.
+
+Workers send events only; the outcome is always put together here. So a worker that dies leaves the same kind
+of outcome as one that finishes, just with fewer events behind it and its death among the violations.
+
+Events (see ``arm.py``, which emits them): ``stage``, ``stack``, ``progress``, ``setup``, ``arrive``, ``step``,
+``violation``, ``tie``, ``request``, ``cold``, ``looked``, ``coverage``, ``note``, ``impossible``, ``usage``,
+``claiming`` (of a device, which ``stack`` ends), ``machine`` (which the fork server emits, too, in a worker that dies
+of it), ``done``; of faults ``injected`` (one for each injection) and ``unfired`` (of a fault that never fired, at the
+end).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.model import Injection
+from specdebug.verdict.deaths import death_by_machine, death_of, explained
+from specdebug.verdict.outcome import (
+    Evidence,
+    Metrics,
+    Outcome,
+    RequestResult,
+    Tie,
+    Violation,
+    decide,
+    mean,
+    merge_violations,
+)
+from specdebug.workers.job import WorkerEnd
+from specdebug.workers.machine_failure import MachineFailure
+
+TIE = tuple(field.name for field in fields(Tie))
+
+TRACED = ("step", "kind", "rids", "emitted", "accept", "cached", "finished", "retracted")
+"""What of a step enters the trace hash: everything a step decides, nothing of how long it took."""
+
+START = "start"
+"""The stage before the first that a worker reports."""
+
+LOG_TAIL = 4000
+"""Characters of a worker's log kept in its outcome."""
+
+
+@dataclass
+class _Request:
+    rid: str
+    group: str
+    prompt_tokens: int
+    cached_tokens: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str | None = None
+    accept_lengths: list[int] = field(default_factory=list)
+    cold: tuple[int, ...] | None = None
+    ties: list[Tie] = field(default_factory=list)
+
+    def result(self) -> RequestResult:
+        return RequestResult(
+            rid=self.rid,
+            group=self.group,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            output_ids=tuple(self.output_ids),
+            text=self.text,
+            finish_reason=self.finish_reason,
+            accept_lengths=tuple(self.accept_lengths),
+            cold_accept_lengths=self.cold,
+            ties=tuple(self.ties),
+        )
+
+
+def _told(violations: Sequence[Violation], first: Violation) -> str:
+    """What the violation that names the failure says, and what became of the device if it was lost over it."""
+    loss = next((found for found in violations if found.data and found.data.get("lost")), None)
+    if loss is None or first.data == loss.data:
+        return first.detail
+    return f"{first.detail}; then the device was lost: {loss.detail}"
+
+
+class Ledger:
+    """The state of one arm's run, built from its worker's events."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.stage = START
+        self.activity = ""
+        """What the engine is busy with beside its steps, such as ``compiling a kernel``; empty most of the time."""
+        self.planned_requests = 0
+        self.usage_error: str | None = None
+        self.usage_option: tuple[str, ...] = ()
+        """The engine option that a usage error is about, if it is about one."""
+        self._stack: dict[str, Any] = {}
+        self._claiming = ""
+        self._stages: dict[str, float] = {}
+        self._requests: dict[str, _Request] = {}
+        self._violations: list[Violation] = []
+        self._notes: list[str] = []
+        self._impossible: str | None = None
+        self._unavailable = False
+        self._machine: MachineFailure | None = None
+        self._probes_enabled = 0
+        self._reached: dict[str, int] = {}
+        self._looks: dict[str, int] = {}
+        self._reverts: dict[str, dict[str, int]] = {}
+        self._faults: list[str] = []
+        self._injections: list[Injection] = []
+        self._unfired: dict[int, str] = {}
+        self._engine_s = 0.0
+        self._steps = 0
+        self._peak_rss_mb = 0.0
+        self._done = False
+        self._trace = hashlib.blake2b(digest_size=16)
+
+    @property
+    def finished_requests(self) -> int:
+        """Requests that have come to their end."""
+        return sum(request.finish_reason is not None for request in self._requests.values())
+
+    @property
+    def violations(self) -> tuple[Violation, ...]:
+        """What has been found so far, in recorded order."""
+        return tuple(self._violations)
+
+    def fold(self, event: Mapping[str, Any]) -> None:
+        """Take in one event. Events of kinds this ledger does not know change nothing."""
+        handler = getattr(self, f"_on_{event.get('event')}", None)
+        if handler is not None:
+            handler(event)
+
+    def outcome(self, end: WorkerEnd) -> Outcome:
+        """Judge the run, now that its worker has ended."""
+        coredump = self._stack.get("coredump")
+        violations = [explained(found, end.log, self.step, coredump) for found in self._violations]
+        death = None if self._done else death_of(end, self.step, self.stage)
+        machine = self._failure_of_machine(end)
+        if machine is not None and machine.cause == "memory" and self._took_memory():
+            death, machine = Violation("oom", "", self.step, machine.line), None
+        impossible = self._impossible or (machine.reason if machine is not None else None)
+        if death is not None and impossible is None:
+            violations.append(explained(death, "", self.step, coredump))
+        ordered = merge_violations(violations)
+        requests = tuple(request.result() for request in self._requests.values())
+        interrupted = end.kind == "interrupted" and not self._done
+        evidence = Evidence(
+            reverts=self._reverts,
+            probes_enabled=self._probes_enabled,
+            sites_reached=sum(count > 0 for count in self._reached.values()),
+            generated=sum(len(request.output_ids) for request in requests),
+            impossible=impossible,
+            interrupted=interrupted,
+            begun=self.stage != START,
+            idle_faults=tuple(self._idle_faults()),
+        )
+        verdict, reasons = decide(ordered, evidence)
+        first = ordered[0] if ordered else None
+        return Outcome(
+            verdict=verdict,
+            signature=first.signature if first else None,
+            site=first.site or None if first else None,
+            detail=_told(violations, first) if first else "; ".join(reasons),
+            where_step=first.step if first else None,
+            violations=ordered,
+            reasons=reasons,
+            notes=tuple(self._notes),
+            metrics=self._metrics(requests, end),
+            trace_hash=self._trace.hexdigest(),
+            reverted_hits={number: dict(edits) for number, edits in self._reverts.items()},
+            reached_sites=dict(self._reached),
+            looks=dict(self._looks),
+            requests=requests,
+            stack=dict(self._stack),
+            unavailable=verdict == "unknown" and (self._unavailable or machine is not None),
+            machine=machine,
+            injections=tuple(self._injections),
+            complete=self._done and 0 < self.planned_requests == self.finished_requests,
+            interrupted=interrupted,
+            log_tail=end.log[-LOG_TAIL:],
+        )
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether this machine was found to lack what the arm needs: then nothing is at fault."""
+        return self._unavailable or self._machine is not None
+
+    def lost(self, device: str, used: Collection[str]) -> MachineFailure | None:
+        """Return the failure of a device that another arm had ``used`` and this one does not find any more.
+
+        Where no arm has used it there never was one: the machine lacks it, and nothing has failed.
+        """
+        if self.usage_error is not None and self._unavailable and device in used:
+            return MachineFailure("device", self.usage_error)
+        return None
+
+    def _failure_of_machine(self, end: WorkerEnd) -> MachineFailure | None:
+        """What of the machine failed, as the worker told it or as its end does."""
+        if self._machine is not None:
+            return self._machine
+        if end.kind == "timeout" and self._claiming:
+            return MachineFailure("device", f"{self._claiming} did not answer within {end.wall_s:.0f} s")
+        return None if self._done else death_by_machine(end)
+
+    def _took_memory(self) -> bool:
+        """Whether the arm was made to run out of memory on purpose."""
+        return any(CLASSES[each.fault].effect == "kills" for each in self._injections if each.fault in CLASSES)
+
+    def _idle_faults(self) -> Iterator[str]:
+        """What is to be said of faults that were declared and did no damage."""
+        for number, name in enumerate(self._faults):
+            mine = [each for each in self._injections if each.number == number]
+            if not mine:
+                yield f"fault {name} was never injected: {self._unfired.get(number, 'the run ended before it was due')}"
+            elif not any(each.changed for each in mine):
+                yield f"fault {name} changed nothing: {mine[0].before} was there before"
+
+    def _metrics(self, requests: tuple[RequestResult, ...], end: WorkerEnd) -> Metrics:
+        generated = sum(len(request.output_ids) for request in requests)
+        hit = [n for r in requests if r.cold_accept_lengths is not None for n in r.accept_lengths]
+        cold = [n for r in requests for n in r.cold_accept_lengths or ()]
+        return Metrics(
+            steps=self._steps,
+            generated_tokens=generated,
+            cached_tokens=sum(request.cached_tokens for request in requests),
+            accept_mean=mean([n for request in requests for n in request.accept_lengths]),
+            accept_hit=mean(hit),
+            accept_cold=mean(cold),
+            tokens_per_s=generated / self._engine_s if self._engine_s > 0 else None,
+            engine_s=self._engine_s,
+            wall_s=end.wall_s,
+            peak_rss_mb=max(self._peak_rss_mb, end.peak_rss_mb),
+            stages_s=dict(self._stages),
+        )
+
+    def _on_stage(self, event: Mapping[str, Any]) -> None:
+        self.stage, self.activity = event["name"], ""
+
+    def _on_claiming(self, event: Mapping[str, Any]) -> None:
+        self._claiming = event["device"]
+
+    def _on_stack(self, event: Mapping[str, Any]) -> None:
+        self._claiming = ""
+        self._stack = {key: value for key, value in event.items() if key != "event"}
+
+    def _on_progress(self, event: Mapping[str, Any]) -> None:
+        self.activity = event["text"]
+
+    def _on_setup(self, event: Mapping[str, Any]) -> None:
+        self._probes_enabled = event["probes_enabled"]
+        self.planned_requests = event["requests"]
+        self._faults = list(event.get("faults", ()))
+
+    def _on_injected(self, event: Mapping[str, Any]) -> None:
+        facts = {key: value for key, value in event.items() if key != "event"}
+        self._injections.append(Injection(**{**facts, "index": tuple(facts["index"])}))
+
+    def _on_unfired(self, event: Mapping[str, Any]) -> None:
+        self._unfired[event["number"]] = event["why"]
+
+    def _on_reverts(self, event: Mapping[str, Any]) -> None:
+        self._reverts = {number: dict(edits) for number, edits in event["hits"].items()}
+
+    def _on_arrive(self, event: Mapping[str, Any]) -> None:
+        self._requests[event["rid"]] = _Request(event["rid"], event["group"], event["prompt_tokens"])
+
+    def _on_step(self, event: Mapping[str, Any]) -> None:
+        self.step, self.activity = event["step"], ""
+        self._steps += 1
+        self._engine_s += event["s"]
+        for rid, tokens in event["emitted"].items():
+            self._requests[rid].output_ids.extend(tokens)
+        for rid, length in event["accept"].items():
+            self._requests[rid].accept_lengths.append(length)
+        for rid, cached in event["cached"].items():
+            self._requests[rid].cached_tokens = cached
+        facts = [event[key] for key in TRACED]
+        self._trace.update(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode())
+
+    def _on_violation(self, event: Mapping[str, Any]) -> None:
+        self._violations.append(
+            Violation(
+                event["kind"],
+                event["site"],
+                event["step"],
+                event["detail"],
+                event.get("count", 1),
+                event.get("data", {}),
+            )
+        )
+
+    def _on_tie(self, event: Mapping[str, Any]) -> None:
+        self._requests[event["rid"]].ties.append(Tie(*(event[key] for key in TIE)))
+
+    def _on_request(self, event: Mapping[str, Any]) -> None:
+        request = self._requests[event["rid"]]
+        request.text, request.finish_reason = event["text"], event["finish_reason"]
+
+    def _on_cold(self, event: Mapping[str, Any]) -> None:
+        self._requests[event["rid"]].cold = tuple(event["accept_lengths"])
+
+    def _on_looked(self, event: Mapping[str, Any]) -> None:
+        self._looks = dict(event["counts"])
+
+    def _on_coverage(self, event: Mapping[str, Any]) -> None:
+        self._reached = dict(event["reached"])
+        self._reverts = {number: dict(edits) for number, edits in event["hits"].items()}
+
+    def _on_note(self, event: Mapping[str, Any]) -> None:
+        self._notes.append(event["text"])
+
+    def _on_impossible(self, event: Mapping[str, Any]) -> None:
+        self._impossible = event["reason"]
+        self._unavailable = event.get("unavailable", False)
+
+    def _on_usage(self, event: Mapping[str, Any]) -> None:
+        self.usage_error = self._impossible = event["message"]
+        self.usage_option = tuple(event.get("option", ()))
+        self._unavailable = event.get("unavailable", False)
+
+    def _on_machine(self, event: Mapping[str, Any]) -> None:
+        if self._machine is None:  # what failed first
+            self._machine = MachineFailure(event["cause"], event["line"])
+
+    def _on_done(self, event: Mapping[str, Any]) -> None:
+        self._done = True
+        self._stages = dict(event["stages_s"])
+        self._peak_rss_mb = event["peak_rss_mb"]

@@ -1,0 +1,309 @@
+"""What one run of one arm amounts to: a verdict, the signature that names its failure, and what was measured.
+
+**Verdict.** ``fail`` when anything was found; ``unknown`` when nothing was found but the run could not have
+found it (see :func:`decide`); ``pass`` otherwise. A failure outranks an unknown: what was seen was seen, and
+a revert that never ran is then said in a note.
+
+**Signature.** All violations are ordered by the engine step they belong to, then by how far upstream in a
+step such a thing happens (:data:`RANK`), then by the order in which they were recorded. The first names the
+failure; the rest are its consequences. So a recorded probe violation names the failure even when the process
+dies of it two steps later, and an overrun buffer outranks the NaN that the same step computed from it. A
+dying process is always last: it is the signature only when nothing was seen before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from specdebug.faults.model import Injection
+from specdebug.workers.machine_failure import TOLD, MachineFailure
+
+Verdict = Literal["pass", "fail", "unknown"]
+
+EXIT_CODES: dict[str, int] = {"pass": 0, "fail": 1, "unknown": 125}
+"""Exit code of a plain verdict. 125 is what ``git bisect run`` takes for "cannot be tested"."""
+
+RANK: dict[str, int] = {
+    "guard": 0,  # read after the step, but whatever ran over a guard did so before the step used what it hit
+    "nan": 1,
+    "inf": 1,
+    "oob": 1,
+    "page_aligned": 1,
+    "assert": 2,
+    "illegal-address": 2,
+    "launch-failure": 2,
+    "error": 2,
+    "pools": 3,
+    "mismatch": 4,
+    "accept-drop": 5,
+}
+"""Place of a violation of that kind within its step; a kind not listed (``crash:...``, ``hang``, ``oom``)
+comes last."""
+
+_LAST_RANK = 6
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One thing that is wrong. ``step`` is the engine step it belongs to, None when it belongs to no step."""
+
+    kind: str
+    site: str = ""
+    step: int | None = None
+    detail: str = ""
+    count: int = 1
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def signature(self) -> str:
+        """``kind@site``, or the bare kind for things that have no site (``hang``, ``oom`` of the host,
+        ``crash:SIGSEGV``)."""
+        return f"{self.kind}@{self.site}" if self.site else self.kind
+
+    def order(self) -> tuple[int, float]:
+        """Sort key: deaths last, else by step (violations of no step after all steps), then by rank."""
+        rank = RANK.get(self.kind, _LAST_RANK)
+        if rank == _LAST_RANK:
+            return (1, 0.0)
+        return (0, float("inf") if self.step is None else self.step + rank / (_LAST_RANK + 1))
+
+
+@dataclass(frozen=True)
+class Tie:
+    """A greedy token that is not the reference's argmax, but as good as: either is a legitimate continuation.
+
+    ``margin``: how far its logit lies below the argmax's; ``allowed``: how far it might, given the dtype and the size
+    of the logits there. ``position`` counts output tokens, ``token`` was emitted, ``preferred`` is the argmax.
+    """
+
+    position: int
+    margin: float
+    allowed: float
+    token: int
+    preferred: int
+
+    @property
+    def used(self) -> float:
+        """How much of what is allowed the margin takes; 1 is the edge."""
+        return self.margin / self.allowed if self.allowed else 0.0
+
+
+@dataclass(frozen=True)
+class RequestResult:
+    """One request as far as it came. Accept lengths count the bonus token, one entry a verify."""
+
+    rid: str
+    group: str
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_ids: tuple[int, ...] = ()
+    text: str = ""
+    finish_reason: str | None = None
+    accept_lengths: tuple[int, ...] = ()
+    cold_accept_lengths: tuple[int, ...] | None = None
+    ties: tuple[Tie, ...] = ()
+
+    @property
+    def accept_mean(self) -> float | None:
+        """Mean accept length, None when the request never speculated."""
+        return mean(self.accept_lengths)
+
+    @property
+    def cold_accept_mean(self) -> float | None:
+        """Mean accept length of the same prompt served cold, None when that was not measured."""
+        return mean(self.cold_accept_lengths or ())
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What was measured. Times in seconds, memory in MiB; ``engine_s`` is CPU time on a CPU, wall time on a
+    GPU; ``accept_hit``/``accept_cold`` cover the requests that hit the cache and were served again cold."""
+
+    steps: int = 0
+    generated_tokens: int = 0
+    cached_tokens: int = 0
+    accept_mean: float | None = None
+    accept_hit: float | None = None
+    accept_cold: float | None = None
+    tokens_per_s: float | None = None
+    engine_s: float = 0.0
+    wall_s: float = 0.0
+    peak_rss_mb: float = 0.0
+    stages_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Verdict, signature and evidence of one arm; survives a round trip through JSON.
+
+    ``stack``: what it ran on (device, versions, plan and who executed it), empty when that was never known.
+    ``unavailable``: this machine lacks something that the arm needs, so its verdict says nothing of the code.
+    ``machine``: what of the machine failed the arm, None if nothing did.
+    ``injections``: what was done to it on purpose, in order. ``complete``: every planned request came to its end, so
+    that what was not found did not happen. ``looks``: by oracle, how often it compared something with the reference.
+    ``interrupted``: its worker was ended before it was done.
+    """
+
+    verdict: Verdict
+    signature: str | None
+    site: str | None
+    detail: str
+    where_step: int | None
+    violations: tuple[Violation, ...] = ()
+    reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    metrics: Metrics = Metrics()
+    trace_hash: str = ""
+    reverted_hits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    reached_sites: Mapping[str, int] = field(default_factory=dict)
+    requests: tuple[RequestResult, ...] = ()
+    log_tail: str = ""
+    stack: Mapping[str, Any] = field(default_factory=dict)
+    unavailable: bool = False
+    injections: tuple[Injection, ...] = ()
+    complete: bool = False
+    machine: MachineFailure | None = None
+    looks: Mapping[str, int] = field(default_factory=dict)
+    interrupted: bool = False
+
+    @property
+    def ties(self) -> tuple[tuple[str, Tie], ...]:
+        """Every near-tie that went the other way, with its request."""
+        return tuple((request.rid, tie) for request in self.requests for tie in request.ties)
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass, 1 fail, 125 unknown."""
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def consequences(self) -> tuple[Violation, ...]:
+        """Everything found after the violation that names the failure."""
+        return self.violations[1:]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-able data; derived means are included for readers that are not Python."""
+        data = asdict(self)
+        for violation, plain in zip(self.violations, data["violations"], strict=True):
+            plain["signature"] = violation.signature
+        for request, plain in zip(self.requests, data["requests"], strict=True):
+            plain["accept_mean"] = request.accept_mean
+            plain["cold_accept_mean"] = request.cold_accept_mean
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
+        """Inverse of :meth:`to_dict`, also after a trip through JSON."""
+        fields = dict(data)
+        fields["violations"] = tuple(_violation(item) for item in data["violations"])
+        fields["requests"] = tuple(_request(item) for item in data["requests"])
+        fields["metrics"] = Metrics(**data["metrics"])
+        fields["injections"] = tuple(_injection(item) for item in data.get("injections", ()))
+        fields["machine"] = MachineFailure(**data["machine"]) if data.get("machine") else None
+        fields["reasons"] = tuple(data["reasons"])
+        fields["notes"] = tuple(data["notes"])
+        return cls(**fields)
+
+
+def not_run(failure: MachineFailure) -> Outcome:
+    """The outcome of an arm that was not started, because of what had failed of the machine."""
+    reason = f"not run: {TOLD[failure.cause]}"
+    return Outcome("unknown", None, None, reason, None, reasons=(reason,), unavailable=True, machine=failure)
+
+
+def _violation(data: Mapping[str, Any]) -> Violation:
+    return Violation(**{key: value for key, value in data.items() if key != "signature"})
+
+
+def _injection(data: Mapping[str, Any]) -> Injection:
+    return Injection(**{**data, "index": tuple(data["index"])})
+
+
+def _request(data: Mapping[str, Any]) -> RequestResult:
+    fields = {k: v for k, v in data.items() if k not in ("accept_mean", "cold_accept_mean")}
+    for name in ("output_ids", "accept_lengths", "cold_accept_lengths"):
+        if fields[name] is not None:
+            fields[name] = tuple(fields[name])
+    fields["ties"] = tuple(Tie(**tie) for tie in fields["ties"])
+    return RequestResult(**fields)
+
+
+def mean(values: Sequence[int]) -> float | None:
+    """Arithmetic mean, None of nothing."""
+    return sum(values) / len(values) if values else None
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """First index at which two sequences differ, the shorter one's length when it is a prefix; None if
+    equal."""
+    for index, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return index
+    return None if len(left) == len(right) else min(len(left), len(right))
+
+
+def merge_violations(violations: Iterable[Violation]) -> tuple[Violation, ...]:
+    """One violation a signature (its first in order, counts summed), in the order that names the failure
+    first."""
+    merged: dict[str, Violation] = {}
+    for violation in sorted(violations, key=Violation.order):  # a stable sort: recorded order breaks ties
+        first = merged.get(violation.signature)
+        if first is None:
+            merged[violation.signature] = violation
+        else:
+            merged[violation.signature] = Violation(
+                first.kind, first.site, first.step, first.detail, first.count + violation.count, first.data
+            )
+    return tuple(merged.values())
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What :func:`decide` weighs beside the violations.
+
+    ``reverts``: per reverted fix (by number), how often each of its edits ran. ``probes_enabled``: how many
+    probe sites the packs switched on, ``sites_reached``: how many of those were evaluated at least once.
+    ``generated``: tokens emitted. ``impossible``: why the run could not take place at all, if so. ``idle_faults``: what
+    is to be said of declared faults that were never injected, or changed nothing. ``interrupted``: its worker was ended
+    before it was done; ``begun``: the worker had reported something by then.
+    """
+
+    reverts: Mapping[str, Mapping[str, int]]
+    probes_enabled: int
+    sites_reached: int
+    generated: int
+    impossible: str | None = None
+    interrupted: bool = False
+    begun: bool = True
+    idle_faults: tuple[str, ...] = ()
+
+
+def decide(violations: Sequence[Violation], evidence: Evidence) -> tuple[Verdict, tuple[str, ...]]:
+    """Verdict of a run and, unless it is a plain pass or fail, the reasons.
+
+    Unknown, in the absence of violations, is a run that was interrupted, of which no more is said; one that could not
+    take place; one in which none of a reverted fix's edits ever ran (a fix whose edits lie on exclusive paths counts
+    as run when one of them did); one whose enabled probes were never evaluated; one that generated nothing; one in
+    which a declared fault was not injected or changed nothing.
+    """
+    reasons: list[str] = []
+    if evidence.impossible:
+        reasons.append(evidence.impossible)
+    if evidence.interrupted:
+        # What it had not come to by then says nothing of it.
+        reasons.append("interrupted before it was done" if evidence.begun else "interrupted before it began")
+        return ("fail" if violations else "unknown"), tuple(reasons)
+    for number, edits in evidence.reverts.items():
+        if not any(edits.values()) and not evidence.impossible:
+            reasons.append(f"fix {number} was reverted, but its lines never ran")
+    if evidence.probes_enabled and not evidence.sites_reached and not evidence.impossible:
+        reasons.append("none of the enabled probes was reached")
+    if not evidence.generated and not evidence.impossible:
+        reasons.append("nothing was generated")
+    if not evidence.impossible:
+        reasons.extend(evidence.idle_faults)
+    if violations:
+        return "fail", tuple(reasons)
+    return ("unknown" if reasons else "pass"), tuple(reasons)

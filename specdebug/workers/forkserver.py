@@ -1,0 +1,205 @@
+"""The process that pays for ``import torch`` once, and forks a worker for every job.
+
+It preloads what no revert can touch (torch, numpy, the file formats) and never the engine: a revert changes
+engine source at import, so each worker imports the engine itself. Unless it is told to prepare more (see
+``run/warm_worker.py``, whose workers patch an engine that is there already). It starts no thread, which is what
+makes forking safe here: OpenMP and OpenBLAS are held to one thread by its environment, and torch starts its pool only
+at the first parallel region.
+
+Its arguments are a Unix socket to the parent and the modules to load. When the parent goes away, however it
+ends, the server kills its workers and leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from typing import Any, NoReturn
+
+from specdebug.workers.machine_failure import machine_failure
+from specdebug.workers.wire import ASK, JOB, PREPARE, PipeSink, receive
+
+DUMP_SIGNAL = signal.SIGUSR1
+"""A worker that gets this prints where every thread is, even from inside a C loop, and carries on."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: list[str]) -> int:
+    """Serve until the parent closes the socket."""
+    sock = socket.socket(fileno=int(argv[0]))
+    for name in argv[1:]:
+        importlib.import_module(name)
+    _settle()
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_read, False)
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    _reply(sock, {"ready": os.getpid()})
+    workers: dict[int, str] = {}
+    try:
+        while True:
+            readable, _, _ = select.select([sock.fileno(), wake_read], [], [])
+            if wake_read in readable:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake_read, 4096)
+                _report_ended(sock, workers)
+            if sock.fileno() in readable:
+                request = receive(sock)
+                if request is None:
+                    return 0
+                if request[0] == PREPARE:
+                    failure = _prepare(request[1])
+                    if failure is not None:
+                        _reply(sock, {"unprepared": failure})
+                        return 1
+                    _reply(sock, {"prepared": True})
+                elif request[0] == ASK:
+                    _reply(sock, {"here": True})
+                else:
+                    _serve(sock, workers, *request)
+    except (BrokenPipeError, ConnectionResetError):
+        return 0
+    finally:
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)  # ours until reaped, so the pid cannot be another's
+            os.waitpid(pid, 0)
+
+
+def _settle() -> None:
+    gc.collect()
+    gc.freeze()  # a collection in a worker must not touch, and so copy, every page inherited from here
+
+
+def _prepare(payload: dict[str, Any]) -> str | None:
+    """Call ``module:function(payload)`` here, for every worker to come; why it failed, if it did."""
+    try:
+        _function(payload["target"])(pickle.loads(payload["payload"]))
+    except Exception as error:
+        return "".join(traceback.format_exception_only(error)).strip()
+    _settle()
+    return None
+
+
+def _function(target: str) -> Any:
+    module, function = target.split(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _serve(sock: socket.socket, workers: dict[int, str], tag: bytes, payload: dict[str, Any], fds: list[int]) -> None:
+    if tag == JOB:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            for fd in fds:
+                os.close(fd)
+            _reply(sock, {"refused": payload["job"], "errno": error.errno, "why": str(error)})
+            return
+        if pid == 0:
+            sock.close()
+            _work(payload["target"], payload["payload"], *fds)
+        for fd in fds:
+            os.close(fd)
+        workers[pid] = payload["job"]
+        _reply(sock, {"started": payload["job"], "pid": pid})
+        return
+    # Signals go through here because only the process that reaps a worker knows that its pid is still its
+    # own.
+    for pid, job in workers.items():
+        if job == payload["job"]:
+            os.kill(pid, payload["signal"])
+
+
+def _report_ended(sock: socket.socket, workers: dict[int, str]) -> None:
+    for pid in list(workers):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            _reply(sock, {"ended": workers.pop(pid), "status": os.waitstatus_to_exitcode(status)})
+
+
+def _reply(sock: socket.socket, message: dict[str, Any]) -> None:
+    sock.sendall(json.dumps(message).encode("ascii") + b"\n")
+
+
+def _work(target: str, payload: bytes, event_fd: int, log_fd: int) -> None:
+    """Be a worker: run ``module:function(payload, sink)`` and leave. Never returns."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what a Ctrl-C ends
+        _die_with_parent()
+        os.dup2(log_fd, 1)
+        os.dup2(log_fd, 2)
+        faulthandler.enable(file=2, all_threads=True)
+        faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            # One thread a worker: arms run side by side, and a trace must not depend on how many cores split
+            # a sum.
+            torch.set_num_threads(1)
+        _function(target)(pickle.loads(payload), PipeSink(event_fd))
+        code = 0
+    except BaseException as error:
+        traceback.print_exc()
+        failure = machine_failure(error)
+        if failure is not None:
+            with contextlib.suppress(OSError):
+                PipeSink(event_fd).emit("machine", cause=failure.cause, line=failure.line)
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)  # the exit handlers registered before the fork are the server's, not ours
+
+
+_AFRESH = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from specdebug.workers.forkserver import begin_afresh; begin_afresh(*sys.argv[2:])"
+)
+
+
+def start_over(target: str, payload: Any, sink: PipeSink) -> NoReturn:
+    """Turn this worker into a process that has imported nothing yet and runs ``target`` with ``payload``.
+
+    For a job that cannot be run with what the fork server has prepared. Process id, limits, events and log stay.
+    """
+    with tempfile.TemporaryFile() as file:
+        file.write(pickle.dumps(payload))
+        file.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for fd in (file.fileno(), sink.fileno()):
+            os.set_inheritable(fd, True)
+        arguments = [json.dumps(sys.path), target, str(file.fileno()), str(sink.fileno())]
+        os.execv(sys.executable, [sys.executable, "-P", "-c", _AFRESH, *arguments])
+
+
+def begin_afresh(target: str, payload_fd: str, event_fd: str) -> None:
+    """What a worker that :func:`start_over` was called in does next."""
+    os.lseek(int(payload_fd), 0, os.SEEK_SET)
+    with os.fdopen(int(payload_fd), "rb") as file:
+        payload = file.read()
+    _work(target, payload, int(event_fd), 2)
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this worker should the server be killed; elsewhere a write to the closed pipe ends
+    it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,138 @@
+"""What a pool of workers runs, what it keeps of each while it runs, and how that may end."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from specdebug.workers.machine_failure import MachineFailure
+from specdebug.workers.system import oom_kills
+from specdebug.workers.wire import LineReader
+
+BUSY_LIMIT_S = 300.0
+"""How long one thing that a worker reports to be busy with may take beyond its deadline."""
+GPU_MEMORY_MB = 4096.0
+"""Host memory of a worker that uses a GPU, beyond its job's limit: a context with torch, Triton and FlashInfer loaded
+has 1 to 3 GiB resident before the engine allocates anything."""
+
+EndKind = Literal["done", "exit", "signal", "timeout", "memory", "interrupted", "lost", "refused"]
+
+
+def _always() -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run in a worker: ``target`` (``module:function``) is called there with ``payload`` and a sink.
+
+    ``memory_mb`` bounds resident memory; a worker that uses a GPU gets :data:`GPU_MEMORY_MB` more. ``may_start`` is
+    asked right before a job of a list is launched; one that may not is dropped, and nobody hears of it again.
+    """
+
+    name: str
+    target: str
+    payload: Any
+    timeout_s: float = 120.0
+    memory_mb: float = 4096.0
+    uses_gpu: bool = False
+    may_start: Callable[[], bool] = _always
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """How a worker ended. ``status``: exit status, negative for a signal. ``log``: the end of its output.
+
+    ``failure``: what of the machine failed it, where the pool saw that: no process could be started (then it is
+    ``refused``), or the kernel killed it for lack of memory.
+    """
+
+    kind: EndKind
+    status: int
+    wall_s: float
+    peak_rss_mb: float
+    log: str
+    failure: MachineFailure | None = None
+
+    @property
+    def signal_name(self) -> str:
+        """``SIGSEGV`` and so on, empty when no signal ended it."""
+        return signal.Signals(-self.status).name if self.status < 0 else ""
+
+
+class Listener(Protocol):
+    """Who wants to know. Called from :meth:`WorkerPool.run`, in the order things happened."""
+
+    def started(self, job: Job) -> None:
+        """The job's worker exists. Called once for every job, before anything else."""
+
+    def event(self, job: Job, event: dict[str, Any]) -> None:
+        """The job's worker reported something."""
+
+    def ended(self, job: Job, end: WorkerEnd) -> None:
+        """The job's worker is gone; no event of it will follow."""
+
+    def waiting(self) -> None:
+        """Called some fifty times a second while workers run, whether or not they report anything."""
+
+
+@dataclass
+class Worker:
+    """The pool's side of a running job: its pipes, its clock, and what it has written so far."""
+
+    job: Job
+    event_fd: int
+    log_fd: int
+    pid: int = 0
+    started_at: float = 0.0
+    deadline: float = float("inf")
+    dump_until: float | None = None
+    busy_since: float | None = None
+    peak_rss_mb: float = 0.0
+    killed_for: EndKind | None = None
+    kill_sent: bool = False
+    lines: LineReader = field(default_factory=LineReader)
+    log: deque[bytes] = field(default_factory=deque)
+    log_size: int = 0
+    oom_kills: int | None = field(default_factory=lambda: oom_kills())
+    failure: MachineFailure | None = None
+
+    @property
+    def memory_limit_mb(self) -> float:
+        """MiB that may be resident."""
+        return self.job.memory_mb + (GPU_MEMORY_MB if self.job.uses_gpu else 0.0)
+
+    def lose(self, given_up: str | None) -> None:
+        """The fork server is gone; ``given_up`` says why, if it was killed for not answering.
+
+        One that had been over a limit by then has ended for that.
+        """
+        if given_up is not None:
+            self.log.append(f"\n{given_up}\n".encode())
+        if self.killed_for not in ("timeout", "memory"):
+            self.killed_for = "lost"
+            self.failure = MachineFailure("processes", given_up) if given_up is not None else None
+
+    def killed_for_memory(self) -> MachineFailure | None:
+        """What the kernel's count of kills says, now that somebody else has killed this worker or its server.
+
+        The worker's own limit was not reached, or the pool would have killed it: so the machine has less than that.
+        """
+        now = oom_kills()
+        if self.oom_kills is None or now is None or now <= self.oom_kills:
+            return None
+        line = f"the kernel killed a worker at {self.peak_rss_mb:.0f} MiB resident"
+        return MachineFailure("memory", f"{line}, whose limit is {self.memory_limit_mb:.0f} MiB")
+
+    def hear(self, event: Mapping[str, Any], now: float) -> None:
+        """A report of being busy stops the worker's clock; the next report of any kind starts it again."""
+        self.deadline = self.deadline_at(now)
+        busy = event.get("event") == "progress" and bool(event.get("text"))
+        self.busy_since = now if busy else None
+
+    def deadline_at(self, now: float) -> float:
+        """The deadline, put off by how long the worker has been busy."""
+        return self.deadline + (0.0 if self.busy_since is None else min(now - self.busy_since, BUSY_LIMIT_S))

@@ -1,0 +1,479 @@
+"""Parent side of the workers: start the fork server, run jobs in forks of it, survive whatever they do.
+
+One selector loop owns everything: events, logs, deadlines and memory. A worker may end in any way; its
+:class:`WorkerEnd` says which, and whatever it had reported by then has been delivered.
+
+**Memory.** The limit is on resident memory, watched from here. ``RLIMIT_AS`` cannot be used (torch reserves
+address space by the tens of GiB), and ``RLIMIT_DATA`` counts what is mapped rather than used and turns an
+overrun into whatever the allocator's caller makes of a null pointer. A worker wedged in C cannot watch
+itself, so the parent polls ``/proc`` every :data:`TICK_S`; at the rate one core can fault pages in, a
+runaway overshoots its limit by tens of MiB. Where there is no ``/proc``, the limit is not enforced.
+
+**Hangs.** At its deadline a worker is first asked where it is (``faulthandler`` dumps every thread to the
+log), then killed. What it reports to be busy with (an event ``progress``: compiling a kernel, capturing a graph)
+does not count: a first run compiles for longer than it computes.
+
+**A stopped server.** The fork server signals workers, for only who reaps one knows that its number is still its own.
+Where its help is due it is asked whether it is there; if it does not answer (``silence.py``) it is killed from here
+with its process group, which is all its workers. Those past their time have hung; the others say why they ended.
+
+**GPUs.** Jobs that use one share its memory and its time, so fewer of them run side by side, and each may keep more
+resident (see ``job.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any
+
+from specdebug import interrupts
+from specdebug.errors import SpecDebugError
+from specdebug.workers.forkserver import DUMP_SIGNAL
+from specdebug.workers.job import EndKind, Job, Listener, Worker, WorkerEnd
+from specdebug.workers.lifeline import lifeline
+from specdebug.workers.machine_failure import MachineFailed, MachineFailure, failure_in_log, machine_failure
+from specdebug.workers.reaper import kill_group
+from specdebug.workers.silence import ANSWER_S, BUSY_S, Silence
+from specdebug.workers.system import cpu_count, rss_mb
+from specdebug.workers.wire import ASK, JOB, PREPARE, SIGNAL, LineReader, pipes, send
+
+TICK_S = 0.02
+DUMP_GRACE_S = 0.3
+_LOOK_S = 0.25
+"""How long to wait for the server to be gone without looking whether somebody has lost patience."""
+LOG_LIMIT = 64 * 1024
+GPU_JOBS = 4
+"""Jobs that use a GPU at a time, unless the pool is told how many jobs to run."""
+PRELOAD = ("torch", "numpy", "safetensors.torch", "tokenizers", "yaml")
+
+# The server searches modules where its parent does: `-m` would put the current folder first, and with it
+# whatever specdebug or torch.py happens to lie there.
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from specdebug.workers.forkserver import main; sys.exit(main(sys.argv[2:]))"
+)
+
+
+class WorkerStartError(SpecDebugError):
+    """No worker can be started: torch does not import, or the system refuses processes."""
+
+
+class WorkerPool:
+    """Runs jobs, at most ``jobs`` at a time. A context manager: leaving it ends the server and every worker.
+
+    ``jobs`` 0 means one more than there are cores: jobs differ in length, and sharing a core beats leaving
+    one idle while the last job runs. Of those that use a GPU, at most :data:`GPU_JOBS` then run at a time.
+    """
+
+    def __init__(
+        self,
+        jobs: int = 0,
+        preload: Sequence[str] = PRELOAD,
+        prepare: tuple[str, Any] | None = None,
+    ) -> None:
+        """``preload``: modules that the fork server imports. ``prepare``: a ``module:function`` and its argument, for
+        the server to call once before it forks any worker."""
+        self._limit = jobs or cpu_count() + 1
+        self._gpu_limit = jobs or GPU_JOBS
+        self._preload = tuple(preload)
+        self._prepare = prepare
+        self._selector = selectors.DefaultSelector()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._sock: socket.socket | None = None
+        self._replies = LineReader()
+        self._server_log = b""
+        self._ready = False
+        self._silence = Silence()
+        self._given_up: str | None = None
+        self._key = ""
+        self._workers: dict[str, Worker] = {}
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Launch the fork server and return at once; it loads torch while the caller goes on."""
+        if self._server is not None:
+            return
+        ours, theirs = socket.socketpair()
+        env = {name: value for name, value in os.environ.items() if name != "SGLANG_DEBUG_REVERT_PR"}
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
+            env[name] = "1"
+        env.update(TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
+        command = [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno())]
+        try:
+            # A session of its own, so that a Ctrl-C in the terminal reaches the parent alone.
+            with lifeline.starting(env) as (self._key, own):
+                self._server = subprocess.Popen(
+                    [*command, *self._preload],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    env=own,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            theirs.close()
+            raise _cannot_start(f"cannot start a worker process: {error}", machine_failure(error)) from error
+        theirs.close()
+        lifeline.runs(self._key, self._server.pid)
+        ours.settimeout(BUSY_S)  # a stopped server takes in no more than the socket holds
+        self._sock, self._replies, self._server_log, self._ready = ours, LineReader(), b"", False
+        self._silence, self._given_up = Silence(), None
+        self._silence.tasks = 1
+        self._selector.register(ours.fileno(), selectors.EVENT_READ, self._on_reply)
+        stderr = self._server.stderr
+        assert stderr is not None  # for the type checker: we asked for a pipe
+        self._selector.register(stderr.fileno(), selectors.EVENT_READ, self._on_server_log)
+        if self._prepare is not None:
+            self.prepare(*self._prepare)
+
+    def prepare(self, target: str, argument: Any) -> None:
+        """Have the server call a ``module:function`` with its argument before it forks workers for jobs launched later.
+        A server that takes the place of a lost one is told only what the pool was made with.
+
+        Raises WorkerStartError.
+        """
+        self.start()
+        assert self._sock is not None
+        self._silence.tasks += 1
+        self._send(PREPARE, {"target": target, "payload": pickle.dumps(argument)})
+
+    @property
+    def limit(self) -> int:
+        """How many jobs :meth:`run` lets run at a time."""
+        return self._limit
+
+    @property
+    def running(self) -> int:
+        """Jobs launched that have not ended."""
+        return len(self._workers)
+
+    def launch(self, job: Job) -> None:
+        """Begin a job now, whatever else runs; :meth:`turn` brings what becomes of it.
+
+        Raises WorkerStartError, or MachineFailed when the system has no process or no pipe left to give.
+        """
+        self.start()
+        self._launch(job)
+
+    def turn(self, listener: Listener) -> None:
+        """Wait until something happens, a moment at most, and pass it on.
+
+        Raises WorkerStartError, and KeyboardInterrupt once this process was asked to end.
+        """
+        for key, _ in self._selector.select(TICK_S):
+            # An earlier callback of this round may have ended this worker, or the whole server.
+            if self._selector.get_map().get(key.fd) == key:
+                key.data(listener)
+        self._watch()
+        self._mind_server()
+        listener.waiting()
+        interrupts.check()
+
+    def run(self, jobs: Iterable[Job], listener: Listener) -> None:
+        """Run every job to its end, first come first served. Names must be unique.
+
+        Jobs are taken from ``jobs`` as workers come free, so making one may take its time. One that may not start when
+        its turn has come (see :class:`Job`) is dropped.
+
+        A KeyboardInterrupt ends all workers, reports them as ``interrupted`` and is raised again. Jobs for which there
+        was no worker yet are not reported. Raises MachineFailed when no further worker can be started, once those that
+        were have ended.
+        """
+        waiting = iter(jobs)
+        failed: MachineFailed | None = None
+        upcoming: Job | None = None
+        exhausted = False
+        try:
+            interrupts.check()
+            while upcoming is not None or not exhausted or self._workers:
+                while (upcoming is not None or not exhausted) and len(self._workers) < self._limit:
+                    if upcoming is None:
+                        upcoming = next(waiting, None)
+                    if upcoming is None:
+                        exhausted = True
+                        break
+                    if upcoming.uses_gpu and self._gpu_jobs >= self._gpu_limit:
+                        break
+                    job, upcoming = upcoming, None
+                    try:
+                        if job.may_start():
+                            self.launch(job)
+                    except MachineFailed as error:
+                        failed, exhausted = error, True
+                if not self._workers:
+                    break
+                self.turn(listener)
+            if failed is not None:
+                raise failed
+        except KeyboardInterrupt:
+            for worker in list(self._workers.values()):
+                self._signal(worker, signal.SIGKILL)
+                worker.killed_for = "interrupted"
+                self._finish(worker, listener, -int(signal.SIGKILL))
+            raise
+
+    def close(self) -> None:
+        """End the fork server (and with it every worker). Can be started again."""
+        if self._server is None or self._sock is None:
+            return
+        for worker in list(self._workers.values()):
+            self._release(worker)
+        self._unregister(self._sock.fileno())
+        self._sock.close()
+        stderr = self._server.stderr
+        if stderr is not None:
+            self._unregister(stderr.fileno())
+            stderr.close()
+        # A server that is ready sees its socket closed and ends its workers; one still importing has none.
+        if not self._ready:
+            self._server.kill()
+        patience, looks = interrupts.Patience(), int(ANSWER_S / _LOOK_S)
+        while self._server.poll() is None:
+            looks -= 1
+            if patience.over or looks < 0:
+                kill_group(self._server.pid)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._server.wait(_LOOK_S)
+        lifeline.ended(self._key)
+        self._server = self._sock = None
+
+    @property
+    def _gpu_jobs(self) -> int:
+        return sum(worker.job.uses_gpu for worker in self._workers.values())
+
+    def _launch(self, job: Job) -> None:
+        (event_read, event_write), (log_read, log_write) = pipes(2)
+        for fd in (event_read, log_read):
+            os.set_blocking(fd, False)
+        worker = Worker(job, event_read, log_read)
+        self._workers[job.name] = worker
+        # Pickled twice: the server must not unpickle what the worker gets, or it would import that code
+        # itself.
+        message = {"job": job.name, "target": job.target, "payload": pickle.dumps(job.payload)}
+        self._send(JOB, message, (event_write, log_write))
+        os.close(event_write)
+        os.close(log_write)
+
+    def _listen(self, worker: Worker) -> None:
+        """From when it is known to have started, so that nobody hears of an event before its job's start."""
+        events, log = worker.event_fd, worker.log_fd
+        self._selector.register(events, selectors.EVENT_READ, lambda on: self._on_events(worker, on))
+        self._selector.register(log, selectors.EVENT_READ, lambda on: self._on_log(worker))
+
+    def _on_reply(self, listener: Listener) -> None:
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(1 << 16)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._server_lost(listener)
+            return
+        for reply in self._replies.feed(data):
+            self._silence.broken("here" in reply)
+            if "ready" in reply:
+                self._ready = True
+                self._silence.tasks -= 1
+            elif "prepared" in reply:
+                self._silence.tasks -= 1
+            elif "unprepared" in reply:
+                self.close()
+                why = reply["unprepared"]
+                raise _cannot_start(f"the worker process could not get ready: {why}", failure_in_log(why))
+            elif "started" in reply:
+                worker = self._workers.get(reply["started"])
+                if worker is not None:
+                    worker.pid = reply["pid"]
+                    worker.started_at = time.monotonic()
+                    worker.deadline = worker.started_at + worker.job.timeout_s
+                    self._listen(worker)
+                    listener.started(worker.job)
+            elif "refused" in reply and reply["refused"] in self._workers:
+                worker = self._workers[reply["refused"]]
+                worker.killed_for = "refused"
+                worker.failure = machine_failure(OSError(reply["errno"], reply["why"]))
+                self._finish(worker, listener, 1)
+            elif "ended" in reply and reply["ended"] in self._workers:
+                self._finish(self._workers[reply["ended"]], listener, reply["status"])
+
+    def _server_lost(self, listener: Listener) -> None:
+        """The fork server is gone: its workers are too. Jobs still waiting get a new one."""
+        assert self._server is not None
+        was_ready, server = self._ready, self._server
+        for worker in self._workers.values():
+            worker.lose(self._given_up)
+        status = server.wait()
+        if server.stderr is not None:
+            with contextlib.suppress(OSError):
+                self._server_log += server.stderr.read() or b""
+        workers = list(self._workers.values()) if was_ready else []
+        for worker in workers:
+            self._finish(worker, listener, status)
+        log = self._server_log.decode("utf-8", "replace").strip()
+        self.close()
+        if not was_ready:
+            last = self._given_up or (log.splitlines()[-1] if log else f"exit status {status}")
+            raise _cannot_start(f"the worker process could not start: {last}", failure_in_log(log))
+
+    def _on_server_log(self, listener: Listener) -> None:
+        assert self._server is not None
+        assert self._server.stderr is not None
+        data = os.read(self._server.stderr.fileno(), 1 << 16)
+        if not data:
+            self._unregister(self._server.stderr.fileno())
+        self._server_log = (self._server_log + data)[-LOG_LIMIT:]
+
+    def _on_events(self, worker: Worker, listener: Listener) -> bool:
+        """Deliver what is there; False when nothing was."""
+        data = _read(worker.event_fd)
+        if not data:
+            self._unregister(worker.event_fd)
+            return False
+        for event in worker.lines.feed(data):
+            worker.hear(event, time.monotonic())
+            listener.event(worker.job, event)
+        return True
+
+    def _on_log(self, worker: Worker) -> bool:
+        data = _read(worker.log_fd)
+        if not data:
+            self._unregister(worker.log_fd)
+            return False
+        worker.log.append(data)
+        worker.log_size += len(data)
+        while worker.log_size > LOG_LIMIT and len(worker.log) > 1:
+            worker.log_size -= len(worker.log.popleft())
+        return True
+
+    def _watch(self) -> None:
+        """Deadlines and memory."""
+        now = time.monotonic()
+        for worker in self._workers.values():
+            if not worker.pid or worker.killed_for in ("timeout", "memory"):
+                if worker.dump_until is not None and now >= worker.dump_until:
+                    worker.dump_until = None
+                    self._signal(worker, signal.SIGKILL)
+                continue
+            rss = rss_mb(worker.pid)
+            worker.peak_rss_mb = max(worker.peak_rss_mb, rss)
+            if rss > worker.memory_limit_mb:
+                worker.killed_for = "memory"
+                self._signal(worker, signal.SIGKILL)
+            elif now >= worker.deadline_at(now):
+                worker.killed_for = "timeout"
+                worker.dump_until = now + DUMP_GRACE_S
+                self._signal(worker, DUMP_SIGNAL)
+
+    def _mind_server(self) -> None:
+        """See that it starts the jobs, and ends the workers, that it was told to."""
+        if all(worker.pid and not worker.kill_sent for worker in self._workers.values()):
+            return
+        if self._silence.should_ask():
+            self._send(ASK, None)
+        elif self._silence.too_long and self._given_up is None:
+            self._give_up(f"for {self._silence.limit_s:g} s")
+
+    def _give_up(self, how_long: str) -> None:
+        """Kill the server and all its workers; the loop finds its socket closed."""
+        assert self._server is not None
+        why = "it and its workers were killed; did something stop it?"
+        self._given_up = f"the fork server did not answer {how_long}: {why}"
+        kill_group(self._server.pid)
+
+    def _signal(self, worker: Worker, number: int) -> None:
+        worker.kill_sent = worker.kill_sent or number == signal.SIGKILL
+        self._send(SIGNAL, {"job": worker.job.name, "signal": int(number)})
+
+    def _send(self, tag: bytes, payload: Any, fds: tuple[int, ...] = ()) -> None:
+        """Tell the server; one that has died shows as a closed socket in the next round of the loop."""
+        assert self._sock is not None
+        try:
+            send(self._sock, tag, payload, fds)
+        except TimeoutError:
+            self._give_up(f"for {BUSY_S:g} s")
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def _finish(self, worker: Worker, listener: Listener, status: int) -> None:
+        if not worker.pid:  # the server was lost before it could say so
+            listener.started(worker.job)
+        while self._on_events(worker, listener):
+            pass
+        while self._on_log(worker):
+            pass
+        self._release(worker)
+        kind: EndKind = worker.killed_for or ("done" if status == 0 else "signal" if status < 0 else "exit")
+        wall_s = time.monotonic() - worker.started_at if worker.started_at else 0.0
+        log = b"".join(worker.log).decode("utf-8", "replace")[-LOG_LIMIT:]
+        if status == -signal.SIGKILL and kind in ("signal", "lost") and worker.failure is None:
+            worker.failure = worker.killed_for_memory()
+        listener.ended(worker.job, WorkerEnd(kind, status, wall_s, worker.peak_rss_mb, log, worker.failure))
+
+    def _release(self, worker: Worker) -> None:
+        for fd in (worker.event_fd, worker.log_fd):
+            self._unregister(fd)
+            os.close(fd)
+        del self._workers[worker.job.name]
+
+    def _unregister(self, fd: int) -> None:
+        with contextlib.suppress(KeyError):  # its end of file has been seen before
+            self._selector.unregister(fd)
+
+
+def _cannot_start(message: str, failure: MachineFailure | None) -> SpecDebugError:
+    """The error for workers that cannot be had: the machine's where it is, else one to mend."""
+    return MachineFailed(failure) if failure is not None else WorkerStartError(message)
+
+
+def _read(fd: int) -> bytes:
+    """What is there to read, nothing when the other side has closed or has not written."""
+    try:
+        return os.read(fd, 1 << 16)
+    except BlockingIOError:
+        return b""
+
+
+def run_one(pool: WorkerPool, job: Job) -> tuple[list[dict[str, Any]], WorkerEnd]:
+    """Run a single job and collect what it reports."""
+    collected = _Collector()
+    pool.run([job], collected)
+    assert collected.end is not None
+    return collected.events, collected.end
+
+
+class _Collector:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.end: WorkerEnd | None = None
+
+    def started(self, job: Job) -> None:
+        """Nothing to note."""
+
+    def event(self, job: Job, event: dict[str, Any]) -> None:
+        self.events.append(event)
+
+    def ended(self, job: Job, end: WorkerEnd) -> None:
+        self.end = end
+
+    def waiting(self) -> None:
+        """Nothing to do meanwhile."""

@@ -1,0 +1,144 @@
+"""How the parent, the fork server and the workers talk.
+
+Parent and server share one Unix socket: requests (prepare, run a job, signal a worker, ask whether it is there) are a
+fixed header (tag and length), then a pickled payload; a job's header carries two file descriptors with it (where the
+worker writes its events and its log). Replies and events are JSON lines. JSON for whatever a dying process writes: half
+a line is recognised and dropped, and a corrupt worker cannot make the parent execute anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from specdebug.workers.machine_failure import MachineFailed, MachineFailure
+
+_HEADER = struct.Struct("!cQ")
+
+PREPARE = b"P"
+JOB = b"J"
+SIGNAL = b"S"
+ASK = b"A"
+
+
+class Sink(Protocol):
+    """Where a worker's target reports what happens, as it happens."""
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Report one event. It reaches the parent even if the process dies the moment after."""
+
+
+class PipeSink:
+    """Writes each event as one JSON line straight to a file descriptor (no buffer to lose in a crash)."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def fileno(self) -> int:
+        """The file descriptor written to."""
+        return self._fd
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Raises BrokenPipeError when the parent is gone."""
+        data = memoryview(encode({"event": event, **fields}))
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """Return one event as the line of JSON that travels; numbers that are not finite become text."""
+    try:
+        line = _dumps(message)
+    except ValueError:  # a NaN or an infinity, for which JSON has no word
+        line = _dumps(_finite(message))
+    return line.encode("ascii") + b"\n"
+
+
+def _dumps(message: Mapping[str, Any]) -> str:
+    return json.dumps(message, separators=(",", ":"), default=_plain, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """The same with every non-finite number as text: ``"nan"``, ``"inf"``, ``"-inf"``."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _plain(value: Any) -> Any:
+    """JSON form of what JSON does not know: numpy and torch scalars, paths; anything else by its ``str``."""
+    item = getattr(value, "item", None)
+    return item() if callable(item) else str(value)
+
+
+class LineReader:
+    """Splits a byte stream into JSON lines; keeps an unfinished tail for later and drops what is not JSON."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
+        """Yield the objects completed by ``data``."""
+        *lines, self._tail = (self._tail + data).split(b"\n")
+        for line in lines:
+            try:
+                value = json.loads(line)
+            except ValueError:  # half a line of a killed worker, or bytes a broken library wrote to the pipe
+                continue
+            if isinstance(value, dict):
+                yield value
+
+
+def pipes(count: int) -> list[tuple[int, int]]:
+    """Pipes, each its end to read from and its end to write to.
+
+    Raises MachineFailed when this process has no descriptor left or the system none; none is then left open.
+    """
+    made: list[tuple[int, int]] = []
+    try:
+        for _ in range(count):
+            made.append(os.pipe())
+    except OSError as error:
+        for fd in (end for pair in made for end in pair):
+            os.close(fd)
+        raise MachineFailed(MachineFailure("processes", f"no pipe for a worker: {error}")) from error
+    return made
+
+
+def send(sock: socket.socket, tag: bytes, payload: Any, fds: tuple[int, ...] = ()) -> None:
+    """Send one request. The descriptors travel with the header; the receiver gets duplicates."""
+    body = pickle.dumps(payload)
+    header = _HEADER.pack(tag, len(body))
+    if fds:
+        socket.send_fds(sock, [header], list(fds))
+    else:
+        sock.sendall(header)
+    sock.sendall(body)
+
+
+def receive(sock: socket.socket) -> tuple[bytes, Any, list[int]] | None:
+    """Read one request: tag, payload, descriptors. None when the other side has closed."""
+    header, fds, _flags, _address = socket.recv_fds(sock, _HEADER.size, 2)
+    if not header:
+        return None
+    while len(header) < _HEADER.size:
+        more = sock.recv(_HEADER.size - len(header))
+        if not more:
+            return None
+        header += more
+    tag, size = _HEADER.unpack(header)
+    body = bytearray()
+    while len(body) < size:
+        more = sock.recv(min(size - len(body), 1 << 20))
+        if not more:
+            return None
+        body += more
+    return tag, pickle.loads(bytes(body)), list(fds)

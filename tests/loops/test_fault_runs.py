@@ -1,0 +1,120 @@
+"""The runs of the detection matrix: which are planned, what is kept of those made, and that the shipped classes make no
+problem."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from specdebug.errors import SpecDebugError
+from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.fit import check_fit
+from specdebug.loops import fault_runs
+from specdebug.loops.fault_matrix import cases
+from specdebug.loops.fault_runs import CLEAN, Standing, matrix_scenario, plan, verify
+from specdebug.loops.replay import ArmResult
+from specdebug.scenario.checks import engine_config
+from specdebug.scenario.library import Library
+
+LIBRARY = Library()
+SEEN = [CLASSES["nan_logits"]]
+
+
+class Kept:
+    """A watcher with a memory, that may call something on the way."""
+
+    def __init__(self, after: int = -1, error: BaseException | None = None) -> None:
+        self.standings: list[Standing] = []
+        self._after, self._error = after, error
+
+    def moved(self, standing: Standing) -> None:
+        self.standings.append(standing)
+        if standing.made == self._after and self._error is not None:
+            raise self._error
+
+
+def test_every_row_is_planned_however_few_the_seeds() -> None:
+    rows = cases(list(CLASSES.values()))
+    assert len({row.name for row in rows}) == len(rows) > len(CLASSES)
+    runs = plan(rows, 1, LIBRARY)
+    assert [run.arm for run in runs] == [CLEAN, *(row.name for row in rows)]
+    scenario = matrix_scenario(rows)
+    for row in rows:
+        (fault,) = scenario.faults_of(row.name)
+        assert (fault.name, fault.site) == (row.kind.name, row.site)
+
+
+@pytest.mark.parametrize("seeds", [2, 20, 200])
+def test_every_class_is_planned_under_every_seed_and_the_sites_of_one_share_them(seeds: int) -> None:
+    rows = cases(list(CLASSES.values()))
+    runs = plan(rows, seeds, LIBRARY)
+    assert len({run.key for run in runs}) == len(runs)
+    assert [run.seed for run in runs] == sorted(run.seed for run in runs)
+    by_row = Counter(run.arm for run in runs)
+    assert by_row[CLEAN] == seeds
+    assert set(by_row) == {CLEAN, *(row.name for row in rows)}
+    for kind in CLASSES.values():
+        mine = [row.name for row in rows if row.kind is kind]
+        assert {run.seed for run in runs if run.arm in mine} == set(range(seeds)), kind.name
+        assert sum(by_row[name] for name in mine) == max(seeds, len(mine))
+
+
+def test_on_a_gpu_classes_act_where_nothing_is_captured() -> None:
+    rows = cases(list(CLASSES.values()), captured=True)
+    scenario = matrix_scenario(rows, "cuda")
+    for run in plan(rows, 1, LIBRARY, "cuda"):
+        assert (run.config.device, run.config.cuda_graph.enabled) == ("cuda", True)
+        assert run.scenario.limits.timeout_s >= 20
+    for row in rows:
+        (fault,) = scenario.faults_of(row.name)
+        check_fit(fault, engine_config(scenario, row.name), row.name)  # raises where it cannot act
+    absent = {name for name, kind in CLASSES.items() if not any(row.kind is kind for row in rows)}
+    assert absent == {"positions_off_by_one"}
+    assert "nan_draft_logits at draft_extend.logits" in [row.name for row in rows]
+
+
+@pytest.mark.gpu
+def test_damage_on_a_gpu_is_seen() -> None:
+    kinds = [CLASSES[name] for name in ("nan_logits", "nan_kv_in_use", "positions_off_by_one")]
+    matrix = verify(kinds, 1, 0, LIBRARY, device="cuda")
+    assert (matrix.left_out, matrix.missing, matrix.problems) == (("positions_off_by_one",), 0, ())
+    assert matrix.detected == matrix.promptly == 2
+
+
+def test_a_matrix_is_watched_and_keeps_what_it_is_made_of() -> None:
+    watcher = Kept()
+    matrix = verify(SEEN, 2, 1, LIBRARY, watcher)
+    assert (matrix.made, matrix.missing, matrix.problems) == (4, 0, ())
+    assert matrix.detected == matrix.promptly == 2
+    assert [standing.made for standing in watcher.standings] == [0, 1, 2, 3, 4]
+    assert watcher.standings[-1] == Standing(4, 4, 2, 2, 0, ())
+
+
+def test_what_was_measured_before_an_interrupt_is_kept() -> None:
+    matrix = verify(SEEN, 3, 1, LIBRARY, Kept(2, KeyboardInterrupt()))
+    assert (matrix.made, matrix.missing, matrix.interrupted, matrix.exit_code) == (2, 4, True, 130)
+    assert (matrix.detected, len(matrix.clean)) == (1, 1)
+
+
+def test_and_before_workers_can_be_had_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = fault_runs.WarmPool.wait
+    left = [2]
+
+    def failing(pool: fault_runs.WarmPool) -> ArmResult:
+        left[0] -= 1
+        if left[0] < 0:
+            raise SpecDebugError("no workers")
+        return wait(pool)
+
+    monkeypatch.setattr(fault_runs.WarmPool, "wait", failing)
+    matrix = verify(SEEN, 2, 1, LIBRARY)
+    assert (matrix.made, matrix.missing, str(matrix.trouble)) == (2, 2, "no workers")
+
+
+@pytest.mark.slow
+def test_all_damage_is_seen_and_no_probe_is_idle() -> None:
+    matrix = verify(list(CLASSES.values()), 1, 0, LIBRARY)
+    assert matrix.problems == ()
+    assert matrix.detected == matrix.effective > 25
+    assert matrix.idle_probes == ()

@@ -1,0 +1,172 @@
+"""The matrix: which runs it takes, and which toggles it calls rotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdebug.errors import SpecDebugError
+from specdebug.loops.verify import ToggleCheck, plan_matrix, verify
+from specdebug.patching import Patch
+from specdebug.report.matrix import render_matrix
+from specdebug.scenario.model import Arm, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.toggles import Detection, Toggle
+from specdebug.workers.job import WorkerEnd
+from tests.run.fakes import FakeLibrary, FakePool, good_run, text_of
+
+
+def toggle(pr: int, signature: str = "nan@*", scenario: str = "first", patch: Patch | None = None) -> Toggle:
+    detected = Detection(scenario, (signature,))
+    patches = () if patch is None else (patch,)
+    return Toggle(pr, (), "t", "u", "f", "s", "", detected, patches, {}, Path("x.yaml"))
+
+
+class Shelf(FakeLibrary):
+    """Two scenarios: one whose first arm is plain, one with an arm of its own for fix 19897."""
+
+    def scenario(self, name: str) -> Scenario:
+        arms = {"fixed": Arm("fixed"), "bug": Arm("bug", revert=(1,))}
+        if name == "second":
+            arms = {"other": Arm("other"), "mine": Arm("mine", revert=(19897,), engine={"page_size": 4})}
+        group = WorkloadGroup("g0", TokenPrompt((1, 2)))
+        return Scenario(name=name, workload=(group,), arms=arms, expect={}, seed=5)
+
+
+def test_every_fix_is_run_applied_and_reverted_on_every_seed() -> None:
+    runs = plan_matrix(Shelf(), [toggle(7), toggle(8)], seeds=2)
+    planned = [(run.arm, run.reverts, run.seed) for run in runs]
+    assert planned == [
+        ("fixed", (), 5),
+        ("fixed", (7,), 5),
+        ("fixed", (), 6),
+        ("fixed", (7,), 6),
+        ("fixed", (8,), 5),  # the applied side is shared with fix 7
+        ("fixed", (8,), 6),
+    ]
+
+
+def test_the_arm_that_reverts_the_fix_is_run_with_and_without_it() -> None:
+    runs = plan_matrix(Shelf(), [toggle(19897, scenario="second")], seeds=1)
+    assert [(run.arm, run.reverts, run.scenario.engine_of(run.arm)) for run in runs] == [
+        ("mine", (), {"page_size": 4}),
+        ("mine", (19897,), {"page_size": 4}),
+    ]
+    assert all(run.scenario.arms["mine"].revert == () for run in runs)
+
+
+FA3 = Patch.of("t", "specdebug.engine.attention.fa3:FlashAttention3Planner.draft_decode", ("a = 1", "a = 2"))
+
+
+def test_another_plan_is_used_where_the_fix_exists_in_it() -> None:
+    runs = plan_matrix(Shelf(), [toggle(7), toggle(8, patch=FA3)], 1, {"attention_backend": "triton", "device": "cuda"})
+    plans = {(run.reverts, run.config.attention_backend, run.config.device) for run in runs}
+    # The plan of scenarios that name none is flashinfer.
+    assert plans == {
+        ((), "triton", "cuda"),
+        ((7,), "triton", "cuda"),
+        ((), "flashinfer", "cuda"),
+        ((8,), "flashinfer", "cuda"),
+    }
+    assert len({run.key for run in runs}) == 4
+
+
+def test_a_check_says_which_plan_it_was_run_with() -> None:
+    pool: Any = FakePool(failing_with("nan@x.y", when="reverted"))
+    matrix = verify(pool, Shelf(), [toggle(7), toggle(8, patch=FA3)], 1, None, {"attention_backend": "triton"})
+    assert [(c.backend, c.keeps_backend, c.live) for c in matrix.checks] == [
+        ("triton", False, True),
+        ("flashinfer", True, True),
+    ]
+    assert matrix.checks[1].to_dict()["keeps_backend"] is True
+    rows = text_of(render_matrix(matrix.checks)).splitlines()
+    assert any(" 7 " in row and " triton " in row for row in rows)
+    assert any(" 8 " in row and "(flashinfer)" in row for row in rows)
+
+
+Script = Callable[[Any], tuple[list[dict[str, Any]], WorkerEnd]]
+
+
+def failing_with(signature: str, *, when: str) -> Script:
+    kind, _, site = signature.partition("@")
+
+    def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        events, end = good_run(job)
+        if when in job.name:
+            found = {"event": "violation", "kind": kind, "site": site, "step": 1, "detail": "d"}
+            events.insert(-2, found)
+        return events, end
+
+    return script
+
+
+def check(script: Script, signature: str = "nan@*", seeds: int = 2) -> ToggleCheck:
+    matrix = verify(FakePool(script), Shelf(), [toggle(7, signature)], seeds)  # type: ignore[arg-type]
+    (only,) = matrix.checks
+    assert matrix.exit_code == (0 if only.live else 1)
+    return only
+
+
+def test_a_live_toggle() -> None:
+    found = check(failing_with("nan@draft.logits", when="reverted"))
+    assert (found.live, found.silent, found.detected) == (True, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        (good_run, "reverted, seed 5: pass, nothing was found; stated is nan@*"),
+        (failing_with("oob@x.y", when="reverted"), "reverted, seed 5: fail, oob@x.y; stated is nan@*"),
+        (failing_with("nan@x.y", when=","), "applied, seed 5: fail, nan@x.y"),
+    ],
+)
+def test_a_rotten_toggle_is_told_why(script: Script, problem: str) -> None:
+    found = check(script)
+    assert not found.live
+    assert problem in found.problems
+    text = text_of(render_matrix([found]))
+    assert problem in text
+    assert text.rstrip().endswith("0 of 1 toggles live")
+
+
+def test_detection_on_some_seeds_only_is_rotten() -> None:
+    found = check(failing_with("nan@x.y", when="reverted, seed 5"))
+    assert (found.live, found.silent, found.detected) == (False, 2, 1)
+
+
+def lacking(*, when: str) -> Script:
+    def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        events, end = failing_with("nan@x.y", when="reverted")(job)
+        if when in job.name:
+            reason = {"event": "impossible", "reason": "FlashInfer is missing", "unavailable": True}
+            events = [reason, events[-2], events[-1]]
+        return events, end
+
+    return script
+
+
+def test_a_toggle_that_this_machine_cannot_run_is_not_rotten() -> None:
+    pool: Any = FakePool(lacking(when="7 reverted, seed 6"))
+    matrix = verify(pool, Shelf(), [toggle(7), toggle(8)], 2)
+    assert [(check.live, check.untested) for check in matrix.checks] == [(False, True), (True, False)]
+    assert matrix.exit_code == 125
+    text = text_of(render_matrix(matrix.checks))
+    assert "7 reverted, seed 6: unknown, FlashInfer is missing" in text
+    assert text.rstrip().endswith("1 of 2 toggles live, 1 untested")
+    pool = FakePool(lacking(when="7 reverted, seed 6"))
+    rotten = verify(pool, Shelf(), [toggle(7, "oob@*")], 2)  # seed 5 ran, and found something else
+    assert (rotten.checks[0].untested, rotten.exit_code) == (False, 1)
+
+
+def test_an_interrupt_keeps_the_toggles_that_were_judged() -> None:
+    pool: Any = FakePool(failing_with("nan@x.y", when="reverted"), interrupt_at="first, 8 reverted, seed 5")
+    matrix = verify(pool, Shelf(), [toggle(7), toggle(8)], 1)
+    assert [(check.toggle.pr, check.live) for check in matrix.checks] == [(7, True)]
+    assert matrix.exit_code == 130
+
+
+def test_nothing_to_verify_is_an_error_not_a_success() -> None:
+    with pytest.raises(SpecDebugError, match="no toggles to verify"):
+        verify(FakePool(good_run), Shelf(), [], 1)  # type: ignore[arg-type]

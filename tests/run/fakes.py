@@ -1,0 +1,211 @@
+"""Stand-ins for the engine, the reference model and the worker pool."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from specdebug.report.terminal import console
+from specdebug.scenario.workload import Workload
+from specdebug.workers.job import WorkerEnd
+
+
+@dataclass
+class FakeRequest:
+    rid: str
+    prompt_ids: list[int]
+    sampling: Any
+    speculative: bool = True
+    output_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    cached_tokens: int = 0
+    accept_lengths: list[int] = field(default_factory=list)
+    kv_len: int = 0
+
+    @property
+    def all_ids(self) -> list[int]:
+        return self.prompt_ids + self.output_ids
+
+
+class FakeReference:
+    """Says that every token is its predecessor plus one; draft KV of position p is p everywhere."""
+
+    margin = 5.0
+
+    def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float], list[float]]:
+        choices = [ids[position - 1] + 1 for position in range(start, len(ids))]
+        gaps = [0.0 if c == g else self.margin for c, g in zip(choices, ids[start:], strict=True)]
+        return choices, gaps, [10.0] * len(choices)
+
+    def draft_kv(self, ids: Sequence[int], stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        k = torch.arange(1, stop + 1, dtype=torch.float32)[:, None, None].expand(stop, 2, 4).clone()
+        return k, -k
+
+    def target_kv(self, ids: Sequence[int], stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.draft_kv(ids, stop)
+
+
+class FakeEngine:
+    """Prefills in one step, then gives every request one token (its predecessor plus one) a step."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, FakeRequest] = {}
+        self.observer: Any = None
+        self.steps = 0
+        self.live: list[str] = []
+        self.before_step: Callable[[int], None] = lambda step: None
+        self.guards: list[Any] = []
+        self.pool_problems: list[str] = []
+        self.flushed = 0
+        self.cache_warm = False
+        self.stuck = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.live)
+
+    def add_request(self, rid: str, prompt_ids: list[int], sampling: Any, speculative: bool = True) -> FakeRequest:
+        request = FakeRequest(rid, list(prompt_ids), sampling, speculative)
+        if self.cache_warm:
+            request.cached_tokens = len(prompt_ids) // 2
+        self.cache_warm = True
+        self.requests[rid] = request
+        self.live.append(rid)
+        return request
+
+    def abort(self, rid: str) -> None:
+        self.requests[rid].finish_reason = "abort"
+        self.live.remove(rid)
+
+    def step(self) -> Any:
+        self.steps += 1
+        self.before_step(self.steps)
+        report = SimpleNamespace(
+            kind="decode", rids=(), emitted={}, accept_lengths={}, cached={}, finished=(), retracted=()
+        )
+        if self.stuck or not self.live:
+            report.kind = "idle"
+            return report
+        report.rids = tuple(self.live)
+        finished = []
+        for rid in list(self.live):
+            request = self.requests[rid]
+            if not request.output_ids:
+                report.kind = "prefill"
+                report.cached[rid] = request.cached_tokens
+            request.output_ids.append(request.all_ids[-1] + 1)
+            request.kv_len = len(request.all_ids) - 1
+            report.emitted[rid] = [request.output_ids[-1]]
+            if len(request.output_ids) > 1:
+                length = 1 if request.cached_tokens else 2
+                request.accept_lengths.append(length)
+                report.accept_lengths[rid] = length
+            elif self.observer is not None:
+                self.observer.on_prefilled(self, request)
+            if len(request.output_ids) == request.sampling.max_new_tokens:
+                request.finish_reason = "length"
+                if self.observer is not None:
+                    self.observer.on_finishing(self, request)
+                self.live.remove(rid)
+                finished.append(rid)
+        report.finished = tuple(finished)
+        return report
+
+    def flush_cache(self) -> None:
+        self.flushed += 1
+        self.cache_warm = False
+
+    def check_pools(self) -> list[str]:
+        return self.pool_problems
+
+    def damage_seen(self) -> list[Any]:
+        return []
+
+    def check_guards(self) -> list[Any]:
+        found, self.guards = self.guards, []
+        return found
+
+    def draft_kv(self, request: FakeRequest, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        k, v = FakeReference().draft_kv(request.all_ids, stop)
+        return k[None, start:], v[None, start:]
+
+    def target_kv(self, request: FakeRequest, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.draft_kv(request, start, stop)
+
+
+class ListSink:
+    """Keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def emit(self, event: str, **fields: Any) -> None:
+        self.events.append({"event": event, **fields})
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == kind]
+
+
+class FakePool:
+    """Plays back a script for each job: its events, then its end. ``interrupt_at`` stops before that job."""
+
+    def __init__(
+        self,
+        script: Callable[[Any], tuple[list[dict[str, Any]], WorkerEnd]],
+        interrupt_at: str | None = None,
+    ) -> None:
+        self.script = script
+        self.interrupt_at = interrupt_at
+        self.jobs: list[Any] = []
+
+    def run(self, jobs: Sequence[Any], listener: Any) -> None:
+        for job in jobs:
+            self.jobs.append(job)
+            listener.started(job)
+            if job.name == self.interrupt_at:
+                listener.ended(job, WorkerEnd("interrupted", -9, 0.1, 1.0, ""))
+                raise KeyboardInterrupt
+            events, end = self.script(job)
+            for event in events:
+                listener.event(job, event)
+            listener.ended(job, end)
+
+
+class FakeLibrary:
+    def workload(self, scenario: Any, arm: str, seed: int) -> Workload:
+        return Workload(())
+
+    def packs(self, names: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(SimpleNamespace(name=name) for name in names)
+
+    def toggles(self, numbers: Sequence[int]) -> tuple[Any, ...]:
+        return tuple(SimpleNamespace(pr=number) for number in dict.fromkeys(numbers))
+
+
+def good_run(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+    facts: dict[str, Any] = {"rids": ["g0.0"], "cached": {}, "finished": ["g0.0"], "retracted": []}
+    facts |= {"step": 1, "kind": "decode", "emitted": {"g0.0": [4]}, "accept": {"g0.0": 1}, "s": 0.1}
+    events: list[dict[str, Any]] = [
+        {"event": "setup", "probes_enabled": 1, "requests": 1},
+        {"event": "arrive", "rid": "g0.0", "group": "g0", "prompt_tokens": 2},
+        {"event": "step", **facts},
+        {"event": "coverage", "reached": {"x.y": 1}, "hits": {}},
+        {"event": "done", "stages_s": {}, "peak_rss_mb": 1.0},
+    ]
+    return events, WorkerEnd("done", 0, 0.5, 10.0, "")
+
+
+def text_of(renderable: Any) -> str:
+    """What is written to a log; parallel test runners set COLUMNS for their workers, so it is taken away."""
+    stream = io.StringIO()
+    with mock.patch.dict(os.environ):
+        os.environ.pop("COLUMNS", None)
+        console(stream).print(renderable, crop=False, overflow="ignore")
+    return stream.getvalue()

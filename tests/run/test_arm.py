@@ -1,0 +1,357 @@
+"""One arm inside its worker, over a stand-in engine: what it reports when the device is missing, full or gone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from specdebug import async_probe
+from specdebug.engine import progress
+from specdebug.engine.config import InvalidOption
+from specdebug.engine.errors import EngineError, FlashInferError, RequestRejected
+from specdebug.run import arm
+from specdebug.scenario.load import load_scenario
+from specdebug.scenario.model import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
+from specdebug.targets import embedded
+from specdebug.verdict.ledger import Ledger
+from specdebug.verdict.outcome import Outcome
+from specdebug.workers.job import WorkerEnd
+from specdebug.workers.machine_failure import MachineFailed, MachineFailure
+from tests.run.fakes import FakeEngine, ListSink
+
+ASSERTED = torch.AcceleratorError("CUDA error: device-side assert triggered\nmore advice")
+PRINTED = (
+    "/p/TensorCompare.cu:112: _assert_async_cuda_kernel: block: [0,0,0], thread: [0,0,0] "
+    "Assertion `async probe nan@draft.logits` failed.\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    yield
+    async_probe.configure("off")
+    progress._listeners.clear()
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows when the worker leaves without tearing down."""
+    calls: list[str] = []
+    monkeypatch.setattr(arm, "leave_now", lambda: calls.append("left"))
+    return calls
+
+
+class Engine(FakeEngine):
+    config = SimpleNamespace(model="tiny", dtype="float32", device="cpu", speculative=None)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, build: Callable[..., Any], **engine: Any) -> ListSink:
+    scenario = Scenario(
+        name="fake",
+        workload=(WorkloadGroup("g0", TokenPrompt((1, 2))),),
+        arms={"only": Arm("only")},
+        expect={},
+        engine=engine,
+        oracles=OracleSpec(lossless=False, draft_kv=False),
+    )
+    requests = (PlannedRequest("g0.0", "g0", (1, 2, 3, 4), SamplingPlan(6)),)
+    payload = {
+        "arm": "only",
+        "seed": 0,
+        "toggles": pickle.dumps(()),
+        "packs": pickle.dumps(()),
+        "scenario": pickle.dumps(scenario),
+        "workload": pickle.dumps(Workload(requests)),
+    }
+    monkeypatch.setattr(embedded, "build_engine", build)
+    sink = ListSink()
+    arm.run_arm(payload, sink)
+    return sink
+
+
+def outcome_of(sink: ListSink, log: str = "") -> Outcome:
+    ledger = Ledger()
+    for event in sink.events:
+        ledger.fold(event)
+    return ledger.outcome(WorkerEnd("done", 0, 1.0, 100.0, log))
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def build(options: Any, seed: int) -> Any:
+        raise error
+
+    return build
+
+
+def engine_that(act: Callable[[Engine, int], None]) -> Callable[..., Any]:
+    def build(options: Any, seed: int) -> Any:
+        engine = Engine()
+        engine.before_step = lambda step: act(engine, step)
+        return engine
+
+    return build
+
+
+def test_an_arm_says_what_it_runs_on_and_what_the_engine_is_busy_with(
+    monkeypatch: pytest.MonkeyPatch, left: list[str]
+) -> None:
+    def build(options: Any, seed: int) -> Any:
+        progress.report("capturing graphs, batch 4")
+        return Engine()
+
+    sink = run(monkeypatch, build, attention_backend="fa3", dtype="bfloat16")
+    (stack,) = sink.of("stack")
+    assert (stack["device"], stack["backend"], stack["dtype"]) == ("cpu", "fa3", "bfloat16")
+    assert [event["text"] for event in sink.of("progress")] == ["capturing graphs, batch 4", ""]
+    outcome = outcome_of(sink)
+    assert outcome.verdict == "pass"
+    assert outcome.stack["torch"] == torch.__version__
+    assert left == []
+
+
+def test_a_missing_device_is_the_option_s_fault(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    sink = run(monkeypatch, lambda options, seed: Engine(), device="cuda")
+    (usage,) = sink.of("usage")
+    assert usage["option"] == ["device"]
+    assert "built without it" in usage["message"]
+    outcome = outcome_of(sink)
+    assert (outcome.verdict, outcome.unavailable, outcome.detail) == ("unknown", True, usage["message"])
+    assert sink.of("violation") == []
+
+
+def test_an_option_the_engine_refuses_is_named(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
+    error = InvalidOption("head_dim 80 is not supported by this plan", ("speculative", "eagle_topk"))
+    (usage,) = run(monkeypatch, raising(error)).of("usage")
+    assert usage["option"] == ["speculative", "eagle_topk"]
+    assert usage["message"] == "head_dim 80 is not supported by this plan"
+
+
+def test_a_device_too_small_for_the_engine_is_unknown_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, left: list[str]
+) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.00 GiB.")
+    outcome = outcome_of(run(monkeypatch, raising(error)))
+    assert (outcome.verdict, outcome.violations) == ("unknown", ())
+    assert outcome.detail == (
+        "out of CUDA memory (8.00 GiB asked for): lower memory.num_slots or cuda_graph.max_bs "
+        "(while loading or capturing graphs)"
+    )
+    assert left == []
+
+
+def test_what_an_engine_says_cannot_be_run_here_is_unknown(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
+    class CannotCompile(EngineError):
+        exit_code = 125
+
+    outcome = outcome_of(run(monkeypatch, raising(CannotCompile("flashinfer does not compile: no nvcc; install it"))))
+    assert (outcome.verdict, outcome.detail) == ("unknown", "flashinfer does not compile: no nvcc; install it")
+
+
+LACKING = FlashInferError("FlashInfer cannot compile its attention (nvcc: not found): or set attention_backend: triton")
+
+
+def test_an_arm_without_its_flashinfer_is_unknown_in_one_line(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
+    """Not a usage error, which would end the command: the other arms may not need it."""
+
+    def act(engine: Engine, step: int) -> None:
+        if step == 2:
+            raise LACKING
+
+    for build in (raising(LACKING), engine_that(act)):
+        sink = run(monkeypatch, build)
+        assert sink.of("usage") == []
+        outcome = outcome_of(sink)
+        assert (outcome.verdict, outcome.detail, outcome.violations) == ("unknown", str(LACKING), ())
+        assert (outcome.unavailable, outcome.exit_code) == (True, 125)
+
+
+def test_memory_that_ran_out_in_a_capture_is_found_below_the_capture_s_own_error(
+    monkeypatch: pytest.MonkeyPatch, left: list[str]
+) -> None:
+    def build(options: Any, seed: int) -> Any:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        finally:
+            raise torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture")
+
+    outcome = outcome_of(run(monkeypatch, build))
+    assert (outcome.verdict, outcome.violations, outcome.unavailable) == ("unknown", (), True)
+    assert outcome.detail.startswith("out of CUDA memory (2.00 GiB asked for): lower memory.num_slots")
+
+
+def test_what_was_said_while_building_does_not_stay_up(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
+    def build(options: Any, seed: int) -> Any:
+        progress.report("capturing draft extend graphs, batch 1")
+        return Engine()
+
+    ledger, busy = Ledger(), {}
+    for event in run(monkeypatch, build).events:
+        ledger.fold(event)
+        busy[event["event"]] = ledger.activity
+    assert busy["setup"] == busy["step"] == busy["done"] == ""
+
+
+@pytest.mark.parametrize(
+    ("position", "kept"), [(None, [3, 1, 4]), (9, [3, 1, 4]), (8, [3, 1]), (4, [3]), (3, []), (0, [])]
+)
+def test_verifies_are_compared_as_far_as_two_texts_are_one(position: int | None, kept: list[int]) -> None:
+    """The prefill's token is output 0; the verifies' are 1 to 3, 4, and 5 to 8."""
+    assert arm.over_before(position, [3, 1, 4]) == kept
+
+
+def test_memory_that_runs_out_later_is_a_failure(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
+    def act(engine: Engine, step: int) -> None:
+        if step == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.00 GiB.")
+
+    outcome = outcome_of(run(monkeypatch, engine_that(act)))
+    assert (outcome.verdict, outcome.signature, outcome.where_step) == ("fail", "oom@cuda", 3)
+    assert left == []  # the context is sound; only the allocation failed
+
+
+def test_a_lost_device_ends_the_worker_with_its_first_error_and_all_it_knew(
+    monkeypatch: pytest.MonkeyPatch, left: list[str]
+) -> None:
+    def act(engine: Engine, step: int) -> None:
+        if step == 2:
+            engine.pool_problems = ["ownership: slot 7 has 2 owners"]
+        if step == 3:
+            engine.check_guards = gone  # type: ignore[method-assign]
+            monkeypatch.setattr(async_probe, "poll", gone)
+            raise ASSERTED
+
+    def gone() -> Any:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    sink = run(monkeypatch, engine_that(act))
+    assert [event["kind"] for event in sink.of("violation")] == ["pools", "assert"]
+    assert left == ["left"]
+    plain = outcome_of(sink)
+    assert [v.signature for v in plain.violations] == ["pools@ownership", "assert@engine"]
+    assert "the last step completed is 2" in plain.violations[1].detail
+    told = outcome_of(sink, PRINTED)
+    assert [v.signature for v in told.violations] == ["pools@ownership", "nan@draft.logits"]
+    assert "async probe nan@draft.logits" in told.violations[1].detail
+    assert len(told.requests[0].output_ids) == 2
+
+
+def test_a_failure_that_first_shows_while_looking_is_the_step_s(
+    monkeypatch: pytest.MonkeyPatch, left: list[str]
+) -> None:
+    def act(engine: Engine, step: int) -> None:
+        if step == 4:
+            monkeypatch.setattr(async_probe, "poll", gone)
+
+    def gone() -> Any:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    outcome = outcome_of(run(monkeypatch, engine_that(act)))
+    assert (outcome.signature, outcome.where_step) == ("illegal-address@engine", 4)
+    assert left == ["left"]
+
+
+GONE = torch.AcceleratorError("CUDA error: no CUDA-capable device is detected\nadvice")
+NO_64_BYTES = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes.")
+MORE_THAN_THERE_IS = RuntimeError(f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {2**62} bytes.")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (GONE, "device"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "disk"),
+        (RuntimeError("can't start new thread"), "processes"),
+        (MemoryError(), "memory"),
+        (NO_64_BYTES, "memory"),
+    ],
+)
+def test_a_machine_that_fails_is_no_verdict_wherever_it_does(
+    error: Exception, cause: str, monkeypatch: pytest.MonkeyPatch, left: list[str]
+) -> None:
+    def act(engine: Engine, step: int) -> None:
+        if step == 3:
+            raise error
+
+    loading = outcome_of(run(monkeypatch, raising(error)))
+    serving = outcome_of(run(monkeypatch, engine_that(act)))
+    for outcome in (loading, serving):
+        assert (outcome.verdict, outcome.violations, outcome.unavailable) == ("unknown", (), True)
+        assert outcome.machine is not None
+        assert outcome.machine.cause == cause
+        assert outcome.reasons == (outcome.machine.reason,)
+    assert len(serving.requests[0].output_ids) == 2  # what it had come to is kept
+    assert left == (["left"] * 2 if cause == "device" else [])
+
+
+def test_a_device_that_does_not_answer_is_told_with_its_own_words(
+    monkeypatch: pytest.MonkeyPatch, left: list[str]
+) -> None:
+    def claim(*arguments: Any) -> Any:
+        raise MachineFailed(MachineFailure("device", "CUDA unknown error"))
+
+    monkeypatch.setattr(arm, "claim", claim)
+    sink = run(monkeypatch, lambda options, seed: Engine(), device="cuda")
+    outcome = outcome_of(sink)
+    assert (outcome.verdict, outcome.detail) == ("unknown", "machine: the device is gone: CUDA unknown error")
+    assert (sink.of("stack"), sink.of("usage")) == ([], [])
+
+
+def test_memory_that_no_machine_has_is_the_scenario_s_wish_or_the_engine_s_failure(
+    monkeypatch: pytest.MonkeyPatch, left: list[str]
+) -> None:
+    def act(engine: Engine, step: int) -> None:
+        if step == 2:
+            raise MORE_THAN_THERE_IS
+
+    wished = outcome_of(run(monkeypatch, raising(MORE_THAN_THERE_IS)))
+    assert (wished.verdict, wished.unavailable, wished.machine) == ("unknown", True, None)
+    assert "the engine asks for more memory than this machine has" in wished.detail
+    serving = outcome_of(run(monkeypatch, engine_that(act)))
+    assert (serving.verdict, serving.signature, serving.where_step) == ("fail", "oom", 2)
+
+
+def test_what_was_found_before_the_machine_failed_stands(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
+    def act(engine: Engine, step: int) -> None:
+        if step == 2:
+            engine.pool_problems = ["ownership: slot 7 has 2 owners"]
+        if step == 3:
+            raise MemoryError
+
+    outcome = outcome_of(run(monkeypatch, engine_that(act)))
+    assert (outcome.verdict, outcome.signature, outcome.unavailable) == ("fail", "pools@ownership", False)
+    assert outcome.reasons == ("machine: there is no memory left: MemoryError",)
+
+
+def test_a_lost_device_while_loading_is_a_failure_and_ends_the_worker(
+    monkeypatch: pytest.MonkeyPatch, left: list[str]
+) -> None:
+    outcome = outcome_of(run(monkeypatch, raising(ASSERTED)), PRINTED)
+    assert (outcome.verdict, outcome.signature) == ("fail", "nan@draft.logits")
+    assert left == ["left"]
+
+
+def test_a_request_that_the_engine_rejects_is_named_with_its_group_s_line(
+    monkeypatch: pytest.MonkeyPatch, left: list[str]
+) -> None:
+    (usage,) = run(monkeypatch, raising(RequestRejected("g0.0", "needs 9 positions"))).of("usage")
+    assert usage["message"] == "<scenario>: arm 'only': request 'g0.0' needs 9 positions"
+    (usage,) = run(monkeypatch, raising(RequestRejected("other", "needs 9 positions"))).of("usage")
+    assert usage["message"] == "request 'other' needs 9 positions"
+
+
+def test_the_line_of_the_group_travels_with_the_scenario(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("name: x\nworkload:\n  - prompt: {text: x}\n  - prompt: {text: y}\n")
+    scenario = pickle.loads(pickle.dumps(load_scenario(file)))
+    placed = arm._placed(RequestRejected("g1.0", "needs 9 positions"), scenario, "base")
+    assert str(placed) == f"{file}:4:5: arm 'base': request 'g1.0' needs 9 positions"

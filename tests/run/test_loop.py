@@ -1,0 +1,315 @@
+"""The run loop over a stand-in engine: what it reports, in which order, and how a run stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from specdebug import async_probe
+from specdebug.engine.errors import IllegalAddress, PlanAssertion, RequestRejected
+from specdebug.run.driver import WorkloadDriver
+from specdebug.run.exceptions import violation_of
+from specdebug.run.loop import RunLoop, Stopped
+from specdebug.run.oracle import Judge, OracleSettings
+from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
+from tests.run.fakes import FakeEngine, FakeReference, ListSink
+
+
+@pytest.fixture(autouse=True)
+def _probes_as_before() -> Iterator[None]:
+    yield
+    async_probe.configure("off")
+
+
+def planned(rid: str, *, delay: int = 0, tokens: int = 4, abort_after: int | None = None) -> PlannedRequest:
+    group = rid.split(".")[0]
+    sampling = SamplingPlan(tokens)
+    return PlannedRequest(rid, group, (1, 2, 3, 4), sampling, delay=delay, abort_after=abort_after)
+
+
+def loop_of(
+    engine: FakeEngine, *requests: PlannedRequest, max_steps: int = 1000, vocab: int = 50
+) -> tuple[RunLoop, ListSink, Judge]:
+    sink = ListSink()
+    judge = Judge(
+        OracleSettings(lossless=True, draft_kv=True),
+        FakeReference(),
+        report=lambda violation: loop.report(violation),
+        tie=lambda rid, tie: None,
+        decode=lambda ids: "".join(map(str, ids)),
+    )
+    engine.observer = judge
+    loop = RunLoop(
+        engine,
+        WorkloadDriver(Workload(requests)),
+        sink,
+        judge,
+        max_steps=max_steps,
+        check_pools=True,
+        make_sampling=lambda **fields: SimpleNamespace(**fields),
+        decode=lambda ids: "".join(map(str, ids)),
+        vocab_size=vocab,
+    )
+    return loop, sink, judge
+
+
+def signatures(sink: ListSink) -> list[str]:
+    return [f"{event['kind']}@{event['site']}" for event in sink.of("violation")]
+
+
+def test_a_whole_run_is_told_step_by_step() -> None:
+    loop, sink, _ = loop_of(FakeEngine(), planned("a.0"), planned("b.0", delay=2))
+    loop.run()
+    assert [event["event"] for event in sink.events[:2]] == ["arrive", "step"]
+    steps = sink.of("step")
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert [step["rids"] for step in steps[1:4]] == [["a.0"], ["a.0", "b.0"], ["a.0", "b.0"]]
+    assert [token for step in steps for token in step["emitted"].get("a.0", [])] == [5, 6, 7, 8]
+    assert sink.of("request")[0] == {
+        "event": "request",
+        "rid": "a.0",
+        "finish_reason": "length",
+        "text": "5678",
+    }
+    assert signatures(sink) == []
+
+
+def test_an_abort_ends_a_request_with_what_it_had() -> None:
+    loop, sink, _ = loop_of(FakeEngine(), planned("a.0", tokens=30, abort_after=2), planned("b.0"))
+    loop.run()
+    ended = {event["rid"]: event for event in sink.of("request")}
+    assert (ended["a.0"]["finish_reason"], ended["a.0"]["text"]) == ("abort", "56")
+    assert ended["b.0"]["finish_reason"] == "length"
+
+
+def test_guards_probes_and_pools_are_read_after_each_step() -> None:
+    engine = FakeEngine()
+
+    class Guard(SimpleNamespace):
+        def __str__(self) -> str:
+            return "a overran by at least 8 bytes into b"
+
+    def break_things(step: int) -> None:
+        if step == 2:
+            async_probe.maybe_detect_nan(torch.tensor([0.0, float("nan")]), "draft.logits")
+            engine.guards = [Guard(buffer="a", victim="b")]
+            engine.pool_problems = ["ownership: slot 7 has 2 owners"]
+
+    async_probe.configure("record")
+    engine.before_step = break_things
+    loop, sink, _ = loop_of(engine, planned("a.0"))
+    loop.run()
+    assert signatures(sink)[:3] == ["guard@a->b", "nan@draft.logits", "pools@ownership"]
+    first = sink.of("violation")[:3]
+    assert [event["step"] for event in first] == [2, 2, 2]
+    assert first[1]["data"]["index"] == 1
+    assert first[2]["detail"] == "slot 7 has 2 owners"
+
+
+def test_an_exception_stops_the_run_after_what_the_step_had_recorded() -> None:
+    engine = FakeEngine()
+
+    def fail(step: int) -> None:
+        if step == 3:
+            async_probe.maybe_detect_oob(torch.tensor([-1]), 0, 9, "verify.input_ids")
+            raise IllegalAddress("kernels.kv_indices", "row 4 of 4")
+
+    async_probe.configure("record")
+    engine.before_step = fail
+    loop, sink, _ = loop_of(engine, planned("a.0"))
+    with pytest.raises(Stopped):
+        loop.run()
+    assert signatures(sink) == ["oob@verify.input_ids", "illegal-address@kernels.kv_indices"]
+    assert len(sink.of("step")) == 2
+
+
+def test_an_asserting_probe_has_the_signature_it_would_have_when_recording() -> None:
+    engine = FakeEngine()
+
+    def fail(step: int) -> None:
+        async_probe.maybe_detect_oob(torch.tensor([3, 12]), 0, 9, "verify.input_ids")
+
+    async_probe.configure("assert")
+    engine.before_step = fail
+    loop, sink, _ = loop_of(engine, planned("a.0"))
+    with pytest.raises(Stopped):
+        loop.run()
+    assert signatures(sink) == ["oob@verify.input_ids"]
+
+
+def test_a_run_without_end_is_a_hang() -> None:
+    loop, sink, _ = loop_of(FakeEngine(), planned("a.0", tokens=10_000), max_steps=20, vocab=10**6)
+    with pytest.raises(Stopped):
+        loop.run()
+    assert [event["kind"] for event in sink.of("violation")] == ["hang"]
+    assert "not done after 20 steps" in sink.of("violation")[0]["detail"]
+
+
+def test_an_engine_that_does_nothing_is_a_hang() -> None:
+    engine = FakeEngine()
+    engine.stuck = True
+    loop, sink, _ = loop_of(engine, planned("a.0"))
+    with pytest.raises(Stopped):
+        loop.run()
+    assert "did nothing for 64 steps" in sink.of("violation")[0]["detail"]
+
+
+def test_waiting_for_a_late_arrival_is_no_hang() -> None:
+    loop, sink, _ = loop_of(FakeEngine(), planned("a.0", delay=300))
+    loop.run()
+    assert signatures(sink) == []
+    assert sink.of("request")[0]["text"] == "5678"
+
+
+def test_a_token_outside_the_vocabulary_is_seen_whatever_the_sampling() -> None:
+    loop, sink, _ = loop_of(FakeEngine(), planned("a.0"), vocab=7)
+    loop.run()
+    assert signatures(sink) == ["oob@request.output_ids"] * 2
+
+
+def test_serving_cold_uses_an_empty_cache_and_leaves_no_trace() -> None:
+    engine = FakeEngine()
+    loop, sink, judge = loop_of(engine, planned("a.0"), planned("a.1", delay=6))
+    loop.run()
+    assert engine.requests["a.1"].accept_lengths == [1, 1, 1]
+    judge.active = False
+    before = len(sink.events)
+    assert loop.serve_cold("a.1") == [2, 2, 2]
+    assert engine.flushed == 1
+    assert len(sink.events) == before
+
+
+def test_a_rejected_request_is_the_scenario_s_fault_and_a_broken_abort_the_engine_s() -> None:
+    class Picky(FakeEngine):
+        def add_request(self, rid: str, *args: Any, **options: Any) -> Any:
+            if rid == "b.0":
+                raise RequestRejected(rid, "is too long")
+            return super().add_request(rid, *args, **options)
+
+        def abort(self, rid: str) -> None:
+            raise IllegalAddress("kernels.free", "x")
+
+    loop, sink, _ = loop_of(Picky(), planned("a.0"), planned("b.0", delay=1))
+    with pytest.raises(RequestRejected):
+        loop.run()
+    loop, sink, _ = loop_of(Picky(), planned("a.0", tokens=30, abort_after=2))
+    with pytest.raises(Stopped):
+        loop.run()
+    assert signatures(sink) == ["illegal-address@kernels.free"]
+
+
+def test_the_last_steps_failures_are_waited_for() -> None:
+    loop, sink, _ = loop_of(FakeEngine(), planned("a.0"))
+    loop.run()
+    loop.settle()
+    assert sink.of("violation") == []
+
+    def fault() -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    loop._synchronize = fault
+    with pytest.raises(Stopped):
+        loop.settle()
+    assert signatures(sink) == ["illegal-address@engine"]
+    assert sink.of("violation")[0]["step"] == 4
+    assert loop.lost
+
+
+def test_findings_that_have_not_arrived_by_the_end_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = async_probe.Violation("draft.logits", "nan", 4, 0, float("nan"), 1)
+    monkeypatch.setattr(async_probe, "poll", list)
+    monkeypatch.setattr(async_probe, "drain", lambda: [late])
+    loop, sink, _ = loop_of(FakeEngine(), planned("a.0"))
+    loop._synchronize = lambda: None
+    loop.run()
+    assert sink.of("violation") == []
+    loop.settle()
+    assert [(event["site"], event["step"]) for event in sink.of("violation")] == [("draft.logits", 4)]
+
+
+def test_a_finding_that_arrives_late_keeps_the_step_it_was_made_in() -> None:
+    engine = FakeEngine()
+
+    def probe(step: int) -> None:
+        if step == 3:
+            async_probe.set_step(2)
+            async_probe.maybe_detect_nan(torch.tensor([float("nan")]), "draft.logits")
+
+    async_probe.configure("record")
+    engine.before_step = probe
+    loop, sink, _ = loop_of(engine, planned("a.0"))
+    loop.run()
+    assert [event["step"] for event in sink.of("violation")] == [2]
+
+
+def test_an_oracle_that_finds_the_device_gone_does_not_take_the_blame() -> None:
+    class Gone(FakeEngine):
+        def draft_kv(self, request: Any, start: int, stop: int) -> Any:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    loop, sink, _ = loop_of(Gone(), planned("a.0"))
+    with pytest.raises(Stopped):
+        loop.run()
+    assert signatures(sink) == ["assert@engine"]
+
+
+def test_what_had_reached_the_host_comes_before_the_fault_that_lost_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost(FakeEngine):
+        def damage_seen(self) -> list[Any]:
+            return [SimpleNamespace(buffer="draft.kv_indices", victim="draft.kv_indptr")]
+
+        def check_guards(self) -> list[Any]:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    seen = async_probe.Violation("draft.plan.kv_indptr", "oob", 1, 0, 9, 1)
+    monkeypatch.setattr(async_probe, "salvage", lambda: [seen])
+    loop, sink, _ = loop_of(Lost(), planned("a.0"))
+    with pytest.raises(Stopped):
+        loop.run()
+    assert signatures(sink) == [
+        "guard@draft.kv_indices->draft.kv_indptr",
+        "oob@draft.plan.kv_indptr",
+        "illegal-address@engine",
+    ]
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+@pytest.mark.parametrize(
+    ("error", "signature"),
+    [
+        (PlanAssertion("attention.draft.plan", "too narrow"), "assert@attention.draft.plan"),
+        (IllegalAddress("kernels.move", "x"), "illegal-address@kernels.move"),
+        (IndexError("index 9 is out of bounds for dimension 0 with size 4"), "illegal-address@engine"),
+        (RuntimeError("index 9 is out of bounds for dimension 0 with size 4"), "illegal-address@engine"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "oom"),
+        (MemoryError(), "oom"),
+        (AssertionError("no"), "assert@engine"),
+        (ValueError("no"), "error@engine"),
+        (RuntimeError("boom async probe nan@sampler.probs: x"), "nan@sampler.probs"),
+    ],
+)
+def test_exceptions_have_signatures(error: Exception, signature: str) -> None:
+    violation = violation_of(raised(error), 4)
+    assert (violation.signature, violation.step) == (signature, 4)
+
+
+def test_the_place_of_an_error_is_the_innermost_engine_function() -> None:
+    from specdebug.engine.memory.arena import ArenaLayout
+
+    layout = ArenaLayout(guards=False)
+    layout.add("a", (1,), torch.int32)
+    with pytest.raises(ValueError) as caught:
+        layout.add("a", (1,), torch.int32)
+    assert violation_of(caught.value, 1).signature == "error@memory.arena.ArenaLayout.add"
+    outside: Any = raised(KeyError("x"))
+    assert violation_of(outside, 1).detail == "KeyError: 'x'"

@@ -1,0 +1,224 @@
+"""The JSON schema and the reader agree: on every shipped file, and on every way to break one's shape."""
+
+import copy
+import functools
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.errors import ContentError
+from specdebug.scenario.checks import check_scenario
+from specdebug.scenario.load import KnownNames, json_schema, scenario_of
+from specdebug.scenario.reader import read_scenario
+from specdebug.yamlio import parse_yaml
+
+SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
+KNOWN = KnownNames((1, 2), ("default", "kv"))
+
+
+@functools.cache
+def validator():
+    """The schema's validator; skips the test where jsonschema is not installed."""
+    return pytest.importorskip("jsonschema").Draft202012Validator(json_schema())
+
+
+FULL = {
+    "name": "full",
+    "description": "every key there is",
+    "seed": 1,
+    "engine": {
+        "model": "tiny",
+        "attention_backend": "fa3",
+        "page_size": 4,
+        "context_length": 512,
+        "max_running_requests": 2,
+        "chunked_prefill_size": None,
+        "radix_cache": True,
+        "dtype": "float32",
+        "device": "cpu",
+        "seed": 3,
+        "speculative": {
+            "algorithm": "EAGLE3",
+            "draft_model": None,
+            "num_steps": 2,
+            "eagle_topk": 2,
+            "num_draft_tokens": 4,
+            "draft_kv_on_hit": "zero_fill",
+            "threshold_single": 0.5,
+            "threshold_acc": 1,
+        },
+        "cuda_graph": {"enabled": False, "max_bs": 4, "capture_bs": [1, 4]},
+        "memory": {"num_slots": 512, "fill": "nan", "guards": True},
+    },
+    "workload": [
+        {"id": "text", "requests": 2, "prompt": {"text": "hello"}, "arrive": {"after": []}},
+        {"prompt": {"token_ids": [1, 2]}, "stop_token_ids": [3], "speculative": False, "seed": 4},
+        {
+            "prompt": {"corpus": "stdlib", "tokens": [3, 9], "offset": 2},
+            "temperature": 0.5,
+            "top_k": 3,
+            "top_p": 1,
+        },
+        {
+            "prompt": {
+                "shared_prefix": {"name": "doc", "corpus": "stdlib", "tokens": 8},
+                "suffix": {"text": "x"},
+            },
+            "requests": 3,
+            "arrive": {"step": 1, "every": 2, "after": "text"},
+            "abort": {"after_steps": 3, "requests": [0, 2]},
+        },
+        {
+            "turns": {"clients": 2, "rounds": 2, "input_tokens": [3, 4], "corpus": "stdlib"},
+            "max_new_tokens": [2, 3],
+            "arrive": {"after": ["text", "g1"], "jitter": 2},
+        },
+    ],
+    "faults": [
+        {"fault": "nan_kv_in_use", "step": 3, "request": "text.0", "probability": 0.5, "times": 2, "seed": 7},
+        {"fault": "nan_logits", "step": [3, 5], "row": 0, "site": "verify.logits"},
+    ],
+    "probes": ["default"],
+    "oracles": {"lossless": True, "draft_kv": False, "pools": True, "each_step": True, "accept": {"min_ratio": 0.9}},
+    "limits": {"timeout_s": 1.5, "max_steps": 10, "memory_mb": 512},
+    "arms": {
+        "fixed": None,
+        "other": {
+            "revert": [1],
+            "engine": {"speculative": {"num_steps": 3}},
+            "faults": [{"fault": "worker_killed"}],
+            "probes": ["kv"],
+            "mode": "record",
+            "oracles": {"accept": None},
+        },
+    },
+    "expect": {"fixed": {"verdict": "pass"}, "other": {"verdict": "fail", "signature": ["nan@*", "hang"]}},
+}
+
+INTRUDERS = [None, True, "word", "", -1, 2**70, 0.25, [], [None], {}, {"word": 1}]
+
+
+def schema_accepts(data) -> bool:
+    return validator().is_valid(data)
+
+
+def reader_accepts(data) -> bool:
+    """Whether shapes, types and ranges are right; names and engine options are judged elsewhere."""
+    text = json.dumps(data)
+    try:
+        read_scenario(parse_yaml(text, "mutant"))
+    except ContentError:
+        return False
+    return True
+
+
+def paths_in(data, path=()):
+    yield path
+    below = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in below:
+        yield from paths_in(value, (*path, key))
+
+
+def changed(path, change):
+    """FULL with ``change`` applied to the container at ``path[:-1]`` and the last key."""
+    data = copy.deepcopy(FULL)
+    holder = data
+    for key in path[:-1]:
+        holder = holder[key]
+    change(holder, path[-1])
+    return data
+
+
+def mutants():
+    for path in paths_in(FULL):
+        if not path:
+            continue
+        for value in INTRUDERS:
+            yield path, changed(path, lambda holder, key, value=value: holder.__setitem__(key, value))
+        yield path, changed(path, lambda holder, key: holder.pop(key))
+        if isinstance(path[-1], str):
+            yield path, changed(path, lambda holder, key: holder.__setitem__(key + "x", holder.pop(key)))
+
+
+def is_engine_value(path):
+    """Engine values are ``EngineConfig``'s to judge, which takes no part in the reader's."""
+    return "engine" in path
+
+
+def test_the_schema_is_a_schema():
+    validator().check_schema(json_schema())
+    json.dumps(json_schema())
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_scenarios_satisfy_the_schema(path):
+    validator().validate(yaml.safe_load(path.read_text()))
+
+
+def test_the_full_example_is_right_and_uses_every_key():
+    validator().validate(FULL)
+    check_scenario(read_scenario(parse_yaml(json.dumps(FULL), "full")), KNOWN)
+    used = {key for path in paths_in(FULL) for key in path if isinstance(key, str)}
+    assert keys_of(json_schema()) <= used
+
+
+def keys_of(schema):
+    """Every property name a schema mentions."""
+    found = set(schema.get("properties", ()))
+    for part in schema.values():
+        for each in part if isinstance(part, list) else [part]:
+            if isinstance(each, dict):
+                found |= keys_of(each)
+    return found - {"$defs"}
+
+
+def test_schema_and_reader_agree_on_every_mutant():
+    count = accepted = 0
+    for path, data in mutants():
+        if is_engine_value(path):
+            continue
+        count += 1
+        by_schema, by_reader = schema_accepts(data), reader_accepts(data)
+        accepted += by_schema
+        assert by_schema == by_reader or follows_from_another_value(path, data), (path, data, by_schema)
+    assert count > 1000
+    assert 50 < accepted < count / 2
+
+
+def follows_from_another_value(path, data):
+    """What a schema cannot say: an index below the number of requests, a range's ends in order."""
+    if path[:2] == ("workload", 3) and (path[-1] == "requests" or path[-2:-1] == ("requests",)):
+        return True
+    return isinstance(path[-1], int) and path[-2] in ("tokens", "input_tokens", "max_new_tokens")
+
+
+def engine_complaint(options) -> str | None:
+    try:
+        EngineConfig.from_dict(options)
+    except InvalidOption as error:
+        return error.reason
+    return None
+
+
+def test_schema_and_engine_agree_on_the_shape_of_options():
+    shapes = ("unknown option", "must be a ", "must be an ", "must be one of", "must be true or false")
+    count = 0
+    for path, data in mutants():
+        if path[0] != "engine" or len(path) == 1:
+            continue
+        count += 1
+        reason = engine_complaint(data["engine"])
+        if reason is None:
+            assert schema_accepts(data), path
+        elif reason.startswith(shapes):
+            assert not schema_accepts(data), (path, reason)
+    assert count > 200
+
+
+def test_a_scenario_as_shipped_to_a_worker_satisfies_the_schema():
+    for path in SHIPPED:
+        known = KnownNames(range(100_000), ("default",))
+        validator().validate(scenario_of(parse_yaml(path.read_text(), str(path)), known).to_dict())

@@ -1,0 +1,345 @@
+"""Loading scenarios: what a good one means, and where and how a bad one is told off."""
+
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from specdebug.errors import ContentError
+from specdebug.scenario.load import KnownNames, Scenario, engine_config, load_scenario, scenario_of
+from specdebug.scenario.model import (
+    AcceptOracle,
+    Arrive,
+    CorpusPrompt,
+    Expectation,
+    Limits,
+    OracleSpec,
+    merge,
+)
+from specdebug.yamlio import parse_yaml
+
+KNOWN = KnownNames(toggles=(27338, 27360, 26329), packs=("default", "attention"))
+
+SAMPLE = """\
+name: topk-kv-indices
+engine: {model: tiny, attention_backend: flashinfer, page_size: 1,
+         speculative: {algorithm: EAGLE, num_steps: 3, eagle_topk: 4, num_draft_tokens: 8},
+         cuda_graph: {max_bs: 4}, memory: {fill: garbage, guards: true}}
+workload:
+  - {requests: 6, prompt: {corpus: stdlib, tokens: [200, 600]}, max_new_tokens: 48}
+faults: []
+probes: [default]
+arms:
+  fixed: {}
+  reverted: {revert: [27338]}
+expect:
+  fixed: {verdict: pass}
+  reverted: {verdict: fail, signature: "guard@draft.kv_indices*"}
+"""
+
+
+def parse(text: str) -> Scenario:
+    return scenario_of(parse_yaml(text, "s.yaml"), KNOWN)
+
+
+def complaint(text: str) -> str:
+    with pytest.raises(ContentError) as caught:
+        parse(text)
+    return str(caught.value)
+
+
+def with_group(group: str) -> str:
+    return f"name: x\nworkload:\n  - {group}\n"
+
+
+def test_the_sample_of_the_architecture_page():
+    scenario = parse(SAMPLE)
+    group = scenario.workload[0]
+    assert (group.id, group.requests, group.max_new_tokens) == ("g0", 6, (48, 48))
+    assert group.prompt == CorpusPrompt(tokens=(200, 600))
+    assert list(scenario.arms) == ["fixed", "reverted"]
+    assert scenario.arms["reverted"].revert == (27338,)
+    assert scenario.expect["reverted"] == Expectation("fail", ("guard@draft.kv_indices*",))
+    assert engine_config(scenario, "fixed").speculative.eagle_topk == 4
+
+
+def test_a_scenario_that_says_little_gets_defaults():
+    scenario = parse(with_group("prompt: {text: hello}"))
+    assert list(scenario.arms) == ["base"]
+    assert scenario.expect == {"base": Expectation("pass")}
+    assert scenario.probes == ("default",)
+    assert scenario.oracles == OracleSpec(lossless=True, draft_kv=True, pools=True, accept=None)
+    assert scenario.limits == Limits(timeout_s=120.0, max_steps=5000, memory_mb=4096)
+    assert scenario.workload[0].arrive == Arrive(0, 0, ())
+    assert scenario.workload[0].max_new_tokens == (32, 32)
+
+
+def test_an_arm_without_an_expectation_is_expected_to_pass():
+    text = with_group("prompt: {text: x}") + "arms: {a: {}, b: }\nexpect: {a: {verdict: fail}}\n"
+    assert parse(text).expect == {"a": Expectation("fail"), "b": Expectation("pass")}
+
+
+def test_arms_are_laid_over_the_scenario():
+    scenario = parse(
+        "name: x\n"
+        "engine: {page_size: 4, speculative: {num_steps: 2, eagle_topk: 2, num_draft_tokens: 4}}\n"
+        "oracles: {lossless: false, accept: {min_ratio: 0.9}}\n"
+        "workload: [{prompt: {text: x}}]\n"
+        "arms:\n"
+        "  a: {engine: {speculative: {num_steps: 3}}, probes: [attention], oracles: {draft_kv: false}}\n"
+        "  b: {engine: {speculative: null}, mode: record, oracles: {accept: null}}\n"
+        "  c:\n"
+    )
+    assert scenario.engine_of("a")["speculative"] == {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 4}
+    assert scenario.engine_of("b") == {"page_size": 4, "speculative": None}
+    assert scenario.engine_of("c") == scenario.engine
+    assert scenario.probes_of("a") == ("attention",)
+    assert scenario.probes_of("c") == ("default",)
+    assert scenario.arms["b"].mode == "record"
+    accept = AcceptOracle(0.9)
+    assert scenario.oracles_of("a") == OracleSpec(lossless=False, draft_kv=False, pools=True, accept=accept)
+    assert scenario.oracles_of("b") == OracleSpec(lossless=False, draft_kv=True, pools=True, accept=None)
+    assert scenario.oracles_of("c").accept == accept
+
+
+def test_merge_replaces_lists_and_leaves_its_arguments_alone():
+    base = {"a": {"b": [1, 2], "c": 1}, "d": 4}
+    assert merge(base, {"a": {"b": [3]}, "d": {"e": 5}}) == {"a": {"b": [3], "c": 1}, "d": {"e": 5}}
+    assert base == {"a": {"b": [1, 2], "c": 1}, "d": 4}
+
+
+RICH = """\
+name: rich
+description: "ünïcode: \\U0001F600, a \\"quote\\",
+  a back\\\\slash\\u2028 and no: yes"
+seed: 7
+engine: {page_size: 4}
+workload:
+  - {id: a, requests: 3, prompt: {text: "héllo \\u2029 wörld"}, temperature: 0.5, top_p: 0.9, seed: 3}
+  - {prompt: {token_ids: [1, 2, 3]}, stop_token_ids: [7], speculative: false, arrive: {step: 3, after: a}}
+  - prompt:
+      shared_prefix: {name: doc, corpus: stdlib, tokens: 100}
+      suffix: {corpus: stdlib, tokens: [3, 9], offset: 4}
+    abort: {after_steps: 2}
+  - {turns: {clients: 2, rounds: 2, input_tokens: [5, 9]}, arrive: {every: 2, jitter: 4, after: [a, g1]}}
+oracles: {accept: {min_ratio: 0.5}}
+limits: {timeout_s: 2.5}
+arms: {x: {revert: [27360], engine: {radix_cache: false}, mode: assert, oracles: {pools: false}}, y: }
+expect: {x: {verdict: fail, signature: [oom, "nan@*"]}, y: {verdict: unknown}}
+"""
+
+
+@pytest.mark.parametrize("text", [SAMPLE, RICH])
+def test_a_scenario_survives_the_trip_to_a_worker(text):
+    scenario = parse(text)
+    shipped = json.loads(json.dumps(scenario.to_dict()))
+    assert Scenario.from_dict(shipped, scenario.path) == scenario
+    assert pickle.loads(pickle.dumps(scenario)) == scenario
+
+
+def test_a_shipped_scenario_is_itself_a_scenario_file():
+    scenario = parse(RICH)
+    text = json.dumps(scenario.to_dict())
+    again = scenario_of(parse_yaml(text.replace("\\ud83d\\ude00", "\U0001f600"), "s.yaml"), KNOWN)
+    assert again == scenario
+
+
+def test_from_dict_complains_like_a_file():
+    with pytest.raises(ContentError, match="unknown key 'wrokload'; did you mean 'workload'"):
+        Scenario.from_dict({"name": "x", "wrokload": []}, "shipped")
+
+
+def test_where_finds_the_nearest_place():
+    scenario = parse(SAMPLE)
+    assert str(scenario.where("arms", "reverted", "revert", 0)) == "s.yaml:11:23"
+    assert str(scenario.where("arms", "reverted", "engine")) == "s.yaml:11:13"
+    assert str(Scenario.from_dict(scenario.to_dict(), "s.yaml").where("arms")) == "s.yaml"
+
+
+def test_expectations_compare_signatures_by_shell_pattern():
+    expected = Expectation("fail", ("guard@draft.kv_indices*", "hang"))
+    assert expected.met_by("fail", "guard@draft.kv_indices->draft.positions")
+    assert expected.met_by("fail", "hang")
+    assert not expected.met_by("fail", "nan@verify.logits")
+    assert not expected.met_by("fail", None)
+    assert not expected.met_by("pass", None)
+    assert Expectation("fail").met_by("fail", "anything@all")
+
+
+ARMS = "arms: {fixed: {}, reverted: {revert: [27338]}}\n"
+PROMPT = with_group("prompt: {text: x}")
+
+BAD = {
+    # keys
+    "name: x\nengine: {modle: tiny}\nworkload: [{prompt: {text: x}}]\n": (
+        "s.yaml:2:10: engine.modle: unknown option 'modle'; did you mean 'model'?"
+    ),
+    "nmae: x\nworkload: []\n": "s.yaml:1:1: unknown key 'nmae'; did you mean 'name'?",
+    "name: x\n": "s.yaml:1:1: the file lacks the key 'workload'",
+    "- name\n": "s.yaml:1:1: the file must be a mapping, not a list",
+    "name: X Y\nworkload: [{prompt: {text: x}}]\n": "s.yaml:1:7: name 'X Y' does not fit the form",
+    # workload
+    "name: x\nworkload: []\n": "s.yaml:2:11: workload needs at least 1 item",
+    with_group("{}"): "s.yaml:3:5: workload[0] needs either 'prompt' or 'turns'",
+    with_group("{prompt: {txt: x}}"): "unknown key 'txt' in workload[0].prompt; did you mean 'text'?",
+    with_group("{prompt: {}}"): "s.yaml:3:14: workload[0].prompt must be a prompt: text, token_ids or corpus",
+    with_group("{prompt: {corpus: stdlb, tokens: 3}}"): "cannot be 'stdlb'; did you mean 'stdlib'?",
+    with_group("{prompt: {corpus: stdlib}}"): "workload[0].prompt lacks the key 'tokens'",
+    with_group("{prompt: {corpus: stdlib, tokens: 0}}"): "must be a whole number from 1 to",
+    with_group("{prompt: {corpus: stdlib, tokens: [9, 3]}}"): "is a range from 9 down to 3",
+    with_group("{prompt: {corpus: stdlib, tokens: [1, 2, 3]}}"): "a whole number or a range [low, high]",
+    with_group("{prompt: {token_ids: []}}"): "token_ids needs at least 1 item",
+    with_group("{prompt: {shared_prefix: {text: x}}}"): "workload[0].prompt lacks the key 'suffix'",
+    with_group("{prompt: {text: x}, turns: {clients: 1, rounds: 1, input_tokens: 1}}"): "not both",
+    with_group("{requests: 2, turns: {clients: 1, rounds: 1, input_tokens: 1}}"): (
+        "s.yaml:3:16: workload[0].requests does not go with 'turns'"
+    ),
+    with_group("{prompt: {text: x}, id: a.b}"): "workload[0].id 'a.b' does not fit the form",
+    with_group("{prompt: {text: x}, requests: 0}"): "must be a whole number from 1 to 4096, not 0",
+    with_group("{prompt: {text: x}, requests: 2, abort: {after_steps: 1, requests: [2]}}"): (
+        "workload[0].abort.requests[0] must be a whole number from 0 to 1, not 2"
+    ),
+    with_group("{prompt: {text: x}, top_p: 0}"): "workload[0].top_p must be above 0, not 0",
+    with_group("{prompt: {text: x}, speculative: yes}"): "must be true or false, not 'yes'",
+    with_group("{prompt: {text: 12}}"): "must be text, not 12; quote it",
+    PROMPT + "  - {prompt: {text: x}, id: g0}\n": "s.yaml:4:29: group id 'g0' is already that of workload[0]",
+    PROMPT + "  - {prompt: {text: x}, arrive: {after: g00}}\n": (
+        "s.yaml:4:41: no group 'g00' to arrive after; did you mean 'g0'?"
+    ),
+    with_group("{prompt: {text: x}, arrive: {after: g0}}"): "groups wait for each other: g0 after g0",
+    (
+        "name: x\nworkload:\n"
+        "  - {id: a, prompt: {text: x}}\n"
+        "  - {id: b, prompt: {text: x}, arrive: {after: [a, d]}}\n"
+        "  - {id: c, prompt: {text: x}, arrive: {after: b}}\n"
+        "  - {id: d, prompt: {text: x}, arrive: {after: c}}\n"
+    ): "s.yaml:4:48: groups wait for each other: b after d after c after b",
+    (
+        "name: x\nworkload:\n"
+        "  - prompt: {shared_prefix: {name: p, corpus: stdlib, tokens: 5}, suffix: {text: x}}\n"
+        "  - prompt: {shared_prefix: {name: p, corpus: stdlib, tokens: 6}, suffix: {text: x}}\n"
+    ): "s.yaml:4:29: shared prefix 'p' is described differently in workload[0]",
+    "name: x\nengine: {context_length: 100}\nworkload:\n  - prompt: {corpus: stdlib, tokens: [9, 100]}\n": (
+        "s.yaml:4:5: a prompt of group 'g0' can reach 100 tokens, but the context_length of arm 'base' is 100"
+    ),
+    (
+        "name: x\nengine: {context_length: 100}\nworkload:\n"
+        "  - {turns: {clients: 1, rounds: 3, input_tokens: 20}, max_new_tokens: 20}\n"
+    ): "can reach 100 tokens",
+    (
+        "name: x\nengine: {context_length: 100}\nworkload:\n"
+        "  - {id: a, prompt: {token_ids: [1, 2]}, max_new_tokens: 99}\n"
+    ): (
+        "s.yaml:4:42: a request of group 'a' needs at least 101 positions, but the context_length of arm 'base' is "
+        "100; shorten it or raise engine.context_length"
+    ),
+    (
+        "name: x\nengine: {memory: {num_slots: 256}}\nworkload:\n"
+        "  - {prompt: {corpus: stdlib, tokens: [200, 300]}, max_new_tokens: [56, 60]}\n"
+    ): "KV slots with its decode reservation, but memory.num_slots of arm 'base' gives 256; shorten it or raise",
+    "name: x\nworkload:\n" + "  - {requests: 4096, prompt: {text: x}}\n" * 3: (
+        "s.yaml:2:1: asks for 12288 requests, more than 10000"
+    ),
+    # faults, probes, oracles, limits
+    PROMPT + "faults: [nan]\n": "s.yaml:4:10: faults[0] must be a mapping, not 'nan'",
+    PROMPT + "faults: [{fault: nan_kv_in_us}]\n": "s.yaml:4:18: no fault 'nan_kv_in_us'; did you mean 'nan_kv_in_use'?",
+    PROMPT + "faults: [{fault: nan_kv_in_use, stp: 3}]\n": (
+        "s.yaml:4:33: unknown key 'stp' in faults[0]; did you mean 'step'?"
+    ),
+    PROMPT + "faults: [{fault: nan_kv_unused, row: 3}]\n": "s.yaml:4:33: nan_kv_unused cannot be addressed by 'row'",
+    PROMPT + "faults: [{fault: nan_kv_in_use, probability: 0}]\n": "s.yaml:4:46: faults[0].probability must be above 0",
+    PROMPT + "faults: [{fault: nan_kv_in_use, request: g0.1}]\n": (
+        "s.yaml:4:10: fault nan_kv_in_use: no request 'g0.1'; did you mean 'g0.0'?"
+    ),
+    PROMPT + "faults: [{fault: draft_kv_not_written}]\n": (
+        "s.yaml:4:10: fault draft_kv_not_written: it needs speculation, which arm 'base' does not have"
+    ),
+    PROMPT + "probes: [defualt]\n": "s.yaml:4:10: no probe pack 'defualt'; did you mean 'default'?",
+    PROMPT + "arms: {a: {probes: [default, atention]}}\n": (
+        "s.yaml:4:30: no probe pack 'atention'; did you mean 'attention'?"
+    ),
+    PROMPT + "oracles: {loseless: true}\n": "unknown key 'loseless' in oracles; did you mean 'lossless'?",
+    PROMPT + "oracles: {accept: {min_ratio: 0}}\n": "oracles.accept.min_ratio must be above 0, not 0",
+    PROMPT + "limits: {timeout_s: .inf}\n": "limits.timeout_s must be a number from 0 to 1000000",
+    PROMPT + "limits: {memory_mb: 1}\n": "limits.memory_mb must be a whole number from 64 to",
+    # arms and expectations
+    PROMPT + "arms: {}\n": "s.yaml:4:7: arms needs at least one arm",
+    PROMPT + "arms:\n" + "".join(f"  a{n}:\n" for n in range(257)): "s.yaml:5:3: arms has 257 arms",
+    PROMPT + "arms: {'a b': {}}\n": "s.yaml:4:8: arm 'a b' does not fit the form",
+    PROMPT + "arms: {a: {revert: [27339]}}\n": "s.yaml:4:21: no toggle for PR 27339; did you mean '27338'?",
+    PROMPT + "arms: {a: {revert: [27338, 27338]}}\n": "s.yaml:4:28: PR 27338 is listed twice",
+    PROMPT + "arms: {a: {mode: recrod}}\n": "arms.a.mode cannot be 'recrod'; did you mean 'record'?",
+    PROMPT + ARMS + "expect: {revert: {verdict: fail}}\n": (
+        "s.yaml:5:10: expect names no arm 'revert'; did you mean 'reverted'?"
+    ),
+    PROMPT + ARMS + "expect: {fixed: {verdict: passes}}\n": "cannot be 'passes'; did you mean 'pass'?",
+    PROMPT + ARMS + "expect: {fixed: {verdict: pass, signature: hang}}\n": (
+        "s.yaml:5:44: only a failure has a signature; the verdict expected of 'fixed' is pass"
+    ),
+    PROMPT + ARMS + "expect: {fixed: {verdict: fail, signature: gaurd@x}}\n": (
+        "s.yaml:5:44: signature 'gaurd' is no kind of failure; did you mean 'guard'?"
+    ),
+    PROMPT + ARMS + "expect: {fixed: {verdict: fail, signature: accept-drop@g1}}\n": (
+        "s.yaml:5:44: signature accept-drop@ has no group 'g1'; known: g0"
+    ),
+    # engine options, where they stand: in the arm that sets them, else in the scenario
+    "name: x\nengine: {page_size: 0}\nworkload: [{prompt: {text: x}}]\n": (
+        "s.yaml:2:10: engine.page_size: must be in 1..1024, got 0"
+    ),
+    PROMPT + "arms:\n  a: {}\n  b: {engine: {speculative: {eagle_topk: 0}}}\n": (
+        "s.yaml:6:30: engine.speculative.eagle_topk: must be at least 1, got 0"
+    ),
+    (
+        "name: x\nengine:\n  speculative: {num_steps: 3, num_draft_tokens: 4}\n"
+        "workload: [{prompt: {text: x}}]\narms: {a: {}, b: {engine: {speculative: {num_steps: 4}}}}\n"
+    ): (
+        "s.yaml:3:31: engine.speculative.num_draft_tokens: must be num_steps + 1 = 5 when eagle_topk is 1, "
+        "got 4 (in arm 'b')"
+    ),
+    (
+        "name: x\nworkload: [{prompt: {text: x}}]\narms: {a: {engine: {page_size: 256, memory: {num_slots: 8}}}}\n"
+    ).replace("8", "256"): "s.yaml:3:46: engine.memory.num_slots: 256 slots cannot hold",
+    (
+        "name: x\nengine: {page_size: 0}\nworkload: [{prompt: {text: x}}]\narms: {a: {engine: {seed: 1}}}\n"
+    ): "s.yaml:2:10: engine.page_size: must be in 1..1024, got 0",
+    "name: x\nengine: [1]\nworkload: [{prompt: {text: x}}]\n": "s.yaml:2:9: engine must be a mapping",
+}
+
+
+@pytest.mark.parametrize("text", BAD, ids=range(len(BAD)))
+def test_what_is_wrong_is_said_in_one_line_with_its_place(text):
+    said = complaint(text)
+    assert BAD[text] in said
+    assert "\n" not in said
+    assert said.startswith("s.yaml:")
+    assert said.endswith("(in arm 'b')") == ("arm 'b'" in BAD[text])
+
+
+def test_without_a_registry_outside_names_are_taken_on_trust(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(SAMPLE.replace("27338", "1").replace("probes: [default]", "probes: [mine]"))
+    assert load_scenario(path).arms["reverted"].revert == (1,)
+    with pytest.raises(ContentError, match="no probe pack 'mine'"):
+        load_scenario(path, KNOWN)
+
+
+def test_a_missing_file():
+    with pytest.raises(ContentError, match="no such file"):
+        load_scenario("nowhere.yaml", KNOWN)
+
+
+def test_validation_needs_no_torch_and_little_time():
+    code = (
+        "import sys, time; start = time.perf_counter()\n"
+        "from specdebug.scenario.load import KnownNames, scenario_of\n"
+        "from specdebug.yamlio import parse_yaml\n"
+        f"scenario_of(parse_yaml({SAMPLE!r}, 's'), KnownNames((27338,), ('default',)))\n"
+        "print('torch' in sys.modules, time.perf_counter() - start)"
+    )
+    env = {"PYTHONPATH": ":".join(filter(None, sys.path))}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    loaded_torch, seconds = run.stdout.split()
+    assert loaded_torch == "False"
+    assert float(seconds) < 1.0

@@ -1,0 +1,143 @@
+"""Packs: the shipped ones hold, and what is wrong with one is said at its place."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdebug import async_probe
+from specdebug.async_probe import Rule
+from specdebug.async_probe.sites import Site, scan
+from specdebug.errors import ContentError
+from specdebug.scenario.packs import ProbePack, activate, check_globs, load_pack, read_pack, rules
+from specdebug.yamlio import parse_yaml
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted((ROOT / "probes").glob("*.yaml"))
+
+IDS = """\
+name: ids
+mode: record
+sites:
+  - glob: "*"
+    kinds: [oob, page_aligned]
+  - {glob: "sampler.*", mode: off}
+"""
+
+
+def _pack(text: str) -> ProbePack:
+    return read_pack(parse_yaml(text, "p.yaml"))
+
+
+def _complaint(text: str) -> str:
+    with pytest.raises(ContentError) as caught:
+        _pack(text)
+    return str(caught.value)
+
+
+def test_a_pack_as_read() -> None:
+    pack = _pack(IDS)
+    assert (pack.name, pack.mode, pack.description, pack.path) == ("ids", "record", "", "p.yaml")
+    first, second = pack.entries
+    assert first.rule == Rule("*", "record", ("oob", "page_aligned"))
+    assert second.rule == Rule("sampler.*", "off")
+    assert str(second.where) == "p.yaml:6:12"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("mode: record", "mode: recrod", "p.yaml:2:7: mode cannot be 'recrod'; did you mean 'record'?"),
+        ("mode: record", "mode: off", "p.yaml:2:7: mode cannot be 'off'; known: assert, record"),
+        ("mode: record\n", "", "p.yaml:1:1: the file lacks the key 'mode'"),
+        ("name: ids", "name: My Ids", "p.yaml:1:7: name 'My Ids' does not fit the form"),
+        ("name: ids", "name: 7", "p.yaml:1:7: name must be text, not 7; quote it"),
+        ("sites:", "site:", "p.yaml:3:1: unknown key 'site'; did you mean 'sites'?"),
+        ("kinds:", "kind:", "p.yaml:5:5: unknown key 'kind' in sites[0]; did you mean 'kinds'?"),
+        ("oob,", "obb,", "p.yaml:5:13: sites[0].kinds[0] cannot be 'obb'; did you mean 'oob'?"),
+        ("[oob, page_aligned]", "[]", "p.yaml:5:12: sites[0].kinds needs at least 1 item"),
+        ("[oob, page_aligned]", "oob", "p.yaml:5:12: sites[0].kinds must be a list, not 'oob'"),
+        ('"*"', '"a b"', "p.yaml:4:11: sites[0].glob 'a b' does not fit the form"),
+        ('- glob: "*"\n   ', "-", "p.yaml:4:5: sites[0] lacks the key 'glob'"),
+        ("mode: off", "mode: of", "p.yaml:6:31: sites[1].mode cannot be 'of'; did you mean 'off'?"),
+    ],
+)
+def test_what_is_wrong_is_said_at_its_place(old: str, new: str, complaint: str) -> None:
+    assert old in IDS
+    assert _complaint(IDS.replace(old, new, 1)).startswith(complaint)
+
+
+def test_a_glob_that_matches_no_site() -> None:
+    sites = [Site("draft.step.logits", "nan", "a.py", 1), Site("verify.ids", "oob", "a.py", 2)]
+    head = "name: x\nmode: record\nsites:\n  - glob: "
+    check_globs(_pack(head + "draft.*\n"), sites)
+    with pytest.raises(ContentError, match=r"p\.yaml:4:11: no site matches 'draft.step.logit'; did you mean"):
+        check_globs(_pack(head + "draft.step.logit\n"), sites)
+    with pytest.raises(ContentError, match=r"no site matches 'zzz\.\*'; `specdebug probes list` shows them"):
+        check_globs(_pack(head + "zzz.*\n"), sites)
+    with pytest.raises(ContentError, match=r"p\.yaml:4:11: sites that match 'draft\.\*' probe nan only"):
+        check_globs(_pack(head + "draft.*\n    kinds: [oob]\n"), sites)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_packs_match_sites_of_the_engine(path: Path) -> None:
+    pack = load_pack(path)
+    assert pack.name == path.stem
+    assert pack.description
+    check_globs(pack, scan(ROOT / "specdebug" / "engine"))
+
+
+def test_default_and_assert_are_shipped_and_cover_everything() -> None:
+    for name, mode in (("default", "record"), ("assert", "assert")):
+        pack = load_pack(ROOT / "probes" / f"{name}.yaml")
+        assert rules([pack]) == (Rule("*", mode),)
+
+
+def test_a_mode_replaces_every_mode_but_off() -> None:
+    assert rules([_pack(IDS)], "assert") == (
+        Rule("*", "assert", ("oob", "page_aligned")),
+        Rule("sampler.*", "off"),
+    )
+
+
+def test_activating_packs() -> None:
+    everything = load_pack(ROOT / "probes" / "default.yaml")
+    bad = torch.tensor([math.nan])
+    try:
+        activate([everything, _pack(IDS)])
+        async_probe.maybe_detect_nan(bad, "sampler.probs")
+        async_probe.maybe_detect_nan(bad, "verify.logits")
+        assert [found.site for found in async_probe.drain()] == ["verify.logits"]
+        activate([everything], "assert")
+        with pytest.raises(RuntimeError, match=r"nan@verify\.logits"):
+            async_probe.maybe_detect_nan(bad, "verify.logits")
+        activate([])
+        async_probe.maybe_detect_nan(bad, "verify.logits")
+        assert async_probe.reached() == {}
+    finally:
+        async_probe.configure("off")
+
+
+def test_mutilated_packs_end_in_one_line() -> None:
+    stream = random.Random(20250101)
+    texts = [path.read_text() for path in SHIPPED] + [IDS]
+    alphabet = "\n :-[]{}\"'*&!#,|>%@`\\\t\x00aé0"
+    complaints: list[str] = []
+    for _ in range(600):
+        text = stream.choice(texts)
+        for _ in range(stream.randint(1, 4)):
+            start = stream.randrange(len(text) + 1)
+            stop = min(len(text), start + stream.randint(0, 6))
+            text = text[:start] + "".join(stream.choices(alphabet, k=stream.randint(0, 3))) + text[stop:]
+        try:
+            _pack(text)
+        except ContentError as error:
+            complaints.append(str(error))
+    assert len(complaints) > 300
+    for complaint in complaints:
+        assert complaint.startswith("p.yaml")
+        assert "\n" not in complaint

@@ -1,0 +1,184 @@
+"""The shipped scenarios say what their headers promise, before anything is run.
+
+Trigger conditions are worked out here from the numbers in the files, so that a scenario cannot be tuned
+until its bug no longer shows.
+"""
+
+import fnmatch
+from pathlib import Path
+
+import pytest
+import yaml
+from tokenizers import Tokenizer
+
+from specdebug.assets import tokenizer_path
+from specdebug.scenario.load import engine_config, load_scenario
+from specdebug.scenario.workload import expand
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = {path.stem: load_scenario(path) for path in sorted((ROOT / "scenarios").glob("*.yaml"))}
+REGISTERED = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "toggles").glob("*.yaml"))]
+TOGGLES = [toggle for toggle in REGISTERED if "specdebug" in toggle["patches"]]
+DEMANDED = {
+    "cache_hit", "multiturn_cache_hit", "graph_padding", "topk_kv_indices", "topk_page_table",
+    "tgt_cache_loc",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    """Prompt tokens of a scenario's requests by request id; of a continued one, the new ones."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_path("tiny")))
+    return lambda name: {plan.rid: plan.new_ids for plan in expand(SHIPPED[name], tokenizer).requests}
+
+
+def base_config(name):
+    return engine_config(SHIPPED[name], next(iter(SHIPPED[name].arms)))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_scenario_is_presented_alike(name):
+    scenario = SHIPPED[name]
+    text = scenario.path.read_text()
+    assert scenario.name == name.replace("_", "-")
+    assert scenario.description
+    assert text.startswith("# ")
+    assert "# Look at: " in text
+    first, *_, last = scenario.arms
+    assert scenario.arms[first].revert == ()
+    assert scenario.expect[first].verdict == "pass"
+    assert last == "reverted"
+    assert scenario.expect[last].verdict == "fail"
+    assert scenario.expect[last].signatures
+    assert f"| `{name}` |" in (ROOT / "scenarios" / "README.md").read_text()
+
+
+def test_every_demanded_scenario_and_every_toggle_has_one():
+    assert set(SHIPPED) >= DEMANDED
+    reverted = {pr for scenario in SHIPPED.values() for pr in scenario.arms["reverted"].revert}
+    assert reverted == {toggle["pr"] for toggle in TOGGLES}
+
+
+@pytest.mark.parametrize("toggle", TOGGLES, ids=lambda toggle: toggle["pr"])
+def test_a_toggle_and_its_scenario_promise_the_same(toggle):
+    scenario = SHIPPED[toggle["detected_by"]["scenario"].replace("-", "_")]
+    assert toggle["pr"] in scenario.arms["reverted"].revert
+    promised = toggle["detected_by"]["signature"]
+    expected = scenario.expect["reverted"].signatures
+    assert any(fnmatch.fnmatchcase(promised, one) or fnmatch.fnmatchcase(one, promised) for one in expected)
+
+
+def test_cache_hit_has_661_cached_and_9_new_tokens(prompts):
+    """Keys are pairs of tokens, so 662 equal tokens make 661 equal keys."""
+    sent = prompts("cache_hit")
+    assert [len(ids) for ids in sent.values()] == [670] * 4
+    assert not SHIPPED["cache_hit"].workload[1].speculative
+    for rid in ("hit.0", "hit-again.0"):
+        assert common(sent["warm.0"], sent[rid]) == 662
+    assert common(sent["hit.0"], sent["hit-again.0"]) == 662
+    assert common(sent["cold.0"], sent["warm.0"]) < 10
+
+
+def test_bigram_key_shares_whole_pages_and_no_token_more(prompts):
+    page = base_config("bigram_key").page_size
+    first, second, third = prompts("bigram_key").values()
+    assert common(first, second) == common(first, third) == common(second, third) == 160
+    assert 160 % page == 0
+
+
+def common(one, other):
+    """Length of the longest common prefix."""
+    return next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
+
+
+def test_multiturn_has_the_numbers_of_the_kit(prompts):
+    turns = SHIPPED["multiturn_cache_hit"].workload[0].turns
+    assert (turns.clients, turns.rounds, turns.input_tokens) == (4, 3, (256, 256))
+    assert SHIPPED["multiturn_cache_hit"].workload[0].max_new_tokens == (32, 32)
+    assert [len(ids) for ids in prompts("multiturn_cache_hit").values()] == [256] * 12
+
+
+def test_topk_kv_indices_overruns_the_whole_buffer(prompts):
+    """Rows 0 .. S-2 are written; the last of them must run over row S-1 too before a guard can tell."""
+    config = base_config("topk_kv_indices")
+    spec, batch = config.speculative, config.max_running_requests
+    assert batch <= config.cuda_graph.max_bs
+    lengths = sorted(len(ids) for ids in prompts("topk_kv_indices").values())
+    width = config.cuda_graph.max_bs * config.context_length
+    assert spec.eagle_topk * sum(lengths[:batch]) > 2 * width
+    assert config.memory.guards
+
+
+def test_topk_page_table_needs_more_pages_than_columns(prompts):
+    config = base_config("topk_page_table")
+    spec, page = config.speculative, config.page_size
+    pages = -(-(page - 1 + spec.num_steps) // page)
+    assert spec.eagle_topk > 1
+    assert page > 1
+    assert pages > 2, "the first forward's row has two columns"
+    assert config.attention_backend == "fa3"
+
+
+def test_tgt_cache_loc_has_the_numbers_of_the_flaky_test():
+    config = base_config("tgt_cache_loc")
+    spec = config.speculative
+    assert (config.page_size, spec.eagle_topk, spec.num_steps, spec.tree_size) == (256, 5, 8, 64)
+    assert config.memory.fill == "garbage", "fresh buffers must not be kind"
+
+
+@pytest.mark.parametrize("name", ["graph_padding", "padding_positions"])
+def test_padding_scenarios_pad(name):
+    config = base_config(name)
+    requests = sum(group.num_requests for group in SHIPPED[name].workload)
+    assert config.cuda_graph.batch_sizes == (4,)
+    lengths = {group.max_new_tokens for group in SHIPPED[name].workload}
+    assert requests < 4 or (requests == 4 and len(lengths) > 1), "the batch must be or become smaller"
+
+
+def test_chunk_tail_has_several_chunks_a_prompt(prompts):
+    chunk = base_config("chunk_tail").chunked_prefill_size
+    assert all(len(ids) > 2 * chunk for ids in prompts("chunk_tail").values())
+
+
+FLAKY = {
+    "cache_hit": lambda sent, config: sent["hit.0"].delay > sent["warm.0"].delay,
+    "bigram_key": lambda sent, config: common(*(one.new_ids for one in sent.values())) % config.page_size == 0,
+    "graph_padding": lambda sent, config: sent["second.0"].delay > 1,
+    "padding_positions": lambda sent, config: sent["second.0"].delay > 1,
+    "kv_indices": lambda sent, config: (
+        config.speculative.eagle_topk * (1 + len(sent["g0.0"].new_ids)) > 2 * (config.context_length + 8)
+    ),
+    "page_table": lambda sent, config: pages(len(sent["g0.0"].new_ids), config) > 2,
+    "draft_positions": lambda sent, config: sent["plain.0"].sampling.max_new_tokens < 3,
+    "chunk_tail": lambda sent, config: sent["second.0"].delay == 0,
+    "row_headroom": lambda sent, config: (
+        len(sent["g0.0"].new_ids) + 2 * config.alloc_len_per_decode
+        > config.context_length + 4 + config.speculative.tree_size
+    ),
+}
+"""What shows each bug, worked out from the requests alone; of ``tgt_cache_loc`` only the engine can say."""
+
+
+def pages(length, config):
+    """How many pages a draft branch spans that begins at this length."""
+    return -(-(length % config.page_size + config.speculative.num_steps) // config.page_size)
+
+
+@pytest.mark.parametrize("name", FLAKY)
+def test_a_flaky_scenario_meets_its_bug_on_some_of_the_seeds_and_on_its_own(name):
+    scenario, config = SHIPPED[f"flaky_{name}"], base_config(f"flaky_{name}")
+    tokenizer = Tokenizer.from_file(str(tokenizer_path("tiny")))
+    met = []
+    for seed in (*range(200), scenario.seed):
+        sent = {plan.rid: plan for plan in expand(scenario, tokenizer, seed).requests}
+        met.append(FLAKY[name](sent, config))
+    assert 0.15 < sum(met) / len(met) < 0.5
+    assert met[-1]
+
+
+def test_row_headroom_reserves_more_than_the_old_headroom(prompts):
+    config = base_config("row_headroom")
+    old = 4 + config.speculative.tree_size
+    longest = max(len(ids) for ids in prompts("row_headroom").values())
+    assert longest + 2 * config.alloc_len_per_decode > config.context_length + old
+    assert longest + 24 < config.context_length

@@ -1,0 +1,208 @@
+"""All that is wrong with a scenario is said at once, each thing once and at its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specdebug.errors import ContentErrors
+from specdebug.scenario.library import Library
+from specdebug.scenario.load import KnownNames, load_scenario, scenario_of
+from specdebug.scenario.validation import Problem, validate
+from specdebug.yamlio import parse_yaml
+
+KNOWN = KnownNames((27338, 27360), ("default",), checkpoints=True)
+
+BAD = """\
+name: Bad Name
+description: 3
+engine:
+  model: tinny
+  page_sice: 4
+  context_length: lots
+  speculative: {algorithm: EAGLEE, num_steps: 3, eagle_topk: 4, num_draft_tokens: 8}
+workload:
+  - {id: a, requests: 0, promt: {text: x}}
+  - {id: b, prompt: {corpus: stdlb, tokens: [9, 3]}, arrive: {after: q}, temperature: hot}
+  - {id: a, prompt: {corpus: stdlib, tokens: 9}}
+probes: [defualt]
+faults:
+  - {fault: nan_logit}
+  - {fault: nan_logits, step: 0, row: 900}
+  - {fault: nan_logits, request: b.7}
+arms:
+  fixed: {engine: {memory: {fil: nan}}}
+  reverted: {revert: [27339, 27339], mode: asert}
+expect:
+  fxed: {verdict: fail, signature: nan@x}
+  reverted: {verdict: fial}
+limits: {timeout_s: 0}
+seed: -1
+seed: 4
+"""
+
+SAID = {
+    (1, 7): "name 'Bad Name' does not fit",
+    (2, 14): "description must be text",
+    (4, 3): "engine.model: no checkpoint 'tinny': neither a folder nor a shipped name; did you mean 'tiny'?",
+    (5, 3): "engine.page_sice: unknown option 'page_sice'; did you mean 'page_size'?",
+    (6, 3): "engine.context_length: must be an integer",
+    (7, 17): "engine.speculative.algorithm: must be one of EAGLE",
+    (9, 23): "workload[0].requests must be a whole number",
+    (9, 26): "unknown key 'promt' in workload[0]; did you mean 'prompt'?",
+    (10, 30): "workload[1].prompt.corpus cannot be 'stdlb'; did you mean 'stdlib'?",
+    (10, 45): "workload[1].prompt.tokens is a range from 9 down to 3",
+    (10, 70): "no group 'q' to arrive after",
+    (10, 87): "workload[1].temperature must be a number",
+    (11, 10): "group id 'a' is already that of workload[0]",
+    (12, 10): "no probe pack 'defualt'; did you mean 'default'?",
+    (14, 13): "no fault 'nan_logit'; did you mean 'nan_logits'?",
+    (15, 31): "faults[1].step must be a whole number",
+    (15, 39): "faults[1].row must be a whole number",
+    (18, 29): "engine.memory.fil: unknown option 'fil'; did you mean 'fill'?",
+    (19, 23): "no toggle for PR 27339",
+    (19, 30): "PR 27339 is listed twice",
+    (19, 44): "arms.reverted.mode cannot be 'asert'; did you mean 'assert'?",
+    (21, 3): "expect names no arm 'fxed'; did you mean 'fixed'?",
+    (22, 23): "expect.reverted.verdict cannot be 'fial'; did you mean 'fail'?",
+    (23, 21): "limits.timeout_s must be above 0",
+    (25, 1): "duplicate key 'seed', first on line 24",
+}
+"""By line and column, how each complaint begins. The request of the third fault is not held against it: whether there
+is a ``b.7`` depends on engines that cannot be built."""
+
+
+def problems(text: str) -> list[tuple[tuple[int, int], str]]:
+    with pytest.raises(ContentErrors) as caught:
+        scenario_of(parse_yaml(text, "s.yaml"), KNOWN)
+    assert str(caught.value) == str(caught.value.problems[0])
+    return [((p.where.line, p.where.column), p.message) for p in caught.value.problems if p.where is not None]
+
+
+def test_everything_is_said_at_once_and_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(BAD)
+    checked = validate(Library(), str(file))
+    assert checked.scenario is None
+    said = {(problem.line, problem.column): problem.message for problem in checked.problems}
+    assert list(said) == sorted(SAID)
+    assert len(checked.problems) == len(SAID)
+    for place, message in SAID.items():
+        assert said[place].startswith(message), said[place]
+    document = checked.to_dict()
+    assert (document["ok"], document["arms"], len(document["problems"])) == (False, [], len(SAID))
+    first = {"file": str(file), "line": 1, "column": 7, "message": said[1, 7]}
+    assert document["problems"][0] == first
+    assert str(checked.problems[0]) == f"{file}:1:7: {said[1, 7]}"
+
+
+def test_each_mistake_is_found_alone_as_it_is_among_the_others() -> None:
+    """Lines of the file are broken one by one in a file that is right otherwise."""
+    good = BAD.splitlines()
+    mended = {
+        1: "name: good", 2: "description: text", 4: "  model: tiny", 5: "  page_size: 4", 6: "  context_length: 512",
+        7: "  speculative: {algorithm: EAGLE, num_steps: 3, eagle_topk: 4, num_draft_tokens: 8}",
+        9: "  - {id: a, requests: 1, prompt: {text: x}}",
+        10: "  - {id: b, prompt: {corpus: stdlib, tokens: [3, 9]}, arrive: {after: a}, temperature: 0}",
+        11: "  - {id: c, prompt: {corpus: stdlib, tokens: 9}}", 12: "probes: [default]",
+        14: "  - {fault: nan_logits}", 15: "  - {fault: nan_logits, step: 1, row: 9}",
+        16: "  - {fault: nan_logits, request: b.0}", 18: "  fixed: {engine: {memory: {fill: nan}}}",
+        19: "  reverted: {revert: [27338], mode: assert}", 21: "  fixed: {verdict: fail, signature: nan@x}",
+        22: "  reverted: {verdict: fail}", 23: "limits: {timeout_s: 1}", 24: "seed: 4", 25: "",
+    }  # fmt: skip
+    for number, line in mended.items():
+        good[number - 1] = line
+    scenario_of(parse_yaml("\n".join(good), "s.yaml"), KNOWN)
+    for number in mended:
+        if number in (16, 24, 25):
+            continue
+        alone = list(good)
+        alone[number - 1] = BAD.splitlines()[number - 1]
+        found = problems("\n".join(alone))
+        wanted = [message for (line, _), message in sorted(SAID.items()) if line == number]
+        mine = [message for (line, _), message in found if line == number]
+        if number == 11:  # it repeats a name only beside the first of that name
+            wanted = ["group id 'a' is already that of workload[0]"]
+        assert len(mine) == len(wanted), (number, found)
+        for got, said in zip(mine, wanted, strict=True):
+            assert got.startswith(said.partition("; known")[0]), (got, said)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("nmae: x\nworkload: [{prompt: {text: x}}]\n", 1),  # and not that the name is missing
+        ("name: x\nworkload: [{promt: {text: x}}]\n", 1),
+        ("name: x\nworkload: [{id: a.b, prompt: {text: x}}, {prompt: {text: y}, arrive: {after: a.b}}]\n", 1),
+        ("name: x\nworkload: 3\nexpect: {base: {verdict: fail, signature: accept-drop@g0}}\n", 1),
+        ("name: x\nworkload: [{prompt: {text: x}}]\narms: 3\nexpect: {fixed: {verdict: fail}}\n", 1),
+        (
+            "name: x\nworkload: [{prompt: {text: x}}]\nfaults: [{fault: nan_draft_kv_in_use}]\n"
+            "arms: {a: {engine: 3}}\n",
+            1,
+        ),
+        ("name: x\nengine: 3\nworkload: [{prompt: {corpus: stdlib, tokens: 9000}}]\narms: {a: , b: }\n", 1),
+        ("name: x\nworkload: [{prompt: {corpus: stdlib, tokens: hm}}]\nengine: {context_length: 16}\n", 1),
+        ("name: x\nworkload: [{prompt: {text: x}}]\nexpect: {base: {verdict: bad, signature: nan@x}}\n", 1),
+        ("name: x\nengine: {model: tinny}\nworkload: [{prompt: {text: x}}]\narms: {a: , b: , c: }\n", 1),
+        ("name: x\nengine: {model: tinny, page_size: 0}\nworkload: [{prompt: {text: x}}]\narms: {a: , b: }\n", 2),
+        ("name: x\nworkload: [{prompt: {text: x}}]\narms: {a.b: {mode: recrod}}\nexpect: {a.b: {verdict: fail}}\n", 2),
+        ("workload: [{prompt: {text: x}}]\nnmae: x\nseed: x\nlimits: {max_steps: x, memory_mb: x}\n", 4),
+    ],
+)
+def test_one_mistake_is_one_problem(text: str, count: int) -> None:
+    found = problems(text)
+    assert len(found) == count, found
+
+
+def test_a_draft_that_is_not_there_is_said_at_its_key() -> None:
+    text = "name: x\nengine: {speculative: {draft_model: tiny-eagel}}\nworkload: [{prompt: {text: x}}]\n"
+    assert problems(text) == [
+        (
+            (2, 24),
+            "engine.speculative.draft_model: no checkpoint 'tiny-eagel': neither a folder nor a shipped name; did you "
+            "mean 'tiny-eagle'?",
+        )
+    ]
+
+
+def test_duplicates_hide_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "twice.yaml"
+    file.write_text("name: x\nname: y\nworkload: [{prompt: {text: x}}]\nworkload: [{promt: {text: x}}]\nseed: -1\n")
+    with pytest.raises(ContentErrors) as caught:
+        load_scenario(file, KNOWN)
+    assert [problem.where.line for problem in caught.value.problems if problem.where] == [2, 4, 4, 5]
+
+
+def test_a_pack_that_is_wrong_is_told_by_who_names_it(tmp_path: Path) -> None:
+    (tmp_path / "probes").mkdir()
+    pack = tmp_path / "probes" / "mine.yaml"
+    pack.write_text("name: mine\nmode: record\nsites: [{glob: 'nothing.like.it', kinds: [nan]}]\n")
+    file = tmp_path / "s.yaml"
+    file.write_text("name: x\nworkload: [{prompt: {text: x}}]\nprobes: [mine]\n")
+    (problem,) = validate(Library([tmp_path]), str(file)).problems
+    assert Path(problem.file).name == "mine.yaml"
+    assert problem.line == 3
+
+
+def test_files_that_cannot_be_read_are_problems_too(tmp_path: Path) -> None:
+    missing = validate(Library(), "nowhere.yaml")
+    assert [(problem.file, problem.line) for problem in missing.problems] == [("nowhere.yaml", 0)]
+    assert str(missing.problems[0]).startswith("nowhere.yaml: no such file")
+    (tmp_path / "broken.yaml").write_text("a: [")
+    (broken,) = validate(Library(), str(tmp_path / "broken.yaml")).problems
+    assert "not valid YAML" in broken.message
+
+
+def test_shipped_scenarios_are_right() -> None:
+    library = Library()
+    for scenario in library.scenarios():
+        checked = validate(library, scenario.path.stem)
+        assert checked.problems == ()
+        assert checked.to_dict()["ok"]
+        assert checked.scenario is not None
+
+
+def test_a_problem_of_a_whole_file_has_no_place() -> None:
+    assert str(Problem("a.yaml", 0, 0, "is empty")) == "a.yaml: is empty"

@@ -1,0 +1,180 @@
+"""Expanding a scenario: exact counts, streams that stay put, rules copied to each request."""
+
+import dataclasses
+import re
+import zlib
+from types import SimpleNamespace
+
+import pytest
+
+from specdebug import corpus
+from specdebug.engine.request import SamplingParams
+from specdebug.errors import ContentError
+from specdebug.scenario.load import KnownNames, Scenario, scenario_of
+from specdebug.scenario.workload import expand
+from specdebug.yamlio import parse_yaml
+
+
+class WordTokenizer:
+    """As much of ``tokenizers.Tokenizer`` as ``expand`` uses: one id per word, in any process the same."""
+
+    def encode(self, sequence: str, *, add_special_tokens: bool = True):
+        assert not add_special_tokens, "counts must be exact"
+        words = re.findall(r"\w+|[^\w\s]", sequence)
+        return SimpleNamespace(ids=[zlib.crc32(word.encode()) for word in words])
+
+
+def scenario(workload: str, seed: int = 0, extra: str = "") -> Scenario:
+    text = f"name: test\nseed: {seed}\nengine: {{context_length: 8192}}\n{extra}workload:\n{workload}"
+    return scenario_of(parse_yaml(text, "test.yaml"), KnownNames((), ("default",)))
+
+
+def plan(workload: str, seed: int = 0):
+    return expand(scenario(workload, seed), WordTokenizer()).requests
+
+
+@pytest.fixture(autouse=True)
+def small_corpus(monkeypatch):
+    lines = [f"line {n} of {n * n} with words w{n} x{n} y{n}" for n in range(500)]
+    monkeypatch.setattr(corpus, "heldout_text", lambda: "\n".join(lines) + "\n")
+
+
+def test_literal_text_and_token_ids():
+    text, ids = plan("  - prompt: {text: one two three}\n  - prompt: {token_ids: [3, 1, 4]}\n")
+    assert len(text.new_ids) == 3
+    assert ids.new_ids == (3, 1, 4)
+    assert (text.rid, ids.rid) == ("g0.0", "g1.0")
+
+
+def test_corpus_slices_have_the_asked_length_within_the_range():
+    requests = plan("  - {requests: 40, prompt: {corpus: stdlib, tokens: [20, 60]}, max_new_tokens: [3, 9]}\n")
+    lengths = [len(request.new_ids) for request in requests]
+    assert min(lengths) >= 20
+    assert max(lengths) <= 60
+    assert len(set(lengths)) > 10
+    drawn = {request.sampling.max_new_tokens for request in requests}
+    assert drawn <= set(range(3, 10))
+    assert len(drawn) > 3
+    assert len({request.new_ids[:10] for request in requests}) > 30
+
+
+def test_a_fixed_offset_makes_longer_slices_extend_shorter_ones():
+    short, long = plan(
+        "  - prompt: {corpus: stdlib, tokens: 50, offset: 12}\n  - prompt: {corpus: stdlib, tokens: 80, offset: 12}\n"
+    )
+    assert long.new_ids[:50] == short.new_ids
+    assert len(long.new_ids) == 80
+
+
+def test_shared_prefix_is_exact_and_suffixes_differ():
+    requests = plan(
+        "  - requests: 3\n"
+        "    prompt:\n"
+        "      shared_prefix: {corpus: stdlib, tokens: 661}\n"
+        "      suffix: {corpus: stdlib, tokens: 9}\n"
+    )
+    assert [len(request.new_ids) for request in requests] == [670] * 3
+    assert len({request.new_ids[:661] for request in requests}) == 1
+    assert len({request.new_ids[661:] for request in requests}) == 3
+
+
+def test_a_range_for_a_shared_prefix_is_drawn_once():
+    requests = plan(
+        "  - requests: 5\n"
+        "    prompt: {shared_prefix: {corpus: stdlib, tokens: [50, 90]}, suffix: {token_ids: [1, 2]}}\n"
+    )
+    assert len({request.new_ids for request in requests}) == 1
+
+
+def test_groups_share_a_prefix_by_its_name_only():
+    named = "prompt: {shared_prefix: {name: doc, corpus: stdlib, tokens: 30}, suffix: {token_ids: [1]}}"
+    private = "prompt: {shared_prefix: {corpus: stdlib, tokens: 30}, suffix: {token_ids: [1]}}"
+    requests = plan("".join(f"  - {prompt}\n" for prompt in (named, named, private, private)))
+    assert requests[0].new_ids == requests[1].new_ids
+    assert len({request.new_ids for request in requests}) == 3
+
+
+def test_conversations_have_a_request_per_client_and_round():
+    requests = plan(
+        "  - id: chat\n    turns: {clients: 2, rounds: 3, input_tokens: 25}\n    arrive: {step: 4, every: 10}\n"
+    )
+    assert [request.rid for request in requests] == [
+        "chat.0.0", "chat.0.1", "chat.0.2", "chat.1.0", "chat.1.1", "chat.1.2",
+    ]  # fmt: skip
+    assert [request.continues for request in requests[:3]] == [None, "chat.0.0", "chat.0.1"]
+    assert [request.delay for request in requests] == [4, 4, 4, 14, 14, 14]
+    assert {len(request.new_ids) for request in requests} == {25}
+    assert len({request.new_ids for request in requests}) == 6
+
+
+def test_arrivals_and_aborts():
+    workload = expand(
+        scenario(
+            "  - {id: a, requests: 3, prompt: {text: x}, arrive: {step: 2, every: 5},"
+            " abort: {after_steps: 4, requests: [1]}}\n"
+            "  - {id: b, prompt: {text: x}, arrive: {after: a}, abort: {after_steps: 0},"
+            " speculative: false}\n"
+        ),
+        WordTokenizer(),
+    )
+    assert [request.delay for request in workload.requests] == [2, 7, 12, 0]
+    assert [request.abort_after for request in workload.requests] == [None, 4, None, 0]
+    assert [request.speculative for request in workload.requests] == [True, True, True, False]
+    assert workload.after == {"a": (), "b": ("a",)}
+
+
+def test_jitter_is_drawn_for_each_request_and_each_seed():
+    text = "  - {requests: 40, prompt: {text: x}, arrive: {step: 5, every: 10, jitter: 3}}\n"
+    late = [request.delay - 10 * number - 5 for number, request in enumerate(plan(text))]
+    assert set(late) == {0, 1, 2, 3}
+    assert late != [request.delay - 10 * number - 5 for number, request in enumerate(plan(text, seed=1))]
+
+
+def test_sampling_is_copied_and_each_request_has_a_seed_of_its_own():
+    first, second = plan(
+        "  - {requests: 2, prompt: {text: x}, temperature: 0.7, top_k: 5, top_p: 0.9, stop_token_ids: [2]}\n"
+    )
+    assert (first.sampling.temperature, first.sampling.top_k, first.sampling.top_p) == (0.7, 5, 0.9)
+    assert first.sampling.stop_token_ids == (2,)
+    assert first.sampling.seed != second.sampling.seed
+    assert [r.sampling.seed for r in plan("  - {requests: 2, prompt: {text: x}, seed: 40}\n")] == [40, 41]
+
+
+WORKLOAD = "  - {id: a, requests: 3, prompt: {corpus: stdlib, tokens: [20, 60]}, max_new_tokens: [3, 90]}\n"
+
+
+def test_same_seed_same_plan_and_another_seed_another():
+    assert plan(WORKLOAD, seed=5) == plan(WORKLOAD, seed=5)
+    assert plan(WORKLOAD, seed=5) != plan(WORKLOAD, seed=6)
+    assert expand(scenario(WORKLOAD, seed=6), WordTokenizer(), seed=5).requests == plan(WORKLOAD, seed=5)
+
+
+def test_adding_requests_and_groups_leaves_the_others_as_they_were():
+    longer = WORKLOAD.replace("requests: 3", "requests: 5")
+    longer = "  - {id: new, prompt: {corpus: stdlib, tokens: 40}}\n" + longer
+    before = {request.rid: request for request in plan(WORKLOAD)}
+    after = {request.rid: request for request in plan(longer)}
+    assert {rid: after[rid] for rid in before} == before
+
+
+def test_a_plan_does_not_depend_on_the_trip_to_a_worker():
+    there = scenario(WORKLOAD)
+    shipped = Scenario.from_dict(there.to_dict(), there.path)
+    assert expand(shipped, WordTokenizer()) == expand(there, WordTokenizer())
+
+
+def test_a_corpus_too_short_is_an_error_at_the_group():
+    too_short = r"^test\.yaml:6:5: the corpus 'stdlib' has \d+ tokens, too few for 8000"
+    with pytest.raises(ContentError, match=too_short):
+        plan("  - prompt: {text: x}\n  - prompt: {corpus: stdlib, tokens: 8000}\n")
+
+
+def test_literal_prompts_never_read_the_corpus(monkeypatch):
+    monkeypatch.setattr(corpus, "heldout_text", lambda: pytest.fail("read the corpus"))
+    plan("  - prompt: {text: x}\n  - prompt: {token_ids: [1]}\n")
+
+
+def test_sampling_plan_fields_are_the_engines():
+    """The run passes a plan's fields on as keyword arguments of ``SamplingParams``."""
+    sampling = plan("  - prompt: {text: x}\n")[0].sampling
+    assert dataclasses.asdict(SamplingParams(**dataclasses.asdict(sampling))) == dataclasses.asdict(sampling)

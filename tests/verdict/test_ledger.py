@@ -1,0 +1,230 @@
+"""What the parent makes of a worker's events, finished or cut short."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from specdebug.verdict.deaths import innermost_frame
+from specdebug.verdict.ledger import Ledger
+from specdebug.verdict.outcome import Outcome
+from specdebug.workers.job import WorkerEnd
+from specdebug.workers.machine_failure import MachineFailure
+
+
+def step(n: int, rid: str = "g0.0", tokens: tuple[int, ...] = (5,), **changed: Any) -> dict[str, Any]:
+    return {
+        "event": "step",
+        "step": n,
+        "kind": "decode",
+        "rids": [rid],
+        "emitted": {rid: list(tokens)},
+        "accept": {rid: len(tokens)},
+        "cached": {},
+        "finished": [],
+        "retracted": [],
+        "s": 0.5,
+        **changed,
+    }
+
+
+START: list[dict[str, Any]] = [
+    {"event": "stage", "name": "revert"},
+    {"event": "reverts", "hits": {"27338": {"27338#1": 0}}},
+    {"event": "stage", "name": "run"},
+    {"event": "setup", "probes_enabled": 1, "requests": 1},
+    {"event": "arrive", "rid": "g0.0", "group": "g0", "prompt_tokens": 12},
+]
+FINISH: list[dict[str, Any]] = [
+    {"event": "request", "rid": "g0.0", "finish_reason": "length", "text": "abc"},
+    {"event": "coverage", "reached": {"draft.logits": 3}, "hits": {"27338": {"27338#1": 7}}},
+    {"event": "done", "stages_s": {"run": 1.0}, "peak_rss_mb": 300.0},
+]
+
+
+def end(kind: Any = "done", status: int = 0, log: str = "") -> WorkerEnd:
+    return WorkerEnd(kind, status, 2.5, 310.0, log)
+
+
+def outcome_of(events: list[dict[str, Any]], how: WorkerEnd | None = None) -> Outcome:
+    ledger = Ledger()
+    for event in events:
+        ledger.fold(event)
+    return ledger.outcome(how or end())
+
+
+def test_a_finished_run() -> None:
+    outcome = outcome_of([*START, step(1, tokens=(5, 6)), step(2), *FINISH])
+    assert (outcome.verdict, outcome.signature, outcome.reasons) == ("pass", None, ())
+    request = outcome.requests[0]
+    assert (request.output_ids, request.text, request.finish_reason) == ((5, 6, 5), "abc", "length")
+    assert request.accept_lengths == (2, 1)
+    metrics = outcome.metrics
+    assert (metrics.steps, metrics.generated_tokens, metrics.accept_mean) == (2, 3, 1.5)
+    assert metrics.tokens_per_s == pytest.approx(3.0)
+    assert (metrics.peak_rss_mb, metrics.wall_s) == (310.0, 2.5)
+    assert outcome.reverted_hits == {"27338": {"27338#1": 7}}
+
+
+def test_how_often_oracles_looked_is_kept() -> None:
+    looked = {"event": "looked", "counts": {"lossless": 1, "draft_kv": 2}}
+    outcome = outcome_of([*START, step(1), looked, *FINISH])
+    assert outcome.looks == {"lossless": 1, "draft_kv": 2}
+    assert Outcome.from_dict(outcome.to_dict()).looks == outcome.looks
+    older = {key: value for key, value in outcome.to_dict().items() if key != "looks"}
+    assert Outcome.from_dict(older).looks == {}
+
+
+def test_a_run_is_complete_when_every_planned_request_came_to_its_end() -> None:
+    whole = [*START, step(1), *FINISH]
+    more = [{**event, "requests": 2} if event["event"] == "setup" else event for event in whole]
+    assert [outcome_of(events).complete for events in (whole, more, whole[:-1])] == [True, False, False]
+    unfinished = [event for event in whole if event["event"] != "request"]
+    assert not outcome_of(unfinished).complete
+    assert Outcome.from_dict(json.loads(json.dumps(outcome_of(whole).to_dict()))).complete
+
+
+def test_a_reverted_line_that_never_ran_is_no_pass() -> None:
+    silent = {"event": "coverage", "reached": {"draft.logits": 3}, "hits": {"27338": {"27338#1": 0}}}
+    outcome = outcome_of([*START, step(1), FINISH[0], silent, FINISH[2]])
+    assert outcome.verdict == "unknown"
+    assert "27338" in outcome.detail
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "signature", "words"),
+    [
+        ("timeout", -9, "hang", "killed after 2.5 s in stage run, after step 2"),
+        ("memory", -9, "oom", "killed at 310 MiB resident in stage run"),
+        ("signal", -11, "crash:SIGSEGV", "killed by SIGSEGV in stage run"),
+        ("signal", -9, "crash:SIGKILL", "not by specdebug"),
+        ("exit", 3, "error@worker", "exit status 3 and no result"),
+        ("done", 0, "error@worker", "exit status 0 and no result"),
+        ("lost", -9, "error@worker", "fork server died"),
+    ],
+)
+def test_a_death_is_a_failure_and_loses_nothing(kind: Any, status: int, signature: str, words: str) -> None:
+    outcome = outcome_of([*START, step(1), step(2, tokens=(8, 9))], end(kind, status))
+    assert (outcome.verdict, outcome.signature) == ("fail", signature)
+    assert words in outcome.detail
+    assert outcome.requests[0].output_ids == (5, 8, 9)
+    assert outcome.metrics.steps == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        (end("exit", 1, "libgomp: Thread creation failed"), "no process or thread can be started: libgomp: Thread"),
+        (end("exit", 1, "Traceback:\nMemoryError\n"), "there is no memory left: MemoryError"),
+        (end("signal", -6, "terminate called: std::bad_alloc"), "there is no memory left: terminate called"),
+        (replace(end("refused", 1), failure=MachineFailure("processes", "fork")), "no process or thread can be"),
+        (replace(end("lost", -9), failure=MachineFailure("memory", "killed")), "there is no memory left: killed"),
+    ],
+)
+def test_a_death_that_the_machine_is_to_blame_for_is_unknown(how: WorkerEnd, reason: str) -> None:
+    outcome = outcome_of([*START, step(1)], how)
+    assert (outcome.verdict, outcome.signature, outcome.unavailable) == ("unknown", None, True)
+    assert outcome.detail.startswith(f"machine: {reason}")
+    assert Outcome.from_dict(json.loads(json.dumps(outcome.to_dict()))) == outcome
+
+
+def test_a_device_that_never_answers_is_gone_and_a_later_hang_is_a_failure() -> None:
+    claiming = [START[0], {"event": "claiming", "device": "cuda"}]
+    outcome = outcome_of(claiming, end("timeout", -9))
+    assert (outcome.verdict, outcome.detail) == (
+        "unknown",
+        "machine: the device is gone: cuda did not answer within 2 s",
+    )
+    stack = {"event": "stack", "device": "cuda", "name": "H200"}
+    assert outcome_of([*claiming, stack, *START], end("timeout", -9)).signature == "hang"
+
+
+def test_a_crash_is_no_lack_whatever_was_printed_before_it() -> None:
+    outcome = outcome_of([*START, step(1)], end("signal", -11, "warning: No space left on device\n"))
+    assert (outcome.verdict, outcome.signature) == ("fail", "crash:SIGSEGV")
+
+
+def test_memory_that_a_declared_fault_took_is_the_arm_s() -> None:
+    what = {"number": 0, "step": 1, "request": None, "site": None, "tensor": "process", "index": []}
+    fault = {"event": "injected", "fault": "worker_out_of_memory", **what, "before": "running", "after": "allocating"}
+    lack = {"event": "machine", "cause": "memory", "line": "MemoryError"}
+    assert outcome_of([*START, step(1), fault, lack], end("exit", 1)).signature == "oom"
+    assert outcome_of([*START, step(1), lack], end("exit", 1)).verdict == "unknown"
+    assert outcome_of([*START, step(1), fault, {**lack, "cause": "disk"}], end("exit", 1)).verdict == "unknown"
+
+
+def test_the_finding_that_names_a_lost_device_says_what_became_of_it() -> None:
+    step_2 = {"event": "violation", "step": 2}
+    seen = {**step_2, "kind": "oob", "site": "verify.input_ids", "detail": "value not below 9", "data": {}}
+    fault = {**step_2, "kind": "illegal-address", "site": "decode", "detail": "illegal memory access"}
+    fault["data"] = {"device": "cuda", "lost": True}
+    outcome = outcome_of([*START, step(1), seen, fault, *FINISH])
+    assert outcome.signature == "oob@verify.input_ids"
+    assert outcome.detail.startswith("value not below 9; then the device was lost: illegal memory access")
+    assert outcome_of([*START, step(1), seen, *FINISH]).detail == "value not below 9"
+
+
+def test_what_a_probe_saw_names_the_crash_that_follows() -> None:
+    where = {"kind": "oob", "site": "verify.input_ids", "step": 2}
+    seen = {"event": "violation", **where, "detail": "bad", "data": {}}
+    outcome = outcome_of([*START, step(1), seen], end("signal", -11))
+    assert outcome.signature == "oob@verify.input_ids"
+    assert [violation.signature for violation in outcome.consequences] == ["crash:SIGSEGV"]
+
+
+def test_an_interrupted_run_is_unknown_but_what_it_found_stands() -> None:
+    assert outcome_of([*START, step(1)], end("interrupted", -9)).verdict == "unknown"
+    seen = {"event": "violation", "kind": "nan", "site": "x", "step": 1, "detail": "", "data": {}}
+    assert outcome_of([*START, step(1), seen], end("interrupted", -9)).signature == "nan@x"
+
+
+def test_a_run_that_could_not_take_place_is_unknown() -> None:
+    reason = "fix 27338 does not fit"
+    outcome = outcome_of([START[0], {"event": "impossible", "reason": reason}])
+    assert (outcome.verdict, outcome.reasons) == ("unknown", (reason,))
+
+
+def test_the_trace_depends_on_what_was_decided_not_on_how_long_it_took() -> None:
+    def trace(*events: dict[str, Any]) -> str:
+        return outcome_of([*START, *events, *FINISH]).trace_hash
+
+    base = trace(step(1), step(2))
+    assert trace(step(1, s=9.0), step(2)) == base
+    assert trace(step(1, emitted={"g0.0": [6]}), step(2)) != base
+    assert trace(step(1), step(2, kind="prefill")) != base
+    assert trace(step(1), step(2, retracted=["g0.0"])) != base
+    assert trace(step(1)) != base
+
+
+def test_events_of_unknown_kinds_change_nothing() -> None:
+    events = [*START, step(1), *FINISH]
+    assert outcome_of([{"event": "telemetry", "x": 1}, {"no": "event"}, *events]) == outcome_of(events)
+
+
+def test_the_log_is_cut_in_front() -> None:
+    outcome = outcome_of([*START, step(1), *FINISH], end(log="a" * 10_000 + "tail"))
+    assert outcome.log_tail.endswith("tail")
+    assert len(outcome.log_tail) <= 4000
+
+
+FAULT_DUMP = """Fatal Python error: Segmentation fault
+
+Thread 0x00007f11 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 331 in wait
+
+Current thread 0x00007f12 (most recent call first):
+  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
+  File "/somewhere/specdebug/engine/kernels/pointer.py", line 41 in store
+  File "/somewhere/specdebug/engine/engine.py", line 160 in step
+"""
+
+
+def test_the_innermost_specdebug_frame_of_a_dump() -> None:
+    assert innermost_frame(FAULT_DUMP) == "specdebug/engine/kernels/pointer.py:41 in store"
+    assert innermost_frame("nothing of the kind") is None
+    outcome = outcome_of([*START, step(1)], end("signal", -11, FAULT_DUMP))
+    assert "pointer.py:41 in store" in outcome.detail
+    assert outcome.signature == "crash:SIGSEGV"

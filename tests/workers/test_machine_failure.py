@@ -1,0 +1,107 @@
+"""Which errors are the machine's, and which stay a verdict."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+import torch
+
+from specdebug.workers import machine_failure as module
+from specdebug.workers.machine_failure import MachineFailed, MachineFailure, failure_in_log, machine_failure
+
+ADVICE = "\nCUDA kernel errors might be asynchronously reported at some other API call\nCompile with TORCH_USE_CUDA_DSA"
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (torch.AcceleratorError(f"CUDA error: no CUDA-capable device is detected{ADVICE}"), "device"),
+        (RuntimeError("No CUDA GPUs are available"), "device"),
+        (RuntimeError("CUDA unknown error - this may be due to an incorrectly set up environment"), "device"),
+        (RuntimeError(f"CUDA error: initialization error{ADVICE}"), "device"),
+        (RuntimeError("Triton Error [CUDA]: initialization error"), "device"),
+        (RuntimeError("CUDA driver initialization failed, you might not have a CUDA gpu."), "device"),
+        (torch.AcceleratorError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), "device"),
+        (RuntimeError("NVRM: Xid (PCI:0000:9d:00): 79, GPU has fallen off the bus."), "device"),
+        (RuntimeError("Failed to initialize NVML: Driver/library version mismatch"), "device"),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "device"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/x"), "disk"),
+        (RuntimeError("unable to write to file </torch_12_3>: No space left on device (28)"), "disk"),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), "disk"),
+        (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "processes"),
+        (RuntimeError("can't start new thread"), "processes"),
+        (OSError(errno.ENFILE, os.strerror(errno.ENFILE)), "processes"),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "memory"),
+        (MemoryError(), "memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes."), "memory"),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 64 bytes."), "memory"),
+        (MemoryError("Unable to allocate 1.00 MiB for an array with shape (1,)"), "memory"),
+    ],
+)
+def test_a_failure_of_the_machine_is_recognised(error: Exception, cause: str) -> None:
+    failure = machine_failure(error)
+    assert failure is not None
+    assert failure.cause == cause
+    assert "\n" not in failure.reason
+    assert "TORCH_USE_CUDA_DSA" not in failure.reason
+    assert failure.reason.startswith("machine: ")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        torch.AcceleratorError("CUDA error: device-side assert triggered"),
+        torch.AcceleratorError("CUDA error: unspecified launch failure"),
+        torch.AcceleratorError("CUDA error: invalid argument"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.00 GiB."),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError(f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {2**62} bytes."),
+        MemoryError("Unable to allocate 7.28 EiB for an array with shape (1000000000000,) and data type float64"),
+        OSError(errno.ENOENT, os.strerror(errno.ENOENT), "weights.safetensors"),
+        AssertionError("expected 3 got 4"),
+        KeyError("g0.0"),
+    ],
+)
+def test_what_an_engine_does_wrong_is_not_the_machine_s(error: Exception) -> None:
+    assert machine_failure(error) is None
+
+
+def test_an_allocation_is_held_against_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2048 bytes.")
+    monkeypatch.setattr(module, "_total_memory", lambda: 4096)
+    assert machine_failure(asked) is not None
+    monkeypatch.setattr(module, "_total_memory", lambda: 1024)
+    assert machine_failure(asked) is None
+    monkeypatch.setattr(module, "_total_memory", lambda: None)  # nobody knows: then it is believed
+    assert machine_failure(asked) is not None
+
+
+def test_an_error_is_looked_through_to_what_it_was_raised_from() -> None:
+    outer = RuntimeError("the kernel cannot be compiled")
+    outer.__cause__ = OSError(errno.ENOSPC, "No space left on device", "/tmp/triton")
+    failure = machine_failure(outer)
+    assert failure is not None
+    assert failure.cause == "disk"
+    unrelated = RuntimeError("slot 7 has 2 owners")
+    unrelated.__context__ = MemoryError()
+    assert machine_failure(unrelated) is None
+
+
+def test_a_dead_process_s_last_words_are_read() -> None:
+    log = "serving\nlibgomp: Thread creation failed: Resource temporarily unavailable\n"
+    assert failure_in_log(log) == MachineFailure(
+        "processes", "libgomp: Thread creation failed: Resource temporarily unavailable"
+    )
+    assert failure_in_log("Traceback (most recent call last):\n  File ...\nMemoryError\n") == MachineFailure(
+        "memory", "MemoryError"
+    )
+    assert failure_in_log("No space left on device\n" + "step\n" * 2000) is None
+    assert failure_in_log("Fatal Python error: Segmentation fault") is None
+
+
+def test_the_error_that_ends_a_command_has_no_verdict() -> None:
+    error = MachineFailed(MachineFailure("device", "No CUDA GPUs are available"))
+    assert (str(error), error.exit_code) == ("machine: the device is gone: No CUDA GPUs are available", 125)

@@ -1,0 +1,109 @@
+"""What doctor and every arm say they run on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from specdebug.workers import stack
+from specdebug.workers.stack import (
+    DTYPES,
+    HALF_DTYPES,
+    driver_version,
+    executor_of,
+    nvcc_version,
+    versions,
+)
+
+
+def found(*packages: str) -> dict[str, str | None]:
+    return {name: "1.0" if name in packages else None for name in ("flashinfer", "flash_attn", "flash_attn_3")}
+
+
+@pytest.mark.parametrize(
+    ("plan", "device", "dtype", "packages", "executor"),
+    [
+        ("flashinfer", "cpu", "bfloat16", ("flashinfer",), "torch reference"),
+        ("triton", "cpu", "float32", (), "torch reference"),
+        ("flashinfer", "cuda", "bfloat16", ("flashinfer",), "FlashInfer"),
+        ("flashinfer", "cuda", "float32", ("flashinfer",), "Triton kernels (FlashInfer has no float32)"),
+        ("flashinfer", "cuda:1", "float16", ("flash_attn",), "Triton kernels (flashinfer is not installed)"),
+        ("fa3", "cpu", "bfloat16", ("flash_attn_3",), "torch reference"),
+        ("fa3", "cuda", "bfloat16", ("flashinfer",), "Triton kernels (flash-attn is not installed)"),
+        ("fa3", "cuda", "float32", (), "Triton kernels (flash-attn is not installed)"),
+        ("fa3", "cuda", "float16", ("flash_attn_3", "flash_attn"), "FlashAttention-3"),
+        ("fa3", "cuda", "float32", ("flash_attn_3",), "Triton kernels (flash-attn has no float32)"),
+        ("triton", "cuda", "float32", ("flashinfer", "flash_attn_3"), "Triton kernels"),
+    ],
+)
+def test_who_executes_which_plan(plan: str, device: str, dtype: str, packages: tuple[str, ...], executor: str) -> None:
+    assert executor_of(plan, device, dtype, found(*packages), "9.0") == executor
+
+
+def test_flash_attention_3_is_for_hopper_and_2_for_large_pages() -> None:
+    both = found("flash_attn", "flash_attn_3")
+    assert executor_of("fa3", "cuda", "bfloat16", both) == "FlashAttention-3", "until the GPU is known"
+    assert "FlashAttention-2 with pages of a multiple of 256" in executor_of("fa3", "cuda", "bfloat16", both, "8.0")
+    only = executor_of("fa3", "cuda", "bfloat16", found("flash_attn_3"), "12.0")
+    assert only == "Triton kernels (FlashAttention-3 is not for sm 12.0)"
+
+
+def test_what_is_said_of_the_libraries_dtypes_is_what_the_engine_does() -> None:
+    from specdebug.engine.attention import flash_attn_library, flashinfer_library
+
+    for name in DTYPES:
+        dtype, half = getattr(torch, name), name in HALF_DTYPES
+        assert (flashinfer_library.supports(dtype, 64) is None) == half
+        for generation in (2, 3):
+            reason = flash_attn_library.supports(generation, dtype, 64, page_size=256, topk=1, major=9)
+            assert (reason is None) == half
+
+
+def test_versions_are_of_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert versions()["torch"] == torch.__version__
+    monkeypatch.setattr(stack.importlib.util, "find_spec", lambda name: None)
+    assert set(versions().values()) == {None}
+
+
+def test_a_version_file_names_the_build_and_metadata_stand_in_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wheel of torch from PyPI is ``2.11.0`` to the installer and ``2.11.0+cu130`` to itself."""
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(stack.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(stack, "_version_of", lambda name: "2.11.0")
+    stack._stated_version.cache_clear()
+    assert versions()["torch"] == "2.11.0"
+    (tmp_path / "version.py").write_text("cuda = '13.0'\n__version__ = '2.11.0+cu130'\n")
+    stack._stated_version.cache_clear()
+    assert versions()["torch"] == "2.11.0+cu130"
+    stack._stated_version.cache_clear()
+
+
+def test_the_driver_s_version_is_read_where_linux_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "version"
+    monkeypatch.setattr(stack, "_DRIVER_FILE", file)
+    assert driver_version() is None
+    file.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (b@h)\n"
+        "GCC version: 12.2.0\n"
+    )
+    assert driver_version() == "580.65.06"
+    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed Oct 27 21:21:55 UTC 2021\n")
+    assert driver_version() == "470.82.01"
+
+
+def test_nvcc_is_asked_for_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert nvcc_version() is None
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
+    nvcc.chmod(0o755)
+    assert nvcc_version() == f"13.0.88 ({nvcc})"
+    nvcc.write_text("\x7fELF not really")
+    assert nvcc_version() == f"{nvcc}, which does not run"

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from specdebug.assets import CHECKPOINTS, checkpoint_path
+from specdebug.cli.main import run
 from specdebug.engine.model.loader import load_target
 from specdebug.errors import CheckpointError
 from specdebug.harness.library import Library
@@ -176,6 +177,37 @@ def test_a_tokenizer_that_is_no_file(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     os.mkfifo(folder / "tokenizer.json")
     assert "tokenizer.json is missing" in complaint(lambda: load_tokenizer(str(folder)))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_tokenizer_of_another_model(size: int, folder: Path) -> None:
+    """What its ids exceed is the model's vocabulary, which must be said before one of them reaches an embedding."""
+    Tokenizer(WordLevel({"a": 0, "\x1bb": 2}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    setting(vocab_size=size)(folder)
+    text = complaint(lambda: load_tokenizer(str(folder)))
+    assert text.startswith(f"{folder / 'tokenizer.json'} has ids up to 2 ('\\u001bb')")
+    assert f"vocab_size is {size}; fetch the tokenizer of this model" in text
+
+
+def test_a_tokenizer_with_fewer_ids_than_the_model(folder: Path) -> None:
+    """Published models pad their embeddings."""
+    Tokenizer(WordLevel({"a": 0, "b": 2}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    setting(vocab_size=3)(folder)
+    assert load_tokenizer(str(folder)).encode("b").ids == [2]
+
+
+def test_a_replay_with_the_tokenizer_of_another_model_is_no_failure(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setting(vocab_size=100)(folder)
+    file = folder / "s.yaml"
+    file.write_text(
+        f"name: s\nengine: {{model: {folder}}}\nworkload: [{{id: a, prompt: {{text: b c}}}}]\narms: {{x: {{}}}}\n"
+    )
+    assert run(["replay", str(file)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {folder / 'tokenizer.json'} has ids up to")
 
 
 def test_a_tokenizer_that_cannot_encode(folder: Path) -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import compress
+from itertools import compress, islice
 from typing import BinaryIO
 
 from specdebug.logs.engine import Pattern, bounded, word_finder
@@ -26,6 +26,8 @@ MAX_FINDINGS = 500
 MAX_TEXT = 240
 MAX_NAMED = 1000
 """Different lines of one block that one rule names. What follows them in the block is not looked at by weaker rules."""
+MAX_ASKED = 3000
+"""Different lines of one block that one rule finds and that are asked whether they tell of something after all."""
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]{0,32}[A-Za-z]")
 _CONTROL = bytes(code for code in (*range(32), 127) if code not in b"\t\n\r")
 _TABLE = ("│".encode(), "┃".encode())
@@ -255,7 +257,7 @@ class _Block:
         number = end = 0
         room = MAX_NAMED
         weaker = bytearray(b"\1") * len(kinds)
-        for found in finder.finditer(text):
+        for found in islice(finder.finditer(text), MAX_ASKED):
             begin = found.start()
             number += text.count(b"\n", end, begin)
             start = text.rfind(b"\n", end, begin) + 1

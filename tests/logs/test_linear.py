@@ -153,6 +153,20 @@ def test_of_lines_that_all_fail_in_another_way_a_block_names_so_many(
     assert {one.strength for one in found.findings.values()} == {found.main.strength}  # no weaker rule has the rest
 
 
+def test_of_lines_that_tell_of_nothing_after_all_a_block_asks_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Counter[str] = Counter()
+
+    def counted(rule: Rule, line: bytes, at: int) -> Sequence[Hit]:
+        calls["named"] += 1
+        return named(rule, line, at)
+
+    monkeypatch.setattr(scan, "named", counted)
+    lines = [b"exit code 0 %s" % letters(number) for number in range(4 * scan.MAX_ASKED)]
+    found = scan_bytes(b"\n".join([*lines, b"Segmentation fault", b"ValueError: x"]))
+    assert calls["named"] <= 2 * scan.MAX_ASKED + 2  # two rules read exit codes
+    assert found.findings.keys() == {"crash:SIGSEGV", "error:ValueError"}
+
+
 def test_lines_that_are_equal_or_differ_in_digits_are_all_counted() -> None:
     fault = b"CUDA error: an illegal memory access was encountered"
     lines = [fault] * 5000 + [b"[%d] " % number + fault for number in range(5000)]

@@ -88,7 +88,10 @@ class WorkerPool:
         self._gpu_limit = jobs or GPU_JOBS
         self._preload = tuple(preload)
         self._prepare = prepare
-        self._selector = selectors.DefaultSelector()
+        try:
+            self._selector = selectors.DefaultSelector()
+        except OSError as error:
+            raise _refused(error) from error
         self._server: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
         self._replies = LineReader()
@@ -111,7 +114,10 @@ class WorkerPool:
         """Launch the fork server and return at once; it loads torch while the caller goes on."""
         if self._server is not None:
             return
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise _refused(error) from error
         env = {name: value for name, value in os.environ.items() if name != "SGLANG_DEBUG_REVERT_PR"}
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
             env[name] = "1"
@@ -132,7 +138,7 @@ class WorkerPool:
         except OSError as error:
             ours.close()
             theirs.close()
-            raise _cannot_start(f"cannot start a worker process: {error}", machine_failure(error)) from error
+            raise _refused(error) from error
         theirs.close()
         lifeline.runs(self._key, self._server.pid)
         ours.settimeout(BUSY_S)  # a stopped server takes in no more than the socket holds
@@ -438,6 +444,11 @@ class WorkerPool:
     def _unregister(self, fd: int) -> None:
         with contextlib.suppress(KeyError):  # its end of file has been seen before
             self._selector.unregister(fd)
+
+
+def _refused(error: OSError) -> SpecDebugError:
+    """The error for what the system would not give when workers were to be started."""
+    return _cannot_start(f"cannot start a worker process: {error}", machine_failure(error))
 
 
 def _cannot_start(message: str, failure: MachineFailure | None) -> SpecDebugError:

@@ -15,7 +15,7 @@ from specdebug.errors import SpecDebugError
 from specdebug.faults.injector import Injector
 from specdebug.harness.device_errors import device_lost
 from specdebug.harness.driver import Arrival, WorkloadDriver
-from specdebug.harness.exceptions import violation_of
+from specdebug.harness.exceptions import beyond_the_machine, violation_of
 from specdebug.harness.oracle import Judge
 from specdebug.harness.outcome import Violation
 from specdebug.targets.embedded import EngineLike
@@ -212,6 +212,9 @@ class RunLoop:
         if machine is not None:
             self.lost = machine.cause == "device"
             self._sink.emit("machine", cause=machine.cause, line=machine.line)
+            return
+        if reason := beyond_the_machine(error):
+            self._sink.emit("impossible", reason=reason, unavailable=True)
             return
         self.lost = device_lost(error)
         self.report(violation_of(error, step))

@@ -426,6 +426,18 @@ def test_a_server_that_is_refused_is_the_machine_s_failure(monkeypatch: pytest.M
         run_one(pool, victim("obey"))
 
 
+@pytest.mark.parametrize("what", ["selectors.DefaultSelector", "socket.socketpair", "os.pipe", "subprocess.Popen"])
+def test_a_pool_that_can_open_nothing_is_the_machine_s_failure(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(what, refuse)
+    with pytest.raises(
+        MachineFailed, match=r"no more files or pipes can be opened .*: \[Errno 24\] Too many open files"
+    ):
+        WorkerPool(1, preload=()).start()
+
+
 def test_without_pipes_what_was_begun_is_finished_first(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, int]] = []
     real = os.pipe

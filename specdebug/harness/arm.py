@@ -147,8 +147,8 @@ class _Arm:
             reason = f"{memory} (while loading or capturing graphs)"
             self._sink.emit("impossible", reason=reason, unavailable=True)
             return
-        if reason := beyond_the_machine(error):
-            self._sink.emit("impossible", reason=reason, unavailable=True)
+        if wish := beyond_the_machine(error):
+            self._sink.emit("impossible", reason=wish, unavailable=True)
             return
         self._lost = device_lost(error)
         self._sink.emit("violation", **asdict(violation_of(error, 0)))

@@ -16,7 +16,7 @@ from specdebug.harness.library import Library
 from specdebug.harness.replay import Replay
 from specdebug.report.document import replay_document, to_json
 from specdebug.targets.job import WorkerEnd
-from specdebug.targets.pool import WorkerStartError
+from specdebug.targets.server import WorkerStartError
 from tests.bundle.bundles import MINI, arm_run
 from tests.bundle.test_weigh import narrowest, ranked
 from tests.harness.fakes import FakePool, ListSink

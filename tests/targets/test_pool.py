@@ -18,8 +18,9 @@ import pytest
 from specdebug.harness.preload import PRELOAD
 from specdebug.targets.job import Job, Worker, WorkerEnd
 from specdebug.targets.machine_failure import MachineFailed
-from specdebug.targets.pool import GPU_JOBS, WorkerPool, WorkerStartError, run_one
+from specdebug.targets.pool import GPU_JOBS, WorkerPool, run_one
 from specdebug.targets.pool import PRELOAD as LIBRARIES
+from specdebug.targets.server import WorkerStartError
 
 VICTIMS = "tests.targets.victims"
 
@@ -199,7 +200,7 @@ def test_a_lost_fork_server_is_replaced() -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdebug.targets.silence.ANSWER_S", 0.2)
-    monkeypatch.setattr("specdebug.targets.pool.ANSWER_S", 0.2)
+    monkeypatch.setattr("specdebug.targets.server.ANSWER_S", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")

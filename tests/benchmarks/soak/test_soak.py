@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.soak import __main__ as soak
 from specdebug.targets.job import WorkerEnd
-from specdebug.targets.pool import WorkerStartError
+from specdebug.targets.server import WorkerStartError
 from tests.benchmarks.soak.events import DONE, FLAT, LEAKING, begin, violation, workload
 
 LEFT = WorkerEnd("done", 0, 1.0, 400.0, "")

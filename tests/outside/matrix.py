@@ -294,7 +294,7 @@ ROWS = (
         known="the matrix of the runs that ended",
     ),
     Row("doctor", workers=0, told="", reported="torch", known="nothing: its worker is ended"),
-    Row("config", reported="SPECDEBUG"),
+    Row("config", reported="every option has its default"),
 )
 
 FAST = {

@@ -12,10 +12,10 @@ What opens a user's file, and the kinds that are fuzzed through it (*and by comm
 ``configuration.load``              configuration, configuration in pyproject; and by command
 ``engine.model.checkpoint``         config of a checkpoint, weights, pickled weights, index of weights
 ``reference.config``                config, by the reference
-``harness.text``                    tokenizer
+``scenario.text``                   tokenizer
 ``trials.journal``                  journal; and by command
 ``bundle.archive``, ``.content``    bundle, members of a bundle; and by command
-``harness.last_failed``             last failed: the baseline of ``replay --last-failed``
+``loops.last_failed``               last failed: the baseline of ``replay --last-failed``
 ``logs.scan``                       log; and by command
 ``drift.members``, ``.identity``,   wheel, sdist, sdist's compression, project, version, module and registry of
 ``.dist``, ``.upstream``            a release: the baseline of ``toggles check``; and by command

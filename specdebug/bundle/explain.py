@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from specdebug.bundle.partings import Parting, partings
 from specdebug.bundle.weigh import TARGET, Scale
 from specdebug.workers.job import Job, WorkerEnd
-from specdebug.workers.pool import WorkerStartError
+from specdebug.workers.server import WorkerStartError
 
 if TYPE_CHECKING:
     from specdebug.bundle.content import Bundle

@@ -30,7 +30,7 @@ from specdebug.cli.options import (
     engine_of_scenario,
 )
 from specdebug.cli.output import write
-from specdebug.cli.results import check_files, tell_github, write_files
+from specdebug.cli.results import check_files, tell_github, tell_work, write_files
 from specdebug.cli.trials import command_of, confidence_of, own_folder, tell_kept
 from specdebug.errors import SpecDebugError
 
@@ -209,10 +209,11 @@ def bisect(
             )
             with _watcher(subject) as watcher:
                 findings = search.run(watcher)
-            _publish(findings, subject, kept, as_json)
-            _pass_on(findings, subject, kept, plan, signature, json_file, html)
-    if findings.trouble is not None:
-        raise findings.trouble
+            tell_work(
+                findings.trouble,
+                lambda: _publish(findings, subject, kept, as_json),
+                lambda: _pass_on(findings, subject, kept, plan, signature, json_file, html),
+            )
     return _exit_code(findings)
 
 

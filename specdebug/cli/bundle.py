@@ -27,9 +27,9 @@ from specdebug.cli.options import (
     engine_overrides,
     positive,
 )
-from specdebug.cli.output import show, write, write_file
+from specdebug.cli.output import show, write
 from specdebug.cli.replay import open_library, progress, workers
-from specdebug.cli.results import check_files
+from specdebug.cli.results import check_files, write_files
 from specdebug.errors import CannotRunHere
 
 
@@ -92,18 +92,21 @@ def bundle(
         raise CannotRunHere(f"no bundle written: {traced.result.outcome.detail}")
     answer = replaying.Replay(scenario, (traced.result,), time.monotonic() - began, traced.interrupted)
     document = replay_document(answer)
-    if not as_json:
-        show(render_replay(answer))
     if traced.interrupted:
-        if as_json:
-            write(to_json(document))
+        write(to_json(document)) if as_json else show(render_replay(answer))
         return interrupts.exit_code()
     requests = library.workload(run.scenario, run.arm, run.seed)
     here = versions_here(traced.result.outcome.stack)
-    write_bundle(output, traced, requests, here, document, force)
-    size = output.stat().st_size
-    text = to_json({**document, "bundle": {"path": str(output), "bytes": size}})
-    write(text if as_json else f"wrote {output} ({size / 1024:.0f} KiB); specdebug replay {output} runs it again")
-    if json_file is not None:
-        write_file(json_file, text + "\n")
+    try:
+        if not as_json:
+            show(render_replay(answer))
+    finally:  # also where stdout is gone
+        write_bundle(output, traced, requests, here, document, force)
+        size = output.stat().st_size
+        text = to_json({**document, "bundle": {"path": str(output), "bytes": size}})
+        said = f"wrote {output} ({size / 1024:.0f} KiB); specdebug replay {output} runs it again"
+        try:
+            write(text if as_json else said)
+        finally:
+            write_files((json_file, lambda: text + "\n"))
     return 0

@@ -93,11 +93,13 @@ def compare(
 
             return to_json(comparison_document(comparison))
 
-        if as_json:
-            write(document())
-        else:
-            from specdebug.report.terminal import render_comparison
+        try:
+            if as_json:
+                write(document())
+            else:
+                from specdebug.report.terminal import render_comparison
 
-            show(render_comparison(scenario.name, comparison))
-        files.write_comparison(answer, comparison, recording, lambda: document() + "\n")
+                show(render_comparison(scenario.name, comparison))
+        finally:
+            files.write_comparison(answer, comparison, recording, lambda: document() + "\n")
         return comparison.exit_code

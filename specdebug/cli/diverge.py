@@ -27,9 +27,9 @@ from specdebug.cli.options import (
     engine_overrides,
     positive,
 )
-from specdebug.cli.output import show, write, write_file
+from specdebug.cli.output import show, write
 from specdebug.cli.replay import open_library, progress, workers
-from specdebug.cli.results import check_files
+from specdebug.cli.results import check_files, write_files
 from specdebug.errors import SpecDebugError
 
 
@@ -111,10 +111,8 @@ def diverge(
         with tempfile.TemporaryDirectory(prefix="specdebug-diverge-") as folder, progress() as watcher:
             answer = Diverging(pool, library, (left, right), Path(folder), watcher).run()
         document = to_json(divergence_document(scenario.name, answer))
-    if as_json:
-        write(document)
-    else:
-        show(render_divergence(scenario.name, answer))
-    if json_file is not None:
-        write_file(json_file, document + "\n")
+    try:
+        write(document) if as_json else show(render_divergence(scenario.name, answer))
+    finally:
+        write_files((json_file, lambda: document + "\n"))
     return answer.exit_code

@@ -33,7 +33,7 @@ from specdebug.cli.options import (
 )
 from specdebug.cli.output import write
 from specdebug.cli.replay import open_library
-from specdebug.cli.results import check_files, tell_github, write_files
+from specdebug.cli.results import check_files, tell_github, tell_work, write_files
 from specdebug.cli.trials import command_of, confidence_of, own_folder, tell_kept
 from specdebug.errors import SpecDebugError
 
@@ -163,10 +163,11 @@ def flake(
             )
             with _watcher(question) as watcher:
                 sampled = sampling.run(watcher)
-            _publish(sampled, question, plan.reverted, kept, as_json)
-            _pass_on(sampled, question, plan.reverted, kept, signature, json_file, junit, html)
-    if sampled.trouble is not None:
-        raise sampled.trouble
+            tell_work(
+                sampled.trouble,
+                lambda: _publish(sampled, question, plan.reverted, kept, as_json),
+                lambda: _pass_on(sampled, question, plan.reverted, kept, signature, json_file, junit, html),
+            )
     return _exit_code(sampled, question)
 
 

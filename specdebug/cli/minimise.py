@@ -29,9 +29,9 @@ from specdebug.cli.options import (
     engine_overrides,
     engine_words,
 )
-from specdebug.cli.output import check_writable, write, write_file
+from specdebug.cli.output import check_writable, write
 from specdebug.cli.replay import open_library
-from specdebug.cli.results import check_files
+from specdebug.cli.results import check_files, tell_work, write_files
 from specdebug.cli.trials import confidence_of, own_folder, tell_kept
 from specdebug.errors import SpecDebugError, did_you_mean
 
@@ -152,11 +152,7 @@ def minimise(
             pattern=signature,
         )
         summary = search.run(watcher)
-    if summary.seeds:
-        write_file(output, _file_text(summary, subject, whole.name))
-    _publish(summary, subject, json_file, as_json=as_json)
-    if summary.trouble is not None:
-        raise summary.trouble
+    _publish(summary, subject, whole.name, json_file, as_json=as_json)
     return _exit_code(summary)
 
 
@@ -215,15 +211,18 @@ def _file_text(summary: Summary[Scenario], subject: Subject, name: str) -> str:
     return scenario_text(summary.smallest, f"{name}-minimal", summary.seeds[0], followed, header)
 
 
-def _publish(summary: Summary[Scenario], subject: Subject, json_file: Path | None, *, as_json: bool) -> None:
-    """Report on stdout; a JSON document there takes its place."""
+def _publish(summary: Summary[Scenario], subject: Subject, name: str, json_file: Path | None, *, as_json: bool) -> None:
+    """Report on stdout, where a JSON document takes its place; then the small scenario, and the document in a file."""
     from specdebug.report.document import to_json
     from specdebug.report.minimise import minimise_document, summary_text
 
     document = to_json(minimise_document(summary, subject, _exit_code(summary)))
-    write(document if as_json else summary_text(summary, subject))
-    if json_file is not None:
-        write_file(json_file, document + "\n")
+
+    def keep() -> None:
+        small = Path(subject.output) if summary.seeds else None
+        write_files((small, lambda: _file_text(summary, subject, name)), (json_file, lambda: document + "\n"))
+
+    tell_work(summary.trouble, lambda: write(document if as_json else summary_text(summary, subject)), keep)
 
 
 def _exit_code(summary: Summary[Scenario]) -> int:

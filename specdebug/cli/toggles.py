@@ -19,9 +19,9 @@ from specdebug.cli.options import (
     WithBackend,
     engine_overrides,
 )
-from specdebug.cli.output import show, write, write_file
+from specdebug.cli.output import show, write
 from specdebug.cli.replay import open_library, progress, workers
-from specdebug.cli.results import check_files
+from specdebug.cli.results import check_files, write_files
 
 app = typer.Typer(help="List, show, verify and check the fixes that can be reverted.", no_args_is_help=False)
 app.command("check")(toggles_check.check)
@@ -95,12 +95,10 @@ def verify(
     from specdebug.report.document import to_json
 
     document = to_json([check.to_dict() for check in matrix.checks])
-    if as_json:
-        write(document)
-    else:
-        from specdebug.report.matrix import render_matrix
+    from specdebug.report.matrix import render_matrix
 
-        show(render_matrix(matrix.checks))
-    if json_file is not None:
-        write_file(json_file, document + "\n")
+    try:
+        write(document) if as_json else show(render_matrix(matrix.checks))
+    finally:
+        write_files((json_file, lambda: document + "\n"))
     return matrix.exit_code

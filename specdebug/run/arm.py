@@ -22,7 +22,7 @@ from specdebug.assets import checkpoint_path
 from specdebug.errors import ConfigError, ContentError, SpecDebugError
 from specdebug.reference.config import read_config
 from specdebug.scenario.text import Decode, decoder, load_tokenizer
-from specdebug.verdict.device_errors import device_failure, device_lost, out_of_memory
+from specdebug.verdict.device_errors import device_lost, out_of_memory
 from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.coredump import wait_for_coredump
 from specdebug.workers.device import DeviceUnavailable, claim, leave_now
@@ -94,7 +94,6 @@ class _Arm:
         self._busy = _Busy(sink)
         self._coredump: str | None = None
         self._lost = False
-        self._built = False
         self._injector: Injector | None = None
 
     def run(self) -> None:
@@ -106,7 +105,6 @@ class _Arm:
         try:
             with self._stage("build"):
                 loop, judge, accept = self._build(scenario)
-                self._built = True
                 if self._onlooker is not None:
                     self._onlooker.built(loop)
             self._serve(loop, judge, accept)
@@ -136,7 +134,7 @@ class _Arm:
 
         A device, or a host, that is too small for the engine says nothing of the engine.
         """
-        from specdebug.run.exceptions import out_of_host_memory, violation_of
+        from specdebug.run.exceptions import beyond_the_machine, violation_of
 
         traceback.print_exc()
         machine = next(filter(None, map(machine_failure, _chain(error))), None)
@@ -149,9 +147,8 @@ class _Arm:
             reason = f"{memory} (while loading or capturing graphs)"
             self._sink.emit("impossible", reason=reason, unavailable=True)
             return
-        if not self._built and device_failure(error) is None and out_of_host_memory(error):
-            reason = f"the engine asks for more memory than this machine has: {' '.join(str(error).split())}"
-            self._sink.emit("impossible", reason=reason, unavailable=True)
+        if wish := beyond_the_machine(error):
+            self._sink.emit("impossible", reason=wish, unavailable=True)
             return
         self._lost = device_lost(error)
         self._sink.emit("violation", **asdict(violation_of(error, 0)))

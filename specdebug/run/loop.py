@@ -14,7 +14,7 @@ from specdebug import async_probe
 from specdebug.errors import SpecDebugError
 from specdebug.faults.injector import Injector
 from specdebug.run.driver import Arrival, WorkloadDriver
-from specdebug.run.exceptions import violation_of
+from specdebug.run.exceptions import beyond_the_machine, violation_of
 from specdebug.run.oracle import Judge
 from specdebug.targets.embedded import EngineLike
 from specdebug.verdict.device_errors import device_lost
@@ -212,6 +212,9 @@ class RunLoop:
         if machine is not None:
             self.lost = machine.cause == "device"
             self._sink.emit("machine", cause=machine.cause, line=machine.line)
+            return
+        if reason := beyond_the_machine(error):
+            self._sink.emit("impossible", reason=reason, unavailable=True)
             return
         self.lost = device_lost(error)
         self.report(violation_of(error, step))

@@ -306,18 +306,20 @@ def test_a_device_that_does_not_answer_is_told_with_its_own_words(
     assert (sink.of("stack"), sink.of("usage")) == ([], [])
 
 
-def test_memory_that_no_machine_has_is_the_scenario_s_wish_or_the_engine_s_failure(
+def test_memory_that_no_machine_has_is_no_verdict_wherever_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, left: list[str]
 ) -> None:
     def act(engine: Engine, step: int) -> None:
         if step == 2:
             raise MORE_THAN_THERE_IS
 
-    wished = outcome_of(run(monkeypatch, raising(MORE_THAN_THERE_IS)))
-    assert (wished.verdict, wished.unavailable, wished.machine) == ("unknown", True, None)
-    assert "the engine asks for more memory than this machine has" in wished.detail
+    loading = outcome_of(run(monkeypatch, raising(MORE_THAN_THERE_IS)))
     serving = outcome_of(run(monkeypatch, engine_that(act)))
-    assert (serving.verdict, serving.signature, serving.where_step) == ("fail", "oom", 2)
+    for outcome in (loading, serving):
+        assert (outcome.verdict, outcome.violations, outcome.unavailable) == ("unknown", (), True)
+        assert outcome.machine is None  # it has not failed; it never had that much
+        assert "the engine asks for more memory than this machine has" in outcome.detail
+    assert len(serving.requests[0].output_ids) == 1  # what it had come to is kept
 
 
 def test_what_was_found_before_the_machine_failed_stands(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:

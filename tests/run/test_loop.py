@@ -13,10 +13,11 @@ from specdebug import async_probe
 from specdebug.engine.errors import IllegalAddress, PlanAssertion, RequestRejected
 from specdebug.run.driver import WorkloadDriver
 from specdebug.run.exceptions import violation_of
+from specdebug.run.judge import Judge
 from specdebug.run.loop import RunLoop, Stopped
-from specdebug.run.oracle import Judge, OracleSettings
+from specdebug.run.oracles.base import OracleSettings
 from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
-from tests.run.fakes import FakeEngine, FakeReference, ListSink
+from tests.run.fakes import FakeEngine, FakeReference, FakeSession, ListSink
 
 
 @pytest.fixture(autouse=True)
@@ -36,23 +37,21 @@ def loop_of(
 ) -> tuple[RunLoop, ListSink, Judge]:
     sink = ListSink()
     judge = Judge(
-        OracleSettings(lossless=True, draft_kv=True),
+        OracleSettings(lossless=True, draft_kv=True, pools=True, guards=True, probes=True),
         FakeReference(),
         report=lambda violation: loop.report(violation),
         tie=lambda rid, tie: None,
         decode=lambda ids: "".join(map(str, ids)),
     )
-    engine.observer = judge
+    session = FakeSession(engine, vocab)
+    session.observe(judge)
     loop = RunLoop(
-        engine,
+        session,
         WorkloadDriver(Workload(requests)),
         sink,
         judge,
         max_steps=max_steps,
-        check_pools=True,
-        make_sampling=lambda **fields: SimpleNamespace(**fields),
         decode=lambda ids: "".join(map(str, ids)),
-        vocab_size=vocab,
     )
     return loop, sink, judge
 
@@ -178,9 +177,9 @@ def test_serving_cold_uses_an_empty_cache_and_leaves_no_trace() -> None:
     assert engine.requests["a.1"].accept_lengths == [1, 1, 1]
     judge.active = False
     before = len(sink.events)
-    assert loop.serve_cold("a.1") == [2, 2, 2]
+    assert loop.serve_cold("a.1").accept_lengths == [2, 2, 2]
     assert engine.flushed == 1
-    assert len(sink.events) == before
+    assert sink.events[before:] == [{"event": "cold", "rid": "a.1", "accept_lengths": [2, 2, 2]}]
 
 
 def test_a_rejected_request_is_the_scenario_s_fault_and_a_broken_abort_the_engine_s() -> None:
@@ -211,7 +210,7 @@ def test_the_last_steps_failures_are_waited_for() -> None:
     def fault() -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    loop._synchronize = fault
+    loop.session.waits = fault  # type: ignore[attr-defined]
     with pytest.raises(Stopped):
         loop.settle()
     assert signatures(sink) == ["illegal-address@engine"]
@@ -224,7 +223,7 @@ def test_findings_that_have_not_arrived_by_the_end_are_waited_for(monkeypatch: p
     monkeypatch.setattr(async_probe, "poll", list)
     monkeypatch.setattr(async_probe, "drain", lambda: [late])
     loop, sink, _ = loop_of(FakeEngine(), planned("a.0"))
-    loop._synchronize = lambda: None
+    loop.session.waits = lambda: None  # type: ignore[attr-defined]
     loop.run()
     assert sink.of("violation") == []
     loop.settle()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from specdebug.run.judge import Judge
 from specdebug.run.loop import RunLoop, Stopped
 from specdebug.run.oracles.base import OracleSettings
 from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
+from specdebug.targets.base import Ability
 from tests.run.fakes import FakeEngine, FakeReference, FakeSession, ListSink
 
 
@@ -312,3 +313,41 @@ def test_the_place_of_an_error_is_the_innermost_engine_function() -> None:
     assert violation_of(caught.value, 1).signature == "error@memory.arena.ArenaLayout.add"
     outside: Any = raised(KeyError("x"))
     assert violation_of(outside, 1).detail == "KeyError: 'x'"
+
+
+class ByCompletion(FakeSession):
+    """Serves whole requests: its abilities have no steps."""
+
+    shows = frozenset(get_args(Ability)) - {"steps"}
+
+    def advance(self) -> Any:
+        report = self.inside.step()
+        emitted = {rid: list(tokens) for rid, tokens in report.emitted.items()}
+        while not report.finished:
+            report = self.inside.step()
+            for rid, tokens in report.emitted.items():
+                emitted.setdefault(rid, []).extend(tokens)
+        report.emitted = emitted
+        return report
+
+
+def test_without_steps_a_delay_counts_completed_requests_and_an_idle_session_is_not_waited_on() -> None:
+    engine = FakeEngine()
+    sink = ListSink()
+    judge = Judge(
+        OracleSettings(lossless=False, draft_kv=False),
+        None,
+        print,
+        lambda rid, tie: None,
+        str,
+        shows=ByCompletion.shows,
+    )
+    requests = (planned("a.0"), planned("b.0", delay=1), planned("c.0", delay=700), planned("d.0", delay=2))
+    driver = WorkloadDriver(Workload(requests))
+    RunLoop(ByCompletion(engine), driver, sink, judge, max_steps=50, decode=str).run()
+    order = [(event["event"], event.get("rid")) for event in sink.events if event["event"] in ("arrive", "request")]
+    assert order == [
+        *(("arrive", "a.0"), ("request", "a.0"), ("arrive", "b.0"), ("request", "b.0")),
+        *(("arrive", "d.0"), ("request", "d.0"), ("arrive", "c.0"), ("request", "c.0")),
+    ]
+    assert len(sink.of("step")) == 4

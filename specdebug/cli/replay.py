@@ -29,6 +29,7 @@ from specdebug.cli.options import (
     Timeout,
     WithBackend,
     WithPageSize,
+    WithTarget,
     engine_overrides,
     named_on_command_line,
     positive,
@@ -108,6 +109,7 @@ def replay(
     dtype: InDtype = None,
     backend: WithBackend = None,
     page_size: WithPageSize = None,
+    target: WithTarget = None,
     as_json: Json = False,
     json_file: JsonFile = None,
     junit: Junit = None,
@@ -161,6 +163,7 @@ def replay(
             mode=mode.value if mode is not None else None,
             probes=tuple(probes) if probes else None,
             timeout_s=positive(timeout),
+            target=target,
             engine=engine_overrides(device, dtype, backend, page_size),
         )
         plans = plan_named(library, named, choices, keyword, last_failed=last_failed)
@@ -171,7 +174,7 @@ def _refuse_changes(ctx: typer.Context, file: str) -> None:
     """A bundle is run as it was recorded; anything else would be another run. Raises SpecDebugError."""
     from specdebug.toggles import REVERT_VARIABLE
 
-    options = ("arm", "revert", "fault", "seed", "mode", "probes", "device", "dtype", "backend", "page_size")
+    options = ("arm", "revert", "fault", "seed", "mode", "probes", "device", "dtype", "backend", "page_size", "target")
     if flag := named_on_command_line(ctx, (*options, "keyword", "last_failed")):
         raise SpecDebugError(f"{file}: a bundle is replayed as recorded; {flag} does not go with it")
     if os.environ.get(REVERT_VARIABLE):

@@ -18,6 +18,7 @@ from specdebug.engine import progress
 from specdebug.engine.config import InvalidOption
 from specdebug.engine.errors import EngineError, FlashInferError, RequestRejected
 from specdebug.run import arm
+from specdebug.run.oracles.accept import over_before
 from specdebug.scenario.load import load_scenario
 from specdebug.scenario.model import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
@@ -206,7 +207,7 @@ def test_what_was_said_while_building_does_not_stay_up(monkeypatch: pytest.Monke
 )
 def test_verifies_are_compared_as_far_as_two_texts_are_one(position: int | None, kept: list[int]) -> None:
     """The prefill's token is output 0; the verifies' are 1 to 3, 4, and 5 to 8."""
-    assert arm.over_before(position, [3, 1, 4]) == kept
+    assert over_before(position, [3, 1, 4]) == kept
 
 
 def test_memory_that_runs_out_later_is_a_failure(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
@@ -299,7 +300,7 @@ def test_a_device_that_does_not_answer_is_told_with_its_own_words(
     def claim(*arguments: Any) -> Any:
         raise MachineFailed(MachineFailure("device", "CUDA unknown error"))
 
-    monkeypatch.setattr(arm, "claim", claim)
+    monkeypatch.setattr("specdebug.workers.device.claim", claim)
     sink = run(monkeypatch, lambda options, seed: Engine(), device="cuda")
     outcome = outcome_of(sink)
     assert (outcome.verdict, outcome.detail) == ("unknown", "machine: the device is gone: CUDA unknown error")

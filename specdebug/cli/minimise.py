@@ -32,7 +32,7 @@ from specdebug.cli.options import (
 from specdebug.cli.output import check_writable, write, write_file
 from specdebug.cli.replay import open_library
 from specdebug.cli.results import check_files
-from specdebug.cli.trials import confidence_of, own_folder, tell_kept
+from specdebug.cli.trials import confidence_of, own_folder, tell_kept, tell_rerun
 from specdebug.errors import SpecDebugError, did_you_mean
 
 if TYPE_CHECKING:
@@ -152,6 +152,7 @@ def minimise(
             pattern=signature,
         )
         summary = search.run(watcher)
+    tell_rerun(pool.rerun)
     if summary.seeds:
         write_file(output, _file_text(summary, subject, whole.name))
     _publish(summary, subject, json_file, as_json=as_json)

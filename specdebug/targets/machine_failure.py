@@ -21,13 +21,14 @@ from typing import Literal
 
 from specdebug.errors import SpecDebugError
 
-Cause = Literal["device", "disk", "memory", "processes"]
+Cause = Literal["device", "disk", "memory", "processes", "killed"]
 
 TOLD: dict[Cause, str] = {
     "device": "the device is gone",
     "disk": "there is no room to write",
     "memory": "there is no memory left",
     "processes": "no process or thread can be started",
+    "killed": "somebody killed a worker",
 }
 
 _ERRNO: dict[int, Cause] = {

@@ -326,14 +326,16 @@ class WorkerPool:
         if server.stderr is not None:
             with contextlib.suppress(OSError):
                 self._server_log += server.stderr.read() or b""
-        workers = list(self._workers.values()) if was_ready else []
+        killed = status == -signal.SIGKILL and self._given_up is None
+        workers = list(self._workers.values()) if was_ready or killed else []
         for worker in workers:
             self._finish(worker, listener, status)
         log = self._server_log.decode("utf-8", "replace").strip()
         self.close()
-        if not was_ready:
+        if not was_ready and not workers:
             last = self._given_up or (log.splitlines()[-1] if log else f"exit status {status}")
-            raise _cannot_start(f"the worker process could not start: {last}", failure_in_log(log))
+            failure = MachineFailure("killed", "the fork server got SIGKILL") if killed else failure_in_log(log)
+            raise _cannot_start(f"the worker process could not start: {last}", failure)
 
     def _on_server_log(self, listener: Listener) -> None:
         assert self._server is not None
@@ -426,7 +428,7 @@ class WorkerPool:
         wall_s = time.monotonic() - worker.started_at if worker.started_at else 0.0
         log = b"".join(worker.log).decode("utf-8", "replace")[-LOG_LIMIT:]
         if status == -signal.SIGKILL and kind in ("signal", "lost") and worker.failure is None:
-            worker.failure = worker.killed_for_memory()
+            worker.failure = worker.killed_by_others()
         listener.ended(worker.job, WorkerEnd(kind, status, wall_s, worker.peak_rss_mb, log, worker.failure))
 
     def _release(self, worker: Worker) -> None:

@@ -546,12 +546,16 @@ def campaign(numbers: Sequence[int], seed: int, jobs: int, place: Path, tell: Ca
         cases = [draw(seed, number, trials[command_of(seed, number)]) for number in numbers]
         begun = [pool.submit(run_case, case, place / str(case.number), expected[case.command]) for case in cases]
         results = []
-        for future in concurrent.futures.as_completed(begun):
-            result = future.result()
-            results.append(result)
-            tell(line_of(result, len(results), len(cases)))
-            if not result.wrong:
-                shutil.rmtree(place / str(result.case.number))
+        try:
+            for future in concurrent.futures.as_completed(begun):
+                result = future.result()
+                results.append(result)
+                tell(line_of(result, len(results), len(cases)))
+                if not result.wrong:
+                    shutil.rmtree(place / str(result.case.number))
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            tell(f"interrupted after {len(results)} of {len(cases)} cases")
     return results
 
 

@@ -206,7 +206,7 @@ def _file_text(summary: Summary[Scenario], subject: Subject, name: str) -> str:
         f"The smallest part of {name} found to fail with {followed}.",
         "",
         f"Made by specdebug {__version__}: specdebug minimise {subject.what} -o {shlex.quote(subject.output)}",
-        f"{headline(summary, subject)}.",
+        f"{headline(replace(summary, resumed=0), subject)}.",  # the file is the same however often it was stopped
         f"The whole {rate_text(*summary.whole)}; this {rate_text(*summary.left)} with fresh seeds, with the one below"
         " every time.",
         *needed_lines(summary, subject),

@@ -23,6 +23,8 @@ from pathlib import Path
 
 from specdebug.targets import reaper
 
+_STARTS = 3
+"""How many reapers are started, each of which is killed before it is told anything, until something else is wrong."""
 _PATIENCE_S = reaper.LIMIT_S + 2.0
 """How long to wait for a reaper to be done."""
 
@@ -107,15 +109,28 @@ class Lifeline:
                     self._write(line or f"ended {key}\n")
                     return
                 except OSError:  # it was killed, or stopped until the pipe was full
-                    self._reaper.kill()
-                    self._drop()
+                    self._lose()
             if self._lines:
                 self._start_with_all()
 
     def _start_with_all(self) -> None:
-        self._start()
-        for known in self._lines.values():
-            self._write(known)
+        """Start a reaper that knows all; one that is killed before it does is replaced."""
+        for left in reversed(range(_STARTS)):
+            self._start()
+            try:
+                for known in self._lines.values():
+                    self._write(known)
+            except OSError:
+                self._lose()
+                if not left:
+                    raise
+            else:
+                return
+
+    def _lose(self) -> None:
+        assert self._reaper is not None
+        self._reaper.kill()
+        self._drop()
 
     def _dismiss(self, old: subprocess.Popen[bytes], its_pipe: int) -> None:
         """Let a reaper go whose place another has taken, and which is to end nothing."""

@@ -59,7 +59,7 @@ def tell_kept(journal: Journal) -> None:
 
 
 def tell_rerun(count: int) -> None:
-    """Say on stderr that trials were lost, and with what consequence: none."""
+    """Say on stderr how many trials were lost with their worker and made once more."""
     if count and sys.stderr is not None:
         whose = "1 trial whose worker was" if count == 1 else f"{count} trials whose workers were"
         with contextlib.suppress(OSError):

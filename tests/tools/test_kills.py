@@ -133,6 +133,8 @@ def test_a_killed_command_is_one_failure_of_a_rate() -> None:
     assert answer_problems(mine, SAMPLED, killed, hit=True) == []
     assert answer_problems(mine, SAMPLED, but(killed, failures=2), hit=True) == ["failures is 2, not 1"]
     assert answer_problems(mine, SAMPLED, but(killed, runs=2), hit=True) == ["runs is 2, not 3"]
+    assert answer_problems(mine, SAMPLED, but(killed, trials=2, runs=2), hit=True) == []  # it has seen enough
+    assert answer_problems(mine, SAMPLED, but(killed, trials=4), hit=True) == ["trials is 4, not 3"]
 
 
 def test_an_arm_that_is_lost_to_a_kill_is_unknown_and_the_others_as_ever() -> None:

@@ -413,7 +413,7 @@ def rows_in(folder: Path) -> list[Row]:
 
 
 def finished(folder: Path) -> int:
-    """How many trials, or arms, the run that is under way has reported the end of."""
+    """How many trials, or arms, the run has reported the end of; ``flake`` reports failures, and few of the passes."""
     lines = (folder / "err").read_text(errors="replace").splitlines()
     arms = ("fixed: ", "plain: ", "positions: ", "what is left: ")
     return sum(line.startswith(("trial ", *arms)) and not line.endswith("starting") for line in lines)

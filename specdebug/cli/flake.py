@@ -34,7 +34,7 @@ from specdebug.cli.options import (
 from specdebug.cli.output import write
 from specdebug.cli.replay import open_library
 from specdebug.cli.results import check_files, tell_github, tell_work, write_files
-from specdebug.cli.trials import command_of, confidence_of, own_folder, tell_kept
+from specdebug.cli.trials import command_of, confidence_of, own_folder, tell_kept, tell_rerun
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -163,6 +163,7 @@ def flake(
             )
             with _watcher(question) as watcher:
                 sampled = sampling.run(watcher)
+            tell_rerun(plan.source.rerun)
             tell_work(
                 sampled.trouble,
                 lambda: _publish(sampled, question, plan.reverted, kept, as_json),

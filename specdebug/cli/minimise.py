@@ -32,7 +32,7 @@ from specdebug.cli.options import (
 from specdebug.cli.output import check_writable, write
 from specdebug.cli.replay import open_library
 from specdebug.cli.results import check_files, tell_work, write_files
-from specdebug.cli.trials import confidence_of, own_folder, tell_kept
+from specdebug.cli.trials import confidence_of, own_folder, tell_kept, tell_rerun
 from specdebug.errors import SpecDebugError, did_you_mean
 
 if TYPE_CHECKING:
@@ -152,6 +152,7 @@ def minimise(
             pattern=signature,
         )
         summary = search.run(watcher)
+    tell_rerun(pool.rerun)
     _publish(summary, subject, whole.name, json_file, as_json=as_json)
     return _exit_code(summary)
 
@@ -201,7 +202,7 @@ def _file_text(summary: Summary[Scenario], subject: Subject, name: str) -> str:
         f"The smallest part of {name} found to fail with {followed}.",
         "",
         f"Made by specdebug {__version__}: specdebug minimise {subject.what} -o {shlex.quote(subject.output)}",
-        f"{headline(summary, subject)}.",
+        f"{headline(replace(summary, resumed=0), subject)}.",  # the file is the same however often it was stopped
         f"The whole {rate_text(*summary.whole)}; this {rate_text(*summary.left)} with fresh seeds, with the one below"
         " every time.",
         *needed_lines(summary, subject),

@@ -98,6 +98,11 @@ class FaultSource:
         """How many trials may run at a time."""
         return self._pool.capacity
 
+    @property
+    def rerun(self) -> int:
+        """How many trials were lost with their worker, and begun again."""
+        return self._pool.rerun
+
     def start(self, trial: Trial) -> None:
         """Begin a trial. Its faults are numbered as in a replay with these faults, so that it draws what that draws."""
         scenario = _with_faults(self._scenario, self._arm, self._switched(trial))

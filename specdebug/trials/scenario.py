@@ -106,6 +106,11 @@ class ScenarioSource:
         """How many trials may run at a time."""
         return self._pool.capacity
 
+    @property
+    def rerun(self) -> int:
+        """How many trials were lost with their worker, and begun again."""
+        return self._pool.rerun
+
     def start(self, trial: Trial) -> None:
         """Begin a trial. Options that do not go together make it untestable."""
         try:

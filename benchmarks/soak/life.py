@@ -34,8 +34,8 @@ from specdebug.run.driver import WorkloadDriver
 from specdebug.run.exceptions import violation_of
 from specdebug.run.loop import RunLoop, Stopped
 from specdebug.run.oracle import Judge, OracleSettings
+from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
-from specdebug.scenario.model import Scenario
 from specdebug.scenario.packs import activate
 from specdebug.scenario.text import decoder, keep_tokenizer
 from specdebug.scenario.workload import expand

@@ -20,7 +20,7 @@ from specdebug.faults.model import Fault
 from specdebug.loops.device_watch import DeviceWatch
 from specdebug.loops.steplog import Recording
 from specdebug.scenario.checks import check_faults, engine_config, option_error
-from specdebug.scenario.model import Arm, Expectation, ProbeMode, Scenario
+from specdebug.scenario.grammar import Arm, Expectation, ProbeMode, Scenario
 from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import EXIT_CODES, Outcome, not_run
 from specdebug.workers.job import Job, WorkerEnd

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from specdebug.faults.injector import Injector
     from specdebug.run.loop import RunLoop
     from specdebug.run.oracle import Judge
-    from specdebug.scenario.model import AcceptOracle, OracleSpec, Scenario
+    from specdebug.scenario.grammar import AcceptOracle, OracleSpec, Scenario
 
 
 class Onlooker(Protocol):

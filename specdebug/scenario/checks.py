@@ -18,7 +18,7 @@ from specdebug.assets import checkpoint_path
 from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.errors import CheckpointError, ContentError, SpecDebugError, did_you_mean, raise_all
 from specdebug.faults.fit import check_fit
-from specdebug.scenario.model import (
+from specdebug.scenario.grammar import (
     CorpusPrompt,
     Prompt,
     Scenario,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from specdebug.cli.main import run
+from specdebug.scenario.grammar import SharedPrefixPrompt
 from specdebug.scenario.load import load_scenario
-from specdebug.scenario.model import SharedPrefixPrompt
 
 COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
 

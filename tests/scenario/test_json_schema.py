@@ -11,8 +11,8 @@ import yaml
 from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.errors import ContentError
 from specdebug.scenario.checks import check_scenario
+from specdebug.scenario.grammar import read_scenario
 from specdebug.scenario.load import KnownNames, json_schema, scenario_of
-from specdebug.scenario.reader import read_scenario
 from specdebug.yamlio import parse_yaml
 
 SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
@@ -29,6 +29,7 @@ FULL = {
     "name": "full",
     "description": "every key there is",
     "seed": 1,
+    "target": "embedded",
     "engine": {
         "model": "tiny",
         "attention_backend": "fa3",
@@ -93,6 +94,7 @@ FULL = {
             "probes": ["kv"],
             "mode": "record",
             "oracles": {"accept": None},
+            "target": "sglang=0.5",
         },
     },
     "expect": {"fixed": {"verdict": "pass"}, "other": {"verdict": "fail", "signature": ["nan@*", "hang"]}},

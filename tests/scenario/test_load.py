@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from specdebug.errors import ContentError
-from specdebug.scenario.load import KnownNames, Scenario, engine_config, load_scenario, scenario_of
-from specdebug.scenario.model import (
+from specdebug.scenario.grammar import (
     AcceptOracle,
     Arrive,
     CorpusPrompt,
@@ -18,6 +17,7 @@ from specdebug.scenario.model import (
     OracleSpec,
     merge,
 )
+from specdebug.scenario.load import KnownNames, Scenario, engine_config, load_scenario, scenario_of
 from specdebug.yamlio import parse_yaml
 
 KNOWN = KnownNames(toggles=(27338, 27360, 26329), packs=("default", "attention"))

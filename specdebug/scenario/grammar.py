@@ -1,0 +1,442 @@
+"""The grammar of scenario files, declared once: a workload, an engine, what must hold, and the arms to run.
+
+Each class is a mapping of the file as a frozen value, and each :class:`Key` says all there is to say of a key. How
+files are read, what they default to, how values are written back, the JSON schema and ``docs/scenarios.md`` follow from
+it (``parts.py``, ``kinds.py``). What needs more than one mapping to judge (names that refer to other names, engine
+options that exclude each other) is in ``checks.py``; ``workload.py`` turns the groups into requests.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from specdebug.errors import Where
+from specdebug.faults.model import Fault
+from specdebug.scenario.elsewhere import EngineOptions, FaultItem
+from specdebug.scenario.kinds import (
+    Checked,
+    Flag,
+    ListOf,
+    MapOf,
+    Nullable,
+    OneOrMany,
+    Real,
+    Schema,
+    Text,
+    Whole,
+    WholeOrRange,
+)
+from specdebug.scenario.parts import Key, Nested, OneOf, Overlay, Part
+from specdebug.schema import Gather, Item
+from specdebug.verdict.outcome import Verdict
+from specdebug.verdict.signatures import SHAPE, complaint
+from specdebug.yamlio import Doc, parse_yaml
+
+ProbeMode = Literal["assert", "record"]
+Span = tuple[int, int]
+"""Inclusive bounds of a number drawn per request; equal bounds are a plain number."""
+
+DEFAULT_ARM = "base"
+"""Name of the only arm of a scenario that declares none."""
+MAX_GROUPS = 512
+
+NAME = Text(pattern=r"[a-z0-9]+(-[a-z0-9]+)*")
+LABEL = Text(pattern=r"[A-Za-z0-9_-]+")
+"""Of an arm, a group or a shared prefix: no dots, because request ids are joined by them."""
+TARGET = Text(pattern=r"[a-z0-9_.=-]+")
+CORPUS = Text(choices=("stdlib",))
+"""Texts that prompts can be cut from."""
+VERDICT = Text(choices=get_args(Verdict))
+MODE = Text(choices=get_args(ProbeMode))
+SEED = Whole(0, 2**63 - 1)
+REQUESTS = Whole(1, 4096)
+STEPS = Whole(0, 10**6)
+TOKENS = Whole(1, 2**20)
+TOKEN_ID = Whole(0, 2**31 - 1)
+TEMPERATURE = Real(0, 100)
+TOP_K = Whole(0, 2**31 - 1)
+TOP_P = Real(0, 1, above=True)
+FAULTS = ListOf(FaultItem(), at_most=1024, noun="faults")
+TEXTS = ListOf(Text())
+
+
+@dataclass(frozen=True)
+class TextPrompt(Part):
+    """Literal text, encoded by the target's tokenizer."""
+
+    text: Annotated[str, Key(Text(), "the text; no special tokens are added")]
+
+
+@dataclass(frozen=True)
+class TokenPrompt(Part):
+    """Literal token ids."""
+
+    token_ids: Annotated[tuple[int, ...], Key(ListOf(TOKEN_ID, at_least=1), "the very tokens")]
+
+
+@dataclass(frozen=True)
+class CorpusPrompt(Part):
+    """A slice of a corpus. ``offset`` (in tokens) fixes where it starts, else a line is drawn."""
+
+    tokens: Annotated[Span, Key(WholeOrRange(TOKENS), "how many tokens; of a range, drawn per request")]
+    corpus: Annotated[str, Key(CORPUS, "held-out source of the standard library")] = "stdlib"
+    offset: Annotated[
+        int | None,
+        Key(TOKEN_ID, "the token at which it starts: slices of one offset are prefixes of each other", default="drawn"),
+    ] = None
+
+
+SimplePrompt = TextPrompt | TokenPrompt | CorpusPrompt
+SIMPLE: dict[str, type[Part]] = {"text": TextPrompt, "token_ids": TokenPrompt, "corpus": CorpusPrompt}
+PROMPT = "a prompt: text, token_ids or corpus with tokens"
+
+
+@dataclass(frozen=True)
+class SharedPrefixPrompt(Part):
+    """One prefix for all requests (of all groups that use its ``name``), and a suffix for each."""
+
+    prefix: Annotated[
+        SimplePrompt,
+        Key(
+            OneOf(PROMPT, SIMPLE, also={"name": LABEL}),
+            "what all requests of the group begin with; all groups that give it one `name` share it, and must "
+            "describe it alike",
+            "shared_prefix",
+        ),
+    ]
+    suffix: Annotated[SimplePrompt, Key(OneOf(PROMPT, SIMPLE), "what follows it, for each request")]
+    name: str | None = None
+
+    @classmethod
+    def settle(cls, item: Item, table: Mapping[str, Item], values: dict[str, Any], gather: Gather) -> None:
+        if "shared_prefix" in table and isinstance(table["shared_prefix"].value, dict):
+            values["name"] = gather.read(table["shared_prefix"].entries(), "name", LABEL.read, None)
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = super().to_dict()
+        if self.name is not None:
+            plain["shared_prefix"]["name"] = self.name
+        return plain
+
+
+Prompt = SimplePrompt | SharedPrefixPrompt
+
+
+@dataclass(frozen=True)
+class Turns(Part):
+    """Conversations: a round's prompt is its client's whole history and ``input_tokens`` of corpus."""
+
+    clients: Annotated[int, Key(Whole(1, 512), "how many conversations")]
+    rounds: Annotated[int, Key(Whole(1, 512), "of each; one comes as soon as the one before has finished")]
+    input_tokens: Annotated[Span, Key(WholeOrRange(TOKENS), "new tokens of each round")]
+    corpus: Annotated[str, Key(CORPUS, "where they are from")] = "stdlib"
+
+
+@dataclass(frozen=True)
+class Arrive(Part):
+    """Request n (or client n) comes ``step + n * every`` steps after its group starts, and up to ``jitter`` more, drawn
+    for each.
+
+    A group starts at step 0, or once every request of every group named in ``after`` has finished.
+    """
+
+    step: Annotated[int, Key(STEPS, "engine steps after the group starts at which its first request comes")] = 0
+    every: Annotated[int, Key(STEPS, "steps between a request and the next")] = 0
+    after: Annotated[
+        tuple[str, ...],
+        Key(OneOrMany(Text()), "ids of groups that must have finished, or been aborted, before this one starts"),
+    ] = ()
+    jitter: Annotated[int, Key(STEPS, "most steps that each request comes later, drawn for each")] = 0
+
+
+class RequestNumber(Whole):
+    """Number of a request of the group in which it stands, from 0."""
+
+    def read(self, item: Item) -> int:
+        group = item.doc.data["workload"][item.path[1]]
+        requests = Gather().read(Item(item.doc, item.path[:2], group).entries(), "requests", REQUESTS.read, 1)
+        return item.integer(low=0, high=requests - 1)
+
+
+@dataclass(frozen=True)
+class Abort(Part):
+    """Abort these requests of the group (None: all) that many steps after they arrived."""
+
+    after_steps: Annotated[int, Key(STEPS, "steps from a request's arrival to its end")]
+    requests: Annotated[
+        tuple[int, ...] | None,
+        Key(
+            ListOf(RequestNumber(0, REQUESTS.high - 1), at_least=1), "numbers, from 0, of those aborted", default="all"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class WorkloadGroup(Part):
+    """Requests alike: ``requests`` of one ``prompt`` description, or the conversations of ``turns``."""
+
+    schema_beside: ClassVar[Schema] = {
+        "oneOf": [
+            {"required": ["prompt"]},
+            {"required": ["turns"], "not": {"anyOf": [{"required": [key]} for key in ("prompt", "requests", "abort")]}},
+        ]
+    }
+
+    id: Annotated[str, Key(LABEL, "its requests are `<id>.<n>`, or `<id>.<client>.<round>`", default="`g0`, `g1`, ...")]
+    prompt: Annotated[
+        Prompt | None,
+        Key(OneOf(PROMPT, {"shared_prefix": SharedPrefixPrompt, **SIMPLE}), "what each request sends", default="turns"),
+    ] = None
+    requests: Annotated[int, Key(REQUESTS, "how many")] = 1
+    turns: Annotated[Turns | None, Key(Nested(Turns), "conversations instead of single requests")] = None
+    max_new_tokens: Annotated[Span, Key(WholeOrRange(TOKENS), "longest output; of a range, drawn per request")] = (
+        32,
+        32,
+    )
+    temperature: Annotated[float, Key(TEMPERATURE, "of sampling; 0 is greedy")] = 0.0
+    top_k: Annotated[int, Key(TOP_K, "sample among so many tokens; 0: no restriction")] = 0
+    top_p: Annotated[float, Key(TOP_P, "sample among so much of the probability; 1: no restriction")] = 1.0
+    stop_token_ids: Annotated[tuple[int, ...], Key(ListOf(TOKEN_ID), "tokens that end a request")] = ()
+    speculative: Annotated[bool, Key(Flag(), "false: these requests are decoded without drafts")] = True
+    arrive: Annotated[Arrive, Key(Nested(Arrive), "when they come")] = Arrive()
+    seed: Annotated[int | None, Key(SEED, "request n samples with `seed + n`", default="drawn")] = None
+    abort: Annotated[Abort | None, Key(Nested(Abort), "which requests are aborted, and when", default="never")] = None
+
+    @property
+    def num_requests(self) -> int:
+        """How many requests the group makes, every round of a conversation counted."""
+        return self.requests if self.turns is None else self.turns.clients * self.turns.rounds
+
+    @property
+    def rids(self) -> tuple[str, ...]:
+        """Request ids, ``<id>.<n>`` or ``<id>.<client>.<round>``, client by client."""
+        if self.turns is None:
+            return tuple(f"{self.id}.{n}" for n in range(self.requests))
+        rounds = range(self.turns.rounds)
+        return tuple(f"{self.id}.{client}.{r}" for client in range(self.turns.clients) for r in rounds)
+
+    @classmethod
+    def given(cls, item: Item) -> dict[str, Any]:
+        return {"id": f"g{item.path[-1]}"}
+
+    @classmethod
+    def settle(cls, item: Item, table: Mapping[str, Item], values: dict[str, Any], gather: Gather) -> None:
+        if ("prompt" in table) == ("turns" in table) and len(table) == len(item.entries()):
+            both = ", not both" if "prompt" in table else ""
+            gather.note(item.error(f"needs either 'prompt' or 'turns'{both}"), (*item.path, "prompt"))
+        for key in ("requests", "abort"):
+            if "turns" in table and key in table:
+                gather.note(table[key].error("does not go with 'turns'"), table[key].path)
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = super().to_dict()
+        if self.turns is not None:
+            del plain["requests"]
+        return plain
+
+
+@dataclass(frozen=True)
+class AcceptOracle(Part):
+    """Accept length of requests that hit the cache, at least ``min_ratio`` times that of the cold ones."""
+
+    min_ratio: Annotated[
+        float,
+        Key(Real(0, 10, above=True), "least part of its cold accept length that a hit of the cache must reach"),
+    ]
+
+
+@dataclass(frozen=True)
+class OracleSpec(Part):
+    """Which oracles judge a run. ``each_step``: look at lossless and draft KV after every step, not only when a request
+    is prefilled and when it ends."""
+
+    lossless: Annotated[bool, Key(Flag(), "every greedy token is the target's argmax, near-ties aside")] = True
+    draft_kv: Annotated[bool, Key(Flag(), "draft KV equals that of a whole, cold prefill")] = True
+    pools: Annotated[bool, Key(Flag(), "no slot is lost or owned twice")] = True
+    each_step: Annotated[
+        bool, Key(Flag(), "the first two look after every step, not only after a prefill and at a request's end; slow")
+    ] = False
+    accept: Annotated[
+        AcceptOracle | None, Key(Nullable(Nested(AcceptOracle)), "accept lengths of hits are compared with cold ones")
+    ] = None
+
+
+@dataclass(frozen=True)
+class Limits(Part):
+    """What a run may use before it is stopped: wall seconds, engine steps, MiB of resident memory."""
+
+    timeout_s: Annotated[float, Key(Real(0, 10**6, above=True), "wall seconds")] = 120.0
+    max_steps: Annotated[int, Key(Whole(1, 10**9), "engine steps")] = 5000
+    memory_mb: Annotated[int, Key(Whole(64, 2**24), "MiB of host memory")] = 4096
+
+
+@dataclass(frozen=True)
+class Arm(Part):
+    """One way to run the scenario. ``None`` means as the scenario says (for ``mode``: as each pack says)."""
+
+    name: str
+    revert: Annotated[
+        tuple[int, ...],
+        Key(ListOf(Whole(1, 10**9, unread=0), noun="PR", unique=True), "fixes to take out, by pull request"),
+    ] = ()
+    engine: Annotated[dict[str, Any], Key(EngineOptions(), "laid over the scenario's, mapping by mapping")] = field(
+        default_factory=dict
+    )
+    faults: Annotated[tuple[Fault, ...] | None, Key(FAULTS, "in place of the scenario's", default="its")] = None
+    probes: Annotated[tuple[str, ...] | None, Key(TEXTS, "in place of the scenario's", default="its")] = None
+    mode: Annotated[
+        ProbeMode | None,
+        Key(MODE, "of all probes: end at the first finding, or note it and go on", default="as each pack says"),
+    ] = None
+    oracles: Annotated[
+        OracleSpec | None,
+        Key(Overlay(OracleSpec, base="oracles"), "single ones switched, the others as the scenario's", default="its"),
+    ] = None
+    target: Annotated[str | None, Key(TARGET, "in place of the scenario's", default="its")] = None
+
+    @classmethod
+    def given(cls, item: Item) -> dict[str, Any]:
+        return {"name": str(item.path[-1])}
+
+
+@dataclass(frozen=True)
+class Expectation(Part):
+    """The verdict an arm must come to; a failure's signature must match one of ``signatures``, if any."""
+
+    verdict: Annotated[Verdict, Key(Text(choices=get_args(Verdict)), "what the arm must come to", required=True)] = (
+        "pass"
+    )
+    signatures: Annotated[
+        tuple[str, ...],
+        Key(
+            OneOrMany(Checked(complaint=complaint, noun="signature", shape=SHAPE), at_least=1),
+            "of a failure: `kind@site`, with shell wildcards",
+            "signature",
+        ),
+    ] = ()
+
+    def met_by(self, verdict: str, signature: str | None) -> bool:
+        """Whether an outcome is the expected one; signatures are compared with shell patterns."""
+        if verdict != self.verdict:
+            return False
+        if not self.signatures:
+            return True
+        return any(fnmatch.fnmatchcase(signature or "", pattern) for pattern in self.signatures)
+
+
+@dataclass(frozen=True)
+class Scenario(Part):
+    """A checked scenario. ``arms`` is never empty and keeps the file's order; ``expect`` has every arm.
+
+    ``overrides`` are engine options from outside the file, laid over those of every arm.
+    """
+
+    name: Annotated[str, Key(NAME, "words joined by hyphens")]
+    workload: Annotated[
+        tuple[WorkloadGroup, ...],
+        Key(ListOf(Nested(WorkloadGroup), at_least=1, at_most=MAX_GROUPS, noun="groups"), "groups of requests alike"),
+    ]
+    arms: Annotated[
+        dict[str, Arm],
+        Key(
+            MapOf(Nested(Arm, null_is_empty=True), "arm", LABEL.pattern, at_most=256, example="arms: {fixed: {}}"),
+            "what is run, in this order, each in a process of its own",
+            default=f"`{DEFAULT_ARM}`",
+        ),
+    ]
+    expect: Annotated[
+        dict[str, Expectation],
+        Key(MapOf(Nested(Expectation), "arm"), "what each arm must come to", default="each must pass"),
+    ]
+    description: Annotated[str, Key(Text(empty=True), "what it is about")] = ""
+    seed: Annotated[int, Key(SEED, "of everything drawn: prompts, lengths, sampling, garbage")] = 0
+    target: Annotated[str, Key(TARGET, "what serves the requests")] = "embedded"
+    engine: Annotated[dict[str, Any], Key(EngineOptions(), "how it is set up")] = field(default_factory=dict)
+    faults: Annotated[tuple[Fault, ...], Key(FAULTS, "damage done on purpose")] = ()
+    probes: Annotated[tuple[str, ...], Key(TEXTS, "probe packs, later ones over earlier ones")] = ("default",)
+    oracles: Annotated[OracleSpec, Key(Nested(OracleSpec), "which oracles judge it")] = OracleSpec()
+    limits: Annotated[Limits, Key(Nested(Limits), "what a run may use before it is stopped")] = Limits()
+    path: Path = Path("<scenario>")
+    overrides: dict[str, Any] = field(default_factory=dict)
+    source: Doc | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def given(cls, item: Item) -> dict[str, Any]:
+        arms = {DEFAULT_ARM: Arm(DEFAULT_ARM)}
+        return {"arms": arms, "expect": {}, "path": Path(item.doc.path), "source": item.doc}
+
+    @classmethod
+    def settle(cls, item: Item, table: Mapping[str, Item], values: dict[str, Any], gather: Gather) -> None:
+        values["expect"] = {**dict.fromkeys(values["arms"], Expectation()), **values["expect"]}
+
+    def where(self, *path: str | int) -> Where:
+        """The place in the file of a value, or of the nearest value around it that the file has."""
+        return Where(str(self.path)) if self.source is None else self.source.where(*path)
+
+    def where_key(self, *path: str | int) -> Where:
+        """Like :meth:`where`, of the key that holds the value."""
+        return Where(str(self.path)) if self.source is None else self.source.where_key(*path)
+
+    def target_of(self, arm: str) -> str:
+        """What serves the requests of an arm."""
+        return self.arms[arm].target or self.target
+
+    def engine_of(self, arm: str) -> dict[str, Any]:
+        """Engine options of an arm: the scenario's with the arm's laid over them, mapping by mapping, and whatever
+        overrides both."""
+        return merge(merge(self.engine, self.arms[arm].engine), self.overrides)
+
+    def faults_of(self, arm: str) -> tuple[Fault, ...]:
+        """The faults injected in an arm, in the order in which they are numbered."""
+        own = self.arms[arm].faults
+        return self.faults if own is None else own
+
+    def probes_of(self, arm: str) -> tuple[str, ...]:
+        """Names of the probe packs live in an arm."""
+        own = self.arms[arm].probes
+        return self.probes if own is None else own
+
+    def oracles_of(self, arm: str) -> OracleSpec:
+        """The oracles that judge an arm."""
+        return self.arms[arm].oracles or self.oracles
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], path: str | Path = "<scenario>") -> Scenario:
+        """Inverse of :meth:`to_dict`, but for ``overrides``, for which the grammar has no place; also after a trip
+        through JSON. Raises ContentError as a file would.
+
+        References to toggles and packs are not looked up again.
+        """
+        # JSON is YAML but for non-ASCII characters, some of which YAML takes for line breaks or refuses.
+        text = re.sub(r"[^\x20-\x7e]", lambda odd: f"\\U{ord(odd[0]):08x}", json.dumps(data, ensure_ascii=False))
+        return replace(read_scenario(parse_yaml(text, str(path))), source=None)
+
+
+def read_scenario(doc: Doc) -> Scenario:
+    """The scenario a document holds; references are not followed yet.
+
+    Raises ContentErrors with everything that is wrong, ``partial`` being the scenario with defaults in its place.
+    """
+    return Scenario.read(doc.root)
+
+
+def json_schema() -> Schema:
+    """JSON schema (draft 2020-12) of a scenario file, for editors that complete and check YAML while it is typed."""
+    defs: Schema = {}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "specdebug scenario"}
+    return {**head, **Scenario.table(defs), "$defs": defs}
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` laid on ``base``: mappings are merged key by key, anything else (lists, null too) replaces."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged

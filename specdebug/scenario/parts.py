@@ -1,0 +1,179 @@
+"""Parts of a grammar: frozen dataclasses whose fields say what their keys hold, and what that means.
+
+The declaration of a field is all there is to say of its key; reading, defaults, writing, the JSON schema and the page
+of all keys follow from it::
+
+    @dataclass(frozen=True)
+    class Limits(Part):
+        timeout_s: Annotated[float, Key(Real(0, 10**6, above=True), "wall seconds")] = 120.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, Self, get_type_hints
+
+from specdebug.scenario.kinds import UNREAD, Kind, Schema
+from specdebug.schema import Gather, Item
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a field's key holds.
+
+    ``means``: in words, for the page and for editors. ``name``: of the key, where it is not the field's.
+    ``default``: in words, where the class has none, or None, to show; :meth:`Part.given` has one that the class lacks.
+    ``required``: the file must have the key although the class has a default.
+    """
+
+    kind: Kind
+    means: str
+    name: str = ""
+    default: str = ""
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class DeclaredKey(Key):
+    """A key with the field that it fills. ``bare``: the class has no default for it."""
+
+    field: str = ""
+    bare: bool = False
+
+
+_KEYS: dict[type[Part], tuple[DeclaredKey, ...]] = {}
+
+
+def keys_of(part: type[Part]) -> tuple[DeclaredKey, ...]:
+    """The keys of a part, in order; a field without a :class:`Key` is none of the file's."""
+    if part not in _KEYS:
+        _KEYS[part] = tuple(_declared(part))
+    return _KEYS[part]
+
+
+def _declared(part: type[Part]) -> Iterator[DeclaredKey]:
+    hints = get_type_hints(part, include_extras=True)
+    for each in fields(part):
+        for key in getattr(hints[each.name], "__metadata__", ()):
+            bare = each.default is MISSING and each.default_factory is MISSING
+            required = key.required or (bare and not key.default)
+            yield DeclaredKey(key.kind, key.means, key.name or each.name, key.default, required, each.name, bare)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A mapping of the grammar, as a value."""
+
+    schema_beside: ClassVar[Schema] = {}
+    """What the JSON schema says of such a mapping besides its keys."""
+
+    @classmethod
+    def given(cls, item: Item) -> dict[str, Any]:
+        """Values of fields that follow from where the mapping stands, unless it says otherwise."""
+        return {}
+
+    @classmethod
+    def settle(cls, item: Item, table: Mapping[str, Item], values: dict[str, Any], gather: Gather) -> None:
+        """Note what is wrong with keys that do not go together, and change ``values`` that follow from others."""
+
+    @classmethod
+    def read(cls, item: Item, base: Self | None = None, also: tuple[str, ...] = ()) -> Self:
+        """The part that a mapping describes. Raises ContentErrors with all that is wrong, and what could be read.
+
+        ``base``: what holds for keys that the mapping lacks, in place of the defaults. ``also``: keys that it may have
+        besides, for somebody else.
+        """
+        gather, keys = Gather(), keys_of(cls)
+        required, optional = ([key.name for key in keys if key.required is needed] for needed in (True, False))
+        table = gather.table(item, required=required, optional=(*optional, *also))
+        values = cls.given(item) if base is None else dict(vars(base))
+        for key in keys:
+            value = gather.read(table, key.name, key.kind.read, UNREAD)
+            if value is not UNREAD:
+                values[key.field] = value
+        cls.settle(item, table, values, gather)
+        return gather.done(cls(**cls._blanks(item, values), **values))
+
+    @classmethod
+    def blank(cls, item: Item) -> Self:
+        """What stands in the place of a part that could not be read at ``item``."""
+        values = cls.given(item)
+        return cls(**cls._blanks(item, values), **values)
+
+    @classmethod
+    def _blanks(cls, item: Item, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {key.field: key.kind.blank(item) for key in keys_of(cls) if key.bare and key.field not in values}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The part as the file has it, every default written out."""
+        held = ((key, getattr(self, key.field)) for key in keys_of(type(self)))
+        return {key.name: key.kind.plain(value) for key, value in held if key.kind.writes(value)}
+
+    @classmethod
+    def table(cls, defs: Schema, required: tuple[str, ...] = (), also: Mapping[str, Kind] | None = None) -> Schema:
+        """The mapping as JSON schema. ``required``: keys that must be there, too; ``also``: other keys allowed."""
+        keys = keys_of(cls)
+        properties = {key.name: {**key.kind.schema(defs), "description": key.means} for key in keys}
+        properties |= {name: kind.schema(defs) for name, kind in (also or {}).items()}
+        needed = list(dict.fromkeys((*required, *(key.name for key in keys if key.required))))
+        schema: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
+        return {**schema, **({"required": needed} if needed else {}), **cls.schema_beside}
+
+
+@dataclass(frozen=True)
+class Nested(Kind):
+    """A part. ``null_is_empty``: a key without a value stands for a mapping without keys."""
+
+    part: type[Part]
+    null_is_empty: bool = False
+
+    def read(self, item: Item) -> Any:
+        return self.part.blank(item) if self.null_is_empty and item.is_null else self.part.read(item)
+
+    def schema(self, defs: Schema) -> Schema:
+        name = self.part.__name__
+        if name not in defs:
+            defs[name] = {}  # a part that holds itself would come back here
+            defs[name] = self.part.table(defs)
+        ref = {"$ref": f"#/$defs/{name}"}
+        return {"anyOf": [{"type": "null"}, ref]} if self.null_is_empty else ref
+
+    def blank(self, item: Item) -> Any:
+        return self.part.blank(item)
+
+
+@dataclass(frozen=True)
+class Overlay(Nested):
+    """A part whose missing keys are as in the part of the same kind under the key ``base`` of the whole file."""
+
+    base: str = ""
+
+    def read(self, item: Item) -> Any:
+        below = item.doc.root.entries().get(self.base)
+        around = self.part() if below is None else Gather().one(below, self.part.read, self.part())
+        return self.part.read(item, around)
+
+
+@dataclass(frozen=True)
+class OneOf(Kind):
+    """One of several parts, told apart by a key that each must have. ``also``: keys that any of them may have besides,
+    for somebody else."""
+
+    what: str
+    parts: Mapping[str, type[Part]]
+    also: Mapping[str, Kind] = field(default_factory=dict)
+
+    def read(self, item: Item) -> Any:
+        entries = item.entries()
+        for key, part in self.parts.items():
+            if key in entries:
+                return part.read(item, also=tuple(self.also))
+        item.table(optional=(*self.parts, *self.also))  # names a misspelt key
+        raise item.error(f"must be {self.what}")
+
+    def schema(self, defs: Schema) -> Schema:
+        return {"anyOf": [part.table(defs, (key,), self.also) for key, part in self.parts.items()]}
+
+    def blank(self, item: Item) -> Any:
+        return next(iter(self.parts.values())).blank(item)

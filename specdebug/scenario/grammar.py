@@ -18,21 +18,25 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from specdebug.errors import Where
 from specdebug.faults.model import Fault
-from specdebug.scenario.elsewhere import EngineOptions, FaultItem
+from specdebug.scenario.elsewhere import ENGINE, FAULT
 from specdebug.scenario.kinds import (
-    Checked,
-    Flag,
-    ListOf,
-    MapOf,
-    Nullable,
-    OneOrMany,
-    Real,
+    ANY_TEXT,
+    FLAG,
+    TEXT,
     Schema,
-    Text,
-    Whole,
-    WholeOrRange,
+    checked,
+    choice,
+    form,
+    list_of,
+    map_of,
+    nullable,
+    one_or_many,
+    real,
+    simple,
+    span,
+    whole,
 )
-from specdebug.scenario.parts import Key, Nested, OneOf, Overlay, Part
+from specdebug.scenario.parts import Key, Part, nested, one_of, overlay
 from specdebug.schema import Gather, Item
 from specdebug.verdict.outcome import Verdict
 from specdebug.verdict.signatures import SHAPE, complaint
@@ -46,49 +50,53 @@ DEFAULT_ARM = "base"
 """Name of the only arm of a scenario that declares none."""
 MAX_GROUPS = 512
 
-NAME = Text(pattern=r"[a-z0-9]+(-[a-z0-9]+)*")
-LABEL = Text(pattern=r"[A-Za-z0-9_-]+")
+NAME = form(r"[a-z0-9]+(-[a-z0-9]+)*")
+LABEL = r"[A-Za-z0-9_-]+"
 """Of an arm, a group or a shared prefix: no dots, because request ids are joined by them."""
-TARGET = Text(pattern=r"[a-z0-9_.=-]+")
-CORPUS = Text(choices=("stdlib",))
+TARGET = form(r"[a-z0-9_.=-]+")
+CORPUS = choice("stdlib")
 """Texts that prompts can be cut from."""
-VERDICT = Text(choices=get_args(Verdict))
-MODE = Text(choices=get_args(ProbeMode))
-SEED = Whole(0, 2**63 - 1)
-REQUESTS = Whole(1, 4096)
-STEPS = Whole(0, 10**6)
-TOKENS = Whole(1, 2**20)
-TOKEN_ID = Whole(0, 2**31 - 1)
-TEMPERATURE = Real(0, 100)
-TOP_K = Whole(0, 2**31 - 1)
-TOP_P = Real(0, 1, above=True)
-FAULTS = ListOf(FaultItem(), at_most=1024, noun="faults")
-TEXTS = ListOf(Text())
+SEED = whole(0, 2**63 - 1)
+REQUESTS = (1, 4096)
+"""Inclusive bounds, as those below; ``bundle/requests.py`` holds requests to them, too."""
+TOKENS = (1, 2**20)
+TOKEN_ID = (0, 2**31 - 1)
+STEPS = (0, 10**6)
+TEMPERATURE = (0, 100)
+TOP_K = (0, 2**31 - 1)
+
+TEXTS = list_of(TEXT)
+TOKEN_IDS = list_of(whole(*TOKEN_ID))
+FAULTS = list_of(FAULT, at_most=1024, noun="faults")
 
 
 @dataclass(frozen=True)
 class TextPrompt(Part):
     """Literal text, encoded by the target's tokenizer."""
 
-    text: Annotated[str, Key(Text(), "the text; no special tokens are added")]
+    text: Annotated[str, Key(TEXT, "the text; no special tokens are added")]
 
 
 @dataclass(frozen=True)
 class TokenPrompt(Part):
     """Literal token ids."""
 
-    token_ids: Annotated[tuple[int, ...], Key(ListOf(TOKEN_ID, at_least=1), "the very tokens")]
+    token_ids: Annotated[tuple[int, ...], Key(list_of(whole(*TOKEN_ID), at_least=1), "the very tokens")]
 
 
 @dataclass(frozen=True)
 class CorpusPrompt(Part):
     """A slice of a corpus. ``offset`` (in tokens) fixes where it starts, else a line is drawn."""
 
-    tokens: Annotated[Span, Key(WholeOrRange(TOKENS), "how many tokens; of a range, drawn per request")]
+    tokens: Annotated[Span, Key(span(*TOKENS), "how many tokens; of a range, drawn per request")]
     corpus: Annotated[str, Key(CORPUS, "held-out source of the standard library")] = "stdlib"
     offset: Annotated[
         int | None,
-        Key(TOKEN_ID, "the token at which it starts: slices of one offset are prefixes of each other", default="drawn"),
+        Key(
+            whole(*TOKEN_ID),
+            "the token at which it starts: slices of one offset are prefixes of each other",
+            default="drawn",
+        ),
     ] = None
 
 
@@ -104,19 +112,19 @@ class SharedPrefixPrompt(Part):
     prefix: Annotated[
         SimplePrompt,
         Key(
-            OneOf(PROMPT, SIMPLE, also={"name": LABEL}),
+            one_of(PROMPT, SIMPLE, also={"name": form(LABEL)}),
             "what all requests of the group begin with; all groups that give it one `name` share it, and must "
             "describe it alike",
             "shared_prefix",
         ),
     ]
-    suffix: Annotated[SimplePrompt, Key(OneOf(PROMPT, SIMPLE), "what follows it, for each request")]
+    suffix: Annotated[SimplePrompt, Key(one_of(PROMPT, SIMPLE), "what follows it, for each request")]
     name: str | None = None
 
     @classmethod
     def settle(cls, item: Item, table: Mapping[str, Item], values: dict[str, Any], gather: Gather) -> None:
         if "shared_prefix" in table and isinstance(table["shared_prefix"].value, dict):
-            values["name"] = gather.read(table["shared_prefix"].entries(), "name", LABEL.read, None)
+            values["name"] = gather.read(table["shared_prefix"].entries(), "name", form(LABEL).read, None)
 
     def to_dict(self) -> dict[str, Any]:
         plain = super().to_dict()
@@ -132,9 +140,9 @@ Prompt = SimplePrompt | SharedPrefixPrompt
 class Turns(Part):
     """Conversations: a round's prompt is its client's whole history and ``input_tokens`` of corpus."""
 
-    clients: Annotated[int, Key(Whole(1, 512), "how many conversations")]
-    rounds: Annotated[int, Key(Whole(1, 512), "of each; one comes as soon as the one before has finished")]
-    input_tokens: Annotated[Span, Key(WholeOrRange(TOKENS), "new tokens of each round")]
+    clients: Annotated[int, Key(whole(1, 512), "how many conversations")]
+    rounds: Annotated[int, Key(whole(1, 512), "of each; one comes as soon as the one before has finished")]
+    input_tokens: Annotated[Span, Key(span(*TOKENS), "new tokens of each round")]
     corpus: Annotated[str, Key(CORPUS, "where they are from")] = "stdlib"
 
 
@@ -146,34 +154,33 @@ class Arrive(Part):
     A group starts at step 0, or once every request of every group named in ``after`` has finished.
     """
 
-    step: Annotated[int, Key(STEPS, "engine steps after the group starts at which its first request comes")] = 0
-    every: Annotated[int, Key(STEPS, "steps between a request and the next")] = 0
+    step: Annotated[int, Key(whole(*STEPS), "engine steps after the group starts at which its first request comes")] = 0
+    every: Annotated[int, Key(whole(*STEPS), "steps between a request and the next")] = 0
     after: Annotated[
         tuple[str, ...],
-        Key(OneOrMany(Text()), "ids of groups that must have finished, or been aborted, before this one starts"),
+        Key(one_or_many(TEXT), "ids of groups that must have finished, or been aborted, before this one starts"),
     ] = ()
-    jitter: Annotated[int, Key(STEPS, "most steps that each request comes later, drawn for each")] = 0
+    jitter: Annotated[int, Key(whole(*STEPS), "most steps that each request comes later, drawn for each")] = 0
 
 
-class RequestNumber(Whole):
-    """Number of a request of the group in which it stands, from 0."""
+def _request_number(item: Item) -> int:
+    """Number of a request of the group around ``item``, from 0."""
+    group = Item(item.doc, item.path[:2], item.doc.data["workload"][item.path[1]])
+    requests = Gather().read(group.entries(), "requests", whole(*REQUESTS).read, 1)
+    return item.integer(low=0, high=requests - 1)
 
-    def read(self, item: Item) -> int:
-        group = item.doc.data["workload"][item.path[1]]
-        requests = Gather().read(Item(item.doc, item.path[:2], group).entries(), "requests", REQUESTS.read, 1)
-        return item.integer(low=0, high=requests - 1)
+
+REQUEST_NUMBER = simple(_request_number, {"type": "integer", "minimum": 0, "maximum": REQUESTS[1] - 1}, 0)
 
 
 @dataclass(frozen=True)
 class Abort(Part):
     """Abort these requests of the group (None: all) that many steps after they arrived."""
 
-    after_steps: Annotated[int, Key(STEPS, "steps from a request's arrival to its end")]
+    after_steps: Annotated[int, Key(whole(*STEPS), "steps from a request's arrival to its end")]
     requests: Annotated[
         tuple[int, ...] | None,
-        Key(
-            ListOf(RequestNumber(0, REQUESTS.high - 1), at_least=1), "numbers, from 0, of those aborted", default="all"
-        ),
+        Key(list_of(REQUEST_NUMBER, at_least=1), "numbers, from 0, of those aborted", default="all"),
     ] = None
 
 
@@ -188,25 +195,31 @@ class WorkloadGroup(Part):
         ]
     }
 
-    id: Annotated[str, Key(LABEL, "its requests are `<id>.<n>`, or `<id>.<client>.<round>`", default="`g0`, `g1`, ...")]
+    id: Annotated[
+        str, Key(form(LABEL), "its requests are `<id>.<n>`, or `<id>.<client>.<round>`", default="`g0`, `g1`, ...")
+    ]
     prompt: Annotated[
         Prompt | None,
-        Key(OneOf(PROMPT, {"shared_prefix": SharedPrefixPrompt, **SIMPLE}), "what each request sends", default="turns"),
+        Key(
+            one_of(PROMPT, {"shared_prefix": SharedPrefixPrompt, **SIMPLE}), "what each request sends", default="turns"
+        ),
     ] = None
-    requests: Annotated[int, Key(REQUESTS, "how many")] = 1
-    turns: Annotated[Turns | None, Key(Nested(Turns), "conversations instead of single requests")] = None
-    max_new_tokens: Annotated[Span, Key(WholeOrRange(TOKENS), "longest output; of a range, drawn per request")] = (
+    requests: Annotated[int, Key(whole(*REQUESTS), "how many")] = 1
+    turns: Annotated[Turns | None, Key(nested(Turns), "conversations instead of single requests")] = None
+    max_new_tokens: Annotated[Span, Key(span(*TOKENS), "longest output; of a range, drawn per request")] = (
         32,
         32,
     )
-    temperature: Annotated[float, Key(TEMPERATURE, "of sampling; 0 is greedy")] = 0.0
-    top_k: Annotated[int, Key(TOP_K, "sample among so many tokens; 0: no restriction")] = 0
-    top_p: Annotated[float, Key(TOP_P, "sample among so much of the probability; 1: no restriction")] = 1.0
-    stop_token_ids: Annotated[tuple[int, ...], Key(ListOf(TOKEN_ID), "tokens that end a request")] = ()
-    speculative: Annotated[bool, Key(Flag(), "false: these requests are decoded without drafts")] = True
-    arrive: Annotated[Arrive, Key(Nested(Arrive), "when they come")] = Arrive()
+    temperature: Annotated[float, Key(real(*TEMPERATURE), "of sampling; 0 is greedy")] = 0.0
+    top_k: Annotated[int, Key(whole(*TOP_K), "sample among so many tokens; 0: no restriction")] = 0
+    top_p: Annotated[
+        float, Key(real(0, 1, above=True), "sample among so much of the probability; 1: no restriction")
+    ] = 1.0
+    stop_token_ids: Annotated[tuple[int, ...], Key(TOKEN_IDS, "tokens that end a request")] = ()
+    speculative: Annotated[bool, Key(FLAG, "false: these requests are decoded without drafts")] = True
+    arrive: Annotated[Arrive, Key(nested(Arrive), "when they come")] = Arrive()
     seed: Annotated[int | None, Key(SEED, "request n samples with `seed + n`", default="drawn")] = None
-    abort: Annotated[Abort | None, Key(Nested(Abort), "which requests are aborted, and when", default="never")] = None
+    abort: Annotated[Abort | None, Key(nested(Abort), "which requests are aborted, and when", default="never")] = None
 
     @property
     def num_requests(self) -> int:
@@ -247,7 +260,7 @@ class AcceptOracle(Part):
 
     min_ratio: Annotated[
         float,
-        Key(Real(0, 10, above=True), "least part of its cold accept length that a hit of the cache must reach"),
+        Key(real(0, 10, above=True), "least part of its cold accept length that a hit of the cache must reach"),
     ]
 
 
@@ -256,14 +269,14 @@ class OracleSpec(Part):
     """Which oracles judge a run. ``each_step``: look at lossless and draft KV after every step, not only when a request
     is prefilled and when it ends."""
 
-    lossless: Annotated[bool, Key(Flag(), "every greedy token is the target's argmax, near-ties aside")] = True
-    draft_kv: Annotated[bool, Key(Flag(), "draft KV equals that of a whole, cold prefill")] = True
-    pools: Annotated[bool, Key(Flag(), "no slot is lost or owned twice")] = True
+    lossless: Annotated[bool, Key(FLAG, "every greedy token is the target's argmax, near-ties aside")] = True
+    draft_kv: Annotated[bool, Key(FLAG, "draft KV equals that of a whole, cold prefill")] = True
+    pools: Annotated[bool, Key(FLAG, "no slot is lost or owned twice")] = True
     each_step: Annotated[
-        bool, Key(Flag(), "the first two look after every step, not only after a prefill and at a request's end; slow")
+        bool, Key(FLAG, "the first two look after every step, not only after a prefill and at a request's end; slow")
     ] = False
     accept: Annotated[
-        AcceptOracle | None, Key(Nullable(Nested(AcceptOracle)), "accept lengths of hits are compared with cold ones")
+        AcceptOracle | None, Key(nullable(nested(AcceptOracle)), "accept lengths of hits are compared with cold ones")
     ] = None
 
 
@@ -271,9 +284,9 @@ class OracleSpec(Part):
 class Limits(Part):
     """What a run may use before it is stopped: wall seconds, engine steps, MiB of resident memory."""
 
-    timeout_s: Annotated[float, Key(Real(0, 10**6, above=True), "wall seconds")] = 120.0
-    max_steps: Annotated[int, Key(Whole(1, 10**9), "engine steps")] = 5000
-    memory_mb: Annotated[int, Key(Whole(64, 2**24), "MiB of host memory")] = 4096
+    timeout_s: Annotated[float, Key(real(0, 10**6, above=True), "wall seconds")] = 120.0
+    max_steps: Annotated[int, Key(whole(1, 10**9), "engine steps")] = 5000
+    memory_mb: Annotated[int, Key(whole(64, 2**24), "MiB of host memory")] = 4096
 
 
 @dataclass(frozen=True)
@@ -283,20 +296,24 @@ class Arm(Part):
     name: str
     revert: Annotated[
         tuple[int, ...],
-        Key(ListOf(Whole(1, 10**9, unread=0), noun="PR", unique=True), "fixes to take out, by pull request"),
+        Key(list_of(whole(1, 10**9, unread=0), noun="PR", unique=True), "fixes to take out, by pull request"),
     ] = ()
-    engine: Annotated[dict[str, Any], Key(EngineOptions(), "laid over the scenario's, mapping by mapping")] = field(
+    engine: Annotated[dict[str, Any], Key(ENGINE, "laid over the scenario's, mapping by mapping")] = field(
         default_factory=dict
     )
     faults: Annotated[tuple[Fault, ...] | None, Key(FAULTS, "in place of the scenario's", default="its")] = None
     probes: Annotated[tuple[str, ...] | None, Key(TEXTS, "in place of the scenario's", default="its")] = None
     mode: Annotated[
         ProbeMode | None,
-        Key(MODE, "of all probes: end at the first finding, or note it and go on", default="as each pack says"),
+        Key(
+            choice(*get_args(ProbeMode)),
+            "of all probes: end at the first finding, or note it and go on",
+            default="as each pack says",
+        ),
     ] = None
     oracles: Annotated[
         OracleSpec | None,
-        Key(Overlay(OracleSpec, base="oracles"), "single ones switched, the others as the scenario's", default="its"),
+        Key(overlay(OracleSpec, base="oracles"), "single ones switched, the others as the scenario's", default="its"),
     ] = None
     target: Annotated[str | None, Key(TARGET, "in place of the scenario's", default="its")] = None
 
@@ -309,13 +326,11 @@ class Arm(Part):
 class Expectation(Part):
     """The verdict an arm must come to; a failure's signature must match one of ``signatures``, if any."""
 
-    verdict: Annotated[Verdict, Key(Text(choices=get_args(Verdict)), "what the arm must come to", required=True)] = (
-        "pass"
-    )
+    verdict: Annotated[Verdict, Key(choice(*get_args(Verdict)), "what the arm must come to", required=True)] = "pass"
     signatures: Annotated[
         tuple[str, ...],
         Key(
-            OneOrMany(Checked(complaint=complaint, noun="signature", shape=SHAPE), at_least=1),
+            one_or_many(checked(complaint, "signature", SHAPE), at_least=1),
             "of a failure: `kind@site`, with shell wildcards",
             "signature",
         ),
@@ -340,28 +355,28 @@ class Scenario(Part):
     name: Annotated[str, Key(NAME, "words joined by hyphens")]
     workload: Annotated[
         tuple[WorkloadGroup, ...],
-        Key(ListOf(Nested(WorkloadGroup), at_least=1, at_most=MAX_GROUPS, noun="groups"), "groups of requests alike"),
+        Key(list_of(nested(WorkloadGroup), at_least=1, at_most=MAX_GROUPS, noun="groups"), "groups of requests alike"),
     ]
     arms: Annotated[
         dict[str, Arm],
         Key(
-            MapOf(Nested(Arm, null_is_empty=True), "arm", LABEL.pattern, at_most=256, example="arms: {fixed: {}}"),
+            map_of(nested(Arm, null_is_empty=True), "arm", LABEL, at_most=256, example="arms: {fixed: {}}"),
             "what is run, in this order, each in a process of its own",
             default=f"`{DEFAULT_ARM}`",
         ),
     ]
     expect: Annotated[
         dict[str, Expectation],
-        Key(MapOf(Nested(Expectation), "arm"), "what each arm must come to", default="each must pass"),
+        Key(map_of(nested(Expectation), "arm"), "what each arm must come to", default="each must pass"),
     ]
-    description: Annotated[str, Key(Text(empty=True), "what it is about")] = ""
+    description: Annotated[str, Key(ANY_TEXT, "what it is about")] = ""
     seed: Annotated[int, Key(SEED, "of everything drawn: prompts, lengths, sampling, garbage")] = 0
     target: Annotated[str, Key(TARGET, "what serves the requests")] = "embedded"
-    engine: Annotated[dict[str, Any], Key(EngineOptions(), "how it is set up")] = field(default_factory=dict)
+    engine: Annotated[dict[str, Any], Key(ENGINE, "how it is set up")] = field(default_factory=dict)
     faults: Annotated[tuple[Fault, ...], Key(FAULTS, "damage done on purpose")] = ()
     probes: Annotated[tuple[str, ...], Key(TEXTS, "probe packs, later ones over earlier ones")] = ("default",)
-    oracles: Annotated[OracleSpec, Key(Nested(OracleSpec), "which oracles judge it")] = OracleSpec()
-    limits: Annotated[Limits, Key(Nested(Limits), "what a run may use before it is stopped")] = Limits()
+    oracles: Annotated[OracleSpec, Key(nested(OracleSpec), "which oracles judge it")] = OracleSpec()
+    limits: Annotated[Limits, Key(nested(Limits), "what a run may use before it is stopped")] = Limits()
     path: Path = Path("<scenario>")
     overrides: dict[str, Any] = field(default_factory=dict)
     source: Doc | None = field(default=None, compare=False, repr=False)

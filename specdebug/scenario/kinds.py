@@ -1,13 +1,12 @@
 """Kinds of values: what a key of a declared grammar can hold.
 
-A kind reads a value from YAML, writes it back, says what it is as JSON schema, and in words for the pages. What a value
-may be is thus said once, where the key is declared (``grammar.py``).
+A kind reads a value from YAML, writes it back and says what it is as JSON schema, so that what a value may be is said
+once, where its key is declared (``grammar.py``).
 """
 
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,241 +20,172 @@ UNREAD: Any = object()
 """In the place of a value that is not there or cannot be read, until something better is known."""
 
 
-class Kind(ABC):
-    """What a key can hold. ``nullable``: null, too, as a value of its own."""
-
-    nullable = False
-
-    @abstractmethod
-    def read(self, item: Item) -> Any:
-        """The value. Raises ContentError at what is wrong with it."""
-
-    @abstractmethod
-    def schema(self, defs: Schema) -> Schema:
-        """The kind as JSON schema; what it refers to is put into ``defs``."""
-
-    def blank(self, item: Item) -> Any:
-        """What stands in the place of a value that could not be read at ``item``, or is missing there."""
-        return None
-
-    def writes(self, value: Any) -> bool:
-        """Whether the file can say the value; what it cannot say is what a missing key means."""
-        return value is not None or self.nullable
+def to_plain(value: Any) -> Any:
+    """A value as a file has it: parts, faults and what holds them as plain data."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, dict):
+        return {key: to_plain(each) for key, each in value.items()}
+    return [to_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)
-class Text(Kind):
-    """A string: not blank unless ``empty``, one of ``choices`` if there are any, fitting all of ``pattern``."""
+class Kind:
+    """What a key can hold.
 
-    pattern: str | None = None
-    choices: Sequence[str] = ()
-    empty: bool = False
+    ``read``: the value of an item; raises ContentError. ``schema``: the kind as JSON schema; it puts what it refers to
+    into its argument. ``blank``: what stands at an item for a value that cannot be read, or is missing. ``plain``: a
+    value as the file has it. ``writes``: whether the file can say a value, rather than by lacking the key.
+    """
 
-    def read(self, item: Item) -> str:
-        return item.text(choices=self.choices, pattern=self.pattern, empty=self.empty)
-
-    def schema(self, defs: Schema) -> Schema:
-        if self.choices:
-            return {"enum": list(self.choices)}
-        form = {} if self.empty else {"pattern": r"\S" if self.pattern is None else f"^{self.pattern}$"}
-        return {"type": "string", **form}
-
-    def blank(self, item: Item) -> str:
-        return self.choices[0] if self.choices else ""
+    read: Callable[[Item], Any]
+    schema: Callable[[Schema], Schema]
+    blank: Callable[[Item], Any] = lambda item: None
+    plain: Callable[[Any], Any] = to_plain
+    writes: Callable[[Any], bool] = lambda value: value is not None
 
 
-@dataclass(frozen=True)
-class Flag(Kind):
-    """True or false."""
-
-    def read(self, item: Item) -> bool:
-        return item.boolean()
-
-    def schema(self, defs: Schema) -> Schema:
-        return {"type": "boolean"}
+def simple(read: Callable[[Item], Any], schema: Schema, blank: Any, plain: Callable[[Any], Any] = to_plain) -> Kind:
+    """A kind that refers to no other."""
+    return Kind(read, lambda defs: schema, lambda item: blank, plain)
 
 
-@dataclass(frozen=True)
-class Whole(Kind):
-    """A whole number within inclusive bounds. ``unread``: what stands for one that cannot be read, else ``low``."""
-
-    low: int
-    high: int
-    unread: int | None = None
-
-    def read(self, item: Item) -> int:
-        return item.integer(low=self.low, high=self.high)
-
-    def schema(self, defs: Schema) -> Schema:
-        return {"type": "integer", "minimum": self.low, "maximum": self.high}
-
-    def blank(self, item: Item) -> int:
-        return self.low if self.unread is None else self.unread
+FLAG = simple(Item.boolean, {"type": "boolean"}, False)
+"""True or false."""
+TEXT = simple(Item.text, {"type": "string", "pattern": r"\S"}, "")
+"""A string that is not blank."""
+ANY_TEXT = simple(lambda item: item.text(empty=True), {"type": "string"}, "")
 
 
-@dataclass(frozen=True)
-class Real(Kind):
+def form(pattern: str) -> Kind:
+    """A string that fits all of a pattern."""
+    return simple(lambda item: item.text(pattern=pattern), {"type": "string", "pattern": f"^{pattern}$"}, "")
+
+
+def choice(*choices: str) -> Kind:
+    """One of some strings."""
+    return simple(lambda item: item.text(choices=choices), {"enum": list(choices)}, choices[0])
+
+
+def checked(complaint: Callable[[str], str | None], noun: str, shape: str) -> Kind:
+    """A string of which there is no complaint. ``shape``: what the schema can say of it, as a pattern."""
+
+    def read(item: Item) -> str:
+        wrong = complaint(item.text())
+        if wrong is not None:
+            raise ContentError(f"{noun} {one_line(wrong, 200)}", item.where)
+        return item.text()
+
+    return simple(read, {"type": "string", "pattern": shape}, "")
+
+
+def whole(low: int, high: int, unread: int | None = None) -> Kind:
+    """A whole number within inclusive bounds. ``unread``: stands for one that cannot be read, else ``low`` does."""
+    schema = {"type": "integer", "minimum": low, "maximum": high}
+    return simple(lambda item: item.integer(low=low, high=high), schema, low if unread is None else unread)
+
+
+def real(low: int, high: int, above: bool = False) -> Kind:
     """A number from ``low`` to ``high``. ``above``: and not ``low`` itself."""
 
-    low: int
-    high: int
-    above: bool = False
-
-    def read(self, item: Item) -> float:
-        value = item.number(low=self.low, high=self.high)
-        if self.above and value <= self.low:
-            raise item.expected(f"above {self.low}")
+    def read(item: Item) -> float:
+        value = item.number(low=low, high=high)
+        if above and value <= low:
+            raise item.expected(f"above {low}")
         return value
 
-    def schema(self, defs: Schema) -> Schema:
-        return {"type": "number", "exclusiveMinimum" if self.above else "minimum": self.low, "maximum": self.high}
-
-    def blank(self, item: Item) -> float:
-        return float(self.low)
+    return simple(
+        read, {"type": "number", "exclusiveMinimum" if above else "minimum": low, "maximum": high}, float(low)
+    )
 
 
-@dataclass(frozen=True)
-class WholeOrRange(Kind):
-    """A whole number, or the two inclusive ends of a range of them; read as both ends."""
+def span(low: int, high: int) -> Kind:
+    """A whole number within inclusive bounds, or the two inclusive ends of a range; read as both ends."""
+    end = whole(low, high)
 
-    end: Whole
-
-    def read(self, item: Item) -> tuple[int, int]:
+    def read(item: Item) -> tuple[int, int]:
         if not isinstance(item.value, list):
-            value = self.end.read(item)
+            value = end.read(item)
             return value, value
         if len(item.value) != 2:
             raise item.expected("a whole number or a range [low, high]")
-        low, high = (self.end.read(end) for end in item.items())
-        if low > high:
-            raise item.error(f"is a range from {low} down to {high}; put the lower end first")
-        return low, high
+        first, last = (end.read(each) for each in item.items())
+        if first > last:
+            raise item.error(f"is a range from {first} down to {last}; put the lower end first")
+        return first, last
 
-    def schema(self, defs: Schema) -> Schema:
-        number = self.end.schema(defs)
-        return {"anyOf": [number, {"type": "array", "items": number, "minItems": 2, "maxItems": 2}]}
-
-    def blank(self, item: Item) -> tuple[int, int]:
-        return self.end.low, self.end.low
-
-    def plain(self, value: tuple[int, int]) -> int | list[int]:
-        return value[0] if value[0] == value[1] else list(value)
+    number = end.schema({})
+    schema = {"anyOf": [number, {"type": "array", "items": number, "minItems": 2, "maxItems": 2}]}
+    return simple(read, schema, (low, low), lambda ends: ends[0] if ends[0] == ends[1] else list(ends))
 
 
-@dataclass(frozen=True)
-class ListOf(Kind):
+def list_of(
+    each: Kind, at_least: int = 0, at_most: int | None = None, noun: str = "items", unique: bool = False
+) -> Kind:
     """A list of values of one kind. ``noun``: what they are, where there may be too many or one twice."""
+    bounds = {"minItems": at_least, "maxItems": at_most, "uniqueItems": unique}
+    said = {key: value for key, value in bounds.items() if value}
 
-    each: Kind
-    at_least: int = 0
-    at_most: int | None = None
-    noun: str = "items"
-    unique: bool = False
+    def read(item: Item) -> tuple[Any, ...]:
+        items = item.items(at_least=at_least)
+        if at_most is not None and len(items) > at_most:
+            raise item.error(f"has {len(items)} {noun}, more than {at_most}")
+        return _each(items, each, noun if unique else None)
 
-    def read(self, item: Item) -> tuple[Any, ...]:
-        return self.read_items(item, item.items(at_least=self.at_least))
-
-    def read_items(self, item: Item, items: Sequence[Item]) -> tuple[Any, ...]:
-        """The values of ``items``, which make up ``item``; a blank in the place of what is wrong, so indices stay."""
-        if self.at_most is not None and len(items) > self.at_most:
-            raise item.error(f"has {len(items)} {self.noun}, more than {self.at_most}")
-        gather, values = Gather(), list[Any]()
-        for one in items:
-            value = gather.one(one, self.each.read, UNREAD)
-            if self.unique and value is not UNREAD and value in values:
-                gather.note(ContentError(f"{self.noun} {value} is listed twice", one.where), one.path)
-            values.append(self.each.blank(one) if value is UNREAD else value)
-        return gather.done(tuple(value for value in values if value is not None))
-
-    def schema(self, defs: Schema) -> Schema:
-        bounds = {"minItems": self.at_least, "maxItems": self.at_most, "uniqueItems": self.unique}
-        return {
-            "type": "array",
-            "items": self.each.schema(defs),
-            **{key: value for key, value in bounds.items() if value},
-        }
-
-    def blank(self, item: Item) -> tuple[Any, ...]:
-        return ()
+    return Kind(read, lambda defs: {"type": "array", "items": each.schema(defs), **said}, lambda item: ())
 
 
-@dataclass(frozen=True)
-class OneOrMany(ListOf):
-    """A list of values of one kind, or one such value alone; always written as a list."""
-
-    def read(self, item: Item) -> tuple[Any, ...]:
-        return self.read_items(item, item.one_or_many(at_least=self.at_least))
-
-    def schema(self, defs: Schema) -> Schema:
-        return {"anyOf": [self.each.schema(defs), super().schema(defs)]}
-
-    def writes(self, value: Any) -> bool:
-        return value is not None and len(value) >= self.at_least
+def one_or_many(each: Kind, at_least: int = 0) -> Kind:
+    """A list of values of one kind, or one such value alone; written as a list."""
+    many = list_of(each, at_least)
+    return Kind(
+        lambda item: _each(item.one_or_many(at_least=at_least), each),
+        lambda defs: {"anyOf": [each.schema(defs), many.schema(defs)]},
+        many.blank,
+        writes=lambda values: len(values) >= at_least,
+    )
 
 
-@dataclass(frozen=True)
-class MapOf(Kind):
-    """A mapping whose keys are the user's own names. ``noun``: what has such a name; ``example``: of one entry."""
+def _each(items: Sequence[Item], kind: Kind, unique: str | None = None) -> tuple[Any, ...]:
+    """The value of each item, a blank for what cannot be read, so that indices stay. ``unique``: what may not come
+    twice."""
+    gather, values = Gather(), list[Any]()
+    for item in items:
+        value = gather.one(item, kind.read, UNREAD)
+        if unique and value is not UNREAD and value in values:
+            gather.note(ContentError(f"{unique} {value} is listed twice", item.where), item.path)
+        values.append(kind.blank(item) if value is UNREAD else value)
+    return gather.done(tuple(value for value in values if value is not None))
 
-    each: Kind
-    noun: str
-    pattern: str | None = None
-    at_most: int | None = None
-    example: str | None = None
 
-    def read(self, item: Item) -> dict[str, Any]:
+def map_of(each: Kind, noun: str = "", pattern: str = "", at_most: int = 0, example: str = "") -> Kind:
+    """A mapping whose keys are the user's own names. ``noun``: what has such a name, of which there may be ``at_most``;
+    ``example``: of one entry, where there must be one."""
+    bounds = {"propertyNames": pattern and {"pattern": f"^{pattern}$"}, "minProperties": bool(example) + 0}
+    said = {key: value for key, value in {**bounds, "maxProperties": at_most}.items() if value}
+
+    def read(item: Item) -> dict[str, Any]:
         entries = item.entries()
-        if not entries and self.example is not None:
-            raise item.error(f"needs at least one {self.noun}, as in '{self.example}'")
-        if self.at_most is not None and len(entries) > self.at_most:
-            raise item.error(f"has {len(entries)} {self.noun}s, more than {self.at_most}")
+        if example and not entries:
+            raise item.error(f"needs at least one {noun}, as in '{example}'")
+        if at_most and len(entries) > at_most:
+            raise item.error(f"has {len(entries)} {noun}s, more than {at_most}")
         gather, values = Gather(), dict[str, Any]()
         for name, one in entries.items():
-            if self.pattern is not None and not re.fullmatch(self.pattern, name):
-                said = f"{self.noun} '{one_line(name, 60)}' does not fit the form {self.pattern}"
-                gather.note(ContentError(said, one.where_key), one.path)
-            value = gather.one(one, self.each.read, UNREAD)
-            values[name] = self.each.blank(one) if value is UNREAD else value
+            if pattern and not re.fullmatch(pattern, name):
+                wrong = f"{noun} '{one_line(name, 60)}' does not fit the form {pattern}"
+                gather.note(ContentError(wrong, one.where_key), one.path)
+            value = gather.one(one, each.read, UNREAD)
+            values[name] = each.blank(one) if value is UNREAD else value
         return gather.done(values)
 
-    def schema(self, defs: Schema) -> Schema:
-        schema: Schema = {"type": "object", "additionalProperties": self.each.schema(defs)}
-        if self.pattern is not None:
-            schema["propertyNames"] = {"pattern": f"^{self.pattern}$"}
-        if self.example is not None:
-            schema["minProperties"] = 1
-        return schema if self.at_most is None else {**schema, "maxProperties": self.at_most}
+    return Kind(read, lambda defs: {"type": "object", "additionalProperties": each.schema(defs), **said})
 
 
-@dataclass(frozen=True)
-class Nullable(Kind):
+def nullable(other: Kind) -> Kind:
     """A value of some kind, or null, which is a value of its own."""
-
-    other: Kind
-    nullable = True
-
-    def read(self, item: Item) -> Any:
-        return None if item.is_null else self.other.read(item)
-
-    def schema(self, defs: Schema) -> Schema:
-        return {"anyOf": [{"type": "null"}, self.other.schema(defs)]}
-
-
-@dataclass(frozen=True)
-class Checked(Text):
-    """A string of which ``complaint`` has none. ``noun``: what it is; ``shape``: what the schema can say of it."""
-
-    complaint: Callable[[str], str | None] = lambda text: None
-    noun: str = "text"
-    shape: str = r"\S"
-
-    def read(self, item: Item) -> str:
-        text = item.text()
-        wrong = self.complaint(text)
-        if wrong is not None:
-            raise ContentError(f"{self.noun} {one_line(wrong, 200)}", item.where)
-        return text
-
-    def schema(self, defs: Schema) -> Schema:
-        return {"type": "string", "pattern": self.shape}
-
+    return Kind(
+        lambda item: None if item.is_null else other.read(item),
+        lambda defs: {"anyOf": [{"type": "null"}, other.schema(defs)]},
+        writes=lambda value: True,
+    )

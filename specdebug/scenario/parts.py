@@ -5,13 +5,14 @@ of all keys follow from it::
 
     @dataclass(frozen=True)
     class Limits(Part):
-        timeout_s: Annotated[float, Key(Real(0, 10**6, above=True), "wall seconds")] = 120.0
+        timeout_s: Annotated[float, Key(real(0, 10**6, above=True), "wall seconds")] = 120.0
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Self, get_type_hints
 
 from specdebug.scenario.kinds import UNREAD, Kind, Schema
@@ -111,69 +112,56 @@ class Part:
         return {key.name: key.kind.plain(value) for key, value in held if key.kind.writes(value)}
 
     @classmethod
-    def table(cls, defs: Schema, required: tuple[str, ...] = (), also: Mapping[str, Kind] | None = None) -> Schema:
+    def table(
+        cls, defs: Schema, required: tuple[str, ...] = (), also: Mapping[str, Kind] = MappingProxyType({})
+    ) -> Schema:
         """The mapping as JSON schema. ``required``: keys that must be there, too; ``also``: other keys allowed."""
         keys = keys_of(cls)
         properties = {key.name: {**key.kind.schema(defs), "description": key.means} for key in keys}
-        properties |= {name: kind.schema(defs) for name, kind in (also or {}).items()}
+        properties |= {name: kind.schema(defs) for name, kind in also.items()}
         needed = list(dict.fromkeys((*required, *(key.name for key in keys if key.required))))
         schema: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
         return {**schema, **({"required": needed} if needed else {}), **cls.schema_beside}
 
 
-@dataclass(frozen=True)
-class Nested(Kind):
+def nested(part: type[Part], null_is_empty: bool = False) -> Kind:
     """A part. ``null_is_empty``: a key without a value stands for a mapping without keys."""
 
-    part: type[Part]
-    null_is_empty: bool = False
+    def read(item: Item) -> Any:
+        return part.blank(item) if null_is_empty and item.is_null else part.read(item)
 
-    def read(self, item: Item) -> Any:
-        return self.part.blank(item) if self.null_is_empty and item.is_null else self.part.read(item)
+    def schema(defs: Schema) -> Schema:
+        if part.__name__ not in defs:
+            defs[part.__name__] = part.table(defs)
+        ref = {"$ref": f"#/$defs/{part.__name__}"}
+        return {"anyOf": [{"type": "null"}, ref]} if null_is_empty else ref
 
-    def schema(self, defs: Schema) -> Schema:
-        name = self.part.__name__
-        if name not in defs:
-            defs[name] = {}  # a part that holds itself would come back here
-            defs[name] = self.part.table(defs)
-        ref = {"$ref": f"#/$defs/{name}"}
-        return {"anyOf": [{"type": "null"}, ref]} if self.null_is_empty else ref
-
-    def blank(self, item: Item) -> Any:
-        return self.part.blank(item)
+    return Kind(read, schema, part.blank)
 
 
-@dataclass(frozen=True)
-class Overlay(Nested):
+def overlay(part: type[Part], base: str) -> Kind:
     """A part whose missing keys are as in the part of the same kind under the key ``base`` of the whole file."""
 
-    base: str = ""
+    def read(item: Item) -> Any:
+        below = Gather().read(item.doc.root.entries(), base, part.read, part())
+        return part.read(item, below)
 
-    def read(self, item: Item) -> Any:
-        below = item.doc.root.entries().get(self.base)
-        around = self.part() if below is None else Gather().one(below, self.part.read, self.part())
-        return self.part.read(item, around)
+    return replace(nested(part), read=read)
 
 
-@dataclass(frozen=True)
-class OneOf(Kind):
+def one_of(what: str, parts: Mapping[str, type[Part]], also: Mapping[str, Kind] = MappingProxyType({})) -> Kind:
     """One of several parts, told apart by a key that each must have. ``also``: keys that any of them may have besides,
     for somebody else."""
 
-    what: str
-    parts: Mapping[str, type[Part]]
-    also: Mapping[str, Kind] = field(default_factory=dict)
-
-    def read(self, item: Item) -> Any:
+    def read(item: Item) -> Any:
         entries = item.entries()
-        for key, part in self.parts.items():
+        for key, part in parts.items():
             if key in entries:
-                return part.read(item, also=tuple(self.also))
-        item.table(optional=(*self.parts, *self.also))  # names a misspelt key
-        raise item.error(f"must be {self.what}")
+                return part.read(item, also=tuple(also))
+        item.table(optional=(*parts, *also))  # names a misspelt key
+        raise item.error(f"must be {what}")
 
-    def schema(self, defs: Schema) -> Schema:
-        return {"anyOf": [part.table(defs, (key,), self.also) for key, part in self.parts.items()]}
+    def schema(defs: Schema) -> Schema:
+        return {"anyOf": [part.table(defs, (key,), also) for key, part in parts.items()]}
 
-    def blank(self, item: Item) -> Any:
-        return next(iter(self.parts.values())).blank(item)
+    return Kind(read, schema, next(iter(parts.values())).blank)

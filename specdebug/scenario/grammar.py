@@ -89,7 +89,7 @@ class CorpusPrompt(Part):
     """A slice of a corpus. ``offset`` (in tokens) fixes where it starts, else a line is drawn."""
 
     tokens: Annotated[Span, Key(span(*TOKENS), "how many tokens; of a range, drawn per request")]
-    corpus: Annotated[str, Key(CORPUS, "held-out source of the standard library")] = "stdlib"
+    corpus: Annotated[str, Key(CORPUS, "held-out source of the standard library", required=True)] = "stdlib"
     offset: Annotated[
         int | None,
         Key(
@@ -175,7 +175,7 @@ REQUEST_NUMBER = simple(_request_number, {"type": "integer", "minimum": 0, "maxi
 
 @dataclass(frozen=True)
 class Abort(Part):
-    """Abort these requests of the group (None: all) that many steps after they arrived."""
+    """Abort requests of the group (all, if none are named) that many steps after they arrived."""
 
     after_steps: Annotated[int, Key(whole(*STEPS), "steps from a request's arrival to its end")]
     requests: Annotated[
@@ -200,9 +200,7 @@ class WorkloadGroup(Part):
     ]
     prompt: Annotated[
         Prompt | None,
-        Key(
-            one_of(PROMPT, {"shared_prefix": SharedPrefixPrompt, **SIMPLE}), "what each request sends", default="turns"
-        ),
+        Key(one_of(PROMPT, {"shared_prefix": SharedPrefixPrompt, **SIMPLE}), "what each request sends"),
     ] = None
     requests: Annotated[int, Key(whole(*REQUESTS), "how many")] = 1
     turns: Annotated[Turns | None, Key(nested(Turns), "conversations instead of single requests")] = None
@@ -301,8 +299,8 @@ class Arm(Part):
     engine: Annotated[dict[str, Any], Key(ENGINE, "laid over the scenario's, mapping by mapping")] = field(
         default_factory=dict
     )
-    faults: Annotated[tuple[Fault, ...] | None, Key(FAULTS, "in place of the scenario's", default="its")] = None
-    probes: Annotated[tuple[str, ...] | None, Key(TEXTS, "in place of the scenario's", default="its")] = None
+    faults: Annotated[tuple[Fault, ...] | None, Key(FAULTS, "in place of the scenario's", default="the same")] = None
+    probes: Annotated[tuple[str, ...] | None, Key(TEXTS, "in place of the scenario's", default="the same")] = None
     mode: Annotated[
         ProbeMode | None,
         Key(
@@ -313,9 +311,13 @@ class Arm(Part):
     ] = None
     oracles: Annotated[
         OracleSpec | None,
-        Key(overlay(OracleSpec, base="oracles"), "single ones switched, the others as the scenario's", default="its"),
+        Key(
+            overlay(OracleSpec, base="oracles"),
+            "single ones switched, the others as the scenario's",
+            default="the same",
+        ),
     ] = None
-    target: Annotated[str | None, Key(TARGET, "in place of the scenario's", default="its")] = None
+    target: Annotated[str | None, Key(TARGET, "in place of the scenario's", default="the same")] = None
 
     @classmethod
     def given(cls, item: Item) -> dict[str, Any]:
@@ -347,7 +349,7 @@ class Expectation(Part):
 
 @dataclass(frozen=True)
 class Scenario(Part):
-    """A checked scenario. ``arms`` is never empty and keeps the file's order; ``expect`` has every arm.
+    """A scenario file, checked. ``arms`` is never empty and keeps the file's order; ``expect`` has every arm.
 
     ``overrides`` are engine options from outside the file, laid over those of every arm.
     """
@@ -445,7 +447,7 @@ def json_schema() -> Schema:
     """JSON schema (draft 2020-12) of a scenario file, for editors that complete and check YAML while it is typed."""
     defs: Schema = {}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "specdebug scenario"}
-    return {**head, **Scenario.table(defs), "$defs": defs}
+    return {**Scenario.table(defs), **head, "$defs": defs}
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -112,16 +112,14 @@ class Part:
         return {key.name: key.kind.plain(value) for key, value in held if key.kind.writes(value)}
 
     @classmethod
-    def table(
-        cls, defs: Schema, required: tuple[str, ...] = (), also: Mapping[str, Kind] = MappingProxyType({})
-    ) -> Schema:
-        """The mapping as JSON schema. ``required``: keys that must be there, too; ``also``: other keys allowed."""
+    def table(cls, defs: Schema, also: Mapping[str, Kind] = MappingProxyType({})) -> Schema:
+        """The mapping as JSON schema. ``also``: keys that it may have besides."""
         keys = keys_of(cls)
         properties = {key.name: {**key.kind.schema(defs), "description": key.means} for key in keys}
         properties |= {name: kind.schema(defs) for name, kind in also.items()}
-        needed = list(dict.fromkeys((*required, *(key.name for key in keys if key.required))))
-        schema: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
-        return {**schema, **({"required": needed} if needed else {}), **cls.schema_beside}
+        required = [key.name for key in keys if key.required]
+        head = {"title": cls.__name__, "type": "object", **({"required": required} if required else {})}
+        return {**head, "properties": properties, "additionalProperties": False, **cls.schema_beside}
 
 
 def nested(part: type[Part], null_is_empty: bool = False) -> Kind:
@@ -150,7 +148,7 @@ def overlay(part: type[Part], base: str) -> Kind:
 
 
 def one_of(what: str, parts: Mapping[str, type[Part]], also: Mapping[str, Kind] = MappingProxyType({})) -> Kind:
-    """One of several parts, told apart by a key that each must have. ``also``: keys that any of them may have besides,
+    """One of several parts, told apart by a key that each requires. ``also``: keys that any of them may have besides,
     for somebody else."""
 
     def read(item: Item) -> Any:
@@ -162,6 +160,6 @@ def one_of(what: str, parts: Mapping[str, type[Part]], also: Mapping[str, Kind] 
         raise item.error(f"must be {what}")
 
     def schema(defs: Schema) -> Schema:
-        return {"anyOf": [part.table(defs, (key,), also) for key, part in parts.items()]}
+        return {"anyOf": [part.table(defs, also) for part in parts.values()]}
 
     return Kind(read, schema, next(iter(parts.values())).blank)

@@ -74,29 +74,27 @@ FAULTS = list_of(FAULT, at_most=1024, noun="faults")
 class TextPrompt(Part):
     """Literal text, encoded by the target's tokenizer."""
 
-    text: Annotated[str, Key(TEXT, "the text; no special tokens are added")]
+    text: Annotated[str, TEXT, "the text; no special tokens are added"]
 
 
 @dataclass(frozen=True)
 class TokenPrompt(Part):
     """Literal token ids."""
 
-    token_ids: Annotated[tuple[int, ...], Key(list_of(whole(*TOKEN_ID), at_least=1), "the very tokens")]
+    token_ids: Annotated[tuple[int, ...], list_of(whole(*TOKEN_ID), at_least=1), "the very tokens"]
 
 
 @dataclass(frozen=True)
 class CorpusPrompt(Part):
     """A slice of a corpus. ``offset`` (in tokens) fixes where it starts, else a line is drawn."""
 
-    tokens: Annotated[Span, Key(span(*TOKENS), "how many tokens; of a range, drawn per request")]
-    corpus: Annotated[str, Key(CORPUS, "held-out source of the standard library", required=True)] = "stdlib"
+    tokens: Annotated[Span, span(*TOKENS), "how many tokens; of a range, drawn per request"]
+    corpus: Annotated[str, CORPUS, "held-out source of the standard library", Key(required=True)] = "stdlib"
     offset: Annotated[
         int | None,
-        Key(
-            whole(*TOKEN_ID),
-            "the token at which it starts: slices of one offset are prefixes of each other",
-            default="drawn",
-        ),
+        whole(*TOKEN_ID),
+        "the token at which it starts: slices of one offset are prefixes of each other",
+        Key(default="drawn"),
     ] = None
 
 
@@ -111,14 +109,12 @@ class SharedPrefixPrompt(Part):
 
     prefix: Annotated[
         SimplePrompt,
-        Key(
-            one_of(PROMPT, SIMPLE, also={"name": form(LABEL)}),
-            "what all requests of the group begin with; all groups that give it one `name` share it, and must "
-            "describe it alike",
-            "shared_prefix",
-        ),
+        one_of(PROMPT, SIMPLE, also={"name": form(LABEL)}),
+        "what all requests of the group begin with; all groups that give it one `name` share it, and must "
+        "describe it alike",
+        Key(name="shared_prefix"),
     ]
-    suffix: Annotated[SimplePrompt, Key(one_of(PROMPT, SIMPLE), "what follows it, for each request")]
+    suffix: Annotated[SimplePrompt, one_of(PROMPT, SIMPLE), "what follows it, for each request"]
     name: str | None = None
 
     @classmethod
@@ -140,10 +136,10 @@ Prompt = SimplePrompt | SharedPrefixPrompt
 class Turns(Part):
     """Conversations: a round's prompt is its client's whole history and ``input_tokens`` of corpus."""
 
-    clients: Annotated[int, Key(whole(1, 512), "how many conversations")]
-    rounds: Annotated[int, Key(whole(1, 512), "of each; one comes as soon as the one before has finished")]
-    input_tokens: Annotated[Span, Key(span(*TOKENS), "new tokens of each round")]
-    corpus: Annotated[str, Key(CORPUS, "where they are from")] = "stdlib"
+    clients: Annotated[int, whole(1, 512), "how many conversations"]
+    rounds: Annotated[int, whole(1, 512), "of each; one comes as soon as the one before has finished"]
+    input_tokens: Annotated[Span, span(*TOKENS), "new tokens of each round"]
+    corpus: Annotated[str, CORPUS, "where they are from"] = "stdlib"
 
 
 @dataclass(frozen=True)
@@ -154,13 +150,14 @@ class Arrive(Part):
     A group starts at step 0, or once every request of every group named in ``after`` has finished.
     """
 
-    step: Annotated[int, Key(whole(*STEPS), "engine steps after the group starts at which its first request comes")] = 0
-    every: Annotated[int, Key(whole(*STEPS), "steps between a request and the next")] = 0
+    step: Annotated[int, whole(*STEPS), "engine steps after the group starts at which its first request comes"] = 0
+    every: Annotated[int, whole(*STEPS), "steps between a request and the next"] = 0
     after: Annotated[
         tuple[str, ...],
-        Key(one_or_many(TEXT), "ids of groups that must have finished, or been aborted, before this one starts"),
+        one_or_many(TEXT),
+        "ids of groups that must have finished, or been aborted, before this one starts",
     ] = ()
-    jitter: Annotated[int, Key(whole(*STEPS), "most steps that each request comes later, drawn for each")] = 0
+    jitter: Annotated[int, whole(*STEPS), "most steps that each request comes later, drawn for each"] = 0
 
 
 def _request_number(item: Item) -> int:
@@ -177,10 +174,12 @@ REQUEST_NUMBER = simple(_request_number, {"type": "integer", "minimum": 0, "maxi
 class Abort(Part):
     """Abort requests of the group (all, if none are named) that many steps after they arrived."""
 
-    after_steps: Annotated[int, Key(whole(*STEPS), "steps from a request's arrival to its end")]
+    after_steps: Annotated[int, whole(*STEPS), "steps from a request's arrival to its end"]
     requests: Annotated[
         tuple[int, ...] | None,
-        Key(list_of(REQUEST_NUMBER, at_least=1), "numbers, from 0, of those aborted", default="all"),
+        list_of(REQUEST_NUMBER, at_least=1),
+        "numbers, from 0, of those aborted",
+        Key(default="all"),
     ] = None
 
 
@@ -196,28 +195,22 @@ class WorkloadGroup(Part):
     }
 
     id: Annotated[
-        str, Key(form(LABEL), "its requests are `<id>.<n>`, or `<id>.<client>.<round>`", default="`g0`, `g1`, ...")
+        str, form(LABEL), "its requests are `<id>.<n>`, or `<id>.<client>.<round>`", Key(default="`g0`, `g1`, ...")
     ]
     prompt: Annotated[
-        Prompt | None,
-        Key(one_of(PROMPT, {"shared_prefix": SharedPrefixPrompt, **SIMPLE}), "what each request sends"),
+        Prompt | None, one_of(PROMPT, {"shared_prefix": SharedPrefixPrompt, **SIMPLE}), "what each request sends"
     ] = None
-    requests: Annotated[int, Key(whole(*REQUESTS), "how many")] = 1
-    turns: Annotated[Turns | None, Key(nested(Turns), "conversations instead of single requests")] = None
-    max_new_tokens: Annotated[Span, Key(span(*TOKENS), "longest output; of a range, drawn per request")] = (
-        32,
-        32,
-    )
-    temperature: Annotated[float, Key(real(*TEMPERATURE), "of sampling; 0 is greedy")] = 0.0
-    top_k: Annotated[int, Key(whole(*TOP_K), "sample among so many tokens; 0: no restriction")] = 0
-    top_p: Annotated[
-        float, Key(real(0, 1, above=True), "sample among so much of the probability; 1: no restriction")
-    ] = 1.0
-    stop_token_ids: Annotated[tuple[int, ...], Key(TOKEN_IDS, "tokens that end a request")] = ()
-    speculative: Annotated[bool, Key(FLAG, "false: these requests are decoded without drafts")] = True
-    arrive: Annotated[Arrive, Key(nested(Arrive), "when they come")] = Arrive()
-    seed: Annotated[int | None, Key(SEED, "request n samples with `seed + n`", default="drawn")] = None
-    abort: Annotated[Abort | None, Key(nested(Abort), "which requests are aborted, and when", default="never")] = None
+    requests: Annotated[int, whole(*REQUESTS), "how many"] = 1
+    turns: Annotated[Turns | None, nested(Turns), "conversations instead of single requests"] = None
+    max_new_tokens: Annotated[Span, span(*TOKENS), "longest output; of a range, drawn per request"] = (32, 32)
+    temperature: Annotated[float, real(*TEMPERATURE), "of sampling; 0 is greedy"] = 0.0
+    top_k: Annotated[int, whole(*TOP_K), "sample among so many tokens; 0: no restriction"] = 0
+    top_p: Annotated[float, real(0, 1, above=True), "sample among so much of the probability; 1: no restriction"] = 1.0
+    stop_token_ids: Annotated[tuple[int, ...], TOKEN_IDS, "tokens that end a request"] = ()
+    speculative: Annotated[bool, FLAG, "false: these requests are decoded without drafts"] = True
+    arrive: Annotated[Arrive, nested(Arrive), "when they come"] = Arrive()
+    seed: Annotated[int | None, SEED, "request n samples with `seed + n`", Key(default="drawn")] = None
+    abort: Annotated[Abort | None, nested(Abort), "which requests are aborted, and when", Key(default="never")] = None
 
     @property
     def num_requests(self) -> int:
@@ -257,8 +250,7 @@ class AcceptOracle(Part):
     """Accept length of requests that hit the cache, at least ``min_ratio`` times that of the cold ones."""
 
     min_ratio: Annotated[
-        float,
-        Key(real(0, 10, above=True), "least part of its cold accept length that a hit of the cache must reach"),
+        float, real(0, 10, above=True), "least part of its cold accept length that a hit of the cache must reach"
     ]
 
 
@@ -267,14 +259,14 @@ class OracleSpec(Part):
     """Which oracles judge a run. ``each_step``: look at lossless and draft KV after every step, not only when a request
     is prefilled and when it ends."""
 
-    lossless: Annotated[bool, Key(FLAG, "every greedy token is the target's argmax, near-ties aside")] = True
-    draft_kv: Annotated[bool, Key(FLAG, "draft KV equals that of a whole, cold prefill")] = True
-    pools: Annotated[bool, Key(FLAG, "no slot is lost or owned twice")] = True
+    lossless: Annotated[bool, FLAG, "every greedy token is the target's argmax, near-ties aside"] = True
+    draft_kv: Annotated[bool, FLAG, "draft KV equals that of a whole, cold prefill"] = True
+    pools: Annotated[bool, FLAG, "no slot is lost or owned twice"] = True
     each_step: Annotated[
-        bool, Key(FLAG, "the first two look after every step, not only after a prefill and at a request's end; slow")
+        bool, FLAG, "the first two look after every step, not only after a prefill and at a request's end; slow"
     ] = False
     accept: Annotated[
-        AcceptOracle | None, Key(nullable(nested(AcceptOracle)), "accept lengths of hits are compared with cold ones")
+        AcceptOracle | None, nullable(nested(AcceptOracle)), "accept lengths of hits are compared with cold ones"
     ] = None
 
 
@@ -282,9 +274,9 @@ class OracleSpec(Part):
 class Limits(Part):
     """What a run may use before it is stopped: wall seconds, engine steps, MiB of resident memory."""
 
-    timeout_s: Annotated[float, Key(real(0, 10**6, above=True), "wall seconds")] = 120.0
-    max_steps: Annotated[int, Key(whole(1, 10**9), "engine steps")] = 5000
-    memory_mb: Annotated[int, Key(whole(64, 2**24), "MiB of host memory")] = 4096
+    timeout_s: Annotated[float, real(0, 10**6, above=True), "wall seconds"] = 120.0
+    max_steps: Annotated[int, whole(1, 10**9), "engine steps"] = 5000
+    memory_mb: Annotated[int, whole(64, 2**24), "MiB of host memory"] = 4096
 
 
 @dataclass(frozen=True)
@@ -294,30 +286,27 @@ class Arm(Part):
     name: str
     revert: Annotated[
         tuple[int, ...],
-        Key(list_of(whole(1, 10**9, unread=0), noun="PR", unique=True), "fixes to take out, by pull request"),
+        list_of(whole(1, 10**9, unread=0), noun="PR", unique=True),
+        "fixes to take out, by pull request",
     ] = ()
-    engine: Annotated[dict[str, Any], Key(ENGINE, "laid over the scenario's, mapping by mapping")] = field(
+    engine: Annotated[dict[str, Any], ENGINE, "laid over the scenario's, mapping by mapping"] = field(
         default_factory=dict
     )
-    faults: Annotated[tuple[Fault, ...] | None, Key(FAULTS, "in place of the scenario's", default="the same")] = None
-    probes: Annotated[tuple[str, ...] | None, Key(TEXTS, "in place of the scenario's", default="the same")] = None
+    faults: Annotated[tuple[Fault, ...] | None, FAULTS, "in place of the scenario's", Key(default="the same")] = None
+    probes: Annotated[tuple[str, ...] | None, TEXTS, "in place of the scenario's", Key(default="the same")] = None
     mode: Annotated[
         ProbeMode | None,
-        Key(
-            choice(*get_args(ProbeMode)),
-            "of all probes: end at the first finding, or note it and go on",
-            default="as each pack says",
-        ),
+        choice(*get_args(ProbeMode)),
+        "of all probes: end at the first finding, or note it and go on",
+        Key(default="as each pack says"),
     ] = None
     oracles: Annotated[
         OracleSpec | None,
-        Key(
-            overlay(OracleSpec, base="oracles"),
-            "single ones switched, the others as the scenario's",
-            default="the same",
-        ),
+        overlay(OracleSpec, base="oracles"),
+        "single ones switched, the others as the scenario's",
+        Key(default="the same"),
     ] = None
-    target: Annotated[str | None, Key(TARGET, "in place of the scenario's", default="the same")] = None
+    target: Annotated[str | None, TARGET, "in place of the scenario's", Key(default="the same")] = None
 
     @classmethod
     def given(cls, item: Item) -> dict[str, Any]:
@@ -328,14 +317,12 @@ class Arm(Part):
 class Expectation(Part):
     """The verdict an arm must come to; a failure's signature must match one of ``signatures``, if any."""
 
-    verdict: Annotated[Verdict, Key(choice(*get_args(Verdict)), "what the arm must come to", required=True)] = "pass"
+    verdict: Annotated[Verdict, choice(*get_args(Verdict)), "what the arm must come to", Key(required=True)] = "pass"
     signatures: Annotated[
         tuple[str, ...],
-        Key(
-            one_or_many(checked(complaint, "signature", SHAPE), at_least=1),
-            "of a failure: `kind@site`, with shell wildcards",
-            "signature",
-        ),
+        one_or_many(checked(complaint, "signature", SHAPE), at_least=1),
+        "of a failure: `kind@site`, with shell wildcards",
+        Key(name="signature"),
     ] = ()
 
     def met_by(self, verdict: str, signature: str | None) -> bool:
@@ -354,31 +341,32 @@ class Scenario(Part):
     ``overrides`` are engine options from outside the file, laid over those of every arm.
     """
 
-    name: Annotated[str, Key(NAME, "words joined by hyphens")]
+    name: Annotated[str, NAME, "words joined by hyphens"]
     workload: Annotated[
         tuple[WorkloadGroup, ...],
-        Key(list_of(nested(WorkloadGroup), at_least=1, at_most=MAX_GROUPS, noun="groups"), "groups of requests alike"),
+        list_of(nested(WorkloadGroup), at_least=1, at_most=MAX_GROUPS, noun="groups"),
+        "groups of requests alike",
     ]
     arms: Annotated[
         dict[str, Arm],
-        Key(
-            map_of(nested(Arm, null_is_empty=True), "arm", LABEL, at_most=256, example="arms: {fixed: {}}"),
-            "what is run, in this order, each in a process of its own",
-            default=f"`{DEFAULT_ARM}`",
-        ),
+        map_of(nested(Arm, null_is_empty=True), "arm", LABEL, at_most=256, example="arms: {fixed: {}}"),
+        "what is run, in this order, each in a process of its own",
+        Key(default=f"`{DEFAULT_ARM}`"),
     ]
     expect: Annotated[
         dict[str, Expectation],
-        Key(map_of(nested(Expectation), "arm"), "what each arm must come to", default="each must pass"),
+        map_of(nested(Expectation), "arm"),
+        "what each arm must come to",
+        Key(default="each must pass"),
     ]
-    description: Annotated[str, Key(ANY_TEXT, "what it is about")] = ""
-    seed: Annotated[int, Key(SEED, "of everything drawn: prompts, lengths, sampling, garbage")] = 0
-    target: Annotated[str, Key(TARGET, "what serves the requests")] = "embedded"
-    engine: Annotated[dict[str, Any], Key(ENGINE, "how it is set up")] = field(default_factory=dict)
-    faults: Annotated[tuple[Fault, ...], Key(FAULTS, "damage done on purpose")] = ()
-    probes: Annotated[tuple[str, ...], Key(TEXTS, "probe packs, later ones over earlier ones")] = ("default",)
-    oracles: Annotated[OracleSpec, Key(nested(OracleSpec), "which oracles judge it")] = OracleSpec()
-    limits: Annotated[Limits, Key(nested(Limits), "what a run may use before it is stopped")] = Limits()
+    description: Annotated[str, ANY_TEXT, "what it is about"] = ""
+    seed: Annotated[int, SEED, "of everything drawn: prompts, lengths, sampling, garbage"] = 0
+    target: Annotated[str, TARGET, "what serves the requests"] = "embedded"
+    engine: Annotated[dict[str, Any], ENGINE, "how it is set up"] = field(default_factory=dict)
+    faults: Annotated[tuple[Fault, ...], FAULTS, "damage done on purpose"] = ()
+    probes: Annotated[tuple[str, ...], TEXTS, "probe packs, later ones over earlier ones"] = ("default",)
+    oracles: Annotated[OracleSpec, nested(OracleSpec), "which oracles judge it"] = OracleSpec()
+    limits: Annotated[Limits, nested(Limits), "what a run may use before it is stopped"] = Limits()
     path: Path = Path("<scenario>")
     overrides: dict[str, Any] = field(default_factory=dict)
     source: Doc | None = field(default=None, compare=False, repr=False)

@@ -5,7 +5,7 @@ of all keys follow from it::
 
     @dataclass(frozen=True)
     class Limits(Part):
-        timeout_s: Annotated[float, Key(real(0, 10**6, above=True), "wall seconds")] = 120.0
+        timeout_s: Annotated[float, real(0, 10**6, above=True), "wall seconds"] = 120.0
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ from dataclasses import MISSING, dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, get_type_hints
 
-from specdebug.scenario.kinds import UNREAD, Kind, Schema
+from specdebug.scenario.kinds import TEXT, UNREAD, Kind, Schema
 from specdebug.schema import Gather, Item
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a field's key holds.
+    """What else there is to say of a field's key.
 
-    ``means``: in words, for the page and for editors. ``name``: of the key, where it is not the field's.
-    ``default``: in words, where the class has none, or None, to show; :meth:`Part.given` has one that the class lacks.
-    ``required``: the file must have the key although the class has a default.
+    ``name``: of the key, where it is not the field's. ``default``: in words, where the class has none, or None, to
+    show; :meth:`Part.given` has one that the class lacks. ``required``: the file must have the key although the class
+    has a default.
     """
 
-    kind: Kind
-    means: str
     name: str = ""
     default: str = ""
     required: bool = False
@@ -37,8 +35,11 @@ class Key:
 
 @dataclass(frozen=True)
 class DeclaredKey(Key):
-    """A key with the field that it fills. ``bare``: the class has no default for it."""
+    """A key with all that was declared of it. ``means``: for the page and for editors. ``bare``: the class has no
+    default for the field."""
 
+    kind: Kind = TEXT
+    means: str = ""
     field: str = ""
     bare: bool = False
 
@@ -47,7 +48,7 @@ _KEYS: dict[type[Part], tuple[DeclaredKey, ...]] = {}
 
 
 def keys_of(part: type[Part]) -> tuple[DeclaredKey, ...]:
-    """The keys of a part, in order; a field without a :class:`Key` is none of the file's."""
+    """The keys of a part, in order; a field that declares no kind is none of the file's."""
     if part not in _KEYS:
         _KEYS[part] = tuple(_declared(part))
     return _KEYS[part]
@@ -56,10 +57,11 @@ def keys_of(part: type[Part]) -> tuple[DeclaredKey, ...]:
 def _declared(part: type[Part]) -> Iterator[DeclaredKey]:
     hints = get_type_hints(part, include_extras=True)
     for each in fields(part):
-        for key in getattr(hints[each.name], "__metadata__", ()):
+        kind, means, key = (*getattr(hints[each.name], "__metadata__", ()), Key(), None, None)[:3]
+        if isinstance(kind, Kind):
             bare = each.default is MISSING and each.default_factory is MISSING
             required = key.required or (bare and not key.default)
-            yield DeclaredKey(key.kind, key.means, key.name or each.name, key.default, required, each.name, bare)
+            yield DeclaredKey(key.name or each.name, key.default, required, kind, means, each.name, bare)
 
 
 @dataclass(frozen=True)

@@ -32,23 +32,23 @@ from specdebug.yamlio import parse_yaml
 class Door(Part):
     """A way in."""
 
-    colour: Annotated[str, Key(choice("red", "blue"), "of its paint")] = "red"
-    open: Annotated[bool, Key(FLAG, "whether one can walk in")] = False
+    colour: Annotated[str, choice("red", "blue"), "of its paint"] = "red"
+    open: Annotated[bool, FLAG, "whether one can walk in"] = False
 
 
 @dataclass(frozen=True)
 class Tent(Part):
     """A home of cloth."""
 
-    cloth: Annotated[str, Key(TEXT, "what it is made of")]
+    cloth: Annotated[str, TEXT, "what it is made of"]
 
 
 @dataclass(frozen=True)
 class Hut(Part):
     """A home of wood."""
 
-    wood: Annotated[int, Key(whole(1, 9), "boards")]
-    roof: Annotated[str | None, Key(TEXT, "what is on it")] = None
+    wood: Annotated[int, whole(1, 9), "boards"]
+    roof: Annotated[str | None, TEXT, "what is on it"] = None
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Room(Part):
     """A part named by its place, one of whose keys limits another."""
 
     name: str
-    size: Annotated[tuple[int, int], Key(span(1, 20), "square metres")] = (9, 9)
-    door: Annotated[Door | None, Key(overlay(Door, "door"), "its own")] = None
+    size: Annotated[tuple[int, int], span(1, 20), "square metres"] = (9, 9)
+    door: Annotated[Door | None, overlay(Door, "door"), "its own"] = None
 
     @classmethod
     def given(cls, item: Item) -> dict[str, Any]:
@@ -68,16 +68,14 @@ class Room(Part):
 class House(Part):
     """A small grammar."""
 
-    name: Annotated[str, Key(form("[a-z]+"), "of the house")]
-    rent: Annotated[float, Key(real(0, 10, above=True), "a month", "price", required=True)] = 1.0
-    door: Annotated[Door, Key(nested(Door), "of every room")] = Door()
-    rooms: Annotated[dict[str, Room], Key(map_of(nested(Room, True), "room", "[a-z]+", 2, "rooms: {a: }"), "")] = ()
-    years: Annotated[tuple[int, ...], Key(list_of(whole(1, 99, 0), noun="year", unique=True), "of repairs")] = ()
-    tags: Annotated[tuple[str, ...], Key(one_or_many(TEXT, at_least=1), "")] = ()
-    cat: Annotated[str | None, Key(nullable(checked(lambda s: "barks" if s == "rex" else None, "cat", r"\S")), "")] = (
-        None
-    )
-    shed: Annotated[Tent | Hut | None, Key(one_of("a home", {"cloth": Tent, "wood": Hut}), "")] = None
+    name: Annotated[str, form("[a-z]+"), "of the house"]
+    rent: Annotated[float, real(0, 10, above=True), "a month", Key(name="price", required=True)] = 1.0
+    door: Annotated[Door, nested(Door), "of every room"] = Door()
+    rooms: Annotated[dict[str, Room], map_of(nested(Room, True), "room", "[a-z]+", 2, "rooms: {a: }"), ""] = ()
+    years: Annotated[tuple[int, ...], list_of(whole(1, 99, 0), noun="year", unique=True), "of repairs"] = ()
+    tags: Annotated[tuple[str, ...], one_or_many(TEXT, at_least=1), ""] = ()
+    cat: Annotated[str | None, nullable(checked(lambda s: "barks" if s == "rex" else None, "cat", r"\S")), ""] = None
+    shed: Annotated[Tent | Hut | None, one_of("a home", {"cloth": Tent, "wood": Hut}), ""] = None
 
     @classmethod
     def settle(cls, item: Item, table: Mapping[str, Item], values: dict[str, Any], gather: Gather) -> None:

@@ -41,8 +41,8 @@ from specdebug.diverge.values import Place, difference, kept
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.loops.replay import ArmRun
 from specdebug.run.arm import run_arm
+from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
-from specdebug.scenario.model import Scenario
 from specdebug.scenario.packs import activate
 from specdebug.targets.embedded import TARGET
 

@@ -34,8 +34,8 @@ import pytest
 
 if TYPE_CHECKING:
     from specdebug.loops.replay import ArmResult
+    from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.library import Library
-    from specdebug.scenario.model import Scenario
     from specdebug.workers.pool import WorkerPool
 
 ENDINGS = (".yaml", ".yml")

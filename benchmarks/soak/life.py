@@ -33,8 +33,8 @@ from specdebug.run.exceptions import violation_of
 from specdebug.run.judge import Judge
 from specdebug.run.loop import RunLoop, Stopped
 from specdebug.run.oracles.base import OracleSettings
+from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
-from specdebug.scenario.model import Scenario
 from specdebug.scenario.packs import activate
 from specdebug.scenario.text import decoder, keep_tokenizer
 from specdebug.scenario.workload import expand

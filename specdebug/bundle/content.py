@@ -29,7 +29,7 @@ from specdebug.errors import ContentError
 from specdebug.files import read_file
 from specdebug.loops.replay import ArmRun
 from specdebug.scenario.checks import check_scenario
-from specdebug.scenario.model import Scenario
+from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.packs import ProbePack, read_pack
 from specdebug.scenario.workload import Workload
 from specdebug.toggles import Toggle, read_toggle

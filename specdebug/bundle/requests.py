@@ -12,7 +12,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from specdebug.errors import ContentError
-from specdebug.scenario.reader import BOUNDS
+from specdebug.scenario.grammar import REQUESTS, STEPS, TEMPERATURE, TOKEN_ID, TOKENS, TOP_K
 from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
 from specdebug.schema import Item
 from specdebug.yamlio import parse_yaml
@@ -83,7 +83,7 @@ def _read(item: Item, groups: tuple[str, ...]) -> PlannedRequest:
         optional=("speculative", "continues", "delay", "abort_after"),
     )
     # With jitter, or one request after the other, a delay is a sum of two of the scenario's numbers.
-    low, high = 0, BOUNDS["steps"][1] * (BOUNDS["requests"][1] + 2)
+    low, high = 0, STEPS[1] * (REQUESTS[1] + 2)
     return PlannedRequest(
         rid=table["rid"].text(pattern=RID),
         group=table["group"].text(choices=groups),
@@ -99,10 +99,10 @@ def _read(item: Item, groups: tuple[str, ...]) -> PlannedRequest:
 def _token_ids(item: Item) -> tuple[int, ...]:
     """Ids below the widest vocabulary that may be; whether the model has them the engine says."""
     ids = tuple(map(int, item.text(pattern=r"[0-9]{1,10}( [0-9]{1,10})*").split()))
-    if len(ids) > BOUNDS["tokens"][1]:
-        raise item.error(f"has {len(ids)} tokens, more than {BOUNDS['tokens'][1]}")
-    if max(ids) > BOUNDS["token_id"][1]:
-        raise item.error(f"has the token {max(ids)}, more than {BOUNDS['token_id'][1]}")
+    if len(ids) > TOKENS[1]:
+        raise item.error(f"has {len(ids)} tokens, more than {TOKENS[1]}")
+    if max(ids) > TOKEN_ID[1]:
+        raise item.error(f"has the token {max(ids)}, more than {TOKEN_ID[1]}")
     return ids
 
 
@@ -110,15 +110,14 @@ def _sampling(item: Item) -> SamplingPlan:
     table = item.table(required=_SAMPLING, optional=("stop_token_ids",))
     stop = table["stop_token_ids"].items() if "stop_token_ids" in table else []
     return SamplingPlan(
-        max_new_tokens=_bounded(table["max_new_tokens"], "max_new_tokens"),
-        temperature=table["temperature"].number(low=0, high=BOUNDS["temperature"][1]),
-        top_k=_bounded(table["top_k"], "top_k"),
+        max_new_tokens=_bounded(table["max_new_tokens"], TOKENS),
+        temperature=table["temperature"].number(low=0, high=TEMPERATURE[1]),
+        top_k=_bounded(table["top_k"], TOP_K),
         top_p=table["top_p"].number(low=0, high=1),
-        stop_token_ids=tuple(_bounded(each, "token_id") for each in stop),
+        stop_token_ids=tuple(_bounded(each, TOKEN_ID) for each in stop),
         seed=table["seed"].integer(low=_SEED[0], high=_SEED[1]),
     )
 
 
-def _bounded(item: Item, bound: str) -> int:
-    low, high = BOUNDS[bound]
-    return item.integer(low=low, high=high)
+def _bounded(item: Item, bounds: tuple[int, int]) -> int:
+    return item.integer(low=bounds[0], high=bounds[1])

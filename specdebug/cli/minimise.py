@@ -38,7 +38,7 @@ from specdebug.errors import SpecDebugError, did_you_mean
 if TYPE_CHECKING:
     from specdebug.minimise import Seen, Summary
     from specdebug.report.minimise import MinimiseProgress, Subject
-    from specdebug.scenario.model import Scenario
+    from specdebug.scenario.grammar import Scenario
     from specdebug.trials.journal import Journal
 
 UNDECIDED = 125

@@ -22,7 +22,7 @@ from specdebug.diverge.stream import Step, read
 from specdebug.diverge.values import ValueDifference
 from specdebug.diverge.worker import TARGET
 from specdebug.loops.replay import ArmRun, Library, Progress, run_arms
-from specdebug.scenario.model import OracleSpec, Scenario
+from specdebug.scenario.grammar import OracleSpec, Scenario
 from specdebug.verdict.outcome import EXIT_CODES, Outcome
 from specdebug.workers.job import Job
 from specdebug.workers.machine_failure import MachineFailed

@@ -19,7 +19,7 @@ from specdebug.faults.model import FaultClass
 from specdebug.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun, cases
 from specdebug.loops.replay import ArmResult, ArmRun, Library
 from specdebug.loops.warm import WarmPool
-from specdebug.scenario.model import Arm, Scenario
+from specdebug.scenario.grammar import Arm, Scenario
 from specdebug.workers.pool import GPU_JOBS
 
 CLEAN = "clean"

@@ -20,7 +20,7 @@ from specdebug.faults.model import Fault
 from specdebug.loops.device_watch import DeviceWatch
 from specdebug.loops.steplog import Recording
 from specdebug.scenario.checks import asked_of, check_faults, engine_config, option_error
-from specdebug.scenario.model import Arm, Expectation, ProbeMode, Scenario
+from specdebug.scenario.grammar import Arm, Expectation, ProbeMode, Scenario
 from specdebug.targets.base import Asked
 from specdebug.targets.registry import DEFAULT, find_target
 from specdebug.verdict.ledger import Ledger

@@ -13,7 +13,7 @@ from specdebug.loops.last_failed import LastFailed
 from specdebug.loops.replay import ArmResult, ArmRun, Choices, Library, Progress, Replay, plan, run_arms
 from specdebug.loops.selection import Expression, names_of
 from specdebug.loops.steplog import Recording
-from specdebug.scenario.model import Scenario
+from specdebug.scenario.grammar import Scenario
 from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.pool import WorkerPool

@@ -25,7 +25,7 @@ from specdebug.loops import replay
 from specdebug.loops.plans import exists_in
 from specdebug.loops.replay import ArmResult, ArmRun, Progress, run_arms
 from specdebug.scenario.checks import engine_config
-from specdebug.scenario.model import Arm, Scenario
+from specdebug.scenario.grammar import Arm, Scenario
 from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.pool import WorkerPool
 

@@ -23,7 +23,7 @@ from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 from specdebug.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
-    from specdebug.scenario.model import Scenario
+    from specdebug.scenario.grammar import Scenario
     from specdebug.toggles import Toggle
 
 TARGET = "specdebug.run.warm_worker:run_warm"

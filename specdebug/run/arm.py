@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from specdebug.run.judge import Judge
     from specdebug.run.loop import RunLoop
     from specdebug.run.oracles.base import OracleSettings
-    from specdebug.scenario.model import Scenario
+    from specdebug.scenario.grammar import Scenario
 
 
 class Onlooker(Protocol):
@@ -309,6 +309,7 @@ def settings_of(scenario: Scenario, arm: str, asked: Asked, probes: bool) -> Ora
         guards=asked.guards,
         probes=probes,
         min_ratio=None if spec.accept is None else spec.accept.min_ratio,
+        more={name: options for name, options in spec.more.items() if options is not False},
     )
 
 

@@ -16,7 +16,7 @@ PRELOAD = (
     "specdebug.run.loop",
     "specdebug.run.judge",
     "specdebug.scenario.packs",
-    "specdebug.scenario.model",
+    "specdebug.scenario.grammar",
     "specdebug.patching",
     "specdebug.workers.compiling",
     "specdebug.workers.device",

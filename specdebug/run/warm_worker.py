@@ -22,7 +22,7 @@ from specdebug.workers.wire import PipeSink, Sink
 
 if TYPE_CHECKING:
     from specdebug.patching import Applied
-    from specdebug.scenario.model import Scenario
+    from specdebug.scenario.grammar import Scenario
     from specdebug.toggles import Toggle
 
 MODEL_CODE = "specdebug.engine.model"

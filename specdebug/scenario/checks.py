@@ -1,6 +1,6 @@
 """What a scenario must satisfy as a whole: names that refer to something, options that go together.
 
-``scenario_reader.py`` has already checked each value for itself. Every complaint is a ContentError at the key
+``grammar.py`` has already checked each value for itself. Every complaint is a ContentError at the key
 it is about, so a scenario that passes here fails later only for reasons that depend on the machine or the
 checkpoint. All that is wrong is found at once, except where one thing is wrong only because of another: what could
 not be read (``broken``) is not held against what refers to it.
@@ -18,7 +18,7 @@ from specdebug.assets import checkpoint_path
 from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.errors import CheckpointError, ContentError, SpecDebugError, did_you_mean, raise_all
 from specdebug.faults.fit import check_fit
-from specdebug.scenario.model import (
+from specdebug.scenario.grammar import (
     CorpusPrompt,
     Prompt,
     Scenario,

@@ -16,8 +16,8 @@ from specdebug.async_probe.sites import Site, scan
 from specdebug.content import PATH_VARIABLE, content_files, content_roots, find, same_name, scenario_files
 from specdebug.errors import ContentError, ContentErrors, did_you_mean, raise_all
 from specdebug.scenario.checks import asked_of
+from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.load import KnownNames, load_scenario
-from specdebug.scenario.model import Scenario
 from specdebug.scenario.packs import ProbePack, check_globs, load_pack
 from specdebug.scenario.text import load_tokenizer
 from specdebug.scenario.workload import Workload, expand

@@ -10,9 +10,7 @@ from pathlib import Path
 
 from specdebug.errors import ContentError, ContentErrors
 from specdebug.scenario.checks import KnownNames, check_scenario, engine_config, problems_of
-from specdebug.scenario.json_schema import json_schema
-from specdebug.scenario.model import Arm, Expectation, Scenario, WorkloadGroup
-from specdebug.scenario.reader import read_scenario
+from specdebug.scenario.grammar import Arm, Expectation, Scenario, WorkloadGroup, json_schema, read_scenario
 from specdebug.yamlio import Doc, load_yaml
 
 __all__ = [

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from specdebug.errors import ContentError, SpecDebugError
+from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
-from specdebug.scenario.model import Scenario
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specdebug.errors import CheckpointError, ContentError
-from specdebug.scenario.model import (
+from specdebug.scenario.grammar import (
     Abort,
     CorpusPrompt,
     Scenario,
@@ -28,8 +28,6 @@ from specdebug.scenario.slices import CorpusTooShort, Slicer, Tokenizer
 from specdebug.yamlio import one_line
 
 Tokens = tuple[int, ...]
-CORPORA = ("stdlib",)
-"""Texts that prompts can be cut from."""
 
 
 @dataclass(frozen=True)

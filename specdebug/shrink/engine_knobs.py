@@ -8,7 +8,7 @@ from typing import Any
 
 from specdebug.engine.config import EngineConfig
 from specdebug.scenario.checks import engine_config
-from specdebug.scenario.model import Scenario, merge
+from specdebug.scenario.grammar import Scenario, merge
 from specdebug.shrink.knob import Knob
 
 

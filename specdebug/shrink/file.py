@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from specdebug.scenario.model import Arrive, Scenario, WorkloadGroup
+from specdebug.scenario.grammar import Arrive, Scenario, WorkloadGroup
 
 
 def scenario_text(scenario: Scenario, name: str, seed: int, signature: str, header: Sequence[str]) -> str:

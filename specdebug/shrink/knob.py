@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specdebug.scenario.model import Scenario
+from specdebug.scenario.grammar import Scenario
 
 
 @dataclass(frozen=True)

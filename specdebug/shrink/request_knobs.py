@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from specdebug.scenario.model import (
+from specdebug.scenario.grammar import (
     CorpusPrompt,
     Scenario,
     SharedPrefixPrompt,

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from specdebug.errors import SpecDebugError
 from specdebug.faults.model import Fault
-from specdebug.scenario.model import (
+from specdebug.scenario.grammar import (
+    MAX_GROUPS,
     Arm,
     Expectation,
     Prompt,
@@ -15,7 +16,6 @@ from specdebug.scenario.model import (
     SharedPrefixPrompt,
     WorkloadGroup,
 )
-from specdebug.scenario.reader import MAX_GROUPS
 
 
 def written_out(scenario: Scenario, arm: str, reverts: Sequence[int] = ()) -> tuple[Scenario, dict[str, str]]:

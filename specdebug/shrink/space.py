@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from specdebug.errors import SpecDebugError
 from specdebug.scenario.checks import check_scenario
-from specdebug.scenario.model import Scenario
+from specdebug.scenario.grammar import Scenario
 from specdebug.shrink.engine_knobs import engine_knobs, made_consistent
 from specdebug.shrink.knob import Knob
 from specdebug.shrink.request_knobs import request_knobs

@@ -12,7 +12,7 @@ from specdebug.minimise import Seen
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specdebug.scenario.model import Scenario
+    from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.packs import ProbePack
     from specdebug.shrink.space import ScenarioSpace
     from specdebug.toggles import Toggle

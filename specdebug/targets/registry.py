@@ -27,5 +27,5 @@ def find_target(name: str) -> Target:
         added: Target = plugins.load("targets", name)
     except KeyError:
         known = target_names()
-        raise ConfigError(f"no target '{name}'{did_you_mean(name, known)} (there are {', '.join(known)})") from None
+        raise ConfigError(f"no target '{name}'{did_you_mean(name, known)}") from None
     return added

@@ -18,8 +18,8 @@ from specdebug.logs.facts import Facts
 from specdebug.logs.hits import Strength
 from specdebug.logs.scan import Finding, Scan
 from specdebug.loops.plans import PLANNERS, exists_in
+from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
-from specdebug.scenario.model import Scenario
 from specdebug.toggles import Toggle
 
 MAX_CANDIDATES = 5

@@ -14,8 +14,8 @@ from specdebug.faults.model import Fault
 from specdebug.loops.replay import ArmRun
 from specdebug.loops.warm import WarmPool
 from specdebug.scenario.checks import check_faults, engine_config
+from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
-from specdebug.scenario.model import Scenario
 from specdebug.trials.command import digest_of
 from specdebug.trials.scenario import MachineCheck, ScenarioTrialError, arm_facts, arm_of, result_of
 from specdebug.trials.source import Candidate

@@ -13,7 +13,7 @@ from specdebug.trials.source import TrialSource
 
 if TYPE_CHECKING:
     from specdebug.faults.model import Fault
-    from specdebug.scenario.model import Scenario
+    from specdebug.scenario.grammar import Scenario
 
 
 def command_source(command: Sequence[str], folders: Sequence[Path], timeout_s: float | None) -> TrialSource:

@@ -21,8 +21,8 @@ from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.errors import CannotRunHere, SpecDebugError, did_you_mean
 from specdebug.loops.replay import ArmResult, ArmRun
 from specdebug.loops.warm import ArmAtFault, WarmPool
+from specdebug.scenario.grammar import Scenario, merge
 from specdebug.scenario.library import Library
-from specdebug.scenario.model import Scenario, merge
 from specdebug.scenario.packs import ProbePack
 from specdebug.trials.command import digest_of, toggle_candidates
 from specdebug.trials.source import Candidate

@@ -17,8 +17,8 @@ from specdebug.bundle.archive import MANIFEST, BundleError
 from specdebug.bundle.content import read_bundle, resolved
 from specdebug.errors import SpecDebugError
 from specdebug.faults.declare import parse_fault
+from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
-from specdebug.scenario.model import Scenario
 from tests.bundle.bundles import CORPUS, arm_run, make_bundle, manifest_of, members_of, pack
 
 

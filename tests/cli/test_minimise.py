@@ -16,8 +16,8 @@ from specdebug.cli.main import run
 from specdebug.cli.minimise import _file_text
 from specdebug.minimise.minimiser import Step, Summary
 from specdebug.report.minimise import Subject
+from specdebug.scenario.grammar import SharedPrefixPrompt
 from specdebug.scenario.load import load_scenario
-from specdebug.scenario.model import SharedPrefixPrompt
 
 COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
 

@@ -15,8 +15,8 @@ from specdebug.faults.minimal import minimal
 from specdebug.faults.model import Fault
 from specdebug.loops.replay import ArmRun
 from specdebug.run.arm import run_arm
+from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
-from specdebug.scenario.model import Scenario
 from specdebug.targets.embedded import TARGET
 from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import Outcome

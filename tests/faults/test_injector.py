@@ -12,7 +12,7 @@ from specdebug.engine.speculative import worker
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.minimal import minimal
 from specdebug.faults.model import Fault
-from specdebug.scenario.model import Scenario
+from specdebug.scenario.grammar import Scenario
 from specdebug.verdict.outcome import Outcome
 from tests.faults.running import minimal_run, models_kept, run_here
 

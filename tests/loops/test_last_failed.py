@@ -11,8 +11,8 @@ import pytest
 
 from specdebug.loops.last_failed import NAME, LastFailed
 from specdebug.loops.replay import ArmResult, ArmRun
+from specdebug.scenario.grammar import Expectation
 from specdebug.scenario.load import load_scenario
-from specdebug.scenario.model import Expectation
 from specdebug.verdict.outcome import Outcome
 
 MINI = Path(__file__).parents[1] / "cli" / "mini.yaml"

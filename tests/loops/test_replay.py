@@ -19,8 +19,8 @@ from specdebug.loops.replay import (
     replay,
     run_arms,
 )
+from specdebug.scenario.grammar import Arm, Expectation, Limits, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.load import scenario_of
-from specdebug.scenario.model import Arm, Expectation, Limits, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.verdict.outcome import EXIT_CODES, Outcome
 from specdebug.workers.job import WorkerEnd
 from specdebug.yamlio import parse_yaml

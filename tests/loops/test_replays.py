@@ -21,8 +21,8 @@ from specdebug.loops.replays import (
     replay_all,
 )
 from specdebug.loops.selection import parse_expression
+from specdebug.scenario.grammar import Expectation, Scenario
 from specdebug.scenario.load import scenario_of
-from specdebug.scenario.model import Expectation, Scenario
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.job import WorkerEnd
 from specdebug.yamlio import parse_yaml

@@ -12,7 +12,7 @@ from specdebug.errors import SpecDebugError
 from specdebug.loops.verify import ToggleCheck, plan_matrix, verify
 from specdebug.patching import Patch
 from specdebug.report.matrix import render_matrix
-from specdebug.scenario.model import Arm, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.scenario.grammar import Arm, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.toggles import Detection, Toggle
 from specdebug.workers.job import WorkerEnd
 from tests.run.fakes import FakeLibrary, FakePool, good_run, text_of

@@ -14,8 +14,8 @@ from specdebug.loops.replay import ArmRun, run_arms
 from specdebug.loops.warm import WarmPool
 from specdebug.patching import Patch
 from specdebug.run.preload import PRELOAD
+from specdebug.scenario.grammar import CorpusPrompt, Limits, Scenario
 from specdebug.scenario.library import Library
-from specdebug.scenario.model import CorpusPrompt, Limits, Scenario
 from specdebug.toggles import Detection, Toggle
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.machine_failure import MachineFailed

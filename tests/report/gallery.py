@@ -37,7 +37,7 @@ from specdebug.report.minimise import Subject, summary_text
 from specdebug.report.terminal import render_comparison, render_replay
 from specdebug.report.toggle import describe_toggle, toggle_table
 from specdebug.report.triage import render_triage
-from specdebug.scenario.model import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.scenario.grammar import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.packs import ProbePack
 from specdebug.toggles import Detection, Toggle
 from specdebug.triage.candidates import Candidate

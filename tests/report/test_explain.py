@@ -17,8 +17,8 @@ from specdebug.report.github import _findings
 from specdebug.report.html.arm import arm_view
 from specdebug.report.junit import _evidence
 from specdebug.report.terminal import evidence, wants_evidence
+from specdebug.scenario.grammar import AcceptOracle, Arm, Expectation, OracleSpec, Scenario
 from specdebug.scenario.library import Library, engine_sites, live_in
-from specdebug.scenario.model import AcceptOracle, Arm, Expectation, OracleSpec, Scenario
 from specdebug.scenario.packs import ProbePack
 from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Tie
 from tests.run.fakes import text_of

@@ -10,7 +10,7 @@ from specdebug.loops.replay import ArmResult, ArmRun, Replay
 from specdebug.loops.replays import Replays
 from specdebug.report.document import replay_document, to_json
 from specdebug.report.replays import render_replays, replays_document, replays_line, replays_summary
-from specdebug.scenario.model import Expectation
+from specdebug.scenario.grammar import Expectation
 from specdebug.verdict.outcome import Outcome
 from tests.report.html.samples import SCENARIO
 from tests.run.fakes import text_of

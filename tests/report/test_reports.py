@@ -18,7 +18,7 @@ from specdebug.report.document import comparison_document, replay_document, to_j
 from specdebug.report.junit import junit_xml
 from specdebug.report.progress import LiveProgress, PlainProgress, progress_on, progress_text
 from specdebug.report.terminal import render_comparison, render_replay
-from specdebug.scenario.model import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.scenario.grammar import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Tie, Violation
 from tests.run.fakes import text_of

@@ -19,8 +19,8 @@ from specdebug.engine.config import InvalidOption
 from specdebug.engine.errors import EngineError, FlashInferError, RequestRejected
 from specdebug.run import arm
 from specdebug.run.oracles.accept import over_before
+from specdebug.scenario.grammar import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.load import load_scenario
-from specdebug.scenario.model import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
 from specdebug.targets import embedded
 from specdebug.verdict.ledger import Ledger

@@ -12,7 +12,7 @@ import torch
 from specdebug.loops import replay as replaying
 from specdebug.loops.replay import Choices, replay
 from specdebug.run.preload import PRELOAD
-from specdebug.scenario.model import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.scenario.grammar import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.coredump import VARIABLE

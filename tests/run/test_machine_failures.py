@@ -11,8 +11,8 @@ from specdebug.loops import device_watch, warm
 from specdebug.loops import replay as replaying
 from specdebug.loops.replay import ArmRun, Choices, Replay, replay
 from specdebug.loops.warm import WarmPool
+from specdebug.scenario.grammar import Arm, Limits, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.library import Library
-from specdebug.scenario.model import Arm, Limits, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.workers import job
 from specdebug.workers.machine_failure import MachineFailed
 from specdebug.workers.pool import WorkerPool

@@ -6,7 +6,7 @@ import pytest
 
 from specdebug.loops import replay as replaying
 from specdebug.loops.replay import Choices, replay
-from specdebug.scenario.model import Arm, Limits, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.scenario.grammar import Arm, Limits, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.workers.pool import WorkerPool
 from tests.run.fakes import FakeLibrary
 

@@ -12,7 +12,7 @@ from specdebug.errors import SpecDebugError
 from specdebug.loops.replay import ArmResult, ArmRun
 from specdebug.loops.warm import ArmAtFault
 from specdebug.minimise import Seen
-from specdebug.scenario.model import Arm, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.scenario.grammar import Arm, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.shrink.trials import WarmOracle
 from specdebug.verdict.outcome import Outcome
 

@@ -13,8 +13,8 @@ import pytest
 from specdebug.bisect import Bisector
 from specdebug.errors import SpecDebugError
 from specdebug.faults.declare import parse_fault
+from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
-from specdebug.scenario.model import Scenario
 from specdebug.trials.faults import FaultSource
 from specdebug.trials.journal import Journal
 from specdebug.trials.remote import fault_source

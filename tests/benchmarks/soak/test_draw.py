@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.soak import draw
 from benchmarks.soak.tally import kinds_of
 from specdebug.engine.config import EngineConfig
-from specdebug.scenario.model import Scenario
+from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.text import load_tokenizer
 from specdebug.scenario.workload import expand
 

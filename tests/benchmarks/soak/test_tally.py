@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.soak.memory import MAX_SLOPE_MB
 from benchmarks.soak.tally import MOST_KEPT, Tally, WorkerTally
-from specdebug.scenario.model import Scenario
+from specdebug.scenario.grammar import Scenario
 from specdebug.workers.job import WorkerEnd
 from tests.benchmarks.soak.events import DONE, FLAT, LEAKING, begin, violation, workload
 

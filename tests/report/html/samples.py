@@ -12,8 +12,8 @@ from specdebug.faults.model import Injection
 from specdebug.loops.compare import Comparison, compare
 from specdebug.loops.replay import ArmResult, ArmRun, Replay
 from specdebug.loops.steplog import Recording
+from specdebug.scenario.grammar import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.load import load_scenario
-from specdebug.scenario.model import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Tie, Violation
 
 EVIL = '</script><script>alert(1)</script><img src="http://evil.example/x.png"> "quoted" & <b>bold</b> \x00 \ud800'

@@ -13,7 +13,7 @@ from specdebug.report.html.arm import head_chip, verdict_chip
 from specdebug.report.html.compare import compare_page
 from specdebug.report.html.page import Chip, Head, render
 from specdebug.report.html.replay import replay_page
-from specdebug.scenario.model import Expectation
+from specdebug.scenario.grammar import Expectation
 from tests.report.html.samples import (
     BAD,
     EVIL,

@@ -1,8 +1,10 @@
-"""The JSON schema and the reader agree: on every shipped file, and on every way to break one's shape."""
+"""What follows from one declaration agrees: reader, writer and schema, on every shipped file and on broken ones."""
 
 import copy
 import functools
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,8 @@ import yaml
 from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.errors import ContentError
 from specdebug.scenario.checks import check_scenario
+from specdebug.scenario.grammar import Scenario, read_scenario
 from specdebug.scenario.load import KnownNames, json_schema, scenario_of
-from specdebug.scenario.reader import read_scenario
 from specdebug.yamlio import parse_yaml
 
 SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
@@ -29,6 +31,7 @@ FULL = {
     "name": "full",
     "description": "every key there is",
     "seed": 1,
+    "target": "embedded",
     "engine": {
         "model": "tiny",
         "attention_backend": "fa3",
@@ -93,6 +96,7 @@ FULL = {
             "probes": ["kv"],
             "mode": "record",
             "oracles": {"accept": None},
+            "target": "reference",
         },
     },
     "expect": {"fixed": {"verdict": "pass"}, "other": {"verdict": "fail", "signature": ["nan@*", "hang"]}},
@@ -222,3 +226,42 @@ def test_a_scenario_as_shipped_to_a_worker_satisfies_the_schema():
     for path in SHIPPED:
         known = KnownNames(range(100_000), ("default",))
         validator().validate(scenario_of(parse_yaml(path.read_text(), str(path)), known).to_dict())
+
+
+def test_the_full_example_is_written_as_it_is_read():
+    scenario = read_scenario(parse_yaml(json.dumps(FULL), "full"))
+    written = scenario.to_dict()
+    validator().validate(written)
+    assert Scenario.from_dict(written, scenario.path) == scenario
+    assert written["workload"][4]["turns"] == FULL["workload"][4]["turns"]
+    assert "requests" not in written["workload"][4]
+    assert written["workload"][3]["prompt"] == FULL["workload"][3]["prompt"]
+    assert written["arms"]["fixed"] == {"revert": [], "engine": {}}
+    assert written["arms"]["other"]["oracles"]["accept"] is None
+
+
+def test_every_key_says_in_the_schema_what_it_means():
+    schema = json_schema()
+    for name, table in {"Scenario": schema, **schema["$defs"]}.items():
+        if name != "Engine":
+            assert all(each["description"] for each in table["properties"].values()), name
+
+
+def test_the_target_of_an_arm_is_its_own_or_the_scenarios():
+    text = "name: x\nworkload: [{prompt: {text: x}}]\ntarget: reference.12\narms: {a: {}, b: {target: embedded}}\n"
+    scenario = read_scenario(parse_yaml(text, "s.yaml"))
+    assert (scenario.target_of("a"), scenario.target_of("b")) == ("reference.12", "embedded")
+    assert (
+        read_scenario(parse_yaml("name: x\nworkload: [{prompt: {text: x}}]\n", "s.yaml")).target_of("base")
+        == "embedded"
+    )
+    with pytest.raises(ContentError, match=r"s.yaml:3:9: target 'SGLang' does not fit the form \[a-z0-9_.=-\]\+"):
+        read_scenario(parse_yaml(text.replace("reference.12", "SGLang"), "s.yaml"))
+
+
+def test_the_grammar_loads_neither_torch_nor_the_engine():
+    code = (
+        "import sys, specdebug.scenario.grammar; print([m for m in ('torch', 'specdebug.engine') if m in sys.modules])"
+    )
+    env = {"PYTHONPATH": ":".join(filter(None, sys.path))}
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env).stdout == "[]\n"

@@ -1,0 +1,480 @@
+"""The grammar of scenario files, declared once: a workload, an engine, what must hold, and the arms to run.
+
+Each class is a mapping of the file as a frozen value, and each :class:`Key` says all there is to say of a key. How
+files are read, what they default to, how values are written back, the JSON schema and ``docs/scenarios.md`` follow from
+it (``parts.py``, ``kinds.py``). What needs more than one mapping to judge (names that refer to other names, engine
+options that exclude each other) is in ``checks.py``; ``workload.py`` turns the groups into requests.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from specdebug import plugins
+from specdebug.errors import Where
+from specdebug.faults.model import Fault
+from specdebug.scenario.elsewhere import ENGINE, FAULT
+from specdebug.scenario.kinds import (
+    ANY_TEXT,
+    FLAG,
+    TEXT,
+    Schema,
+    checked,
+    choice,
+    form,
+    list_of,
+    map_of,
+    nullable,
+    one_or_many,
+    real,
+    simple,
+    span,
+    whole,
+)
+from specdebug.scenario.parts import Key, Part, keys_of, nested, one_of, overlay
+from specdebug.schema import Gather, Item
+from specdebug.verdict.outcome import Verdict
+from specdebug.verdict.signatures import SHAPE, complaint
+from specdebug.yamlio import Doc, parse_yaml
+
+ProbeMode = Literal["assert", "record"]
+Span = tuple[int, int]
+"""Inclusive bounds of a number drawn per request; equal bounds are a plain number."""
+
+DEFAULT_ARM = "base"
+"""Name of the only arm of a scenario that declares none."""
+MAX_GROUPS = 512
+
+NAME = form(r"[a-z0-9]+(-[a-z0-9]+)*")
+LABEL = r"[A-Za-z0-9_-]+"
+"""Of an arm, a group or a shared prefix: no dots, because request ids are joined by them."""
+TARGET = form(r"[a-z0-9_.=-]+")
+CORPUS = choice("stdlib")
+"""Texts that prompts can be cut from."""
+SEED = whole(0, 2**63 - 1)
+REQUESTS = (1, 4096)
+"""Inclusive bounds, as those below; ``bundle/requests.py`` holds requests to them, too."""
+TOKENS = (1, 2**20)
+TOKEN_ID = (0, 2**31 - 1)
+STEPS = (0, 10**6)
+TEMPERATURE = (0, 100)
+TOP_K = (0, 2**31 - 1)
+
+TEXTS = list_of(TEXT)
+TOKEN_IDS = list_of(whole(*TOKEN_ID))
+FAULTS = list_of(FAULT, at_most=1024, noun="faults")
+
+
+EMBEDDED = "embedded"
+"""The target of a scenario that names none."""
+
+
+@dataclass(frozen=True)
+class TextPrompt(Part):
+    """Literal text, encoded by the target's tokenizer."""
+
+    text: Annotated[str, TEXT, "the text; no special tokens are added"]
+
+
+@dataclass(frozen=True)
+class TokenPrompt(Part):
+    """Literal token ids."""
+
+    token_ids: Annotated[tuple[int, ...], list_of(whole(*TOKEN_ID), at_least=1), "the very tokens"]
+
+
+@dataclass(frozen=True)
+class CorpusPrompt(Part):
+    """A slice of a corpus. ``offset`` (in tokens) fixes where it starts, else a line is drawn."""
+
+    written = ("corpus",)
+
+    tokens: Annotated[Span, span(*TOKENS), "how many tokens; of a range, drawn per request"]
+    corpus: Annotated[str, CORPUS, "held-out source of the standard library", Key(required=True)] = "stdlib"
+    offset: Annotated[
+        int | None,
+        whole(*TOKEN_ID),
+        "the token at which it starts: slices of one offset are prefixes of each other",
+        Key(default="drawn"),
+    ] = None
+
+
+SimplePrompt = TextPrompt | TokenPrompt | CorpusPrompt
+SIMPLE: dict[str, type[Part]] = {"text": TextPrompt, "token_ids": TokenPrompt, "corpus": CorpusPrompt}
+PROMPT = "a prompt: text, token_ids or corpus with tokens"
+
+
+@dataclass(frozen=True)
+class SharedPrefixPrompt(Part):
+    """One prefix for all requests (of all groups that use its ``name``), and a suffix for each."""
+
+    prefix: Annotated[
+        SimplePrompt,
+        one_of(PROMPT, SIMPLE, also={"name": form(LABEL)}),
+        "what all requests of the group begin with; all groups that give it one `name` share it, and must "
+        "describe it alike",
+        Key(name="shared_prefix"),
+    ]
+    suffix: Annotated[SimplePrompt, one_of(PROMPT, SIMPLE), "what follows it, for each request"]
+    name: str | None = None
+
+    @classmethod
+    def settle(cls, item: Item, table: Mapping[str, Item], values: dict[str, Any], gather: Gather) -> None:
+        if "shared_prefix" in table and isinstance(table["shared_prefix"].value, dict):
+            values["name"] = gather.read(table["shared_prefix"].entries(), "name", form(LABEL).read, None)
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = super().to_dict()
+        if self.name is not None:
+            plain["shared_prefix"]["name"] = self.name
+        return plain
+
+
+Prompt = SimplePrompt | SharedPrefixPrompt
+
+
+@dataclass(frozen=True)
+class Turns(Part):
+    """Conversations: a round's prompt is its client's whole history and ``input_tokens`` of corpus."""
+
+    clients: Annotated[int, whole(1, 512), "how many conversations"]
+    rounds: Annotated[int, whole(1, 512), "of each; one comes as soon as the one before has finished"]
+    input_tokens: Annotated[Span, span(*TOKENS), "new tokens of each round"]
+    corpus: Annotated[str, CORPUS, "where they are from"] = "stdlib"
+
+
+@dataclass(frozen=True)
+class Arrive(Part):
+    """Request n (or client n) comes ``step + n * every`` steps after its group starts, and up to ``jitter`` more, drawn
+    for each.
+
+    A group starts at step 0, or once every request of every group named in ``after`` has finished.
+    """
+
+    step: Annotated[int, whole(*STEPS), "engine steps after the group starts at which its first request comes"] = 0
+    every: Annotated[int, whole(*STEPS), "steps between a request and the next"] = 0
+    after: Annotated[
+        tuple[str, ...],
+        one_or_many(TEXT),
+        "ids of groups that must have finished, or been aborted, before this one starts",
+    ] = ()
+    jitter: Annotated[int, whole(*STEPS), "most steps that each request comes later, drawn for each"] = 0
+
+
+def _request_number(item: Item) -> int:
+    """Number of a request of the group around ``item``, from 0."""
+    group = Item(item.doc, item.path[:2], item.doc.data["workload"][item.path[1]])
+    requests = Gather().read(group.entries(), "requests", whole(*REQUESTS).read, 1)
+    return item.integer(low=0, high=requests - 1)
+
+
+REQUEST_NUMBER = simple(_request_number, {"type": "integer", "minimum": 0, "maximum": REQUESTS[1] - 1}, 0)
+
+
+@dataclass(frozen=True)
+class Abort(Part):
+    """Abort requests of the group (all, if none are named) that many steps after they arrived."""
+
+    after_steps: Annotated[int, whole(*STEPS), "steps from a request's arrival to its end"]
+    requests: Annotated[
+        tuple[int, ...] | None,
+        list_of(REQUEST_NUMBER, at_least=1),
+        "numbers, from 0, of those aborted",
+        Key(default="all"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class WorkloadGroup(Part):
+    """Requests alike: ``requests`` of one ``prompt`` description, or the conversations of ``turns``."""
+
+    written = ("id", "turns", "requests", "prompt")
+
+    schema_beside: ClassVar[Schema] = {
+        "oneOf": [
+            {"required": ["prompt"]},
+            {"required": ["turns"], "not": {"anyOf": [{"required": [key]} for key in ("prompt", "requests", "abort")]}},
+        ]
+    }
+
+    id: Annotated[
+        str, form(LABEL), "its requests are `<id>.<n>`, or `<id>.<client>.<round>`", Key(default="`g0`, `g1`, ...")
+    ]
+    prompt: Annotated[
+        Prompt | None, one_of(PROMPT, {"shared_prefix": SharedPrefixPrompt, **SIMPLE}), "what each request sends"
+    ] = None
+    requests: Annotated[int, whole(*REQUESTS), "how many"] = 1
+    turns: Annotated[Turns | None, nested(Turns), "conversations instead of single requests"] = None
+    max_new_tokens: Annotated[Span, span(*TOKENS), "longest output; of a range, drawn per request"] = (32, 32)
+    temperature: Annotated[float, real(*TEMPERATURE), "of sampling; 0 is greedy"] = 0.0
+    top_k: Annotated[int, whole(*TOP_K), "sample among so many tokens; 0: no restriction"] = 0
+    top_p: Annotated[float, real(0, 1, above=True), "sample among so much of the probability; 1: no restriction"] = 1.0
+    stop_token_ids: Annotated[tuple[int, ...], TOKEN_IDS, "tokens that end a request"] = ()
+    speculative: Annotated[bool, FLAG, "false: these requests are decoded without drafts"] = True
+    arrive: Annotated[Arrive, nested(Arrive), "when they come"] = Arrive()
+    seed: Annotated[int | None, SEED, "request n samples with `seed + n`", Key(default="drawn")] = None
+    abort: Annotated[Abort | None, nested(Abort), "which requests are aborted, and when", Key(default="never")] = None
+
+    @property
+    def num_requests(self) -> int:
+        """How many requests the group makes, every round of a conversation counted."""
+        return self.requests if self.turns is None else self.turns.clients * self.turns.rounds
+
+    @property
+    def rids(self) -> tuple[str, ...]:
+        """Request ids, ``<id>.<n>`` or ``<id>.<client>.<round>``, client by client."""
+        if self.turns is None:
+            return tuple(f"{self.id}.{n}" for n in range(self.requests))
+        rounds = range(self.turns.rounds)
+        return tuple(f"{self.id}.{client}.{r}" for client in range(self.turns.clients) for r in rounds)
+
+    @classmethod
+    def given(cls, item: Item) -> dict[str, Any]:
+        return {"id": f"g{item.path[-1]}"}
+
+    @classmethod
+    def settle(cls, item: Item, table: Mapping[str, Item], values: dict[str, Any], gather: Gather) -> None:
+        if ("prompt" in table) == ("turns" in table) and len(table) == len(item.entries()):
+            both = ", not both" if "prompt" in table else ""
+            gather.note(item.error(f"needs either 'prompt' or 'turns'{both}"), (*item.path, "prompt"))
+        for key in ("requests", "abort"):
+            if "turns" in table and key in table:
+                gather.note(table[key].error("does not go with 'turns'"), table[key].path)
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = super().to_dict()
+        if self.turns is not None:
+            del plain["requests"]
+        return plain
+
+
+@dataclass(frozen=True)
+class AcceptOracle(Part):
+    """Accept length of requests that hit the cache, at least ``min_ratio`` times that of the cold ones."""
+
+    min_ratio: Annotated[
+        float, real(0, 10, above=True), "least part of its cold accept length that a hit of the cache must reach"
+    ]
+
+
+@dataclass(frozen=True)
+class OracleSpec(Part):
+    """Which oracles judge a run. ``each_step``: look at lossless and draft KV after every step, not only when a request
+    is prefilled and when it ends. ``more``: options of oracles that plugins add, by name."""
+
+    lossless: Annotated[bool, FLAG, "every greedy token is the target's argmax, near-ties aside"] = True
+    draft_kv: Annotated[bool, FLAG, "draft KV equals that of a whole, cold prefill"] = True
+    pools: Annotated[bool, FLAG, "no slot is lost or owned twice"] = True
+    each_step: Annotated[
+        bool, FLAG, "the first two look after every step, not only after a prefill and at a request's end; slow"
+    ] = False
+    accept: Annotated[
+        AcceptOracle | None, nullable(nested(AcceptOracle)), "accept lengths of hits are compared with cold ones"
+    ] = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, item: Item, base: OracleSpec | None = None, also: tuple[str, ...] = ()) -> OracleSpec:
+        """As any part; a key that is none of ours may be the name of an installed oracle."""
+        own = {key.name for key in keys_of(cls)}
+        strange = {name: value.value for name, value in item.entries().items() if name not in own}
+        added = plugins.names("oracles") if strange else ()
+        spec = super().read(item, base, (*also, *added))
+        found = {name: value for name, value in strange.items() if name in added}
+        return replace(spec, more={**spec.more, **found}) if found else spec
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | self.more
+
+
+@dataclass(frozen=True)
+class Limits(Part):
+    """What a run may use before it is stopped: wall seconds, engine steps, MiB of resident memory."""
+
+    timeout_s: Annotated[float, real(0, 10**6, above=True), "wall seconds"] = 120.0
+    max_steps: Annotated[int, whole(1, 10**9), "engine steps"] = 5000
+    memory_mb: Annotated[int, whole(64, 2**24), "MiB of host memory"] = 4096
+
+
+@dataclass(frozen=True)
+class Arm(Part):
+    """One way to run the scenario. ``None`` means as the scenario says (for ``mode``: as each pack says)."""
+
+    name: str
+    revert: Annotated[
+        tuple[int, ...],
+        list_of(whole(1, 10**9, unread=0), noun="PR", unique=True),
+        "fixes to take out, by pull request",
+    ] = ()
+    engine: Annotated[dict[str, Any], ENGINE, "laid over the scenario's, mapping by mapping"] = field(
+        default_factory=dict
+    )
+    faults: Annotated[tuple[Fault, ...] | None, FAULTS, "in place of the scenario's", Key(default="the same")] = None
+    probes: Annotated[tuple[str, ...] | None, TEXTS, "in place of the scenario's", Key(default="the same")] = None
+    mode: Annotated[
+        ProbeMode | None,
+        choice(*get_args(ProbeMode)),
+        "of all probes: end at the first finding, or note it and go on",
+        Key(default="as each pack says"),
+    ] = None
+    oracles: Annotated[
+        OracleSpec | None,
+        overlay(OracleSpec, base="oracles"),
+        "single ones switched, the others as the scenario's",
+        Key(default="the same"),
+    ] = None
+    target: Annotated[str | None, TARGET, "in place of the scenario's", Key(default="the same")] = None
+
+    @classmethod
+    def given(cls, item: Item) -> dict[str, Any]:
+        return {"name": str(item.path[-1])}
+
+
+@dataclass(frozen=True)
+class Expectation(Part):
+    """The verdict an arm must come to; a failure's signature must match one of ``signatures``, if any."""
+
+    verdict: Annotated[Verdict, choice(*get_args(Verdict)), "what the arm must come to", Key(required=True)] = "pass"
+    signatures: Annotated[
+        tuple[str, ...],
+        one_or_many(checked(complaint, "signature", SHAPE), at_least=1),
+        "of a failure: `kind@site`, with shell wildcards",
+        Key(name="signature"),
+    ] = ()
+
+    def met_by(self, verdict: str, signature: str | None) -> bool:
+        """Whether an outcome is the expected one; signatures are compared with shell patterns."""
+        if verdict != self.verdict:
+            return False
+        if not self.signatures:
+            return True
+        return any(fnmatch.fnmatchcase(signature or "", pattern) for pattern in self.signatures)
+
+
+@dataclass(frozen=True)
+class Scenario(Part):
+    """A scenario file, checked. ``arms`` is never empty and keeps the file's order; ``expect`` has every arm.
+
+    ``overrides`` are engine options from outside the file, laid over those of every arm.
+    """
+
+    written = ("name", "description", "seed", "target", "engine", "workload", "faults", "probes", "oracles", "limits")
+
+    name: Annotated[str, NAME, "words joined by hyphens"]
+    workload: Annotated[
+        tuple[WorkloadGroup, ...],
+        list_of(nested(WorkloadGroup), at_least=1, at_most=MAX_GROUPS, noun="groups"),
+        "groups of requests alike",
+    ]
+    arms: Annotated[
+        dict[str, Arm],
+        map_of(nested(Arm, null_is_empty=True), "arm", LABEL, at_most=256, example="arms: {fixed: {}}"),
+        "what is run, in this order, each in a process of its own",
+        Key(default=f"`{DEFAULT_ARM}`"),
+    ]
+    expect: Annotated[
+        dict[str, Expectation],
+        map_of(nested(Expectation), "arm"),
+        "what each arm must come to",
+        Key(default="each must pass"),
+    ]
+    description: Annotated[str, ANY_TEXT, "what it is about"] = ""
+    seed: Annotated[int, SEED, "of everything drawn: prompts, lengths, sampling, garbage"] = 0
+    target: Annotated[str, TARGET, "what serves the requests"] = EMBEDDED
+    engine: Annotated[dict[str, Any], ENGINE, "how it is set up"] = field(default_factory=dict)
+    faults: Annotated[tuple[Fault, ...], FAULTS, "damage done on purpose"] = ()
+    probes: Annotated[tuple[str, ...], TEXTS, "probe packs, later ones over earlier ones"] = ("default",)
+    oracles: Annotated[OracleSpec, nested(OracleSpec), "which oracles judge it"] = OracleSpec()
+    limits: Annotated[Limits, nested(Limits), "what a run may use before it is stopped"] = Limits()
+    path: Path = Path("<scenario>")
+    overrides: dict[str, Any] = field(default_factory=dict)
+    source: Doc | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def given(cls, item: Item) -> dict[str, Any]:
+        arms = {DEFAULT_ARM: Arm(DEFAULT_ARM)}
+        return {"arms": arms, "expect": {}, "path": Path(item.doc.path), "source": item.doc}
+
+    @classmethod
+    def settle(cls, item: Item, table: Mapping[str, Item], values: dict[str, Any], gather: Gather) -> None:
+        values["expect"] = {**dict.fromkeys(values["arms"], Expectation()), **values["expect"]}
+
+    def where(self, *path: str | int) -> Where:
+        """The place in the file of a value, or of the nearest value around it that the file has."""
+        return Where(str(self.path)) if self.source is None else self.source.where(*path)
+
+    def where_key(self, *path: str | int) -> Where:
+        """Like :meth:`where`, of the key that holds the value."""
+        return Where(str(self.path)) if self.source is None else self.source.where_key(*path)
+
+    def target_of(self, arm: str) -> str:
+        """What serves the requests of an arm."""
+        return self.arms[arm].target or self.target
+
+    def engine_of(self, arm: str) -> dict[str, Any]:
+        """Engine options of an arm: the scenario's with the arm's laid over them, mapping by mapping, and whatever
+        overrides both."""
+        return merge(merge(self.engine, self.arms[arm].engine), self.overrides)
+
+    def faults_of(self, arm: str) -> tuple[Fault, ...]:
+        """The faults injected in an arm, in the order in which they are numbered."""
+        own = self.arms[arm].faults
+        return self.faults if own is None else own
+
+    def probes_of(self, arm: str) -> tuple[str, ...]:
+        """Names of the probe packs live in an arm."""
+        own = self.arms[arm].probes
+        return self.probes if own is None else own
+
+    def oracles_of(self, arm: str) -> OracleSpec:
+        """The oracles that judge an arm."""
+        return self.arms[arm].oracles or self.oracles
+
+    def to_dict(self) -> dict[str, Any]:
+        """The scenario as a file has it, every default written out but the target's: journals and bundles made before
+        there was a choice are of the embedded engine."""
+        plain = super().to_dict()
+        if self.target == EMBEDDED:
+            del plain["target"]
+        return plain
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], path: str | Path = "<scenario>") -> Scenario:
+        """Inverse of :meth:`to_dict`, but for ``overrides``, for which the grammar has no place; also after a trip
+        through JSON. Raises ContentError as a file would.
+
+        References to toggles and packs are not looked up again.
+        """
+        # JSON is YAML but for non-ASCII characters, some of which YAML takes for line breaks or refuses.
+        text = re.sub(r"[^\x20-\x7e]", lambda odd: f"\\U{ord(odd[0]):08x}", json.dumps(data, ensure_ascii=False))
+        return replace(read_scenario(parse_yaml(text, str(path))), source=None)
+
+
+def read_scenario(doc: Doc) -> Scenario:
+    """The scenario a document holds; references are not followed yet.
+
+    Raises ContentErrors with everything that is wrong, ``partial`` being the scenario with defaults in its place.
+    """
+    return Scenario.read(doc.root)
+
+
+def json_schema() -> Schema:
+    """JSON schema (draft 2020-12) of a scenario file, for editors that complete and check YAML while it is typed."""
+    defs: Schema = {}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "specdebug scenario"}
+    return {**Scenario.table(defs), **head, "$defs": defs}
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` laid on ``base``: mappings are merged key by key, anything else (lists, null too) replaces."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged

@@ -1,0 +1,199 @@
+"""Parts and kinds: what follows from a declaration, on a small grammar of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pytest
+
+from specdebug.errors import ContentError, ContentErrors
+from specdebug.scenario.kinds import (
+    FLAG,
+    TEXT,
+    checked,
+    choice,
+    form,
+    list_of,
+    map_of,
+    nullable,
+    one_or_many,
+    real,
+    span,
+    whole,
+)
+from specdebug.scenario.parts import Key, Part, keys_of, nested, one_of, overlay
+from specdebug.schema import Gather, Item
+from specdebug.yamlio import parse_yaml
+
+
+@dataclass(frozen=True)
+class Door(Part):
+    """A way in."""
+
+    colour: Annotated[str, choice("red", "blue"), "of its paint"] = "red"
+    open: Annotated[bool, FLAG, "whether one can walk in"] = False
+
+
+@dataclass(frozen=True)
+class Tent(Part):
+    """A home of cloth."""
+
+    cloth: Annotated[str, TEXT, "what it is made of"]
+
+
+@dataclass(frozen=True)
+class Hut(Part):
+    """A home of wood."""
+
+    wood: Annotated[int, whole(1, 9), "boards"]
+    roof: Annotated[str | None, TEXT, "what is on it"] = None
+
+
+@dataclass(frozen=True)
+class Room(Part):
+    """A part named by its place, one of whose keys limits another."""
+
+    name: str
+    size: Annotated[tuple[int, int], span(1, 20), "square metres"] = (9, 9)
+    door: Annotated[Door | None, overlay(Door, "door"), "its own"] = None
+
+    @classmethod
+    def given(cls, item: Item) -> dict[str, Any]:
+        return {"name": str(item.path[-1])}
+
+
+@dataclass(frozen=True)
+class House(Part):
+    """A small grammar."""
+
+    name: Annotated[str, form("[a-z]+"), "of the house"]
+    rent: Annotated[float, real(0, 10, above=True), "a month", Key(name="price", required=True)] = 1.0
+    door: Annotated[Door, nested(Door), "of every room"] = Door()
+    rooms: Annotated[dict[str, Room], map_of(nested(Room, True), "room", "[a-z]+", 2, "rooms: {a: }"), ""] = ()
+    years: Annotated[tuple[int, ...], list_of(whole(1, 99, 0), noun="year", unique=True), "of repairs"] = ()
+    tags: Annotated[tuple[str, ...], one_or_many(TEXT, at_least=1), ""] = ()
+    cat: Annotated[str | None, nullable(checked(lambda s: "barks" if s == "rex" else None, "cat", r"\S")), ""] = None
+    shed: Annotated[Tent | Hut | None, one_of("a home", {"cloth": Tent, "wood": Hut}), ""] = None
+
+    @classmethod
+    def settle(cls, item: Item, table: Mapping[str, Item], values: dict[str, Any], gather: Gather) -> None:
+        if "shed" in table and "cat" not in table:
+            gather.note(table["shed"].error("needs a cat"), table["shed"].path)
+
+
+FULL = """\
+name: mill
+price: 2
+door: {open: true}
+rooms: {hall: {size: [3, 5], door: {colour: blue}}, attic: }
+years: [7, 8]
+tags: old
+cat: null
+shed: {wood: 3}
+"""
+
+
+def read(text: str) -> House:
+    return House.read(parse_yaml(text, "h").root)
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(ContentErrors) as caught:
+        read(text)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_a_part_is_read_with_its_defaults():
+    house = read(FULL)
+    hall = Room("hall", (3, 5), Door("blue", True))
+    assert house == House(
+        "mill", 2.0, Door(open=True), {"hall": hall, "attic": Room("attic")}, (7, 8), ("old",), None, Hut(3)
+    )
+    assert read("name: a\nprice: 1\n") == House("a")
+
+
+def test_what_is_written_is_read_again():
+    house = read(FULL)
+    assert house.to_dict() == {
+        "name": "mill",
+        "price": 2.0,
+        "door": {"colour": "red", "open": True},
+        "rooms": {"hall": {"size": [3, 5], "door": {"colour": "blue", "open": True}}, "attic": {"size": 9}},
+        "years": [7, 8],
+        "tags": ["old"],
+        "cat": None,
+        "shed": {"wood": 3},
+    }
+    assert "tags" not in House("a").to_dict()  # the file has no way to say that there are none
+
+
+def test_everything_that_is_wrong_is_said_at_once_and_the_rest_is_kept():
+    text = (
+        "nmae: a\nprice: 0\ndoor: {colour: bleu}\nrooms: {A: 3, b: {size: [5, 3]}}\nyears: [4, x, 4]\nshed: {wood: 0}\n"
+    )
+    assert problems(text) == [
+        "h:1:1: unknown key 'nmae'; did you mean 'name'?",
+        "h:2:8: price must be above 0, not 0",
+        "h:3:16: door.colour cannot be 'bleu'; did you mean 'blue'?",
+        "h:4:9: room 'A' does not fit the form [a-z]+",
+        "h:4:12: rooms.A must be a mapping, not 3",
+        "h:4:25: rooms.b.size is a range from 5 down to 3; put the lower end first",
+        "h:5:12: years[1] must be a whole number from 1 to 99, not 'x'",
+        "h:5:15: year 4 is listed twice",
+        "h:6:7: shed needs a cat",
+        "h:6:14: shed.wood must be a whole number from 1 to 9, not 0",
+    ]
+    with pytest.raises(ContentErrors) as caught:
+        read(text)
+    assert caught.value.partial == House("", rooms={"A": Room("A"), "b": Room("b")}, years=(4, 0, 4), shed=Hut(1))
+    assert ("rooms", "b", "size") in {problem.path for problem in caught.value.problems}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("rooms: {}", "rooms needs at least one room, as in 'rooms: {a: }'"),
+        ("rooms: {a: , b: , c: }", "rooms has 3 rooms, more than 2"),
+        ("tags: []", "tags needs at least 1 item"),
+        ("cat: rex", "cat barks"),
+        ("cat: a\nshed: {wod: 3}", "unknown key 'wod' in shed; did you mean 'wood'?"),
+        ("cat: a\nshed: {}", "shed must be a home"),
+        ("cat: a\nshed: {cloth: x, roof: y}", "unknown key 'roof' in shed"),
+    ],
+)
+def test_each_kind_says_what_is_wrong(line: str, said: str):
+    assert said in problems(f"name: a\nprice: 1\n{line}\n")[0]
+
+
+def test_what_is_no_mapping_cannot_be_read_at_all():
+    with pytest.raises(ContentError, match="h:1:1: the file must be a mapping, not a list"):
+        read("- name\n")
+
+
+def test_the_schema_takes_what_the_reader_takes():
+    jsonschema = pytest.importorskip("jsonschema")
+    defs: dict[str, Any] = {}
+    schema = jsonschema.Draft202012Validator({**House.table(defs), "$defs": defs})
+    good = {"name": "a", "price": 1, "cat": "tom"}
+    for more, right in [
+        ({}, True),
+        ({"rooms": {"a": None, "b": {"size": 3}}, "tags": ["x"], "shed": {"cloth": "x"}}, True),
+        ({"rooms": {}}, False),
+        ({"rooms": {"A": None}}, False),
+        ({"rooms": {"a": {"size": [1, 2, 3]}}}, False),
+        ({"years": [1, 1]}, False),
+        ({"price": 0}, False),
+        ({"door": {"colour": "green"}}, False),
+        ({"shed": {"cloth": "x", "wood": 1}}, False),
+        ({"name": "A"}, False),
+        ({"tags": []}, False),
+    ]:
+        assert schema.is_valid({**good, **more}) is right, more
+
+
+def test_keys_have_what_was_declared():
+    price = next(key for key in keys_of(House) if key.name == "price")
+    assert (price.field, price.means, price.required, price.bare) == ("rent", "a month", True, False)
+    assert [key.name for key in keys_of(Room)] == ["size", "door"]

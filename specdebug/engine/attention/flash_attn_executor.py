@@ -15,7 +15,7 @@ from torch import Tensor
 from specdebug.engine.attention.flash_attn_library import FlashAttnKernels
 from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
 from specdebug.engine.kernels.kv_cache import KVDestination
-from specdebug.engine.kernels.merge_pair import Part, merge_pair
+from specdebug.engine.kernels.merge_pair import PartialAttention, merge_pair
 from specdebug.engine.memory.kv_pool import KVPool
 
 
@@ -67,8 +67,8 @@ class FlashAttnAttention:
         causal = batch.causal or batch.q_len is None
         return self._kernels.attend(q, *self._pages(layer_id, batch), batch, causal=causal).flatten(1)
 
-    def _part(self, layer_id: int, q: Tensor, batch: PagedMetadata) -> Part:
-        return Part(*self._kernels.attend_with_lse(q, *self._pages(layer_id, batch), batch))
+    def _part(self, layer_id: int, q: Tensor, batch: PagedMetadata) -> PartialAttention:
+        return PartialAttention(*self._kernels.attend_with_lse(q, *self._pages(layer_id, batch), batch))
 
     def _pages(self, layer_id: int, batch: PagedMetadata) -> tuple[Tensor, Tensor]:
         """One layer's keys and values as pages [pages, P, Hkv, D] of the size that the batch's table counts in."""

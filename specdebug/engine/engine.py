@@ -15,11 +15,8 @@ from torch import Tensor
 
 from specdebug import async_probe
 from specdebug.assets import checkpoint_path
-from specdebug.engine.attention.fa3 import FlashAttention3Planner
-from specdebug.engine.attention.flashinfer import FlashInferPlanner
-from specdebug.engine.attention.planner import AttentionPlanner
-from specdebug.engine.attention.select import Heads, make_backends
-from specdebug.engine.attention.triton import TritonPlanner
+from specdebug.engine.attention.backend import Heads
+from specdebug.engine.attention.select import make_backends, make_planner
 from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.config import EngineConfig, InvalidOption
@@ -41,12 +38,6 @@ from specdebug.engine.request import Request, SamplingParams, Status
 from specdebug.engine.scheduler import Scheduler
 from specdebug.engine.speculative.worker import DraftAndTargetAttention, EagleWorker, Pools
 from specdebug.engine.target_worker import TargetWorker
-
-PLANNERS: dict[str, type[AttentionPlanner]] = {
-    "flashinfer": FlashInferPlanner,
-    "fa3": FlashAttention3Planner,
-    "triton": TritonPlanner,
-}
 
 
 @dataclass(frozen=True)
@@ -120,7 +111,7 @@ class Engine:
         )
         self._cache = PrefixCache(config, self._memory, self._req_to_token)
         self._scheduler = Scheduler(config, self._cache)
-        planner = PLANNERS[config.attention_backend](config, self._req_to_token)
+        planner = make_planner(config, self._req_to_token)
         geometries: list[Heads] = [target.config] if draft is None else [target.config, draft]
         backends = make_backends(config, geometries, dtype, device)
         self._target_worker = TargetWorker(

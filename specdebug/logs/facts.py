@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from specdebug.attention_plans import SHIPPED
 from specdebug.logs.engine import Match, compiled
 
 MAX_FUNCTIONS = 1000
 
 _GIVEN = rb"['\"]?[ \t]*[=: \t][ \t]*['\"]?"
+_PLANS = {name: plan.name for plan in SHIPPED for name in (plan.name, *plan.log_names)}
+_NAMES = "|".join(_PLANS).encode()
 _BACKEND = compiled(
-    rb"attention[-_]backend" + _GIVEN + rb"(flashinfer|fa3|flashattention|triton)\b|"
-    rb"\b(flashinfer|flashattention|triton)_backend\.py|\b(flashinfer)/(?:data/include/|attention/)"
+    rb"attention[-_]backend" + _GIVEN + rb"(" + _NAMES + rb")\b|"
+    rb"\b(" + _NAMES + rb")_backend\.py|\b(flashinfer)/(?:data/include/|attention/)"
 )
 _PAGE_SIZE = compiled(rb"page[-_]size" + _GIVEN + rb"(\d{1,6})\b")
 _TOPK = compiled(rb"eagle[-_]topk" + _GIVEN + rb"(\d{1,4})\b")
@@ -19,7 +22,6 @@ _CACHED = compiled(rb"#cached-token: ([1-9]\d{0,9})")
 _REVERTED = compiled(rb"(?:fixes reverted: |SGLANG_DEBUG_REVERT_PR=['\"]?)(\d{1,8}(?:,[ \t]*\d{1,8})*)")
 _FRAME = compiled(rb"File \"[^\"\n]+\", line \d+, in ([A-Za-z_]\w*)")
 _CLOSING = compiled(rb"^([a-z0-9]+(?:-[a-z0-9]+)*): ([A-Za-z0-9_-]+) fail ")
-_PLANS = {"flashattention": "fa3"}
 
 
 @dataclass
@@ -27,7 +29,7 @@ class Facts:
     """What has been read so far. Of each, the first mention counts, except that reverts and functions add up.
 
     Attributes:
-        backend: the attention plan: flashinfer, fa3 or triton.
+        backend: the attention plan, by our name for it.
         cached_tokens: of the first batch that hit the prefix cache.
         functions: that tracebacks pass through.
         scenario, arm: of ours, of which the log says that it failed.
@@ -48,8 +50,7 @@ class Facts:
         if self.backend is None and (b"backend" in lines or b"flashinfer/" in lines):
             found = _BACKEND.search(lines)
             if found is not None:
-                name = (found[1] or found[2] or found[3]).decode()
-                self.backend = _PLANS.get(name, name)
+                self.backend = _PLANS[(found[1] or found[2] or found[3]).decode()]
         if self.page_size is None and (b"page_size" in lines or b"page-size" in lines):
             self.page_size = _number(_PAGE_SIZE.search(lines))
         if self.topk is None and (b"eagle_topk" in lines or b"eagle-topk" in lines):

@@ -10,10 +10,13 @@ As :mod:`flash_attn_library` says, tested against a stand-in for the library onl
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from specdebug.engine.attention.flash_attn_library import FlashAttnKernels
+from specdebug.engine.attention.backend import Heads
+from specdebug.engine.attention.flash_attn_library import FlashAttnKernels, find
 from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
+from specdebug.engine.config import EngineConfig
 from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.kernels.merge_pair import PartialAttention, merge_pair
 from specdebug.engine.memory.kv_pool import KVPool
@@ -31,6 +34,18 @@ class FlashAttnExecutor:
     ) -> FlashAttnAttention:
         """Attention of one batch. out_cache_loc: int64 [n], where the batch's own KV goes."""
         return FlashAttnAttention(self._kernels, metadata, pool, out_cache_loc)
+
+
+def make_flash_attn(
+    config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device
+) -> tuple[FlashAttnExecutor | None, str | None]:
+    """The executor for a model, or None and the reason why what is installed of flash-attn cannot execute its plan.
+
+    Without flash-attn our own kernels are the plan's usual executor, and there is no reason to report.
+    """
+    topk = 1 if config.speculative is None else config.speculative.eagle_topk
+    kernels, reason = find(dtype, model.head_dim, page_size=config.page_size, topk=topk, device=device)
+    return (None, reason) if kernels is None else (FlashAttnExecutor(kernels), None)
 
 
 class FlashAttnAttention:

@@ -13,6 +13,7 @@ Everything runs on one stream: attentions share scratch memory.
 
 from __future__ import annotations
 
+import importlib.util
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdebug.engine.attention.flashinfer_library import load, paged_kernels
+from specdebug.engine.attention.backend import Heads
+from specdebug.engine.attention.flashinfer_library import load, paged_kernels, supports
 from specdebug.engine.attention.metadata import Metadata, RaggedMetadata
+from specdebug.engine.config import EngineConfig
 from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.kernels.pack_mask import pack_mask, packed_size
 from specdebug.engine.memory.kv_pool import KVPool
@@ -164,6 +167,29 @@ class FlashInferExecutor:
         spare = self._spare.get(size)
         space = spare.pop() if spare and not graph else _ScheduleSpace(size, self.device)
         return self._scratch, space
+
+
+def make_flashinfer(
+    config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device
+) -> tuple[FlashInferExecutor | None, str | None]:
+    """The executor for a model, or None and the reason why FlashInfer cannot execute its plan here.
+
+    Raises:
+        FlashInferError: FlashInfer is installed, and cannot be used.
+    """
+    reason = supports(dtype, model.head_dim)
+    if reason is None and importlib.util.find_spec("flashinfer") is None:
+        reason = "FlashInfer is not installed"
+    if reason is not None:
+        return None, reason
+    executor = FlashInferExecutor(
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=dtype,
+        device=device,
+    )
+    return executor, None
 
 
 class FlashInferAttention:

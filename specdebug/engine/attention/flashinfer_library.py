@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from specdebug.attention_plans import FLASHINFER_LIBRARY
 from specdebug.engine import progress
 from specdebug.engine.errors import FlashInferError
 
@@ -15,18 +16,17 @@ VERSION = "0.6.12"
 """What :mod:`flashinfer_executor` is written for: planning without a copy needs the arguments of this version."""
 
 _INSTEAD = "or set attention_backend: triton"
-_DTYPES = (torch.bfloat16, torch.float16)
-_HEAD_DIMS = (64, 128, 256)
 _in_use = False
 _NO_POSITIONS = 0  # FlashInfer's code for keys and queries that are rotated already
 
 
 def supports(dtype: torch.dtype, head_dim: int) -> str | None:
     """Why FlashInfer cannot attend keys of this type and size; None when it can."""
-    if dtype not in _DTYPES:
-        return f"FlashInfer computes in bfloat16 or float16, not in {_name(dtype)}"
-    if head_dim not in _HEAD_DIMS:
-        return f"FlashInfer has kernels for head_dim {', '.join(map(str, _HEAD_DIMS))}, not {head_dim}"
+    dtypes, head_dims = FLASHINFER_LIBRARY.dtypes, FLASHINFER_LIBRARY.head_dims
+    if _name(dtype) not in dtypes:
+        return f"FlashInfer computes in {' or '.join(dtypes)}, not in {_name(dtype)}"
+    if head_dim not in head_dims:
+        return f"FlashInfer has kernels for head_dim {', '.join(map(str, head_dims))}, not {head_dim}"
     return None
 
 

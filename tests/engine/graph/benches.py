@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.engine.attention.select import make_planner
 from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.engine import PLANNERS
 from specdebug.engine.graph.runner import GraphRunner
 from specdebug.engine.memory.fill import FillPolicy, Scratch
 from specdebug.engine.memory.kv_pool import KVPool
@@ -67,7 +67,7 @@ class Bench(ABC):
         self.target, self.draft = _models(lab.target, lab.draft(self.spec.algorithm), self.spec.algorithm)
         self.vocab = self.target.config.vocab_size
         self.req_to_token = ReqToToken(MAX_BS, 48 + self.config.row_headroom, fill=FillPolicy("garbage"), guards=True)
-        self.planner = PLANNERS[self.config.attention_backend](self.config, self.req_to_token)
+        self.planner = make_planner(self.config, self.req_to_token)
         self.workspace = EagerWorkspace(Scratch(self.fill, CPU))
         self.target_pool, self.draft_pool = self._pool(self.target.config), self._pool(self.draft)
         self.rows = torch.tensor([3, 5, 1, 4, 2])

@@ -27,7 +27,7 @@ from specdebug.engine.memory.allocator import make_allocator
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import FillPolicy, Scratch
 from specdebug.engine.memory.kv_memory import KVMemory
-from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.kv_pool import CachedModel, KVPool, make_kv_pool
 from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.interface import DraftModel
@@ -353,23 +353,8 @@ def _check_fit(config: EngineConfig, target: TargetModel, draft: DraftModel | No
         )
 
 
-class _Shape(Protocol):
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-
-
-def _pool(model: _Shape, config: EngineConfig, dtype: torch.dtype, fill: FillPolicy, device: torch.device) -> KVPool:
-    return KVPool(
-        num_layers=model.num_layers,
-        num_slots=config.usable_slots,
-        page_size=config.page_size,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=dtype,
-        fill=fill,
-        device=device,
-    )
+def _pool(
+    model: CachedModel, config: EngineConfig, dtype: torch.dtype, fill: FillPolicy, device: torch.device
+) -> KVPool:
+    slots, page = config.usable_slots, config.page_size
+    return make_kv_pool(model, num_slots=slots, page_size=page, dtype=dtype, fill=fill, device=device)

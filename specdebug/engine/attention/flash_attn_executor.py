@@ -87,6 +87,6 @@ class FlashAttnAttention:
 
     def _pages(self, layer_id: int, batch: PagedMetadata) -> tuple[Tensor, Tensor]:
         """One layer's keys and values as pages [pages, P, Hkv, D] of the size that the batch's table counts in."""
-        k, v = self._pool.k[layer_id], self._pool.v[layer_id]
+        k, v = self._pool.kv_buffer(layer_id)
         shape = (-1, batch.page_size, *k.shape[1:])
         return k.view(shape), v.view(shape)

@@ -246,9 +246,9 @@ class FlashInferAttention:
 
     def attend(self, layer_id: int, q: Tensor) -> Tensor:
         """q [n, Hq, D] -> [n, Hq * D], over keys and values that are written."""
-        pool = self._pool
+        k, v = self._pool.kv_buffer(layer_id)
         out = q.new_empty(q.shape)
-        self._wrapper.run(q, (pool.k[layer_id].unsqueeze(1), pool.v[layer_id].unsqueeze(1)), out=out)
+        self._wrapper.run(q, (k.unsqueeze(1), v.unsqueeze(1)), out=out)
         return out.view(q.shape[0], -1)
 
     def _make_wrapper(self, metadata: RaggedMetadata, schedule: _Schedule) -> Any:

@@ -61,6 +61,7 @@ class LlamaConfig:
     eos_token_ids: tuple[int, ...]
     qkv_bias: bool
     output_bias: bool
+    kv_layout: str = "mha"
 
     @property
     def q_size(self) -> int:

@@ -70,6 +70,11 @@ class DraftModel(Protocol):
         ...
 
     @property
+    def kv_layout(self) -> str:
+        """The layout of its KV; see ``memory.kv_pool``."""
+        ...
+
+    @property
     def hidden_size(self) -> int:
         """Hd, the width of the hidden that forward() takes and returns."""
         ...

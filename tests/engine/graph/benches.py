@@ -20,7 +20,7 @@ from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.graph.runner import GraphRunner
 from specdebug.engine.memory.fill import FillPolicy, Scratch
-from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.interface import DraftModel
 from specdebug.engine.model.llama import TargetModel
@@ -44,7 +44,7 @@ class Bench(ABC):
     """Five requests with random committed KV; every other slot is NaN. ``options`` go to the engine config."""
 
     runner: GraphRunner[Any]
-    pool: KVPool
+    pool: MHAPool
     """Where the forwards write."""
     inputs: tuple[str, ...]
     """Names of the static inputs."""
@@ -74,8 +74,8 @@ class Bench(ABC):
         self._commit()
         self.make()
 
-    def _pool(self, shape: Any) -> KVPool:
-        return KVPool(
+    def _pool(self, shape: Any) -> MHAPool:
+        return MHAPool(
             num_layers=shape.num_layers,
             num_slots=self.config.usable_slots,
             page_size=self.config.page_size,

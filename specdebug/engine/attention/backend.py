@@ -1,4 +1,4 @@
-"""Who executes a plan: the torch reference on a CPU, device kernels on CUDA.
+"""A backend executes plans: the torch reference on a CPU, device kernels on CUDA.
 
 A backend binds metadata to a pool and to the slots a batch writes. What it returns attends layer by layer, and can be
 planned anew for the next batch of the same shape, which is how a captured graph keeps its attention.
@@ -52,8 +52,8 @@ class MakeExecutor(Protocol):
     def __call__(
         self, config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device
     ) -> tuple[AttentionBackend | None, str | None]:
-        """The backend, or None and the reason why it cannot be had, which is reported; the reason is None where the
-        library is simply not installed and nobody need hear of that."""
+        """The backend, or None and the reason why it cannot be had, which is reported. The reason is None where
+        nothing need be reported."""
         ...
 
 

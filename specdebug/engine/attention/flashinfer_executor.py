@@ -39,7 +39,7 @@ _SMALLEST_SCHEDULE = 64 << 10
 
 @dataclass(frozen=True)
 class _Schedule:
-    """What the host tells FlashInfer's planner: int32 CPU tensors, [B + 1], [B + 1] and [B]."""
+    """A batch as the host describes it to FlashInfer's planner: int32 CPU tensors, [B + 1], [B + 1] and [B]."""
 
     qo_indptr: Tensor
     kv_indptr: Tensor
@@ -134,7 +134,7 @@ class FlashInferExecutor:
         schedule = _schedule(metadata)
         scratch, space = self._memory(schedule, graph=graph)
         attention = FlashInferAttention(self, metadata, pool, out_cache_loc, schedule, scratch, space, graph=graph)
-        if not graph:  # whoever binds next may have it: what was launched comes first in the stream
+        if not graph:  # the next batch may have it: kernels that are launched already come first in the stream
             spare = self._spare.setdefault(space.size, [])
             weakref.finalize(attention, spare.append, space).atexit = False
         return attention

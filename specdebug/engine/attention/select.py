@@ -1,4 +1,4 @@
-"""Which planner and which backend serve a plan on a device."""
+"""Choose the planner and the backend that serve a plan on a device."""
 
 from __future__ import annotations
 

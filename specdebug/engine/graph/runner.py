@@ -45,7 +45,7 @@ class StaticBuffer:
 class StaticBuffers:
     """One runner's arena: declared inputs, the planner's metadata, then outputs.
 
-    The arena, its guards and whoever looks at a buffer know inputs and outputs as ``scope.name``.
+    The arena and its guards know inputs and outputs as ``scope.name``.
     """
 
     def __init__(

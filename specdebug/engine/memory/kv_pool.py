@@ -21,7 +21,7 @@ from specdebug.engine.memory.mha_pool import MHAPool
 
 
 class KVPool(Protocol):
-    """What all layers of one model have stored, by slot.
+    """The keys and values that all layers of one model have stored, by slot.
 
     Slots 0 .. P-1 are padding: they start as zeros, and the padded rows of a graph batch write there.
     """
@@ -80,7 +80,7 @@ class KVPool(Protocol):
 
 
 class CachedModel(Protocol):
-    """What a pool has to know of a model to hold its KV."""
+    """A model, as far as a pool has to know it to hold its KV."""
 
     @property
     def kv_layout(self) -> str:
@@ -131,7 +131,7 @@ def make_kv_pool(
     fill: FillPolicy,
     device: torch.device,
 ) -> KVPool:
-    """The pool of a model's layout. Raises LookupError when nobody has registered that layout."""
+    """The pool of a model's layout. Raises LookupError when that layout is not registered."""
     if model.kv_layout not in _makers:
         raise LookupError(f"no KV pool for layout {model.kv_layout!r}; registered: {', '.join(sorted(_makers))}")
     make = _makers[model.kv_layout]

@@ -1,4 +1,4 @@
-"""What EAGLE and EAGLE-3 heads have in common: their geometry, and what they make of a token before its context."""
+"""EAGLE and EAGLE-3 heads have their geometry in common, and what they compute of a token before its context."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdebug.errors import ConfigError
@@ -198,8 +199,9 @@ def import_named(reference: str, purpose: str) -> Any:
         raise PlanError(f"{purpose} cannot be loaded from {reference}: {error}") from error
 
 
+@cache
 def _brought() -> dict[str, EntryPoint]:
-    """The entry points of installed packages, by plan. Finding them reads every package's metadata."""
+    """The entry points of installed packages, by plan. Finding them reads every package's metadata, once."""
     from importlib.metadata import entry_points
 
     return {entry.name: entry for entry in entry_points(group=GROUP)}

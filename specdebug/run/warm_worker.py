@@ -65,15 +65,12 @@ def prepare(common: Common) -> None:
 
 
 def _import_planners() -> None:
-    """Import every plan's planner: a worker can patch in process only what it finds imported."""
-    from specdebug.attention_plans import PLANS, PlanError
+    """Import every shipped plan's planner: a worker can patch in process only what it finds imported."""
+    from specdebug.attention_plans import SHIPPED
     from specdebug.engine.attention.select import planner_class
 
-    for plan in PLANS:
-        try:
-            planner_class(plan)
-        except PlanError:  # an arm of that plan will say so
-            continue
+    for plan in SHIPPED:
+        planner_class(plan.name)
 
 
 def _keep(scenario: Scenario, arm: str) -> None:

@@ -85,8 +85,10 @@ def installed(bring: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> It
 
     def install(**contents: str) -> None:
         monkeypatch.syspath_prepend(bring(**contents))
+        attention_plans._brought.cache_clear()
 
     yield install
+    attention_plans._brought.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "flat_plan"]:
         del sys.modules[name]
 

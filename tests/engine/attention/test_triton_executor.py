@@ -13,11 +13,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from specdebug.attention_plans import SHIPPED
 from specdebug.engine.attention import triton_executor
 from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.attention.fa3 import FlashAttention3Planner
-from specdebug.engine.attention.flashinfer import FlashInferPlanner
 from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata, RaggedMetadata
+from specdebug.engine.attention.select import planner_class
 from specdebug.engine.attention.triton import TritonPlanner
 from specdebug.engine.attention.triton_executor import TritonAttention
 from specdebug.engine.memory.fill import FillPolicy
@@ -41,7 +42,7 @@ from tests.engine.attention.cases import (
 from tests.interpreter import device, float_types
 
 __all__ = ["device"]
-PLANNERS = [FlashInferPlanner, FlashAttention3Planner, TritonPlanner]
+PLANNERS = [planner_class(plan.name) for plan in SHIPPED]
 INT32 = torch.int32
 Moved = TypeVar("Moved", bound=Any)
 

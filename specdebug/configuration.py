@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specdebug.attention_plans import PLANS
 from specdebug.errors import SpecDebugError, Where, did_you_mean
 from specdebug.files import TooLarge, read_file
 
@@ -167,6 +168,12 @@ def _text_of(*allowed: str) -> Callable[[Any, Path], str]:
     return text
 
 
+def _plan(value: Any, folder: Path) -> str:
+    if not isinstance(value, str) or value not in PLANS:
+        raise ValueError(" or ".join(PLANS))
+    return value
+
+
 def _device(value: Any, folder: Path) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", value):
         raise ValueError("cpu, cuda or cuda:N")
@@ -205,7 +212,7 @@ KEYS: dict[str, Callable[[Any, Path], Any]] = {
     "content": _folders,
     "device": _device,
     "dtype": _text_of("float32", "bfloat16", "float16"),
-    "backend": _text_of("flashinfer", "fa3", "triton"),
+    "backend": _plan,
     "page_size": _count,
     "jobs": _count,
     "timeout": _seconds,

@@ -15,6 +15,7 @@ ROOT = Path(specdebug.__file__).resolve().parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "files", "interrupts", "reproducible"),
     ("plugins",),
+    ("attention_plans",),
     ("configuration", "schema", "yamlio"),
     ("async_probe", "assets", "bisect", "content", "corpus", "minimise", "patching", "reference", "stats"),
     ("logs", "toggles"),
@@ -36,7 +37,7 @@ BESIDE = {"schema": {"yamlio"}, "yamlio": {"schema"}}
 
 ONLY = {
     "async_probe": set[str](),
-    "engine": {"async_probe", "assets", "errors", "files"},
+    "engine": {"async_probe", "assets", "attention_plans", "errors", "files"},
     "reproducible": set[str](),
     "bisect": {"reproducible"},
     "minimise": {"errors", "reproducible"},

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import typing
+import pytest
 
-from specdebug.cli.options import Backend
-from specdebug.engine.attention import select
-from specdebug.engine.config import EngineConfig
-from specdebug.engine.engine import PLANNERS
+from specdebug.attention_plans import SHIPPED, AttentionPlan
+from specdebug.engine.attention.planner import AttentionPlanner
+from specdebug.engine.attention.select import planner_class
 from specdebug.faults.catalogue import CLASSES
-from specdebug.loops import plans
 from specdebug.scenario.library import engine_sites
-from specdebug.workers.stack import PLANS
 
 
-def test_every_attention_plan_is_known_everywhere() -> None:
-    known = set(typing.get_args(typing.get_type_hints(EngineConfig)["attention_backend"]))
-    assert set(PLANNERS) == known
-    assert set(select._MAKERS) == known
-    assert set(plans.PLANNERS) == known
-    assert set(PLANS) == known
-    assert set(Backend) == known
-
-
-def test_every_planner_s_module_is_named_with_its_plan() -> None:
-    """``loops/plans.py`` finds the plan of a fix by the module that its lines are in."""
-    for plan, planner in PLANNERS.items():
-        assert planner.__module__.rpartition(".")[2] in plans.PLANNERS[plan]
+@pytest.mark.parametrize("plan", SHIPPED, ids=lambda plan: plan.name)
+def test_a_plan_names_every_module_that_holds_lines_of_its_planner(plan: AttentionPlan) -> None:
+    """Which fixes exist under a plan follows from these modules."""
+    written_in = {each.__module__ for each in planner_class(plan.name).__mro__ if issubclass(each, AttentionPlanner)}
+    assert set(plan.modules) == written_in - {AttentionPlanner.__module__}
 
 
 def test_every_site_that_looks_at_values_is_damaged_by_some_class() -> None:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from specdebug.attention_plans import SHIPPED
 from specdebug.engine.config import EngineConfig
 from specdebug.scenario.random_streams import stream
 
@@ -19,7 +20,7 @@ Plain = dict[str, Any]
 
 MODEL = "tiny"
 ALGORITHMS = ("EAGLE", "EAGLE3")
-PLANS = ("flashinfer", "fa3", "triton")
+PLANS = tuple(plan.name for plan in SHIPPED)
 PAGE_SIZES = (1, 16, 4, 1, 16, 256)
 """Large pages are one in six: with them a request reserves thousands of slots, and a step takes half as long again."""
 TOPKS = (1, 2, 1, 4)

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 
 import typer
 
+from specdebug.attention_plans import PLANS
+
 Found: TypeAlias = Iterable[str | tuple[str, str]]
 """Values, or pairs of a value and what it is."""
 
@@ -130,6 +132,12 @@ def signatures(ctx: typer.Context, incomplete: str) -> Found:
 def devices(ctx: typer.Context, incomplete: str) -> Found:
     """Kinds of devices; whether there is one is known only to torch, which is not asked."""
     return ("cpu", "cuda")
+
+
+@_quietly
+def plans(ctx: typer.Context, incomplete: str) -> Found:
+    """Attention plans."""
+    return PLANS
 
 
 def _content(ctx: typer.Context) -> list[Path]:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from specdebug.attention_plans import PLANS, SHIPPED
 from specdebug.cli import complete
 from specdebug.errors import SpecDebugError
 
@@ -52,16 +53,15 @@ class Dtype(StrEnum):
     FLOAT16 = "float16"
 
 
-class Backend(StrEnum):
-    """Whose attention metadata is planned."""
-
-    FLASHINFER = "flashinfer"
-    FA3 = "fa3"
-    TRITON = "triton"
+def _plan(value: str) -> str:
+    """The name of an attention plan."""
+    if value not in PLANS:
+        raise typer.BadParameter(f"'{value}' is not one of {', '.join(map(repr, PLANS))}")
+    return value
 
 
 def engine_overrides(
-    device: str | None, dtype: Dtype | None, backend: Backend | None, page_size: int | None = None
+    device: str | None, dtype: Dtype | None, backend: str | None, page_size: int | None = None
 ) -> dict[str, str | int]:
     """Engine options that the command line sets for every arm. Raises SpecDebugError for a device that is none."""
     if device is not None and not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", device):
@@ -83,7 +83,7 @@ def engine_of_scenario(
     scenario: str | None,
     device: str | None,
     dtype: Dtype | None,
-    backend: Backend | None,
+    backend: str | None,
     page_size: int | None,
 ) -> dict[str, str | int]:
     """Engine options for a search that is about a scenario, or about a command, which has none of its own. Raises
@@ -166,7 +166,15 @@ OnDevice = Annotated[
 ]
 InDtype = Annotated[Dtype | None, typer.Option("--dtype", help="For every arm, not the scenario's.")]
 WithBackend = Annotated[
-    Backend | None, typer.Option("--backend", "--attention-backend", help="Attention plan of every arm.")
+    str | None,
+    typer.Option(
+        "--backend",
+        "--attention-backend",
+        metavar="|".join(plan.name for plan in SHIPPED),
+        help="Attention plan of every arm.",
+        parser=_plan,
+        autocompletion=complete.plans,
+    ),
 ]
 WithPageSize = Annotated[
     int | None, typer.Option("--page-size", metavar="TOKENS", min=1, help="KV slots a page, of every arm.")

@@ -10,10 +10,11 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+from specdebug.attention_plans import PLANS, PlanError
 from specdebug.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
@@ -133,7 +134,7 @@ class EngineConfig:
     """Everything that decides what an engine does. Build from plain data with :meth:`from_dict`."""
 
     model: str = "tiny"
-    attention_backend: Literal["flashinfer", "fa3", "triton"] = "flashinfer"
+    attention_backend: Annotated[str, PLANS] = "flashinfer"
     page_size: int = 1
     context_length: int = 2048
     max_running_requests: int = 8
@@ -224,7 +225,7 @@ class EngineConfig:
 def _build(cls: type[T], data: Any, path: tuple[str, ...]) -> T:
     if not isinstance(data, Mapping):
         raise InvalidOption(f"must be a mapping, got {_kind(data)}", path)
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     values: dict[str, Any] = {}
     for key, value in data.items():
         if key not in hints:
@@ -233,15 +234,26 @@ def _build(cls: type[T], data: Any, path: tuple[str, ...]) -> T:
     return cls(**values)
 
 
+def choices_of(hint: Any) -> Collection[str] | None:
+    """The values among which an option of this type chooses; None for an option of another type.
+
+    A ``Literal`` lists them. An ``Annotated[str, names]`` refers to names that other packages can add to.
+    """
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return typing.get_args(hint)
+    return typing.get_args(hint)[1] if origin is Annotated else None
+
+
 def _coerce(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
     origin = typing.get_origin(hint)
     if origin in (types.UnionType, typing.Union):
         options = [arg for arg in typing.get_args(hint) if arg is not type(None)]
         return None if value is None else _coerce(options[0], value, path)
-    if origin is Literal:
-        choices = typing.get_args(hint)
-        if value not in choices or isinstance(value, bool):
-            raise InvalidOption(f"must be one of {', '.join(map(str, choices))}; got {value!r}", path)
+    choices = choices_of(hint)
+    if choices is not None:
+        if not isinstance(value, str) or not _is_among(choices, value, path):
+            raise InvalidOption(f"must be one of {', '.join(choices)}; got {value!r}", path)
         return value
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
@@ -255,6 +267,13 @@ def _coerce(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
     if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
         raise InvalidOption(f"must be {_ARTICLE[hint]}, got {_kind(value)}", path)
     return value
+
+
+def _is_among(choices: Collection[str], value: str, path: tuple[str, ...]) -> bool:
+    try:
+        return value in choices
+    except PlanError as error:
+        raise InvalidOption(str(error), path) from error
 
 
 _ARTICLE = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}

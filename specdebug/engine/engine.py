@@ -15,11 +15,8 @@ from torch import Tensor
 
 from specdebug import async_probe
 from specdebug.assets import checkpoint_path
-from specdebug.engine.attention.fa3 import FlashAttention3Planner
-from specdebug.engine.attention.flashinfer import FlashInferPlanner
-from specdebug.engine.attention.planner import AttentionPlanner
-from specdebug.engine.attention.select import Heads, make_backends
-from specdebug.engine.attention.triton import TritonPlanner
+from specdebug.engine.attention.backend import Heads
+from specdebug.engine.attention.select import make_backends, make_planner
 from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.config import EngineConfig, InvalidOption
@@ -30,7 +27,7 @@ from specdebug.engine.memory.allocator import make_allocator
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import FillPolicy, Scratch
 from specdebug.engine.memory.kv_memory import KVMemory
-from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.kv_pool import CachedModel, KVPool, make_kv_pool
 from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.interface import DraftModel
@@ -41,12 +38,6 @@ from specdebug.engine.request import Request, SamplingParams, Status
 from specdebug.engine.scheduler import Scheduler
 from specdebug.engine.speculative.worker import DraftAndTargetAttention, EagleWorker, Pools
 from specdebug.engine.target_worker import TargetWorker
-
-PLANNERS: dict[str, type[AttentionPlanner]] = {
-    "flashinfer": FlashInferPlanner,
-    "fa3": FlashAttention3Planner,
-    "triton": TritonPlanner,
-}
 
 
 @dataclass(frozen=True)
@@ -120,7 +111,7 @@ class Engine:
         )
         self._cache = PrefixCache(config, self._memory, self._req_to_token)
         self._scheduler = Scheduler(config, self._cache)
-        planner = PLANNERS[config.attention_backend](config, self._req_to_token)
+        planner = make_planner(config, self._req_to_token)
         geometries: list[Heads] = [target.config] if draft is None else [target.config, draft]
         backends = make_backends(config, geometries, dtype, device)
         self._target_worker = TargetWorker(
@@ -362,23 +353,8 @@ def _check_fit(config: EngineConfig, target: TargetModel, draft: DraftModel | No
         )
 
 
-class _Shape(Protocol):
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-
-
-def _pool(model: _Shape, config: EngineConfig, dtype: torch.dtype, fill: FillPolicy, device: torch.device) -> KVPool:
-    return KVPool(
-        num_layers=model.num_layers,
-        num_slots=config.usable_slots,
-        page_size=config.page_size,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=dtype,
-        fill=fill,
-        device=device,
-    )
+def _pool(
+    model: CachedModel, config: EngineConfig, dtype: torch.dtype, fill: FillPolicy, device: torch.device
+) -> KVPool:
+    slots, page = config.usable_slots, config.page_size
+    return make_kv_pool(model, num_slots=slots, page_size=page, dtype=dtype, fill=fill, device=device)

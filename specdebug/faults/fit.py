@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from specdebug.attention_plans import PLANS
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import NEEDS, Fault, Need
 
@@ -17,7 +18,7 @@ HAS: dict[Need, Callable[[EngineConfig], bool]] = {
     "pages": lambda config: config.page_size > 1,
     "graphs": lambda config: config.cuda_graph.enabled,
     "guards": lambda config: config.memory.guards,
-    "flashinfer": lambda config: config.attention_backend != "fa3",
+    "ragged": lambda config: "ragged" in PLANS[config.attention_backend].metadata,
     "radix": lambda config: config.radix_cache,
 }
 

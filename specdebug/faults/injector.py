@@ -110,9 +110,9 @@ class Injector:
 
             self._wrap(worker, "Readback", "readback")
         if "move" in points:
-            from specdebug.engine.memory import kv_pool
+            from specdebug.engine.memory import mha_pool
 
-            self._wrap(kv_pool, "move_kv", "move")
+            self._wrap(mha_pool, "move_kv", "move")
         if "free" in points:
             self._wrap(self._view.memory, "free", "free")
         if "attach" in points:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from specdebug.attention_plans import SHIPPED
 from specdebug.errors import ContentError, SpecDebugError, Where
 from specdebug.faults.view import is_captured
 
@@ -18,7 +19,7 @@ Point = Literal["before", "after", "site", "lengths", "readback", "move", "free"
 Effect = Literal["corrupts", "benign", "kills"]
 """What follows if nothing is wrong with the engine: damage that must be seen, nothing, or the worker's end."""
 
-Need = Literal["speculative", "tree", "pages", "graphs", "guards", "flashinfer", "radix"]
+Need = Literal["speculative", "tree", "pages", "graphs", "guards", "ragged", "radix"]
 """What an engine must have for a class to be able to act; see :data:`NEEDS`."""
 
 NEEDS: Mapping[Need, str] = {
@@ -27,7 +28,7 @@ NEEDS: Mapping[Need, str] = {
     "pages": "page_size above 1",
     "graphs": "graph runners (cuda_graph.enabled)",
     "guards": "memory.guards",
-    "flashinfer": "the flashinfer or triton plan",
+    "ragged": f"the {' or '.join(plan.name for plan in SHIPPED if 'ragged' in plan.metadata)} plan",
     "radix": "the radix cache",
 }
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from specdebug.attention_plans import SHIPPED
 from specdebug.logs.engine import Match, compiled
 
 MAX_FUNCTIONS = 1000
 
 _GIVEN = rb"['\"]?[ \t]*[=: \t][ \t]*['\"]?"
+_PLANS = {name: plan.name for plan in SHIPPED for name in (plan.name, *plan.log_names)}
+_NAMES = "|".join(_PLANS).encode()
 _BACKEND = compiled(
-    rb"attention[-_]backend" + _GIVEN + rb"(flashinfer|fa3|flashattention|triton)\b|"
-    rb"\b(flashinfer|flashattention|triton)_backend\.py|\b(flashinfer)/(?:data/include/|attention/)"
+    rb"attention[-_]backend" + _GIVEN + rb"(" + _NAMES + rb")\b|"
+    rb"\b(" + _NAMES + rb")_backend\.py|\b(flashinfer)/(?:data/include/|attention/)"
 )
 _PAGE_SIZE = compiled(rb"page[-_]size" + _GIVEN + rb"(\d{1,6})\b")
 _TOPK = compiled(rb"eagle[-_]topk" + _GIVEN + rb"(\d{1,4})\b")
@@ -29,7 +32,6 @@ _OF_CLOSING = (b" fail ",)
 _OF_FRAME = (b", in ",)
 WORDS = (*_OF_BACKEND, *_OF_PAGE_SIZE, *_OF_TOPK, *_OF_CACHED, *_OF_REVERTED, *_OF_CLOSING, *_OF_FRAME)
 """One of these is in every line that says something of the setting."""
-_PLANS = {"flashattention": "fa3"}
 
 
 @dataclass
@@ -37,7 +39,7 @@ class Facts:
     """What has been read so far. Of each, the first mention counts, except that reverts and functions add up.
 
     Attributes:
-        backend: the attention plan: flashinfer, fa3 or triton.
+        backend: the attention plan, by our name for it.
         cached_tokens: of the first batch that hit the prefix cache.
         functions: that tracebacks pass through.
         scenario, arm: of ours, of which the log says that it failed.
@@ -62,8 +64,7 @@ class Facts:
         if self.backend is None and _any(words, _OF_BACKEND):
             found = _BACKEND.search(lines)
             if found is not None:
-                name = (found[1] or found[2] or found[3]).decode()
-                self.backend = _PLANS.get(name, name)
+                self.backend = _PLANS[(found[1] or found[2] or found[3]).decode()]
         if self.page_size is None and _any(words, _OF_PAGE_SIZE):
             self.page_size = _number(_PAGE_SIZE.search(lines))
         if self.topk is None and _any(words, _OF_TOPK):

@@ -1,7 +1,7 @@
 """Which fixes exist in which attention plan.
 
-Each plan has a planner of its own, in a module named after it; Triton's builds on FlashInfer's. A fix whose lines lie
-in a planner, or that is noticed by a probe in one, can only be put to the test where that planner runs.
+A plan's record says which modules hold its planner's lines. A fix whose lines lie in a planner, or that is noticed by a
+probe in one, can only be put to the test where that planner runs.
 """
 
 from __future__ import annotations
@@ -11,26 +11,18 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from specdebug.async_probe.gate import KINDS
+from specdebug.attention_plans import PLANS
 
 if TYPE_CHECKING:
     from specdebug.async_probe.sites import Site
     from specdebug.toggles import Toggle
 
-PLANNERS: dict[str, frozenset[str]] = {
-    "flashinfer": frozenset({"flashinfer"}),
-    "triton": frozenset({"flashinfer", "triton"}),
-    "fa3": frozenset({"fa3"}),
-}
-"""By plan: the modules of ``specdebug.engine.attention`` that hold its planner's lines."""
-
-_ATTENTION = "specdebug.engine.attention."
-_FOLDER = "attention/"
+_ENGINE = "specdebug.engine."
 
 
 def exists_in(toggle: Toggle, plan: str) -> bool:
     """Whether a fix can be reverted and noticed under ``plan``."""
-    names = {p.module.removeprefix(_ATTENTION) for p in toggle.patches if p.module.startswith(_ATTENTION)}
-    if any(_in_planners(name) and name not in PLANNERS[plan] for name in names):
+    if any(_only_elsewhere(patch.module, plan) for patch in toggle.patches):
         return False
     return all(_noticed_in(signature, plan) for signature in toggle.detected_by.signatures)
 
@@ -40,13 +32,17 @@ def _noticed_in(signature: str, plan: str) -> bool:
     kind, _, pattern = signature.partition("@")
     if kind not in KINDS:
         return True
-    files = {site.path for site in _sites() if site.kind == kind and fnmatchcase(site.name, pattern)}
-    names = {file.removeprefix(_FOLDER).removesuffix(".py") for file in files}
-    return not names or any(not _in_planners(name) or name in PLANNERS[plan] for name in names)
+    modules = {_module_of(site) for site in _sites() if site.kind == kind and fnmatchcase(site.name, pattern)}
+    return not modules or not all(_only_elsewhere(module, plan) for module in modules)
 
 
-def _in_planners(name: str) -> bool:
-    return any(name in modules for modules in PLANNERS.values())
+def _only_elsewhere(module: str, plan: str) -> bool:
+    """Whether a module's lines are those of planners, none of which is the plan's."""
+    return module not in PLANS[plan].modules and any(module in each.modules for each in PLANS.values())
+
+
+def _module_of(site: Site) -> str:
+    return _ENGINE + site.path.removesuffix(".py").replace("/", ".")
 
 
 @cache

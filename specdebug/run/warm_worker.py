@@ -53,6 +53,7 @@ def prepare(common: Common) -> None:
     from specdebug.patching.live import take_census
     from specdebug.workers.stack import versions
 
+    _import_planners()
     versions()  # reads packages' metadata, which is then known
     for arm in common.arms:
         try:
@@ -61,6 +62,15 @@ def prepare(common: Common) -> None:
             continue
     take_census(str(Path(specdebug.engine.__file__).parent))
     _rehearse(common.toggles)
+
+
+def _import_planners() -> None:
+    """Import every shipped plan's planner: a worker can patch in process only what it finds imported."""
+    from specdebug.attention_plans import SHIPPED
+    from specdebug.engine.attention.select import planner_class
+
+    for plan in SHIPPED:
+        planner_class(plan.name)
 
 
 def _keep(scenario: Scenario, arm: str) -> None:

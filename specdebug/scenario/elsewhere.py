@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.declare import BOUNDS, read_fault
@@ -54,15 +54,17 @@ def _fault(kind: FaultClass) -> Schema:
 
 def _config(config: Any) -> Schema:
     """The mapping from which ``EngineConfig.from_dict`` builds a config: every key optional."""
-    return _mapping({name: _option(hint) for name, hint in typing.get_type_hints(config).items()})
+    return _mapping({name: _option(hint) for name, hint in typing.get_type_hints(config, include_extras=True).items()})
 
 
 def _option(hint: Any) -> Schema:
-    origin, args = typing.get_origin(hint), get_args(hint)
+    from specdebug.engine.config import choices_of
+
+    origin, args, choices = typing.get_origin(hint), get_args(hint), choices_of(hint)
     if origin in (types.UnionType, typing.Union):
         return {"anyOf": [_option(each) for each in args]}
-    if origin is Literal:
-        return {"enum": list(args)}
+    if choices is not None:
+        return {"enum": list(choices)}
     if origin is tuple:
         return {"type": "array", "items": _option(args[0])}
     return _config(hint) if dataclasses.is_dataclass(hint) else {"type": _PLAIN_TYPES[hint]}

@@ -14,10 +14,11 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from specdebug.attention_plans import PLANS
 from specdebug.logs.facts import Facts
 from specdebug.logs.hits import Strength
 from specdebug.logs.scan import Finding, Scan
-from specdebug.loops.plans import PLANNERS, exists_in
+from specdebug.loops.plans import exists_in
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
 from specdebug.toggles import Toggle
@@ -157,10 +158,10 @@ def _likely(toggle: Toggle, scenario: Scenario, facts: Facts) -> Iterator[Weighe
 def _about_setting(toggle: Toggle, scenario: Scenario, facts: Facts) -> Iterator[Weighed]:
     """What backend, branches and page size say."""
     if facts.backend is not None:
-        plans = [plan for plan in PLANNERS if exists_in(toggle, plan)]
+        plans = [plan for plan in PLANS if exists_in(toggle, plan)]
         if facts.backend not in plans:
             yield -6, f"it is a fix of {' and '.join(plans)}, not of {facts.backend}"
-        elif len(plans) < len(PLANNERS):
+        elif len(plans) < len(PLANS):
             yield 2, f"it is a fix of {' and '.join(plans)}, which the log uses"
     if facts.topk is not None and toggle.family == "topk > 1":
         yield (2, f"it needs topk > 1, which is {facts.topk}") if facts.topk > 1 else (-6, "it needs topk > 1")

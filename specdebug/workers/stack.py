@@ -16,17 +16,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-PLANS = ("flashinfer", "fa3", "triton")
+from specdebug.attention_plans import PLANS, SHIPPED, Generation, KernelLibrary
+
 DTYPES = ("float32", "bfloat16", "float16")
-HALF_DTYPES = ("bfloat16", "float16")
-"""Of keys and queries that the kernels of FlashInfer and of flash-attn take."""
 
 _DISTRIBUTIONS = {
     "torch": ("torch", ("torch",)),
     "triton": ("triton", ("triton",)),
-    "flashinfer": ("flashinfer", ("flashinfer-python", "flashinfer")),
-    "flash_attn": ("flash_attn", ("flash-attn",)),
-    "flash_attn_3": ("flash_attn_interface", ("flash-attn-3", "flash_attn_interface")),
+    **{
+        generation.package: (generation.module, generation.distributions)
+        for plan in SHIPPED
+        if plan.library is not None
+        for generation in reversed(plan.library.generations)
+    },
 }
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
@@ -44,28 +46,31 @@ def executor_of(plan: str, device: str, dtype: str, found: Mapping[str, Any], ca
     """
     if device == "cpu":
         return "torch reference"
-    if plan == "triton":
+    library = PLANS[plan].library
+    if library is None:
         return "Triton kernels"
-    executor, reason = _flashinfer(found) if plan == "flashinfer" else _flash_attn(found, capability)
-    if executor is not None and dtype not in HALF_DTYPES:
-        executor, reason = None, f"{_LIBRARIES[plan]} has no {dtype}"
+    executor, reason = _newest_of(library, found, capability)
+    if executor is not None and dtype not in library.dtypes:
+        executor, reason = None, f"{library.name} has no {dtype}"
     return executor or f"Triton kernels ({reason})"
 
 
-_LIBRARIES = {"flashinfer": "FlashInfer", "fa3": "flash-attn"}
+def _newest_of(library: KernelLibrary, found: Mapping[str, Any], capability: str | None) -> tuple[str | None, str]:
+    """The newest generation that is installed and fits the GPU; without one None, and the reason."""
+    installed = [generation for generation in library.generations if _is_installed(generation, found)]
+    for each in installed:
+        if capability is None or each.capability is None or capability.startswith(f"{each.capability}."):
+            return f"{each.name} with {each.limits}, else Triton kernels" if each.limits else each.name, ""
+    if installed:
+        return None, f"{installed[0].name} is not for sm {capability}"
+    return None, f"{library.package} is not installed"
 
 
-def _flashinfer(found: Mapping[str, Any]) -> tuple[str | None, str]:
-    return (None, "flashinfer is not installed") if found.get("flashinfer") is None else ("FlashInfer", "")
-
-
-def _flash_attn(found: Mapping[str, Any], capability: str | None) -> tuple[str | None, str]:
-    newest = found.get("flash_attn_3") is not None
-    if newest and (capability is None or capability.startswith("9.")):
-        return "FlashAttention-3", ""
-    if found.get("flash_attn") is not None:
-        return "FlashAttention-2 with pages of a multiple of 256 slots and eagle_topk 1, else Triton kernels", ""
-    return None, f"FlashAttention-3 is not for sm {capability}" if newest else "flash-attn is not installed"
+def _is_installed(generation: Generation, found: Mapping[str, Any]) -> bool:
+    """Ask ``found``; of the library of a plan that another package brings it says nothing."""
+    if generation.package in found:
+        return found[generation.package] is not None
+    return importlib.util.find_spec(generation.module) is not None
 
 
 def driver_version() -> str | None:

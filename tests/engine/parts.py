@@ -19,7 +19,7 @@ from specdebug.engine.memory.accounting import check_pools
 from specdebug.engine.memory.allocator import make_allocator
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_memory import KVMemory
-from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.request import Request, SamplingParams
@@ -51,8 +51,8 @@ class Parts:
         self.cache = PrefixCache(config, self.memory, self.req_to_token)
         self._serial = 0
 
-    def _pool(self, fill: FillPolicy) -> KVPool:
-        return KVPool(
+    def _pool(self, fill: FillPolicy) -> MHAPool:
+        return MHAPool(
             num_layers=1,
             num_slots=self.config.usable_slots,
             page_size=self.config.page_size,
@@ -166,12 +166,12 @@ def draft_mark(tokens: list[int], position: int) -> float:
     return float((zlib.crc32(np.asarray(tokens[: position + 2]).tobytes(), 1) >> 8) | 1)
 
 
-def _store(pool: KVPool, slots: Tensor, marks: list[float]) -> None:
+def _store(pool: MHAPool, slots: Tensor, marks: list[float]) -> None:
     content = torch.tensor(marks).view(-1, 1, 1)
     pool.write(0, slots, content, -content)
 
 
-def _load(pool: KVPool, slots: Tensor) -> list[float]:
+def _load(pool: MHAPool, slots: Tensor) -> list[float]:
     k, v = pool.read(slots)
     assert torch.equal(k, -v) or bool(k.isnan().any())
     values: list[float] = k.flatten().tolist()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from specdebug import async_probe
+from specdebug.attention_plans import SHIPPED
 from specdebug.engine import Engine, StepReport
 from specdebug.engine.graph.runner import Planned
 from specdebug.engine.request import Request
@@ -16,7 +17,7 @@ from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run, serve
 
 CONTEXT = 40
-PLANS = ["flashinfer", "fa3", "triton"]
+PLANS = [plan.name for plan in SHIPPED]
 
 
 def engine(lab: Lab, *, ahead: bool, **changes: Any) -> Engine:

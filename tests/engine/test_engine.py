@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from specdebug.attention_plans import SHIPPED
 from specdebug.engine import Engine, Request
 from specdebug.engine.config import InvalidOption
 from specdebug.engine.errors import RequestRejected
@@ -14,7 +15,7 @@ from specdebug.errors import CheckpointError
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run, serve
 
-BACKENDS = ("flashinfer", "fa3", "triton")
+BACKENDS = tuple(plan.name for plan in SHIPPED)
 SHAPES = {
     "plain": None,
     "chain": {"num_steps": 4, "eagle_topk": 1},

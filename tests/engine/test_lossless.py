@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from specdebug import async_probe
 from specdebug.assets import tokenizer_path
+from specdebug.attention_plans import SHIPPED
 from specdebug.corpus import heldout_text
 from specdebug.engine import Engine, EngineConfig, Request, SamplingParams
 from specdebug.engine.model.tokenizer import Tokenizer
@@ -18,7 +19,7 @@ from tests.engine.conftest import Lab
 from tests.engine.oracle import GreedyOracle
 
 MAX_STEPS = 2000
-BACKENDS = ("flashinfer", "fa3", "triton")
+BACKENDS = tuple(plan.name for plan in SHIPPED)
 ALGORITHMS = ("EAGLE", "EAGLE3")
 
 

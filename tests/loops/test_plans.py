@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.loops import plans
+from specdebug.attention_plans import PLANS
 from specdebug.loops.plans import exists_in
 from specdebug.patching import Patch
 from specdebug.toggles import Detection, Toggle, load_registry
@@ -19,7 +19,7 @@ def toggle(target: str, *signatures: str) -> Toggle:
 
 
 def plans_of(found: Toggle) -> set[str]:
-    return {plan for plan in plans.PLANNERS if exists_in(found, plan)}
+    return {plan for plan in PLANS if exists_in(found, plan)}
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from specdebug.attention_plans import FLASH_ATTN_LIBRARY, FLASHINFER_LIBRARY
 from specdebug.workers import stack
 from specdebug.workers.stack import (
     DTYPES,
-    HALF_DTYPES,
     driver_version,
     executor_of,
     nvcc_version,
@@ -55,11 +55,11 @@ def test_what_is_said_of_the_libraries_dtypes_is_what_the_engine_does() -> None:
     from specdebug.engine.attention import flash_attn_library, flashinfer_library
 
     for name in DTYPES:
-        dtype, half = getattr(torch, name), name in HALF_DTYPES
-        assert (flashinfer_library.supports(dtype, 64) is None) == half
+        dtype = getattr(torch, name)
+        assert (flashinfer_library.supports(dtype, 64) is None) == (name in FLASHINFER_LIBRARY.dtypes)
         for generation in (2, 3):
             reason = flash_attn_library.supports(generation, dtype, 64, page_size=256, topk=1, major=9)
-            assert (reason is None) == half
+            assert (reason is None) == (name in FLASH_ATTN_LIBRARY.dtypes)
 
 
 def test_versions_are_of_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,15 @@ As :mod:`flash_attn_library` says, tested against a stand-in for the library onl
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from specdebug.engine.attention.flash_attn_library import FlashAttnKernels
+from specdebug.engine.attention.backend import Heads
+from specdebug.engine.attention.flash_attn_library import FlashAttnKernels, find
 from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
+from specdebug.engine.config import EngineConfig
 from specdebug.engine.kernels.kv_cache import KVDestination
-from specdebug.engine.kernels.merge_pair import Part, merge_pair
+from specdebug.engine.kernels.merge_pair import PartialAttention, merge_pair
 from specdebug.engine.memory.kv_pool import KVPool
 
 
@@ -31,6 +34,18 @@ class FlashAttnExecutor:
     ) -> FlashAttnAttention:
         """Attention of one batch. out_cache_loc: int64 [n], where the batch's own KV goes."""
         return FlashAttnAttention(self._kernels, metadata, pool, out_cache_loc)
+
+
+def make_flash_attn(
+    config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device
+) -> tuple[FlashAttnExecutor | None, str | None]:
+    """The executor for a model, or None and the reason why what is installed of flash-attn cannot execute its plan.
+
+    Without flash-attn our own kernels are the plan's usual executor, and there is no reason to report.
+    """
+    topk = 1 if config.speculative is None else config.speculative.eagle_topk
+    kernels, reason = find(dtype, model.head_dim, page_size=config.page_size, topk=topk, device=device)
+    return (None, reason) if kernels is None else (FlashAttnExecutor(kernels), None)
 
 
 class FlashAttnAttention:
@@ -67,11 +82,11 @@ class FlashAttnAttention:
         causal = batch.causal or batch.q_len is None
         return self._kernels.attend(q, *self._pages(layer_id, batch), batch, causal=causal).flatten(1)
 
-    def _part(self, layer_id: int, q: Tensor, batch: PagedMetadata) -> Part:
-        return Part(*self._kernels.attend_with_lse(q, *self._pages(layer_id, batch), batch))
+    def _part(self, layer_id: int, q: Tensor, batch: PagedMetadata) -> PartialAttention:
+        return PartialAttention(*self._kernels.attend_with_lse(q, *self._pages(layer_id, batch), batch))
 
     def _pages(self, layer_id: int, batch: PagedMetadata) -> tuple[Tensor, Tensor]:
         """One layer's keys and values as pages [pages, P, Hkv, D] of the size that the batch's table counts in."""
-        k, v = self._pool.k[layer_id], self._pool.v[layer_id]
+        k, v = self._pool.kv_buffer(layer_id)
         shape = (-1, batch.page_size, *k.shape[1:])
         return k.view(shape), v.view(shape)

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from specdebug.attention_plans import FLASH_ATTN_LIBRARY
 from specdebug.engine.attention.metadata import PagedMetadata
 
-_DTYPES = (torch.bfloat16, torch.float16)
-_MAX_HEAD_DIM = 256
+_GENERATIONS = dict(zip((3, 2), FLASH_ATTN_LIBRARY.generations, strict=True))
 _FA2_PAGE = 256
-_HOPPER, _AMPERE = 9, 8
+_AMPERE = 8
 
 
 class FlashAttnKernels(Protocol):
@@ -50,7 +50,7 @@ class FlashAttnKernels(Protocol):
 class FlashAttention3:
     """``flash_attn_interface``."""
 
-    name = "FlashAttention-3"
+    name = _GENERATIONS[3].name
 
     def __init__(self, module: Any) -> None:
         self._attend: Callable[..., Any] = module.flash_attn_with_kvcache
@@ -72,7 +72,7 @@ class FlashAttention3:
 class FlashAttention2:
     """``flash_attn``."""
 
-    name = "FlashAttention-2"
+    name = _GENERATIONS[2].name
 
     def __init__(self, module: Any) -> None:
         self._attend: Callable[..., Any] = module.flash_attn_with_kvcache
@@ -118,8 +118,8 @@ def find(
     (None, None): nothing is installed.
     """
     reasons: list[str] = []
-    for generation in (3, 2):
-        if importlib.util.find_spec(_MODULES[generation]) is None:
+    for generation, published in _GENERATIONS.items():
+        if importlib.util.find_spec(published.module) is None:
             continue
         major = torch.cuda.get_device_capability(device)[0]
         reason = supports(generation, dtype, head_dim, page_size=page_size, topk=topk, major=major)
@@ -128,7 +128,7 @@ def find(
                 return _load(generation), None
             except Exception as error:  # what a broken installation raises depends on which part of it is missing
                 lines = str(error).splitlines() or [type(error).__name__]
-                reason = f"{_NAMES[generation]} cannot be imported ({lines[0][:200]})"
+                reason = f"{published.name} cannot be imported ({lines[0][:200]})"
         reasons.append(reason)
     return None, "; ".join(reasons) or None
 
@@ -138,13 +138,15 @@ def supports(
 ) -> str | None:
     """Why a generation of the library cannot execute the plan on a device of this major capability; None when it
     can."""
-    name = _NAMES[generation]
-    if dtype not in _DTYPES:
-        return f"{name} computes in bfloat16 or float16, not in {str(dtype).removeprefix('torch.')}"
-    if head_dim > _MAX_HEAD_DIM or head_dim % 8:
-        return f"{name} has kernels for head_dim up to {_MAX_HEAD_DIM} in steps of 8, not {head_dim}"
-    if generation == 3:
-        return None if major == _HOPPER else f"{name} is for GPUs of capability {_HOPPER}.x, not {major}.x"
+    name, only = _GENERATIONS[generation].name, _GENERATIONS[generation].capability
+    dtypes, head_dims = FLASH_ATTN_LIBRARY.dtypes, FLASH_ATTN_LIBRARY.head_dims
+    computed_in = str(dtype).removeprefix("torch.")
+    if computed_in not in dtypes:
+        return f"{name} computes in {' or '.join(dtypes)}, not in {computed_in}"
+    if head_dim not in head_dims:
+        return f"{name} has kernels for head_dim up to {head_dims[-1]} in steps of {head_dims[0]}, not {head_dim}"
+    if only is not None:
+        return None if major == only else f"{name} is for GPUs of capability {only}.x, not {major}.x"
     if major < _AMPERE:
         return f"{name} is for GPUs of capability {_AMPERE}.0 and above"
     if page_size % _FA2_PAGE:
@@ -152,13 +154,9 @@ def supports(
     return None if topk == 1 else f"{name} has no trees: eagle_topk must be 1, not {topk}"
 
 
-_MODULES = {3: "flash_attn_interface", 2: "flash_attn"}
-_NAMES = {3: FlashAttention3.name, 2: FlashAttention2.name}
-
-
 @lru_cache(maxsize=2)
 def _load(generation: int) -> FlashAttnKernels:
-    module = importlib.import_module(_MODULES[generation])
+    module = importlib.import_module(_GENERATIONS[generation].module)
     return FlashAttention3(module) if generation == 3 else FlashAttention2(module)
 
 

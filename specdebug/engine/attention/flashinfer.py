@@ -151,7 +151,7 @@ class FlashInferPlanner(AttentionPlanner):
         total, name = sum(lens_host), f"{scope}.kv_indices"
         kv_indices = workspace.take(name, (total,), self.index_dtype)
         assert_fits(total, kv_indices.numel(), "attention.plan", name)
-        if slack:  # the end of what the host counts is nobody's where the device counts less
+        if slack:  # where lengths fall short of the host's bounds, the list's end is not written below, but is probed
             kv_indices[total - slack : total].zero_()
         create_kv_indices(self.req_to_token.table, req_pool_indices, kv_lens, kv_indptr, kv_indices)
         maybe_detect_oob(kv_indices[:total], 0, self.num_slots + self.page_size, "attention.plan.kv_indices")

@@ -13,6 +13,7 @@ Everything runs on one stream: attentions share scratch memory.
 
 from __future__ import annotations
 
+import importlib.util
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdebug.engine.attention.flashinfer_library import load, paged_kernels
+from specdebug.engine.attention.backend import Heads
+from specdebug.engine.attention.flashinfer_library import load, paged_kernels, supports
 from specdebug.engine.attention.metadata import Metadata, RaggedMetadata
+from specdebug.engine.config import EngineConfig
 from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.kernels.pack_mask import pack_mask, packed_size
 from specdebug.engine.memory.kv_pool import KVPool
@@ -36,7 +39,7 @@ _SMALLEST_SCHEDULE = 64 << 10
 
 @dataclass(frozen=True)
 class _Schedule:
-    """What the host tells FlashInfer's planner: int32 CPU tensors, [B + 1], [B + 1] and [B]."""
+    """A batch as the host describes it to FlashInfer's planner: int32 CPU tensors, [B + 1], [B + 1] and [B]."""
 
     qo_indptr: Tensor
     kv_indptr: Tensor
@@ -131,7 +134,7 @@ class FlashInferExecutor:
         schedule = _schedule(metadata)
         scratch, space = self._memory(schedule, graph=graph)
         attention = FlashInferAttention(self, metadata, pool, out_cache_loc, schedule, scratch, space, graph=graph)
-        if not graph:  # whoever binds next may have it: what was launched comes first in the stream
+        if not graph:  # the next batch may have it: kernels that are launched already come first in the stream
             spare = self._spare.setdefault(space.size, [])
             weakref.finalize(attention, spare.append, space).atexit = False
         return attention
@@ -164,6 +167,29 @@ class FlashInferExecutor:
         spare = self._spare.get(size)
         space = spare.pop() if spare and not graph else _ScheduleSpace(size, self.device)
         return self._scratch, space
+
+
+def make_flashinfer(
+    config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device
+) -> tuple[FlashInferExecutor | None, str | None]:
+    """The executor for a model, or None and the reason why FlashInfer cannot execute its plan here.
+
+    Raises:
+        FlashInferError: FlashInfer is installed, and cannot be used.
+    """
+    reason = supports(dtype, model.head_dim)
+    if reason is None and importlib.util.find_spec("flashinfer") is None:
+        reason = "FlashInfer is not installed"
+    if reason is not None:
+        return None, reason
+    executor = FlashInferExecutor(
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=dtype,
+        device=device,
+    )
+    return executor, None
 
 
 class FlashInferAttention:
@@ -220,9 +246,9 @@ class FlashInferAttention:
 
     def attend(self, layer_id: int, q: Tensor) -> Tensor:
         """q [n, Hq, D] -> [n, Hq * D], over keys and values that are written."""
-        pool = self._pool
+        k, v = self._pool.kv_buffer(layer_id)
         out = q.new_empty(q.shape)
-        self._wrapper.run(q, (pool.k[layer_id].unsqueeze(1), pool.v[layer_id].unsqueeze(1)), out=out)
+        self._wrapper.run(q, (k.unsqueeze(1), v.unsqueeze(1)), out=out)
         return out.view(q.shape[0], -1)
 
     def _make_wrapper(self, metadata: RaggedMetadata, schedule: _Schedule) -> Any:

@@ -8,25 +8,25 @@ from typing import Any
 
 import torch
 
+from specdebug.attention_plans import FLASHINFER_LIBRARY
 from specdebug.engine import progress
 from specdebug.engine.errors import FlashInferError
 
 VERSION = "0.6.12"
-"""What :mod:`flashinfer_executor` is written for: planning without a copy needs the arguments of this version."""
+"""The version that :mod:`flashinfer_executor` is written for. Planning without a copy needs its arguments."""
 
 _INSTEAD = "or set attention_backend: triton"
-_DTYPES = (torch.bfloat16, torch.float16)
-_HEAD_DIMS = (64, 128, 256)
 _in_use = False
 _NO_POSITIONS = 0  # FlashInfer's code for keys and queries that are rotated already
 
 
 def supports(dtype: torch.dtype, head_dim: int) -> str | None:
     """Why FlashInfer cannot attend keys of this type and size; None when it can."""
-    if dtype not in _DTYPES:
-        return f"FlashInfer computes in bfloat16 or float16, not in {_name(dtype)}"
-    if head_dim not in _HEAD_DIMS:
-        return f"FlashInfer has kernels for head_dim {', '.join(map(str, _HEAD_DIMS))}, not {head_dim}"
+    dtypes, head_dims = FLASHINFER_LIBRARY.dtypes, FLASHINFER_LIBRARY.head_dims
+    if _name(dtype) not in dtypes:
+        return f"FlashInfer computes in {' or '.join(dtypes)}, not in {_name(dtype)}"
+    if head_dim not in head_dims:
+        return f"FlashInfer has kernels for head_dim {', '.join(map(str, head_dims))}, not {head_dim}"
     return None
 
 
@@ -69,8 +69,8 @@ def paged_kernels(dtype: torch.dtype, head_dim: int) -> Any:
 
 
 def in_use() -> bool:
-    """Whether this process attends through FlashInfer. Whoever asked for that has waited for a compiler, or had the
-    kernels compiled beforehand; others need not wait for one because the library happens to be installed."""
+    """Say if this process attends through FlashInfer. If it does, its user has waited for a compiler already or had the
+    kernels compiled beforehand. If not, nothing should wait for a compiler because the library happens to be there."""
     return _in_use
 
 
@@ -81,7 +81,7 @@ def announce_compile(spec: Any, what: str) -> None:
 
 
 def compile_error(what: str, error: Exception) -> FlashInferError:
-    """What to say when FlashInfer could not compile or load ``what``."""
+    """The error that says that FlashInfer could not compile or load ``what``."""
     reason = f"FlashInfer cannot compile its {what} ({_reason(error)})"
     return FlashInferError(f"{reason}: it needs nvcc and ninja on the PATH, {_INSTEAD}")
 

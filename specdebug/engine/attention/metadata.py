@@ -1,4 +1,5 @@
-"""What attention kernels are handed. Two families, as upstream: ragged index lists and page tables.
+"""Metadata is all that attention kernels are handed. It has two families, as upstream: ragged index lists and page
+tables.
 
 B sequences (for drafting: one per branch), each with its own queries. Nothing here knows requests or trees.
 """

@@ -35,7 +35,7 @@ class AttentionPass:
 
     def keys_values(self, pool: KVPool, layer: int) -> tuple[Tensor, Tensor]:
         """[B, num_kv_heads, W, head_dim] each."""
-        k, v = pool.k[layer], pool.v[layer]
+        k, v = pool.kv_buffer(layer)
         if self.span is not None:
             start, stop = self.span
             if stop > pool.size:

@@ -22,8 +22,11 @@ from specdebug.engine.memory.req_to_token import ReqToToken
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """req_pool_indices, seq_lens: int64 [B] (rows, L). seq_lens_cpu: L as the host knows it, padding rows included;
-    where it can only know the most they may be, ``slack`` is how far the sum may be above theirs."""
+    """A batch of sequences that continue their rows.
+
+    req_pool_indices, seq_lens: int64 [B] (rows, L). seq_lens_cpu: L as the host knows it, padding rows included.
+    slack: the host may know upper bounds only; their sum exceeds the sum of the lengths by ``slack`` at most.
+    """
 
     req_pool_indices: Tensor
     seq_lens: Tensor
@@ -50,7 +53,7 @@ class ExtendLayout:
 
 @dataclass(frozen=True)
 class DraftLayout:
-    """What a draft decode plan needs to know of a batch.
+    """A batch of draft decodes, as a planner needs to know it.
 
     req_pool_indices, seq_lens: int64 [B] (rows, L). positions: int64 [B * K], L per branch, 0 on padding.
     out_cache_loc: int64 [B * K, S], slot of draft step j of each branch.

@@ -1,30 +1,30 @@
-"""Which backend executes a plan on a device."""
+"""Choose the planner and the backend that serve a plan on a device."""
 
 from __future__ import annotations
 
-import importlib.util
-from typing import Protocol
-
 import torch
 
+from specdebug.attention_plans import PLANS, import_named
 from specdebug.engine import progress
-from specdebug.engine.attention.backend import AttentionBackend, TorchBackend, TritonBackend
+from specdebug.engine.attention.backend import AttentionBackend, Heads, MakeExecutor, TorchBackend, TritonBackend
+from specdebug.engine.attention.planner import AttentionPlanner
 from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.engine.memory.req_to_token import ReqToToken
 
 _CUDA_HEAD_DIMS = (32, 64, 128, 256)
 _CUDA_TREE_SIZE = 1024
 """A tree's nodes and ancestors are tiles of the kernels that build it."""
 
 
-class Heads(Protocol):
-    """The attention geometry of a model."""
+def planner_class(plan: str) -> type[AttentionPlanner]:
+    """The planner of a plan. Raises PlanError when its package does not have it."""
+    planner: type[AttentionPlanner] = import_named(PLANS[plan].planner, f"the planner of attention plan '{plan}'")
+    return planner
 
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
+
+def make_planner(config: EngineConfig, req_to_token: ReqToToken) -> AttentionPlanner:
+    """The planner that an engine of this configuration uses. Raises as :func:`planner_class` does."""
+    return planner_class(config.attention_backend)(config, req_to_token)
 
 
 def make_backends(
@@ -47,7 +47,7 @@ def make_backends(
         geometry = (model.num_heads, model.num_kv_heads, model.head_dim)
         if geometry not in made:
             _check_heads(model)
-            backend, reason = _MAKERS[config.attention_backend](config, model, dtype, device)
+            backend, reason = _make(config, model, dtype, device)
             made[geometry] = backend
             if reason is not None and reason not in reasons:
                 reasons.append(reason)
@@ -70,42 +70,13 @@ def _check_tree(config: EngineConfig) -> None:
         )
 
 
-_Made = tuple[AttentionBackend, str | None]
-"""A backend, and why it is not the library that the plan is of."""
-
-
-def _triton(config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device) -> _Made:
-    return TritonBackend(), None
-
-
-def _flashinfer(config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device) -> _Made:
-    from specdebug.engine.attention.flashinfer_library import supports
-
-    reason = supports(dtype, model.head_dim)
-    if reason is None and importlib.util.find_spec("flashinfer") is None:
-        reason = "FlashInfer is not installed"
-    if reason is not None:
-        return TritonBackend(), reason
-    from specdebug.engine.attention.flashinfer_executor import FlashInferExecutor
-
-    executor = FlashInferExecutor(
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=dtype,
-        device=device,
-    )
-    return executor, None
-
-
-def _flash_attn(config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device) -> _Made:
-    """Without flash-attn our own kernels are the plan's usual executor: nothing to report."""
-    from specdebug.engine.attention.flash_attn_executor import FlashAttnExecutor
-    from specdebug.engine.attention.flash_attn_library import find
-
-    topk = 1 if config.speculative is None else config.speculative.eagle_topk
-    kernels, reason = find(dtype, model.head_dim, page_size=config.page_size, topk=topk, device=device)
-    return (TritonBackend(), reason) if kernels is None else (FlashAttnExecutor(kernels), None)
-
-
-_MAKERS = {"flashinfer": _flashinfer, "fa3": _flash_attn, "triton": _triton}
+def _make(
+    config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device
+) -> tuple[AttentionBackend, str | None]:
+    """The backend for a model, and the reason why it is not the plan's library; None where there is nothing to say."""
+    library = PLANS[config.attention_backend].library
+    if library is None:
+        return TritonBackend(), None
+    make: MakeExecutor = import_named(library.executor, f"the executor of attention plan '{config.attention_backend}'")
+    executor, reason = make(config, model, dtype, device)
+    return (TritonBackend(), reason) if executor is None else (executor, None)

@@ -57,8 +57,7 @@ class TritonAttention:
 
     def attend(self, layer_id: int, q: Tensor) -> Tensor:
         """q [n, Hq, D] -> [n, Hq * D], over keys and values that are written."""
-        pool = self._pool
-        keys, values = pool.k[layer_id], pool.v[layer_id]
+        keys, values = self._pool.kv_buffer(layer_id)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if not self._splits:
             self._size(q, keys)

@@ -1,4 +1,4 @@
-"""Where planners put metadata: fresh memory for an eager batch, a runner's static buffers for a graph."""
+"""Workspaces give planners memory for metadata: fresh for an eager batch, a runner's static buffers for a graph."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
 from specdebug.engine.config import CudaGraphConfig
-from specdebug.engine.graph.runner import GraphRunner, StaticBuffers, padded_size
+from specdebug.engine.graph.runner import GraphRunner, StaticBuffer, StaticBuffers, padded_size
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
@@ -28,6 +28,13 @@ class DecodeInputs:
     out_cache_loc: Tensor
     req_pool_indices: Tensor
     seq_lens: Tensor
+
+
+@dataclass(frozen=True)
+class DecodeOutputs:
+    """logits: [B, V]."""
+
+    logits: Tensor
 
 
 class DecodeForward:
@@ -62,15 +69,21 @@ class DecodeGraphRunner(GraphRunner[DecodeInputs]):
         max_bs = config.batch_sizes[-1]
         metadata = ArenaLayout(guards=guards)
         planner.declare_extend(metadata, max_bs, 1)
-        names = ("input_ids", "out_cache_loc", "req_pool_indices", "seq_lens")
         buffers = StaticBuffers(
-            inputs=[(f"decode.{name}", (max_bs,), torch.int64) for name in names],
+            "decode",
+            max_bs,
+            inputs=[
+                StaticBuffer("input_ids", 1, (), torch.int64),
+                StaticBuffer("out_cache_loc", 1, (), torch.int64),
+                StaticBuffer("req_pool_indices", 1, (), torch.int64),
+                StaticBuffer("seq_lens", 1, (), torch.int64),
+            ],
             metadata=metadata,
-            outputs=[("decode.logits", (max_bs, forward.model.config.vocab_size), dtype)],
+            outputs=[StaticBuffer("logits", 1, (forward.model.config.vocab_size,), dtype)],
             fill=fill,
             device=device,
         )
-        super().__init__(config.batch_sizes, buffers, attention, forward.pool)
+        super().__init__(DecodeInputs, config.batch_sizes, buffers, attention, forward.pool)
 
     def replay(self, inputs: DecodeInputs, seq_lens_cpu: tuple[int, ...]) -> Tensor:
         """Run at the padded size; the logits [B, V] view a static output, valid until the next replay."""
@@ -79,24 +92,9 @@ class DecodeGraphRunner(GraphRunner[DecodeInputs]):
         assert bs is not None
         if bs != raw_bs:
             buffers.zero_inputs()
-        buffers.load(
-            {
-                "decode.input_ids": inputs.input_ids,
-                "decode.out_cache_loc": inputs.out_cache_loc,
-                "decode.req_pool_indices": inputs.req_pool_indices,
-                "decode.seq_lens": inputs.seq_lens,
-            }
-        )
+        buffers.load(inputs)
         self._replay(bs, self._padded(bs), seq_lens_cpu)
-        return buffers.rows("decode.logits", raw_bs)
-
-    def _padded(self, bs: int) -> DecodeInputs:
-        return DecodeInputs(
-            input_ids=self.buffers.rows("decode.input_ids", bs),
-            out_cache_loc=self.buffers.rows("decode.out_cache_loc", bs),
-            req_pool_indices=self.buffers.rows("decode.req_pool_indices", bs),
-            seq_lens=self.buffers.rows("decode.seq_lens", bs),
-        )
+        return DecodeOutputs(**buffers.outputs_of(raw_bs)).logits
 
     def _plan(self, padded: DecodeInputs, seq_lens_cpu: tuple[int, ...]) -> list[Metadata]:
         layout = SequenceLayout(padded.req_pool_indices, padded.seq_lens, seq_lens_cpu)
@@ -106,5 +104,5 @@ class DecodeGraphRunner(GraphRunner[DecodeInputs]):
         return [padded.out_cache_loc]
 
     def _forward(self, padded: DecodeInputs, attentions: Sequence[LayerAttention]) -> None:
-        logits = self._callable.run(padded, attentions[0])
-        self.buffers.rows("decode.logits", padded.seq_lens.numel()).copy_(logits)
+        outputs = DecodeOutputs(self._callable.run(padded, attentions[0]))
+        self.buffers.store(outputs, padded.seq_lens.numel())

@@ -12,7 +12,7 @@ from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.attention.planner import AttentionPlanner, DraftLayout
 from specdebug.engine.config import CudaGraphConfig
-from specdebug.engine.graph.runner import GraphRunner, StaticBuffers, padded_size
+from specdebug.engine.graph.runner import GraphRunner, StaticBuffer, StaticBuffers, padded_size
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.model.interface import LayerAttention
@@ -47,25 +47,27 @@ class DraftGraphRunner(GraphRunner[DraftInputs]):
         metadata = ArenaLayout(guards=guards)
         planner.declare_draft(metadata, max_bs)
         buffers = StaticBuffers(
+            "draft",
+            max_bs,
             inputs=[
-                ("draft.topk_p", (max_bs, topk), torch.float32),
-                ("draft.topk_index", (max_bs, topk), torch.int64),
-                ("draft.hidden_states", (max_bs, loop.model.hidden_size), hidden_dtype),
-                ("draft.req_pool_indices", (max_bs,), torch.int64),
-                ("draft.seq_lens", (max_bs,), torch.int64),
-                ("draft.positions", (max_bs * topk,), torch.int64),
-                ("draft.out_cache_loc", (max_bs * topk, steps), torch.int64),
+                StaticBuffer("topk_p", 1, (topk,), torch.float32),
+                StaticBuffer("topk_index", 1, (topk,), torch.int64),
+                StaticBuffer("hidden_states", 1, (loop.model.hidden_size,), hidden_dtype),
+                StaticBuffer("req_pool_indices", 1, (), torch.int64),
+                StaticBuffer("seq_lens", 1, (), torch.int64),
+                StaticBuffer("positions", topk, (), torch.int64),
+                StaticBuffer("out_cache_loc", topk, (steps,), torch.int64),
             ],
             metadata=metadata,
             outputs=[
-                ("draft.parent_list", (max_bs, topk * (steps - 1) + 1 if steps > 1 else 0), torch.int64),
-                ("draft.top_scores_index", (max_bs, nodes - 1), torch.int64),
-                ("draft.draft_tokens", (max_bs, nodes - 1), torch.int64),
+                StaticBuffer("parent_list", 1, (topk * (steps - 1) + 1 if steps > 1 else 0,), torch.int64),
+                StaticBuffer("top_scores_index", 1, (nodes - 1,), torch.int64),
+                StaticBuffer("draft_tokens", 1, (nodes - 1,), torch.int64),
             ],
             fill=fill,
             device=device,
         )
-        super().__init__(config.batch_sizes, buffers, attention, loop.pool)
+        super().__init__(DraftInputs, config.batch_sizes, buffers, attention, loop.pool)
 
     def replay(self, inputs: DraftInputs, seq_lens_cpu: tuple[int, ...]) -> DraftCandidates:
         """Run at the padded size; the result views static outputs, valid until the next replay."""
@@ -81,37 +83,11 @@ class DraftGraphRunner(GraphRunner[DraftInputs]):
             buffers["draft.topk_index"].zero_()
             buffers["draft.hidden_states"].zero_()
             buffers["draft.req_pool_indices"].zero_()
-        buffers.load(
-            {
-                "draft.topk_p": inputs.topk_p,
-                "draft.topk_index": inputs.topk_index,
-                "draft.hidden_states": inputs.hidden_states,
-                "draft.req_pool_indices": inputs.req_pool_indices,
-                "draft.seq_lens": inputs.seq_lens,
-                "draft.positions": inputs.positions,
-                "draft.out_cache_loc": inputs.out_cache_loc,
-            }
-        )
+        buffers.load(inputs)
         padded = self._padded(bs)
         self._probe(padded)
         self._replay(bs, padded, seq_lens_cpu)
-        return DraftCandidates(
-            buffers.rows("draft.parent_list", raw_bs),
-            buffers.rows("draft.top_scores_index", raw_bs),
-            buffers.rows("draft.draft_tokens", raw_bs),
-        )
-
-    def _padded(self, bs: int) -> DraftInputs:
-        buffers, rows = self.buffers, bs * self._loop.topk
-        return DraftInputs(
-            topk_p=buffers.rows("draft.topk_p", bs),
-            topk_index=buffers.rows("draft.topk_index", bs),
-            hidden_states=buffers.rows("draft.hidden_states", bs),
-            req_pool_indices=buffers.rows("draft.req_pool_indices", bs),
-            seq_lens=buffers.rows("draft.seq_lens", bs),
-            positions=buffers.rows("draft.positions", rows),
-            out_cache_loc=buffers.rows("draft.out_cache_loc", rows),
-        )
+        return DraftCandidates(**buffers.outputs_of(raw_bs))
 
     def _probe(self, padded: DraftInputs) -> None:
         """Padded rows included: they are planned, embedded, gathered and attended like live ones."""
@@ -131,11 +107,4 @@ class DraftGraphRunner(GraphRunner[DraftInputs]):
         return self._loop.locs(padded)
 
     def _forward(self, padded: DraftInputs, attentions: Sequence[LayerAttention]) -> None:
-        result = self._loop.run(padded, attentions)
-        bs = padded.seq_lens.numel()
-        for name, value in (
-            ("draft.parent_list", result.parent_list),
-            ("draft.top_scores_index", result.top_scores_index),
-            ("draft.draft_tokens", result.draft_tokens),
-        ):
-            self.buffers.rows(name, bs).copy_(value)
+        self.buffers.store(self._loop.run(padded, attentions), padded.seq_lens.numel())

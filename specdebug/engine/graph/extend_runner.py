@@ -13,7 +13,7 @@ from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
 from specdebug.engine.config import CudaGraphConfig
-from specdebug.engine.graph.runner import GraphRunner, StaticBuffers, padded_size
+from specdebug.engine.graph.runner import GraphRunner, StaticBuffer, StaticBuffers, padded_size
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
@@ -37,7 +37,7 @@ class ExtendInputs:
 
 @dataclass(frozen=True)
 class ExtendOutputs:
-    """What the next draft loop starts from: topk_p, topk_index [B, K]; hidden_states [B, Hd]."""
+    """The start of the next draft loop: topk_p, topk_index [B, K]; hidden_states [B, Hd]."""
 
     topk_p: Tensor
     topk_index: Tensor
@@ -88,33 +88,34 @@ class ExtendGraphRunner(GraphRunner[ExtendInputs]):
         self._tree_size = tree_size
         self._target_vocab_size = target_vocab_size
         max_bs, model = config.batch_sizes[-1], forward.model
-        tokens = max_bs * tree_size
         metadata = ArenaLayout(guards=guards)
         planner.declare_extend(metadata, max_bs, tree_size)
         buffers = StaticBuffers(
+            "draft_extend",
+            max_bs,
             inputs=[
-                ("draft_extend.input_ids", (tokens,), torch.int64),
-                ("draft_extend.positions", (tokens,), torch.int64),
-                ("draft_extend.out_cache_loc", (tokens,), torch.int64),
-                ("draft_extend.features", (tokens, model.target_feature_size), dtype),
-                ("draft_extend.accept_lengths", (max_bs,), torch.int64),
-                ("draft_extend.req_pool_indices", (max_bs,), torch.int64),
-                ("draft_extend.seq_lens", (max_bs,), torch.int64),
+                StaticBuffer("input_ids", tree_size, (), torch.int64),
+                StaticBuffer("positions", tree_size, (), torch.int64),
+                StaticBuffer("out_cache_loc", tree_size, (), torch.int64),
+                StaticBuffer("features", tree_size, (model.target_feature_size,), dtype),
+                StaticBuffer("accept_lengths", 1, (), torch.int64),
+                StaticBuffer("req_pool_indices", 1, (), torch.int64),
+                StaticBuffer("seq_lens", 1, (), torch.int64),
             ],
             metadata=metadata,
             outputs=[
-                ("draft_extend.topk_p", (max_bs, forward.topk), torch.float32),
-                ("draft_extend.topk_index", (max_bs, forward.topk), torch.int64),
-                ("draft_extend.hidden_states", (max_bs, model.hidden_size), dtype),
+                StaticBuffer("topk_p", 1, (forward.topk,), torch.float32),
+                StaticBuffer("topk_index", 1, (forward.topk,), torch.int64),
+                StaticBuffer("hidden_states", 1, (model.hidden_size,), dtype),
             ],
             fill=fill,
             device=device,
         )
-        super().__init__(config.batch_sizes, buffers, attention, forward.pool)
+        super().__init__(ExtendInputs, config.batch_sizes, buffers, attention, forward.pool)
 
     def replay(self, inputs: ExtendInputs, seq_lens_cpu: tuple[int, ...]) -> ExtendOutputs:
         """Run at the padded size; the result views static outputs, valid until the next replay."""
-        raw_bs, nodes, buffers = inputs.seq_lens.numel(), self._tree_size, self.buffers
+        raw_bs, buffers = inputs.seq_lens.numel(), self.buffers
         bs = padded_size(self.capture_bs, raw_bs)
         assert bs is not None
         if bs != raw_bs:
@@ -122,42 +123,16 @@ class ExtendGraphRunner(GraphRunner[ExtendInputs]):
             buffers["draft_extend.positions"].zero_()
             buffers["draft_extend.out_cache_loc"].zero_()
             buffers["draft_extend.features"].zero_()
-            buffers["draft_extend.accept_lengths"].fill_(nodes)
+            buffers["draft_extend.accept_lengths"].fill_(self._tree_size)
             buffers["draft_extend.req_pool_indices"].zero_()
             buffers["draft_extend.seq_lens"].zero_()
-        buffers.load(
-            {
-                "draft_extend.input_ids": inputs.input_ids,
-                "draft_extend.positions": inputs.positions,
-                "draft_extend.out_cache_loc": inputs.out_cache_loc,
-                "draft_extend.features": inputs.features,
-                "draft_extend.accept_lengths": inputs.accept_lengths,
-                "draft_extend.req_pool_indices": inputs.req_pool_indices,
-                "draft_extend.seq_lens": inputs.seq_lens,
-            }
-        )
+        buffers.load(inputs)
         self._replay(bs, self._padded(bs), seq_lens_cpu)
-        return ExtendOutputs(
-            buffers.rows("draft_extend.topk_p", raw_bs),
-            buffers.rows("draft_extend.topk_index", raw_bs),
-            buffers.rows("draft_extend.hidden_states", raw_bs),
-        )
+        return ExtendOutputs(**buffers.outputs_of(raw_bs))
 
     def _blank(self) -> None:
         super()._blank()
         self.buffers["draft_extend.accept_lengths"].fill_(self._tree_size)
-
-    def _padded(self, bs: int) -> ExtendInputs:
-        buffers, rows = self.buffers, bs * self._tree_size
-        return ExtendInputs(
-            input_ids=buffers.rows("draft_extend.input_ids", rows),
-            positions=buffers.rows("draft_extend.positions", rows),
-            out_cache_loc=buffers.rows("draft_extend.out_cache_loc", rows),
-            features=buffers.rows("draft_extend.features", rows),
-            accept_lengths=buffers.rows("draft_extend.accept_lengths", bs),
-            req_pool_indices=buffers.rows("draft_extend.req_pool_indices", bs),
-            seq_lens=buffers.rows("draft_extend.seq_lens", bs),
-        )
 
     def _plan(self, padded: ExtendInputs, seq_lens_cpu: tuple[int, ...]) -> list[Metadata]:
         layout = SequenceLayout(padded.req_pool_indices, padded.seq_lens, seq_lens_cpu)
@@ -171,11 +146,4 @@ class ExtendGraphRunner(GraphRunner[ExtendInputs]):
         with grouped():
             maybe_detect_oob(padded.input_ids, 0, self._target_vocab_size, "draft_extend_graph.replay.input_ids")
             maybe_detect_oob(padded.accept_lengths, 1, nodes + 1, "draft_extend_graph.replay.accept_lengths")
-        result = self._callable.run(padded, nodes, attentions[0])
-        bs = padded.seq_lens.numel()
-        for name, value in (
-            ("draft_extend.topk_p", result.topk_p),
-            ("draft_extend.topk_index", result.topk_index),
-            ("draft_extend.hidden_states", result.hidden_states),
-        ):
-            self.buffers.rows(name, bs).copy_(value)
+        self.buffers.store(self._callable.run(padded, nodes, attentions[0]), padded.seq_lens.numel())

@@ -1,4 +1,4 @@
-"""What the three runners share: captured sizes, one arena of static buffers, and the life of a buffer.
+"""The runners share captured sizes, one arena of static buffers each, and the life of a buffer.
 
 A replay copies live rows into static inputs, clears the rows it pads, plans attention into static metadata,
 runs the captured callable and returns views of static outputs. Two rules follow: outputs are valid until the
@@ -9,7 +9,7 @@ Between replays the fill policy therefore treats inputs as released.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -26,30 +26,50 @@ from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 
-BufferSpec = tuple[str, tuple[int, ...], torch.dtype]
+
+@dataclass(frozen=True)
+class StaticBuffer:
+    """One static input or output of a runner, declared once; ``name`` is its field in the runner's records.
+
+    Attributes:
+        rows: of each request.
+        shape: of a row.
+    """
+
+    name: str
+    rows: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 class StaticBuffers:
-    """One runner's arena: declared inputs, the planner's metadata, then outputs."""
+    """One runner's arena: declared inputs, the planner's metadata, then outputs.
+
+    The arena and its guards know inputs and outputs as ``scope.name``.
+    """
 
     def __init__(
         self,
-        inputs: Sequence[BufferSpec],
+        scope: str,
+        max_bs: int,
+        *,
+        inputs: Sequence[StaticBuffer],
         metadata: ArenaLayout,
-        outputs: Sequence[BufferSpec],
+        outputs: Sequence[StaticBuffer],
         fill: FillPolicy,
         device: torch.device,
     ) -> None:
         layout = ArenaLayout(guards=metadata.guards)
-        for name, shape, dtype in inputs:
-            layout.add(name, shape, dtype)
+        self._inputs = {f"{scope}.{each.name}": each for each in inputs}
+        self._outputs = {f"{scope}.{each.name}": each for each in outputs}
+        for name, one in self._inputs.items():
+            layout.add(name, (max_bs * one.rows, *one.shape), one.dtype)
         for buffer in metadata.buffers:
             layout.add(buffer.name, buffer.shape, buffer.dtype)
-        for name, shape, dtype in outputs:
-            layout.add(name, shape, dtype)
+        for name, one in self._outputs.items():
+            layout.add(name, (max_bs * one.rows, *one.shape), one.dtype)
         self._fill = fill
         self._arena: Arena = layout.build(fill, device)
-        self._inputs = [self._arena[name] for name, _, _ in inputs]
         self._row_views: dict[tuple[str, int], Tensor] = {}
         self.workspace = ArenaWorkspace(self._arena)
 
@@ -63,21 +83,35 @@ class StaticBuffers:
             view = self._row_views[name, count] = self._arena[name][:count]
         return view
 
-    def load(self, inputs: Mapping[str, Tensor]) -> None:
+    def load(self, inputs: object) -> None:
         """Copy live rows into the first rows of their buffers, all in one call: one launch per dtype on a GPU."""
-        rows = [self.rows(name, value.shape[0]) for name, value in inputs.items()]
-        torch._foreach_copy_(rows, list(inputs.values()))
+        values = [getattr(inputs, one.name) for one in self._inputs.values()]
+        rows = [self.rows(name, value.shape[0]) for name, value in zip(self._inputs, values, strict=True)]
+        torch._foreach_copy_(rows, values)
+
+    def store(self, outputs: object, bs: int) -> None:
+        """Copy what a forward over ``bs`` requests computed into the static outputs."""
+        for name, one in self._outputs.items():
+            self.rows(name, bs * one.rows).copy_(getattr(outputs, one.name))
+
+    def inputs_of(self, bs: int) -> dict[str, Tensor]:
+        """Views of the inputs of the first ``bs`` requests, by field."""
+        return {one.name: self.rows(name, bs * one.rows) for name, one in self._inputs.items()}
+
+    def outputs_of(self, bs: int) -> dict[str, Tensor]:
+        """Views of the outputs of the first ``bs`` requests, by field."""
+        return {one.name: self.rows(name, bs * one.rows) for name, one in self._outputs.items()}
 
     def zero_inputs(self) -> None:
         """Zeros in every input."""
-        for buffer in self._inputs:
-            buffer.zero_()
+        for name in self._inputs:
+            self._arena[name].zero_()
 
     def release_inputs(self) -> None:
-        """Inputs belong to nobody until the next replay."""
+        """Let the inputs hold what released memory holds until the next replay loads them."""
         if self._fill.poisons:
-            for buffer in self._inputs:
-                self._fill.paint(buffer)
+            for name in self._inputs:
+                self._fill.paint(self._arena[name])
 
     def check_guards(self) -> list[GuardViolation]:
         """Guard regions damaged since the last call."""
@@ -109,15 +143,21 @@ class GraphRunner(ABC, Generic[Inputs]):
     """One forward over static buffers at captured batch sizes.
 
     On CUDA :meth:`capture` turns it into graphs; elsewhere, or before that, a replay calls it directly.
+
+    Args:
+        inputs: the record of its inputs; its fields are named as the buffers' inputs are.
     """
 
     def __init__(
         self,
+        inputs: type[Inputs],
         capture_bs: tuple[int, ...],
         buffers: StaticBuffers,
         attention: AttentionBackend,
         pool: KVPool,
     ) -> None:
+        self._record = inputs
+        self._views: dict[int, Inputs] = {}
         self.capture_bs = capture_bs
         self.buffers = buffers
         self._attention = attention
@@ -125,7 +165,7 @@ class GraphRunner(ABC, Generic[Inputs]):
         self._captured: dict[int, CapturedForward] = {}
 
     def can_run(self, batch_size: int) -> bool:
-        """Whether some captured size holds ``batch_size`` requests; otherwise they run eagerly."""
+        """Say if some captured size holds ``batch_size`` requests; otherwise they run eagerly."""
         return padded_size(self.capture_bs, batch_size) is not None
 
     def check_guards(self) -> list[GuardViolation]:
@@ -150,9 +190,11 @@ class GraphRunner(ABC, Generic[Inputs]):
         """Make every row of the inputs a padding row."""
         self.buffers.zero_inputs()
 
-    @abstractmethod
     def _padded(self, bs: int) -> Inputs:
-        """Static inputs of ``bs`` rows."""
+        """Static inputs of ``bs`` requests."""
+        if bs not in self._views:
+            self._views[bs] = self._record(**self.buffers.inputs_of(bs))
+        return self._views[bs]
 
     @abstractmethod
     def _plan(self, padded: Inputs, seq_lens_cpu: tuple[int, ...]) -> list[Metadata]:

@@ -12,7 +12,7 @@ from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.metadata import Metadata, with_host_lens
 from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
 from specdebug.engine.config import CudaGraphConfig
-from specdebug.engine.graph.runner import GraphRunner, Planned, StaticBuffers, padded_lens, padded_size
+from specdebug.engine.graph.runner import GraphRunner, Planned, StaticBuffer, StaticBuffers, padded_lens, padded_size
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
@@ -22,13 +22,13 @@ from specdebug.engine.model.llama import TargetModel
 
 @dataclass(frozen=True)
 class VerifyInputs:
-    """input_ids, positions, out_cache_loc: int64 [B·T]. mask: bool [B, T, T]. req_pool_indices, seq_lens (L):
+    """input_ids, positions, out_cache_loc: int64 [B·T]. tree_mask: bool [B, T, T]. req_pool_indices, seq_lens (L):
     int64 [B]."""
 
     input_ids: Tensor
     positions: Tensor
     out_cache_loc: Tensor
-    mask: Tensor
+    tree_mask: Tensor
     req_pool_indices: Tensor
     seq_lens: Tensor
 
@@ -80,27 +80,28 @@ class VerifyGraphRunner(GraphRunner[VerifyInputs]):
         self._planner = planner
         self._tree_size = tree_size
         max_bs = config.batch_sizes[-1]
-        tokens = max_bs * tree_size
         metadata = ArenaLayout(guards=guards)
         planner.declare_verify(metadata, max_bs)
         buffers = StaticBuffers(
+            "verify",
+            max_bs,
             inputs=[
-                ("verify.input_ids", (tokens,), torch.int64),
-                ("verify.positions", (tokens,), torch.int64),
-                ("verify.out_cache_loc", (tokens,), torch.int64),
-                ("verify.tree_mask", (max_bs, tree_size, tree_size), torch.bool),
-                ("verify.req_pool_indices", (max_bs,), torch.int64),
-                ("verify.seq_lens", (max_bs,), torch.int64),
+                StaticBuffer("input_ids", tree_size, (), torch.int64),
+                StaticBuffer("positions", tree_size, (), torch.int64),
+                StaticBuffer("out_cache_loc", tree_size, (), torch.int64),
+                StaticBuffer("tree_mask", 1, (tree_size, tree_size), torch.bool),
+                StaticBuffer("req_pool_indices", 1, (), torch.int64),
+                StaticBuffer("seq_lens", 1, (), torch.int64),
             ],
             metadata=metadata,
             outputs=[
-                ("verify.logits", (tokens, forward.model.config.vocab_size), dtype),
-                ("verify.features", (tokens, forward.feature_size), dtype),
+                StaticBuffer("logits", tree_size, (forward.model.config.vocab_size,), dtype),
+                StaticBuffer("features", tree_size, (forward.feature_size,), dtype),
             ],
             fill=fill,
             device=device,
         )
-        super().__init__(config.batch_sizes, buffers, attention, forward.pool)
+        super().__init__(VerifyInputs, config.batch_sizes, buffers, attention, forward.pool)
 
     def prepare(self, inputs: VerifyInputs, seq_lens_cpu: tuple[int, ...], *, slack: int = 0) -> Planned[VerifyInputs]:
         """Load static inputs and plan attention for the next launch, at the padded size.
@@ -117,16 +118,7 @@ class VerifyGraphRunner(GraphRunner[VerifyInputs]):
             buffers["verify.tree_mask"].fill_(True)
             buffers["verify.req_pool_indices"].zero_()
             buffers["verify.seq_lens"].zero_()
-        buffers.load(
-            {
-                "verify.input_ids": inputs.input_ids,
-                "verify.positions": inputs.positions,
-                "verify.out_cache_loc": inputs.out_cache_loc,
-                "verify.tree_mask": inputs.mask,
-                "verify.req_pool_indices": inputs.req_pool_indices,
-                "verify.seq_lens": inputs.seq_lens,
-            }
-        )
+        buffers.load(inputs)
         padded = self._padded(bs)
         return self._planned(bs, padded, self._plan(padded, padded_lens(seq_lens_cpu, bs), slack))
 
@@ -138,33 +130,18 @@ class VerifyGraphRunner(GraphRunner[VerifyInputs]):
         """
         lens = tuple(length + self._tree_size for length in padded_lens(seq_lens_cpu, planned.bs))
         self._launch(replace(planned, metadata=[with_host_lens(plan, lens) for plan in planned.metadata]))
-        live = len(seq_lens_cpu) * self._tree_size
-        return VerifyOutputs(self.buffers.rows("verify.logits", live), self.buffers.rows("verify.features", live))
+        return VerifyOutputs(**self.buffers.outputs_of(len(seq_lens_cpu)))
 
     def abandon(self) -> None:
-        """What was prepared will not be launched."""
+        """Release the inputs of what was prepared: it will not be launched."""
         self.buffers.release_inputs()
-
-    def _padded(self, bs: int) -> VerifyInputs:
-        buffers, rows = self.buffers, bs * self._tree_size
-        return VerifyInputs(
-            input_ids=buffers.rows("verify.input_ids", rows),
-            positions=buffers.rows("verify.positions", rows),
-            out_cache_loc=buffers.rows("verify.out_cache_loc", rows),
-            mask=buffers.rows("verify.tree_mask", bs),
-            req_pool_indices=buffers.rows("verify.req_pool_indices", bs),
-            seq_lens=buffers.rows("verify.seq_lens", bs),
-        )
 
     def _plan(self, padded: VerifyInputs, seq_lens_cpu: tuple[int, ...], slack: int = 0) -> list[Metadata]:
         layout = SequenceLayout(padded.req_pool_indices, padded.seq_lens, seq_lens_cpu, slack)
-        return [self._planner.verify(layout, padded.mask, self.buffers.workspace)]
+        return [self._planner.verify(layout, padded.tree_mask, self.buffers.workspace)]
 
     def _locs(self, padded: VerifyInputs) -> list[Tensor]:
         return [padded.out_cache_loc]
 
     def _forward(self, padded: VerifyInputs, attentions: Sequence[LayerAttention]) -> None:
-        result = self._callable.run(padded, attentions[0])
-        rows = padded.input_ids.numel()
-        self.buffers.rows("verify.logits", rows).copy_(result.logits)
-        self.buffers.rows("verify.features", rows).copy_(result.features)
+        self.buffers.store(self._callable.run(padded, attentions[0]), padded.seq_lens.numel())

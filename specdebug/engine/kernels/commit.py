@@ -1,4 +1,4 @@
-"""What a commit gathers: slots of accepted nodes, and their predictions and features."""
+"""A commit gathers slots of accepted nodes, and their predictions and features."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Part(NamedTuple):
+class PartialAttention(NamedTuple):
     """Attention of B sequences of q queries: ``out`` [B, q, Hq, D], contiguous, and the log of the weights it was made
     of, ``lse`` float32 [B, Hq, q]; -inf and zeros where a query had no keys."""
 
@@ -16,7 +16,7 @@ class Part(NamedTuple):
     lse: Tensor
 
 
-def merge_pair(first: Part, second: Part) -> Tensor:
+def merge_pair(first: PartialAttention, second: PartialAttention) -> Tensor:
     """[n, Hq, D] of two parts of the same n = B·q queries, however each part counts sequences; weighed in float32.
 
     Zeros where neither part had keys. NaN in a part is NaN in the result, whatever its weight: a library that gives a

@@ -29,7 +29,7 @@ class InvalidFree(EngineError):
 
 
 class DoubleFree(InvalidFree):
-    """A slot was freed that nobody owns."""
+    """A slot was freed that no request and no cache owns."""
 
 
 class SlotAllocator(ABC):

@@ -79,7 +79,7 @@ class Arena:
     """The allocation. ``arena[name]`` is a buffer view; nothing reached through it lies outside the arena."""
 
     def __init__(self, layout: ArenaLayout, fill: FillPolicy, device: torch.device) -> None:
-        # Nothing stops a GPU's kernel at the end of an allocation, and what lies behind may be anybody's: a long
+        # Nothing stops a GPU's kernel at the end of an allocation, and any other tensor may lie behind it: a long
         # overrun must not reach the rest of the process, these books included. On a CPU leaving it is an error.
         slack = _SLACK_BYTES if layout.guards and device.type == "cuda" else 0
         self._bytes = torch.empty(max(layout.nbytes, _ALIGN) + slack, dtype=torch.uint8, device=device)
@@ -118,8 +118,8 @@ class Arena:
             look_at_guards(self._bytes, self._starts, self._stops, _GUARD_BYTE, self._longest, self._seen)
 
     def damage_seen(self) -> list[GuardViolation]:
-        """What :meth:`watch_guards` saw since the last call, as far as the device has got. Asks the host alone, so it
-        answers even when the device is lost."""
+        """Damage that :meth:`watch_guards` saw since the last call, as far as the device has got. It reads the host's
+        memory only, so it answers even when the device is lost."""
         if not self._watched:
             return []
         found = [

@@ -1,4 +1,4 @@
-"""What memory holds before anybody writes it.
+"""Fill policies decide what memory holds before it is written.
 
 A GPU hands out whatever the last owner left. ``zeros`` hides every bug of that kind, so a harness needs the
 other two: ``nan`` makes an unwritten float loud, ``garbage`` makes an unwritten integer land anywhere.
@@ -23,11 +23,11 @@ class FillPolicy:
 
     @property
     def poisons(self) -> bool:
-        """Whether released memory changes content (anything but ``zeros``)."""
+        """True if released memory changes content, which it does under any policy but ``zeros``."""
         return self.mode != "zeros"
 
     def paint(self, tensor: Tensor) -> None:
-        """Overwrite ``tensor`` (any layout) as memory nobody has written."""
+        """Overwrite ``tensor`` (any layout) as memory that was never written."""
         if self.mode == "zeros":
             tensor.zero_()
         elif self.mode == "nan" and tensor.is_floating_point():

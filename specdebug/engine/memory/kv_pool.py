@@ -1,88 +1,162 @@
-"""Keys and values by slot. Target and draft pools are separate tensors that share slot ids.
+"""Keys and values by slot, in whatever layout a model's attention reads.
 
-A slot therefore always names both models' KV of a position, even when only one of the two was ever written.
+Target and draft pools are separate and share slot ids: a slot always names both models' KV of a position, even when
+only one of the two was ever written. The engine handles slots through the protocol below and never looks inside them.
+Only executors and kernels of a layout know what a slot's elements are.
+
+A model names its layout. ``mha`` is built in; :func:`register_kv_pool` enters another one, such as MLA's, where all
+heads share one packed latent.
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
-from specdebug.engine.kernels.kv_cache import KVDestination, move_kv, write_kv
+from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.mha_pool import MHAPool
 
 
-class KVPool:
-    """``k[layer]``, ``v[layer]``: [N + P, num_kv_heads, head_dim].
+class KVPool(Protocol):
+    """The keys and values that all layers of one model have stored, by slot.
 
-    Slots 0..P-1 are padding: they start as zeros, and the padded rows of a graph batch write there.
+    Slots 0 .. P-1 are padding: they start as zeros, and the padded rows of a graph batch write there.
     """
 
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_slots: int,
-        page_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        fill: FillPolicy,
-        device: torch.device | None = None,
-    ) -> None:
-        self.page_size = page_size
-        self.size = num_slots + page_size
-        self._fill = fill
-        # one tensor, so that moving slots is one gather and one scatter whatever the number of layers
-        shape = (2 * num_layers, self.size, num_kv_heads, head_dim)
-        if fill.poisons:
-            self._buffers = torch.empty(shape, dtype=dtype, device=device)
-            for buffer in self._buffers:
-                fill.paint(buffer)
-            self._buffers[:, :page_size] = 0
-        else:  # zeros cost no memory until they are written, painting would
-            self._buffers = torch.zeros(shape, dtype=dtype, device=device)
-        self._keys, self._values = self._buffers[:num_layers], self._buffers[num_layers:]
-        self.k = list(self._keys)
-        self.v = list(self._values)
+    @property
+    def size(self) -> int:
+        """Slots, those of the padding included."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that write here."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """The device whose memory holds the slots."""
+        ...
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes that one slot takes in all layers together."""
+        ...
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store k, v [n, num_kv_heads, head_dim] at int64 ``slots`` [n]."""
-        write_kv(*self.destination(layer, slots), k, v)
-
-    def destination(self, layer: int, slots: Tensor) -> KVDestination:
-        """For a kernel that makes k and v and writes them itself: where ``write`` would write them."""
-        if layer == 0:
-            maybe_detect_oob(slots, 0, self.size, "kv_pool.write.loc")
-        return KVDestination(self.k[layer], self.v[layer], slots)
+        """Store a batch's k, v [n, heads, width] at int64 ``slots`` [n]."""
+        ...
 
     def probe_written(self, slots: Tensor) -> None:
-        """Probe what a forward has written to ``slots`` (int64, any shape), all layers at once: a launch for each layer
-        would cost a GPU more than everything else that is probed."""
-        with grouped():
-            maybe_detect_nan(self._keys, "kv_pool.write.k", slots)
-            maybe_detect_nan(self._values, "kv_pool.write.v", slots)
+        """Probe what a forward has written to ``slots`` (int64, any shape), all layers at once."""
+        ...
 
     def move_kv_cache(self, tgt_loc: Tensor, src_loc: Tensor) -> None:
         """Copy every layer's KV from ``src_loc`` to ``tgt_loc`` (int64 [m]); reads finish before writes."""
-        maybe_detect_oob(tgt_loc, 0, self.size, "move_kv_cache.tgt_loc")
-        maybe_detect_oob(src_loc, 0, self.size, "move_kv_cache.src_loc")
-        move_kv(self._buffers, tgt_loc, src_loc)
+        ...
 
     def zero(self, slots: Tensor) -> None:
         """Zero every layer's KV at ``slots``."""
-        self._buffers.index_fill_(1, slots, 0)
+        ...
 
     def poison(self, slots: Tensor) -> None:
         """Make released slots hold what unwritten memory holds under the fill policy."""
-        if not self._fill.poisons:
-            return
-        for buffer in (*self.k, *self.v):
-            content = torch.empty((slots.numel(), *buffer.shape[1:]), dtype=buffer.dtype, device=buffer.device)
-            self._fill.paint(content)
-            buffer[slots] = content
+        ...
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies of k and v at ``slots`` [n]: each [num_layers, n, num_kv_heads, head_dim]."""
-        return self._keys[:, slots], self._values[:, slots]
+        """Copies of k and v at ``slots`` [n] for an oracle: each [num_layers, n, heads, width]."""
+        ...
+
+    def kv_buffer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Views of one layer's k and v for an executor of this layout: each [size, heads, width]."""
+        ...
+
+    def destination(self, layer: int, slots: Tensor) -> KVDestination:
+        """Where :meth:`write` would write, for a kernel that makes k and v and writes them itself."""
+        ...
+
+
+class CachedModel(Protocol):
+    """A model, as far as a pool has to know it to hold its KV."""
+
+    @property
+    def kv_layout(self) -> str:
+        """The layout's name in the registry."""
+        ...
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+class MakeKVPool(Protocol):
+    """Makes the pool of one layout for a model."""
+
+    def __call__(
+        self,
+        model: CachedModel,
+        *,
+        num_slots: int,
+        page_size: int,
+        dtype: torch.dtype,
+        fill: FillPolicy,
+        device: torch.device,
+    ) -> KVPool:
+        """A pool of ``num_slots`` slots and one page of padding, its content as ``fill`` says."""
+        ...
+
+
+_makers: dict[str, MakeKVPool] = {}
+
+
+def register_kv_pool(layout: str, make: MakeKVPool) -> None:
+    """Enter a layout under the name that models give. Raises ValueError for a name that is taken."""
+    if layout in _makers:
+        raise ValueError(f"KV layout {layout!r} is registered twice")
+    _makers[layout] = make
+
+
+def make_kv_pool(
+    model: CachedModel,
+    *,
+    num_slots: int,
+    page_size: int,
+    dtype: torch.dtype,
+    fill: FillPolicy,
+    device: torch.device,
+) -> KVPool:
+    """The pool of a model's layout. Raises LookupError when that layout is not registered."""
+    if model.kv_layout not in _makers:
+        raise LookupError(f"no KV pool for layout {model.kv_layout!r}; registered: {', '.join(sorted(_makers))}")
+    make = _makers[model.kv_layout]
+    return make(model, num_slots=num_slots, page_size=page_size, dtype=dtype, fill=fill, device=device)
+
+
+def _make_mha_pool(
+    model: CachedModel,
+    *,
+    num_slots: int,
+    page_size: int,
+    dtype: torch.dtype,
+    fill: FillPolicy,
+    device: torch.device,
+) -> KVPool:
+    return MHAPool(
+        num_layers=model.num_layers,
+        num_slots=num_slots,
+        page_size=page_size,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=dtype,
+        fill=fill,
+        device=device,
+    )
+
+
+register_kv_pool("mha", _make_mha_pool)

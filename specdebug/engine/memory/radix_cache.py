@@ -23,7 +23,7 @@ from specdebug.engine.errors import EngineError
 
 @dataclass(frozen=True, eq=False)
 class RadixKey:
-    """What the first ``len(tokens) - 1`` slots of a sequence are cached under.
+    """The key under which the first ``len(tokens) - 1`` slots of a sequence are cached.
 
     Draft KV of slot p is a function of token p+1 (the draft embeds the next token beside target hidden p), so
     an engine that drafts caches slot p under the pair (t_p, t_{p+1}): ``bigram``. Under t_p alone, two
@@ -61,7 +61,7 @@ class RadixKey:
         return max(first - self.lookahead, 0) if differs[first] else n
 
     def child_key(self, page_size: int) -> bytes:
-        """What a node beginning with this key is found by: the key's first page."""
+        """The key's first page, by which a parent finds the child that begins with it."""
         return self.array[: page_size + self.lookahead].tobytes()
 
 
@@ -104,7 +104,7 @@ class PrefixMatch:
 
 @dataclass(frozen=True, eq=False)
 class InsertResult:
-    """What the tree did with the slots it was offered."""
+    """The tree's answer to an offer of slots."""
 
     prefix_len: int
     """The tree had this many already; of the offered ones, those that differ stay the caller's to free."""
@@ -271,7 +271,7 @@ class RadixCache:
     def _split(self, node: TreeNode, length: int) -> TreeNode:
         """Cut the first ``length`` slots off into a new parent, and return it.
 
-        ``node`` stays the lower part, so that whoever locked it still unlocks the whole path.
+        ``node`` stays the lower part, so that a request that locked it still unlocks the whole path.
         """
         parent = node.parent
         assert parent is not None

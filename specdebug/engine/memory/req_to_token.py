@@ -1,6 +1,6 @@
 """Rows of slot ids: cell ``[row, p]`` is the KV slot of position ``p`` of the request that owns the row.
 
-Row 0 belongs to nobody and holds zeros, so that padded batch rows resolve to the padding slot.
+Row 0 belongs to no request and holds zeros, so that padded batch rows resolve to the padding slot.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ReqToToken:
 
     @property
     def num_free_rows(self) -> int:
-        """Rows that nobody owns; the padding row is not among them."""
+        """Rows that no request owns; the padding row is not among them."""
         return len(self._free_rows)
 
     def alloc_row(self) -> int | None:

@@ -32,7 +32,7 @@ MAX_NAME = 255
 
 
 class TensorSource(Protocol):
-    """What models are built from; ``Checkpoint`` says what each method does."""
+    """The source of the tensors that models are built from; ``Checkpoint`` documents each method."""
 
     folder: Path
     config_file: Path
@@ -92,7 +92,7 @@ class Checkpoint:
         return source.tensor(name)
 
     def refuse_leftovers(self, ignored: Iterable[str] = ()) -> None:
-        """Raise CheckpointError for a tensor nobody asked for: the model would compute something else."""
+        """Raise CheckpointError for a tensor that no layer asked for: the model would compute something else."""
         skip = self._asked.union(ignored)
         for name in sorted(self._sources):
             if name not in skip and not name.endswith("rotary_emb.inv_freq"):
@@ -237,7 +237,7 @@ def _is_plain(name: object, tensor: object) -> bool:
 
 
 def _line(error: BaseException) -> str:
-    """The first line of somebody else's message, at most 200 characters of it."""
+    """The first line of another library's message, at most 200 characters of it."""
     return one_line(str(error).strip().split("\n")[0], 200) or type(error).__name__
 
 

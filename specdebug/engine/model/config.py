@@ -61,6 +61,7 @@ class LlamaConfig:
     eos_token_ids: tuple[int, ...]
     qkv_bias: bool
     output_bias: bool
+    kv_layout: str = "mha"
 
     @property
     def q_size(self) -> int:
@@ -120,7 +121,7 @@ class LlamaConfig:
 
 @dataclass(frozen=True)
 class Eagle3Options:
-    """What the ``config.json`` of a draft head says beyond its decoder; an EAGLE head sets none of it."""
+    """The options that the ``config.json`` of a draft head has beyond its decoder; an EAGLE head sets none of them."""
 
     decoder: Mapping[str, Any]  # where the keys of LlamaConfig lie
     draft_vocab_size: int | None
@@ -199,7 +200,7 @@ def _architecture(data: Mapping[str, Any]) -> str:
 
 
 def _refuse_the_unsupported(keys: _Keys) -> None:
-    """What would load without complaint and then compute something else."""
+    """Raise for a config that would load without complaint and then compute something else."""
     data = keys.data
     if data.get("hidden_act", "silu") != "silu":
         raise keys.error(f"hidden_act {_shown(data['hidden_act'])} is not supported, only 'silu'")

@@ -1,4 +1,4 @@
-"""What EAGLE and EAGLE-3 heads have in common: their geometry, and what they make of a token before its context."""
+"""EAGLE and EAGLE-3 heads have their geometry in common, and what they compute of a token before its context."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class DraftHead:
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
+        self.kv_layout = config.kv_layout
         self.hidden_size = config.hidden_size
         self.vocab_size = vocab_size
         self.target_feature_size = feature_size

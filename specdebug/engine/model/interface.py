@@ -1,4 +1,4 @@
-"""What a model and the engine ask of each other.
+"""The protocols by which a model and the engine talk to each other.
 
 Shapes: n tokens of the batch, one after another; H target hidden size, Hd draft hidden size, V and Vd the two
 vocabularies, Hq query heads, Hkv key-value heads, D head size. Models hold no state between calls.
@@ -70,6 +70,11 @@ class DraftModel(Protocol):
         ...
 
     @property
+    def kv_layout(self) -> str:
+        """The layout of its KV; see ``memory.kv_pool``."""
+        ...
+
+    @property
     def hidden_size(self) -> int:
         """Hd, the width of the hidden that forward() takes and returns."""
         ...
@@ -86,7 +91,7 @@ class DraftModel(Protocol):
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
-        """What to ask of ``TargetModel.forward``; () means that its final hidden is the feature."""
+        """The layers to ask of ``TargetModel.forward``; () means that its final hidden is the feature."""
         ...
 
     def project(self, target_features: Tensor) -> Tensor:

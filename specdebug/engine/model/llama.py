@@ -36,7 +36,7 @@ class TargetModel:
 
         Raises:
             IndexError: an id is outside the vocabulary, or a position outside the RoPE table; on a GPU a bad id
-                fails an assertion of the device, and nobody looks at positions.
+                fails an assertion of the device, and positions are not checked.
         """
         phases = self.rotary.at(positions)
         x = torch.embedding(self.embedding, input_ids)

@@ -67,11 +67,11 @@ class Rotary:
         self._flat_table = torch.view_as_real(self.table).flatten(1) if self.table.is_cuda else None
 
     def at(self, positions: Tensor) -> Tensor:
-        """What ``split`` needs to know of positions [n] i64, once per forward: their phases [n, heads*D/2] c64,
-        and on a GPU the positions as they are.
+        """Prepare positions [n] i64 for ``split``, once per forward: their phases [n, heads*D/2] c64, and on a GPU the
+        positions as they are.
 
         Raises:
-            IndexError: a position is outside the table; on a GPU nobody looks.
+            IndexError: a position is outside the table; on a GPU this is not checked.
         """
         if self._flat_table is not None:
             return positions
@@ -94,7 +94,7 @@ class Rotary:
 
     @property
     def stores(self) -> bool:
-        """Whether ``split_and_store`` is to be had: on a GPU."""
+        """True on a GPU, where ``split_and_store`` can be called."""
         return self._flat_table is not None
 
     def split_and_store(self, qkv: Tensor, phases: Tensor, cache: KVDestination) -> Tensor:

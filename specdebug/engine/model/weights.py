@@ -31,7 +31,7 @@ class Weights:
         return longer if name not in self.checkpoint and longer in self.checkpoint else name
 
     def has(self, name: str) -> bool:
-        """Whether the checkpoint holds ``name`` in either spelling."""
+        """True if the checkpoint holds ``name`` in either spelling."""
         return self.name(name) in self.checkpoint
 
     def plain(self, name: str, *shape: int) -> Tensor:

@@ -87,7 +87,7 @@ class DraftLoop:
         self.topk = topk
         self.num_steps = num_steps
         self.tree_size = tree_size
-        device = pool.k[0].device
+        device = pool.device
         self._chain_parents = torch.arange(-1, num_steps - 1 if num_steps > 1 else -1, device=device)
         self._chain_order = torch.arange(num_steps, device=device)
         self._roots = torch.arange(-1, topk, device=device)

@@ -354,7 +354,7 @@ class EagleWorker:
         if self._verify_runner is not None and begun.planned is not None:
             outputs = self._verify_runner.launch(begun.planned, batch.seq_lens_cpu)
         else:
-            metadata = self._planner.verify(batch, inputs.mask, self._workspace)
+            metadata = self._planner.verify(batch, inputs.tree_mask, self._workspace)
             attention = self._attention.target.bind(metadata, self._pools.target, inputs.out_cache_loc)
             outputs = self._verify_forward.run(inputs, attention)
         with grouped():

@@ -48,7 +48,8 @@ def denormal_kv_in_use(shot: Shot) -> None:
     pool = shot.view.memory.target
     _, _, (slot, _, _) = _element(shot, pool, "target_kv")
     # Of one layer's few numbers even the smallest may matter.
-    sides = {f"target_kv.{side}[{layer}]": one for side in "kv" for layer, one in enumerate(getattr(pool, side))}
+    layers = range(pool.num_layers)
+    sides = {f"target_kv.{'kv'[n]}[{layer}]": pool.kv_buffer(layer)[n] for n in range(2) for layer in layers}
     name, tensor = min(sides.items(), key=lambda each: float(each[1][slot].abs().min()))
     nearest = int(tensor[slot].abs().argmin())
     width = tensor.shape[-1]
@@ -76,9 +77,10 @@ def nan_kv_unused(shot: Shot) -> None:
         raise NotHere("every slot is owned")
     slot = int(free[shot.rng.randrange(free.numel())])
     for name, pool in shot.view.pools():
-        for layer in range(len(pool.k)):
-            shot.overwrite(pool.k[layer], slot, math.nan, f"{name}.k[{layer}]")
-            shot.overwrite(pool.v[layer], slot, math.nan, f"{name}.v[{layer}]")
+        for layer in range(pool.num_layers):
+            k, v = pool.kv_buffer(layer)
+            shot.overwrite(k, slot, math.nan, f"{name}.k[{layer}]")
+            shot.overwrite(v, slot, math.nan, f"{name}.v[{layer}]")
 
 
 @fault_class(FAMILY, "site", "corrupts", sites=WRITTEN)
@@ -118,9 +120,10 @@ def target_only_restore(shot: Shot) -> None:
     if not slots.numel() or not request.speculative:
         raise NotHere(f"{request.rid} hits no cached prefix")
     draft = shot.view.memory.draft
-    for layer in range(len(draft.k)):
-        shot.overwrite(draft.k[layer], slots, 0.0, f"draft_kv.k[{layer}]")
-        shot.overwrite(draft.v[layer], slots, 0.0, f"draft_kv.v[{layer}]")
+    for layer in range(draft.num_layers):
+        k, v = draft.kv_buffer(layer)
+        shot.overwrite(k, slots, 0.0, f"draft_kv.k[{layer}]")
+        shot.overwrite(v, slots, 0.0, f"draft_kv.v[{layer}]")
 
 
 def _put(shot: Shot, pool: Any, pool_name: str, value: float) -> None:
@@ -136,8 +139,8 @@ def _element(shot: Shot, pool: Any, pool_name: str) -> tuple[Tensor, str, tuple[
     among = [each for each in shot.batch if each.kv_len > 1]
     request = shot.pick(among, "no request with committed KV runs")
     position = shot.rng.randrange(request.kv_len - 1)
-    layer, side = shot.rng.randrange(len(pool.k)), shot.rng.choice("kv")
-    tensor = (pool.k if side == "k" else pool.v)[layer]
+    layer, side = shot.rng.randrange(pool.num_layers), shot.rng.choice("kv")
+    tensor = pool.kv_buffer(layer)["kv".index(side)]
     _, heads, width = tensor.shape
     index = (shot.view.slot(request, position), shot.rng.randrange(heads), shot.rng.randrange(width))
     return tensor, f"{pool_name}.{side}[{layer}]", index
@@ -157,7 +160,7 @@ def _pool_name(shot: Shot) -> str:
     """Whose keys or values the site's tensor is."""
     side = shot.site.site[-1]
     for name, pool in shot.view.pools():
-        if pool.k[0].untyped_storage().data_ptr() == shot.site.tensor.untyped_storage().data_ptr():
+        if pool.kv_buffer(0)[0].untyped_storage().data_ptr() == shot.site.tensor.untyped_storage().data_ptr():
             return f"{name}.{side}"
     raise NotHere(f"{shot.site.site} was reached for no pool of the engine")
 

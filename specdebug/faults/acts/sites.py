@@ -199,7 +199,7 @@ def stale_padding_rows(shot: Shot) -> None:
     "site",
     "corrupts",
     sites=("draft_graph.replay.topk_index",),
-    needs=("speculative", "graphs", "flashinfer"),
+    needs=("speculative", "graphs", "ragged"),
     addressed_by=(),
 )
 def stale_padding_positions(shot: Shot) -> None:

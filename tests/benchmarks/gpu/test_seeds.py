@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu import seeds
 from specdebug import async_probe
-from specdebug.engine.memory import kv_pool
+from specdebug.engine.memory import mha_pool
 from specdebug.engine.speculative import tree
 
 
@@ -23,7 +23,7 @@ def swapped() -> Iterator[None]:
 
 @pytest.mark.usefixtures("swapped")
 def test_the_engine_uses_the_expressions() -> None:
-    assert kv_pool.maybe_detect_nan is seeds.detect_nan
+    assert mha_pool.maybe_detect_nan is seeds.detect_nan
     assert tree.maybe_detect_oob is async_probe.maybe_detect_oob is seeds.detect_oob
     with tree.grouped():
         tree.maybe_detect_oob(torch.tensor([3, 9]), 0, 10, "test.ids")

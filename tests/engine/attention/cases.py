@@ -20,7 +20,7 @@ from specdebug.engine.attention.workspace import ArenaWorkspace, EagerWorkspace,
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.memory.arena import Arena, ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy, Scratch
-from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.speculative.cache_locs import assign_draft_cache_locs
 
@@ -72,7 +72,7 @@ class World:
     case: Case
     config: EngineConfig
     req_to_token: ReqToToken
-    pool: KVPool
+    pool: MHAPool
     rows: Tensor
     generator: torch.Generator
     history: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -114,7 +114,7 @@ def build(case: Case, *, room: int = 16) -> World:
     page, generator = case.page_size, torch.Generator().manual_seed(case.seed)
     counts = [-(-(n + config.alloc_len_per_decode + room) // page) for n in case.lengths]
     total = sum(counts) + 3
-    pool = KVPool(
+    pool = MHAPool(
         num_layers=LAYERS,
         num_slots=total * page,
         page_size=page,

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdebug.engine.attention.fa3 import FlashAttention3Planner
+from specdebug.attention_plans import SHIPPED
 from specdebug.engine.attention.flashinfer import FlashInferPlanner
 from specdebug.engine.attention.metadata import Metadata, PagedMetadata, RaggedMetadata
-from specdebug.engine.attention.triton import TritonPlanner
+from specdebug.engine.attention.select import planner_class
 from tests.engine.attention.cases import (
     DIM,
     KV_HEADS,
@@ -31,7 +31,7 @@ from tests.engine.attention.cases import (
     verify,
 )
 
-PLANNERS = [FlashInferPlanner, FlashAttention3Planner, TritonPlanner]
+PLANNERS = [planner_class(plan.name) for plan in SHIPPED]
 LENGTHS = (9, 5, 14)
 INT32 = torch.int32
 

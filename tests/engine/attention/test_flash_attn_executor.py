@@ -15,7 +15,7 @@ from specdebug.engine.attention.fa3 import FlashAttention3Planner
 from specdebug.engine.attention.flash_attn_executor import FlashAttnAttention, FlashAttnExecutor
 from specdebug.engine.attention.flash_attn_library import FlashAttention2, FlashAttention3, FlashAttnKernels
 from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
-from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.model.interface import StoredAttention
 from tests.engine.attention import cases as worlds
 from tests.engine.attention.cases import (
@@ -42,7 +42,7 @@ FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthChec
 def attended_by(kernels: FlashAttnKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worlds of the torch executor's tests, attended by this one."""
 
-    def bind(metadata: Metadata, pool: KVPool, loc: Tensor) -> FlashAttnAttention:
+    def bind(metadata: Metadata, pool: MHAPool, loc: Tensor) -> FlashAttnAttention:
         return FlashAttnExecutor(kernels).bind(metadata, pool, loc)
 
     monkeypatch.setattr(worlds, "TorchAttention", bind)

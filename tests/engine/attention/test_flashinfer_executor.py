@@ -21,7 +21,7 @@ from specdebug.engine.attention.flashinfer_executor import FlashInferExecutor
 from specdebug.engine.attention.metadata import Metadata, RaggedMetadata
 from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.memory.fill import FillPolicy
-from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.mha_pool import MHAPool
 from tests.engine.attention.cases import (
     CPU,
     DIM,
@@ -264,8 +264,8 @@ class Batch:
         fill = FillPolicy("zeros")
         sizes: dict[str, Any] = {"num_layers": 1, "num_slots": SLOTS, "page_size": 1, "fill": fill}
         shape: dict[str, Any] = {"num_kv_heads": heads, "head_dim": dim}
-        self.pool = KVPool(**sizes, **shape, dtype=torch.bfloat16, device=CUDA)
-        self.reference = KVPool(**sizes, **shape, dtype=torch.float32)
+        self.pool = MHAPool(**sizes, **shape, dtype=torch.bfloat16, device=CUDA)
+        self.reference = MHAPool(**sizes, **shape, dtype=torch.float32)
         for here, there in ((self.pool.k[0], self.reference.k[0]), (self.pool.v[0], self.reference.v[0])):
             content = torch.randn(there.shape, generator=self.generator).bfloat16()
             here.copy_(content)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from specdebug.attention_plans import SHIPPED
 from specdebug.engine import progress
 from specdebug.engine.attention import flash_attn_library, select
 from specdebug.engine.attention.backend import TorchBackend, TritonBackend
@@ -31,7 +32,10 @@ def config(plan: str) -> EngineConfig:
     return EngineConfig.from_dict({"attention_backend": plan})
 
 
-@pytest.mark.parametrize("plan", ["flashinfer", "fa3", "triton"])
+PLANS = [plan.name for plan in SHIPPED]
+
+
+@pytest.mark.parametrize("plan", PLANS)
 def test_a_cpu_runs_the_reference(plan: str) -> None:
     backends = select.make_backends(config(plan), [Geometry()], torch.bfloat16, torch.device("cpu"))
     assert [type(backend) for backend in backends] == [TorchBackend]
@@ -43,9 +47,6 @@ def test_models_of_one_geometry_share_a_backend() -> None:
     assert isinstance(first, TritonBackend)
     assert first is third
     assert first is not second
-
-
-PLANS = ["flashinfer", "fa3", "triton"]
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -13,15 +13,16 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from specdebug.attention_plans import SHIPPED
 from specdebug.engine.attention import triton_executor
 from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.attention.fa3 import FlashAttention3Planner
-from specdebug.engine.attention.flashinfer import FlashInferPlanner
 from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata, RaggedMetadata
+from specdebug.engine.attention.select import planner_class
 from specdebug.engine.attention.triton import TritonPlanner
 from specdebug.engine.attention.triton_executor import TritonAttention
 from specdebug.engine.memory.fill import FillPolicy
-from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.model.interface import StoredAttention
 from tests.engine.attention import cases as worlds
 from tests.engine.attention.cases import (
@@ -41,7 +42,7 @@ from tests.engine.attention.cases import (
 from tests.interpreter import device, float_types
 
 __all__ = ["device"]
-PLANNERS = [FlashInferPlanner, FlashAttention3Planner, TritonPlanner]
+PLANNERS = [planner_class(plan.name) for plan in SHIPPED]
 INT32 = torch.int32
 Moved = TypeVar("Moved", bound=Any)
 
@@ -60,12 +61,12 @@ def moved(metadata: Moved, to: torch.device) -> Moved:
 class OnDevice:
     """TritonAttention for plans and pools made on the CPU, results back there."""
 
-    def __init__(self, metadata: Metadata, pool: KVPool, loc: Tensor, device: torch.device) -> None:
+    def __init__(self, metadata: Metadata, pool: MHAPool, loc: Tensor, device: torch.device) -> None:
         self._host, self._device = pool, device
         size, heads, dim = pool.k[0].shape
         self._pool = pool
         if device.type != "cpu":
-            self._pool = KVPool(
+            self._pool = MHAPool(
                 num_layers=len(pool.k),
                 num_slots=size - pool.page_size,
                 page_size=pool.page_size,
@@ -83,7 +84,7 @@ class OnDevice:
         self._copy(self._pool, self._host, layer_id)
         return out.cpu()
 
-    def _copy(self, source: KVPool, target: KVPool, layer: int) -> None:
+    def _copy(self, source: MHAPool, target: MHAPool, layer: int) -> None:
         if source is not target:
             target.k[layer].copy_(source.k[layer])
             target.v[layer].copy_(source.v[layer])

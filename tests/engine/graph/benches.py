@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.engine.attention.select import make_planner
 from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.engine import PLANNERS
 from specdebug.engine.graph.runner import GraphRunner
 from specdebug.engine.memory.fill import FillPolicy, Scratch
-from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.interface import DraftModel
 from specdebug.engine.model.llama import TargetModel
@@ -44,7 +44,7 @@ class Bench(ABC):
     """Five requests with random committed KV; every other slot is NaN. ``options`` go to the engine config."""
 
     runner: GraphRunner[Any]
-    pool: KVPool
+    pool: MHAPool
     """Where the forwards write."""
     inputs: tuple[str, ...]
     """Names of the static inputs."""
@@ -67,15 +67,15 @@ class Bench(ABC):
         self.target, self.draft = _models(lab.target, lab.draft(self.spec.algorithm), self.spec.algorithm)
         self.vocab = self.target.config.vocab_size
         self.req_to_token = ReqToToken(MAX_BS, 48 + self.config.row_headroom, fill=FillPolicy("garbage"), guards=True)
-        self.planner = PLANNERS[self.config.attention_backend](self.config, self.req_to_token)
+        self.planner = make_planner(self.config, self.req_to_token)
         self.workspace = EagerWorkspace(Scratch(self.fill, CPU))
         self.target_pool, self.draft_pool = self._pool(self.target.config), self._pool(self.draft)
         self.rows = torch.tensor([3, 5, 1, 4, 2])
         self._commit()
         self.make()
 
-    def _pool(self, shape: Any) -> KVPool:
-        return KVPool(
+    def _pool(self, shape: Any) -> MHAPool:
+        return MHAPool(
             num_layers=shape.num_layers,
             num_slots=self.config.usable_slots,
             page_size=self.config.page_size,

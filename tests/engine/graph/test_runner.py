@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from specdebug.engine.graph.runner import StaticBuffers, padded_size
+from specdebug.engine.graph.runner import StaticBuffer, StaticBuffers, padded_size
 from specdebug.engine.kernels.pointer import raw_block
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.memory.fill import FillMode, FillPolicy
@@ -15,9 +17,14 @@ def _buffers(fill: FillMode = "zeros", *, guards: bool = True) -> StaticBuffers:
     metadata = ArenaLayout(guards=guards)
     metadata.add("m.indices", (2, 5), torch.int32)
     return StaticBuffers(
-        inputs=[("i.ids", (4,), torch.int64), ("i.hidden", (4, 3), torch.float32)],
+        "s",
+        2,
+        inputs=[
+            StaticBuffer("ids", 2, (), torch.int64),
+            StaticBuffer("hidden", 2, (3,), torch.float32),
+        ],
         metadata=metadata,
-        outputs=[("o.tokens", (4, 2), torch.int64)],
+        outputs=[StaticBuffer("tokens", 2, (2,), torch.int64)],
         fill=FillPolicy(fill),
         device=torch.device("cpu"),
     )
@@ -25,7 +32,7 @@ def _buffers(fill: FillMode = "zeros", *, guards: bool = True) -> StaticBuffers:
 
 def test_inputs_metadata_and_outputs_lie_one_after_another() -> None:
     buffers = _buffers()
-    names = ["i.ids", "i.hidden", "m.indices", "o.tokens"]
+    names = ["s.ids", "s.hidden", "m.indices", "s.tokens"]
     places = [buffers[name].data_ptr() for name in names]
     assert places == sorted(places)
     assert len({buffers[name].untyped_storage().data_ptr() for name in names}) == 1
@@ -38,35 +45,54 @@ def test_inputs_metadata_and_outputs_lie_one_after_another() -> None:
 
 def test_guards_are_those_of_the_metadata() -> None:
     buffers = _buffers(guards=False)
-    raw_block(buffers["i.ids"], 4, 1, "test").fill_(-1)
+    raw_block(buffers["s.ids"], 4, 1, "test").fill_(-1)
     assert buffers.check_guards() == []
 
 
 def test_rows_are_views_made_once() -> None:
     buffers = _buffers()
-    view = buffers.rows("i.hidden", 2)
+    view = buffers.rows("s.hidden", 2)
     assert view.shape == (2, 3)
-    assert buffers.rows("i.hidden", 2) is view
+    assert buffers.rows("s.hidden", 2) is view
     view.fill_(5)
-    assert buffers["i.hidden"][:, 0].tolist() == [5, 5, 0, 0]
-    assert buffers.rows("i.hidden", 3).shape == (3, 3)
+    assert buffers["s.hidden"][:, 0].tolist() == [5, 5, 0, 0]
+    assert buffers.rows("s.hidden", 3).shape == (3, 3)
+
+
+def test_a_declared_input_is_loaded_and_seen_by_its_field() -> None:
+    buffers = _buffers()
+    buffers["s.ids"].fill_(7)
+    live = SimpleNamespace(ids=torch.tensor([1, 2]), hidden=torch.ones(2, 3))
+    buffers.load(live)
+    assert buffers["s.ids"].tolist() == [1, 2, 7, 7]
+    assert buffers["s.hidden"][:, 0].tolist() == [1, 1, 0, 0]
+    views = buffers.inputs_of(1)
+    assert {name: view.shape[0] for name, view in views.items()} == {"ids": 2, "hidden": 2}
+    assert torch.equal(views["ids"], live.ids)
+
+
+def test_a_declared_output_is_stored_and_seen_by_its_field() -> None:
+    buffers = _buffers()
+    buffers.store(SimpleNamespace(tokens=torch.full((2, 2), 3)), 1)
+    assert buffers["s.tokens"].tolist() == [[3, 3], [3, 3], [0, 0], [0, 0]]
+    assert buffers.outputs_of(1)["tokens"].tolist() == [[3, 3], [3, 3]]
 
 
 @pytest.mark.parametrize("fill", ["zeros", "nan", "garbage"])
 def test_released_inputs_are_repainted_and_nothing_else_is(fill: FillMode) -> None:
     buffers = _buffers(fill)
-    for name in ("i.ids", "i.hidden", "m.indices", "o.tokens"):
+    for name in ("s.ids", "s.hidden", "m.indices", "s.tokens"):
         buffers[name].fill_(2)
     buffers.release_inputs()
-    kept = {name: bool((buffers[name] == 2).all()) for name in ("i.ids", "i.hidden", "m.indices", "o.tokens")}
+    kept = {name: bool((buffers[name] == 2).all()) for name in ("s.ids", "s.hidden", "m.indices", "s.tokens")}
     poisoned = fill != "zeros"
     assert kept == {
-        "i.ids": not poisoned,
-        "i.hidden": not poisoned,
+        "s.ids": not poisoned,
+        "s.hidden": not poisoned,
         "m.indices": True,
-        "o.tokens": True,
+        "s.tokens": True,
     }
-    assert bool(buffers["i.hidden"].isnan().all()) is (fill == "nan")
+    assert bool(buffers["s.hidden"].isnan().all()) is (fill == "nan")
     assert buffers.check_guards() == []
 
 

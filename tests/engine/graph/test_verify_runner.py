@@ -67,13 +67,13 @@ class VerifyBench(Bench):
             input_ids=self.tokens[: raw * self.nodes],
             positions=(lengths.unsqueeze(1) + mask.sum(dim=-1) - 1).flatten(),
             out_cache_loc=self.written(raw),
-            mask=mask,
+            tree_mask=mask,
             req_pool_indices=self.rows[:raw],
             seq_lens=lengths,
         )
 
     def eager(self, given: VerifyInputs) -> VerifyOutputs:
-        metadata = self.planner.verify(self.layout(given), given.mask, self.workspace)
+        metadata = self.planner.verify(self.layout(given), given.tree_mask, self.workspace)
         return self.forward.run(given, TorchAttention(metadata, self.pool, given.out_cache_loc))
 
     def replay(self, given: VerifyInputs) -> VerifyOutputs:

@@ -9,13 +9,13 @@ from specdebug.engine.errors import EngineError
 from specdebug.engine.memory.allocator import make_allocator
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_memory import KVMemory
-from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.mha_pool import MHAPool
 
 PAGE, SLOTS = 4, 12
 
 
-def _pool() -> KVPool:
-    return KVPool(
+def _pool() -> MHAPool:
+    return MHAPool(
         num_layers=1,
         num_slots=SLOTS,
         page_size=PAGE,
@@ -26,7 +26,7 @@ def _pool() -> KVPool:
     )
 
 
-def _poisoned(pool: KVPool) -> list[int]:
+def _poisoned(pool: MHAPool) -> list[int]:
     return pool.k[0].isnan().all(dim=-1).all(dim=-1).nonzero().flatten().tolist()
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdebug.engine.memory.fill import FillPolicy, Scratch
-from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.speculative.accept import Acceptance
 from specdebug.engine.speculative.commit import compact_accept_to_front, get_src_tgt_cache_loc
 
@@ -66,7 +66,7 @@ def test_plan_covers_the_accepted_and_nothing_else(commit: tuple[list[list[int]]
 def test_moving_puts_accepted_kv_in_front_in_order(commit: tuple[list[list[int]], int, int, Tensor]) -> None:
     """Also when a device copies entry by entry, ascending: no entry reads what an earlier one has overwritten."""
     paths, tree_size, num_steps, slots = commit
-    pool = KVPool(
+    pool = MHAPool(
         num_layers=2,
         num_slots=slots.numel(),
         page_size=1,

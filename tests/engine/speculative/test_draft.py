@@ -13,7 +13,7 @@ from torch import Tensor
 from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.attention.metadata import RaggedMetadata
 from specdebug.engine.memory.fill import FillPolicy
-from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs, DraftLoop, top_k_probs
 from tests.engine.speculative.trees import Shape, parent_of, paths_by_links, shapes
@@ -81,7 +81,7 @@ class Rig:
 
     def __post_init__(self) -> None:
         rows, steps = self.batch * self.shape.topk, self.shape.num_steps
-        self.pool = KVPool(
+        self.pool = MHAPool(
             num_layers=1,
             num_slots=rows * steps,
             page_size=1,

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from specdebug import reference
+from specdebug.attention_plans import SHIPPED
 from specdebug.engine import Engine, Request, SamplingParams
 from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, run
 
-BACKENDS = ("flashinfer", "fa3", "triton")
+BACKENDS = tuple(plan.name for plan in SHIPPED)
 ALGORITHMS = ("EAGLE", "EAGLE3")
 
 

@@ -12,10 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from specdebug.engine.kernels.merge_pair import Part
+    from specdebug.engine.kernels.merge_pair import PartialAttention
 
 
-def merge_pair(first: Part, second: Part) -> Tensor:
+def merge_pair(first: PartialAttention, second: PartialAttention) -> Tensor:
     """One launch of a program for each query and head."""
     num_heads, dim = first.out.shape[2:]
     num_rows = first.out.shape[0] * first.out.shape[1]

@@ -1,7 +1,7 @@
 """Merging what several programs made of disjoint keys of the same queries, by log-sum-exp.
 
-Either in a kernel of its own, or by whichever program is the last of its tile to finish. The parts are added in their
-own order whoever adds them, so that results do not depend on which one that was.
+A kernel of its own does it, or the program that is the last of its tile to finish. Either adds the parts in their own
+order, so that results do not depend on which program it was.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"

@@ -68,7 +68,7 @@ class Merge:
 
 
 @dataclass(frozen=True)
-class Tile:
+class AttentionTile:
     """Rows of queries and keys that one program multiplies at a time, and how it is run."""
 
     rows: int
@@ -77,7 +77,7 @@ class Tile:
     num_stages: int
 
 
-def choose_tile(rows: int, dim: int, dtype: torch.dtype, *, masked: bool) -> Tile:
+def choose_tile(rows: int, dim: int, dtype: torch.dtype, *, masked: bool) -> AttentionTile:
     """For up to ``rows`` queries × heads that share keys; sized so that Hopper's registers hold it.
 
     float32 is multiplied exactly, without tensor cores, and its operands live in registers. Few rows are bound by how
@@ -86,11 +86,11 @@ def choose_tile(rows: int, dim: int, dtype: torch.dtype, *, masked: bool) -> Til
     fitting = max(16, triton.next_power_of_2(rows))
     if dtype == torch.float32:
         small = dim <= 64
-        return Tile(min(fitting, 32 if small else 16), 32, num_warps=4 if small else 8, num_stages=2)
+        return AttentionTile(min(fitting, 32 if small else 16), 32, num_warps=4 if small else 8, num_stages=2)
     block = min(fitting, 64 if masked or dim > 128 else 128)
     if dim > 128:
-        return Tile(block, 64, num_warps=8 if block == 64 else 4, num_stages=2)
-    return Tile(block, 64, num_warps=8 if block == 128 else 4, num_stages=5 if block <= 32 else 3)
+        return AttentionTile(block, 64, num_warps=8 if block == 64 else 4, num_stages=2)
+    return AttentionTile(block, 64, num_warps=8 if block == 128 else 4, num_stages=5 if block <= 32 else 3)
 
 
 def choose_splits(batch: Sequences, q: Tensor, k: Tensor) -> int:

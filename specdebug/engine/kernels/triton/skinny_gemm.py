@@ -21,7 +21,7 @@ MAX_ROWS = 16
 DTYPES = (torch.bfloat16, torch.float16)
 
 
-class Tile(NamedTuple):
+class GemmTile(NamedTuple):
     """Output columns of a program, how much of their depth it loads at once, and how many loads are under way."""
 
     columns: int
@@ -31,10 +31,10 @@ class Tile(NamedTuple):
 
 
 TILES = {
-    "16x256": Tile(16, 256, 2, 5),
-    "32x256": Tile(32, 256, 4, 6),
-    "32x128": Tile(32, 128, 4, 8),
-    "64x128": Tile(64, 128, 4, 5),
+    "16x256": GemmTile(16, 256, 2, 5),
+    "32x256": GemmTile(32, 256, 4, 6),
+    "32x128": GemmTile(32, 128, 4, 8),
+    "64x128": GemmTile(64, 128, 4, 5),
 }
 
 
@@ -86,13 +86,13 @@ def _skinny_gemm(
     tl.store(cells, total.to(out_ptr.dtype.element_ty), mask=live)
 
 
-def tile_for(width: int) -> Tile:
+def tile_for(width: int) -> GemmTile:
     """The tile for ``width`` output columns: narrow where a wide one would leave multiprocessors idle."""
     return TILES["32x256"] if width <= 4096 else TILES["64x128"]
 
 
 def skinny_gemm(
-    x: Tensor, weight: Tensor, base: Tensor | None = None, out: Tensor | None = None, tile: Tile | None = None
+    x: Tensor, weight: Tensor, base: Tensor | None = None, out: Tensor | None = None, tile: GemmTile | None = None
 ) -> Tensor:
     """x [n, in] @ weight [in, out], plus ``base`` [n, out] if given; n <= 16, bf16 or fp16, summed in float32.
 

@@ -18,7 +18,7 @@ from specdebug.engine.kernels.kv_indices import (
 )
 from specdebug.engine.kernels.tree_mask import flat_tree_mask
 from specdebug.engine.memory.fill import FillPolicy, Scratch
-from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.speculative.accept import Acceptance, accept_greedy, accept_sampling
 from specdebug.engine.speculative.cache_locs import assign_draft_cache_locs, verify_cache_locs
 from specdebug.engine.speculative.commit import compact_accept_to_front, compact_chain, get_src_tgt_cache_loc
@@ -58,7 +58,7 @@ def _case(device: torch.device) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in case.items()}
 
 
-def _run(case: dict[str, Tensor], buffers: dict[str, Tensor], pool: KVPool) -> dict[str, Tensor]:
+def _run(case: dict[str, Tensor], buffers: dict[str, Tensor], pool: MHAPool) -> dict[str, Tensor]:
     """Everything a step does between its forwards; called twice, so that the second call compiles nothing."""
     table, rows, lengths = case["table"], case["rows"], case["lengths"]
     draft = assign_draft_cache_locs(table, rows, lengths, topk=TOPK, num_steps=STEPS, page_size=PAGE)
@@ -113,8 +113,8 @@ def _buffers(device: torch.device) -> dict[str, Tensor]:
     }
 
 
-def _pool(device: torch.device) -> KVPool:
-    pool = KVPool(
+def _pool(device: torch.device) -> MHAPool:
+    pool = MHAPool(
         num_layers=2,
         num_slots=(BATCH + 1) * WIDTH,
         page_size=PAGE,

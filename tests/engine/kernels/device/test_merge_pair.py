@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdebug.engine.kernels.merge_pair import Part
+from specdebug.engine.kernels.merge_pair import PartialAttention
 from specdebug.engine.kernels.merge_pair import merge_pair as reference
 from tests.interpreter import float_types
 
@@ -27,10 +27,10 @@ def test_agrees_with_the_reference(device: torch.device, dtype: torch.dtype, bat
     parts = []
     for out, log, sequences, queries in zip(outs, logs, (batch, batch * q_len), (q_len, 1), strict=True):
         by_head = log.view(sequences, queries, 4).transpose(1, 2)
-        parts.append(Part(out.view(sequences, queries, 4, dim), by_head))
-    there = [Part(part.out.to(device), part.lse.contiguous().to(device)) for part in parts]
+        parts.append(PartialAttention(out.view(sequences, queries, 4, dim), by_head))
+    there = [PartialAttention(part.out.to(device), part.lse.contiguous().to(device)) for part in parts]
     near = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}[dtype]
-    for moved in (there, [Part(part.out.to(device), part.lse.to(device)) for part in parts]):
+    for moved in (there, [PartialAttention(part.out.to(device), part.lse.to(device)) for part in parts]):
         found = merge_pair(*moved).cpu()
         assert found.dtype == dtype
         torch.testing.assert_close(found, reference(*parts), rtol=near, atol=near, equal_nan=True)

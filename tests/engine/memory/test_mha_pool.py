@@ -12,13 +12,13 @@ from torch import Tensor
 
 from specdebug import async_probe
 from specdebug.engine.memory.fill import FillMode, FillPolicy
-from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.mha_pool import MHAPool
 
 LAYERS, HEADS, DIM = 2, 2, 3
 
 
-def _pool(num_slots: int = 12, page_size: int = 4, fill: FillMode = "nan") -> KVPool:
-    return KVPool(
+def _pool(num_slots: int = 12, page_size: int = 4, fill: FillMode = "nan") -> MHAPool:
+    return MHAPool(
         num_layers=LAYERS,
         num_slots=num_slots,
         page_size=page_size,
@@ -29,14 +29,14 @@ def _pool(num_slots: int = 12, page_size: int = 4, fill: FillMode = "nan") -> KV
     )
 
 
-def _filled(fill: FillMode = "nan") -> KVPool:
+def _filled(fill: FillMode = "nan") -> MHAPool:
     pool = _pool(fill=fill)
     for number, buffer in enumerate((*pool.k, *pool.v)):
         buffer.copy_(torch.arange(buffer.numel()).view(buffer.shape) + 1000 * number)
     return pool
 
 
-def _all(pool: KVPool) -> Tensor:
+def _all(pool: MHAPool) -> Tensor:
     return torch.stack([*pool.k, *pool.v])
 
 

@@ -1,0 +1,210 @@
+"""Attention plans: whose metadata is built, by which planner, and which library's kernels execute it on a GPU.
+
+Each plan is one record, and :data:`PLANS` lists them. Everything that names plans derives from that list: the engine's
+option and the command line's, which fixes and faults exist under a plan, and what a machine says it would execute.
+
+Code is named here as ``module:name`` and imported where it is used. This module needs neither torch nor the engine, so
+that a parent process and a fork server can read it, and a worker can still revert fixes before it imports the engine.
+
+A package of its own brings a plan through an entry point of the group ``specdebug.attention_plans``. The entry point
+has the plan's name and leads to an :class:`AttentionPlan`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specdebug import plugins
+from specdebug.errors import ConfigError
+
+KIND = "attention_plans"
+"""Of plugins; their group is ``specdebug.attention_plans``."""
+
+MetadataKind = Literal["ragged", "paged", "cascade"]
+"""The classes of ``specdebug.engine.attention.metadata``: packed index lists, page tables, and two passes of these."""
+
+
+class PlanError(ConfigError):
+    """A package brings an attention plan that cannot be used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One generation of a library, which is a package of its own.
+
+    Attributes:
+        name: as messages have it.
+        package: its key in what ``specdebug.workers.stack.versions`` reports.
+        module: as it is imported.
+        distributions: as it is installed; the usual one comes first.
+        capability: the first number of the compute capability that its kernels are for; None means any.
+        limits: what else it needs, for a reader; empty where it needs nothing else.
+    """
+
+    name: str
+    package: str
+    module: str
+    distributions: tuple[str, ...]
+    capability: int | None = None
+    limits: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelLibrary:
+    """A library whose kernels execute a plan on a GPU. Where it cannot, our own Triton kernels do.
+
+    Attributes:
+        name: as messages have it.
+        package: what one says is not installed.
+        executor: ``module:function`` that makes the backend for a model, as ``MakeExecutor`` of
+            ``specdebug.engine.attention.backend`` says.
+        dtypes: of the keys and queries that it has kernels for.
+        head_dims: sizes of a head that it has kernels for.
+        generations: newest first.
+    """
+
+    name: str
+    package: str
+    executor: str
+    dtypes: tuple[str, ...]
+    head_dims: Sequence[int]
+    generations: tuple[Generation, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionPlan:
+    """One value of ``attention_backend``.
+
+    Attributes:
+        planner: ``module:class`` of its ``AttentionPlanner``.
+        modules: those that hold the planner's own lines. A fix in them exists under this plan only.
+        metadata: the kinds that the planner builds.
+        library: that executes it on a GPU; None where our own kernels are meant to.
+        log_names: what SGLang's logs call it besides its name.
+    """
+
+    name: str
+    planner: str
+    modules: tuple[str, ...]
+    metadata: frozenset[MetadataKind]
+    library: KernelLibrary | None = None
+    log_names: tuple[str, ...] = ()
+
+
+_ATTENTION = "specdebug.engine.attention"
+
+FLASHINFER_LIBRARY = KernelLibrary(
+    name="FlashInfer",
+    package="flashinfer",
+    executor=f"{_ATTENTION}.flashinfer_executor:make_flashinfer",
+    dtypes=("bfloat16", "float16"),
+    head_dims=(64, 128, 256),
+    generations=(
+        Generation(
+            name="FlashInfer",
+            package="flashinfer",
+            module="flashinfer",
+            distributions=("flashinfer-python", "flashinfer"),
+        ),
+    ),
+)
+
+FLASH_ATTN_LIBRARY = KernelLibrary(
+    name="flash-attn",
+    package="flash-attn",
+    executor=f"{_ATTENTION}.flash_attn_executor:make_flash_attn",
+    dtypes=("bfloat16", "float16"),
+    head_dims=range(8, 257, 8),
+    generations=(
+        Generation(
+            name="FlashAttention-3",
+            package="flash_attn_3",
+            module="flash_attn_interface",
+            distributions=("flash-attn-3", "flash_attn_interface"),
+            capability=9,
+        ),
+        Generation(
+            name="FlashAttention-2",
+            package="flash_attn",
+            module="flash_attn",
+            distributions=("flash-attn",),
+            limits="pages of a multiple of 256 slots and eagle_topk 1",
+        ),
+    ),
+)
+
+FLASHINFER = AttentionPlan(
+    name="flashinfer",
+    planner=f"{_ATTENTION}.flashinfer:FlashInferPlanner",
+    modules=(f"{_ATTENTION}.flashinfer",),
+    metadata=frozenset({"ragged"}),
+    library=FLASHINFER_LIBRARY,
+)
+
+FA3 = AttentionPlan(
+    name="fa3",
+    planner=f"{_ATTENTION}.fa3:FlashAttention3Planner",
+    modules=(f"{_ATTENTION}.fa3",),
+    metadata=frozenset({"paged", "cascade"}),
+    library=FLASH_ATTN_LIBRARY,
+    log_names=("flashattention",),
+)
+
+TRITON = AttentionPlan(
+    name="triton",
+    planner=f"{_ATTENTION}.triton:TritonPlanner",
+    modules=(f"{_ATTENTION}.triton", *FLASHINFER.modules),  # its planner builds on FlashInfer's
+    metadata=frozenset({"ragged"}),
+)
+
+SHIPPED = (FLASHINFER, FA3, TRITON)
+
+
+class Plans(Mapping[str, AttentionPlan]):
+    """Plans by name: those given, then those of installed packages.
+
+    To look up one that was given reads nothing of the installed packages; to go through all of them does.
+    """
+
+    def __init__(self, given: Iterable[AttentionPlan]) -> None:
+        self._known = {plan.name: plan for plan in given}
+
+    def __getitem__(self, name: str) -> AttentionPlan:
+        """Raises KeyError for a name that no plan has, :class:`PlanError` for a plan that cannot be loaded."""
+        if name not in self._known:
+            self._known[name] = _load(name)
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._known, *plugins.names(KIND))))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+PLANS = Plans(SHIPPED)
+
+
+def import_named(reference: str, purpose: str) -> Any:
+    """The object that ``module:name`` names. Raises :class:`PlanError` when there is none."""
+    module, _, name = reference.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise PlanError(f"{purpose} cannot be loaded from {reference}: {error}") from error
+
+
+def _load(name: str) -> AttentionPlan:
+    try:
+        plan = plugins.load(KIND, name)
+    except plugins.PluginError as error:
+        raise PlanError(str(error)) from error
+    who = f"attention plan '{name}' (of an installed package)"
+    if not isinstance(plan, AttentionPlan):
+        raise PlanError(f"{who} is no AttentionPlan but {type(plan).__name__}")
+    if plan.name != name:
+        raise PlanError(f"{who} names itself '{plan.name}'; the entry point and the plan must have one name")
+    return plan

@@ -1,0 +1,185 @@
+"""An attention plan from outside: a package in a folder of its own, which specdebug finds by its entry point alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from specdebug import plugins
+from specdebug.attention_plans import PLANS, SHIPPED, PlanError, Plans
+from specdebug.engine.config import EngineConfig, InvalidOption
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
+
+RECORD = """
+from specdebug.attention_plans import AttentionPlan
+
+PLAN = AttentionPlan(
+    name="flat",
+    planner="flat_plan.planner:FlatPlanner",
+    modules=("flat_plan.planner", "specdebug.engine.attention.flashinfer"),
+    metadata=frozenset({"ragged"}),
+)
+"""
+
+PLANNER = """
+import torch
+
+from specdebug.engine import progress
+from specdebug.engine.attention.flashinfer import FlashInferPlanner
+
+
+class FlatPlanner(FlashInferPlanner):
+    index_dtype = torch.int64
+
+    def __init__(self, config, req_to_token):
+        super().__init__(config, req_to_token)
+        progress.report("the flat plan is used")
+"""
+
+SCENARIO = """
+name: flat
+engine:
+  attention_backend: {plan}
+  context_length: 128
+  max_running_requests: 2
+  speculative: {{num_steps: 3, eagle_topk: 2, num_draft_tokens: 6}}
+  cuda_graph: {{max_bs: 2}}
+  memory: {{num_slots: 512}}
+workload:
+  - {{requests: 2, prompt: {{corpus: stdlib, tokens: [8, 12]}}, max_new_tokens: 8}}
+expect:
+  base: {{verdict: pass}}
+"""
+
+
+@pytest.fixture
+def bring(tmp_path: Path) -> Callable[..., Path]:
+    """Writes the package as an installer would, and returns the folder that it can be imported from."""
+
+    def write(record: str = RECORD, entry: str = "flat = flat_plan:PLAN") -> Path:
+        folder = tmp_path / "site"
+        package, metadata = folder / "flat_plan", folder / "flat_plan-1.0.dist-info"
+        package.mkdir(parents=True)
+        metadata.mkdir()
+        (package / "__init__.py").write_text(record)
+        (package / "planner.py").write_text(PLANNER)
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: flat-plan\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text(f"[specdebug.attention_plans]\n{entry}\n")
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def installed(bring: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Makes the package part of this process until the test is over."""
+    monkeypatch.setattr(PLANS, "_known", dict(PLANS._known))
+
+    def install(**contents: str) -> None:
+        monkeypatch.syspath_prepend(bring(**contents))
+        plugins.forget()
+
+    yield install
+    plugins.forget()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "flat_plan"]:
+        del sys.modules[name]
+
+
+def test_a_scenario_is_served_under_a_plan_of_another_package(bring: Callable[..., Path], tmp_path: Path) -> None:
+    """It differs from FlashInfer's in index width only, so everything else that happens is the same."""
+    outcomes = {}
+    for plan in ("flat", "flashinfer"):
+        file = tmp_path / f"{plan}.yaml"
+        file.write_text(SCENARIO.format(plan=plan))
+        found = os.pathsep.join(filter(None, (str(tmp_path / "site"), os.environ.get("PYTHONPATH"))))
+        if plan == "flat":
+            bring()
+        ended = subprocess.run(
+            [*COMMAND, "replay", str(file), "--json"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": found},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        (outcomes[plan],) = json.loads(ended.stdout)["arms"]
+    assert outcomes["flat"]["stack"]["backend"] == "flat"
+    assert outcomes["flat"]["trace_hash"] == outcomes["flashinfer"]["trace_hash"]
+
+
+def test_every_list_of_plans_has_it(installed: Callable[..., None]) -> None:
+    from specdebug.cli.options import _plan
+    from specdebug.faults.fit import HAS
+    from specdebug.loops.plans import exists_in
+    from specdebug.scenario.grammar import json_schema
+    from specdebug.toggles import load_registry
+    from specdebug.workers.stack import executor_of
+
+    installed()
+    config = EngineConfig.from_dict({"attention_backend": "flat"})
+    assert (config.attention_backend, _plan("flat")) == ("flat", "flat")
+    assert list(PLANS) == [*(plan.name for plan in SHIPPED), "flat"]
+    engine = json_schema()["$defs"]["Engine"]["properties"]
+    assert engine["attention_backend"] == {"enum": list(PLANS)}
+    assert executor_of("flat", "cuda", "float16", {}) == "Triton kernels"
+    assert HAS["ragged"](config)
+    toggles = load_registry().toggles
+    assert [exists_in(toggles[pr], "flat") for pr in (27338, 27360)] == [True, False], "of flashinfer, of fa3"
+    with pytest.raises(InvalidOption, match=r"must be one of flashinfer, fa3, triton, flat; got 'flatt'"):
+        EngineConfig.from_dict({"attention_backend": "flatt"})
+
+
+def test_to_use_a_shipped_plan_reads_no_other_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "names", lambda kind: pytest.fail("packages were read"))
+    monkeypatch.setattr(plugins, "load", lambda kind, name: pytest.fail("packages were read"))
+    assert [EngineConfig.from_dict({"attention_backend": plan.name}).attention_backend for plan in SHIPPED] == [
+        "flashinfer",
+        "fa3",
+        "triton",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("contents", "said"),
+    [
+        (
+            {"record": "import nowhere"},
+            r"cannot import flat_plan:PLAN \(plugin 'flat' of group specdebug\.attention_plans\): ModuleNotFoundError",
+        ),
+        ({"record": "PLAN = 3"}, "is no AttentionPlan but int"),
+        ({"entry": "other = flat_plan:PLAN"}, "names itself 'flat'; the entry point and the plan must have one name"),
+    ],
+)
+def test_a_package_whose_plan_cannot_be_used_is_named(
+    contents: dict[str, str], said: str, installed: Callable[..., None]
+) -> None:
+    installed(**contents)
+    name = "other" if "entry" in contents else "flat"
+    with pytest.raises(InvalidOption, match=rf"engine\.attention_backend: .*{said}"):
+        EngineConfig.from_dict({"attention_backend": name})
+
+
+def test_a_planner_that_is_not_there_is_named(installed: Callable[..., None]) -> None:
+    from specdebug.engine.attention.select import planner_class
+
+    installed(record=RECORD.replace(":FlatPlanner", ":RoundPlanner"))
+    said = r"the planner of attention plan 'flat' cannot be loaded from flat_plan\.planner:RoundPlanner"
+    with pytest.raises(PlanError, match=said):
+        planner_class("flat")
+
+
+def test_a_name_that_no_plan_has_is_no_plan() -> None:
+    plans = Plans(SHIPPED[:1])
+    assert "fa3" not in plans
+    with pytest.raises(KeyError):
+        plans["fa3"]

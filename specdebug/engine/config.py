@@ -10,10 +10,11 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
+from specdebug.engine.speculative.registry import algorithm_names
 from specdebug.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
@@ -32,15 +33,21 @@ class InvalidOption(ConfigError):
         super().__init__(f"engine.{path}: {message}" if key_path else message)
 
 
+class OneOf(NamedTuple):
+    """Of an option in an ``Annotated``: the values it may have, asked for when a configuration is read."""
+
+    choices: Callable[[], tuple[str, ...]]
+
+
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculativeConfig:
-    """EAGLE drafting. Symbols: S num_steps, K eagle_topk, T num_draft_tokens (tree nodes, root included)."""
+    """Drafting by one of the algorithms in ``speculative/registry.py``. Symbols: S num_steps, K eagle_topk, T num_draft_tokens (tree nodes, root included)."""
 
-    algorithm: Literal["EAGLE", "EAGLE3"] = "EAGLE"
+    algorithm: Annotated[str, OneOf(algorithm_names)] = "EAGLE"
     draft_model: str | None = None
     num_steps: int = 5
     eagle_topk: int = 1
@@ -224,7 +231,7 @@ class EngineConfig:
 def _build(cls: type[T], data: Any, path: tuple[str, ...]) -> T:
     if not isinstance(data, Mapping):
         raise InvalidOption(f"must be a mapping, got {_kind(data)}", path)
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     values: dict[str, Any] = {}
     for key, value in data.items():
         if key not in hints:
@@ -238,8 +245,8 @@ def _coerce(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
     if origin in (types.UnionType, typing.Union):
         options = [arg for arg in typing.get_args(hint) if arg is not type(None)]
         return None if value is None else _coerce(options[0], value, path)
-    if origin is Literal:
-        choices = typing.get_args(hint)
+    if origin is Literal or origin is Annotated:
+        choices = choices_of(hint)
         if value not in choices or isinstance(value, bool):
             raise InvalidOption(f"must be one of {', '.join(map(str, choices))}; got {value!r}", path)
         return value
@@ -255,6 +262,12 @@ def _coerce(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
     if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
         raise InvalidOption(f"must be {_ARTICLE[hint]}, got {_kind(value)}", path)
     return value
+
+
+def choices_of(hint: Any) -> tuple[Any, ...]:
+    """The values that an option may have, by its hint, which is a ``Literal`` or has a :class:`OneOf`."""
+    arguments = typing.get_args(hint)
+    return arguments[1].choices() if typing.get_origin(hint) is Annotated else arguments
 
 
 _ARTICLE = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}

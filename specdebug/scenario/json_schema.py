@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from specdebug.engine.config import EngineConfig
+from specdebug.engine.config import EngineConfig, choices_of
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.declare import BOUNDS as FAULT_BOUNDS
 from specdebug.faults.model import FaultClass
@@ -189,14 +189,14 @@ def _arm() -> Schema:
 
 def _dataclass(cls: Any) -> Schema:
     """Schema of a mapping from which ``EngineConfig.from_dict`` builds ``cls``: every key optional."""
-    return _table({name: _hint(hint) for name, hint in typing.get_type_hints(cls).items()})
+    return _table({name: _hint(hint) for name, hint in typing.get_type_hints(cls, include_extras=True).items()})
 
 
 def _hint(hint: Any) -> Schema:
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return {"anyOf": [_hint(option) for option in get_args(hint)]}
-    if typing.get_origin(hint) is Literal:
-        return {"enum": list(get_args(hint))}
+    if typing.get_origin(hint) in (Literal, Annotated):
+        return {"enum": list(choices_of(hint))}
     if typing.get_origin(hint) is tuple:
         return _list_of(_hint(get_args(hint)[0]))
     if hint is type(None):

@@ -34,8 +34,8 @@ from specdebug import async_probe
 from specdebug.diverge.align import in_lockstep
 from specdebug.diverge.judge import Pairs, judge
 from specdebug.diverge.keeper import Keeper
-from specdebug.diverge.listener import Listener
-from specdebug.diverge.recorder import Recorder
+from specdebug.diverge.listener import RunListener
+from specdebug.diverge.recorder import HashRecorder
 from specdebug.diverge.stream import Step, Writer, read
 from specdebug.diverge.values import Place, difference, kept
 from specdebug.engine import Engine, EngineConfig, SamplingParams
@@ -146,7 +146,7 @@ class Plant:
 class Recording(NamedTuple):
     """Puts in place what plants a fault, and behind it what records."""
 
-    recorders: Sequence[Listener]
+    recorders: Sequence[RunListener]
     plant: Plant | None
 
     def building(self) -> None:
@@ -171,7 +171,7 @@ def record(
 ) -> list[Step]:
     """The steps of one arm. Tensors to ``keep`` are written to ``folder``."""
     file = folder / "hashes"
-    recorders: list[Listener] = [Recorder(Writer(file), by_request=by_request)]
+    recorders: list[RunListener] = [HashRecorder(Writer(file), by_request=by_request)]
     if keep:
         recorders.append(Keeper(keep, folder))
     library = Library()
@@ -313,7 +313,7 @@ def cost(folder: Path, steps: int, *, by_request: bool) -> None:
     activate(Library().packs(("default",)), None)
     options = {**SCENARIO["engine"], "context_length": 512, "memory": {"num_slots": 4096}}  # type: ignore[dict-item]
     engines = [Engine(EngineConfig.from_dict(options)) for _ in range(2)]
-    recorder = Recorder(Writer(folder / "cost"), by_request=by_request)
+    recorder = HashRecorder(Writer(folder / "cost"), by_request=by_request)
     recorder.attach(engines[1])
     hook = async_probe.site_hook()
     async_probe.on_site(None)

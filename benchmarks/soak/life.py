@@ -23,11 +23,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from specdebug.faults.view import EngineView
+
 from benchmarks.soak import draw
 from specdebug import async_probe
 from specdebug.assets import checkpoint_path
 from specdebug.corpus import heldout_text
-from specdebug.faults.view import EngineView
 from specdebug.reference.config import read_config
 from specdebug.run.dense import DenseReference, keep_weights
 from specdebug.run.driver import WorkloadDriver
@@ -156,7 +157,6 @@ class Life:
         began = time.process_time()
         watch = Watch(self._sink)
         self._run(Scenario.from_dict(plain), watch)
-        self._engine.observer = None  # or the judge's reference would stay in memory until the next workload
         if not watch.alarms:
             self._look_back(watch, flush=self._served % 2 == 1)
         self._served += 1
@@ -167,7 +167,7 @@ class Life:
     def _run(self, scenario: Scenario, watch: Watch) -> None:
         workload = expand(scenario, keep_tokenizer(draw.MODEL), scenario.seed)
         judge = self._judge(scenario, watch)
-        self._engine.observer = judge
+        self._engine.observers.add(judge)
         loop = RunLoop(
             self._engine,
             WorkloadDriver(workload),
@@ -183,6 +183,8 @@ class Life:
             loop.run()
         except Stopped:
             return  # why has been reported
+        finally:
+            self._engine.observers.remove(judge)  # or its reference would stay in memory
         watch.counts["judged"] += scenario.oracles.lossless
 
     def _judge(self, scenario: Scenario, watch: Watch) -> Judge:

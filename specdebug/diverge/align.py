@@ -11,27 +11,16 @@ somebody who has the values.
 
 from __future__ import annotations
 
-import fnmatch
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
 from specdebug.diverge.stream import Part, Step
+from specdebug.engine.sites import held_at
 
 What = Literal["value", "shape", "schedule", "end"]
 
-WHERE_SITES = (
-    "*.loc",
-    "*_loc",
-    "*.kv_indices",
-    "*.kv_indptr",
-    "*.req_pool_indices",
-    "draft.prefix_tail",
-    "prefix_cache.*",
-)
-"""Sites whose tensors say where something is, which depends on what else was served."""
 PREFILL = "target_prefill.input_ids"
 """The site that a step passes if it is a prefill."""
 
@@ -135,10 +124,9 @@ def same_schedule(left: Sequence[Step], right: Sequence[Step]) -> int | None:
     return None
 
 
-@functools.cache
-def is_where(site: str) -> bool:
-    """Whether a site's tensor says where something is rather than what."""
-    return any(fnmatch.fnmatchcase(site, pattern) for pattern in WHERE_SITES)
+def is_where(name: str) -> bool:
+    """True if a site's tensor says where something is, which depends on what else was served."""
+    return held_at(name).places
 
 
 _Key = tuple[str, str, int, str, int]

@@ -45,7 +45,10 @@ def _round_up(value: int, multiple: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculativeConfig:
-    """Drafting by one of the algorithms in ``speculative/registry.py``. Symbols: S num_steps, K eagle_topk, T num_draft_tokens (tree nodes, root included)."""
+    """Drafting by one of the algorithms in ``speculative/registry.py``.
+
+    Symbols: S num_steps, K eagle_topk, T num_draft_tokens (tree nodes, root included).
+    """
 
     algorithm: Annotated[str, OneOf(algorithm_names)] = "EAGLE"
     draft_model: str | None = None

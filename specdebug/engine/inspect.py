@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from specdebug.engine.config import EngineConfig
+from specdebug.engine.config import EngineConfig, SpeculativeConfig
 from specdebug.engine.errors import EngineError
 from specdebug.engine.graph.runner import StaticBuffers
 from specdebug.engine.memory.kv_memory import KVMemory
@@ -54,6 +54,20 @@ class EngineView:
         return self.engine.config
 
     @property
+    def spec(self) -> SpeculativeConfig:
+        """How it speculates. Raises EngineError if it does not."""
+        if self.config.speculative is None:
+            raise EngineError("this engine does not speculate")
+        return self.config.speculative
+
+    @property
+    def draft_pool(self) -> KVPool:
+        """Draft KV. Raises EngineError if there is none."""
+        if self.memory.draft is None:
+            raise EngineError("this engine has no draft model")
+        return self.memory.draft
+
+    @property
     def running(self) -> list[Request]:
         """Requests that decode, in the order of their batch."""
         return list(self.scheduler.running)
@@ -96,11 +110,13 @@ class EngineView:
         named = [("target_kv", self.memory.target), ("draft_kv", self.memory.draft)]
         return [(name, pool) for name, pool in named if pool is not None]
 
-    def buffers(self, runner: RunnerName) -> StaticBuffers | None:
-        """Static buffers of a graph runner of the worker's, None without graph runners."""
+    def buffers(self, runner: RunnerName) -> StaticBuffers:
+        """Static buffers of a graph runner of the worker's. Raises EngineError without graph runners."""
         runners = self.eagle.runners
         found = {"draft": runners.draft, "verify": runners.verify, "extend": runners.extend}[runner]
-        return None if found is None else found.buffers
+        if found is None:
+            raise EngineError("this engine has no graph runners; set cuda_graph.enabled")
+        return found.buffers
 
     def slot(self, request: Request, position: int) -> int:
         """The KV slot of a position."""

@@ -21,7 +21,7 @@ nobody: there is no telling. positions: one element for each position that is at
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteRows:
     """What passes at a site.
 
     Args:
@@ -39,64 +39,64 @@ class Site:
     flat: bool = False
 
 
-SITES: Mapping[str, Site] = {
-    "accept.accept_index": Site("request", flat=True),
-    "accept.num_correct_drafts": Site("request"),
-    "accept.predict": Site("nodes"),
-    "attention.plan.kv_indices": Site("positions", places=True),
-    "commit.compact.rows": Site("request", flat=True),
-    "draft.bonus": Site("request"),
-    "draft.forward.input_ids": Site("branches", padded=True, captured=True),
-    "draft.forward.logits": Site("branches", padded=True, captured=True),
-    "draft.forward.positions": Site("branches", padded=True, captured=True),
-    "draft.organize.draft_tokens": Site("request", padded=True, captured=True),
-    "draft.organize.scores": Site("request", padded=True, captured=True),
-    "draft.organize.top_scores_index": Site("request", padded=True, captured=True),
-    "draft.out_cache_loc": Site("branches", places=True),
-    "draft.plan.kv_indptr": Site("nobody", places=True),
-    "draft.prefix_tail": Site("request", places=True),
-    "draft.select.choice": Site("request", padded=True, captured=True),
-    "draft_extend.features": Site("nodes"),
-    "draft_extend.input_ids": Site("nodes"),
-    "draft_extend.logits": Site("request", padded=True),
-    "draft_extend.topk_index": Site("request"),
-    "draft_extend.topk_p": Site("request"),
-    "draft_extend_graph.replay.accept_lengths": Site("request", padded=True, captured=True),
-    "draft_extend_graph.replay.input_ids": Site("nodes", padded=True, captured=True),
-    "draft_graph.replay.hidden_states": Site("request", padded=True),
-    "draft_graph.replay.req_pool_indices": Site("request", padded=True, places=True),
-    "draft_graph.replay.topk_index": Site("request", padded=True),
-    "draft_graph.replay.topk_p": Site("request", padded=True),
-    "draft_prefill.hidden_states": Site("tokens"),
-    "draft_prefill.input_ids": Site("tokens"),
-    "kv_pool.write.k": Site("written"),
-    "kv_pool.write.loc": Site("written", padded=True, places=True),
-    "kv_pool.write.v": Site("written"),
-    "move_kv_cache.src_loc": Site("even", places=True),
-    "move_kv_cache.tgt_loc": Site("even", places=True),
-    "prefix_cache.release.first_free": Site("nobody", places=True),
-    "sampler.next_token_ids": Site("request"),
-    "sampler.softmax.probs": Site("sampled"),
-    "sampler.top_k.probs": Site("sampled"),
-    "sampler.top_p.probs": Site("sampled"),
-    "target_decode.input_ids": Site("request"),
-    "target_decode.logits": Site("request"),
-    "target_prefill.hidden_states": Site("tokens"),
-    "target_prefill.input_ids": Site("tokens"),
-    "target_prefill.logits": Site("request"),
-    "tree.parents": Site("request"),
-    "tree.retrieve_next_sibling": Site("request"),
-    "tree.retrieve_next_token": Site("request"),
-    "verify.hidden_states": Site("nodes"),
-    "verify.input_ids": Site("nodes"),
-    "verify.logits": Site("nodes"),
+SITES: Mapping[str, SiteRows] = {
+    "accept.accept_index": SiteRows("request", flat=True),
+    "accept.num_correct_drafts": SiteRows("request"),
+    "accept.predict": SiteRows("nodes"),
+    "attention.plan.kv_indices": SiteRows("positions", places=True),
+    "commit.compact.rows": SiteRows("request", flat=True),
+    "draft.bonus": SiteRows("request"),
+    "draft.forward.input_ids": SiteRows("branches", padded=True, captured=True),
+    "draft.forward.logits": SiteRows("branches", padded=True, captured=True),
+    "draft.forward.positions": SiteRows("branches", padded=True, captured=True),
+    "draft.organize.draft_tokens": SiteRows("request", padded=True, captured=True),
+    "draft.organize.scores": SiteRows("request", padded=True, captured=True),
+    "draft.organize.top_scores_index": SiteRows("request", padded=True, captured=True),
+    "draft.out_cache_loc": SiteRows("branches", places=True),
+    "draft.plan.kv_indptr": SiteRows("nobody", places=True),
+    "draft.prefix_tail": SiteRows("request", places=True),
+    "draft.select.choice": SiteRows("request", padded=True, captured=True),
+    "draft_extend.features": SiteRows("nodes"),
+    "draft_extend.input_ids": SiteRows("nodes"),
+    "draft_extend.logits": SiteRows("request", padded=True),
+    "draft_extend.topk_index": SiteRows("request"),
+    "draft_extend.topk_p": SiteRows("request"),
+    "draft_extend_graph.replay.accept_lengths": SiteRows("request", padded=True, captured=True),
+    "draft_extend_graph.replay.input_ids": SiteRows("nodes", padded=True, captured=True),
+    "draft_graph.replay.hidden_states": SiteRows("request", padded=True),
+    "draft_graph.replay.req_pool_indices": SiteRows("request", padded=True, places=True),
+    "draft_graph.replay.topk_index": SiteRows("request", padded=True),
+    "draft_graph.replay.topk_p": SiteRows("request", padded=True),
+    "draft_prefill.hidden_states": SiteRows("tokens"),
+    "draft_prefill.input_ids": SiteRows("tokens"),
+    "kv_pool.write.k": SiteRows("written", padded=True),
+    "kv_pool.write.loc": SiteRows("written", padded=True, places=True),
+    "kv_pool.write.v": SiteRows("written", padded=True),
+    "move_kv_cache.src_loc": SiteRows("even", places=True),
+    "move_kv_cache.tgt_loc": SiteRows("even", places=True),
+    "prefix_cache.release.first_free": SiteRows("nobody", places=True),
+    "sampler.next_token_ids": SiteRows("request"),
+    "sampler.softmax.probs": SiteRows("sampled"),
+    "sampler.top_k.probs": SiteRows("sampled"),
+    "sampler.top_p.probs": SiteRows("sampled"),
+    "target_decode.input_ids": SiteRows("request"),
+    "target_decode.logits": SiteRows("request"),
+    "target_prefill.hidden_states": SiteRows("tokens"),
+    "target_prefill.input_ids": SiteRows("tokens"),
+    "target_prefill.logits": SiteRows("request"),
+    "tree.parents": SiteRows("request"),
+    "tree.retrieve_next_sibling": SiteRows("request"),
+    "tree.retrieve_next_token": SiteRows("request"),
+    "verify.hidden_states": SiteRows("nodes"),
+    "verify.input_ids": SiteRows("nodes"),
+    "verify.logits": SiteRows("nodes"),
 }
 
-UNKNOWN = Site("even")
+UNKNOWN = SiteRows("even")
 """Stands for a site that is not the engine's own, such as one that a toggle brings."""
 
 
-def site(name: str) -> Site:
+def held_at(name: str) -> SiteRows:
     """What passes at the site of that name."""
     return SITES.get(name, UNKNOWN)
 
@@ -106,4 +106,4 @@ def rows_per_request(name: str, *, branches: int, nodes: int) -> int | None:
 
     branches: K, of the draft loop. nodes: T, of the tree; both 1 without speculation.
     """
-    return {"request": 1, "branches": branches, "nodes": nodes}.get(site(name).rows)
+    return {"request": 1, "branches": branches, "nodes": nodes}.get(held_at(name).rows)

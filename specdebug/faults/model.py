@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from specdebug.engine.sites import held_at
 from specdebug.errors import ContentError, SpecDebugError, Where
-from specdebug.faults.view import is_captured
 
 if TYPE_CHECKING:
     from specdebug.faults.shot import Shot
@@ -112,7 +112,7 @@ class FaultClass:
     @property
     def captured_sites(self) -> tuple[str, ...]:
         """Those of its sites at which it is refused where CUDA graphs are captured."""
-        return tuple(site for site in self.sites if is_captured(site))
+        return tuple(name for name in self.sites if held_at(name).captured)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for reports."""

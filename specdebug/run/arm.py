@@ -233,7 +233,7 @@ class _Arm:
         oracles = scenario.oracles_of(arm)
         decode = decoder(tokenizer)
         judge = self._judge(oracles, engine.config, decode)
-        engine.observer = judge
+        engine.observers.add(judge)
         self._injector = Injector(faults, seed, self._sink, stream)
         self._injector.attach(engine)
         loop = RunLoop(

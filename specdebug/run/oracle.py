@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specdebug.engine.observer import EngineObserver
 from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Tie, Violation
 
@@ -124,8 +125,8 @@ def first_bad_position(ours: Tensor, expected: Tensor, tolerance: float) -> tupl
     return index, float(off[index])
 
 
-class Judge:
-    """The engine's observer: runs the oracles and hands what they find to ``report``.
+class Judge(EngineObserver):
+    """Observes the engine: runs the oracles and hands what they find to ``report``.
 
     ``seconds`` is the time spent judging by ``clock``; it is not the engine's.
     """

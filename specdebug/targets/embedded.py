@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from specdebug.engine import Engine
 
 
 class StepReportLike(Protocol):
@@ -28,8 +31,8 @@ class StepReportLike(Protocol):
 class EngineLike(Protocol):
     """The engine as a run loop sees it; ``specdebug.engine.Engine`` is one, tests bring others."""
 
-    observer: Any
-
+    @property
+    def observers(self) -> Any: ...
     @property
     def requests(self) -> Any: ...
     @property
@@ -73,7 +76,7 @@ def _models_of(config: Any) -> tuple[Any, ...]:
     return (config.device, config.dtype, config.reach, config.model, draft)
 
 
-def build_engine(options: Mapping[str, Any], seed: int) -> EngineLike:
+def build_engine(options: Mapping[str, Any], seed: int) -> Engine:
     """An engine of these options. Imports the engine, so reverts must be in place by now.
 
     Raises ConfigError or CheckpointError.
@@ -81,8 +84,7 @@ def build_engine(options: Mapping[str, Any], seed: int) -> EngineLike:
     from specdebug.engine import Engine, EngineConfig
 
     config = EngineConfig.from_dict({"seed": seed, **options})
-    engine: EngineLike = Engine(config, _models.get(_models_of(config)))
-    return engine
+    return Engine(config, _models.get(_models_of(config)))
 
 
 def sampling_params(**fields: Any) -> Any:

@@ -42,7 +42,7 @@ def loop_of(
         tie=lambda rid, tie: None,
         decode=lambda ids: "".join(map(str, ids)),
     )
-    engine.observer = judge
+    engine.observers.add(judge)
     loop = RunLoop(
         engine,
         WorkloadDriver(Workload(requests)),

@@ -24,7 +24,7 @@ Cells = tuple[int, int, int]
 
 
 class ReqToToken:
-    """``table`` is int32 [rows + 1, width], a view of ``cells``, whose rows end in guard columns where there are any."""
+    """``table`` is int32 [rows + 1, width], a view of ``cells``, whose rows may end in guard columns."""
 
     def __init__(
         self, rows: int, width: int, *, fill: FillPolicy, guards: bool, device: torch.device | None = None

@@ -66,7 +66,7 @@ class EagleWorker:
             device=device,
         )
         self._tree_builder = TreeBuilder(topk=spec.eagle_topk, tree_size=spec.tree_size, device=device)
-        loop = DraftLoop(
+        self.draft_loop = DraftLoop(
             draft,
             pools.draft,
             topk=spec.eagle_topk,
@@ -76,8 +76,8 @@ class EagleWorker:
         )
         verify = VerifyForward(parts.target, pools.target, draft.aux_layers, draft.target_feature_size)
         extend = ExtendForward(draft, pools.draft, topk=spec.eagle_topk)
-        self.runners = make_runners(parts, loop, verify, extend)
-        self._draft = DraftStage(parts, loop, self.runners.draft, workspace)
+        self.runners = make_runners(parts, self.draft_loop, verify, extend)
+        self._draft = DraftStage(parts, self.draft_loop, self.runners.draft, workspace)
         self._verify = VerifyStage(parts, verify, self.runners.verify, workspace)
         self._extend = ExtendStage(parts, extend, self.runners.extend, self.state, workspace)
         self._ahead: _Begun | None = None

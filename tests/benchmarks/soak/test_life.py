@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from specdebug.faults.view import EngineView
 
 from benchmarks.soak import draw, life
 from benchmarks.soak.tally import WorkerTally
@@ -14,7 +15,6 @@ from specdebug import async_probe
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.faults.injector import Injector
 from specdebug.faults.model import Fault
-from specdebug.faults.view import EngineView
 from specdebug.scenario.random_streams import stream
 from specdebug.targets.embedded import build_engine, drop_models
 from tests.run.fakes import ListSink

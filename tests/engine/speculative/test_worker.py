@@ -170,17 +170,16 @@ def test_a_repeated_prompt_is_drafted_as_well_from_the_cache(lab: Lab) -> None:
 
 def spy_on_drafts(engine: Engine) -> list[tuple[DraftInputs, DraftCandidates]]:
     """What the draft loop is given and returns, from now on."""
-    worker = engine._eagle_worker
-    assert worker is not None
+    loop = engine.view.eagle.draft_loop
     seen: list[tuple[DraftInputs, DraftCandidates]] = []
-    run_loop = worker._loop.run
+    run_loop = loop.run
 
     def spying(inputs: DraftInputs, plans: list) -> DraftCandidates:
         result = run_loop(inputs, plans)
         seen.append((inputs, result))
         return result
 
-    worker._loop.run = spying  # type: ignore[method-assign]
+    loop.run = spying  # type: ignore[method-assign]
     return seen
 
 

@@ -36,7 +36,7 @@ from specdebug.diverge.judge import Pairs, judge
 from specdebug.diverge.keeper import Keeper
 from specdebug.diverge.listener import RunListener
 from specdebug.diverge.recorder import HashRecorder
-from specdebug.diverge.stream import Step, Writer, read
+from specdebug.diverge.stream import RecordedStep, Writer, read
 from specdebug.diverge.values import Place, difference, kept
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.loops.replay import ArmRun
@@ -168,7 +168,7 @@ def record(
     plant: Plant | None = None,
     keep: Mapping[Place, str] | None = None,
     by_request: bool = False,
-) -> list[Step]:
+) -> list[RecordedStep]:
     """The steps of one arm. Tensors to ``keep`` are written to ``folder``."""
     file = folder / "hashes"
     recorders: list[RunListener] = [HashRecorder(Writer(file), by_request=by_request)]
@@ -193,13 +193,13 @@ class Fault(NamedTuple):
     """One to be planted, by its number."""
 
     number: int
-    step: Step
+    step: RecordedStep
     call: int
     site: str
     state: Any
 
     @classmethod
-    def drawn(cls, number: int, places: Sequence[tuple[Step, int, str]]) -> Fault:
+    def drawn(cls, number: int, places: Sequence[tuple[RecordedStep, int, str]]) -> Fault:
         rng = random.Random(number)
         return cls(number, *rng.choice(places), rng.getstate())
 
@@ -238,7 +238,7 @@ def planted_with(scenario: Scenario, seed: int, numbers: Sequence[int]) -> Itera
             yield _answered(scenario, seed, fault, clean, folder)
 
 
-def _answered(scenario: Scenario, seed: int, fault: Fault, clean: list[Step], folder: Path) -> str:
+def _answered(scenario: Scenario, seed: int, fault: Fault, clean: list[RecordedStep], folder: Path) -> str:
     damaged = folder / str(fault.number)
     damaged.mkdir()
     plant = fault.plant()

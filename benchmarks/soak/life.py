@@ -23,8 +23,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from specdebug.faults.view import EngineView
-
 from benchmarks.soak import draw
 from specdebug import async_probe
 from specdebug.assets import checkpoint_path
@@ -219,7 +217,7 @@ class Life:
 
 def left_behind(engine: Any, *, flushed: bool) -> list[str]:
     """What an engine without work still holds, a line each. Prefixes may be cached unless they were ``flushed``."""
-    view = EngineView(engine)
+    view = engine.view
     allocator, radix, table = view.memory.allocator, view.cache.radix, view.cache.req_to_token
     problems = []
     if engine.has_work or engine.requests:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from specdebug.diverge.stream import Part, Step
+from specdebug.diverge.stream import RecordedStep, Share
 
 Place = tuple[str, int]
 """A site, and which of its calls in the step."""
@@ -35,7 +35,7 @@ GROUNDS = {
 """Where a choice is handed over, and where what it is made from is, in the same step."""
 
 
-def grounds(part: Part, step: Step) -> dict[Place, Part]:
+def grounds(part: Share, step: RecordedStep) -> dict[Place, Share]:
     """The choice ``part`` and what its request came by that decides it; empty for what is no choice."""
     sites = (part.descriptor.site, *GROUNDS.get(part.descriptor.site, ()))
     if len(sites) == 1:

@@ -81,4 +81,3 @@ class Batch:
             found.append((place, at, at + length))
             at += length
         return found
-

@@ -15,7 +15,7 @@ from specdebug.cli.main import run
 from specdebug.diverge.keeper import Keeper
 from specdebug.diverge.listener import RunListener
 from specdebug.diverge.recorder import HashRecorder
-from specdebug.diverge.stream import Step, Writer, read
+from specdebug.diverge.stream import RecordedStep, Writer, read
 from specdebug.diverge.values import kept
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from tests.diverge.samples import SCENARIO
@@ -65,13 +65,13 @@ def serve(listener: RunListener, *, late: bool = True, **options: Any) -> None:
     listener.finish()
 
 
-def recorded(folder: Path, *, by_request: bool = False, **options: Any) -> list[Step]:
+def recorded(folder: Path, *, by_request: bool = False, **options: Any) -> list[RecordedStep]:
     folder.mkdir()
     serve(HashRecorder(Writer(folder / "h"), by_request=by_request), **options)
     return read(folder / "h")
 
 
-def facts(steps: list[Step]) -> list[tuple[Any, ...]]:
+def facts(steps: list[RecordedStep]) -> list[tuple[Any, ...]]:
     return [(step.number, step.rids, step.calls, list(step.digests)) for step in steps]
 
 

@@ -13,7 +13,7 @@ import torch
 from specdebug import async_probe
 from specdebug.diverge.keeper import Keeper
 from specdebug.diverge.recorder import HashRecorder
-from specdebug.diverge.stream import Step, Writer, read
+from specdebug.diverge.stream import RecordedStep, Writer, read
 from specdebug.diverge.values import kept
 from specdebug.engine.observer import Observers
 
@@ -56,7 +56,7 @@ def _nobody_listens() -> Iterator[None]:
     async_probe.on_site(None)
 
 
-def recorded(path: Path, steps: int = 2, **options: Any) -> list[Step]:
+def recorded(path: Path, steps: int = 2, **options: Any) -> list[RecordedStep]:
     recorder = HashRecorder(Writer(path), **options)
     engine = Engine()
     recorder.attach(engine)

@@ -12,7 +12,7 @@ from specdebug import async_probe
 from specdebug.assets import tokenizer_path
 from specdebug.corpus import heldout_text
 from specdebug.engine import Engine, EngineConfig, Request, SamplingParams
-from specdebug.engine.model.tokenizer import Tokenizer
+from specdebug.engine.model.tokenizer import TargetTokenizer
 from tests.engine.combos import Ask, Combo, combos, families
 from tests.engine.conftest import Lab
 from tests.engine.oracle import GreedyOracle
@@ -157,7 +157,7 @@ def test_output_is_plain_greedy_decoding(lab: Lab, pool, backend: str, algorithm
 
 @pytest.fixture(scope="session")
 def code_pool(shipped: Lab) -> list[list[tuple[int, ...]]]:
-    text = Tokenizer(tokenizer_path("tiny")).encode(heldout_text()[:12_000])
+    text = TargetTokenizer(tokenizer_path("tiny")).encode(heldout_text()[:12_000])
     return families(shipped.oracle, text, trunks=(30, 280))
 
 

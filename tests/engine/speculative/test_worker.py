@@ -302,9 +302,9 @@ def test_shipped_heads_are_accepted_for_whole_chains(shipped: Lab) -> None:
     """Trained drafts, run deep: a step that accepts all S drafts commits S + 1 tokens, and none is lost."""
     from specdebug.assets import tokenizer_path
     from specdebug.corpus import heldout_text
-    from specdebug.engine.model.tokenizer import Tokenizer
+    from specdebug.engine.model.tokenizer import TargetTokenizer
 
-    prompt = Tokenizer(tokenizer_path("tiny")).encode(heldout_text()[:1500])[:200]
+    prompt = TargetTokenizer(tokenizer_path("tiny")).encode(heldout_text()[:1500])[:200]
     for algorithm in ALGORITHMS:
         engine = build({"model": "tiny", "speculative": {"algorithm": algorithm, "num_steps": 3}})
         engine.add_request("r", prompt, SamplingParams(max_new_tokens=24))

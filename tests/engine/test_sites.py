@@ -49,9 +49,7 @@ class Watch(EngineObserver):
         self.reached.add(call.site)
         if not self.batches:
             return
-        rows = (call.tensor if call.at is None else call.at.view(-1)).shape[0]
-        if call.at is not None and call.at.dim() > 1:
-            rows = call.at.shape[0]
+        rows = (call.tensor if call.at is None else call.at).shape[0]
         allowed = self.allowed(call.site)
         if allowed is not None and not (rows == allowed or (held_at(call.site).padded and rows > allowed)):
             self.wrong.append(f"{call.site}: {rows} rows in a {self.batches[-1].kind} batch, not {allowed}")

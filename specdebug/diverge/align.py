@@ -43,7 +43,7 @@ class Difference:
 
     @property
     def soft(self) -> bool:
-        """Whether rounding could be all there is to it."""
+        """True if rounding could explain it."""
         return self.what == "value" and self.left is not None and self.left.descriptor.is_float
 
 

@@ -55,7 +55,7 @@ class Judgement(NamedTuple):
 
 
 def judge(left: Sequence[RecordedStep], right: Sequence[RecordedStep], look: Look, config: Any) -> Judgement:
-    """What parts two arms.
+    """Find the first difference between two arms that rounding does not explain.
 
     Args:
         left, right: their steps, with a hash for each request's share.
@@ -91,7 +91,7 @@ def judge(left: Sequence[RecordedStep], right: Sequence[RecordedStep], look: Loo
 
 
 def compared(found: Difference, left: Path, right: Path) -> ValueDifference | None:
-    """What differs there, by what two arms kept; None if nothing does, or one did not come that far."""
+    """Compare the values that two arms kept of a place; None if they are equal, or one arm did not come that far."""
     assert found.left is not None
     assert found.right is not None
     one, other = _rows(found.left, left), _rows(found.right, right)

@@ -78,11 +78,11 @@ class Keeper(RunListener):
         self._into, self._drafted = self._now, len(self._now)
 
     def on_ahead_begin(self) -> None:
-        """What passes from now on belongs to the next step, and comes first in it."""
+        """Calls belong to the next step from now on, and come first in it."""
         self._into = self._next
 
     def on_ahead_end(self) -> None:
-        """What passes from now on belongs to this step again."""
+        """Calls belong to this step again."""
         self._into = self._now
 
     def on_ahead_dropped(self) -> None:

@@ -71,11 +71,11 @@ class HashRecorder(RunListener):
         self._log.drafting = stage == "draft"
 
     def on_ahead_begin(self) -> None:
-        """What passes from now on belongs to the next step, and comes first in it."""
+        """Calls belong to the next step from now on, and come first in it."""
         self._log.begin_ahead()
 
     def on_ahead_end(self) -> None:
-        """What passes from now on belongs to this step again."""
+        """Calls belong to this step again."""
         self._log.end_ahead()
 
     def on_ahead_dropped(self) -> None:

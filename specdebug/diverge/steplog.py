@@ -182,11 +182,11 @@ class StepLog:
         return Groups.of(call, apart=apart)
 
     def begin_ahead(self) -> None:
-        """What passes from now on belongs to the next step."""
+        """Calls belong to the next step from now on."""
         self._into = self._next
 
     def end_ahead(self) -> None:
-        """What passes from now on belongs to this step again."""
+        """Calls belong to this step again."""
         self._into = self._now
 
     def drop_ahead(self) -> None:
@@ -197,7 +197,7 @@ class StepLog:
         now.ahead = 0
 
     def use_ahead(self, batch: Batch) -> None:
-        """What was drafted ahead, if anything, is used for that batch."""
+        """Calls that were made ahead, if any, belong to that batch."""
         marks, ahead = self._now.marks, self._now.ahead
         if ahead and marks[0].batch is not batch:
             marks[:ahead] = [mark._replace(batch=batch) for mark in marks[:ahead]]
@@ -233,7 +233,7 @@ class StepLog:
 
     @property
     def pending(self) -> bool:
-        """Whether a step has begun."""
+        """True if a step has begun."""
         return len(self._now.marks) > self._now.ahead
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a worker writes of a run and the parent reads: of every step its site calls, and a hash for each owner of rows.
+"""The file that a worker writes of a run and the parent reads: every step's calls, with a hash for each owner of rows.
 
 A file of records, each a tag and a length, in shared memory: a step costs no system call, and outlives its worker.
 What repeats from step to step is written once and named by number: descriptors of calls (D), sequences of those (T)
@@ -43,7 +43,7 @@ class Descriptor:
 
     @property
     def is_float(self) -> bool:
-        """Whether its values can differ by rounding."""
+        """True if its values can differ by rounding."""
         return "float" in self.dtype
 
 

@@ -87,7 +87,7 @@ class EngineView:
 
     @property
     def state(self) -> DraftStateTable:
-        """What one decode step leaves for the next, on the device."""
+        """The state that one decode step leaves for the next, on the device."""
         return self.eagle.state
 
     @property

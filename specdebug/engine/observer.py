@@ -51,13 +51,13 @@ class EngineObserver:
         """A speculative step enters a stage, or comes back to it."""
 
     def on_ahead_begin(self) -> None:
-        """What is computed from now on belongs to the next step."""
+        """The engine computes ahead: sites belong to the next step from now on."""
 
     def on_ahead_end(self) -> None:
-        """What is computed from now on belongs to this step again."""
+        """Sites belong to this step again."""
 
     def on_ahead_dropped(self) -> None:
-        """What was begun ahead will not be used: this step computes another batch."""
+        """Work that was begun ahead will not be used: this step computes another batch."""
 
     def on_prefilled(self, engine: Engine, request: Request) -> None:
         """The whole prompt has KV, which can be looked at; the first token is sampled."""

@@ -46,7 +46,7 @@ class _Armed:
     """Opportunities its address covered."""
 
     def covers(self, point: Point, step: int, site: str | None) -> bool:
-        """Whether the address allows it here and now."""
+        """True if its address covers this opportunity."""
         if self.left <= 0 or self.kind.point != point:
             return False
         if site is not None and site != (self.fault.site or self.kind.sites[0]):

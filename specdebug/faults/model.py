@@ -1,4 +1,4 @@
-"""What a fault is: a class, an address, and what an injection leaves in the ledger."""
+"""A fault: a class, an address, and what an injection leaves in the ledger."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Point = Literal["before", "after", "site", "lengths", "readback", "move", "free"
 """When a class can act: before or after a step, when a site is reached, or when the engine calls what is wrapped."""
 
 Effect = Literal["corrupts", "benign", "kills"]
-"""What follows if nothing is wrong with the engine: damage that must be seen, nothing, or the worker's end."""
+"""The consequence in a sound engine: damage that must be seen, nothing, or the worker's end."""
 
 Need = Literal["speculative", "tree", "pages", "graphs", "guards", "flashinfer", "radix"]
-"""What an engine must have for a class to be able to act; see :data:`NEEDS`."""
+"""A property that an engine must have for a class to act; see :data:`NEEDS`."""
 
 NEEDS: Mapping[Need, str] = {
     "speculative": "speculation",
@@ -70,7 +70,7 @@ class Fault:
         return plain
 
     def error(self, message: str) -> SpecDebugError:
-        """What is wrong with this fault, at its place in the file if it has one."""
+        """An error about this fault, at its place in the file if it has one."""
         if self.where is None:
             return BadFault(f"--fault {self.name}: {message}")
         return ContentError(f"fault {self.name}: {message}", self.where)

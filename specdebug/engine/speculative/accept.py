@@ -48,7 +48,7 @@ class Acceptance:
 def accept(
     requests: Sequence[Request], tree: VerifyTree, logits: Tensor, spec: SpeculativeConfig, seed: int
 ) -> Acceptance:
-    """What the target accepts of a tree, by its logits [B·T, V]. Of a mixed batch, greedy requests are sampled from
+    """The nodes that the target accepts, by its logits [B·T, V]. Of a mixed batch, greedy requests are sampled from
     distributions that have all their mass at the argmax."""
     batch, nodes = tree.tokens.shape
     best = argmax(logits).view(batch, nodes)

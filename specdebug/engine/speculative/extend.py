@@ -42,7 +42,7 @@ class ExtendInputs:
 
 @dataclass(frozen=True)
 class ExtendOutputs:
-    """What the next draft loop starts from: topk_p, topk_index [B, K]; hidden_states [B, Hd]."""
+    """The start of the next draft loop: topk_p, topk_index [B, K]; hidden_states [B, Hd]."""
 
     topk_p: Tensor
     topk_index: Tensor

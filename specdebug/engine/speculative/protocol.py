@@ -1,4 +1,4 @@
-"""What an engine and its speculative worker ask of each other. The EAGLE worker is one; others may be registered."""
+"""The contract between an engine and its speculative worker. The EAGLE worker is one; others may be registered."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class DraftAndTargetAttention:
 
 @dataclass(frozen=True)
 class WorkerParts:
-    """What an engine gives a worker to work with. Models and pools are shared with the engine."""
+    """An engine gives its worker these to work with. Models and pools are shared with the engine."""
 
     config: EngineConfig
     spec: SpeculativeConfig

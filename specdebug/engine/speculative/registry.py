@@ -42,12 +42,12 @@ def algorithm_names() -> tuple[str, ...]:
 
 
 def worker_of(name: str) -> Any:
-    """What makes the worker of an algorithm."""
+    """The function that makes an algorithm's worker."""
     return _imported(_algorithms[name].worker)
 
 
 def loader_of(name: str) -> Any:
-    """What loads the draft model of an algorithm."""
+    """The function that loads an algorithm's draft model."""
     return _imported(_algorithms[name].loader)
 
 

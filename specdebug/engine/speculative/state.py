@@ -1,4 +1,4 @@
-"""What one iteration leaves for the next, kept on the device and indexed by ``req_pool_indices``.
+"""The state that one iteration leaves for the next, kept on the device and indexed by ``req_pool_indices``.
 
 Row 0 is padding. The host mirrors only lengths it needs for allocation; batches are gathered from here.
 """

@@ -113,6 +113,6 @@ class VerifyStage:
         return outputs
 
     def abandon(self, prepared: PreparedVerify) -> None:
-        """What was prepared will not be run."""
+        """A prepared verify will not be run."""
         if self._runner is not None and prepared.planned is not None:
             self._runner.abandon()

@@ -149,7 +149,7 @@ class EagleWorker:
         return self._begin(requests, longest, slack=len(longest) * (nodes - 1))
 
     def _take_begun(self, requests: Sequence[Request]) -> _Begun | None:
-        """What was begun ahead, if it was for these requests; it is used once. Else it is dropped."""
+        """Take the step that was begun ahead, if it was for these requests; else drop it."""
         if self._ahead is not None and not self._ahead.serves(requests):
             self._drop_ahead()
         begun = self._ahead
@@ -157,7 +157,7 @@ class EagleWorker:
         return begun
 
     def _drop_ahead(self) -> None:
-        """What was begun will not go on."""
+        """The step that was begun ahead will not go on."""
         if self._ahead is None:
             return
         for each in self._parts.observers:

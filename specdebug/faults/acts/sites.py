@@ -10,7 +10,7 @@ from specdebug.faults.shot import NotHere, Shot
 FAMILY = "tensors"
 
 FAR = -4886055425978319163
-"""What an uninitialised topk_index was seen to hold (SGLang PR 23037)."""
+"""An uninitialised topk_index was seen to hold this (SGLang PR 23037)."""
 
 
 @fault_class(FAMILY, "site", "corrupts", sites=("verify.logits", "target_prefill.logits", "target_decode.logits"))

@@ -1,5 +1,5 @@
-"""What two streams without an event between them do to each other: reads that come before a write, writes that come
-late, memory reused while somebody still reads it; and kernels whose programs run in another order.
+"""Damage that two streams without an event between them do to each other: reads that come before a write, writes that
+come late, memory reused while somebody still reads it; and kernels whose programs run in another order.
 
 The engine runs on one stream, so the order is simulated: what is read is what memory held before the other stream's
 write landed.

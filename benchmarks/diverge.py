@@ -34,9 +34,9 @@ from specdebug import async_probe
 from specdebug.diverge.align import in_lockstep
 from specdebug.diverge.judge import Pairs, judge
 from specdebug.diverge.keeper import Keeper
-from specdebug.diverge.listener import Listener
-from specdebug.diverge.recorder import Recorder
-from specdebug.diverge.stream import Step, Writer, read
+from specdebug.diverge.listener import RunListener
+from specdebug.diverge.recorder import HashRecorder
+from specdebug.diverge.stream import RecordedStep, Writer, read
 from specdebug.diverge.values import Place, difference, kept
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.loops.replay import ArmRun
@@ -146,7 +146,7 @@ class Plant:
 class Recording(NamedTuple):
     """Puts in place what plants a fault, and behind it what records."""
 
-    recorders: Sequence[Listener]
+    recorders: Sequence[RunListener]
     plant: Plant | None
 
     def building(self) -> None:
@@ -168,10 +168,10 @@ def record(
     plant: Plant | None = None,
     keep: Mapping[Place, str] | None = None,
     by_request: bool = False,
-) -> list[Step]:
+) -> list[RecordedStep]:
     """The steps of one arm. Tensors to ``keep`` are written to ``folder``."""
     file = folder / "hashes"
-    recorders: list[Listener] = [Recorder(Writer(file), by_request=by_request)]
+    recorders: list[RunListener] = [HashRecorder(Writer(file), by_request=by_request)]
     if keep:
         recorders.append(Keeper(keep, folder))
     library = Library()
@@ -193,13 +193,13 @@ class Fault(NamedTuple):
     """One to be planted, by its number."""
 
     number: int
-    step: Step
+    step: RecordedStep
     call: int
     site: str
     state: Any
 
     @classmethod
-    def drawn(cls, number: int, places: Sequence[tuple[Step, int, str]]) -> Fault:
+    def drawn(cls, number: int, places: Sequence[tuple[RecordedStep, int, str]]) -> Fault:
         rng = random.Random(number)
         return cls(number, *rng.choice(places), rng.getstate())
 
@@ -238,7 +238,7 @@ def planted_with(scenario: Scenario, seed: int, numbers: Sequence[int]) -> Itera
             yield _answered(scenario, seed, fault, clean, folder)
 
 
-def _answered(scenario: Scenario, seed: int, fault: Fault, clean: list[Step], folder: Path) -> str:
+def _answered(scenario: Scenario, seed: int, fault: Fault, clean: list[RecordedStep], folder: Path) -> str:
     damaged = folder / str(fault.number)
     damaged.mkdir()
     plant = fault.plant()
@@ -313,7 +313,7 @@ def cost(folder: Path, steps: int, *, by_request: bool) -> None:
     activate(Library().packs(("default",)), None)
     options = {**SCENARIO["engine"], "context_length": 512, "memory": {"num_slots": 4096}}  # type: ignore[dict-item]
     engines = [Engine(EngineConfig.from_dict(options)) for _ in range(2)]
-    recorder = Recorder(Writer(folder / "cost"), by_request=by_request)
+    recorder = HashRecorder(Writer(folder / "cost"), by_request=by_request)
     recorder.attach(engines[1])
     hook = async_probe.site_hook()
     async_probe.on_site(None)

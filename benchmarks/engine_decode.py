@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from specdebug import corpus
 from specdebug.assets import checkpoint_path
 from specdebug.engine import Engine, EngineConfig, SamplingParams
-from specdebug.engine.model.tokenizer import Tokenizer
+from specdebug.engine.model.tokenizer import TargetTokenizer
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 96
 EAGLE_SETTINGS = [("EAGLE", steps) for steps in (2, 3, 4, 5)] + [("EAGLE3", steps) for steps in (2, 3, 4)]
@@ -46,7 +46,7 @@ class Ratio:
 
 def prompts(count: int) -> list[list[int]]:
     """Held-out prompts, the same every time."""
-    tokenizer = Tokenizer(checkpoint_path("tiny") / "tokenizer.json")
+    tokenizer = TargetTokenizer(checkpoint_path("tiny") / "tokenizer.json")
     ids = tokenizer.encode(corpus.heldout_text()[:400_000])
     stride = len(ids) // (count + 1)
     return [ids[i * stride : i * stride + PROMPT_TOKENS] for i in range(count)]
@@ -165,9 +165,7 @@ def step_overhead(rounds: int) -> list[tuple[str, Ratio, float]]:
         ({"algorithm": "EAGLE3", "num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 8}, 1.3),
     ):
         runner = engine(settings)
-        worker = runner._eagle_worker
-        assert worker is not None
-        recorder = _Recorder(runner.model, worker._draft_model)
+        recorder = _Recorder(runner.model, runner.view.eagle.draft_model)
         runner.add_request("a", prompts(1)[0], SamplingParams(max_new_tokens=NEW_TOKENS * 2))
         runner.step()
         ratios = []

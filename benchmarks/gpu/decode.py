@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specdebug import async_probe
-from specdebug.diverge.recorder import Recorder
+from specdebug.diverge.recorder import HashRecorder
 from specdebug.diverge.stream import Writer
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.engine import Models, load_models
@@ -95,7 +95,7 @@ class Served:
         backend: str,
         probes: str,
         spec: bool = True,
-        recorder: Recorder | None = None,
+        recorder: HashRecorder | None = None,
     ) -> None:
         async_probe.on_site(None)
         if recorder is not None:
@@ -165,10 +165,10 @@ def weight_bytes(target: Any) -> int:
 
 def head_bytes(draft: Any) -> int:
     """What one draft forward reads: fc with the embedding's half, the layer, the target's head."""
-    size = 2 * draft._fc.numel() + draft._lm_head.numel()
-    for _, layer in draft._layers:
+    size = 2 * draft.fc.numel() + draft.lm_head.numel()
+    for _, layer in draft.layers:
         size += sum(w.numel() for w in (layer.qkv, layer.output, layer.gate_up, layer.down))
-    return int(size * draft._fc.element_size())
+    return int(size * draft.fc.element_size())
 
 
 def probe_cost(models: Models, backend: str, rounds: int) -> list[Row]:
@@ -197,7 +197,7 @@ def recording_cost(models: Models, backend: str, rounds: int) -> list[Row]:
     for batch, per_round in ((1, 12), (64, 4)):
         with tempfile.TemporaryDirectory() as temporary:
             files = [Path(temporary, name) for name in ("tensor", "request")]
-            recorders = [Recorder(Writer(file), by_request=file.name == "request") for file in files]
+            recorders = [HashRecorder(Writer(file), by_request=file.name == "request") for file in files]
             arms = [
                 Served(models, batch, backend=backend, probes="record", recorder=each) for each in (None, *recorders)
             ]
@@ -252,11 +252,10 @@ def against_floors(models: Models, backend: str, rounds: int) -> list[Row]:
     served.add(1)
     served.steps(12)
     speed = bandwidth()
-    worker = served.engine._eagle_worker
-    assert worker is not None
-    assert worker._verify_runner is not None
-    assert worker._draft_runner is not None
-    verify, draft = worker._verify_runner._captured[1]._graph, worker._draft_runner._captured[1]._graph
+    runners = served.engine.view.eagle.runners
+    assert runners.verify is not None
+    assert runners.draft is not None
+    verify, draft = runners.verify.captured[1].graph, runners.draft.captured[1].graph
     verify_floor = weight_bytes(models.target) / speed
     draft_floor = (STEPS - 1) * head_bytes(models.draft) / speed
     verify_times = [timed(verify.replay, 10) for _ in range(rounds)]

@@ -26,7 +26,6 @@ from typing import Any
 from benchmarks.soak import draw
 from specdebug import async_probe
 from specdebug.corpus import heldout_text
-from specdebug.faults.view import EngineView
 from specdebug.run.dense import DenseReference, keep_weights
 from specdebug.run.driver import WorkloadDriver
 from specdebug.run.exceptions import violation_of
@@ -154,7 +153,6 @@ class Life:
         began = time.process_time()
         watch = Watch(self._sink)
         self._run(Scenario.from_dict(plain), watch)
-        self._engine.observer = None  # or the judge's reference would stay in memory until the next workload
         if not watch.alarms:
             self._look_back(watch, flush=self._served % 2 == 1)
         self._served += 1
@@ -179,6 +177,8 @@ class Life:
             loop.run()
         except Stopped:
             return  # why has been reported
+        finally:
+            session.observe(None)  # or its reference would stay in memory
         watch.counts["judged"] += scenario.oracles.lossless
 
     def _judge(self, scenario: Scenario, watch: Watch) -> Judge:
@@ -216,7 +216,7 @@ class Life:
 
 def left_behind(engine: Any, *, flushed: bool) -> list[str]:
     """What an engine without work still holds, a line each. Prefixes may be cached unless they were ``flushed``."""
-    view = EngineView(engine)
+    view = engine.view
     allocator, radix, table = view.memory.allocator, view.cache.radix, view.cache.req_to_token
     problems = []
     if engine.has_work or engine.requests:

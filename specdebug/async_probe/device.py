@@ -51,7 +51,7 @@ from .layout import (
 from .rows import Finding, intact, merge
 
 Entries = tuple[int | None, ...]
-"""What the two parts of a job count for; None: do not look for that part."""
+"""The counts that a job's two parts go to; None: do not look for that part."""
 
 _cuda: Any = torch.cuda  # torch annotates only some of it
 
@@ -60,7 +60,7 @@ class Reading(NamedTuple):
     """How the programs of a launch read."""
 
     tile_bytes: int
-    """What a program has under way at once."""
+    """Bytes that a program has under way at once."""
     warps: int
     rows: int = 0
     """Of rows that are picked: how many share a tile."""
@@ -327,7 +327,7 @@ class DeviceRing:
     # The way to the host
 
     def _arrived(self, *, wait: bool) -> list[Finding]:
-        """What a copy of the counters that is under way tells of, if it is done (or ``wait`` for it)."""
+        """Findings that the counters copied so far tell of; ``wait`` for a copy that is under way."""
         event = self._transfer
         if event is None:
             return []
@@ -389,7 +389,7 @@ def _batches(jobs: Sequence[Job]) -> list[list[int]]:
 
 
 def _tags(number: int, job: Job, entries: Entries) -> tuple[int, int]:
-    """What rows of a job's two parts are marked with; -1: not looked for."""
+    """The marks of rows that a job's two parts write; -1: not looked for."""
     tag_0, tag_1 = (
         -1 if part is None or entry is None else entry << TAG_ENTRY | number << TAG_JOB | part.tag
         for part, entry in zip(job.parts, entries, strict=True)

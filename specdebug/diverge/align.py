@@ -11,27 +11,16 @@ somebody who has the values.
 
 from __future__ import annotations
 
-import fnmatch
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
-from specdebug.diverge.stream import Part, Step
+from specdebug.diverge.stream import RecordedStep, Share
+from specdebug.engine.sites import held_at
 
 What = Literal["value", "shape", "schedule", "end"]
 
-WHERE_SITES = (
-    "*.loc",
-    "*_loc",
-    "*.kv_indices",
-    "*.kv_indptr",
-    "*.req_pool_indices",
-    "draft.prefix_tail",
-    "prefix_cache.*",
-)
-"""Sites whose tensors say where something is, which depends on what else was served."""
 PREFILL = "target_prefill.input_ids"
 """The site that a step passes if it is a prefill."""
 
@@ -48,17 +37,17 @@ class Difference:
     step: int
     site: str
     owner: str | None
-    left: Part | None
-    right: Part | None
+    left: Share | None
+    right: Share | None
     text: str = ""
 
     @property
     def soft(self) -> bool:
-        """Whether rounding could be all there is to it."""
+        """True if rounding could explain it."""
         return self.what == "value" and self.left is not None and self.left.descriptor.is_float
 
 
-def in_lockstep(left: Sequence[Step], right: Sequence[Step]) -> Iterator[Difference]:
+def in_lockstep(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> Iterator[Difference]:
     """Differences of two runs that should be one and the same, in program order.
 
     It ends with the first step whose calls are not the same, because what follows has no counterpart.
@@ -89,7 +78,7 @@ def in_lockstep(left: Sequence[Step], right: Sequence[Step]) -> Iterator[Differe
                 yield Difference("value", other.number, a.descriptor.site, a.owner, a, b)
 
 
-def by_request(left: Sequence[Step], right: Sequence[Step]) -> Iterator[Difference]:
+def by_request(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> Iterator[Difference]:
     """Differences of what each request came by, in the order of the right run.
 
     Of prefills only those that end at the same position are compared, and shares with as many rows: how a prompt is
@@ -124,7 +113,7 @@ def by_request(left: Sequence[Step], right: Sequence[Step]) -> Iterator[Differen
                 yield Difference("value", step.number, site, rid, other, part)
 
 
-def same_schedule(left: Sequence[Step], right: Sequence[Step]) -> int | None:
+def same_schedule(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> int | None:
     """The first step in which other requests were computed or with other rows; None: there is none."""
     for one, other in zip_longest(left, right):
         if one is None or other is None:
@@ -135,17 +124,16 @@ def same_schedule(left: Sequence[Step], right: Sequence[Step]) -> int | None:
     return None
 
 
-@functools.cache
-def is_where(site: str) -> bool:
-    """Whether a site's tensor says where something is rather than what."""
-    return any(fnmatch.fnmatchcase(site, pattern) for pattern in WHERE_SITES)
+def is_where(name: str) -> bool:
+    """True if a site's tensor says where something is, which depends on what else was served."""
+    return held_at(name).places
 
 
 _Key = tuple[str, str, int, str, int]
 
 
-def _by_place(steps: Sequence[Step]) -> dict[_Key, Part]:
-    found: dict[_Key, Part] = {}
+def _by_place(steps: Sequence[RecordedStep]) -> dict[_Key, Share]:
+    found: dict[_Key, Share] = {}
     counts: dict[tuple[str, str], int] = {}
     for step in steps:
         number, kind = _numbers(step, counts), _kind(step)
@@ -156,7 +144,7 @@ def _by_place(steps: Sequence[Step]) -> dict[_Key, Part]:
     return found
 
 
-def _numbers(step: Step, counts: dict[tuple[str, str], int]) -> dict[str, int]:
+def _numbers(step: RecordedStep, counts: dict[tuple[str, str], int]) -> dict[str, int]:
     """By request: which of its decode steps this one is; of a prefill, how far it has come with that."""
     kind = _kind(step)
     more = dict.fromkeys(step.rids, 1)
@@ -168,11 +156,11 @@ def _numbers(step: Step, counts: dict[tuple[str, str], int]) -> dict[str, int]:
     return {rid: counts[rid, kind] for rid in step.rids}
 
 
-def _kind(step: Step) -> str:
+def _kind(step: RecordedStep) -> str:
     return "prefill" if any(call.site == PREFILL for call in step.calls) else "decode"
 
 
-def _nth_of_owner(part: Part, step: Step) -> int:
+def _nth_of_owner(part: Share, step: RecordedStep) -> int:
     """Calls of sampling sites are one request's each: their number depends on the batch."""
     if not part.descriptor.site.startswith("sampler."):
         return part.nth
@@ -184,7 +172,7 @@ def _nth_of_owner(part: Part, step: Step) -> int:
     return mine.index(part.call)
 
 
-def _parted(step: int, left: Part | None, right: Part | None) -> Difference:
+def _parted(step: int, left: Share | None, right: Share | None) -> Difference:
     sites = [
         f"reaches {part.descriptor.site}" if part is not None else "reaches nothing more" for part in (left, right)
     ]
@@ -192,12 +180,12 @@ def _parted(step: int, left: Part | None, right: Part | None) -> Difference:
     return Difference("schedule", step, site, None, left, right, f"the first arm {sites[0]}, the second {sites[1]}")
 
 
-def _shape(part: Part) -> str:
+def _shape(part: Share) -> str:
     rows = part.descriptor.rows
     return f"{sum(rows)} rows for {sum(owner >= 0 for owner in part.descriptor.owners)} requests" if rows else "a list"
 
 
-def _only(left: Part, right: Part) -> str | None:
+def _only(left: Share, right: Share) -> str | None:
     return left.owner if left.owner == right.owner else None
 
 

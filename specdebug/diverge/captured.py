@@ -1,4 +1,4 @@
-"""What passes in a graph: looked at while it is captured, so that every replay does the same again."""
+"""Calls in a graph: recorded while it is captured, because every replay makes the same ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Captured:
 
 
 def described(call: SiteCall) -> Described:
-    """What a call hands over."""
+    """Describe a call."""
     tensor, at = call.tensor, call.at
     shape: Sequence[int] = tensor.shape or (1,)
     if at is not None:

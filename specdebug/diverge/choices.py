@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from specdebug.diverge.stream import Part, Step
+from specdebug.diverge.stream import RecordedStep, Share
 
 Place = tuple[str, int]
 """A site, and which of its calls in the step."""
@@ -35,7 +35,7 @@ GROUNDS = {
 """Where a choice is handed over, and where what it is made from is, in the same step."""
 
 
-def grounds(part: Part, step: Step) -> dict[Place, Part]:
+def grounds(part: Share, step: RecordedStep) -> dict[Place, Share]:
     """The choice ``part`` and what its request came by that decides it; empty for what is no choice."""
     sites = (part.descriptor.site, *GROUNDS.get(part.descriptor.site, ()))
     if len(sites) == 1:
@@ -48,7 +48,7 @@ def grounds(part: Part, step: Step) -> dict[Place, Part]:
 
 
 def explained(place: Place, arms: tuple[Tensors, Tensors], topk: int) -> bool:
-    """Whether two arms' unequal choices at ``place`` are both right by what the arms computed.
+    """True if two arms' unequal choices at ``place`` are both right by what the arms computed.
 
     Args:
         place: of the choice.
@@ -66,7 +66,7 @@ def explained(place: Place, arms: tuple[Tensors, Tensors], topk: int) -> bool:
 
 
 def _holds_best(scores: np.ndarray, chosen: np.ndarray) -> bool:
-    """Whether ``chosen`` [n, k] names k best of each row of ``scores`` [n, m]; of equals, whichever."""
+    """True if ``chosen`` [n, k] names k best of each row of ``scores`` [n, m]; of equals, whichever."""
     if chosen.min(initial=0) < 0 or chosen.max(initial=0) >= scores.shape[1]:
         return False
     if any(len(set(row)) < len(row) for row in chosen.tolist()):
@@ -134,7 +134,7 @@ def _same_roots(arms: tuple[Tensors, Tensors], topk: int) -> bool:
 
 
 def _ranked(logits: np.ndarray, at: int, token: int, topk: int) -> bool:
-    """Whether ``token`` has the rank, in the row of its branch, that its place among K·K candidates says."""
+    """True if ``token`` has the rank, in the row of its branch, that its place among K·K candidates says."""
     row, rank = divmod(at, topk)
     if not (0 <= row < len(logits) and 0 <= token < logits.shape[1]):
         return False

@@ -56,7 +56,7 @@ class Block:
         self.used = 0
 
     def room(self, count: int) -> bool:
-        """Whether that many more fit."""
+        """True if that many more fit."""
         return self.used + count <= self.memory.numel()
 
     def add(self, call: SiteCall, groups: Groups) -> None:
@@ -69,7 +69,7 @@ class Block:
 
 
 class CapturedSums:
-    """What a graph adds up at each replay."""
+    """The sums that a graph takes at each replay."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
@@ -98,7 +98,7 @@ class Sent:
 
     @property
     def arrived(self) -> bool:
-        """Whether :meth:`read` would not wait."""
+        """True if :meth:`read` would not wait."""
         return self._event is None or bool(self._event.query())
 
     def read(self) -> np.ndarray:
@@ -124,7 +124,7 @@ class Memory:
             return Block(device, size), torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
 
     def free(self, sent: Sent) -> None:
-        """What has been read."""
+        """Take memory back that has been read."""
         for block, _ in sent.blocks:
             block.used = 0
         self._free += sent.blocks
@@ -149,7 +149,7 @@ class StepSums:
             mine.used += block.used
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """True if there are any."""
         return bool(self._blocks)
 
     def send(self) -> Sent | None:

@@ -18,7 +18,7 @@ _NOTHING = xxh3_64_intdigest(b"")
 
 
 def rows_of(call: SiteCall) -> Tensor:
-    """What is hashed, rows first: the tensor, or of [L, N, ...] the rows ``at`` (taken flat) of its dimension 1."""
+    """The tensor to hash, rows first: the call's own, or of [L, N, ...] the rows ``at``, taken flat, of dimension 1."""
     tensor = call.tensor.detach()
     if call.at is not None:
         # On a device the probe gathers nothing, and two operations are fewer than it would take for that.

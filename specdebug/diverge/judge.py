@@ -14,7 +14,7 @@ import numpy as np
 from specdebug.assets import checkpoint_path
 from specdebug.diverge.align import Difference, by_request
 from specdebug.diverge.choices import Place, explained, grounds
-from specdebug.diverge.stream import Part, Step
+from specdebug.diverge.stream import RecordedStep, Share
 from specdebug.diverge.values import ValueDifference, difference, kept, tolerance
 from specdebug.reference.config import read_config
 
@@ -23,7 +23,7 @@ AFTER = 8
 WINDOW = 3000
 """Tensors of each arm kept at a time, to tell rounding from more."""
 
-Pairs = Sequence[tuple[Part | None, Part | None]]
+Pairs = Sequence[tuple[Share | None, Share | None]]
 """Parts of the first arm and of the second."""
 Look = Callable[[Pairs], AbstractContextManager[tuple[Path, Path]]]
 """Runs both arms again and gives the folders in which they kept those parts."""
@@ -54,8 +54,8 @@ class Judgement(NamedTuple):
     rounding: Rounding
 
 
-def judge(left: Sequence[Step], right: Sequence[Step], look: Look, config: Any) -> Judgement:
-    """What parts two arms.
+def judge(left: Sequence[RecordedStep], right: Sequence[RecordedStep], look: Look, config: Any) -> Judgement:
+    """Find the first difference between two arms that rounding does not explain.
 
     Args:
         left, right: their steps, with a hash for each request's share.
@@ -70,7 +70,7 @@ def judge(left: Sequence[Step], right: Sequence[Step], look: Look, config: Any) 
         hard = next((n for n, each in enumerate(found[:WINDOW]) if not each.soft), None)
         window = found[:WINDOW] if hard is None else found[: hard + 1]
         why = _grounds(window[-1], *steps)
-        pairs: list[tuple[Part | None, Part | None]] = [(e.left, e.right) for e in window if e.what == "value"]
+        pairs: list[tuple[Share | None, Share | None]] = [(e.left, e.right) for e in window if e.what == "value"]
         pairs += [(part, None) for part in why[0].values()] + [(None, part) for part in why[1].values()]
         with look(pairs) as folders:
             values = [compared(each, *folders) if each.what == "value" else None for each in window]
@@ -91,7 +91,7 @@ def judge(left: Sequence[Step], right: Sequence[Step], look: Look, config: Any) 
 
 
 def compared(found: Difference, left: Path, right: Path) -> ValueDifference | None:
-    """What differs there, by what two arms kept; None if nothing does, or one did not come that far."""
+    """Compare the values that two arms kept of a place; None if they are equal, or one arm did not come that far."""
     assert found.left is not None
     assert found.right is not None
     one, other = _rows(found.left, left), _rows(found.right, right)
@@ -105,19 +105,19 @@ def next_sites(found: Sequence[Difference]) -> tuple[Difference, ...]:
 
 
 def _grounds(
-    found: Difference, left: Mapping[int, Step], right: Mapping[int, Step]
-) -> tuple[dict[Place, Part], dict[Place, Part]]:
+    found: Difference, left: Mapping[int, RecordedStep], right: Mapping[int, RecordedStep]
+) -> tuple[dict[Place, Share], dict[Place, Share]]:
     """If it is a choice that differs: in each arm, the parts that decide it."""
     if found.what != "value" or found.soft or found.left is None or found.right is None:
         return {}, {}
     return grounds(found.left, left[found.left.step]), grounds(found.right, right[found.right.step])
 
 
-def _read(parts: Mapping[Place, Part], folder: Path) -> dict[Place, np.ndarray]:
+def _read(parts: Mapping[Place, Share], folder: Path) -> dict[Place, np.ndarray]:
     return {place: rows for place, part in parts.items() if (rows := _rows(part, folder)) is not None}
 
 
-def _rows(part: Part, folder: Path) -> np.ndarray | None:
+def _rows(part: Share, folder: Path) -> np.ndarray | None:
     whole = kept(folder, (part.step, part.call))
     if whole is None or part.rows is None:
         return whole

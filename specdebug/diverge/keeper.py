@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -12,10 +11,10 @@ from specdebug.async_probe import SiteCall
 from specdebug.diverge import values
 from specdebug.diverge.captured import Captured
 from specdebug.diverge.fingerprint import rows_of
-from specdebug.diverge.listener import Listener
+from specdebug.diverge.listener import RunListener
 
 
-class Keeper(Listener):
+class Keeper(RunListener):
     """Writes tensors to files.
 
     A call is known by its place in its step, and that only once it is certain that what was drafted ahead of the step
@@ -70,21 +69,23 @@ class Keeper(Listener):
         if place in self._keep:
             values.keep(self._folder, place, rows)
 
-    def _end_step(self) -> None:
+    def on_step_end(self) -> None:
+        """Write what was copied of the step."""
         for call, rows in enumerate(self._now):
             if rows is not None:
                 self._write(call, rows)
         self._now, self._next = self._next, []
         self._into, self._drafted = self._now, len(self._now)
 
-    @contextmanager
-    def _ahead(self) -> Iterator[None]:
+    def on_ahead_begin(self) -> None:
+        """Calls belong to the next step from now on, and come first in it."""
         self._into = self._next
-        try:
-            yield
-        finally:
-            self._into = self._now
 
-    def _drop_ahead(self) -> None:
+    def on_ahead_end(self) -> None:
+        """Calls belong to this step again."""
+        self._into = self._now
+
+    def on_ahead_dropped(self) -> None:
+        """Strike out what was drafted ahead."""
         del self._now[: self._drafted]
         self._drafted = 0

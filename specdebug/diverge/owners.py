@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specdebug.diverge.stream import BATCH, PADDING
+from specdebug.engine.observer import BatchKind
+from specdebug.engine.sites import SITES, held_at, rows_per_request
 
-Kind = Literal["prefill", "plain", "decode", "none"]
-
-PADDED = (
-    ("draft_graph.replay.*", "request"),
-    ("draft.forward.*", "branches"),
-    ("draft.select.*", "request"),
-    ("draft.organize.*", "request"),
-    ("draft_extend_graph.replay.input_ids", "nodes"),
-    ("draft_extend_graph.replay.accept_lengths", "request"),
-    ("draft_extend.logits", "request"),
-)
-"""Sites in a decode step whose tensors may have rows of padding behind those of the batch, and rows per request."""
-
-SHARED = ("*.kv_indptr", "prefix_cache.*")
-"""Sites whose tensors are nobody's in particular."""
-
-LISTS = ("attention.plan.kv_indices",)
-"""Sites with one element for each position that a request attends to, so that their length changes with each step."""
+LISTS = frozenset(name for name, each in SITES.items() if each.rows == "positions")
+"""Sites whose tensors' length changes with each step."""
 
 Segment = tuple[int, int, int]
 """Owner, first row and the row behind the last."""
@@ -34,12 +19,12 @@ Segment = tuple[int, int, int]
 
 @dataclass(eq=False)
 class Batch:
-    """What is computed at the moment: requests by their place in the step's batch.
+    """The batch that is computed at the moment: requests by their place in the step's batch.
 
     ``lens``: rows that each has of a prefill. ``known``: segments found before, by whoever keeps them.
     """
 
-    kind: Kind
+    kind: BatchKind | Literal["none"]
     requests: Sequence[Any]
     places: tuple[int, ...]
     lens: tuple[int, ...] = ()
@@ -48,20 +33,20 @@ class Batch:
     known: dict[Any, Any] = field(default_factory=dict)
 
     def segments(
-        self, site: str, rows: int, *, grid: bool = False, drafting: bool = False, nth: int = 0
+        self, name: str, rows: int, *, grid: bool = False, drafting: bool = False, nth: int = 0
     ) -> list[Segment]:
         """Whose the rows are, in their order.
 
         Args:
-            site: where they were handed over.
+            name: the site where they were handed over.
             rows: how many there are.
             grid: they are slots that the draft loop wrote: a row for each branch.
-            drafting: the site was reached in the draft loop.
+            drafting: the draft loop runs.
             nth: how often the site was reached before in this step.
         """
-        count = len(self.places)
+        count, held = len(self.places), held_at(name)
         whole = [(BATCH, 0, rows)]
-        if not count or _among(site, SHARED):
+        if not count or held.rows == "nobody":
             return whole
         if self.kind == "prefill":
             if rows == sum(self.lens):
@@ -69,19 +54,17 @@ class Batch:
             return self._cut((1,) * count) if rows == count else whole
         if self.kind == "plain":
             return self._even(1, rows) or whole
-        if site.startswith("sampler."):
+        if held.rows == "sampled":
             sampled = [p for p, request in zip(self.places, self.requests, strict=True) if not request.sampling.greedy]
             return [(sampled[nth], 0, rows)] if nth < len(sampled) else whole
-        each = next((unit for pattern, unit in PADDED if fnmatch.fnmatchcase(site, pattern)), None)
-        if site.startswith("kv_pool.write."):
-            if grid or drafting:
-                each = "branches"
-            elif site == "kv_pool.write.loc":
-                each = "nodes"
-        if each is not None:
-            unit = {"request": 1, "branches": self.branches, "nodes": self.nodes}[each]
-            return self._even(unit, rows) or whole
-        return (self._even(rows // count, rows) if rows and rows % count == 0 else None) or whole
+        if held.rows == "even":
+            return self._cut((rows // count,) * count) if rows and rows % count == 0 else whole
+        each = rows_per_request(name, branches=self.branches, nodes=self.nodes)
+        if held.rows == "written":
+            each = self.branches if grid or drafting else self.nodes
+        if each is None or (rows != each * count and not held.padded):
+            return whole
+        return self._even(each, rows) or whole
 
     def _even(self, each: int, rows: int) -> list[Segment] | None:
         used = each * len(self.places)
@@ -98,7 +81,3 @@ class Batch:
             found.append((place, at, at + length))
             at += length
         return found
-
-
-def _among(site: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(site, pattern) for pattern in patterns)

@@ -1,26 +1,25 @@
-"""The first run: write down a hash of everything that passes.
-
-The batch that is computed is known because the functions that compute one are wrapped, as the injector's are.
-"""
+"""The first run: write down a hash of everything that passes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdebug.async_probe import SiteCall
 from specdebug.diverge.captured import Captured
-from specdebug.diverge.listener import Listener
-from specdebug.diverge.owners import Batch, Kind
+from specdebug.diverge.listener import RunListener
+from specdebug.diverge.owners import Batch
 from specdebug.diverge.steplog import StepLog
 from specdebug.diverge.stream import Writer
+from specdebug.engine.observer import ObservedBatch, Stage
+
+if TYPE_CHECKING:
+    from specdebug.engine import Engine
 
 BATCHES = 64
 """Batches remembered, because the next step mostly has the same."""
 
 
-class Recorder(Listener):
+class HashRecorder(RunListener):
     """Records one engine's run.
 
     Args:
@@ -31,32 +30,57 @@ class Recorder(Listener):
     def __init__(self, writer: Writer, *, by_request: bool = False) -> None:
         super().__init__()
         self._log = StepLog(writer, by_request=by_request)
-        self._nobody = Batch("none", (), ())
-        self._batch = self._nobody
+        self._batch = Batch("none", (), ())
+        self._outer: list[Batch] = []
         self._batches: dict[tuple[Any, ...], Batch] = {}
         self._rids: list[str] = []
         self._branches = 1
 
-    def attach(self, engine: Any) -> None:
+    def attach(self, engine: Engine) -> None:
         """Record what ``engine`` does from now on."""
         spec = engine.config.speculative
         if spec is not None:
             self._branches, self._log.nodes = spec.eagle_topk, spec.tree_size
-        self._during(
-            engine, "_prefill", lambda chunks: ("prefill", [r for r, _ in chunks], tuple(n for _, n in chunks))
-        )
-        self._during(engine._target_worker, "decode", lambda requests: ("plain", requests, ()))
-        worker = engine._eagle_worker
-        if worker is not None:
-            self._during(worker, "prefill", lambda batch, *_: ("prefill", batch.requests, batch.extend_lens_cpu))
-            self._during(worker, "decode", lambda requests: ("decode", requests, ()))
         super().attach(engine)
 
     def finish(self) -> None:
         """Write what is not written yet. Waits for the device."""
         if self._log.pending:
-            self._end_step()
+            self.on_step_end()
         self._log.close()
+
+    def on_step_end(self) -> None:
+        """Write the step, as soon as its hashes are known."""
+        self._log.end_step(self._step, self._rids)
+        self._rids = []
+
+    def on_batch_begin(self, batch: ObservedBatch) -> None:
+        """From now on rows belong to the requests of ``batch``."""
+        self._outer.append(self._batch)
+        self._batch = self._known(batch)
+
+    def on_batch_end(self, batch: ObservedBatch) -> None:
+        """From now on rows belong to those of the batch around it again."""
+        ended, self._batch = self._batch, self._outer.pop()
+        self._log.drafting = False
+        if batch.kind == "speculative":
+            self._log.use_ahead(ended)
+
+    def on_stage(self, stage: Stage) -> None:
+        """The draft loop writes rows for its branches, everybody else for the tree's nodes."""
+        self._log.drafting = stage == "draft"
+
+    def on_ahead_begin(self) -> None:
+        """Calls belong to the next step from now on, and come first in it."""
+        self._log.begin_ahead()
+
+    def on_ahead_end(self) -> None:
+        """Calls belong to this step again."""
+        self._log.end_ahead()
+
+    def on_ahead_dropped(self) -> None:
+        """Strike out what was drafted ahead."""
+        self._log.drop_ahead()
 
     def _new_capture(self) -> Captured:
         return Captured(self._log.groups)
@@ -69,46 +93,19 @@ class Recorder(Listener):
     def _replayed(self, captured: Captured) -> None:
         self._log.add_replay(captured, self._batch)
 
-    def _end_step(self) -> None:
-        self._log.end_step(self._step, self._rids)
-        self._rids = []
-
-    def _ahead(self) -> AbstractContextManager[None]:
-        return self._log.ahead()
-
-    def _drop_ahead(self) -> None:
-        self._log.drop_ahead()
-
-    def _during(
-        self, owner: Any, name: str, batch_of: Callable[..., tuple[Kind, Sequence[Any], tuple[int, ...]]]
-    ) -> None:
-        function = getattr(owner, name)
-
-        def watched(*args: Any) -> Any:
-            with self._computing(*batch_of(*args)):
-                return function(*args)
-
-        setattr(owner, name, watched)
-
-    @contextmanager
-    def _computing(self, kind: Kind, requests: Sequence[Any], lens: tuple[int, ...]) -> Iterator[None]:
-        outer = self._batch
+    def _known(self, batch: ObservedBatch) -> Batch:
+        """The batch with its requests' places in the step; the same one for the same requests."""
         places = []
-        for request in requests:
+        for request in batch.requests:
             if request.rid not in self._rids:
                 self._rids.append(request.rid)
             places.append(self._rids.index(request.rid))
-        key = (kind, tuple(request.rid for request in requests), tuple(places), lens)
-        batch = self._batches.get(key)
-        if batch is None:
+        key = (batch.kind, tuple(request.rid for request in batch.requests), tuple(places), batch.lens)
+        found = self._batches.get(key)
+        if found is None:
             if len(self._batches) >= BATCHES:
                 self._batches.clear()
-            nodes = self._log.nodes
-            batch = self._batches[key] = Batch(kind, list(requests), tuple(places), lens, self._branches, nodes)
-        self._batch = batch
-        try:
-            yield
-        finally:
-            self._batch = outer
-            if kind == "decode":
-                self._log.use_ahead(batch)
+            found = self._batches[key] = Batch(
+                batch.kind, list(batch.requests), tuple(places), batch.lens, self._branches, self._log.nodes
+            )
+        return found

@@ -18,7 +18,7 @@ from typing import Any
 from specdebug import interrupts
 from specdebug.diverge.align import Difference, in_lockstep, same_schedule
 from specdebug.diverge.judge import Pairs, Rounding, compared, judge, next_sites
-from specdebug.diverge.stream import Step, read
+from specdebug.diverge.stream import RecordedStep, read
 from specdebug.diverge.values import ValueDifference
 from specdebug.diverge.worker import TARGET
 from specdebug.loops.replay import ArmRun, Library, Progress, run_arms
@@ -165,7 +165,9 @@ class Diverging:
         except KeyboardInterrupt:
             return dataclasses.replace(answer, interrupted=True)
 
-    def _in_lockstep(self, answer: Divergence, left: Sequence[Step], right: Sequence[Step]) -> Divergence:
+    def _in_lockstep(
+        self, answer: Divergence, left: Sequence[RecordedStep], right: Sequence[RecordedStep]
+    ) -> Divergence:
         found = list(islice(in_lockstep(left, right), LOOK_AHEAD))
         if not found:
             return answer
@@ -176,7 +178,9 @@ class Diverging:
         first, *after = (_owned(each, seen, by_number) for each, seen in zip(named, values, strict=True))
         return dataclasses.replace(answer, first=first, values=values[0], after=tuple(after))
 
-    def _by_request(self, answer: Divergence, left: Sequence[Step], right: Sequence[Step]) -> Divergence:
+    def _by_request(
+        self, answer: Divergence, left: Sequence[RecordedStep], right: Sequence[RecordedStep]
+    ) -> Divergence:
         first, values, after, rounding = judge(left, right, self._kept, self._runs[0].config)
         return dataclasses.replace(answer, first=first, values=values, after=after, rounding=rounding)
 
@@ -206,7 +210,7 @@ class Diverging:
                 shutil.rmtree(folder)
 
 
-def _owned(found: Difference, seen: ValueDifference | None, steps: Mapping[int, Step]) -> Difference:
+def _owned(found: Difference, seen: ValueDifference | None, steps: Mapping[int, RecordedStep]) -> Difference:
     """With the request whose row is the first to differ."""
     if seen is None or found.right is None or not seen.index:
         return found

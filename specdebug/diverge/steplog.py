@@ -1,4 +1,4 @@
-"""What passes in a step, and how it becomes the records of a file: whose rows they are, and their hashes.
+"""The calls of a step, and how they become the records of a file: whose rows they are, and their hashes.
 
 Between two calls the model sweeps the caches, so that every line there costs several times what it seems to. What the
 moment does not ask for is left to the end of the step, and what steps mostly have in common is found once.
@@ -12,21 +12,23 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 
 from specdebug.async_probe import SiteCall
 from specdebug.diverge.align import is_where
-from specdebug.diverge.captured import Captured, described
+from specdebug.diverge.captured import Captured, Described, described
 from specdebug.diverge.device_hashes import Groups, Layout, Memory, Sent, StepSums
 from specdebug.diverge.fingerprint import HostPlan, Staging, list_hash, whole_hash
 from specdebug.diverge.owners import LISTS, Batch, Segment
 from specdebug.diverge.stream import BATCH, PADDING, Descriptor, Writer
+from specdebug.engine.sites import SITES
 
-RELATIVE = ("accept.accept_index", "commit.compact.rows")
+RELATIVE = frozenset(name for name, each in SITES.items() if each.flat)
 """Sites whose values are rows of the flat batch, as many for each request as the tree has nodes."""
+LOC = "kv_pool.write.loc"
+"""The site that the draft loop's forwards and all others pass, and that does not show which it was."""
 LARGE = 4096
 """Bytes from which a tensor is hashed for each request at once; a smaller one is copied and hashed later."""
 UNHASHED = [0]
@@ -36,13 +38,15 @@ _ALL = 1 << 62
 
 
 class _Mark(NamedTuple):
-    """What was handed over in a call: equal marks, equal plans. ``shape``: rows first; empty for a list."""
+    """A call's tensor: equal marks, equal plans. ``shape``: rows first; empty for a list. ``drafting``: at :data:`LOC`,
+    the draft loop writes."""
 
     site: str
     shape: Sequence[int]
     dtype: torch.dtype
     at: Sequence[int] | None
     batch: Batch
+    drafting: bool
     captured: bool = False
 
 
@@ -59,7 +63,7 @@ _Late = list[tuple[Sequence[Segment], int]]
 
 
 class _Plan(NamedTuple):
-    """What to do with calls that are alike. ``host``: None if all that is to be hashed has been."""
+    """How calls that are alike are hashed. ``host``: None if all that is to be hashed has been."""
 
     number: int
     segments: Sequence[Segment]
@@ -110,10 +114,13 @@ class StepLog:
     Args:
         writer: takes the steps.
         by_request: a hash for each request's share of a tensor, else one for the whole of it, which costs less.
+
+    ``drafting``: the draft loop runs. Whoever knows says so.
     """
 
     def __init__(self, writer: Writer, *, by_request: bool) -> None:
         self.by_request = by_request
+        self.drafting = False
         self.nodes = 1
         self._writer = writer
         self._memory = Memory()
@@ -123,7 +130,6 @@ class StepLog:
         self._waiting: list[_Waiting] = []
         self._layout: tuple[_Late, Layout] = ([], Layout([]))
         self._sampled: dict[str, int] = {}
-        self._drafting = False
 
     def add(self, call: SiteCall, batch: Batch) -> None:
         """A call, while that batch is computed."""
@@ -142,7 +148,8 @@ class StepLog:
             shape = (shape[1], shape[0], *shape[2:])
         elif site in LISTS:
             shape = ()
-        mark = _Mark(site, shape, tensor.dtype, None if at is None else at.shape, batch)
+        drafting = self.drafting and site == LOC
+        mark = _Mark(site, shape, tensor.dtype, None if at is None else at.shape, batch, drafting)
         content: _Content
         if not compared:
             content = UNHASHED
@@ -155,43 +162,42 @@ class StepLog:
         self._into.add(mark, content)
 
     def add_replay(self, captured: Captured, batch: Batch) -> None:
-        """What passed in a graph that is replayed."""
+        """A graph is replayed, and in it all that passed when it was captured."""
         self._into.sums.copy(captured.sums)
         found = batch.known.get(captured)
         if found is None:
             found = batch.known[captured] = (
-                [_Mark(*call.described, batch, captured=True) for call in captured.calls],
+                [self._mark(call.described, batch, captured=True) for call in captured.calls],
                 [UNHASHED if call.groups is None else _Enqueued(call.groups.number) for call in captured.calls],
             )
         self._into.marks += found[0]
         self._into.contents += found[1]
 
     def groups(self, call: SiteCall) -> Groups | None:
-        """What of a call is added up on its device; None: nothing."""
+        """The groups of a call that are added up on its device; None: nothing is."""
         if self.by_request and is_where(call.site):
             return None
         # Which rows of a graph are padding is known when it is replayed.
         apart = (self.by_request or call.capture is not None) and call.site not in LISTS
         return Groups.of(call, apart=apart)
 
-    @contextmanager
-    def ahead(self) -> Iterator[None]:
-        """What passes meanwhile belongs to the next step."""
+    def begin_ahead(self) -> None:
+        """Calls belong to the next step from now on."""
         self._into = self._next
-        try:
-            yield
-        finally:
-            self._into = self._now
+
+    def end_ahead(self) -> None:
+        """Calls belong to this step again."""
+        self._into = self._now
 
     def drop_ahead(self) -> None:
-        """What was drafted ahead is not used."""
+        """Strike out what was drafted ahead."""
         now = self._now
         now.dropped += sum(each.sums for each in now.contents[: now.ahead] if isinstance(each, _Enqueued))
         del now.marks[: now.ahead], now.contents[: now.ahead]
         now.ahead = 0
 
     def use_ahead(self, batch: Batch) -> None:
-        """What was drafted ahead, if anything, is used for that batch."""
+        """Calls that were made ahead, if any, belong to that batch."""
         marks, ahead = self._now.marks, self._now.ahead
         if ahead and marks[0].batch is not batch:
             marks[:ahead] = [mark._replace(batch=batch) for mark in marks[:ahead]]
@@ -224,11 +230,10 @@ class StepLog:
         self._into = self._now
         self._now.ahead = len(self._now.marks)
         self._sampled.clear()
-        self._drafting = False
 
     @property
     def pending(self) -> bool:
-        """Whether a step has begun."""
+        """True if a step has begun."""
         return len(self._now.marks) > self._now.ahead
 
     def close(self) -> None:
@@ -262,7 +267,7 @@ class StepLog:
 
     def _enqueue(self, call: SiteCall, batch: Batch) -> None:
         """A call with a tensor on a device."""
-        mark = _Mark(*described(call), batch)
+        mark = self._mark(described(call), batch)
         groups = self.groups(call)
         content: _Content = UNHASHED
         if groups is not None:
@@ -271,6 +276,9 @@ class StepLog:
             self._into.sums.add(call, groups)
             content = _Enqueued(groups.number)
         self._into.add(mark, content)
+
+    def _mark(self, described: Described, batch: Batch, *, captured: bool = False) -> _Mark:
+        return _Mark(*described, batch, self.drafting and described[0] == LOC, captured)
 
     def _from_first(self, call: SiteCall, mark: _Mark) -> SiteCall:
         """The call with its values taken from the first row of each request."""
@@ -290,32 +298,27 @@ class StepLog:
         return host.hashes(tensor.data_ptr())
 
     def _plan(self, mark: _Mark) -> _Plan:
-        """What to do with a call, found once for calls that are alike. In the order of the calls."""
+        """The plan of a call, found once for calls that are alike. In the order of the calls."""
         site, batch = mark.site, mark.batch
         sampler = 0
         if site.startswith("sampler."):  # a call for each request
             sampler = self._sampled.get(site, 0)
             self._sampled[site] = sampler + 1
-        drafting = self._drafting and site == "kv_pool.write.loc"
-        key = (site, tuple(mark.shape), mark.dtype, mark.at, mark.captured, drafting, sampler)
+        key = (site, tuple(mark.shape), mark.dtype, mark.at, mark.captured, mark.drafting, sampler)
         found: _Plan | None = batch.known.get(key)
         if found is None:
             found = batch.known[key] = self._make_plan(mark, sampler)
-        if site == "draft.forward.input_ids":
-            self._drafting = True
-        elif self._drafting and site != "kv_pool.write.loc":
-            self._drafting = False
         return found
 
     def _make_plan(self, mark: _Mark, sampler: int) -> _Plan:
-        site, shape, dtype, at, batch, captured = mark
+        site, shape, dtype, at, batch, drafting, captured = mark
         if not shape or (self.by_request and is_where(site)):
             owners: tuple[int, ...] = batch.places if len(batch.places) == 1 else (BATCH,)
             return _Plan(self._describe(site, dtype, owners, tuple(shape[:1])), ((BATCH, 0, _ALL),), 0, None)
         rows = shape[0]
         grid = at is not None and len(at) > 1
         per = at[-1] if at is not None and grid else 1
-        segments = batch.segments(site, rows // per, grid=grid, drafting=self._drafting, nth=sampler)
+        segments = batch.segments(site, rows // per, grid=grid, drafting=drafting, nth=sampler)
         segments = [(owner, start * per, stop * per) for owner, start, stop in segments]
         if captured:
             # On a GPU the padding rows of a graph write to one slot in any order, so that two runs differ there.

@@ -1,4 +1,4 @@
-"""What a worker writes of a run and the parent reads: of every step its site calls, and a hash for each owner of rows.
+"""The file that a worker writes of a run and the parent reads: every step's calls, with a hash for each owner of rows.
 
 A file of records, each a tag and a length, in shared memory: a step costs no system call, and outlives its worker.
 What repeats from step to step is written once and named by number: descriptors of calls (D), sequences of those (T)
@@ -43,12 +43,12 @@ class Descriptor:
 
     @property
     def is_float(self) -> bool:
-        """Whether its values can differ by rounding."""
+        """True if its values can differ by rounding."""
         return "float" in self.dtype
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Share:
     """One owner's share of a call. ``call``: which of the step's calls it is; ``nth``: which of those of its site."""
 
     step: int
@@ -75,7 +75,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecordedStep:
     """One step: requests in the order in which they were computed, calls in program order."""
 
     number: int
@@ -83,7 +83,7 @@ class Step:
     calls: tuple[Descriptor, ...]
     digests: Sequence[int]
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[Share]:
         """Every share of every call, in program order."""
         at = 0
         seen: dict[str, int] = {}
@@ -93,10 +93,10 @@ class Step:
             seen[descriptor.site] = nth + 1
             if not apart:
                 rid = self.owner(descriptor, 0) if len(descriptor.owners) == 1 else None
-                yield Part(self.number, index, nth, descriptor, rid, -1, self.digests[index])
+                yield Share(self.number, index, nth, descriptor, rid, -1, self.digests[index])
                 continue
             for place in range(len(descriptor.owners)):
-                yield Part(self.number, index, nth, descriptor, self.owner(descriptor, place), place, self.digests[at])
+                yield Share(self.number, index, nth, descriptor, self.owner(descriptor, place), place, self.digests[at])
                 at += 1
 
     def owner(self, descriptor: Descriptor, place: int) -> str | None:
@@ -104,7 +104,7 @@ class Step:
         owner = descriptor.owners[place]
         return self.rids[owner] if owner >= 0 else None
 
-    def owner_of_row(self, part: Part, row: int) -> str | None:
+    def owner_of_row(self, part: Share, row: int) -> str | None:
         """The request that a row of a part is of, None if it is nobody's or there is no telling."""
         if part.place >= 0 or not part.descriptor.rows:
             return part.owner
@@ -173,13 +173,13 @@ class Writer:
         self._pending += _HEADER.pack(tag, len(body)) + body
 
 
-def read(path: Path) -> list[Step]:
+def read(path: Path) -> list[RecordedStep]:
     """The steps written to a file; a last record that was cut off is passed over."""
     data = path.read_bytes()
     descriptors: list[Descriptor] = []
     templates: list[tuple[Descriptor, ...]] = []
     batches: list[tuple[str, ...]] = []
-    steps: list[Step] = []
+    steps: list[RecordedStep] = []
     at = 0
     while at + _HEADER.size <= len(data):
         tag, size = _HEADER.unpack_from(data, at)
@@ -200,5 +200,5 @@ def read(path: Path) -> list[Step]:
         else:
             number, template, batch = _STEP.unpack_from(body)
             digests = array("Q", body[_STEP.size :])
-            steps.append(Step(number, batches[batch], templates[template], digests))
+            steps.append(RecordedStep(number, batches[batch], templates[template], digests))
     return steps

@@ -84,7 +84,7 @@ def keep(folder: Path, place: Place, rows: Tensor) -> None:
 
 
 def kept(folder: Path, place: Place) -> np.ndarray | None:
-    """What was kept of a call, None if the run never came to it."""
+    """The tensor kept of a call, None if the run never came to it."""
     path = _path(folder, place)
     return np.load(path) if path.exists() else None
 

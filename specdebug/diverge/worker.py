@@ -10,7 +10,7 @@ from specdebug.run.arm import run_arm
 from specdebug.workers.wire import Sink
 
 if TYPE_CHECKING:
-    from specdebug.diverge.listener import Listener
+    from specdebug.diverge.listener import RunListener
     from specdebug.run.loop import RunLoop
 
 TARGET = f"{__name__}:run_recorded"
@@ -30,16 +30,16 @@ class _Recording:
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self._request = request
-        self._listener: Listener | None = None
+        self._listener: RunListener | None = None
 
     def building(self) -> None:
         from specdebug.diverge.keeper import Keeper
-        from specdebug.diverge.recorder import Recorder
+        from specdebug.diverge.recorder import HashRecorder
         from specdebug.diverge.stream import Writer
 
         request = self._request
         if request["hashes"]:
-            self._listener = Recorder(Writer(Path(request["hashes"])), by_request=request["by_request"])
+            self._listener = HashRecorder(Writer(Path(request["hashes"])), by_request=request["by_request"])
         else:
             keep = {(step, call): site for step, call, site in request["keep"]}
             self._listener = Keeper(keep, Path(request["folder"]))

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdebug.engine.config import EngineConfig
-    from specdebug.engine.engine import Engine, EngineObserver, StepReport
+    from specdebug.engine.engine import Engine, StepReport
+    from specdebug.engine.observer import EngineObserver
     from specdebug.engine.request import Request, SamplingParams
 
 __all__ = ["Engine", "EngineConfig", "EngineObserver", "Request", "SamplingParams", "StepReport"]
 
 _HOME = {
     "Engine": "engine",
-    "EngineObserver": "engine",
+    "EngineObserver": "observer",
     "StepReport": "engine",
     "EngineConfig": "config",
     "Request": "request",

@@ -10,11 +10,12 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from specdebug.attention_plans import PLANS, PlanError
+from specdebug.engine.speculative.registry import algorithm_names
 from specdebug.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
@@ -33,15 +34,24 @@ class InvalidOption(ConfigError):
         super().__init__(f"engine.{path}: {message}" if key_path else message)
 
 
+class OneOf(NamedTuple):
+    """Of an option in an ``Annotated``: the values it may have, asked for when a configuration is read."""
+
+    choices: Callable[[], tuple[str, ...]]
+
+
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculativeConfig:
-    """EAGLE drafting. Symbols: S num_steps, K eagle_topk, T num_draft_tokens (tree nodes, root included)."""
+    """Drafting by one of the algorithms in ``speculative/registry.py``.
 
-    algorithm: Literal["EAGLE", "EAGLE3"] = "EAGLE"
+    Symbols: S num_steps, K eagle_topk, T num_draft_tokens (tree nodes, root included).
+    """
+
+    algorithm: Annotated[str, OneOf(algorithm_names)] = "EAGLE"
     draft_model: str | None = None
     num_steps: int = 5
     eagle_topk: int = 1
@@ -237,12 +247,16 @@ def _build(cls: type[T], data: Any, path: tuple[str, ...]) -> T:
 def choices_of(hint: Any) -> Collection[str] | None:
     """The values among which an option of this type chooses; None for an option of another type.
 
-    A ``Literal`` lists them. An ``Annotated[str, names]`` refers to names that other packages can add to.
+    A ``Literal`` lists them. An ``Annotated[str, names]`` refers to names that other packages can add to, and so does
+    :class:`OneOf`.
     """
     origin = typing.get_origin(hint)
     if origin is Literal:
         return typing.get_args(hint)
-    return typing.get_args(hint)[1] if origin is Annotated else None
+    if origin is not Annotated:
+        return None
+    named: OneOf | Collection[str] = typing.get_args(hint)[1]
+    return named.choices() if isinstance(named, OneOf) else named
 
 
 def _coerce(hint: Any, value: Any, path: tuple[str, ...]) -> Any:

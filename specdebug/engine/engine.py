@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.engine.device import upload
 from specdebug.engine.errors import RequestRejected
+from specdebug.engine.inspect import EngineView
 from specdebug.engine.memory.accounting import check_pools
 from specdebug.engine.memory.allocator import make_allocator
 from specdebug.engine.memory.arena import GuardViolation
@@ -32,11 +33,13 @@ from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.interface import DraftModel
 from specdebug.engine.model.llama import TargetModel
-from specdebug.engine.model.loader import load_draft, load_target
+from specdebug.engine.model.loader import load_target
 from specdebug.engine.model.rope import separate_pairs
+from specdebug.engine.observer import Observers
 from specdebug.engine.request import Request, SamplingParams, Status
 from specdebug.engine.scheduler import Scheduler
-from specdebug.engine.speculative.worker import DraftAndTargetAttention, EagleWorker, Pools
+from specdebug.engine.speculative.protocol import DraftAndTargetAttention, Pools, SpeculativeWorker, WorkerParts
+from specdebug.engine.speculative.registry import loader_of, worker_of
 from specdebug.engine.target_worker import TargetWorker
 
 
@@ -63,18 +66,6 @@ class Models(NamedTuple):
     draft: DraftModel | None
 
 
-class EngineObserver(Protocol):
-    """Told about requests at the two moments when their KV can still be looked at."""
-
-    def on_prefilled(self, engine: Engine, request: Request) -> None:
-        """The whole prompt has KV; the first token is sampled."""
-        ...
-
-    def on_finishing(self, engine: Engine, request: Request) -> None:
-        """The last token is out; slots are released right after."""
-        ...
-
-
 class Engine:
     """One target, at most one draft, one KV memory.
 
@@ -87,7 +78,7 @@ class Engine:
         """``models`` are used in place of the checkpoints that ``config`` names; they live where it says."""
         self.config = config
         self.requests: dict[str, Request] = {}
-        self.observer: EngineObserver | None = None
+        self.observers = Observers()
         self._step = 0
         device, dtype = usable_device(config.device), getattr(torch, config.dtype)
         spec = config.speculative
@@ -127,13 +118,30 @@ class Engine:
         )
         if config.cuda_graph.enabled:
             self._target_worker.use_graphs(config.cuda_graph, dtype=dtype, guards=config.memory.guards, fill=fill)
-        self._eagle_worker: EagleWorker | None = None
+        self._speculative_worker: SpeculativeWorker | None = None
         if spec is not None and draft is not None and self._memory.draft is not None:
-            pools = Pools(self._memory.target, self._memory.draft, self._req_to_token)
-            attention = DraftAndTargetAttention(draft=backends[1], target=backends[0])
-            self._eagle_worker = EagleWorker(
-                config, spec, target, draft, pools, planner, attention, dtype=dtype, fill=fill, device=device
+            parts = WorkerParts(
+                config=config,
+                spec=spec,
+                target=target,
+                draft=draft,
+                pools=Pools(self._memory.target, self._memory.draft, self._req_to_token),
+                planner=planner,
+                attention=DraftAndTargetAttention(draft=backends[1], target=backends[0]),
+                fill=fill,
+                dtype=dtype,
+                device=device,
+                observers=self.observers,
             )
+            self._speculative_worker = worker_of(spec.algorithm)(parts)
+        self.view = EngineView(
+            self,
+            scheduler=self._scheduler,
+            memory=self._memory,
+            cache=self._cache,
+            req_to_token=self._req_to_token,
+            worker=self._speculative_worker,
+        )
 
     @property
     def has_work(self) -> bool:
@@ -164,7 +172,7 @@ class Engine:
                 f"needs {longest + self.config.row_headroom} KV slots with its decode "
                 f"reservation, memory.num_slots gives {self.config.usable_slots}",
             )
-        speculative = speculative and self._eagle_worker is not None
+        speculative = speculative and self._speculative_worker is not None
         request = Request(rid, prompt, sampling, speculative)
         self.requests[rid] = request
         self._scheduler.add(request)
@@ -185,14 +193,25 @@ class Engine:
         """
         self.requests = {rid: request for rid, request in self.requests.items() if not request.finished}
 
-    @torch.inference_mode()
     def step(self) -> StepReport:
         """Run one batch."""
         self._step += 1
+        for each in self.observers:
+            each.on_step_begin(self._step)
+        try:
+            return self._run_batch()
+        finally:
+            for each in self.observers:
+                each.on_step_end()
+
+    @torch.inference_mode()
+    def _run_batch(self) -> StepReport:
         async_probe.set_step(self._step)
         chunks = self._scheduler.next_prefill()
         if chunks:
-            return self._prefill(chunks)
+            lens = tuple(length for _, length in chunks)
+            with self.observers.computing("prefill", [request for request, _ in chunks], lens):
+                return self._prefill(chunks)
         if self._scheduler.running:
             return self._decode()
         return StepReport(self._step, "idle")
@@ -208,14 +227,14 @@ class Engine:
     def check_guards(self) -> list[GuardViolation]:
         """Guard regions damaged since the last call, of the row table and of every runner's arena."""
         found = self._req_to_token.check_guards() + self._target_worker.check_guards()
-        if self._eagle_worker is not None:
-            found += self._eagle_worker.check_guards()
+        if self._speculative_worker is not None:
+            found += self._speculative_worker.check_guards()
         return found
 
     def damage_seen(self) -> list[GuardViolation]:
         """What is left of :meth:`check_guards` when a GPU is lost: overruns seen before a graph was launched."""
         found = self._target_worker.damage_seen()
-        return found if self._eagle_worker is None else found + self._eagle_worker.damage_seen()
+        return found if self._speculative_worker is None else found + self._speculative_worker.damage_seen()
 
     def draft_kv(self, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Draft keys and values of positions [start, stop) of a request that holds a row.
@@ -238,26 +257,26 @@ class Engine:
         batch = PrefillBatch.build(chunks, self._req_to_token, self._target_worker.device)
         output = self._target_worker.prefill(batch)
         speculating = [i for i, request in enumerate(batch.requests) if request.speculative]
-        if self._eagle_worker is not None and speculating:
-            if len(speculating) == len(batch.requests):
-                self._eagle_worker.prefill(batch, output.next_ids, output.features)
-            else:
+        if self._speculative_worker is not None and speculating:
+            drafted, next_ids, features = batch, output.next_ids, output.features
+            if len(speculating) < len(batch.requests):
                 rows = batch.rows_of(speculating)
                 index = upload(speculating, output.next_ids.device)
-                self._eagle_worker.prefill(batch.select(speculating), output.next_ids[index], output.features[rows])
+                drafted, next_ids, features = batch.select(speculating), next_ids[index], features[rows]
+            with self.observers.computing("prefill", drafted.requests, drafted.extend_lens_cpu):
+                self._speculative_worker.prefill(drafted, next_ids, features)
         first = [r for r in batch.requests if r.retractions == 0 and r.kv_len == r.cached_tokens]
         cached = {r.rid: r.cached_tokens for r in first}
         report = StepReport(self._step, "prefill", tuple(r.rid for r in batch.requests), cached=cached)
         finished: list[str] = []
-        next_ids = output.next_ids.tolist()
-        for (request, length), token in zip(chunks, next_ids, strict=True):
+        for (request, length), token in zip(chunks, output.next_ids.tolist(), strict=True):
             request.kv_len += length
             self._scheduler.prefilled(request)
             self._cache.publish(request)
             if request.status is Status.RUNNING:
                 report.emitted[request.rid] = request.accept_tokens([token])
-                if self.observer is not None:
-                    self.observer.on_prefilled(self, request)
+                for each in self.observers:
+                    each.on_prefilled(self, request)
                 self._finish_if_done(request, finished)
         return _with_finished(report, finished, ())
 
@@ -269,11 +288,15 @@ class Engine:
         plain = [request for request in running if not request.speculative]
         speculating = [request for request in running if request.speculative] if plain else running
         if plain:
-            for request, token in zip(plain, self._target_worker.decode(plain), strict=True):
+            with self.observers.computing("plain", plain):
+                next_ids = self._target_worker.decode(plain)
+            for request, token in zip(plain, next_ids, strict=True):
                 report.emitted[request.rid] = request.accept_tokens([token])
                 self._advance(request, finished)
-        if self._eagle_worker is not None and speculating:
-            for request, tokens in zip(speculating, self._eagle_worker.decode(speculating), strict=True):
+        if self._speculative_worker is not None and speculating:
+            with self.observers.computing("speculative", speculating):
+                accepted = self._speculative_worker.decode(speculating)
+            for request, tokens in zip(speculating, accepted, strict=True):
                 request.accept_lengths.append(len(tokens))
                 report.accept_lengths[request.rid] = len(tokens)
                 report.emitted[request.rid] = request.accept_tokens(tokens)
@@ -288,8 +311,8 @@ class Engine:
     def _finish_if_done(self, request: Request, finished: list[str]) -> None:
         if request.finish_reason is None:
             return
-        if self.observer is not None:
-            self.observer.on_finishing(self, request)
+        for each in self.observers:
+            each.on_finishing(self, request)
         self._scheduler.drop(request, keep=True)
         finished.append(request.rid)
 
@@ -334,6 +357,7 @@ def load_models(config: EngineConfig) -> Models:
         return Models(target, None)
     name = spec.draft_model or f"{config.model}-{spec.algorithm.lower()}"
     path = checkpoint_path(name)
+    load_draft = loader_of(spec.algorithm)
     return Models(target, load_draft(path, algorithm=spec.algorithm, target=target, max_positions=config.reach))
 
 

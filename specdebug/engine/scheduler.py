@@ -102,10 +102,19 @@ class Scheduler:
                     f"request {request.rid!r} alone does not fit in {self._config.usable_slots} KV slots; "
                     "raise memory.num_slots"
                 )
-            self._retract(victim)
+            self.retract(victim)
             retracted.append(victim)
         self._write_rows()
         return retracted
+
+    def retract(self, request: Request) -> None:
+        """Take a running request's slots; it waits, before all others, to come back."""
+        self._detach(request)
+        self._cache.release(request, keep=True)
+        request.retractions += 1
+        request.status = Status.WAITING
+        self.waiting.appendleft(request)
+        self._hold_admission = True  # somebody else runs, or there would have been nobody to make room for
 
     def drop(self, request: Request, *, keep: bool) -> None:
         """Take a request out for good (finished or aborted); ``keep`` leaves its KV in the prefix cache."""
@@ -180,14 +189,6 @@ class Scheduler:
             places, slots = self._grown, torch.cat(self._slots)
             self._grown, self._slots = [], []
             self._cache.req_to_token.write_rows(places, slots)
-
-    def _retract(self, request: Request) -> None:
-        self._detach(request)
-        self._cache.release(request, keep=True)
-        request.retractions += 1
-        request.status = Status.WAITING
-        self.waiting.appendleft(request)
-        self._hold_admission = True  # somebody else runs, or there would have been nobody to make room for
 
     def _detach(self, request: Request) -> None:
         if self.chunked is request:

@@ -1,7 +1,7 @@
 """When faults are due: the worker's side of injection.
 
-The injector stands around an engine: it is told of every step's beginning and end, listens at the probes' sites, and
-wraps the few functions that some classes act on, those of the classes that were declared only. An opportunity (a step,
+The injector observes an engine, is told of every step's beginning and end, listens at the probes' sites, and wraps the
+few public functions that some classes act on, those of the classes that were declared only. An opportunity (a step,
 a site reached, a call) that a fault's address covers becomes a ``Shot`` for its class's function. What that does is
 emitted at once: the next thing may be the end of the process.
 """
@@ -9,21 +9,23 @@ emitted at once: the next thing may be the end of the process.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from specdebug import async_probe
+from specdebug.engine.observer import EngineObserver, ObservedBatch
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Fault, FaultClass, Injection, Point
 from specdebug.faults.shot import Call, NotHere, Shot
-from specdebug.faults.view import EngineView
+
+if TYPE_CHECKING:
+    from specdebug.engine import Engine, Request
 
 
-class Sink(Protocol):
+class InjectionSink(Protocol):
     """Where injections are reported."""
 
     def emit(self, event: str, **fields: Any) -> None: ...
@@ -44,7 +46,7 @@ class _Armed:
     """Opportunities its address covered."""
 
     def covers(self, point: Point, step: int, site: str | None) -> bool:
-        """Whether the address allows it here and now."""
+        """True if its address covers this opportunity."""
         if self.left <= 0 or self.kind.point != point:
             return False
         if site is not None and site != (self.fault.site or self.kind.sites[0]):
@@ -71,18 +73,19 @@ class _Armed:
 
 
 @dataclass
-class Injector:
+class Injector(EngineObserver):
     """Faults around one engine. ``draw`` gives a seeded generator for a name."""
 
     faults: Sequence[Fault]
     seed: int
-    sink: Sink
+    sink: InjectionSink
     draw: Callable[..., random.Random]
     _armed: list[_Armed] = field(default_factory=list)
     _installed: list[Callable[[], None]] = field(default_factory=list)
     _after_gather: list[Callable[[], None]] = field(default_factory=list)
     _after_step: list[Callable[[], None]] = field(default_factory=list)
-    _batch: Sequence[Any] = ()
+    _batches: list[Sequence[Request]] = field(default_factory=list)
+    """Those that are computed, the innermost last."""
     _step: int = 0
 
     def __post_init__(self) -> None:
@@ -91,18 +94,19 @@ class Injector:
             rng = self.draw(seed, "fault", number, fault.name)
             self._armed.append(_Armed(number, fault, CLASSES[fault.name], rng, fault.times))
 
-    def attach(self, engine: Any) -> None:
-        """Stand around ``engine`` from now on. Nothing is installed that no declared fault needs."""
+    def attach(self, engine: Engine) -> None:
+        """Act on ``engine`` from now on. Nothing is installed that no declared fault needs."""
         if not self.faults:
             return
-        self._view = EngineView(engine)
+        self._view = engine.view
+        engine.observers.add(self)
+        self._installed.append(lambda: engine.observers.remove(self))
         points = {armed.kind.point for armed in self._armed}
-        self._watch_batches(engine)
         if "site" in points:
             async_probe.on_site(self._at_site)
         if "lengths" in points:
             # What a GPU drafts ahead it may drop, and then nobody has used what was read early.
-            self._view.worker._drafts_ahead = False
+            self._view.eagle.drafts_ahead = False
             self._wrap(self._view.state, "store_lengths", "lengths")
             self._run_later_after(self._view.state, "gather")
         if "readback" in points:
@@ -145,13 +149,25 @@ class Injector:
             if armed.left == armed.fault.times:
                 self.sink.emit("unfired", number=armed.number, why=armed.missed)
 
+    def on_batch_begin(self, batch: ObservedBatch) -> None:
+        """Remember whose batch is computed."""
+        self._batches.append(batch.requests)
+
+    def on_batch_end(self, batch: ObservedBatch) -> None:
+        """Go back to the batch around it."""
+        self._batches.pop()
+
+    @property
+    def _batch(self) -> Sequence[Request]:
+        return self._batches[-1] if self._batches else ()
+
     def _at_site(self, call: async_probe.SiteCall) -> None:
         self._offer("site", self._batch, at_site=call)
 
     def _offer(
         self,
         point: Point,
-        batch: Sequence[Any],
+        batch: Sequence[Request],
         *,
         at_site: async_probe.SiteCall | None = None,
         call: Call | None = None,
@@ -181,32 +197,6 @@ class Injector:
 
     def _report(self, injection: Injection) -> None:
         self.sink.emit("injected", **asdict(injection))
-
-    def _watch_batches(self, engine: Any) -> None:
-        """Know at every site whose batch is computed."""
-        worker = self._view.worker
-        self._during(engine, "_prefill", lambda chunks: [request for request, _ in chunks])
-        self._during(engine._target_worker, "decode", lambda requests: requests)
-        if worker is not None:
-            self._during(worker, "prefill", lambda batch, *_: batch.requests)
-            self._during(worker, "decode", lambda requests: requests)
-
-    def _during(self, owner: Any, name: str, batch_of: Callable[..., Sequence[Any]]) -> None:
-        function = getattr(owner, name)
-
-        def watched(*args: Any) -> Any:
-            with self._computing(batch_of(*args)):
-                return function(*args)
-
-        self._install(owner, name, watched)
-
-    @contextmanager
-    def _computing(self, batch: Sequence[Any]) -> Iterator[None]:
-        outer, self._batch = self._batch, batch
-        try:
-            yield
-        finally:
-            self._batch = outer
 
     def _wrap(self, owner: Any, name: str, point: Point) -> None:
         function = getattr(owner, name)

@@ -1,4 +1,4 @@
-"""What a fault is: a class, an address, and what an injection leaves in the ledger."""
+"""A fault: a class, an address, and what an injection leaves in the ledger."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdebug.attention_plans import SHIPPED
+from specdebug.engine.sites import held_at
 from specdebug.errors import ContentError, SpecDebugError, Where
-from specdebug.faults.view import is_captured
 
 if TYPE_CHECKING:
     from specdebug.faults.shot import Shot
@@ -17,10 +17,10 @@ Point = Literal["before", "after", "site", "lengths", "readback", "move", "free"
 """When a class can act: before or after a step, when a site is reached, or when the engine calls what is wrapped."""
 
 Effect = Literal["corrupts", "benign", "kills"]
-"""What follows if nothing is wrong with the engine: damage that must be seen, nothing, or the worker's end."""
+"""The consequence in a sound engine: damage that must be seen, nothing, or the worker's end."""
 
 Need = Literal["speculative", "tree", "pages", "graphs", "guards", "ragged", "radix"]
-"""What an engine must have for a class to be able to act; see :data:`NEEDS`."""
+"""A property that an engine must have for a class to act; see :data:`NEEDS`."""
 
 NEEDS: Mapping[Need, str] = {
     "speculative": "speculation",
@@ -71,7 +71,7 @@ class Fault:
         return plain
 
     def error(self, message: str) -> SpecDebugError:
-        """What is wrong with this fault, at its place in the file if it has one."""
+        """An error about this fault, at its place in the file if it has one."""
         if self.where is None:
             return BadFault(f"--fault {self.name}: {message}")
         return ContentError(f"fault {self.name}: {message}", self.where)
@@ -113,7 +113,7 @@ class FaultClass:
     @property
     def captured_sites(self) -> tuple[str, ...]:
         """Those of its sites at which it is refused where CUDA graphs are captured."""
-        return tuple(site for site in self.sites if is_captured(site))
+        return tuple(name for name in self.sites if held_at(name).captured)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for reports."""

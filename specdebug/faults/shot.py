@@ -1,4 +1,4 @@
-"""What a class's function gets to work with when its fault is due, and how it says what it did."""
+"""A class's function gets a shot when its fault is due: the engine to act on, and a ledger for what it does."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from specdebug.engine.sites import rows_per_request
 from specdebug.faults.model import Fault, Injection
-from specdebug.faults.view import EngineView, rows_at
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from specdebug.async_probe import SiteCall
+    from specdebug.engine.inspect import EngineView
+    from specdebug.engine.request import Request
 
 
 class NotHere(Exception):
@@ -22,7 +24,7 @@ class NotHere(Exception):
 
 @dataclass
 class Call:
-    """A call of the engine's that is wrapped. ``result`` is what the engine gets instead of the function's answer."""
+    """A call of the engine's that is wrapped. The engine gets ``result`` instead of the function's answer."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -31,7 +33,7 @@ class Call:
     made: bool = False
 
     def proceed(self, *args: Any) -> Any:
-        """Call what is wrapped, with the engine's own arguments unless others are given."""
+        """Call the wrapped function, with the engine's own arguments unless others are given."""
         self.made = True
         self.result = self.function(*(args or self.args), **self.options)
         return self.result
@@ -47,16 +49,16 @@ class Shot:
     view: EngineView
     rng: random.Random
     report: Callable[[Injection], None]
-    batch: Sequence[Any] = ()
-    """Requests of the batch that is computed, in its order; between steps those that run."""
+    batch: Sequence[Request] = ()
+    """The requests of the batch that is computed, in its order; between two steps, the requests that decode."""
     at_site: SiteCall | None = None
     call: Call | None = None
-    request: Any = None
-    """Whom :meth:`pick` chose."""
+    request: Request | None = None
+    """The request that :meth:`pick` chose."""
     after_gather: list[Callable[[], None]] = field(default_factory=list)
-    """What is to be done once the engine has gathered the next step's state."""
+    """Called once the engine has gathered the next step's state."""
     after_step: list[Callable[[], None]] = field(default_factory=list)
-    """What is to be done when this step is over, before anything looks at it."""
+    """Called when this step is over, before anything looks at it."""
     reported: int = 0
 
     @property
@@ -71,7 +73,7 @@ class Shot:
         assert self.call is not None
         return self.call
 
-    def pick(self, among: Sequence[Any] | None = None, why: str = "no request is computed") -> Any:
+    def pick(self, among: Sequence[Request] | None = None, why: str = "no request is computed") -> Request:
         """The request addressed, else one drawn of ``among`` (the batch). Raises NotHere."""
         requests = list(self.batch if among is None else among)
         if self.fault.row is not None:
@@ -85,10 +87,14 @@ class Shot:
         self.request = self.rng.choice(requests)
         return self.request
 
-    def site_rows(self, request: Any) -> range:
+    def site_rows(self, request: Request) -> range:
         """Rows of the site's tensor that are the request's. Raises NotHere."""
         order = [each.rid for each in self.batch]
-        per_request = rows_at(self.site.site, self.view)
+        spec = self.view.config.speculative
+        branches, nodes = (1, 1) if spec is None else (spec.eagle_topk, spec.tree_size)
+        per_request = rows_per_request(self.site.site, branches=branches, nodes=nodes)
+        if per_request is None:
+            raise NotHere(f"rows of {self.site.site} cannot be told apart")
         start = order.index(request.rid) * per_request
         if start + per_request > self.site.tensor.shape[0]:
             raise NotHere(f"{self.site.site} has no rows of {request.rid}")
@@ -119,7 +125,7 @@ class Shot:
         self.note(name, index, first[0], first[1], count=max(int(differs.sum()), 1))
 
     def note(self, tensor: str, index: Sequence[int], before: Any, after: Any, count: int = 1) -> None:
-        """Write to the ledger what was done by other means than :meth:`edit`."""
+        """Write damage to the ledger that was done by other means than :meth:`edit`."""
         same = before == after or (before != before and after != after)
         self.reported += 1
         self.report(

@@ -11,6 +11,7 @@ from specdebug.targets.base import Ability, Asked, Onlooker, Opening, RequestVie
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdebug.engine import EngineObserver
     from specdebug.engine.config import EngineConfig
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))
@@ -96,10 +97,25 @@ class EmbeddedTarget:
         return EmbeddedSession(engine, asked)
 
 
+def _told(onlooker: Onlooker) -> EngineObserver:
+    """An observer that passes on what is an onlooker's to know."""
+    from specdebug.engine import EngineObserver
+
+    class Told(EngineObserver):
+        def on_prefilled(self, engine: Any, request: Any) -> None:
+            onlooker.on_prefilled(engine, request)
+
+        def on_finishing(self, engine: Any, request: Any) -> None:
+            onlooker.on_finishing(engine, request)
+
+    return Told()
+
+
 class EmbeddedSession:
     """The engine, serving."""
 
     shows = EVERYTHING
+    _told: EngineObserver | None = None
 
     def __init__(self, engine: Any, asked: Asked) -> None:
         from specdebug.assets import checkpoint_path
@@ -115,7 +131,11 @@ class EmbeddedSession:
         return bool(self.inside.has_work)
 
     def observe(self, onlooker: Onlooker | None) -> None:
-        self.inside.observer = onlooker
+        if self._told is not None:
+            self.inside.observers.remove(self._told)
+        self._told = None if onlooker is None else _told(onlooker)
+        if self._told is not None:
+            self.inside.observers.add(self._told)
 
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
         from specdebug.engine import SamplingParams

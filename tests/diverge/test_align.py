@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdebug.diverge.align import by_request, in_lockstep, is_where, same_schedule
-from specdebug.diverge.stream import Descriptor, Step
+from specdebug.diverge.stream import Descriptor, RecordedStep
 
 BONUS, LOGITS, SLOTS = "draft.bonus", "verify.logits", "kv_pool.write.loc"
 
 
-def step(number: int, rids: Sequence[str], **hashes: Sequence[int]) -> Step:
+def step(number: int, rids: Sequence[str], **hashes: Sequence[int]) -> RecordedStep:
     """Sites by short name, with a hash for each request."""
     names = {"bonus": (BONUS, "int64"), "logits": (LOGITS, "float32"), "slots": (SLOTS, "int64")}
     owners = tuple(range(len(rids)))
     calls = tuple(Descriptor(*names[name], owners, (1,) * len(rids)) for name in hashes)
-    return Step(number, tuple(rids), calls, [each for share in hashes.values() for each in share])
+    return RecordedStep(number, tuple(rids), calls, [each for share in hashes.values() for each in share])
 
 
 def test_equal_runs_do_not_differ() -> None:
@@ -79,7 +79,7 @@ def test_where_things_are() -> None:
     assert not is_where("accept.accept_index")
 
 
-def prefill(number: int, *rows: int, digests: Sequence[int]) -> Step:
+def prefill(number: int, *rows: int, digests: Sequence[int]) -> RecordedStep:
     """A chunk of each request's prompt, and the logits of its last position."""
     rids = tuple("abc"[: len(rows)])
     owners = tuple(range(len(rids)))
@@ -87,7 +87,7 @@ def prefill(number: int, *rows: int, digests: Sequence[int]) -> Step:
         Descriptor("target_prefill.input_ids", "int64", owners, rows),
         Descriptor("target_prefill.logits", "float32", owners, (1,) * len(rids)),
     )
-    return Step(number, rids, calls, [*(7 for _ in rows), *digests])
+    return RecordedStep(number, rids, calls, [*(7 for _ in rows), *digests])
 
 
 def test_chunks_of_a_prompt_have_counterparts_that_end_where_they_do() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdebug.diverge.choices import GROUNDS, Place, Tensors, explained, grounds
-from specdebug.diverge.stream import Descriptor, Step
+from specdebug.diverge.stream import Descriptor, RecordedStep
 
 TOPK = 2
 
@@ -99,7 +99,7 @@ def test_grounds_are_the_requests_own() -> None:
     logits = Descriptor("verify.logits", "bfloat16", (0, 1), (6, 6))
     predict = Descriptor("accept.predict", "int32", (0, 1), (6, 6))
     bonus = Descriptor("draft.bonus", "int64", (0, 1), (1, 1))
-    step = Step(3, ("a", "b"), (bonus, logits, predict), range(6))
+    step = RecordedStep(3, ("a", "b"), (bonus, logits, predict), range(6))
     choice = next(part for part in step.parts() if part.owner == "b" and part.descriptor is predict)
     assert {place: (part.call, part.first_row) for place, part in grounds(choice, step).items()} == {
         ("verify.logits", 0): (1, 6),

@@ -13,9 +13,9 @@ import pytest
 from specdebug import async_probe
 from specdebug.cli.main import run
 from specdebug.diverge.keeper import Keeper
-from specdebug.diverge.listener import Listener
-from specdebug.diverge.recorder import Recorder
-from specdebug.diverge.stream import Step, Writer, read
+from specdebug.diverge.listener import RunListener
+from specdebug.diverge.recorder import HashRecorder
+from specdebug.diverge.stream import RecordedStep, Writer, read
 from specdebug.diverge.values import kept
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from tests.diverge.samples import SCENARIO
@@ -32,7 +32,7 @@ def _nobody_listens() -> Iterator[None]:
     async_probe.on_site(None)
 
 
-def engine(listener: Listener, **options: Any) -> Engine:
+def engine(listener: RunListener, **options: Any) -> Engine:
     listener.listen()
     served = Engine(
         EngineConfig.from_dict(
@@ -52,7 +52,7 @@ def engine(listener: Listener, **options: Any) -> Engine:
     return served
 
 
-def serve(listener: Listener, *, late: bool = True, **options: Any) -> None:
+def serve(listener: RunListener, *, late: bool = True, **options: Any) -> None:
     served = engine(listener, **options)
     for number in range(2):
         served.add_request(f"r{number}", list(range(9 + number, 40)), SamplingParams(max_new_tokens=20))
@@ -65,13 +65,13 @@ def serve(listener: Listener, *, late: bool = True, **options: Any) -> None:
     listener.finish()
 
 
-def recorded(folder: Path, *, by_request: bool = False, **options: Any) -> list[Step]:
+def recorded(folder: Path, *, by_request: bool = False, **options: Any) -> list[RecordedStep]:
     folder.mkdir()
-    serve(Recorder(Writer(folder / "h"), by_request=by_request), **options)
+    serve(HashRecorder(Writer(folder / "h"), by_request=by_request), **options)
     return read(folder / "h")
 
 
-def facts(steps: list[Step]) -> list[tuple[Any, ...]]:
+def facts(steps: list[RecordedStep]) -> list[tuple[Any, ...]]:
     return [(step.number, step.rids, step.calls, list(step.digests)) for step in steps]
 
 
@@ -111,7 +111,7 @@ def test_what_passes_in_a_graph_is_kept(tmp_path: Path) -> None:
 
 
 def test_recording_waits_for_nothing(tmp_path: Path) -> None:
-    served = engine(Recorder(Writer(tmp_path / "h")))
+    served = engine(HashRecorder(Writer(tmp_path / "h")))
     for number in range(4):
         served.add_request(f"r{number}", list(range(9 + number, 40)), SamplingParams(max_new_tokens=150))
     for _ in range(6):

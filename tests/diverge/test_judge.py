@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from specdebug.diverge.judge import Judgement, Pairs, judge
-from specdebug.diverge.stream import Descriptor, Step
+from specdebug.diverge.stream import Descriptor, RecordedStep
 
 LOGITS = Descriptor("draft_extend.logits", "bfloat16", (0, 1), (1, 1))
 CHOICE = Descriptor("draft_extend.topk_index", "int64", (0, 1), (1, 1))
@@ -21,9 +21,11 @@ Run = list[list[tuple[Descriptor, Any]]]
 """Calls of each step, with their tensors."""
 
 
-def steps(run: Run) -> list[Step]:
+def steps(run: Run) -> list[RecordedStep]:
     return [
-        Step(number, ("a", "b"), tuple(d for d, _ in calls), [hash(str(row)) for _, rows in calls for row in rows])
+        RecordedStep(
+            number, ("a", "b"), tuple(d for d, _ in calls), [hash(str(row)) for _, rows in calls for row in rows]
+        )
         for number, calls in enumerate(run, 1)
     ]
 

@@ -13,7 +13,7 @@ def request(kv_len: int, greedy: bool = True) -> SimpleNamespace:
     return SimpleNamespace(kv_len=kv_len, sampling=SimpleNamespace(greedy=greedy))
 
 
-DECODE = Batch("decode", [request(10), request(20, greedy=False)], (1, 2), (), branches=2, nodes=6)
+DECODE = Batch("speculative", [request(10), request(20, greedy=False)], (1, 2), (), branches=2, nodes=6)
 PREFILL = Batch("prefill", [request(0), request(4)], (0, 1), (5, 2))
 
 

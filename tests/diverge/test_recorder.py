@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,24 +12,23 @@ import torch
 
 from specdebug import async_probe
 from specdebug.diverge.keeper import Keeper
-from specdebug.diverge.recorder import Recorder
-from specdebug.diverge.stream import Step, Writer, read
+from specdebug.diverge.recorder import HashRecorder
+from specdebug.diverge.stream import RecordedStep, Writer, read
 from specdebug.diverge.values import kept
+from specdebug.engine.observer import Observers
 
 
 class Engine:
     """Decodes two requests a step; a probe looks at what each gets."""
 
     def __init__(self) -> None:
-        self.config = SimpleNamespace(speculative=None)
-        self._eagle_worker = None
-        self._target_worker = SimpleNamespace(decode=self._compute)
+        self.config: Any = SimpleNamespace(speculative=None)
+        self.observers = Observers()
+        self.decode: Callable[[Any], None] = self._compute
+        self.steps = 0
         self._requests = [SimpleNamespace(rid="a", kv_len=1), SimpleNamespace(rid="b", kv_len=1)]
         self.tokens = torch.tensor([3, 4])
         self.saw: list[int] = []
-
-    def _prefill(self, chunks: Any) -> None:
-        raise AssertionError
 
     def _compute(self, requests: Any) -> None:
         tokens = self.tokens.clone()
@@ -37,7 +36,18 @@ class Engine:
         self.saw = tokens.tolist()
 
     def step(self) -> None:
-        self._target_worker.decode(self._requests)
+        self.steps += 1
+        for each in self.observers:
+            each.on_step_begin(self.steps)
+        try:
+            self._run_batch()
+        finally:
+            for each in self.observers:
+                each.on_step_end()
+
+    def _run_batch(self) -> None:
+        with self.observers.computing("plain", self._requests):
+            self.decode(self._requests)
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +56,8 @@ def _nobody_listens() -> Iterator[None]:
     async_probe.on_site(None)
 
 
-def recorded(path: Path, steps: int = 2, **options: Any) -> list[Step]:
-    recorder = Recorder(Writer(path), **options)
+def recorded(path: Path, steps: int = 2, **options: Any) -> list[RecordedStep]:
+    recorder = HashRecorder(Writer(path), **options)
     engine = Engine()
     recorder.attach(engine)
     for _ in range(steps):
@@ -94,14 +104,14 @@ def test_known_places_are_kept_in_full(tmp_path: Path) -> None:
 
 
 def test_a_step_that_fails_is_written_up_to_there(tmp_path: Path) -> None:
-    recorder = Recorder(Writer(tmp_path / "h"))
+    recorder = HashRecorder(Writer(tmp_path / "h"))
     engine = Engine()
 
     def fails(requests: Any) -> None:
         Engine._compute(engine, requests)
         raise RuntimeError("after the site")
 
-    engine._target_worker.decode = fails
+    engine.decode = fails
     recorder.attach(engine)
     with pytest.raises(RuntimeError, match="after the site"):
         engine.step()
@@ -126,9 +136,9 @@ def test_steps_of_several_sites_are_told_apart(tmp_path: Path) -> None:
     for by_request in (False, True):
         engine: Any = Engine()
         engine.length = 1
-        engine._target_worker.decode = calls
+        engine.decode = calls
         path = tmp_path / str(by_request)
-        recorder = Recorder(Writer(path), by_request=by_request)
+        recorder = HashRecorder(Writer(path), by_request=by_request)
         recorder.attach(engine)
         for _ in range(4):
             engine.step()
@@ -166,8 +176,8 @@ def test_tensors_on_a_device_are_hashed_there_and_keep_their_places(tmp_path: Pa
         async_probe.maybe_detect_oob(torch.tensor([1, 4]).as_subclass(OnDevice), 0, 9, "kv_pool.write.loc")
         async_probe.maybe_detect_oob(torch.tensor([5, 6]), 0, 9, "target_decode.input_ids")
 
-    engine._target_worker.decode = calls
-    recorder = Recorder(Writer(tmp_path / "h"), by_request=by_request)
+    engine.decode = calls
+    recorder = HashRecorder(Writer(tmp_path / "h"), by_request=by_request)
     recorder.attach(engine)
     engine.step()
     pool[1, 4, 0] = -1.0
@@ -189,13 +199,7 @@ class Drafting(Engine):
     def __init__(self) -> None:
         super().__init__()
         self.config = SimpleNamespace(speculative=SimpleNamespace(eagle_topk=1, tree_size=2))
-        self._eagle_worker: Any = SimpleNamespace(
-            prefill=self._other_batch,
-            decode=self._decode,
-            _begin_ahead=self._draft,
-            _drop_ahead=self._drop,
-            _ahead=None,
-        )
+        self.ahead: int | None = None
         self.drafts = 0
 
     def _draft(self) -> int:
@@ -203,27 +207,26 @@ class Drafting(Engine):
         async_probe.maybe_detect_oob(torch.tensor([self.drafts, self.drafts]), 0, 99, "draft.bonus")
         return self.drafts
 
-    def _drop(self) -> None:
-        self._eagle_worker._ahead = None
-
-    def _decode(self, requests: Any) -> None:
-        worker = self._eagle_worker
-        if worker._ahead is None:
-            worker._ahead = self._draft()
-        async_probe.maybe_detect_oob(torch.tensor([worker._ahead, 0]), 0, 99, "verify.input_ids")
-        worker._ahead = worker._begin_ahead()
-
-    def _other_batch(self, batch: Any) -> None:
-        async_probe.maybe_detect_oob(torch.tensor([9]), 0, 99, "target_prefill.input_ids")
-        self._eagle_worker._drop_ahead()
-        async_probe.maybe_detect_oob(torch.tensor([9]), 0, 99, "draft_prefill.input_ids")
-
-    def step(self) -> None:
-        self.steps = getattr(self, "steps", 0) + 1
+    def _run_batch(self) -> None:
         if self.steps == 3:
-            self._eagle_worker.prefill(SimpleNamespace(requests=self._requests[:1], extend_lens_cpu=(1,)))
+            with self.observers.computing("prefill", self._requests[:1], (1,)):
+                self._other_batch()
         else:
-            self._eagle_worker.decode(self._requests)
+            with self.observers.computing("speculative", self._requests):
+                self._verify()
+
+    def _verify(self) -> None:
+        drafted = self._draft() if self.ahead is None else self.ahead
+        async_probe.maybe_detect_oob(torch.tensor([drafted, 0]), 0, 99, "verify.input_ids")
+        with self.observers.ahead():
+            self.ahead = self._draft()
+
+    def _other_batch(self) -> None:
+        async_probe.maybe_detect_oob(torch.tensor([9]), 0, 99, "target_prefill.input_ids")
+        self.ahead = None
+        for each in self.observers:
+            each.on_ahead_dropped()
+        async_probe.maybe_detect_oob(torch.tensor([9]), 0, 99, "draft_prefill.input_ids")
 
 
 DRAFTED = {
@@ -237,7 +240,7 @@ DRAFTED = {
 
 @pytest.mark.parametrize("by_request", [False, True])
 def test_what_is_drafted_ahead_belongs_to_the_next_step_or_to_none(tmp_path: Path, by_request: bool) -> None:
-    recorder = Recorder(Writer(tmp_path / "h"), by_request=by_request)
+    recorder = HashRecorder(Writer(tmp_path / "h"), by_request=by_request)
     engine = Drafting()
     recorder.attach(engine)
     for _ in DRAFTED:

@@ -18,7 +18,7 @@ from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 SCENARIO = Scenario("s", (WorkloadGroup("g0", TokenPrompt((1, 2))),), {"a": Arm("a"), "b": Arm("b")}, {})
 
 
-class Part(NamedTuple):
+class Share(NamedTuple):
     """Of a step, as far as it is looked at here."""
 
     step: int
@@ -41,7 +41,7 @@ def test_values_that_the_machine_could_not_keep_end_the_comparison(
     pool, library = SimpleNamespace(), SimpleNamespace()
     left, right = (ArmRun(name, SCENARIO, name, 0) for name in "ab")
     diverging = Diverging(pool, library, (left, right), tmp_path)  # type: ignore[arg-type]
-    part = Part(1, 2, SimpleNamespace(site="draft.logits"))
+    part = Share(1, 2, SimpleNamespace(site="draft.logits"))
     with pytest.raises(MachineFailed) as caught, diverging._kept([(part, part)]):  # type: ignore[list-item]
         pytest.fail("there is nothing to compare")
     assert caught.value.failure == lost

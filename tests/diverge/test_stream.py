@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.diverge.stream import PADDING, Descriptor, Step, Writer, read
+from specdebug.diverge.stream import PADDING, Descriptor, RecordedStep, Writer, read
 
 DESCRIPTORS = st.builds(
     Descriptor,
@@ -49,14 +49,14 @@ def test_whole_steps_come_back_and_a_cut_one_is_dropped(
 
 def test_rows_are_their_owners() -> None:
     logits = Descriptor("verify.logits", "float32", (0, 1, PADDING), (6, 6, 12))
-    step = Step(3, ("a", "b"), (logits,), [7, 8, 9])
+    step = RecordedStep(3, ("a", "b"), (logits,), [7, 8, 9])
     parts = list(step.parts())
     assert [(part.owner, part.first_row, part.rows, part.digest) for part in parts] == [
         ("a", 0, 6, 7),
         ("b", 6, 6, 8),
         (None, 12, 12, 9),
     ]
-    (whole,) = Step(3, ("a", "b"), (logits,), [7]).parts()
+    (whole,) = RecordedStep(3, ("a", "b"), (logits,), [7]).parts()
     assert (whole.owner, whole.first_row, whole.rows) == (None, 0, 24)
     assert [step.owner_of_row(whole, row) for row in (0, 5, 6, 11, 12)] == ["a", "a", "b", "b", None]
 

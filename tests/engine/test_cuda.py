@@ -9,7 +9,7 @@ import pytest
 from specdebug import corpus
 from specdebug.assets import checkpoint_path
 from specdebug.engine import Engine, EngineConfig, SamplingParams
-from specdebug.engine.model.tokenizer import Tokenizer
+from specdebug.engine.model.tokenizer import TargetTokenizer
 from tests.engine.waits import waits_of_decode_steps
 
 pytestmark = pytest.mark.gpu
@@ -24,7 +24,7 @@ LENGTHS = (40, 150, 97, 300, 12)
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    ids = Tokenizer(checkpoint_path("tiny") / "tokenizer.json").encode(corpus.heldout_text()[:60_000])
+    ids = TargetTokenizer(checkpoint_path("tiny") / "tokenizer.json").encode(corpus.heldout_text()[:60_000])
     return [ids[i * 700 : i * 700 + length] for i, length in enumerate(LENGTHS)]
 
 

@@ -30,15 +30,13 @@ def engine(lab: Lab, *, ahead: bool, **changes: Any) -> Engine:
         "speculative": {"draft_model": str(lab.eagle), "num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6},
     }
     served = build(base, **changes)
-    assert served._eagle_worker is not None
-    served._eagle_worker._drafts_ahead = ahead
+    served.view.eagle.drafts_ahead = ahead
     return served
 
 
 def begun(served: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The lengths of every step begun from now on, as the host gave them."""
-    worker = served._eagle_worker
-    assert worker is not None
+    worker = served.view.eagle
     lengths: list[tuple[int, ...]] = []
     original = worker._begin
 
@@ -124,8 +122,7 @@ def test_is_used_while_the_batch_stays_and_redone_when_it_changes(lab: Lab, monk
 
 def test_verifies_in_its_own_step_with_lengths_that_are_known(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     served = engine(lab, ahead=True)
-    assert served._eagle_worker is not None
-    runner = served._eagle_worker._verify_runner
+    runner = served.view.eagle.runners.verify
     assert runner is not None
     events: list[tuple[str, tuple[int, ...]]] = []
 
@@ -157,14 +154,13 @@ def test_what_was_prepared_is_released_when_the_batch_changes(
     lab: Lab, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = engine(lab, ahead=True)
-    worker = served._eagle_worker
-    assert worker is not None
-    assert worker._verify_runner is not None
+    runner = served.view.eagle.runners.verify
+    assert runner is not None
     for name in ("a", "b"):
         served.add_request(name, [3, 7, 1], greedy(20))
     abandoned: list[int] = []
-    original = worker._verify_runner.abandon
-    monkeypatch.setattr(worker._verify_runner, "abandon", lambda: abandoned.append(served._step) or original())
+    original = runner.abandon
+    monkeypatch.setattr(runner, "abandon", lambda: abandoned.append(served._step) or original())
     run(served, steps=3)
     assert abandoned == []
     if change == "prefill":

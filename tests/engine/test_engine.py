@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdebug.attention_plans import SHIPPED
-from specdebug.engine import Engine, Request
+from specdebug.engine import Engine, EngineObserver, Request
 from specdebug.engine.config import InvalidOption
 from specdebug.engine.errors import RequestRejected
 from specdebug.errors import CheckpointError
@@ -128,7 +128,7 @@ def test_chunks_of_any_size_lead_to_the_same_text(lab: Lab, chunk: int) -> None:
 # Stopping.
 
 
-class Ends:
+class Ends(EngineObserver):
     """Notes how many positions of each request count as committed when it ends."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ def test_a_stop_token_ends_a_request_wherever_in_an_accepted_run_it_lies(lab: La
         for stop in dict.fromkeys(text):
             engine = build(base(lab, shape), page_size=page_size)
             ends = Ends()
-            engine.observer = ends
+            engine.observers.add(ends)
             request = engine.add_request("r", prompt, greedy(24, stop_token_ids=(stop,)))
             reports = run(engine)
             assert ends.committed == [len(request.all_ids) - 1]
@@ -343,7 +343,7 @@ def test_reports_add_up_to_the_outputs(lab: Lab) -> None:
 def test_the_observer_sees_requests_while_their_kv_is_there(lab: Lab) -> None:
     seen: list[tuple[str, str, int]] = []
 
-    class Observer:
+    class Observer(EngineObserver):
         def on_prefilled(self, engine: Engine, request: Request) -> None:
             keys, _ = engine.draft_kv(request, 0, request.kv_len)
             assert not bool(keys.isnan().any())
@@ -357,7 +357,7 @@ def test_the_observer_sees_requests_while_their_kv_is_there(lab: Lab) -> None:
             seen.append(("finishing", request.rid, request.kv_len))
 
     engine = build(base(lab))
-    engine.observer = Observer()
+    engine.observers.add(Observer())
     serve(engine, [prompt_of(lab, 0), prompt_of(lab, 1, 9)], 5)
     assert sorted(seen) == [
         ("finishing", "r0", 28),

@@ -13,7 +13,7 @@ from specdebug.assets import tokenizer_path
 from specdebug.attention_plans import SHIPPED
 from specdebug.corpus import heldout_text
 from specdebug.engine import Engine, EngineConfig, Request, SamplingParams
-from specdebug.engine.model.tokenizer import Tokenizer
+from specdebug.engine.model.tokenizer import TargetTokenizer
 from tests.engine.combos import Ask, Combo, combos, families
 from tests.engine.conftest import Lab
 from tests.engine.oracle import GreedyOracle
@@ -158,7 +158,7 @@ def test_output_is_plain_greedy_decoding(lab: Lab, pool, backend: str, algorithm
 
 @pytest.fixture(scope="session")
 def code_pool(shipped: Lab) -> list[list[tuple[int, ...]]]:
-    text = Tokenizer(tokenizer_path("tiny")).encode(heldout_text()[:12_000])
+    text = TargetTokenizer(tokenizer_path("tiny")).encode(heldout_text()[:12_000])
     return families(shipped.oracle, text, trunks=(30, 280))
 
 

@@ -67,8 +67,8 @@ def bonus_written(before: int, after: int, max_new_tokens: int = 6) -> tuple[tor
     call = Call(lambda: table.__setitem__(1, after), ())
     sampling = SimpleNamespace(max_new_tokens=max_new_tokens)
     request = SimpleNamespace(rid="r", row=1, output_ids=[5], sampling=sampling)
-    config = SimpleNamespace(speculative=SimpleNamespace(num_steps=3))
-    shot, ledger = shot_of(SimpleNamespace(state=SimpleNamespace(_bonus=table), config=config), [request], call)
+    state = SimpleNamespace(bonus=table, seq_lens=None)
+    shot, ledger = shot_of(SimpleNamespace(state=state, spec=SimpleNamespace(num_steps=3)), [request], call)
     return table, shot, ledger
 
 

@@ -55,12 +55,12 @@ def test_what_is_read_early_is_used(monkeypatch: pytest.MonkeyPatch, fault: str)
 
     def drafting_ahead(self: Any, *args: Any, **options: Any) -> None:
         build(self, *args, **options)
-        self._drafts_ahead = True
+        self.drafts_ahead = True
         workers.append(self)
 
     monkeypatch.setattr(worker.EagleWorker, "__init__", drafting_ahead)
     outcome = minimal_run(fault, seed=19)  # its draft was dropped
-    assert [each._drafts_ahead for each in workers] == [False]
+    assert [each.drafts_ahead for each in workers] == [False]
     assert [each.changed for each in outcome.injections] == [True]
     assert outcome.verdict == "fail"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from specdebug.diverge.align import Difference
 from specdebug.diverge.run import Divergence
-from specdebug.diverge.stream import Descriptor, Part
+from specdebug.diverge.stream import Descriptor, Share
 from specdebug.drift import Report, Row
 from specdebug.drift.fit import Problem
 from specdebug.drift.nearest import Near
@@ -204,7 +204,7 @@ def _of_searches(name: Name, folder: Path) -> dict[str, Any]:
 
 def _divergence(name: Name) -> Any:
     parts = [
-        Part(step, 0, 1, Descriptor(name("site"), "float32", (0,), (6,)), name("request"), 0, step) for step in (3, 4)
+        Share(step, 0, 1, Descriptor(name("site"), "float32", (0,), (6,)), name("request"), 0, step) for step in (3, 4)
     ]
     first = Difference("value", 4, name("site"), name("request"), *parts, text=f"as {name('told')} says")
     ended = replace(outcome(name), violations=())

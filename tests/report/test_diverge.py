@@ -5,13 +5,13 @@ from __future__ import annotations
 from specdebug.diverge.align import Difference
 from specdebug.diverge.judge import Rounding
 from specdebug.diverge.run import Divergence
-from specdebug.diverge.stream import Descriptor, Part
+from specdebug.diverge.stream import Descriptor, Share
 from specdebug.diverge.values import ValueDifference
 from specdebug.report.diverge import divergence_document, render_divergence
 from specdebug.report.terminal import console
 
 LOGITS = Descriptor("verify.logits", "float32", (0,), (6,))
-LEFT, RIGHT = (Part(step, 0, 1, LOGITS, "a", 0, digest) for step, digest in ((3, 1), (4, 2)))
+LEFT, RIGHT = (Share(step, 0, 1, LOGITS, "a", 0, digest) for step, digest in ((3, 1), (4, 2)))
 FOUND = Difference("value", 4, "verify.logits", "a", LEFT, RIGHT)
 
 

@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 
+from specdebug.engine.observer import Observers
 from specdebug.report.terminal import console
 from specdebug.scenario.workload import Workload
 from specdebug.targets.embedded import EmbeddedSession
@@ -59,7 +60,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.requests: dict[str, FakeRequest] = {}
-        self.observer: Any = None
+        self.observers = Observers()
         self.steps = 0
         self.live: list[str] = []
         self.before_step: Callable[[int], None] = lambda step: None
@@ -109,12 +110,13 @@ class FakeEngine:
                 length = 1 if request.cached_tokens else 2
                 request.accept_lengths.append(length)
                 report.accept_lengths[rid] = length
-            elif self.observer is not None:
-                self.observer.on_prefilled(self, request)
+            else:
+                for each in self.observers:
+                    each.on_prefilled(self, request)
             if len(request.output_ids) == request.sampling.max_new_tokens:
                 request.finish_reason = "length"
-                if self.observer is not None:
-                    self.observer.on_finishing(self, request)
+                for each in self.observers:
+                    each.on_finishing(self, request)
                 self.live.remove(rid)
                 finished.append(rid)
         report.finished = tuple(finished)

@@ -37,7 +37,7 @@ class CapturedForward:
         pool: a graph pool handle; graphs that are replayed one after another may share one.
         """
         self._attentions = tuple(attentions)
-        self._graph = torch.cuda.CUDAGraph()
+        self.graph = torch.cuda.CUDAGraph()
         cuda: Any = torch.cuda  # torch annotates only some of its CUDA classes
         stream = cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -45,7 +45,7 @@ class CapturedForward:
             for _ in range(_WARM_UPS):
                 forward()
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.graph(self._graph, pool=pool, stream=stream)
+        graph = torch.cuda.graph(self.graph, pool=pool, stream=stream)
         with _no_collection(), graph, async_probe.capturing() as self._sites:
             forward()
 
@@ -53,5 +53,5 @@ class CapturedForward:
         """Launch it with attention planned for ``metadata``."""
         for attention, plan in zip(self._attentions, metadata, strict=True):
             attention.replan(plan)
-        self._graph.replay()
+        self.graph.replay()
         self._sites.replayed()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from specdebug.async_probe import grouped, maybe_detect_nonfinite, maybe_detect_oob
+from specdebug.async_probe import grouped, maybe_detect_oob
 from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
@@ -16,54 +15,8 @@ from specdebug.engine.config import CudaGraphConfig
 from specdebug.engine.graph.runner import GraphRunner, StaticBuffer, StaticBuffers, padded_size
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy
-from specdebug.engine.memory.kv_pool import KVPool
-from specdebug.engine.model.interface import DraftModel, LayerAttention
-from specdebug.engine.speculative.draft import top_k_probs
-
-
-@dataclass(frozen=True)
-class ExtendInputs:
-    """input_ids, positions, out_cache_loc: int64 [B·T]. features: [B·T, F]. accept_lengths, req_pool_indices,
-    seq_lens (L before the step): int64 [B]."""
-
-    input_ids: Tensor
-    positions: Tensor
-    out_cache_loc: Tensor
-    features: Tensor
-    accept_lengths: Tensor
-    req_pool_indices: Tensor
-    seq_lens: Tensor
-
-
-@dataclass(frozen=True)
-class ExtendOutputs:
-    """The start of the next draft loop: topk_p, topk_index [B, K]; hidden_states [B, Hd]."""
-
-    topk_p: Tensor
-    topk_index: Tensor
-    hidden_states: Tensor
-
-
-class ExtendForward:
-    """The callable: one draft forward over accepted tokens, read out at each request's last accepted row."""
-
-    def __init__(self, model: DraftModel, pool: KVPool, *, topk: int) -> None:
-        self.model = model
-        self.pool = pool
-        self.topk = topk
-
-    def run(self, inputs: ExtendInputs, tokens_per_request: int, attention: LayerAttention) -> ExtendOutputs:
-        """T = ``tokens_per_request`` rows each; those past the accepted ones are computed and not read."""
-        hidden = self.model.forward(inputs.input_ids, inputs.positions, self.model.project(inputs.features), attention)
-        before = torch.arange(-1, inputs.input_ids.numel() - 1, tokens_per_request, device=hidden.device)
-        return self.read_out(hidden.index_select(0, before + inputs.accept_lengths))
-
-    def read_out(self, hidden: Tensor) -> ExtendOutputs:
-        """hidden [B, Hd] at each request's last position."""
-        logits = self.model.logits(hidden)
-        maybe_detect_nonfinite(logits, "draft_extend.logits")
-        topk_p, topk_index = top_k_probs(logits, self.topk)
-        return ExtendOutputs(topk_p, topk_index, hidden)
+from specdebug.engine.model.interface import LayerAttention
+from specdebug.engine.speculative.extend import ExtendForward, ExtendInputs, ExtendOutputs
 
 
 class ExtendGraphRunner(GraphRunner[ExtendInputs]):

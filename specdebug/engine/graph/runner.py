@@ -162,7 +162,7 @@ class GraphRunner(ABC, Generic[Inputs]):
         self.buffers = buffers
         self._attention = attention
         self._pool = pool
-        self._captured: dict[int, CapturedForward] = {}
+        self.captured: dict[int, CapturedForward] = {}
 
     def can_run(self, batch_size: int) -> bool:
         """Say if some captured size holds ``batch_size`` requests; otherwise they run eagerly."""
@@ -183,7 +183,7 @@ class GraphRunner(ABC, Generic[Inputs]):
             padded = self._padded(bs)
             metadata = self._plan(padded, (0,) * bs)
             bound = self._bind(padded, metadata, graph=True)
-            self._captured[bs] = CapturedForward(partial(self._forward, padded, bound), bound, graph_pool)
+            self.captured[bs] = CapturedForward(partial(self._forward, padded, bound), bound, graph_pool)
         self.buffers.release_inputs()
 
     def _blank(self) -> None:
@@ -223,7 +223,7 @@ class GraphRunner(ABC, Generic[Inputs]):
         return Planned(bs, padded, metadata)
 
     def _launch(self, planned: Planned[Inputs]) -> None:
-        captured = self._captured.get(planned.bs)
+        captured = self.captured.get(planned.bs)
         if captured is None:
             self._forward(planned.padded, self._bind(planned.padded, planned.metadata, graph=False))
         else:

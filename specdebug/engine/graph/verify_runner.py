@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,46 +15,8 @@ from specdebug.engine.config import CudaGraphConfig
 from specdebug.engine.graph.runner import GraphRunner, Planned, StaticBuffer, StaticBuffers, padded_lens, padded_size
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy
-from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
-from specdebug.engine.model.llama import TargetModel
-
-
-@dataclass(frozen=True)
-class VerifyInputs:
-    """input_ids, positions, out_cache_loc: int64 [B·T]. tree_mask: bool [B, T, T]. req_pool_indices, seq_lens (L):
-    int64 [B]."""
-
-    input_ids: Tensor
-    positions: Tensor
-    out_cache_loc: Tensor
-    tree_mask: Tensor
-    req_pool_indices: Tensor
-    seq_lens: Tensor
-
-
-@dataclass(frozen=True)
-class VerifyOutputs:
-    """logits: [B·T, V]. features: [B·T, F], what the draft consumes."""
-
-    logits: Tensor
-    features: Tensor
-
-
-class VerifyForward:
-    """The callable: one target forward over a tree batch."""
-
-    def __init__(self, model: TargetModel, pool: KVPool, aux_layers: tuple[int, ...], feature_size: int) -> None:
-        self.model = model
-        self.pool = pool
-        self.aux_layers = aux_layers
-        self.feature_size = feature_size
-
-    def run(self, inputs: VerifyInputs, attention: LayerAttention) -> VerifyOutputs:
-        """Logits of every node, and its features: the final hidden, or EAGLE-3's auxiliary ones."""
-        output = self.model.forward(inputs.input_ids, inputs.positions, attention, self.aux_layers)
-        features = output.hidden if output.aux is None else output.aux
-        return VerifyOutputs(self.model.logits(output.hidden), features)
+from specdebug.engine.speculative.verify import VerifyForward, VerifyInputs, VerifyOutputs
 
 
 class VerifyGraphRunner(GraphRunner[VerifyInputs]):

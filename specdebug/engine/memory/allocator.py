@@ -104,6 +104,10 @@ class SlotAllocator(ABC):
         """All free slots, ascending, int64 [num_free]; for accounting, O(N)."""
         return torch.from_numpy(self._slots_of(np.flatnonzero(~self._owned[1:]) + 1))
 
+    def owns(self, page: int) -> bool:
+        """True if a page is allocated."""
+        return bool(self._owned[page])
+
     def _merge_released(self) -> None:
         self._free = np.concatenate([self._free[self._head :], *self._released])
         self._free.sort()

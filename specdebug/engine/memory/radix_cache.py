@@ -132,15 +132,11 @@ class RadixCache:
         """Forget everything, locks included. The caller resets the allocator as well."""
         self._clock = 0
         self._serial = 0
-        self._evictable = 0
+        self.evictable_size = 0
+        """Cached slots that no request reads."""
         self._protected = 0
         self._leaves: dict[int, TreeNode] = {}  # by serial; only those that may be evicted
         self.root = TreeNode(RadixKey((), False), self._none, None, draft_written=True, serial=0)
-
-    @property
-    def evictable_size(self) -> int:
-        """Cached slots that no request reads."""
-        return self._evictable
 
     @property
     def protected_size(self) -> int:
@@ -150,7 +146,7 @@ class RadixCache:
     @property
     def total_size(self) -> int:
         """All cached slots."""
-        return self._evictable + self._protected
+        return self.evictable_size + self._protected
 
     def all_slots(self) -> torch.Tensor:
         """Every slot the tree owns, int64 [total_size]; for accounting."""
@@ -212,7 +208,7 @@ class RadixCache:
         """Keep ``node`` and everything above it from eviction until as many :meth:`unlock`."""
         for member in node.path():
             if member.lock_ref == 0:
-                self._evictable -= len(member.key)
+                self.evictable_size -= len(member.key)
                 self._protected += len(member.key)
                 self._leaves.pop(member.serial, None)
             member.lock_ref += 1
@@ -225,7 +221,7 @@ class RadixCache:
             member.lock_ref -= 1
             if member.lock_ref == 0:
                 self._protected -= len(member.key)
-                self._evictable += len(member.key)
+                self.evictable_size += len(member.key)
                 self._note_leaf(member)
 
     def evict(self, num_slots: int) -> torch.Tensor:
@@ -243,7 +239,7 @@ class RadixCache:
             parent = leaf.parent
             assert parent is not None  # the root is never among the leaves
             del parent.children[leaf.key.child_key(self.page_size)]
-            self._evictable -= len(leaf.key)
+            self.evictable_size -= len(leaf.key)
             missing -= len(leaf.key)
             freed.append(leaf.slots)
             if self._note_leaf(parent):
@@ -295,7 +291,7 @@ class RadixCache:
         parent.children[key.child_key(self.page_size)] = child
         self._leaves.pop(parent.serial, None)
         self._leaves[child.serial] = child
-        self._evictable += len(key)
+        self.evictable_size += len(key)
         return child
 
     def _new_node(self, key: RadixKey, slots: torch.Tensor, parent: TreeNode, *, draft_written: bool) -> TreeNode:

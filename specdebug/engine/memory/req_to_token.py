@@ -24,19 +24,19 @@ Cells = tuple[int, int, int]
 
 
 class ReqToToken:
-    """``table`` is int32 [rows + 1, width] with row stride ``width`` (+ guard columns)."""
+    """``table`` is int32 [rows + 1, width], a view of ``cells``, whose rows may end in guard columns."""
 
     def __init__(
         self, rows: int, width: int, *, fill: FillPolicy, guards: bool, device: torch.device | None = None
     ) -> None:
         self.width = width
         guard = _GUARD_COLUMNS if guards else 0
-        self._cells = torch.empty((rows + 1, width + guard), dtype=torch.int32, device=device)
-        fill.paint(self._cells)
-        self._cells[PADDING_ROW] = 0
-        self._guard = self._cells[:, width:]
+        self.cells = torch.empty((rows + 1, width + guard), dtype=torch.int32, device=device)
+        fill.paint(self.cells)
+        self.cells[PADDING_ROW] = 0
+        self._guard = self.cells[:, width:]
         self._guard.fill_(_GUARD_CELL)
-        self.table = self._cells[:, :width]
+        self.table = self.cells[:, :width]
         self._free_rows = list(range(rows, 0, -1))
         self._rows = rows
 
@@ -61,7 +61,7 @@ class ReqToToken:
 
         Ids on the host go to a GPU through pinned memory, which waits for nothing.
         """
-        offset = row * self._cells.stride(0) + start
+        offset = row * self.cells.stride(0) + start
         cells = raw_block(self.table, offset, slots.numel(), "req_to_token.write")
         if cells.is_cuda and not slots.is_cuda:
             slots = slots.to(torch.int32).pin_memory()
@@ -77,18 +77,18 @@ class ReqToToken:
         if not total:
             return
         rows, firsts, lengths = np.array(places, dtype=np.int64).T
-        starts = rows * self._cells.stride(0) + firsts
+        starts = rows * self.cells.stride(0) + firsts
         before = np.cumsum(lengths) - lengths
-        if starts.min() < 0 or (starts + lengths).max() > self._cells.numel():
+        if starts.min() < 0 or (starts + lengths).max() > self.cells.numel():
             for (row, start, length), first in zip(places, before.tolist(), strict=True):
                 self.write(row, start, slots[first : first + length])
             return
-        staging = torch.empty(3 * total, dtype=torch.int32, pin_memory=self._cells.is_cuda)
+        staging = torch.empty(3 * total, dtype=torch.int32, pin_memory=self.cells.is_cuda)
         offsets, ids = staging[: 2 * total].view(torch.int64), staging[2 * total :]
         np.add(np.repeat(starts - before, lengths), np.arange(total), out=offsets.numpy())
         ids.copy_(slots)
-        there = staging.to(self._cells.device, non_blocking=True)
-        self._cells.view(-1).index_copy_(0, there[: 2 * total].view(torch.int64), there[2 * total :])
+        there = staging.to(self.cells.device, non_blocking=True)
+        self.cells.view(-1).index_copy_(0, there[: 2 * total].view(torch.int64), there[2 * total :])
 
     def slots(self, row: int, start: int, stop: int) -> Tensor:
         """Cells [start, stop) of ``row`` as int64 slot ids (a copy)."""

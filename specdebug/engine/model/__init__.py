@@ -8,7 +8,7 @@ from specdebug.engine.model.eagle3 import Eagle3Draft
 from specdebug.engine.model.interface import DraftModel, LayerAttention, TargetOutput
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_draft, load_target
-from specdebug.engine.model.tokenizer import Tokenizer
+from specdebug.engine.model.tokenizer import TargetTokenizer
 
 __all__ = [
     "DraftModel",
@@ -17,7 +17,7 @@ __all__ = [
     "LayerAttention",
     "TargetModel",
     "TargetOutput",
-    "Tokenizer",
+    "TargetTokenizer",
     "load_draft",
     "load_target",
 ]

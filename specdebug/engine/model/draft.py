@@ -13,7 +13,7 @@ from specdebug.engine.model.linear import linear
 MAX_TABLE_BYTES = 32 << 20
 
 
-class DraftHead:
+class HeadSizes:
     """Sizes of a head; see ``interface.DraftModel`` for what each one means."""
 
     def __init__(

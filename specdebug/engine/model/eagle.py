@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from specdebug.engine.model.config import LlamaConfig
-from specdebug.engine.model.draft import DraftHead, TokenShare
+from specdebug.engine.model.draft import HeadSizes, TokenShare
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.layers import DecoderLayer, Norm
 from specdebug.engine.model.linear import linear, linear_into
 from specdebug.engine.model.rope import Rotary
 
 
-class EagleDraft(DraftHead):
+class EagleDraft(HeadSizes):
     """Made by ``loader.load_draft``; a ``DraftModel`` whose feature is the target's final hidden."""
 
     def __init__(
@@ -42,9 +42,9 @@ class EagleDraft(DraftHead):
         )
         self._rotary = rotary
         self._token = token
-        self._fc = fc
-        self._layers = layers
-        self._lm_head = lm_head
+        self.fc = fc
+        self.layers = layers
+        self.lm_head = lm_head
 
     def project(self, target_features: Tensor) -> Tensor:
         """The target's hidden as it is."""
@@ -57,14 +57,14 @@ class EagleDraft(DraftHead):
             IndexError: as ``TargetModel.forward``.
         """
         phases = self._rotary.at(positions)
-        x = linear_into(self._token(input_ids), hidden, self._fc)
-        for norm, layer in self._layers:
+        x = linear_into(self._token(input_ids), hidden, self.fc)
+        for norm, layer in self.layers:
             x = layer.forward(x if norm is None else norm(x), x, phases, attn)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[m, H] -> [m, V] by the target's head."""
-        return linear(hidden, self._lm_head)
+        return linear(hidden, self.lm_head)
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """The two vocabularies are one."""

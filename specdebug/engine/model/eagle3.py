@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.model.config import LlamaConfig
-from specdebug.engine.model.draft import DraftHead, TokenShare
+from specdebug.engine.model.draft import HeadSizes, TokenShare
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.layers import DecoderLayer, Norm
 from specdebug.engine.model.linear import linear
 from specdebug.engine.model.rope import Rotary
 
 
-class Eagle3Draft(DraftHead):
+class Eagle3Draft(HeadSizes):
     """Made by ``loader.load_draft``; a ``DraftModel`` whose features are inputs of the target's ``aux_layers``."""
 
     def __init__(

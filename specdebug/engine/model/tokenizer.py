@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer as _Tokenizer
+from tokenizers import Tokenizer
 
 from specdebug.errors import CheckpointError, one_line
 
 
-class Tokenizer:
+class TargetTokenizer:
     """Byte-exact text <-> ids. No chat template and no special tokens added: a prompt is what was written."""
 
     def __init__(self, file: str | Path, eos_token_ids: Sequence[int] = ()) -> None:
@@ -23,7 +23,7 @@ class Tokenizer:
         if not path.is_file():
             raise CheckpointError(f"{path} is missing; the tokenizer lies beside the target's weights")
         try:
-            self._tokenizer = _Tokenizer.from_file(str(path))
+            self._tokenizer = Tokenizer.from_file(str(path))
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # bare Exception for a malformed file, or a panic, which is no Exception

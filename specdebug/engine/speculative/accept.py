@@ -1,4 +1,4 @@
-"""Which drafts the target accepts: greedy, or lossless tree speculative sampling.
+"""Stage 4, accept: the drafts that the target agrees with, greedy or by lossless tree speculative sampling.
 
 Both walk the tree from the root: among a node's children take the one the target wants, stop when there is
 none, and emit one more token (the bonus) from the target at the last accepted node.
@@ -9,12 +9,19 @@ scheme of SGLang's ``tree_speculative_sampling_target_only``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_oob
+from specdebug.engine.config import SpeculativeConfig
+from specdebug.engine.device import upload
 from specdebug.engine.kernels.accept import walk_greedy, walk_sampling
+from specdebug.engine.kernels.argmax import argmax
+from specdebug.engine.request import Request
+from specdebug.engine.sampler import request_generator, target_probs
 from specdebug.engine.speculative.tree import VerifyTree
 
 
@@ -38,6 +45,34 @@ class Acceptance:
             maybe_detect_oob(self.num_correct_drafts, 0, longest, "accept.num_correct_drafts")
 
 
+def accept(
+    requests: Sequence[Request], tree: VerifyTree, logits: Tensor, spec: SpeculativeConfig, seed: int
+) -> Acceptance:
+    """The nodes that the target accepts, by its logits [B·T, V]. Of a mixed batch, greedy requests are sampled from
+    distributions that have all their mass at the argmax."""
+    batch, nodes = tree.tokens.shape
+    best = argmax(logits).view(batch, nodes)
+    if all(request.sampling.greedy for request in requests):
+        return accept_greedy(tree, best, spec.num_steps)
+    rows = logits.view(batch, nodes, -1)
+    probs = torch.zeros(rows.shape, dtype=torch.float32, device=logits.device)
+    coins = torch.zeros(batch, spec.num_steps + 2)
+    for b, request in enumerate(requests):
+        if request.sampling.greedy:
+            probs[b].scatter_(1, best[b].unsqueeze(1), 1.0)
+        else:
+            probs[b] = target_probs(rows[b], request.sampling)
+            coins[b] = torch.rand(coins.shape[1], generator=request_generator(request, seed))
+    return accept_sampling(
+        tree,
+        probs,
+        upload(coins.numpy(), logits.device),
+        spec.num_steps,
+        threshold_single=spec.threshold_single,
+        threshold_acc=spec.threshold_acc,
+    )
+
+
 def accept_greedy(tree: VerifyTree, target_ids: Tensor, num_steps: int) -> Acceptance:
     """Follow the child that equals the target's argmax. target_ids: int64 [B, T], argmax at each node."""
     return Acceptance(
@@ -47,7 +82,7 @@ def accept_greedy(tree: VerifyTree, target_ids: Tensor, num_steps: int) -> Accep
 
 def accept_sampling(
     tree: VerifyTree,
-    target_probs: Tensor,
+    probs: Tensor,
     coins: Tensor,
     num_steps: int,
     *,
@@ -60,7 +95,7 @@ def accept_sampling(
     the cumulative target mass of the children tried so far. When none is, the bonus is drawn from the target
     with the rejected children's mass removed.
 
-    target_probs: float32 [B, T, V], rows sum to 1. coins: float32 [B, S+2] in [0, 1), the last for the
+    probs: float32 [B, T, V], the target's, rows sum to 1. coins: float32 [B, S+2] in [0, 1), the last for the
     bonus; from wherever they are they go to the target's device.
     """
     return Acceptance(
@@ -68,8 +103,8 @@ def accept_sampling(
             tree.tokens,
             tree.retrieve_next_token,
             tree.retrieve_next_sibling,
-            target_probs,
-            coins.to(target_probs.device, non_blocking=True),
+            probs,
+            coins.to(probs.device, non_blocking=True),
             num_steps,
             threshold_single,
             threshold_acc,

@@ -1,4 +1,4 @@
-"""After acceptance: bring what was accepted to the front, in the KV pool and in the draft extend's inputs.
+"""Stage 5, commit: bring what was accepted to the front, in the KV pool and in the draft extend's inputs.
 
 A verify wrote target KV of node i to row cell L + i. Accepted nodes must end up at L, L + 1, ...; everything
 else is over-reserved space that the next step overwrites.
@@ -12,9 +12,26 @@ import torch
 from torch import Tensor
 
 from specdebug.async_probe import maybe_detect_oob
+from specdebug.engine.config import SpeculativeConfig
 from specdebug.engine.kernels.commit import accepted_locs, compact
 from specdebug.engine.memory.fill import Scratch
+from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.speculative.accept import Acceptance
+
+
+def commit_kv(acceptance: Acceptance, slots: Tensor, spec: SpeculativeConfig, pool: KVPool, scratch: Scratch) -> None:
+    """Bring accepted nodes' target KV to the front. A chain's already is. slots: int64 [B·T], the verify's."""
+    if spec.eagle_topk == 1:
+        return
+    plan = get_src_tgt_cache_loc(acceptance, slots, spec.tree_size, scratch)
+    pool.move_kv_cache(plan.tgt_loc, plan.src_loc)
+
+
+def compact_accepted(acceptance: Acceptance, features: Tensor, spec: SpeculativeConfig) -> Compacted:
+    """Bring accepted tokens and their features to the front of each request's T rows."""
+    if spec.eagle_topk == 1:
+        return compact_chain(acceptance, features)
+    return compact_accept_to_front(acceptance, features, spec.tree_size)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The draft loop: S selections and S - 1 draft forwards grow candidates from the last accepted position.
+"""Stage 1, draft: S selections and S - 1 draft forwards grow candidates from the last accepted position.
 
 Selection 0 takes all K roots; selection i keeps the K best of K² continuations. Every candidate ever scored
 is numbered in one list (K roots, then K² per selection); a tree is the best T - 1 of them. A path's score is
@@ -12,20 +12,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
+from specdebug.async_probe import (
+    grouped,
+    maybe_detect_nan,
+    maybe_detect_nonfinite,
+    maybe_detect_oob,
+    maybe_detect_page_aligned,
+)
+from specdebug.engine.attention.planner import DraftLayout
+from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.kernels.argmax import argmax, softmax_top1
+from specdebug.engine.kernels.cache_locs import DraftCacheLocs, assign_draft_cache_locs
 from specdebug.engine.kernels.softmax_topk import softmax_topk
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import DraftModel, LayerAttention
+from specdebug.engine.speculative.protocol import WorkerParts
+from specdebug.engine.speculative.state import DraftState
+
+if TYPE_CHECKING:
+    from specdebug.engine.graph.draft_runner import DraftGraphRunner
 
 
 @dataclass(frozen=True)
 class DraftInputs:
-    """What the loop starts from.
+    """The start of the loop.
 
     topk_p: float32 [B, K], topk_index: int64 [B, K] (draft-vocabulary ids), hidden_states: [B, Hd]: the last
     draft extend's output at position L - 1. seq_lens, req_pool_indices: int64 [B]. positions: int64 [B·K], L
@@ -176,3 +191,66 @@ class DraftLoop:
         maybe_detect_oob(draft_tokens, 0, self.target_vocab_size, "draft.organize.draft_tokens")
         parent_list = parents[:, :0] if self.num_steps == 1 else parents
         return DraftCandidates(parent_list, chosen, draft_tokens)
+
+
+class DraftStage:
+    """Drafts for a batch from what the last step left, into slots that its requests hold in reserve."""
+
+    def __init__(
+        self, parts: WorkerParts, loop: DraftLoop, runner: DraftGraphRunner | None, workspace: Workspace
+    ) -> None:
+        self._parts = parts
+        self._loop = loop
+        self._runner = runner
+        self._workspace = workspace
+
+    def run(self, rows: Tensor, state: DraftState, verify_slots: Tensor, lens_cpu: tuple[int, ...]) -> DraftCandidates:
+        """rows: int64 [B]. verify_slots: int64 [B·T]. Lengths are at most ``lens_cpu``."""
+        parts, topk = self._parts, self._parts.spec.eagle_topk
+        locs = self._slots(rows, state.seq_lens, verify_slots)
+        with grouped():
+            maybe_detect_oob(state.bonus, 0, parts.vocab_size, "draft.bonus")
+            maybe_detect_oob(locs.out_cache_loc, 0, parts.pools.draft.size, "draft.out_cache_loc")
+        self._copy_prefix_tails(rows, state.seq_lens, locs)
+        positions = state.seq_lens.repeat_interleave(topk) if topk > 1 else state.seq_lens
+        inputs = DraftInputs(
+            topk_p=state.topk_p,
+            topk_index=state.topk_index,
+            hidden_states=state.hidden_states,
+            req_pool_indices=rows,
+            seq_lens=state.seq_lens,
+            positions=positions,
+            out_cache_loc=locs.out_cache_loc,
+        )
+        if self._runner is not None and self._runner.can_run(rows.numel()):
+            return self._runner.replay(inputs, lens_cpu)
+        layout = DraftLayout(rows, state.seq_lens, positions, locs.out_cache_loc, lens_cpu)
+        plans = parts.planner.draft_decode(layout, self._workspace)
+        attentions = [
+            parts.attention.draft.bind(plan, parts.pools.draft, loc)
+            for plan, loc in zip(plans, self._loop.locs(inputs), strict=True)
+        ]
+        return self._loop.run(inputs, attentions)
+
+    def _slots(self, rows: Tensor, seq_lens: Tensor, verify_slots: Tensor) -> DraftCacheLocs:
+        """Slots of the draft loop. A chain continues the row, so they are the first ones of the verify."""
+        spec = self._parts.spec
+        if spec.eagle_topk == 1:
+            return DraftCacheLocs(verify_slots.view(rows.numel(), -1)[:, : spec.num_steps], None, None)
+        return assign_draft_cache_locs(
+            self._parts.pools.req_to_token.table,
+            rows,
+            seq_lens,
+            topk=spec.eagle_topk,
+            num_steps=spec.num_steps,
+            page_size=self._parts.config.page_size,
+        )
+
+    def _copy_prefix_tails(self, rows: Tensor, seq_lens: Tensor, locs: DraftCacheLocs) -> None:
+        """Give every branch a copy of the page that the prefix ends in, where branches own whole pages."""
+        if locs.dup_src is None or locs.dup_tgt is None:
+            return
+        pools, page_size = self._parts.pools, self._parts.config.page_size
+        tail_start = pools.req_to_token.table[rows, seq_lens - seq_lens % page_size]
+        maybe_detect_page_aligned(tail_start, page_size, "draft.prefix_tail")
+        pools.draft.move_kv_cache(locs.dup_tgt, locs.dup_src)

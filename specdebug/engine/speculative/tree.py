@@ -1,4 +1,4 @@
-"""From chosen candidates to the tree that the target verifies.
+"""Stage 2, tree: from chosen candidates to the tree that the target verifies.
 
 Node 0 is the bonus token at position L; node i > 0 is chosen candidate i - 1. The tree is given both ways the
 rest needs it: an ancestor mask for attention and first-child / next-sibling links for acceptance.

@@ -1,1 +1,1 @@
-"""What each class does, a module for each family. None imports torch before a fault is due."""
+"""The damage that each class does, a module for each family. None imports torch before a fault is due."""

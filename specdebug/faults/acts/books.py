@@ -14,11 +14,11 @@ def slot_used_after_free(shot: Shot) -> None:
     slot = _own_slot(shot)
     import torch
 
-    owned = shot.view.memory.allocator._owned
+    memory = shot.view.memory
     page = slot // shot.view.config.page_size
-    before = bool(owned[page])
-    shot.view.memory.free(torch.tensor([slot]))
-    shot.note("allocator.owned", (page,), before, bool(owned[page]))
+    before = memory.allocator.owns(page)
+    memory.free(torch.tensor([slot]))
+    shot.note("allocator.owned", (page,), before, memory.allocator.owns(page))
 
 
 @fault_class(FAMILY, "free", "corrupts", addressed_by=())
@@ -69,6 +69,7 @@ def pool_exhausted(shot: Shot) -> None:
     memory = shot.view.memory
     before = memory.allocator.num_free
     taken = memory.alloc(before)
+    assert taken is not None  # there are that many
     shot.after_step.append(lambda: memory.free(taken))
     shot.note("allocator.num_free", (), before, memory.allocator.num_free)
 
@@ -82,7 +83,7 @@ def cache_lock_lost(shot: Shot) -> None:
         raise NotHere("no cached prefix is read")
     size = len(shot.rng.choice(locked).key)
     before = radix.evictable_size
-    radix._evictable += size
+    radix.evictable_size += size
     shot.note("radix.evictable_size", (), before, radix.evictable_size)
 
 

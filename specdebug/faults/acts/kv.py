@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specdebug.faults.registry import fault_class
 from specdebug.faults.shot import NotHere, Shot
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from specdebug.engine.memory.kv_pool import KVPool
+    from specdebug.engine.request import Request
 
 FAMILY = "kv"
 
@@ -59,13 +62,13 @@ def denormal_kv_in_use(shot: Shot) -> None:
 @fault_class(FAMILY, "before", "corrupts", needs=("speculative",))
 def nan_draft_kv_in_use(shot: Shot) -> None:
     """One element of a running request's committed draft KV becomes NaN."""
-    _put(shot, shot.view.memory.draft, "draft_kv", math.nan)
+    _put(shot, shot.view.draft_pool, "draft_kv", math.nan)
 
 
 @fault_class(FAMILY, "before", "corrupts", needs=("speculative",))
 def bit_flip_draft_kv_in_use(shot: Shot) -> None:
     """The highest exponent bit of one element of a running request's committed draft KV is flipped."""
-    tensor, name, index = _element(shot, shot.view.memory.draft, "draft_kv")
+    tensor, name, index = _element(shot, shot.view.draft_pool, "draft_kv")
     _flip(shot, tensor, index, name)
 
 
@@ -119,19 +122,19 @@ def target_only_restore(shot: Shot) -> None:
     slots = shot.view.table[request.row, : request.protected_len].long()
     if not slots.numel() or not request.speculative:
         raise NotHere(f"{request.rid} hits no cached prefix")
-    draft = shot.view.memory.draft
+    draft = shot.view.draft_pool
     for layer in range(draft.num_layers):
         k, v = draft.kv_buffer(layer)
         shot.overwrite(k, slots, 0.0, f"draft_kv.k[{layer}]")
         shot.overwrite(v, slots, 0.0, f"draft_kv.v[{layer}]")
 
 
-def _put(shot: Shot, pool: Any, pool_name: str, value: float) -> None:
+def _put(shot: Shot, pool: KVPool, pool_name: str, value: float) -> None:
     tensor, name, index = _element(shot, pool, pool_name)
     shot.edit(tensor, index, value, name)
 
 
-def _element(shot: Shot, pool: Any, pool_name: str) -> tuple[Tensor, str, tuple[int, int, int]]:
+def _element(shot: Shot, pool: KVPool, pool_name: str) -> tuple[Tensor, str, tuple[int, int, int]]:
     """One element of a committed position: the tensor of its layer, that one's name, and the index in it.
 
     Draft KV of the last committed position is not counted: the next draft extend may write it.
@@ -176,7 +179,7 @@ def _just_written(shot: Shot) -> tuple[Tensor, tuple[int, ...]]:
     return tensor, index
 
 
-def _own(shot: Shot, request: Any, at: Tensor | None) -> Tensor:
+def _own(shot: Shot, request: Request, at: Tensor | None) -> Tensor:
     """Those of the slots ``at`` that are cells of the request's row, in their order. Raises NotHere."""
     import torch
 

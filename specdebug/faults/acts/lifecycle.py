@@ -25,7 +25,7 @@ def request_retracted(shot: Shot) -> None:
         raise NotHere("fewer than two requests run")
     request = shot.pick()
     before = request.status.value
-    shot.view.scheduler._retract(request)
+    shot.view.scheduler.retract(request)
     shot.note("status", (), before, request.status.value)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from specdebug.faults.registry import fault_class
 from specdebug.faults.shot import NotHere, Shot
+
+if TYPE_CHECKING:
+    from specdebug.engine.request import Request
 
 FAMILY = "rows"
 
@@ -78,8 +81,7 @@ def misaligned_release(shot: Shot) -> None:
 def row_overrun(shot: Shot) -> None:
     """A cell behind the end of a request's row is written, as a reservation longer than the row would."""
     request = shot.pick(why="no request runs")
-    cells = shot.view.engine._req_to_token._cells
-    shot.edit(cells, (request.row, shot.view.table.shape[1]), 1, TABLE)
+    shot.edit(shot.view.req_to_token.cells, (request.row, shot.view.table.shape[1]), 1, TABLE)
 
 
 @fault_class(FAMILY, "before", "corrupts", needs=("speculative", "graphs", "guards", "ragged"), addressed_by=())
@@ -90,7 +92,7 @@ def buffer_overrun(shot: Shot) -> None:
     shot.edit(beyond, (0,), 1, "draft.kv_indices+0")
 
 
-def _position(shot: Shot, among: Sequence[Any] | None = None) -> tuple[Any, int]:
+def _position(shot: Shot, among: Sequence[Request] | None = None) -> tuple[Request, int]:
     """A request that decodes, and one of its committed positions, of slots of its own if it has any."""
     running = shot.batch if among is None else among
     request = shot.pick([each for each in running if each.kv_len], "no request with committed KV runs")

@@ -10,7 +10,7 @@ from specdebug.faults.shot import NotHere, Shot
 FAMILY = "tensors"
 
 FAR = -4886055425978319163
-"""What an uninitialised topk_index was seen to hold (SGLang PR 23037)."""
+"""An uninitialised topk_index was seen to hold this (SGLang PR 23037)."""
 
 
 @fault_class(FAMILY, "site", "corrupts", sites=("verify.logits", "target_prefill.logits", "target_decode.logits"))
@@ -120,7 +120,7 @@ def topk_index_next_lane(shot: Shot) -> None:
 def accept_index_out_of_range(shot: Shot) -> None:
     """An accepted node's index is one past the batch's last node."""
     row = shot.site_rows(shot.pick())[0]
-    spec = shot.view.config.speculative
+    spec = shot.view.spec
     shot.edit(shot.site.tensor, (row, 0), len(shot.batch) * spec.tree_size, shot.site.site)
 
 
@@ -130,7 +130,7 @@ def accept_index_of_another(shot: Shot) -> None:
     if len(shot.batch) < 2:
         raise NotHere("there is no other request in the batch")
     row = shot.site_rows(shot.pick())[0]
-    spec = shot.view.config.speculative
+    spec = shot.view.spec
     shift = spec.tree_size * shot.rng.randrange(1, len(shot.batch))
     nodes = len(shot.batch) * spec.tree_size
     shot.edit(shot.site.tensor, (row, 0), (int(shot.site.tensor[row, 0]) + shift) % nodes, shot.site.site)
@@ -139,7 +139,7 @@ def accept_index_of_another(shot: Shot) -> None:
 @fault_class(FAMILY, "site", "corrupts", sites=("accept.num_correct_drafts",), needs=("speculative",))
 def accept_lengths_disagree(shot: Shot) -> None:
     """A request's accept length is one more than its accepted nodes."""
-    most = shot.view.config.speculative.num_steps
+    most = shot.view.spec.num_steps
     among = [each for each in shot.batch if int(shot.site.tensor[shot.site_rows(each)[0]]) < most]
     row = shot.site_rows(shot.pick(among, "every request has accepted all it can"))[0]
     shot.edit(shot.site.tensor, (row,), int(shot.site.tensor[row]) + 1, shot.site.site)
@@ -149,7 +149,7 @@ def accept_lengths_disagree(shot: Shot) -> None:
 def accept_length_out_of_range(shot: Shot) -> None:
     """A request's accept length is more than a tree is deep."""
     row = shot.site_rows(shot.pick())[0]
-    shot.edit(shot.site.tensor, (row,), shot.view.config.speculative.num_steps + 1, shot.site.site)
+    shot.edit(shot.site.tensor, (row,), shot.view.spec.num_steps + 1, shot.site.site)
 
 
 @fault_class(FAMILY, "site", "corrupts", sites=("move_kv_cache.src_loc",), needs=("tree",), addressed_by=())
@@ -205,7 +205,7 @@ def stale_padding_rows(shot: Shot) -> None:
 def stale_padding_positions(shot: Shot) -> None:
     """A replay's padding rows keep a live row's positions, from which the draft's index pointers are made."""
     padding = _padding(shot)
-    buffers, topk = shot.view.buffers("draft"), shot.view.config.speculative.eagle_topk
+    buffers, topk = shot.view.buffers("draft"), shot.view.spec.eagle_topk
     positions = buffers["draft.positions"]
     shot.overwrite(positions, slice(padding.start * topk, padding.stop * topk), positions[0], "draft.positions")
 

@@ -1,5 +1,5 @@
-"""What two streams without an event between them do to each other: reads that come before a write, writes that come
-late, memory reused while somebody still reads it; and kernels whose programs run in another order.
+"""Damage that two streams without an event between them do to each other: reads that come before a write, writes that
+come late, memory reused while somebody still reads it; and kernels whose programs run in another order.
 
 The engine runs on one stream, so the order is simulated: what is read is what memory held before the other stream's
 write landed.
@@ -108,11 +108,11 @@ def _late(shot: Shot, name: str) -> None:
     """Let the engine write a request's lengths or newest token, but hand the next reader what was there before."""
     import torch
 
-    most = shot.view.config.speculative.num_steps + 1
+    most = shot.view.spec.num_steps + 1
     # Of a request that ends with this step nobody reads them any more.
     lasting = [each for each in shot.batch if 0 < len(each.output_ids) < each.sampling.max_new_tokens - most]
     request = shot.pick(lasting, "no request decodes that cannot end with this step")
-    table = getattr(shot.view.state, f"_{name}")
+    table = {"seq_lens": shot.view.state.seq_lens, "bonus": shot.view.state.bonus}[name]
     stale = table[request.row].clone()
     shot.wrapped.proceed()
     fresh = table[request.row].clone()

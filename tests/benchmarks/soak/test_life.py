@@ -14,7 +14,6 @@ from specdebug import async_probe
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.faults.injector import Injector
 from specdebug.faults.model import Fault
-from specdebug.faults.view import EngineView
 from specdebug.scenario.random_streams import stream
 from specdebug.targets.embedded import TARGET, build_engine
 from tests.run.fakes import ListSink
@@ -108,7 +107,7 @@ def test_a_wrong_token_of_a_judged_workload_is_an_alarm(monkeypatch: pytest.Monk
 
         def wrong() -> Any:
             report = step()
-            for request in EngineView(engine).running:
+            for request in engine.view.running:
                 if request.sampling.greedy and len(request.output_ids) == 5:
                     request.output_ids[-1] ^= 1
             return report
@@ -141,7 +140,7 @@ def test_a_damaged_guard_is_an_alarm_and_its_engine_is_not_used_again() -> None:
 
 def test_slots_that_are_not_given_back_are_an_alarm() -> None:
     def harm(engine: Any) -> None:
-        allocator = EngineView(engine).memory.allocator
+        allocator = engine.view.memory.allocator
         free = allocator.free
         allocator.free = lambda slots: free(slots[allocator.page_size :])
 
@@ -191,7 +190,7 @@ def test_the_command_of_an_alarm_serves_the_same_again() -> None:
 
 def test_what_an_engine_still_holds_is_named() -> None:
     engine = build_engine(draw.engine(SEED, 0, 2), 0)
-    view = EngineView(engine)
+    view = engine.view
     assert life.left_behind(engine, flushed=True) == []
     view.cache.req_to_token.alloc_row()
     view.memory.alloc(view.config.page_size)
@@ -203,7 +202,7 @@ def test_what_an_engine_still_holds_is_named() -> None:
 
 def test_a_lock_that_nobody_holds_is_named() -> None:
     engine = build_engine(draw.engine(SEED, 0, 2), 0)
-    radix = EngineView(engine).cache.radix
+    radix = engine.view.cache.radix
     from specdebug.engine.memory.radix_cache import RadixKey
 
     page = radix.page_size

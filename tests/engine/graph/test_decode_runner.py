@@ -12,7 +12,7 @@ from torch import Tensor
 from specdebug.engine.attention.backend import TorchBackend
 from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.graph.decode_runner import DecodeForward, DecodeGraphRunner, DecodeInputs
-from specdebug.engine.speculative.cache_locs import verify_cache_locs
+from specdebug.engine.kernels.cache_locs import verify_cache_locs
 from tests.engine.conftest import Lab
 from tests.engine.graph.benches import (
     CPU,

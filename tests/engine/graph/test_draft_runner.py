@@ -13,7 +13,7 @@ from specdebug.engine.attention.backend import TorchBackend
 from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.attention.planner import DraftLayout
 from specdebug.engine.graph.draft_runner import DraftGraphRunner
-from specdebug.engine.speculative.cache_locs import assign_draft_cache_locs
+from specdebug.engine.kernels.cache_locs import assign_draft_cache_locs
 from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs, DraftLoop
 from tests.engine.conftest import Lab
 from tests.engine.graph.benches import (

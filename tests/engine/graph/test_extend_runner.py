@@ -12,7 +12,7 @@ from specdebug import async_probe
 from specdebug.engine.attention.backend import TorchBackend
 from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.graph.extend_runner import ExtendForward, ExtendGraphRunner, ExtendInputs, ExtendOutputs
-from specdebug.engine.speculative.cache_locs import verify_cache_locs
+from specdebug.engine.kernels.cache_locs import verify_cache_locs
 from tests.engine.conftest import Lab
 from tests.engine.graph.benches import (
     CPU,

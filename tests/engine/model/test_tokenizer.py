@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer as Raw
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from specdebug.engine.model import Tokenizer
+from specdebug.engine.model import TargetTokenizer
 from specdebug.errors import CheckpointError
 
 
@@ -28,12 +28,12 @@ def file(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "def f(x):\n\treturn  x\n", "naïve ☃ 🙂", "<|end|>x"])
 def test_decoding_undoes_encoding(file, text):
-    tokenizer = Tokenizer(file)
+    tokenizer = TargetTokenizer(file)
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_special_tokens_are_read_and_never_added(file):
-    tokenizer = Tokenizer(file, eos_token_ids=[0])
+    tokenizer = TargetTokenizer(file, eos_token_ids=[0])
     assert tokenizer.eos_token_ids == (0,)
     assert tokenizer.encode("<|end|>") == [0]
     assert 0 not in tokenizer.encode("return")
@@ -42,7 +42,7 @@ def test_special_tokens_are_read_and_never_added(file):
 
 def test_a_missing_file(tmp_path):
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing; the tokenizer lies beside"):
-        Tokenizer(tmp_path / "tokenizer.json")
+        TargetTokenizer(tmp_path / "tokenizer.json")
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"model": 3}'])
@@ -50,5 +50,5 @@ def test_a_broken_file_is_one_line(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
     with pytest.raises(CheckpointError, match="is not a tokenizer") as caught:
-        Tokenizer(path)
+        TargetTokenizer(path)
     assert "\n" not in str(caught.value)

@@ -171,17 +171,16 @@ def test_a_repeated_prompt_is_drafted_as_well_from_the_cache(lab: Lab) -> None:
 
 def spy_on_drafts(engine: Engine) -> list[tuple[DraftInputs, DraftCandidates]]:
     """What the draft loop is given and returns, from now on."""
-    worker = engine._eagle_worker
-    assert worker is not None
+    loop = engine.view.eagle.draft_loop
     seen: list[tuple[DraftInputs, DraftCandidates]] = []
-    run_loop = worker._loop.run
+    run_loop = loop.run
 
     def spying(inputs: DraftInputs, plans: list) -> DraftCandidates:
         result = run_loop(inputs, plans)
         seen.append((inputs, result))
         return result
 
-    worker._loop.run = spying  # type: ignore[method-assign]
+    loop.run = spying  # type: ignore[method-assign]
     return seen
 
 
@@ -304,9 +303,9 @@ def test_shipped_heads_are_accepted_for_whole_chains(shipped: Lab) -> None:
     """Trained drafts, run deep: a step that accepts all S drafts commits S + 1 tokens, and none is lost."""
     from specdebug.assets import tokenizer_path
     from specdebug.corpus import heldout_text
-    from specdebug.engine.model.tokenizer import Tokenizer
+    from specdebug.engine.model.tokenizer import TargetTokenizer
 
-    prompt = Tokenizer(tokenizer_path("tiny")).encode(heldout_text()[:1500])[:200]
+    prompt = TargetTokenizer(tokenizer_path("tiny")).encode(heldout_text()[:1500])[:200]
     for algorithm in ALGORITHMS:
         engine = build({"model": "tiny", "speculative": {"algorithm": algorithm, "num_steps": 3}})
         engine.add_request("r", prompt, SamplingParams(max_new_tokens=24))

@@ -1,4 +1,4 @@
-"""Triton twins of :mod:`specdebug.engine.speculative.cache_locs`: every cell of a batch in one launch."""
+"""Triton twins of :mod:`specdebug.engine.kernels.cache_locs`: every cell of a batch in one launch."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 

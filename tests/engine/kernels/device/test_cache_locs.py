@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdebug.engine.speculative import cache_locs as reference
+from specdebug.engine.kernels import cache_locs as reference
 from tests.engine.kernels.device.arenas import guarded_outputs
 
 pytest.importorskip("triton")

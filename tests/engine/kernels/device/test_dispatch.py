@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.kernels.build_tree import build_tree
+from specdebug.engine.kernels.cache_locs import assign_draft_cache_locs, verify_cache_locs
 from specdebug.engine.kernels.expand_page_table import set_expand_page_table
 from specdebug.engine.kernels.kv_indices import (
     create_kv_indices,
@@ -20,7 +21,6 @@ from specdebug.engine.kernels.tree_mask import flat_tree_mask
 from specdebug.engine.memory.fill import FillPolicy, Scratch
 from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.speculative.accept import Acceptance, accept_greedy, accept_sampling
-from specdebug.engine.speculative.cache_locs import assign_draft_cache_locs, verify_cache_locs
 from specdebug.engine.speculative.commit import compact_accept_to_front, compact_chain, get_src_tgt_cache_loc
 from specdebug.engine.speculative.draft import DraftCandidates
 from specdebug.engine.speculative.tree import TreeBuilder

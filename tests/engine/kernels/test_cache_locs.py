@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdebug.engine import EngineConfig
 from specdebug.engine.errors import IllegalAddress
-from specdebug.engine.speculative.cache_locs import assign_draft_cache_locs, verify_cache_locs
+from specdebug.engine.kernels.cache_locs import assign_draft_cache_locs, verify_cache_locs
 
 
 def paged_table(rows: int, pages: int, page_size: int, seed: int = 0) -> Tensor:

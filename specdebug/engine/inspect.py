@@ -1,0 +1,123 @@
+"""An engine's parts, for tools that look inside it or do damage on purpose.
+
+Serving needs none of this. What is reached through a view is the engine's own: to write to it is to change the engine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+
+from specdebug.engine.config import EngineConfig, SpeculativeConfig
+from specdebug.engine.errors import EngineError
+from specdebug.engine.graph.runner import StaticBuffers
+from specdebug.engine.memory.kv_memory import KVMemory
+from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.prefix_cache import PrefixCache
+from specdebug.engine.memory.req_to_token import ReqToToken
+from specdebug.engine.request import Request
+from specdebug.engine.scheduler import Scheduler
+from specdebug.engine.speculative.protocol import SpeculativeWorker
+
+if TYPE_CHECKING:
+    from specdebug.engine.engine import Engine
+    from specdebug.engine.speculative.state import DraftStateTable
+    from specdebug.engine.speculative.worker import EagleWorker
+
+RunnerName = Literal["draft", "verify", "extend"]
+
+
+class EngineView:
+    """Handles on one engine's parts; ``worker`` is None where it does not speculate."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        scheduler: Scheduler,
+        memory: KVMemory,
+        cache: PrefixCache,
+        req_to_token: ReqToToken,
+        worker: SpeculativeWorker | None,
+    ) -> None:
+        self.engine = engine
+        self.scheduler = scheduler
+        self.memory = memory
+        self.cache = cache
+        self.req_to_token = req_to_token
+        self.worker = worker
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's."""
+        return self.engine.config
+
+    @property
+    def spec(self) -> SpeculativeConfig:
+        """How it speculates. Raises EngineError if it does not."""
+        if self.config.speculative is None:
+            raise EngineError("this engine does not speculate")
+        return self.config.speculative
+
+    @property
+    def draft_pool(self) -> KVPool:
+        """Draft KV. Raises EngineError if there is none."""
+        if self.memory.draft is None:
+            raise EngineError("this engine has no draft model")
+        return self.memory.draft
+
+    @property
+    def running(self) -> list[Request]:
+        """Requests that decode, in the order of their batch."""
+        return list(self.scheduler.running)
+
+    @property
+    def eagle(self) -> EagleWorker:
+        """The EAGLE worker.
+
+        Raises:
+            EngineError: the engine does not speculate, or has a worker of another kind.
+        """
+        from specdebug.engine.speculative.worker import EagleWorker
+
+        if not isinstance(self.worker, EagleWorker):
+            raise EngineError("this engine has no EAGLE worker; set speculative.algorithm to EAGLE or EAGLE3")
+        return self.worker
+
+    @property
+    def state(self) -> DraftStateTable:
+        """The state that one decode step leaves for the next, on the device."""
+        return self.eagle.state
+
+    @property
+    def table(self) -> Tensor:
+        """req_to_token: int32 [rows + 1, width]."""
+        return self.req_to_token.table
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the target."""
+        return self.engine.model.config.vocab_size
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """Of the draft head."""
+        return self.eagle.draft_model.vocab_size
+
+    def pools(self) -> list[tuple[str, KVPool]]:
+        """Every KV pool with its name."""
+        named = [("target_kv", self.memory.target), ("draft_kv", self.memory.draft)]
+        return [(name, pool) for name, pool in named if pool is not None]
+
+    def buffers(self, runner: RunnerName) -> StaticBuffers:
+        """Static buffers of a graph runner of the worker's. Raises EngineError without graph runners."""
+        runners = self.eagle.runners
+        found = {"draft": runners.draft, "verify": runners.verify, "extend": runners.extend}[runner]
+        if found is None:
+            raise EngineError("this engine has no graph runners; set cuda_graph.enabled")
+        return found.buffers
+
+    def slot(self, request: Request, position: int) -> int:
+        """The KV slot of a position."""
+        return int(self.table[request.row, position])

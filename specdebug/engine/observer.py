@@ -1,0 +1,112 @@
+"""How an engine is observed: it tells observers what it does, while it does it.
+
+An observer hears of steps, batches, the stages of a speculative step, and work that is begun ahead of its step. What
+passes in between are the probes' sites: ``async_probe.on_site`` hands over every call, and ``sites.py`` says whose rows
+a site's tensor has. An engine that nobody observes pays for a loop over nothing, a few times a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from specdebug.engine.engine import Engine
+    from specdebug.engine.request import Request
+
+BatchKind = Literal["prefill", "plain", "speculative"]
+"""Prompt chunks; one token each by the target alone; or a speculative step."""
+
+Stage = Literal["draft", "tree", "verify", "accept", "commit", "extend"]
+"""The stages of a speculative step, in their order; each is a file of ``speculative/``."""
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedBatch:
+    """Requests that are computed together, in their order. ``lens``: in a prefill, the rows that each has."""
+
+    kind: BatchKind
+    requests: Sequence[Request]
+    lens: tuple[int, ...] = ()
+
+
+class EngineObserver:
+    """Hears what one engine does. A subclass overrides what it wants to hear of; the rest does nothing."""
+
+    def on_step_begin(self, step: int) -> None:
+        """A step begins. An engine counts its steps from 1."""
+
+    def on_step_end(self) -> None:
+        """The step is over, or has failed."""
+
+    def on_batch_begin(self, batch: ObservedBatch) -> None:
+        """The engine computes ``batch`` from now on. Batches nest: a draft prefills inside the target's prefill."""
+
+    def on_batch_end(self, batch: ObservedBatch) -> None:
+        """The engine computes it no longer; it may have failed."""
+
+    def on_stage(self, stage: Stage) -> None:
+        """A speculative step enters a stage, or comes back to it."""
+
+    def on_ahead_begin(self) -> None:
+        """The engine computes ahead: sites belong to the next step from now on."""
+
+    def on_ahead_end(self) -> None:
+        """Sites belong to this step again."""
+
+    def on_ahead_dropped(self) -> None:
+        """Work that was begun ahead will not be used: this step computes another batch."""
+
+    def on_prefilled(self, engine: Engine, request: Request) -> None:
+        """The whole prompt has KV, which can be looked at; the first token is sampled."""
+
+    def on_finishing(self, engine: Engine, request: Request) -> None:
+        """The last token is out; the request's slots can be looked at, and are released right after."""
+
+
+class Observers:
+    """The observers of one engine. Each hears everything, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._all: tuple[EngineObserver, ...] = ()
+
+    def __iter__(self) -> Iterator[EngineObserver]:
+        return iter(self._all)
+
+    def add(self, observer: EngineObserver) -> None:
+        """Tell ``observer`` what the engine does from now on."""
+        self._all = (*self._all, observer)
+
+    def remove(self, observer: EngineObserver) -> None:
+        """Tell it nothing more. Harmless for one that is not there."""
+        self._all = tuple(each for each in self._all if each is not observer)
+
+    @contextmanager
+    def computing(self, kind: BatchKind, requests: Sequence[Request], lens: tuple[int, ...] = ()) -> Iterator[None]:
+        """Tell of a batch that is computed meanwhile."""
+        batch = ObservedBatch(kind, requests, lens)
+        for each in self._all:
+            each.on_batch_begin(batch)
+        try:
+            yield
+        finally:
+            for each in self._all:
+                each.on_batch_end(batch)
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Tell that what is computed meanwhile belongs to the next step."""
+        for each in self._all:
+            each.on_ahead_begin()
+        try:
+            yield
+        finally:
+            for each in self._all:
+                each.on_ahead_end()
+
+    def stage(self, stage: Stage) -> None:
+        """Tell of a stage."""
+        for each in self._all:
+            each.on_stage(stage)

@@ -1,0 +1,125 @@
+"""Stage 6, draft extend: one draft forward over the accepted tokens, which writes their draft KV.
+
+Every request has T rows, whatever it accepted: those past the accepted ones are computed and not read. The top-k at the
+last accepted row are the roots of the next tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
+from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.engine.attention.workspace import Workspace
+from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.model.interface import DraftModel, LayerAttention
+from specdebug.engine.speculative.commit import Compacted
+from specdebug.engine.speculative.draft import top_k_probs
+from specdebug.engine.speculative.protocol import WorkerParts
+from specdebug.engine.speculative.state import DraftStateTable
+
+if TYPE_CHECKING:
+    from specdebug.engine.graph.extend_runner import ExtendGraphRunner
+
+
+@dataclass(frozen=True)
+class ExtendInputs:
+    """input_ids, positions, out_cache_loc: int64 [B·T]. features: [B·T, F]. accept_lengths, req_pool_indices,
+    seq_lens (L before the step): int64 [B]."""
+
+    input_ids: Tensor
+    positions: Tensor
+    out_cache_loc: Tensor
+    features: Tensor
+    accept_lengths: Tensor
+    req_pool_indices: Tensor
+    seq_lens: Tensor
+
+
+@dataclass(frozen=True)
+class ExtendOutputs:
+    """The start of the next draft loop: topk_p, topk_index [B, K]; hidden_states [B, Hd]."""
+
+    topk_p: Tensor
+    topk_index: Tensor
+    hidden_states: Tensor
+
+
+class ExtendForward:
+    """The callable: one draft forward over accepted tokens, read out at each request's last accepted row."""
+
+    def __init__(self, model: DraftModel, pool: KVPool, *, topk: int) -> None:
+        self.model = model
+        self.pool = pool
+        self.topk = topk
+
+    def run(self, inputs: ExtendInputs, tokens_per_request: int, attention: LayerAttention) -> ExtendOutputs:
+        """T = ``tokens_per_request`` rows each; those past the accepted ones are computed and not read."""
+        hidden = self.model.forward(inputs.input_ids, inputs.positions, self.model.project(inputs.features), attention)
+        before = torch.arange(-1, inputs.input_ids.numel() - 1, tokens_per_request, device=hidden.device)
+        return self.read_out(hidden.index_select(0, before + inputs.accept_lengths))
+
+    def read_out(self, hidden: Tensor) -> ExtendOutputs:
+        """hidden [B, Hd] at each request's last position."""
+        logits = self.model.logits(hidden)
+        maybe_detect_nonfinite(logits, "draft_extend.logits")
+        topk_p, topk_index = top_k_probs(logits, self.topk)
+        return ExtendOutputs(topk_p, topk_index, hidden)
+
+
+class ExtendStage:
+    """Extends the draft over what was accepted, and keeps its top-k for the next step."""
+
+    def __init__(
+        self,
+        parts: WorkerParts,
+        forward: ExtendForward,
+        runner: ExtendGraphRunner | None,
+        state: DraftStateTable,
+        workspace: Workspace,
+    ) -> None:
+        self._parts = parts
+        self._forward = forward
+        self._runner = runner
+        self._state = state
+        self._workspace = workspace
+
+    def run(self, batch: SequenceLayout, compacted: Compacted, slots: Tensor) -> None:
+        """``batch`` has the lengths before the step. slots: int64 [B·T], those that the verify wrote."""
+        parts, nodes = self._parts, self._parts.spec.tree_size
+        with grouped():
+            maybe_detect_oob(compacted.predict, 0, parts.vocab_size, "draft_extend.input_ids")
+            maybe_detect_nan(compacted.features, "draft_extend.features")
+        inputs = ExtendInputs(
+            input_ids=compacted.predict,
+            positions=(batch.seq_lens.unsqueeze(1) + torch.arange(nodes, device=parts.device)).view(-1),
+            out_cache_loc=slots,
+            features=compacted.features,
+            accept_lengths=compacted.accept_lengths,
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=batch.seq_lens,
+        )
+        if self._runner is not None and self._runner.can_run(len(batch.seq_lens_cpu)):
+            start = self._runner.replay(inputs, batch.seq_lens_cpu)
+        else:
+            metadata = parts.planner.extend_uniform(batch, nodes, self._workspace)
+            attention = parts.attention.draft.bind(metadata, parts.pools.draft, slots)
+            start = self._forward.run(inputs, nodes, attention)
+        with grouped():
+            parts.pools.draft.probe_written(slots)
+            self.keep(batch.req_pool_indices, start)
+
+    def read_out(self, hidden: Tensor) -> ExtendOutputs:
+        """The same of a prefill: hidden [B, Hd] at each chunk's last position."""
+        return self._forward.read_out(hidden)
+
+    def keep(self, rows: Tensor, start: ExtendOutputs) -> None:
+        """Store what the next draft loop of these rows starts from."""
+        with grouped():
+            maybe_detect_nan(start.topk_p, "draft_extend.topk_p")
+            maybe_detect_oob(start.topk_index, 0, self._parts.draft.vocab_size, "draft_extend.topk_index")
+        self._state.store_draft(rows, start.topk_p, start.topk_index, start.hidden_states)

@@ -1,0 +1,85 @@
+"""The contract between an engine and its speculative worker. The EAGLE worker is one; others may be registered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.attention.backend import AttentionBackend
+from specdebug.engine.attention.planner import AttentionPlanner
+from specdebug.engine.batch import PrefillBatch
+from specdebug.engine.config import EngineConfig, SpeculativeConfig
+from specdebug.engine.memory.arena import GuardViolation
+from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.memory.req_to_token import ReqToToken
+from specdebug.engine.model.interface import DraftModel
+from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.observer import Observers
+from specdebug.engine.request import Request
+
+
+class SpeculativeWorker(Protocol):
+    """Serves an engine's requests that speculate. It owns the draft pool's content."""
+
+    def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
+        """The target has computed these prompt chunks.
+
+        next_ids: int64 [B], the target's sample after each chunk. features: [Σext, F], of every token.
+        """
+        ...
+
+    def decode(self, requests: Sequence[Request]) -> list[list[int]]:
+        """One iteration; the tokens each request gained, at least one."""
+        ...
+
+    def check_guards(self) -> list[GuardViolation]:
+        """Overruns of static buffers since the last call."""
+        ...
+
+    def damage_seen(self) -> list[GuardViolation]:
+        """Overruns that reached the host before the device was lost."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pools:
+    """The two pools that share slot ids, and the table that maps positions to slots."""
+
+    target: KVPool
+    draft: KVPool
+    req_to_token: ReqToToken
+
+
+@dataclass(frozen=True)
+class DraftAndTargetAttention:
+    """Who attends for either model: their heads may differ."""
+
+    draft: AttentionBackend
+    target: AttentionBackend
+
+
+@dataclass(frozen=True)
+class WorkerParts:
+    """An engine gives its worker these to work with. Models and pools are shared with the engine."""
+
+    config: EngineConfig
+    spec: SpeculativeConfig
+    target: TargetModel
+    draft: DraftModel
+    pools: Pools
+    planner: AttentionPlanner
+    attention: DraftAndTargetAttention
+    fill: FillPolicy
+    dtype: torch.dtype
+    device: torch.device
+    observers: Observers
+
+    @property
+    def vocab_size(self) -> int:
+        """V, of the target."""
+        return self.target.config.vocab_size

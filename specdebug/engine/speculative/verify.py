@@ -1,0 +1,118 @@
+"""Stage 3, verify: one target forward over the whole tree.
+
+It writes target KV of node i to row cell L + i. What it says of each node, the logits, decides what is accepted; its
+hidden states are what the draft goes on from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
+from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.engine.attention.workspace import Workspace
+from specdebug.engine.graph.runner import Planned
+from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.model.interface import LayerAttention
+from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.speculative.protocol import WorkerParts
+from specdebug.engine.speculative.tree import VerifyTree
+
+if TYPE_CHECKING:
+    from specdebug.engine.graph.verify_runner import VerifyGraphRunner
+
+
+@dataclass(frozen=True)
+class VerifyInputs:
+    """input_ids, positions, out_cache_loc: int64 [B·T]. tree_mask: bool [B, T, T]. req_pool_indices, seq_lens (L):
+    int64 [B]."""
+
+    input_ids: Tensor
+    positions: Tensor
+    out_cache_loc: Tensor
+    tree_mask: Tensor
+    req_pool_indices: Tensor
+    seq_lens: Tensor
+
+
+@dataclass(frozen=True)
+class VerifyOutputs:
+    """logits: [B·T, V]. features: [B·T, F], what the draft consumes."""
+
+    logits: Tensor
+    features: Tensor
+
+
+class VerifyForward:
+    """The callable: one target forward over a tree batch."""
+
+    def __init__(self, model: TargetModel, pool: KVPool, aux_layers: tuple[int, ...], feature_size: int) -> None:
+        self.model = model
+        self.pool = pool
+        self.aux_layers = aux_layers
+        self.feature_size = feature_size
+
+    def run(self, inputs: VerifyInputs, attention: LayerAttention) -> VerifyOutputs:
+        """Logits of every node, and its features: the final hidden, or EAGLE-3's auxiliary ones."""
+        output = self.model.forward(inputs.input_ids, inputs.positions, attention, self.aux_layers)
+        features = output.hidden if output.aux is None else output.aux
+        return VerifyOutputs(self.model.logits(output.hidden), features)
+
+
+@dataclass(frozen=True)
+class PreparedVerify:
+    """A verify that lacks its launch; ``planned`` where a graph runner is to run it."""
+
+    inputs: VerifyInputs
+    planned: Planned[VerifyInputs] | None
+
+
+class VerifyStage:
+    """In two parts, because :meth:`prepare` needs to know less than :meth:`run` and can come a step earlier."""
+
+    def __init__(
+        self, parts: WorkerParts, forward: VerifyForward, runner: VerifyGraphRunner | None, workspace: Workspace
+    ) -> None:
+        self._parts = parts
+        self._forward = forward
+        self._runner = runner
+        self._workspace = workspace
+
+    def prepare(
+        self, tree: VerifyTree, rows: Tensor, seq_lens: Tensor, slots: Tensor, lens_cpu: tuple[int, ...], slack: int
+    ) -> PreparedVerify:
+        """Load a tree, and plan its attention where that can be done before the lengths are known.
+
+        rows, seq_lens: int64 [B]. slots: int64 [B·T], where target KV goes. ``lens_cpu`` may be too long, by ``slack``
+        in all at most.
+        """
+        input_ids = tree.tokens.reshape(-1)
+        maybe_detect_oob(input_ids, 0, self._parts.vocab_size, "verify.input_ids")
+        inputs = VerifyInputs(input_ids, tree.positions.reshape(-1), slots, tree.mask, rows, seq_lens)
+        planned = None
+        if self._runner is not None and self._runner.can_run(len(lens_cpu)):
+            planned = self._runner.prepare(inputs, lens_cpu, slack=slack)
+        return PreparedVerify(inputs, planned)
+
+    def run(self, prepared: PreparedVerify, batch: SequenceLayout) -> VerifyOutputs:
+        """Run what was prepared last. ``batch`` has the lengths themselves."""
+        inputs = prepared.inputs
+        if self._runner is not None and prepared.planned is not None:
+            outputs = self._runner.launch(prepared.planned, batch.seq_lens_cpu)
+        else:
+            metadata = self._parts.planner.verify(batch, inputs.tree_mask, self._workspace)
+            attention = self._parts.attention.target.bind(metadata, self._parts.pools.target, inputs.out_cache_loc)
+            outputs = self._forward.run(inputs, attention)
+        with grouped():
+            self._parts.pools.target.probe_written(inputs.out_cache_loc)
+            maybe_detect_nonfinite(outputs.logits, "verify.logits")
+            maybe_detect_nan(outputs.features, "verify.hidden_states")
+        return outputs
+
+    def abandon(self, prepared: PreparedVerify) -> None:
+        """A prepared verify will not be run."""
+        if self._runner is not None and prepared.planned is not None:
+            self._runner.abandon()

@@ -1,0 +1,138 @@
+"""What an engine tells those who observe it, and in which order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specdebug.engine import Engine, EngineObserver, Request
+from specdebug.engine.observer import ObservedBatch, Observers, Stage
+from tests.engine.conftest import Lab
+from tests.engine.driving import build, greedy, run
+
+STEP = ["stage draft", "stage tree", "stage verify"]
+FINISH = ["stage verify", "stage accept", "stage commit", "stage extend", "ahead", "ahead ends"]
+
+
+class Diary(EngineObserver):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def on_step_begin(self, step: int) -> None:
+        self.told.append(f"step {step}")
+
+    def on_step_end(self) -> None:
+        self.told.append("step ends")
+
+    def on_batch_begin(self, batch: ObservedBatch) -> None:
+        lens = f" {batch.lens}" if batch.lens else ""
+        self.told.append(f"{batch.kind} {[request.rid for request in batch.requests]}{lens}")
+
+    def on_batch_end(self, batch: ObservedBatch) -> None:
+        self.told.append(f"{batch.kind} ends")
+
+    def on_stage(self, stage: Stage) -> None:
+        self.told.append(f"stage {stage}")
+
+    def on_ahead_begin(self) -> None:
+        self.told.append("ahead")
+
+    def on_ahead_end(self) -> None:
+        self.told.append("ahead ends")
+
+    def on_ahead_dropped(self) -> None:
+        self.told.append("dropped")
+
+    def on_prefilled(self, engine: Engine, request: Request) -> None:
+        self.told.append(f"prefilled {request.rid}")
+
+    def on_finishing(self, engine: Engine, request: Request) -> None:
+        self.told.append(f"finishing {request.rid}")
+
+
+def watched(lab: Lab, **changes: Any) -> tuple[Engine, Diary]:
+    speculative = {"draft_model": str(lab.eagle), "num_steps": 2, "eagle_topk": 1}
+    engine = build({"model": str(lab.target), "context_length": 64, "speculative": speculative}, **changes)
+    diary = Diary()
+    engine.observers.add(diary)
+    return engine, diary
+
+
+def test_a_step_is_told_from_its_beginning_to_its_end(lab: Lab) -> None:
+    engine, diary = watched(lab)
+    engine.add_request("a", [3, 7, 1], greedy(9))
+    engine.add_request("b", [2, 4], greedy(9), speculative=False)
+    run(engine, steps=1)
+    assert diary.told == [
+        "step 1",
+        "prefill ['a', 'b'] (3, 2)",
+        "prefill ['a'] (3,)",  # of the draft
+        "prefill ends",
+        "prefilled a",
+        "prefilled b",
+        "prefill ends",
+        "step ends",
+    ]
+    diary.told.clear()
+    run(engine, steps=1)
+    assert diary.told == [
+        "step 2",
+        "plain ['b']",
+        "plain ends",
+        "speculative ['a']",
+        *STEP,
+        *FINISH,
+        "speculative ends",
+        "step ends",
+    ]
+
+
+def test_work_that_is_begun_ahead_is_told_and_so_is_that_it_is_dropped(lab: Lab) -> None:
+    engine, diary = watched(lab)
+    engine.view.eagle.drafts_ahead = True
+    engine.add_request("a", [3, 7, 1], greedy(30))
+    run(engine, steps=2)
+    diary.told.clear()
+    run(engine, steps=1)
+    begun = diary.told.index("ahead")
+    assert diary.told[begun : begun + 5] == ["ahead", *STEP, "ahead ends"]
+    assert diary.told.index("stage accept") < diary.told.index("stage draft")  # this step's was begun in the one before
+    assert "dropped" not in diary.told
+    engine.add_request("b", [2, 4], greedy(4))
+    diary.told.clear()
+    run(engine, steps=1)
+    assert "dropped" in diary.told
+
+
+def test_a_step_that_fails_has_ended(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, diary = watched(lab)
+    engine.add_request("a", [3, 7, 1], greedy(9))
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("in the middle")
+
+    monkeypatch.setattr(engine.model.__class__, "forward", fail)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        engine.step()
+    assert diary.told == ["step 1", "prefill ['a'] (3,)", "prefill ends", "step ends"]
+
+
+def test_every_observer_is_told_in_the_order_in_which_they_came_until_it_is_taken_away() -> None:
+    observers, told = Observers(), []
+
+    class Named(EngineObserver):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def on_stage(self, stage: Stage) -> None:
+            told.append((self.name, stage))
+
+    first, second = Named("first"), Named("second")
+    observers.add(first)
+    observers.add(second)
+    observers.stage("draft")
+    observers.remove(first)
+    observers.remove(first)
+    observers.stage("tree")
+    assert told == [("first", "draft"), ("second", "draft"), ("second", "tree")]

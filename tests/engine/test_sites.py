@@ -1,0 +1,119 @@
+"""The table of sites, held against the probe calls in the source and against what passes in runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import specdebug.engine
+from specdebug import async_probe
+from specdebug.async_probe.sites import scan
+from specdebug.diverge.choices import GROUNDS
+from specdebug.engine import EngineObserver, SamplingParams
+from specdebug.engine.observer import ObservedBatch
+from specdebug.engine.sites import SITES, SiteRows, held_at, rows_per_request
+from tests.engine.conftest import Lab
+from tests.engine.driving import build, run
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "chain": {"num_steps": 3, "eagle_topk": 1},
+    "tree": {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6},
+}
+
+
+class Watch(EngineObserver):
+    """Holds every call of a site that hands over a tensor against the batch that is computed."""
+
+    def __init__(self, shape: dict[str, Any]) -> None:
+        self.branches = shape["eagle_topk"]
+        self.nodes = shape.get("num_draft_tokens", shape["num_steps"] + 1)
+        self.batches: list[ObservedBatch] = []
+        self.stage = ""
+        self.reached: set[str] = set()
+        self.wrong: list[str] = []
+
+    def on_batch_begin(self, batch: ObservedBatch) -> None:
+        self.batches.append(batch)
+
+    def on_batch_end(self, batch: ObservedBatch) -> None:
+        assert self.batches.pop() is batch
+        self.stage = ""
+
+    def on_stage(self, stage: str) -> None:
+        self.stage = stage
+
+    def at_site(self, call: async_probe.SiteCall) -> None:
+        self.reached.add(call.site)
+        if not self.batches:
+            return
+        rows = (call.tensor if call.at is None else call.at).shape[0]
+        allowed = self.allowed(call.site)
+        if allowed is not None and not (rows == allowed or (held_at(call.site).padded and rows > allowed)):
+            self.wrong.append(f"{call.site}: {rows} rows in a {self.batches[-1].kind} batch, not {allowed}")
+
+    def allowed(self, site: str) -> int | None:
+        batch, held = self.batches[-1], held_at(site)
+        count = len(batch.requests)
+        if held.rows == "written":
+            return {
+                "prefill": sum(batch.lens),
+                "plain": count,
+                "speculative": count * (self.branches if self.stage == "draft" else self.nodes),
+            }[batch.kind]
+        if held.rows == "tokens":
+            return sum(batch.lens)
+        each = rows_per_request(site, branches=self.branches, nodes=self.nodes)
+        return None if each is None else each * count
+
+
+@pytest.fixture(autouse=True)
+def _nobody_listens() -> Iterator[None]:
+    yield
+    async_probe.on_site(None)
+
+
+def test_every_probe_call_of_the_engine_is_in_the_table_and_nothing_else() -> None:
+    assert set(SITES) == {site.name for site in scan(Path(specdebug.engine.__file__).parent)}
+
+
+def test_whoever_names_a_site_names_one_of_the_table() -> None:
+    assert {name for site, grounds in GROUNDS.items() for name in (site, *grounds)} <= set(SITES)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_rows_that_pass_are_as_the_table_says(lab: Lab, shape: str, graphs: bool) -> None:
+    speculative = {"draft_model": str(lab.eagle), **SHAPES[shape]}
+    engine = build(
+        {
+            "model": str(lab.target),
+            "context_length": 64,
+            "page_size": 4,
+            "max_running_requests": 4,
+            "chunked_prefill_size": 7,
+            "cuda_graph": {"enabled": graphs, "max_bs": 4, "capture_bs": [4]},
+            "memory": {"num_slots": 512},
+            "speculative": speculative,
+        }
+    )
+    watch = Watch(SHAPES[shape])
+    engine.observers.add(watch)
+    async_probe.on_site(watch.at_site)
+    for n, (temperature, drafts) in enumerate([(0.0, True), (0.8, True), (0.0, False)]):
+        sampling = SamplingParams(max_new_tokens=10, temperature=temperature, top_k=5, top_p=0.9)
+        engine.add_request(f"r{n}", [3, 1, 4, 1, 5, 9, 2, 6, n], sampling, speculative=drafts)
+    run(engine)
+    assert watch.wrong == []
+    only_trees = {name for name in SITES if name.startswith(("tree.", "draft.select.", "draft.organize."))}
+    only_trees |= {"commit.compact.rows", "draft.prefix_tail", "move_kv_cache.src_loc", "move_kv_cache.tgt_loc"}
+    only_graphs = {name for name in SITES if "_graph." in name}
+    there = set(SITES) - (set() if shape == "tree" else only_trees) - (set() if graphs else only_graphs)
+    assert watch.reached == there
+
+
+def test_a_site_that_a_toggle_brings_is_cut_evenly() -> None:
+    assert held_at("toggle.own.site") == SiteRows("even")
+    assert rows_per_request("toggle.own.site", branches=2, nodes=6) is None

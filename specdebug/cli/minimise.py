@@ -6,30 +6,34 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specdebug import interrupts
-from specdebug.cli import complete
 from specdebug.cli.options import (
+    MAX_TRIALS,
+    TRIALS_AT_A_TIME,
+    ArmOption,
+    Confidence,
     Content,
     Debug,
-    InDtype,
-    Json,
-    JsonFile,
-    OnDevice,
+    EngineOptions,
+    JournalOptions,
+    JsonOptions,
     Reverts,
-    WithBackend,
-    WithPageSize,
-    engine_overrides,
+    ScenarioFile,
+    SignatureOption,
+    TrialSeed,
     engine_words,
+    numbers_of,
 )
 from specdebug.cli.output import check_writable, write, write_file
+from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import open_library
 from specdebug.cli.results import check_files
 from specdebug.cli.trials import confidence_of, own_folder, tell_kept
@@ -38,61 +42,55 @@ from specdebug.errors import SpecDebugError, did_you_mean
 if TYPE_CHECKING:
     from specdebug.minimise import Seen, Summary
     from specdebug.report.minimise import MinimiseProgress, Subject
+    from specdebug.scenario.library import Library
     from specdebug.scenario.model import Scenario
+    from specdebug.scenario.packs import ProbePack
+    from specdebug.shrink.space import ScenarioSpace
+    from specdebug.toggles import Toggle
     from specdebug.trials.journal import Journal
 
 UNDECIDED = 125
 
 
+@dataclass(frozen=True)
+class MinimiseSubject:
+    """The scenario to make smaller, where the small one goes, and the failure to keep."""
+
+    scenario: ScenarioFile
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the small scenario goes.")]
+    arm: Annotated[ArmOption, Help("The arm that fails; the first that is expected to unless given.")] = None
+    revert: Reverts = None
+    signature: Annotated[SignatureOption, Help("Keep these failures, not the most frequent.")] = None
+
+
+@dataclass(frozen=True)
+class MinimiseBudget:
+    """How surely what is kept is needed, and how many trials there may be, at all and at a time."""
+
+    confidence: Annotated[Confidence, Help("What is kept is needed at this probability (0.95, 95%).")] = "95%"
+    max_trials: Annotated[int, MAX_TRIALS, Help("Write what there is after so many.")] = 1000
+    jobs: Annotated[int, TRIALS_AT_A_TIME] = 1
+    seed: TrialSeed = 0
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is made smaller, with which fixes reverted and probes on, and how to speak of it."""
+
+    whole: Scenario
+    space: ScenarioSpace
+    toggles: tuple[Toggle, ...]
+    packs: tuple[ProbePack, ...]
+    what: str
+
+
+@grouped
 def minimise(
-    scenario: Annotated[
-        str,
-        typer.Argument(
-            metavar="SCENARIO",
-            help="A scenario file, or the name of a shipped one.",
-            autocompletion=complete.scenarios,
-        ),
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the small scenario goes.")],
-    arm: Annotated[
-        str | None,
-        typer.Option(
-            "--arm",
-            help="The arm that fails; the first that is expected to unless given.",
-            autocompletion=complete.arms,
-        ),
-    ] = None,
-    revert: Reverts = None,
-    signature: Annotated[
-        str | None,
-        typer.Option(
-            "--signature",
-            metavar="GLOB",
-            help="Keep these failures, not the most frequent.",
-            autocompletion=complete.signatures,
-        ),
-    ] = None,
-    confidence: Annotated[
-        str, typer.Option("--confidence", metavar="P", help="What is kept is needed at this probability (0.95, 95%).")
-    ] = "95%",
-    max_trials: Annotated[int, typer.Option("--max-trials", min=1, help="Write what there is after so many.")] = 1000,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Trials at a time.")] = 1,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the trials' seeds.")] = 0,
-    journal: Annotated[
-        Path | None,
-        typer.Option(
-            "--journal", metavar="FILE", help="Where trials are kept; .specdebug/minimise-*.sqlite unless given."
-        ),
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over; the journal is kept as FILE.bak, in place of any there.")
-    ] = False,
-    as_json: Json = False,
-    json_file: JsonFile = None,
-    device: OnDevice = None,
-    dtype: InDtype = None,
-    backend: WithBackend = None,
-    page_size: WithPageSize = None,
+    subject: MinimiseSubject,
+    budget: MinimiseBudget,
+    kept_in: JournalOptions,
+    results: JsonOptions,
+    engine: EngineOptions,
     content: Content = None,
     debug: Debug = False,
 ) -> int:
@@ -104,60 +102,83 @@ def minimise(
     Every trial is kept in a journal: the same command goes on where it was stopped. Exit code 0 when nothing more can
     be taken away, 125 when that is not known yet (what there is is written all the same), or when nothing failed.
     """
-    from specdebug.toggles import parse_numbers, reverts_from_environment
+    level = confidence_of(budget.confidence)
+    check_writable(subject.output)
+    check_files(results.json_file)
+    plan = _plan(open_library(content), subject, engine.overrides())
 
-    level = confidence_of(confidence)
-    check_writable(output)
-    check_files(json_file)
-    library = open_library(content)
-    over = engine_overrides(device, dtype, backend, page_size)
-    whole = replace(library.scenario(scenario), overrides=dict(over))
-    name = _arm_of(whole, arm)
-    toggles = library.toggles(
-        (*whole.arms[name].revert, *parse_numbers(",".join(revert or ())), *reverts_from_environment())
-    )
+    from specdebug.report.minimise import Subject
 
+    identity = _identity(plan, budget, level, subject.signature)
+    path = kept_in.journal or own_folder() / f"minimise-{identity}.sqlite"
+    told = Subject(plan.what, len(plan.space.start.workload), str(subject.output), str(path), level)
+    summary = _search(plan, told, identity, budget, subject.signature, fresh=kept_in.fresh)
+    if summary.seeds:
+        write_file(subject.output, _file_text(summary, told, plan.whole.name))
+    _publish(summary, told, results.json_file, as_json=results.as_json)
+    if summary.trouble is not None:
+        raise summary.trouble
+    return _exit_code(summary)
+
+
+def _plan(library: Library, subject: MinimiseSubject, over: Mapping[str, str | int]) -> _Plan:
+    from specdebug.shrink.space import ScenarioSpace
+
+    whole = replace(library.scenario(subject.scenario), overrides=dict(over))
+    arm = _arm_of(whole, subject.arm)
+    own = whole.arms[arm].revert
+    toggles = library.toggles((*own, *numbers_of(subject.revert)))
+    space = ScenarioSpace(whole, arm, tuple(toggle.pr for toggle in toggles))
+    added = [str(toggle.pr) for toggle in toggles if not set(toggle.numbers) & set(own)]
+    reverts = ("--revert", ",".join(added)) if added else ()
+    what = shlex.join([subject.scenario, "--arm", arm, *reverts, *engine_words(over)])
+    return _Plan(whole, space, toggles, library.packs(space.start.probes), what)
+
+
+def _arm_of(scenario: Scenario, named: str | None) -> str:
+    if named is not None and named not in scenario.arms:
+        raise SpecDebugError(f"{scenario.path}: no arm '{named}'{did_you_mean(named, scenario.arms)}")
+    failing = [name for name, expected in scenario.expect.items() if expected.verdict == "fail"]
+    return named or next(iter(failing), None) or next(iter(scenario.arms))
+
+
+def _identity(plan: _Plan, budget: MinimiseBudget, level: float, signature: str | None) -> str:
+    """Return what a trial's result belongs to, and what decides which trials there are."""
     from specdebug import __version__
+    from specdebug.trials.command import digest_of
+
+    facts = (repr(plan.space.start.to_dict()), repr(plan.toggles), repr(plan.packs), __version__)
+    return digest_of("minimise", *facts, str(budget.seed), str(budget.jobs), signature or "", str(level))
+
+
+def _search(
+    plan: _Plan, told: Subject, identity: str, budget: MinimiseBudget, signature: str | None, *, fresh: bool
+) -> Summary[Scenario]:
+    """Search to the end, or as far as it goes."""
     from specdebug.loops.warm import WarmPool
     from specdebug.minimise import Minimiser
-    from specdebug.report.minimise import Subject
-    from specdebug.shrink.space import ScenarioSpace
     from specdebug.shrink.trials import WarmOracle
-    from specdebug.trials.command import digest_of
     from specdebug.trials.journal import Journal
     from specdebug.trials.trial import trial_seed
 
-    space = ScenarioSpace(whole, name, tuple(toggle.pr for toggle in toggles))
-    added = [str(toggle.pr) for toggle in toggles if not set(toggle.numbers) & set(whole.arms[name].revert)]
-    words = [scenario, "--arm", name, *(("--revert", ",".join(added)) if added else ()), *engine_words(over)]
-    what = shlex.join(words)
-    facts = (repr(space.start.to_dict()), repr(toggles), repr(library.packs(space.start.probes)), __version__)
-    identity = digest_of("minimise", *facts, str(seed), str(jobs), signature or "", str(level))
-    path = journal or own_folder() / f"minimise-{identity}.sqlite"
-    subject = Subject(what, len(space.start.workload), str(output), str(path), level)
+    about = f"minimising {plan.what}, seed {budget.seed}, {budget.jobs} at a time"
     with (
         interrupts.held(),
-        Journal(path, identity, f"minimising {what}, seed {seed}, {jobs} at a time", fresh=fresh) as kept,
-        WarmPool(space.start, (name,), toggles, jobs) as pool,
+        Journal(Path(told.journal), identity, about, fresh=fresh) as kept,
+        WarmPool(plan.space.start, (plan.space.arm,), plan.toggles, budget.jobs) as pool,
         _watcher() as watcher,
     ):
         tell_kept(kept)
         search = Minimiser(
-            space,
-            WarmOracle(pool, space, library.packs(space.start.probes), toggles),
-            seeds=lambda number: trial_seed(seed, number),
+            plan.space,
+            WarmOracle(pool, plan.space, plan.packs, plan.toggles),
+            seeds=lambda number: trial_seed(budget.seed, number),
             memory=_Remembered(kept),
-            max_trials=max_trials,
-            confidence=level,
+            max_trials=budget.max_trials,
+            confidence=told.confidence,
             pattern=signature,
         )
-        summary = search.run(watcher)
-    if summary.seeds:
-        write_file(output, _file_text(summary, subject, whole.name))
-    _publish(summary, subject, json_file, as_json=as_json)
-    if summary.trouble is not None:
-        raise summary.trouble
-    return _exit_code(summary)
+        return search.run(watcher)
 
 
 class _Remembered:
@@ -186,13 +207,6 @@ class _Remembered:
 
         outcome = TrialResult("pass" if seen.signature is None else "fail", seen.signature, seen.seconds)
         self._journal.record(Trial(number, gone, seed), outcome)
-
-
-def _arm_of(scenario: Scenario, named: str | None) -> str:
-    if named is not None and named not in scenario.arms:
-        raise SpecDebugError(f"{scenario.path}: no arm '{named}'{did_you_mean(named, scenario.arms)}")
-    failing = [name for name, expected in scenario.expect.items() if expected.verdict == "fail"]
-    return named or next(iter(failing), None) or next(iter(scenario.arms))
 
 
 def _file_text(summary: Summary[Scenario], subject: Subject, name: str) -> str:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from specdebug.minimise import Minimiser, Seen, Step, Summary
+from specdebug.minimise import Minimiser, Seen, StageResult, Summary
 
 REQUESTS = 50
 RATE, OTHER_RATE = 0.3, 0.1
@@ -122,7 +122,7 @@ class Silent:
 
     def tried(self, title: str, gone: int, size: int, seen: Seen, failed: bool, removed: int, trials: int) -> None: ...
 
-    def ended(self, step: Step) -> None: ...
+    def ended(self, step: StageResult) -> None: ...
 
     def closing(self, seen: Seen, failures: int, trials: int) -> None: ...
 

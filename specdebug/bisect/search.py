@@ -22,7 +22,7 @@ BRANCHES = 8  # outcomes of running trials that are followed
 STALLED = 0.05  # share of the information in reach; below, nearly every trial that could tell is masked
 
 
-class Search(ABC, Generic[Trial]):
+class BayesianSearch(ABC, Generic[Trial]):
     """A search whose hypothesis 0 is "none", the next ones each candidate in order, and the rest pairs.
 
     The same observations in the same order give the same state, to the bit and on any processor (see

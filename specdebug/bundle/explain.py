@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specdebug.bundle.partings import Parting, partings
-from specdebug.bundle.weigh import TARGET, Scale
+from specdebug.bundle.weigh import TARGET, ChoiceScale
 from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.pool import WorkerStartError
 
@@ -91,13 +91,13 @@ def explain(pool: WorkerPool, bundle: Bundle, steps: Sequence[str]) -> tuple[Wei
     return tuple(Weighed(parting, **weights.get(id(parting), {})) for parting in found)
 
 
-def scale_of(config: EngineConfig) -> Scale:
+def scale_of(config: EngineConfig) -> ChoiceScale:
     """What choices of an engine of that configuration are weighed on."""
     spec = config.speculative
     if spec is None:
-        return Scale(config.model, None, config.dtype, None)
+        return ChoiceScale(config.model, None, config.dtype, None)
     draft_model = spec.draft_model or f"{config.model}-{spec.algorithm.lower()}"
-    return Scale(config.model, draft_model, config.dtype, (spec.eagle_topk, spec.num_steps, spec.tree_size))
+    return ChoiceScale(config.model, draft_model, config.dtype, (spec.eagle_topk, spec.num_steps, spec.tree_size))
 
 
 class _Scales:

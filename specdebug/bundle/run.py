@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from specdebug import __version__
-from specdebug.loops.replay import ArmResult, ArmRun, Library, Progress
+from specdebug.loops.replay import ArmResult, ArmRun, Progress, RunContent
 from specdebug.loops.steplog import Recording
 from specdebug.verdict.ledger import TRACED, Ledger
 from specdebug.workers.job import Job, WorkerEnd
@@ -54,7 +54,7 @@ def recorded_of(traced: Traced) -> Recorded:
 
 def run_traced(
     pool: WorkerPool,
-    library: Library,
+    library: RunContent,
     run: ArmRun,
     progress: Progress | None = None,
     recording: Recording | None = None,

@@ -21,7 +21,7 @@ TARGET = f"{__name__}:weigh"
 
 
 @dataclass(frozen=True)
-class Scale:
+class ChoiceScale:
     """What choices are weighed on: the checkpoints, the engine's dtype, the shape of its trees if it drafts."""
 
     model: str
@@ -35,7 +35,7 @@ def weigh(payload: Mapping[str, Any], sink: Sink) -> None:
     from specdebug.run.dense import DenseReference
     from specdebug.run.oracle import TIE_MARGIN
 
-    scale: Scale = payload["scale"]
+    scale: ChoiceScale = payload["scale"]
     reference = DenseReference(scale.model, scale.draft_model)
     for number, parting in enumerate(payload["partings"]):
         gap, size, preferred = _draft(reference, scale, parting) if parting.depth else _token(reference, parting)
@@ -51,7 +51,7 @@ def _token(reference: DenseReference, parting: Parting) -> tuple[float, float, i
     return max(gaps), sizes[0], choices[0]
 
 
-def _draft(reference: DenseReference, scale: Scale, parting: Parting) -> tuple[float, float, int]:
+def _draft(reference: DenseReference, scale: ChoiceScale, parting: Parting) -> tuple[float, float, int]:
     """By how much the path that one trace accepted is in the tree, or is not.
 
     What was accepted beyond the end of an output was given to nobody, so its tokens are the reference's. Then it may as

@@ -30,7 +30,7 @@ from specdebug.cli.trials import command_of, confidence_of, own_folder, tell_kep
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
-    from specdebug.report.bisect import Subject
+    from specdebug.report.bisect import Bisection
     from specdebug.trials.journal import Journal
     from specdebug.trials.search import Findings, Watcher
 
@@ -124,7 +124,7 @@ def _search(
     return findings
 
 
-def _publish(findings: Findings, subject: Subject, journal: Journal, *, as_json: bool) -> None:
+def _publish(findings: Findings, subject: Bisection, journal: Journal, *, as_json: bool) -> None:
     """Report on stdout; a JSON document there takes its place."""
     from specdebug.report.bisect import findings_text
 
@@ -134,7 +134,7 @@ def _publish(findings: Findings, subject: Subject, journal: Journal, *, as_json:
         write(findings_text(findings, subject, journal.evidence))
 
 
-def _document(findings: Findings, subject: Subject, journal: Journal) -> str:
+def _document(findings: Findings, subject: Bisection, journal: Journal) -> str:
     from specdebug.report.bisect import bisect_document
     from specdebug.report.document import to_json
 
@@ -143,7 +143,7 @@ def _document(findings: Findings, subject: Subject, journal: Journal) -> str:
 
 def _pass_on(
     findings: Findings,
-    subject: Subject,
+    subject: Bisection,
     journal: Journal,
     plan: Plan,
     pattern: str | None,
@@ -188,7 +188,7 @@ def _exit_code(findings: Findings) -> int:
 
 
 @contextmanager
-def _watcher(subject: Subject) -> Iterator[Watcher]:
+def _watcher(subject: Bisection) -> Iterator[Watcher]:
     """Progress on stderr, if there is one."""
     from specdebug.report.bisect import bisect_progress
 

@@ -15,7 +15,7 @@ from specdebug.cli.replay import open_library
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
-    from specdebug.report.bisect import Subject
+    from specdebug.report.bisect import Bisection
     from specdebug.scenario.library import Library
     from specdebug.scenario.model import Scenario
     from specdebug.trials.faults import FaultSource
@@ -96,11 +96,11 @@ class Plan:
         assert self.make is not None
         return replace(self, source=RaySource(self.source, self.make, address=address, jobs=jobs, gpus=self.gpus))
 
-    def subject(self, over: str, journal: str) -> Subject:
-        from specdebug.report.bisect import Subject
+    def subject(self, over: str, journal: str) -> Bisection:
+        from specdebug.report.bisect import Bisection
 
         candidates = self.source.candidates
-        return Subject(
+        return Bisection(
             over=over,
             what=self.what,
             labels={candidate.id: candidate.label for candidate in candidates},

@@ -21,7 +21,7 @@ from specdebug.cli.results import check_files, tell_github, write_files
 
 if TYPE_CHECKING:
     from specdebug.loops.fault_matrix import FaultMatrix
-    from specdebug.loops.fault_runs import Watcher
+    from specdebug.loops.fault_runs import MatrixWatcher
 
 app = typer.Typer(help="List and show the faults that can be injected, and verify what catches them.")
 
@@ -145,7 +145,7 @@ def _publish(matrix: FaultMatrix, results: PageOptions, wall_s: float) -> None:
 
 
 @contextmanager
-def _watcher() -> Iterator[Watcher]:
+def _watcher() -> Iterator[MatrixWatcher]:
     """Progress on stderr, if there is one."""
     from specdebug.report.fault_matrix import faults_progress
 

@@ -41,7 +41,7 @@ from specdebug.errors import SpecDebugError, did_you_mean
 
 if TYPE_CHECKING:
     from specdebug.minimise import Seen, Summary
-    from specdebug.report.minimise import MinimiseProgress, Subject
+    from specdebug.report.minimise import Minimisation, MinimiseProgress
     from specdebug.scenario.library import Library
     from specdebug.scenario.model import Scenario
     from specdebug.scenario.packs import ProbePack
@@ -107,11 +107,11 @@ def minimise(
     check_files(results.json_file)
     plan = _plan(open_library(content), subject, engine.overrides())
 
-    from specdebug.report.minimise import Subject
+    from specdebug.report.minimise import Minimisation
 
     identity = _identity(plan, budget, level, subject.signature)
     path = kept_in.journal or own_folder() / f"minimise-{identity}.sqlite"
-    told = Subject(plan.what, len(plan.space.start.workload), str(subject.output), str(path), level)
+    told = Minimisation(plan.what, len(plan.space.start.workload), str(subject.output), str(path), level)
     summary = _search(plan, told, identity, budget, subject.signature, fresh=kept_in.fresh)
     if summary.seeds:
         write_file(subject.output, _file_text(summary, told, plan.whole.name))
@@ -152,7 +152,7 @@ def _identity(plan: _Plan, budget: MinimiseBudget, level: float, signature: str 
 
 
 def _search(
-    plan: _Plan, told: Subject, identity: str, budget: MinimiseBudget, signature: str | None, *, fresh: bool
+    plan: _Plan, told: Minimisation, identity: str, budget: MinimiseBudget, signature: str | None, *, fresh: bool
 ) -> Summary[Scenario]:
     """Search to the end, or as far as it goes."""
     from specdebug.loops.warm import WarmPool
@@ -209,7 +209,7 @@ class _Remembered:
         self._journal.record(Trial(number, gone, seed), outcome)
 
 
-def _file_text(summary: Summary[Scenario], subject: Subject, name: str) -> str:
+def _file_text(summary: Summary[Scenario], subject: Minimisation, name: str) -> str:
     from specdebug import __version__
     from specdebug.report.minimise import headline, needed_lines, rate_text
     from specdebug.shrink.file import scenario_text
@@ -229,7 +229,7 @@ def _file_text(summary: Summary[Scenario], subject: Subject, name: str) -> str:
     return scenario_text(summary.smallest, f"{name}-minimal", summary.seeds[0], followed, header)
 
 
-def _publish(summary: Summary[Scenario], subject: Subject, json_file: Path | None, *, as_json: bool) -> None:
+def _publish(summary: Summary[Scenario], subject: Minimisation, json_file: Path | None, *, as_json: bool) -> None:
     """Report on stdout; a JSON document there takes its place."""
     from specdebug.report.document import to_json
     from specdebug.report.minimise import minimise_document, summary_text

@@ -87,7 +87,7 @@ class ArmRun:
         """The engine that is asked for. Raises ContentError."""
         return engine_config(self.scenario, self.arm)
 
-    def job(self, library: Library) -> Job:
+    def job(self, library: RunContent) -> Job:
         """The worker's job. Its parts are pickled apart: unpickling one may import what a revert changes.
 
         Raises ContentError when the workload cannot be planned or the engine cannot be.
@@ -158,7 +158,7 @@ class Replay:
         return EXIT_CODES["unknown"] if "unknown" in verdicts else EXIT_CODES["pass"]
 
 
-class Library(Protocol):
+class RunContent(Protocol):
     """Where packs, toggles and planned requests come from."""
 
     def workload(self, scenario: Scenario, arm: str, seed: int) -> Workload: ...
@@ -168,7 +168,7 @@ class Library(Protocol):
     def toggles(self, numbers: Sequence[int]) -> tuple[Toggle, ...]: ...
 
 
-def plan(scenario: Scenario, choices: Choices, library: Library) -> list[ArmRun]:
+def plan(scenario: Scenario, choices: Choices, library: RunContent) -> list[ArmRun]:
     """The arm runs that the choices ask for.
 
     Raises ReplayError for an arm the scenario does not have, ContentError for a pack or fix that is not there,
@@ -245,7 +245,7 @@ class _Running:
         self._used: set[str] = set()
         self._told: set[str] = set()
 
-    def run(self, library: Library) -> None:
+    def run(self, library: RunContent) -> None:
         """Run them all, but for those that the machine cannot run any more: they come to no verdict."""
         try:
             self._pool.run((self._job(run, library) for run in self.runs.values()), self._watch)
@@ -253,7 +253,7 @@ class _Running:
             for run in self.runs.values():
                 self._leave_out(run, error.failure)
 
-    def _job(self, run: ArmRun, library: Library) -> Job:
+    def _job(self, run: ArmRun, library: RunContent) -> Job:
         def may_start() -> bool:
             failure = self._watch.gone(run.config.device)
             if failure is not None:
@@ -315,7 +315,7 @@ class _Running:
 
 def run_arms(
     pool: WorkerPool,
-    library: Library,
+    library: RunContent,
     runs: Sequence[ArmRun],
     progress: Progress | None = None,
     recording: Recording | None = None,
@@ -337,7 +337,7 @@ def run_arms(
 
 def replay(
     pool: WorkerPool,
-    library: Library,
+    library: RunContent,
     scenario: Scenario,
     choices: Choices,
     progress: Progress | None = None,

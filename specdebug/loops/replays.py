@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from specdebug import interrupts
 from specdebug.errors import SpecDebugError
 from specdebug.loops.last_failed import LastFailed
-from specdebug.loops.replay import ArmResult, ArmRun, Choices, Library, Progress, Replay, plan, run_arms
+from specdebug.loops.replay import ArmResult, ArmRun, Choices, Progress, Replay, RunContent, plan, run_arms
 from specdebug.loops.selection import Expression, names_of
 from specdebug.loops.steplog import Recording
 from specdebug.scenario.model import Scenario
@@ -65,7 +65,7 @@ def labels_of(scenarios: Sequence[Scenario]) -> list[str]:
 
 def replay_all(
     pool: WorkerPool,
-    library: Library,
+    library: RunContent,
     plans: Sequence[Plan],
     progress: Progress | None = None,
     recording: Recording | None = None,
@@ -147,7 +147,7 @@ class _Kept:
 
 
 def plan_all(
-    scenarios: Sequence[Scenario], choices: Choices, library: Library, expression: Expression | None = None
+    scenarios: Sequence[Scenario], choices: Choices, library: RunContent, expression: Expression | None = None
 ) -> list[Plan]:
     """What the choices ask of each scenario, and of that what the expression selects; a scenario of which nothing is
     selected is left out. Raises as ``replay.plan``, and NothingSelected."""

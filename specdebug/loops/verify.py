@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from specdebug.toggles import Toggle
 
 
-class Library(replay.Library, Protocol):
+class ScenarioContent(replay.RunContent, Protocol):
     """Where scenarios come from, and whatever else a run needs."""
 
     def scenario(self, name: str) -> Scenario: ...
@@ -117,7 +117,7 @@ def _as_stated(toggle: Toggle, result: ArmResult) -> bool:
 
 
 def plan_matrix(
-    library: Library, toggles: Sequence[Toggle], seeds: int, overrides: Mapping[str, Any] | None = None
+    library: ScenarioContent, toggles: Sequence[Toggle], seeds: int, overrides: Mapping[str, Any] | None = None
 ) -> list[ArmRun]:
     """Every run of the matrix. Applied runs that several toggles share are planned once."""
     runs: dict[str, ArmRun] = {}
@@ -151,7 +151,7 @@ class Matrix:
 
 def verify(
     pool: WorkerPool,
-    library: Library,
+    library: ScenarioContent,
     toggles: Sequence[Toggle],
     seeds: int,
     progress: Progress | None = None,
@@ -179,7 +179,7 @@ def verify(
     return Matrix(tuple(checks), interrupted)
 
 
-def _base(library: Library, toggle: Toggle, overrides: Mapping[str, Any]) -> tuple[Scenario, Arm]:
+def _base(library: ScenarioContent, toggle: Toggle, overrides: Mapping[str, Any]) -> tuple[Scenario, Arm]:
     """The scenario that detects a toggle, and the arm to run with and without it."""
     scenario = library.scenario(toggle.detected_by.scenario)
     own = [arm for arm in scenario.arms.values() if arm.revert == (toggle.pr,)]

@@ -9,25 +9,25 @@ than what it decides is worth.
 
 from __future__ import annotations
 
-from specdebug.minimise.belief import Belief
-from specdebug.minimise.minimiser import Minimiser, Reason, Step, Summary, Watcher
-from specdebug.minimise.rates import Rates
-from specdebug.minimise.space import Memory, Oracle, Seen, Space, Stage
+from specdebug.minimise.belief import NeedBelief
+from specdebug.minimise.minimiser import Minimiser, MinimiseWatcher, Reason, StageResult, Summary
+from specdebug.minimise.rates import TrialRates
+from specdebug.minimise.space import Oracle, Seen, Space, Stage, TrialMemory
 from specdebug.minimise.subset import Probe, SubsetSearch
 
 __all__ = [
-    "Belief",
-    "Memory",
+    "MinimiseWatcher",
     "Minimiser",
+    "NeedBelief",
     "Oracle",
     "Probe",
-    "Rates",
     "Reason",
     "Seen",
     "Space",
     "Stage",
-    "Step",
+    "StageResult",
     "SubsetSearch",
     "Summary",
-    "Watcher",
+    "TrialMemory",
+    "TrialRates",
 ]

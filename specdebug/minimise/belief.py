@@ -16,7 +16,7 @@ from operator import mul
 
 import numpy as np
 
-from specdebug.minimise.rates import KNOWN_FAILED, TALLY, Rates, learn
+from specdebug.minimise.rates import KNOWN_FAILED, TALLY, TrialRates, learn
 from specdebug.reproducible import exp, expm1, log, log1p, logaddexp, product, total
 
 Removed = frozenset[int]
@@ -30,7 +30,7 @@ _NEARNESS = 0.8
 """What a set says of the present rate, for each element of the base that it lacks."""
 
 
-class Belief:
+class NeedBelief:
     """The state of knowledge over ``size`` elements.
 
     Args:
@@ -39,7 +39,7 @@ class Belief:
         rates: what is known of the rates to begin with.
     """
 
-    def __init__(self, size: int, prior: float, rates: Rates) -> None:
+    def __init__(self, size: int, prior: float, rates: TrialRates) -> None:
         self.rates = rates
         self._start = rates
         self._size = size

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Generic, Literal, Protocol, TypeVar
 
 from specdebug.errors import SpecDebugError
-from specdebug.minimise.rates import Rates
-from specdebug.minimise.space import Memory, Oracle, Seen, Space, Stage
+from specdebug.minimise.rates import TrialRates
+from specdebug.minimise.space import Oracle, Seen, Space, Stage, TrialMemory
 from specdebug.minimise.subset import Probe, SubsetSearch
 
 C = TypeVar("C")
@@ -37,7 +37,7 @@ _FALSE_TO_START = 0.012
 
 
 @dataclass(frozen=True)
-class Step:
+class StageResult:
     """A stage that is over, or as far as it came.
 
     Attributes:
@@ -77,13 +77,13 @@ class Summary(Generic[C]):
     whole: tuple[int, int]
     left: tuple[int, int]
     seeds: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[StageResult, ...]
     trials: int
     resumed: int
     trouble: SpecDebugError | None = None
 
 
-class Watcher(Protocol):
+class MinimiseWatcher(Protocol):
     """Is told how a search goes."""
 
     def opening(self, seen: Seen, failures: int, trials: int) -> None:
@@ -92,7 +92,7 @@ class Watcher(Protocol):
     def tried(self, title: str, gone: int, size: int, seen: Seen, failed: bool, removed: int, trials: int) -> None:
         """A trial without ``gone`` of ``size`` elements, after which ``removed`` are taken to be superfluous."""
 
-    def ended(self, step: Step) -> None:
+    def ended(self, step: StageResult) -> None:
         """A stage is over."""
 
     def closing(self, seen: Seen, failures: int, trials: int) -> None:
@@ -127,7 +127,7 @@ class Minimiser(Generic[C]):
         oracle: Oracle[C],
         *,
         seeds: Callable[[int], int],
-        memory: Memory,
+        memory: TrialMemory,
         max_trials: int,
         confidence: float = 0.95,
         pattern: str | None = None,
@@ -152,9 +152,9 @@ class Minimiser(Generic[C]):
         self._counted = self._resumed = self._stage_began = 0
         self._stage: Stage[C] | None = None
         self._search: SubsetSearch | None = None
-        self._steps: list[Step] = []
+        self._steps: list[StageResult] = []
 
-    def run(self, watcher: Watcher) -> Summary[C]:
+    def run(self, watcher: MinimiseWatcher) -> Summary[C]:
         """Search to the end, or as far as it goes; whatever stops it, the summary says what is known."""
         trouble = None
         reason: Reason
@@ -181,7 +181,7 @@ class Minimiser(Generic[C]):
             trouble,
         )
 
-    def _run(self, watcher: Watcher) -> Reason:
+    def _run(self, watcher: MinimiseWatcher) -> Reason:
         while not self._is_open():
             if len(self._opening) >= OPENING_TRIALS:
                 break
@@ -236,7 +236,7 @@ class Minimiser(Generic[C]):
         # Stopping at a failure makes the plain ratio too high; this one is unbiased.
         rate = (failures - 1) / (trials - 1) if failures > 1 else 1 / trials
         self._whole_rate = min(max(rate, 0.01), 0.9)
-        self._rates = Rates(self._whole_rate, _KNOWN_TO_START, _FALSE_TO_START)
+        self._rates = TrialRates(self._whole_rate, _KNOWN_TO_START, _FALSE_TO_START)
         return True
 
     def _is_followed(self, signature: str | None) -> bool:
@@ -289,7 +289,7 @@ class Minimiser(Generic[C]):
         gone = frozenset(f"{title}: {self._stage.labels[element]}" for element in probe.removed)
         return _Chosen(number, candidate, gone, probe.seed, probe)
 
-    def _observe(self, chosen: _Chosen[C], seen: Seen, watcher: Watcher) -> None:
+    def _observe(self, chosen: _Chosen[C], seen: Seen, watcher: MinimiseWatcher) -> None:
         assert self._search is not None
         assert self._stage is not None
         if chosen.probe is None:  # of the opening, which had seen enough by then
@@ -306,7 +306,7 @@ class Minimiser(Generic[C]):
             self._counted,
         )
 
-    def _end_stage(self) -> Step:
+    def _end_stage(self) -> StageResult:
         search, stage = self._search, self._stage
         assert search is not None
         assert stage is not None
@@ -322,7 +322,7 @@ class Minimiser(Generic[C]):
         # However many stages there are, the failure is not to become much rarer.
         self._rates = replace(search.rates, fresh=max(search.rates.fresh, _LEAST_RATE * self._whole_rate))
         self._space.took(removed, confirmed)
-        step = Step(
+        step = StageResult(
             stage.title,
             tuple(labels[element] for element in sorted(removed)),
             tuple(labels[element] for element in kept),

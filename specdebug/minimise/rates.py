@@ -38,7 +38,7 @@ _FALSE_SHARE = 0.2
 
 
 @dataclass(frozen=True)
-class Rates:
+class TrialRates:
     """Probabilities that a trial fails.
 
     Attributes:
@@ -63,7 +63,7 @@ class Rates:
         return np.asarray(total(tallies * gone) - reduce(logaddexp, slower))
 
 
-def learn(tallies: np.ndarray, fine: np.ndarray, near: np.ndarray, before: Rates) -> Rates:
+def learn(tallies: np.ndarray, fine: np.ndarray, near: np.ndarray, before: TrialRates) -> TrialRates:
     """Rates given trials: one step of expectation maximisation.
 
     A thing whose failure became much rarer than it was counts as one that lacks something: the fresh rate is never
@@ -90,4 +90,4 @@ def learn(tallies: np.ndarray, fine: np.ndarray, near: np.ndarray, before: Rates
     fresh = min(max(fresh, _LEAST_FRESH * before.fresh), 0.98)
     # A seed that has failed fails no less often than one of which nothing is known.
     known = min(max(known, fresh), 0.98)
-    return Rates(fresh, known, min(false, fresh * _FALSE_SHARE))
+    return TrialRates(fresh, known, min(false, fresh * _FALSE_SHARE))

@@ -62,7 +62,7 @@ class Oracle(Protocol[C_contra]):
         """The next trial to end, whichever it is."""
 
 
-class Memory(Protocol):
+class TrialMemory(Protocol):
     """Keeps trials, so that a search that was stopped goes on where it was."""
 
     def recall(self, number: int, gone: frozenset[str], seed: int) -> Seen | None:

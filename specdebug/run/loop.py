@@ -233,7 +233,7 @@ class RunLoop:
     def _drain_probes(self, step: int) -> None:
         self._report_probes(async_probe.drain(), step)
 
-    def _report_probes(self, findings: Sequence[async_probe.Violation], step: int) -> None:
+    def _report_probes(self, findings: Sequence[async_probe.ProbeFinding], step: int) -> None:
         for found in findings:
             data = {"index": found.index, "value": found.value, "bound": found.bound}
             # A device's findings may arrive some steps after the one that they were made in.

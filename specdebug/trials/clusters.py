@@ -33,7 +33,7 @@ HOPELESS = 3
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenSignature:
     """A way to fail, how often it was seen, and whether it is (one of those) followed."""
 
     signature: str
@@ -83,9 +83,9 @@ class Clusters:
         return self._untestable
 
     @property
-    def seen(self) -> tuple[Seen, ...]:
+    def seen(self) -> tuple[SeenSignature, ...]:
         """Every signature, the most frequent first."""
-        return tuple(Seen(name, count, self.matches(name)) for name, count in self._counts.most_common())
+        return tuple(SeenSignature(name, count, self.matches(name)) for name, count in self._counts.most_common())
 
     def matches(self, signature: str) -> bool:
         """Whether a failure is of the kind that is followed."""

@@ -43,7 +43,7 @@ class Ended:
     log: Scan
 
 
-class Stopped(Exception):
+class CommandStopped(Exception):
     """The command was not started, or was killed, because :meth:`Processes.close` was called."""
 
 
@@ -59,13 +59,13 @@ class Processes:
         """Run a command to its end; at its deadline its process group is killed.
 
         Raises:
-            Stopped: everything is being closed.
+            CommandStopped: everything is being closed.
             OSError: it cannot be started.
         """
         begun = time.monotonic()
         with self._lock:
             if self._closed:
-                raise Stopped
+                raise CommandStopped
             with lifeline.starting(env) as (key, own):
                 process = subprocess.Popen(
                     list(argv),
@@ -95,7 +95,7 @@ class Processes:
             kill_group(process.pid)  # what it left in the background
         lifeline.ended(key)
         if closed:
-            raise Stopped
+            raise CommandStopped
         text, log = output.end()
         return Ended(status, late.is_set(), text, time.monotonic() - begun, log)
 

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 from specdebug.bisect import Answer, Rates
 from specdebug.errors import SpecDebugError
 from specdebug.trials import inorder
-from specdebug.trials.clusters import Clusters, Seen
+from specdebug.trials.clusters import Clusters, SeenSignature
 from specdebug.trials.journal import Journal
 from specdebug.trials.source import TrialSource
 from specdebug.trials.trial import Trial, TrialResult
@@ -73,7 +73,7 @@ class Standing:
     resumed: int
     running: int
     followed: str | None
-    signatures: tuple[Seen, ...]
+    signatures: tuple[SeenSignature, ...]
     untestable: int
     posterior: tuple[tuple[frozenset[str], float], ...]
     rates: Rates

@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 
 from specdebug import interrupts
-from specdebug.trials.process import Processes, Stopped
+from specdebug.trials.process import CommandStopped, Processes
 from specdebug.trials.trial import Trial, TrialResult
 
 _LOOK_S = 0.25
@@ -63,7 +63,7 @@ class ThreadedSource(ABC):
     def _work(self, trial: Trial) -> None:
         try:
             self._ended.put((trial, self.run(trial)))
-        except Stopped:
+        except CommandStopped:
             return
         except Exception as error:
             self._ended.put((trial, error))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specdebug.bisect import Bisector
-from specdebug.report.bisect import Subject
+from specdebug.report.bisect import Bisection
 from specdebug.report.flake import Question
 from specdebug.stats.claims import parse_claim
 from specdebug.trials.journal import Journal
@@ -63,11 +63,11 @@ def chooser() -> Bisector:
     return Bisector(NAMES, confidence=0.95, seed=0)
 
 
-def searched(folder: Path, judge: Judge = culprit_200, most: int = 200) -> tuple[Findings, Subject, Journal]:
+def searched(folder: Path, judge: Judge = culprit_200, most: int = 200) -> tuple[Findings, Bisection, Journal]:
     """A search to its end, with its journal."""
     journal = Journal(folder / "j.sqlite", "id", "about")
     search = Search(Source(judge), journal, chooser, opening=frozenset(NAMES), seed=3, max_trials=most)
-    subject = Subject(
+    subject = Bisection(
         over="toggles",
         what="./test.sh <x>",
         labels={name: f"fix <{name}>" for name in NAMES},

@@ -96,8 +96,9 @@ def scale_of(config: EngineConfig) -> ChoiceScale:
     spec = config.speculative
     if spec is None:
         return ChoiceScale(config.model, None, config.dtype, None)
-    draft_model = spec.draft_model or f"{config.model}-{spec.algorithm.lower()}"
-    return ChoiceScale(config.model, draft_model, config.dtype, (spec.eagle_topk, spec.num_steps, spec.tree_size))
+    return ChoiceScale(
+        config.model, config.draft_model, config.dtype, (spec.eagle_topk, spec.num_steps, spec.tree_size)
+    )
 
 
 class _Scales:

@@ -273,11 +273,8 @@ class _Arm:
         from specdebug.run.dense import DenseReference
         from specdebug.run.oracle import Judge, OracleSettings
 
-        spec = config.speculative
-        draft_kv = oracles.draft_kv and spec is not None
-        draft_model = None
-        if draft_kv:
-            draft_model = spec.draft_model or f"{config.model}-{spec.algorithm.lower()}"
+        spec, draft_model = config.speculative, config.draft_model if oracles.draft_kv else None
+        draft_kv = draft_model is not None
         settings = OracleSettings(
             lossless=oracles.lossless,
             draft_kv=draft_kv,

@@ -84,10 +84,8 @@ def _reference_of(scenario: Scenario, arm: str) -> tuple[str, str | None] | None
     from specdebug.engine.config import EngineConfig
 
     config = EngineConfig.from_dict(scenario.engine_of(arm))
-    oracles, spec = scenario.oracles_of(arm), config.speculative
-    draft = None
-    if oracles.draft_kv and spec is not None:
-        draft = spec.draft_model or f"{config.model}-{spec.algorithm.lower()}"
+    oracles = scenario.oracles_of(arm)
+    draft = config.draft_model if oracles.draft_kv else None
     return (config.model, draft) if oracles.lossless or draft is not None else None
 
 

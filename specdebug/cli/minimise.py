@@ -40,14 +40,14 @@ from specdebug.cli.trials import confidence_of, own_folder, tell_kept
 from specdebug.errors import SpecDebugError, did_you_mean
 
 if TYPE_CHECKING:
-    from specdebug.minimise import Seen, Summary
+    from specdebug.minimise import Summary
     from specdebug.report.minimise import Minimisation, MinimiseProgress
     from specdebug.scenario.library import Library
     from specdebug.scenario.model import Scenario
     from specdebug.scenario.packs import ProbePack
     from specdebug.shrink.space import ScenarioSpace
+    from specdebug.shrink.trials import ShrunkSource
     from specdebug.toggles import Toggle
-    from specdebug.trials.journal import Journal
 
 UNDECIDED = 125
 
@@ -108,11 +108,15 @@ def minimise(
     plan = _plan(open_library(content), subject, engine.overrides())
 
     from specdebug.report.minimise import Minimisation
+    from specdebug.shrink.trials import ShrunkSource
+    from specdebug.trials.command import digest_of
 
-    identity = _identity(plan, budget, level, subject.signature)
+    source = ShrunkSource(plan.space, plan.packs, plan.toggles, budget.jobs)
+    identity = digest_of("minimise", source.identity, str(budget.seed), subject.signature or "", str(level))
     path = kept_in.journal or own_folder() / f"minimise-{identity}.sqlite"
     told = Minimisation(plan.what, len(plan.space.start.workload), str(subject.output), str(path), level)
-    summary = _search(plan, told, identity, budget, subject.signature, fresh=kept_in.fresh)
+    with contextlib.closing(source), interrupts.held():
+        summary = _search(plan, source, told, identity, subject, budget, fresh=kept_in.fresh)
     if summary.seeds:
         write_file(subject.output, _file_text(summary, told, plan.whole.name))
     _publish(summary, told, results.json_file, as_json=results.as_json)
@@ -142,71 +146,35 @@ def _arm_of(scenario: Scenario, named: str | None) -> str:
     return named or next(iter(failing), None) or next(iter(scenario.arms))
 
 
-def _identity(plan: _Plan, budget: MinimiseBudget, level: float, signature: str | None) -> str:
-    """Return what a trial's result belongs to, and what decides which trials there are."""
-    from specdebug import __version__
-    from specdebug.trials.command import digest_of
-
-    facts = (repr(plan.space.start.to_dict()), repr(plan.toggles), repr(plan.packs), __version__)
-    return digest_of("minimise", *facts, str(budget.seed), str(budget.jobs), signature or "", str(level))
-
-
 def _search(
-    plan: _Plan, told: Minimisation, identity: str, budget: MinimiseBudget, signature: str | None, *, fresh: bool
+    plan: _Plan,
+    source: ShrunkSource,
+    told: Minimisation,
+    identity: str,
+    subject: MinimiseSubject,
+    budget: MinimiseBudget,
+    *,
+    fresh: bool,
 ) -> Summary[Scenario]:
     """Search to the end, or as far as it goes."""
-    from specdebug.loops.warm import WarmPool
     from specdebug.minimise import Minimiser
-    from specdebug.shrink.trials import WarmOracle
+    from specdebug.shrink.trials import ShrunkTrials
+    from specdebug.trials.inorder import InOrder
     from specdebug.trials.journal import Journal
     from specdebug.trials.trial import trial_seed
 
-    about = f"minimising {plan.what}, seed {budget.seed}, {budget.jobs} at a time"
-    with (
-        interrupts.held(),
-        Journal(Path(told.journal), identity, about, fresh=fresh) as kept,
-        WarmPool(plan.space.start, (plan.space.arm,), plan.toggles, budget.jobs) as pool,
-        _watcher() as watcher,
-    ):
+    about = f"minimising {plan.what}, seed {budget.seed}"
+    with Journal(Path(told.journal), identity, about, fresh=fresh) as kept, _watcher() as watcher:
         tell_kept(kept)
         search = Minimiser(
             plan.space,
-            WarmOracle(pool, plan.space, plan.packs, plan.toggles),
+            ShrunkTrials(source, InOrder(source, kept, budget.seed, budget.max_trials)),
             seeds=lambda number: trial_seed(budget.seed, number),
-            memory=_Remembered(kept),
             max_trials=budget.max_trials,
             confidence=told.confidence,
-            pattern=signature,
+            pattern=subject.signature,
         )
         return search.run(watcher)
-
-
-class _Remembered:
-    """The journal, as the search sees it."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-
-    def recall(self, number: int, gone: frozenset[str], seed: int) -> Seen | None:
-        """What the journal has; raises where it has another trial, for then it was not made by this search."""
-        from specdebug.minimise import Seen
-        from specdebug.trials.journal import JournalError
-
-        found = self._journal.trials.get(number)
-        if found is None:
-            return None
-        trial, result = found
-        if trial.reverted != gone or trial.seed != seed:
-            hint = "start over with --fresh, which keeps it under another name"
-            raise JournalError(f"the journal {self._journal.path} has another trial {number} than this search; {hint}")
-        return Seen(result.signature, result.seconds)
-
-    def keep(self, number: int, gone: frozenset[str], seed: int, seen: Seen) -> None:
-        """Write a trial down."""
-        from specdebug.trials.trial import Trial, TrialResult
-
-        outcome = TrialResult("pass" if seen.signature is None else "fail", seen.signature, seen.seconds)
-        self._journal.record(Trial(number, gone, seed), outcome)
 
 
 def _file_text(summary: Summary[Scenario], subject: Minimisation, name: str) -> str:

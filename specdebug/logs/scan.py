@@ -17,7 +17,7 @@ from typing import BinaryIO
 from specdebug.logs.engine import Pattern, bounded, word_finder
 from specdebug.logs.facts import Facts
 from specdebug.logs.hits import Hit, Strength
-from specdebug.logs.rules import FINDERS, RULES, Rule, named, printable
+from specdebug.logs.rules import FINDERS, RULES, LogRule, named, printable
 
 BLOCK = 1 << 20
 MAX_FINDINGS = 500
@@ -206,7 +206,7 @@ class _Block:
         for number in due:
             self._look(RULES[number], FINDERS[number])
 
-    def _look(self, rule: Rule, finder: Pattern) -> None:
+    def _look(self, rule: LogRule, finder: Pattern) -> None:
         kinds, places = self._kinds, self._places
         starts = [0, *accumulate(len(kind) + 1 for kind in kinds)]
         for found in finder.finditer(b"\n".join(kinds)):
@@ -220,7 +220,7 @@ class _Block:
             self._kinds = list(compress(kinds, places))
             self._places = list(filter(None, places))
 
-    def _left(self, rule: Rule, kind: bytes, places: list[int], at: int) -> list[int]:
+    def _left(self, rule: LogRule, kind: bytes, places: list[int], at: int) -> list[int]:
         """Keep what a rule that was found at ``at`` says of lines of a kind; returns those of which it says nothing."""
         if len(places) == 1:
             line = self._lines[places[0]]

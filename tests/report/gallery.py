@@ -40,7 +40,7 @@ from specdebug.report.triage import render_triage
 from specdebug.scenario.model import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.packs import ProbePack
 from specdebug.toggles import Detection, Toggle
-from specdebug.triage.candidates import Candidate
+from specdebug.triage.candidates import CandidateFix
 from specdebug.triage.run import Tried
 from specdebug.trials.trial import Trial, TrialResult
 from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Violation
@@ -220,5 +220,5 @@ def _triage(name: Name) -> Any:
         signature = name(word)
         found.findings[signature] = Finding(signature, Strength.CHECK, name("means"), 7 + number, name("line"), 2)
     found.facts.backend, found.facts.arm = name("backend"), name("arm")
-    best = Candidate(toggle(name), scenario(name), None, 9, (f"since {name('reason')} fits",), False)
+    best = CandidateFix(toggle(name), scenario(name), None, 9, (f"since {name('reason')} fits",), False)
     return render_triage(name("log"), found, [best], [name("command")], [Tried(best, outcome(name), True, True)])

@@ -1,4 +1,4 @@
-"""Why a trace is another one: its first other choices, each with how narrow it was."""
+"""Explain why a trace is another one: by its first other choices, each with how narrow it was."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Weighed:
 
     @property
     def narrow(self) -> bool:
-        """Whether rounding explains it."""
+        """Return whether rounding explains it."""
         return self.gap is not None and self.allowed is not None and self.gap <= self.allowed
 
     @property
@@ -75,7 +75,7 @@ class Weighed:
 
 
 def explain(pool: WorkerPool, bundle: Bundle, steps: Sequence[str]) -> tuple[Weighed, ...]:
-    """What parts the bundle's trace from ``steps``, in order; empty where the bundle's cannot be read.
+    """Return what parts the bundle's trace from ``steps``, in order; empty where the bundle's cannot be read.
 
     A KeyboardInterrupt passes through.
     """
@@ -92,7 +92,7 @@ def explain(pool: WorkerPool, bundle: Bundle, steps: Sequence[str]) -> tuple[Wei
 
 
 def scale_of(config: EngineConfig) -> ChoiceScale:
-    """What choices of an engine of that configuration are weighed on."""
+    """Return what choices of an engine of that configuration are weighed on."""
     spec = config.speculative
     if spec is None:
         return ChoiceScale(config.model, None, config.dtype, None)
@@ -102,7 +102,7 @@ def scale_of(config: EngineConfig) -> ChoiceScale:
 
 
 class _Scales:
-    """What the worker that weighs reports. One that ends badly has weighed less; that is then said."""
+    """The reports of the worker that weighs. One that ends badly has weighed less; that is then said."""
 
     def __init__(self) -> None:
         self.weights: dict[int, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""How narrow choices were, by the reference: in a worker, since it takes torch and the models.
+"""Weigh by the reference how narrow choices were: in a worker, since it takes torch and the models.
 
 The reference is the dense model of the oracles, in float32. A token is as good as the best if its logit is no further
 below than rounding moves logits in the engine's dtype (``oracle.TIE_MARGIN``, a part of the largest logit there). A
@@ -22,7 +22,8 @@ TARGET = f"{__name__}:weigh"
 
 @dataclass(frozen=True)
 class ChoiceScale:
-    """What choices are weighed on: the checkpoints, the engine's dtype, the shape of its trees if it drafts."""
+    """The engine that choices are weighed on: the checkpoints, the engine's dtype, the shape of its trees if
+    it drafts."""
 
     model: str
     draft_model: str | None
@@ -43,7 +44,7 @@ def weigh(payload: Mapping[str, Any], sink: Sink) -> None:
 
 
 def _token(reference: DenseReference, parting: Parting) -> tuple[float, float, int]:
-    """How far the worse of the two tokens lies below the best."""
+    """Return how far the worse of the two tokens lies below the best."""
     gaps = []
     for token in (parting.recorded, parting.now):
         choices, gap, sizes = reference.judge([*parting.ids, token], len(parting.ids))  # type: ignore[list-item]

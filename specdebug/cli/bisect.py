@@ -79,7 +79,7 @@ def bisect(
 
 
 def _command(ctx: typer.Context, scenario: str | None) -> tuple[str, ...]:
-    """What follows ``--``; empty where there is a scenario instead."""
+    """Return what follows ``--``; empty where there is a scenario instead."""
     command = command_of(ctx)
     if scenario is not None and command:
         raise SpecDebugError("bisect takes a scenario or, after --, a command; not both")

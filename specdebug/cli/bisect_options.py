@@ -25,7 +25,7 @@ from specdebug.errors import SpecDebugError
 
 
 class Over(StrEnum):
-    """What may be the cause."""
+    """The kind of thing that may be the cause."""
 
     TOGGLES = "toggles"
     CONFIG = "config"
@@ -34,7 +34,7 @@ class Over(StrEnum):
 
 
 class Executor(StrEnum):
-    """Where trials run."""
+    """The machine that trials run on."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -42,7 +42,7 @@ class Executor(StrEnum):
 
 @dataclass(frozen=True)
 class BisectSubject:
-    """What fails, and what may be the cause. Without a scenario it is the command after ``--``."""
+    """The thing that fails, and the kind of its cause. Without a scenario it is the command after ``--``."""
 
     scenario: ScenarioOrCommand = None
     over: Annotated[Over, typer.Option("--over", help="What may be the cause.")] = Over.TOGGLES
@@ -50,7 +50,7 @@ class BisectSubject:
 
 @dataclass(frozen=True)
 class BisectBudget:
-    """How sure the answer is to be, and how many trials there may be, where and at a time."""
+    """The confidence of the answer, and the trials there may be, at all, where, and at a time."""
 
     confidence: Annotated[Confidence, Help("Name a culprit at this probability (0.95, 95%).")] = "95%"
     jobs: Annotated[
@@ -72,7 +72,7 @@ class BisectBudget:
 
 @dataclass(frozen=True)
 class Suspects:
-    """What is suspected of what runs."""
+    """The suspects in the thing that runs."""
 
     arm: Annotated[
         ArmOption, Help("Of the scenario; the first that reverts nothing, over faults that declares some.")
@@ -98,7 +98,7 @@ class Suspects:
 
 @dataclass(frozen=True)
 class Followed:
-    """Which failures are followed."""
+    """The choice of failures to follow."""
 
     signature: Annotated[
         SignatureOption, Help("Follow these failures; else what the scenario expects, or the most frequent.")

@@ -1,4 +1,4 @@
-"""What a bisection can be about: who runs its trials, who picks them, and how to speak of them."""
+"""Plans of a bisection, one for each thing it can be about: who runs trials, who picks them, and the words for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NextStep: TypeAlias = Callable[[frozenset[str], str], str]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a bisection was asked, read and checked: ``command`` is empty where the subject is a scenario."""
+    """The question of a bisection, read and checked: ``command`` is empty where the subject is a scenario."""
 
     subject: BisectSubject
     suspects: Suspects
@@ -48,7 +48,7 @@ class Asked:
 
     @property
     def jobs(self) -> int:
-        """How many trials of a scenario run at a time."""
+        """Return how many trials of a scenario run at a time."""
         from specdebug.workers.system import cpu_count
 
         return self.budget.jobs or cpu_count()
@@ -74,7 +74,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a search is about: who runs its trials, who picks them, and how to speak of them.
+    """One search: the source that runs its trials, the chooser that picks them, and the words for them.
 
     ``make`` makes the source on another machine, whose workers then need so many ``gpus``.
     """

@@ -59,7 +59,7 @@ fails."""
 
 @dataclass(frozen=True)
 class FlakeSubject:
-    """What may fail. Without a scenario it is the command after ``--``."""
+    """The thing that may fail. Without a scenario it is the command after ``--``."""
 
     scenario: ScenarioOrCommand = None
     arm: Annotated[ArmOption, Help("Of the scenario; the first that reverts nothing unless given.")] = None
@@ -68,7 +68,7 @@ class FlakeSubject:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What is to be known of it, how surely, and in how many trials."""
+    """The question about it, the confidence of the answer, and the trials there may be."""
 
     claim: Annotated[
         str | None,
@@ -166,7 +166,7 @@ def _enough(claim: Claim | None, confidence: float) -> Callable[[int, int], bool
 
 @dataclass(frozen=True)
 class _Plan:
-    """Who runs the trials, with what reverted, and how to speak of them."""
+    """The source that runs the trials, the fixes reverted in them, and the words for them."""
 
     source: TrialSource
     reverted: list[str]

@@ -65,7 +65,7 @@ class MinimiseSubject:
 
 @dataclass(frozen=True)
 class MinimiseBudget:
-    """How surely what is kept is needed, and how many trials there may be, at all and at a time."""
+    """The confidence that what is kept is needed, and the trials there may be, at all and at a time."""
 
     confidence: Annotated[Confidence, Help("What is kept is needed at this probability (0.95, 95%).")] = "95%"
     max_trials: Annotated[int, MAX_TRIALS, Help("Write what there is after so many.")] = 1000
@@ -75,7 +75,7 @@ class MinimiseBudget:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is made smaller, with which fixes reverted and probes on, and how to speak of it."""
+    """The scenario to make smaller, the fixes reverted and probes on in it, and the words for it."""
 
     whole: Scenario
     space: ScenarioSpace

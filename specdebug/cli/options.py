@@ -22,7 +22,7 @@ class _State:
 
 
 def debug_wanted() -> bool:
-    """Whether ``--debug`` was given."""
+    """Return whether ``--debug`` was given."""
     return _State.debug
 
 
@@ -32,7 +32,7 @@ def forget_debug() -> None:
 
 
 def remember_command_line(argv: Sequence[str]) -> None:
-    """What this command was called with, for those who pass results on."""
+    """Remember what this command was called with, for those who pass results on."""
     _State.argv = tuple(argv)
 
 
@@ -188,7 +188,7 @@ def content_words(content: Sequence[Path] | None) -> list[str]:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What the command line sets of every arm's engine."""
+    """The options that the command line sets of every arm's engine."""
 
     device: OnDevice = None
     dtype: InDtype = None
@@ -211,7 +211,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class JournalOptions:
-    """Where a search keeps its trials."""
+    """The file that a search keeps its trials in."""
 
     journal: Annotated[
         Path | None,
@@ -249,7 +249,7 @@ class ResultOptions(JsonOptions):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How many workers run arms, and how long each may take."""
+    """The number of workers that run arms, and the time each may take."""
 
     jobs: Jobs = 0
     timeout: Timeout = None

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Mode(StrEnum):
-    """What a probe does that finds something: end the run, or write it down."""
+    """A probe that finds something ends the run, or writes it down."""
 
     ASSERT = "assert"
     RECORD = "record"
@@ -55,7 +55,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class ArmChoices:
-    """Which arms of the scenarios are run, and what is done to them besides."""
+    """The choice of arms to run, and the changes made to them."""
 
     arm: Annotated[ArmsOption, Help("Run this arm only (repeatable); the exit code is its plain verdict.")] = None
     revert: Annotated[
@@ -84,7 +84,7 @@ class ArmChoices:
 
 @dataclass(frozen=True)
 class ReplayResults(JsonOptions):
-    """What is left beside the report."""
+    """The files that a replay writes beside its report."""
 
     junit: Junit = None
     html: Annotated[Html, Help("A self-contained page, too; of several FILEs, a folder of pages.")] = None

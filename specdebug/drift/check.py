@@ -67,7 +67,7 @@ class Report:
     rows: tuple[FixRow, ...]
 
     def count(self, registry: Owner, status: Status) -> int:
-        """How many fixes of a registry ended so."""
+        """Return how many fixes of a registry ended so."""
         return sum(row.registry == registry and row.status == status for row in self.rows)
 
     @property

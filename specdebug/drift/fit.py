@@ -20,7 +20,7 @@ _HINT = re.compile("; nearest is |; known: ")
 
 @dataclass(frozen=True)
 class EditProblem:
-    """Why an edit cannot be made.
+    """The reason why an edit cannot be made.
 
     Attributes:
         written: place of the edit in the registry that holds it.
@@ -44,14 +44,14 @@ class EditProblem:
 
 @dataclass(frozen=True)
 class Fit:
-    """What became of some patches: where the edits land, or what is wrong."""
+    """The end of some patches: where the edits land, or what is wrong."""
 
     places: tuple[Where, ...]
     problems: tuple[EditProblem, ...]
 
 
 def fit(dist: Dist, patches: Sequence[Patch]) -> Fit:
-    """Whether all edits of these patches can be made together in this release. Every edit is tried.
+    """Return whether all edits of these patches can be made together in this release. Every edit is tried.
 
     Raises:
         DistError: a file of the release cannot be read.

@@ -63,7 +63,7 @@ def read_entries(dist: Dist) -> tuple[UpstreamFix, ...]:
 
 
 def fit_entry(dist: Dist, entry: UpstreamFix) -> Fit:
-    """Whether the engine could still apply an entry to its own source."""
+    """Return whether the engine could still apply an entry to its own source."""
     places: list[Where] = []
     problems: list[EditProblem] = []
     try:
@@ -168,7 +168,7 @@ def _split(dist: Dist, target: str) -> tuple[str, str]:
 
 
 def _resolve(dist: Dist, target: str) -> tuple[ModuleSource, str] | None:
-    """Where the function or class of a dotted name is defined, followed through imports and base classes."""
+    """Return where the function or class of a dotted name is defined, followed through imports and base classes."""
     work = [target]
     for _ in range(_MAX_HOPS):
         if not work:

@@ -1,7 +1,7 @@
 """What a line of a log says went wrong.
 
-A line may be ours, SGLang's, torch's, CUDA's, pytest's or a shell's. A :class:`LogRule` finds lines, and names what they
-tell of as a :class:`Hit` with a signature in our own form, ``kind@site``, so that it can be compared with what
+A line may be ours, SGLang's, torch's, CUDA's, pytest's or a shell's. A :class:`LogRule` finds lines, and names what
+they tell of as a :class:`Hit` with a signature in our own form, ``kind@site``, so that it can be compared with what
 scenarios and toggles state. ``tests/logs`` holds real lines.
 """
 

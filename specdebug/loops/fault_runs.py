@@ -31,7 +31,7 @@ HANG_ELSEWHERE_S = 20.0
 
 @dataclass(frozen=True)
 class MatrixStanding:
-    """How far a matrix has come. ``problems``: what is wrong with the run that ended last."""
+    """The progress of a matrix. ``problems``: what is wrong with the run that ended last."""
 
     planned: int
     made: int = 0
@@ -167,7 +167,7 @@ def _finished(pool: WarmPool, runs: Sequence[ArmRun]) -> Iterator[ArmResult]:
 
 
 def _kept(result: ArmResult) -> FaultRun:
-    """What the matrix is made of, without what a run served and said: there are thousands of them."""
+    """Return what the matrix is made of, without what a run served and said: there are thousands of them."""
     outcome = dataclasses.replace(result.outcome, requests=(), log_tail="", stack={})
     return FaultRun(result.run.seed, outcome)
 

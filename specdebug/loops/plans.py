@@ -1,4 +1,4 @@
-"""Which fixes exist in which attention plan.
+"""Tell which fixes exist in which attention plan.
 
 Each plan has a planner of its own, in a module named after it; Triton's builds on FlashInfer's. A fix whose lines lie
 in a planner, or that is noticed by a probe in one, can only be put to the test where that planner runs.
@@ -28,7 +28,7 @@ _FOLDER = "attention/"
 
 
 def exists_in(toggle: Toggle, plan: str) -> bool:
-    """Whether a fix can be reverted and noticed under ``plan``."""
+    """Return whether a fix can be reverted and noticed under ``plan``."""
     names = {p.module.removeprefix(_ATTENTION) for p in toggle.patches if p.module.startswith(_ATTENTION)}
     if any(_in_planners(name) and name not in PLANNERS[plan] for name in names):
         return False
@@ -36,7 +36,7 @@ def exists_in(toggle: Toggle, plan: str) -> bool:
 
 
 def _noticed_in(signature: str, plan: str) -> bool:
-    """Whether the probes that a stated signature names, if it names any, are ones that this plan passes."""
+    """Return whether the probes that a stated signature names, if it names any, are ones that this plan passes."""
     kind, _, pattern = signature.partition("@")
     if kind not in KINDS:
         return True

@@ -44,8 +44,8 @@ class ReplayError(SpecDebugError):
 
 @dataclass(frozen=True)
 class Choices:
-    """What the command line may say beside the file. ``engine``: options over those of every arm. ``faults``: injected
-    beside those of the arm that is run."""
+    """The choices that the command line may make beside the file. ``engine``: options over those of every
+    arm. ``faults``: injected beside those of the arm that is run."""
 
     arms: tuple[str, ...] = ()
     reverts: tuple[int, ...] = ()
@@ -58,7 +58,7 @@ class Choices:
 
     @property
     def plain(self) -> bool:
-        """Whether the answer is the arms' plain verdict rather than whether they met their expectations."""
+        """Return whether the answer is the arms' plain verdict rather than whether they met their expectations."""
         return bool(self.arms or self.reverts or self.faults)
 
 
@@ -105,7 +105,8 @@ class ArmRun:
         return Job(self.key, TARGET, payload, limits.timeout_s, float(limits.memory_mb), uses_gpu)
 
     def at_fault(self, message: str, option: tuple[str, ...]) -> SpecDebugError:
-        """What a worker found wrong with the scenario, with the place of the engine option it is about, if any."""
+        """Return what a worker found wrong with the scenario, with the place of the engine option it is
+        about, if any."""
         if option:
             return option_error(self.scenario, self.arm, option, message)
         path = str(self.scenario.path)
@@ -114,7 +115,7 @@ class ArmRun:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """What became of an arm run; ``met`` is None where nothing was expected, and False where it was cut short or the
+    """The result of an arm run; ``met`` is None where nothing was expected, and False where it was cut short or the
     machine failed it."""
 
     run: ArmRun
@@ -142,7 +143,7 @@ class Replay:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing was expected, so that the answer is the plain verdict."""
+        """Return whether nothing was expected, so that the answer is the plain verdict."""
         return all(result.run.expectation is None for result in self.results)
 
     @property
@@ -159,7 +160,7 @@ class Replay:
 
 
 class RunContent(Protocol):
-    """Where packs, toggles and planned requests come from."""
+    """A source of packs, toggles and planned requests."""
 
     def workload(self, scenario: Scenario, arm: str, seed: int) -> Workload: ...
 
@@ -216,7 +217,7 @@ def _with_choices(scenario: Scenario, choices: Choices) -> Scenario:
 
 
 class Progress(Protocol):
-    """Who watches runs while they run."""
+    """A watcher of runs while they run."""
 
     def arm_started(self, run: ArmRun) -> None: ...
 

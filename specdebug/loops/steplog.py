@@ -1,4 +1,4 @@
-"""What each step of a run did, kept for those who show it: pages and traces. Verdicts do without.
+"""A record of what each step of a run did, for those who show it: pages and traces. Verdicts do without.
 
 A :class:`Recording` is handed to a replay; it sees every event of every arm and keeps the steps. Nobody who does not
 ask for one pays for it, so that a soak's memory stays flat.

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 class ScenarioContent(replay.RunContent, Protocol):
-    """Where scenarios come from, and whatever else a run needs."""
+    """A source of scenarios, and of whatever else a run needs."""
 
     def scenario(self, name: str) -> Scenario: ...
 
 
 @dataclass(frozen=True)
 class ToggleCheck:
-    """What the matrix says of one toggle; ``problems`` is empty when it is live.
+    """The matrix's verdict on one toggle; ``problems`` is empty when it is live.
 
     ``backend``: the attention plan it was run with; ``keeps_backend``: though another was asked for.
     """
@@ -87,7 +87,7 @@ class ToggleCheck:
 
     @property
     def untested(self) -> bool:
-        """Whether nothing stands against it but that this machine could not run (all of) it."""
+        """Return whether nothing stands against it but that this machine could not run (all of) it."""
         bad = [result for result in self.applied if result.outcome.verdict != "pass"]
         bad += [result for result in self.reverted if not _as_stated(self.toggle, result)]
         return bool(bad) and all(result.outcome.unavailable for result in bad)

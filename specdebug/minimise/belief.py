@@ -1,4 +1,4 @@
-"""Which elements are needed, given trials of the thing with some of them taken away.
+"""Infer which elements are needed from trials of the thing with some of them taken away.
 
 Every element is needed with some probability, independently before any trial. A trial without the elements X speaks of
 one statement only, "nothing in X is needed": it is a factor over the elements of X. Marginals are found by belief
@@ -27,7 +27,7 @@ _SURE = 60.0
 _ROUNDS = 6
 _DAMPING = 0.3
 _NEARNESS = 0.8
-"""What a set says of the present rate, for each element of the base that it lacks."""
+"""The evidence of a set on the present rate, for each element of the base that it lacks."""
 
 
 class NeedBelief:

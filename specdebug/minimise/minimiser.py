@@ -58,7 +58,7 @@ class StageResult:
 
 @dataclass(frozen=True)
 class Summary(Generic[C]):
-    """What a search ended with.
+    """The result of a search.
 
     Attributes:
         reason: why it ended: ``silent`` when the whole did not fail (as asked).
@@ -277,7 +277,7 @@ class Minimiser(Generic[C]):
         return [f"{self._stage.title}: {label}" for label in self._stage.labels]
 
     def _probe_of(self, attempt: Attempt) -> Probe | None:
-        """What a trial says of this stage; None if it was not of something in it."""
+        """Return what a trial says of this stage; None if it was not of something in it."""
         names = self._names()
         removed = frozenset(element for element, name in enumerate(names) if name in attempt.gone)
         if not removed or attempt.gone != self._gone.union(names[element] for element in removed):
@@ -285,7 +285,7 @@ class Minimiser(Generic[C]):
         return Probe(removed, attempt.seed, self._is_known(attempt))
 
     def _is_known(self, attempt: Attempt) -> bool:
-        """Whether the trial had the seed of one that had failed."""
+        """Return whether the trial had the seed of one that had failed."""
         return attempt.seed != self._seeds(attempt.number)
 
     def _observe(self, attempt: Attempt, seen: Seen, watcher: MinimiseWatcher) -> None:

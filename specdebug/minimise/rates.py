@@ -1,4 +1,4 @@
-"""How often a trial fails, and how much a number of failing and clean trials says.
+"""Failure rates of trials, and the weight of a number of failing and clean ones.
 
 Two kinds of trials are told apart. One with a *fresh* seed fails at the rate of the flake. One with a seed that is
 *known* to fail, on a thing from which less was taken away, fails far more often where a run is a function of its seed,
@@ -15,7 +15,8 @@ import numpy as np
 from specdebug.reproducible import log, logaddexp, total
 
 SLOWER = ((1.0, 0.75), (0.6, 0.25))
-"""What taking something away that is not needed may do to the rate: its factor, and the probability of that. A higher
+"""Changes of the rate that taking away something that is not needed may bring: the factor, and its
+probability. A higher
 rate needs no place here: it only makes clean trials rarer."""
 
 FALSE_FAILURES = (0.6, 50.0)
@@ -29,10 +30,11 @@ TALLY = (0, 0, 0, 0)
 """No trials."""
 
 INCIDENTAL = 0.1
-"""How often a known seed fails although something needed is gone: what makes it fail is then an accident of this seed,
+"""The rate at which a known seed fails although something needed is gone: what makes it fail is then an
+accident of this seed,
 and others would not."""
 _STRENGTH = 10
-"""How many trials the rate that was measured before counts for."""
+"""The number of trials that the rate that was measured before counts for."""
 _LEAST_FRESH = 0.6
 _FALSE_SHARE = 0.2
 

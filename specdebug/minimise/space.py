@@ -1,4 +1,4 @@
-"""What the search asks of its caller: what can be taken away, and how the rest is tried."""
+"""The search asks its caller what can be taken away, and to try the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Stopped = Literal["interrupted", "trouble"]
 
 @dataclass(frozen=True)
 class Seen:
-    """What a trial showed: the signature of its failure, None where it did not fail."""
+    """The outcome of a trial: the signature of its failure, None where it did not fail."""
 
     signature: str | None
     seconds: float = 0.0
@@ -37,14 +37,14 @@ class Stage(Protocol[C_co]):
 
     @property
     def title(self) -> str:
-        """What the elements are, such as ``requests``."""
+        """Return what the elements are, such as ``requests``."""
 
     @property
     def labels(self) -> Sequence[str]:
         """Of every element, what it is; unlike those of all other stages together with ``title``."""
 
     def without(self, removed: frozenset[int]) -> C_co | None:
-        """What is left without these; None where that cannot be."""
+        """Return what is left without these; None where that cannot be."""
 
 
 class Space(Protocol[C_co]):
@@ -55,7 +55,7 @@ class Space(Protocol[C_co]):
         """The whole."""
 
     def next_stage(self) -> Stage[C_co] | None:
-        """What to try to take away next, given what ``took`` has reported; None when there is nothing more."""
+        """Return what to try to take away next, given what ``took`` has reported; None when there is nothing more."""
 
     def took(self, removed: frozenset[int], confirmed: frozenset[int]) -> None:
         """The end of the latest stage: what is gone, and what is kept because the failure needs it."""

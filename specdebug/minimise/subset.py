@@ -35,7 +35,7 @@ failing is worth knowing."""
 SOUNDING_SHARE = 25
 """Such a group is this fraction of all elements."""
 EXPECTED_NEEDED = 2.5
-"""How many elements are needed, roughly, before anything is known."""
+"""The number of elements that are needed, roughly, before anything is known."""
 KNOWN_SEEDS = 6
 """At most so many known seeds are spent on one candidate."""
 KNOWN_MATTER = 1.15
@@ -90,7 +90,7 @@ class SubsetSearch:
 
     @property
     def rates(self) -> TrialRates:
-        """What is known of the rates."""
+        """Return what is known of the rates."""
         return self._belief.rates
 
     @property
@@ -105,7 +105,7 @@ class SubsetSearch:
         return list(dict.fromkeys(seed for gone in chosen for seed in self._failed[gone]))
 
     def confirmed(self, element: int) -> bool:
-        """Whether taking away this element alone, of those that are kept, was found to end the failure."""
+        """Return whether taking away this element alone, of those that are kept, was found to end the failure."""
         return level(self._belief.against[element]) >= self._certain
 
     def observe(self, probe: Probe, failed: bool) -> None:

@@ -38,7 +38,7 @@ _DONE = {"toggles": "reverted", "config": "set", "faults": "injected", "commits"
 
 @dataclass(frozen=True)
 class Bisection:
-    """What is searched, in words.
+    """The subject of a search, in words.
 
     Attributes:
         over: the kind of candidate: ``toggles``, ``config``, ``faults`` or ``commits``.
@@ -161,7 +161,7 @@ def trial_text(trial: Trial, result: TrialResult, subject: Bisection) -> str:
 
 
 def switched_text(trial: Trial, subject: Bisection) -> str:
-    """What a trial switched on, in few words."""
+    """Return what a trial switched on, in few words."""
     if subject.over == "commits":
         return f"at {subject.called(trial.reverted) if trial.reverted else GOOD}"
     if len(trial.reverted) == 1:
@@ -295,7 +295,7 @@ def _seen(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -
 
 
 def _reproduce(findings: Findings, subject: Bisection) -> str | None:
-    """How to see the failure again; None where there is none to see."""
+    """Return how to see the failure again; None where there is none to see."""
     shown, answer = findings.shown_by, findings.answer
     if shown is None or (answer is not None and not answer.culprits):
         return None

@@ -75,7 +75,7 @@ def faults_progress(stream: IO[str]) -> PlainFaults | LiveFaults:
 
 
 def left_text(standing: MatrixStanding, seconds: float) -> str:
-    """What is left at the pace so far, ``seconds`` having passed; nothing while there is no pace to speak of."""
+    """Return what is left at the pace so far, ``seconds`` having passed; nothing while there is no pace to speak of."""
     if standing.made < standing.planned / 100:
         return ""
     left = seconds / max(standing.made, 1) * (standing.planned - standing.made)
@@ -83,7 +83,7 @@ def left_text(standing: MatrixStanding, seconds: float) -> str:
 
 
 def standing_text(standing: MatrixStanding) -> str:
-    """How far it is, in one line."""
+    """Return how far it is, in one line."""
     wrong = f"{standing.found_wrong} {'problem' if standing.found_wrong == 1 else 'problems'}"
     caught = f"{standing.detected} of {standing.effective} effective injections caught"
     return f"{standing.made} of {standing.planned} runs, {caught}, {wrong}"

@@ -13,12 +13,12 @@ from specdebug.report.lines import PlainLines
 from specdebug.report.words import journal_line, times
 
 NUMBERS = "numbers"
-"""How titles of stages begin that make numbers smaller."""
+"""The beginning of the titles of stages that make numbers smaller."""
 
 
 @dataclass(frozen=True)
 class Minimisation:
-    """What is made smaller, in words.
+    """The scenario that is made smaller, in words.
 
     Attributes:
         what: the scenario and its options, as the user wrote them.
@@ -58,7 +58,7 @@ class MinimiseProgress(PlainLines):
 
 
 def summary_text(summary: Summary[Any], subject: Minimisation) -> str:
-    """What is left, how sure that is, how to see it, what else was seen."""
+    """Return what is left, how sure that is, how to see it, what else was seen."""
     lines = [headline(summary, subject)]
     if summary.reason != "silent":
         lines.append(f"signature {summary.followed}: the whole {rate_text(*summary.whole)}, {_left(summary)}")
@@ -95,7 +95,7 @@ def headline(summary: Summary[Any], subject: Minimisation) -> str:
 
 
 def needed_lines(summary: Summary[Any], subject: Minimisation) -> list[str]:
-    """What is needed, stage by stage, and what nobody knows yet."""
+    """Return what is needed, stage by stage, and what nobody knows yet."""
     lines = []
     for step in summary.steps:
         if step.title.startswith(NUMBERS):

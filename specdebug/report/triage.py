@@ -1,4 +1,4 @@
-"""What triage found, for a person at a terminal."""
+"""The findings of triage, for a person at a terminal."""
 
 from __future__ import annotations
 

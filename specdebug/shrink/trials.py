@@ -60,7 +60,7 @@ class ShrunkSource:
 
     @property
     def capacity(self) -> int:
-        """How many trials may run at a time."""
+        """Return how many trials may run at a time."""
         return self._pool.capacity
 
     def leave(self, number: int, left: Scenario) -> None:

@@ -95,7 +95,7 @@ class FaultSource:
 
     @property
     def capacity(self) -> int:
-        """How many trials may run at a time."""
+        """Return how many trials may run at a time."""
         return self._pool.capacity
 
     def start(self, trial: Trial) -> None:

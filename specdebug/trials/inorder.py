@@ -63,7 +63,7 @@ class InOrder:
         return len(self._running)
 
     def was_kept(self, trial: Trial) -> bool:
-        """Whether the journal held it from the start."""
+        """Return whether the journal held it from the start."""
         return trial.number in self._journalled
 
     def next(

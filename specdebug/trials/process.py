@@ -23,12 +23,12 @@ END_BYTES = 64 * 1024
 """Of the output, how much is kept from the beginning and from the end."""
 
 _STRAGGLER_S = 1.0
-"""How long to wait for the end of the output once the command is over: a daemon it left may hold the pipe for ever."""
+"""The time to wait for the end of the output once the command is over: a daemon it left may hold the pipe for ever."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended.
+    """The end of a command.
 
     Attributes:
         status: negative for the signal that killed it.
@@ -114,7 +114,7 @@ class Processes:
 
 
 class _Output:
-    """What a process prints, read by a thread: both ends, and what all of it says."""
+    """The output of a process, read by a thread: both ends of it, and what all of it says."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None  # for the type checker: a pipe was asked for

@@ -103,7 +103,7 @@ class ScenarioSource:
 
     @property
     def capacity(self) -> int:
-        """How many trials may run at a time."""
+        """Return how many trials may run at a time."""
         return self._pool.capacity
 
     def start(self, trial: Trial) -> None:
@@ -174,7 +174,8 @@ def arm_of(scenario: Scenario, arm: str | None) -> str:
 
 
 def arm_facts(scenario: Scenario, arm: str, packs: Sequence[ProbePack]) -> tuple[str, ...]:
-    """What every trial of an arm depends on beside its seed and what is switched on: versions, scenario, packs."""
+    """Return what every trial of an arm depends on beside its seed and what is switched on: versions,
+    scenario, packs."""
     return (
         __version__,
         platform.python_version(),  # prompts are cut from its library
@@ -185,7 +186,7 @@ def arm_facts(scenario: Scenario, arm: str, packs: Sequence[ProbePack]) -> tuple
 
 
 def result_of(outcome: Outcome) -> TrialResult:
-    """What an arm's outcome says of its trial."""
+    """Return what an arm's outcome says of its trial."""
     seconds = outcome.metrics.wall_s
     if outcome.verdict == "fail":
         besides = tuple(found.signature for found in outcome.consequences) if outcome.complete else None

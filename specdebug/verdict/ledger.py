@@ -1,4 +1,4 @@
-"""What the parent knows of a run: a worker's events, folded one by one, then judged.
+"""The parent's knowledge of a run: a worker's events, folded one by one, then judged.
 
 Workers send events only; the outcome is always put together here. So a worker that dies leaves the same kind
 of outcome as one that finishes, just with fewer events behind it and its death among the violations.
@@ -38,7 +38,7 @@ from specdebug.workers.machine_failure import MachineFailure
 TIE = tuple(field.name for field in fields(Tie))
 
 TRACED = ("step", "kind", "rids", "emitted", "accept", "cached", "finished", "retracted")
-"""What of a step enters the trace hash: everything a step decides, nothing of how long it took."""
+"""The facts of a step that enter the trace hash: everything a step decides, nothing of how long it took."""
 
 START = "start"
 """The stage before the first that a worker reports."""
@@ -76,7 +76,7 @@ class _Request:
 
 
 def _told(violations: Sequence[Violation], first: Violation) -> str:
-    """What the violation that names the failure says, and what became of the device if it was lost over it."""
+    """Return what the violation that names the failure says, and what became of the device if it was lost over it."""
     loss = next((found for found in violations if found.data and found.data.get("lost")), None)
     if loss is None or first.data == loss.data:
         return first.detail
@@ -124,7 +124,7 @@ class Ledger:
 
     @property
     def violations(self) -> tuple[Violation, ...]:
-        """What has been found so far, in recorded order."""
+        """Return what has been found so far, in recorded order."""
         return tuple(self._violations)
 
     def fold(self, event: Mapping[str, Any]) -> None:
@@ -185,7 +185,7 @@ class Ledger:
 
     @property
     def unavailable(self) -> bool:
-        """Whether this machine was found to lack what the arm needs: then nothing is at fault."""
+        """Return whether this machine was found to lack what the arm needs: then nothing is at fault."""
         return self._unavailable or self._machine is not None
 
     def lost(self, device: str, used: Collection[str]) -> MachineFailure | None:
@@ -198,7 +198,7 @@ class Ledger:
         return None
 
     def _failure_of_machine(self, end: WorkerEnd) -> MachineFailure | None:
-        """What of the machine failed, as the worker told it or as its end does."""
+        """Return what of the machine failed, as the worker told it or as its end does."""
         if self._machine is not None:
             return self._machine
         if end.kind == "timeout" and self._claiming:
@@ -206,11 +206,11 @@ class Ledger:
         return None if self._done else death_by_machine(end)
 
     def _took_memory(self) -> bool:
-        """Whether the arm was made to run out of memory on purpose."""
+        """Return whether the arm was made to run out of memory on purpose."""
         return any(CLASSES[each.fault].effect == "kills" for each in self._injections if each.fault in CLASSES)
 
     def _idle_faults(self) -> Iterator[str]:
-        """What is to be said of faults that were declared and did no damage."""
+        """Return what is to be said of faults that were declared and did no damage."""
         for number, name in enumerate(self._faults):
             mine = [each for each in self._injections if each.number == number]
             if not mine:

@@ -99,7 +99,7 @@ def request_lines(steps: Sequence[EngineStep], points: int = MAX_POINTS) -> dict
 
 
 def hits(drawn: Sequence[Span], x: Scale, top: float, bottom: float) -> Markup:
-    """What the pointer meets: a column for each step, with all that is known of it."""
+    """Return what the pointer meets: a column for each step, with all that is known of it."""
     return join(
         rect(
             x(span.first - 0.5),

@@ -27,7 +27,7 @@ MAX_FOLDED = 100
 
 @dataclass(frozen=True)
 class ArmView:
-    """What the template shows of an arm."""
+    """The parts of an arm's page that the template fills in."""
 
     name: str
     verdict: Chip

@@ -25,7 +25,7 @@ def chunks(items: Sequence[T], most: int) -> list[Sequence[T]]:
 
 
 def spans_for(arms: int) -> int:
-    """How many spans a plot of one arm has on a page of so many: the page's size is to stay in bounds."""
+    """Return how many spans a plot of one arm has on a page of so many: the page's size is to stay in bounds."""
     return max(LEAST_SPANS, min(MAX_SPANS, 3 * MAX_SPANS // (arms + 2)))
 
 

@@ -1,4 +1,4 @@
-"""What the engine did, step by step: phase, batch size, time, and who finished or had to give way."""
+"""A plot of what the engine did, step by step: phase, batch size, time, and who finished or had to give way."""
 
 from __future__ import annotations
 

@@ -15,9 +15,8 @@ import numpy as np
 from specdebug.reproducible import log, logaddexp, total
 
 SLOWER = ((1.0, 0.75), (0.6, 0.25))
-"""Changes of the rate that taking away something that is not needed may bring: the factor, and its
-probability. A higher
-rate needs no place here: it only makes clean trials rarer."""
+"""Changes of the rate that taking away something that is not needed may bring: the factor, and its probability. A
+higher rate needs no place here: it only makes clean trials rarer."""
 
 FALSE_FAILURES = (0.6, 50.0)
 """Beta prior of the rate at which a thing fails that should not: a mean of 1.2%."""
@@ -30,9 +29,8 @@ TALLY = (0, 0, 0, 0)
 """No trials."""
 
 INCIDENTAL = 0.1
-"""The rate at which a known seed fails although something needed is gone: what makes it fail is then an
-accident of this seed,
-and others would not."""
+"""The rate at which a known seed fails although something needed is gone: what makes it fail is then an accident of
+this seed, and others would not."""
 _STRENGTH = 10
 """The number of trials that the rate that was measured before counts for."""
 _LEAST_FRESH = 0.6

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from specdebug import __version__
 from specdebug.errors import CannotRunHere
-from specdebug.loops.replay import ArmRun
+from specdebug.loops.replay import ArmResult, ArmRun
 from specdebug.loops.warm import ArmAtFault, WarmPool
 from specdebug.minimise import Attempt, Seen
 from specdebug.trials.command import digest_of
 from specdebug.trials.trial import Trial, TrialResult
+from specdebug.trials.warm import WarmSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _GROUP_KIND = "accept-drop@"
 
 
-class ShrunkSource:
+class ShrunkSource(WarmSource):
     """Runs the only arm of scenarios of which something was taken away: see ``specdebug.trials.source``.
 
     Args:
@@ -39,12 +40,11 @@ class ShrunkSource:
     def __init__(
         self, space: ScenarioSpace, packs: Sequence[ProbePack], toggles: Sequence[Toggle], jobs: int = 1
     ) -> None:
-        self._pool = WarmPool(space.start, (space.arm,), toggles, jobs)
+        super().__init__(WarmPool(space.start, (space.arm,), toggles, jobs))
         self._space = space
         self._packs = tuple(packs)
         self._toggles = tuple(toggles)
         self._left: dict[int, Scenario] = {}
-        self._trials: dict[str, Trial] = {}
         self._ended_once = False
 
     @property
@@ -58,49 +58,31 @@ class ShrunkSource:
         facts = (self._space.start.to_dict(), self._toggles, self._packs)
         return digest_of("minimise", *map(repr, facts), __version__)
 
-    @property
-    def capacity(self) -> int:
-        """Return how many trials may run at a time."""
-        return self._pool.capacity
-
     def leave(self, number: int, left: Scenario) -> None:
         """Say what is left of the scenario in a trial that may be started."""
         self._left[number] = left
 
-    def start(self, trial: Trial) -> None:
-        """Begin a trial."""
-        run = ArmRun(
-            f"trial {trial.number}",
-            self._left.pop(trial.number),
-            self._space.arm,
-            trial.seed,
-            self._packs,
-            self._toggles,
-        )
-        self._trials[run.key] = trial
-        self._pool.start(run)
+    def run_of(self, trial: Trial, key: str) -> ArmRun:
+        """Return the arm of what is left."""
+        left = self._left.pop(trial.number)
+        return ArmRun(key, left, self._space.arm, trial.seed, self._packs, self._toggles)
 
-    def wait(self) -> tuple[Trial, TrialResult]:
-        """The next trial to end. Raises CannotRunHere when this machine cannot run the scenario."""
-        try:
-            result = self._pool.wait()
-        except ArmAtFault as fault:
-            if not self._ended_once:
-                raise
-            # wrong only with what is left: not the failure
-            return self._trials.pop(fault.run.key), TrialResult("untestable", None, 0.0, str(fault))
-        outcome = result.outcome
+    def at_fault(self, trial: Trial, fault: ArmAtFault) -> TrialResult:
+        """Return that the trial is untestable: once something could be run, only what is left is wrong. Until then,
+        raise it."""
+        if not self._ended_once:
+            raise fault
+        return TrialResult("untestable", None, 0.0, str(fault))
+
+    def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
+        """Return whether it failed, and how. Raises CannotRunHere when this machine cannot run the scenario."""
+        outcome = ended.outcome
         if outcome.unavailable:
-            raise CannotRunHere(f"{result.run.scenario.path}: {'; '.join(outcome.reasons)}")
+            raise CannotRunHere(f"{ended.run.scenario.path}: {'; '.join(outcome.reasons)}")
         self._ended_once = True
-        trial, seconds = self._trials.pop(result.run.key), outcome.metrics.wall_s
         if outcome.verdict == "fail" and outcome.signature is not None:
-            return trial, TrialResult("fail", self._named_before(outcome.signature), seconds, outcome.detail)
-        return trial, TrialResult("pass", None, seconds)
-
-    def close(self) -> None:
-        """End every worker."""
-        self._pool.close()
+            return TrialResult("fail", self._named_before(outcome.signature), outcome.metrics.wall_s, outcome.detail)
+        return TrialResult("pass", None, outcome.metrics.wall_s)
 
     def _named_before(self, signature: str) -> str:
         """A signature that names a group names the one it was written out from."""

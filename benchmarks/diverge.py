@@ -44,7 +44,7 @@ from specdebug.run.arm import run_arm
 from specdebug.scenario.library import Library
 from specdebug.scenario.model import Scenario
 from specdebug.scenario.packs import activate
-from specdebug.targets.embedded import keep_models
+from specdebug.targets.embedded import TARGET
 
 BRANCHES, NODES = 2, 6
 SCENARIO = {
@@ -155,9 +155,9 @@ class Recording(NamedTuple):
 
     def built(self, loop: Any) -> None:
         if self.plant is not None:
-            self.plant.attach(loop.engine)
+            self.plant.attach(loop.session.inside)
         for recorder in self.recorders:
-            recorder.attach(loop.engine)
+            recorder.attach(loop.session.inside)
 
 
 def record(
@@ -378,7 +378,7 @@ def prepare(where: Where) -> None:
     torch.set_num_threads(1)
     scenario = scenario_of(where)
     for arm in scenario.arms:
-        keep_models(scenario.engine_of(arm))
+        TARGET.warm(scenario.engine_of(arm))
 
 
 def work(task: Callable[[Scenario, Sequence[int]], list[Result]], where: Where, numbers: Sequence[int]) -> list[Result]:

@@ -4,7 +4,7 @@
 
 Every case is made from a fixed seed. Seconds are processor time of this process, so that other work on the machine does
 not count. *Half* is the speed over the first half of the bytes: where reading takes linear time it is the same as over
-all. Needs no GPU and takes about a minute.
+all. Needs no GPU and takes a minute or two.
 """
 
 from __future__ import annotations
@@ -77,6 +77,19 @@ CASES: dict[str, Make] = {
     ),
     "exceptions, lines of 100 bytes, all different": lines(
         lambda chance, n: b"ValueError: " + words(chance, 87) + b"\n"
+    ),
+    "exceptions, lines of 20 bytes, all different": lines(lambda chance, n: b"KeyError: " + words(chance, 9) + b"\n"),
+    "exception names, lines of 100 bytes, all different": lines(
+        lambda chance, n: words(chance, 8).replace(b" ", b"").title() + b"Error: " + words(chance, 80) + b"\n"
+    ),
+    "failed tests, lines of 100 bytes, all different": lines(
+        lambda chance, n: b"FAILED tests/" + words(chance, 80).replace(b" ", b"_") + b"::test\n"
+    ),
+    "`exit code 0`, lines of 100 bytes, all different": lines(
+        lambda chance, n: b"exit code 0 " + words(chance, 87) + b"\n"
+    ),
+    "lines of 3 bytes, and an exception": lines(
+        lambda chance, n: words(chance, 2) + b"\n" if n % 10_000 else b"ValueError: x\n"
     ),
     "a different failure in every line of 100 bytes": lines(
         lambda chance, n: b"then nan@site.%d.x at step 3, " % n + words(chance, 65) + b"\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from specdebug.errors import CheckpointError, did_you_mean
+from specdebug.errors import CheckpointError, did_you_mean, one_line
 
 CHECKPOINTS = Path(__file__).parent / "_assets" / "checkpoints"
 NAMES = ("tiny", "tiny-eagle", "tiny-eagle3")
@@ -28,8 +28,9 @@ def checkpoint_path(name_or_path: str | Path) -> Path:
         if not os.path.isfile(path / "config.json"):
             raise CheckpointError(f"{path} holds no config.json; give a Hugging Face checkpoint folder")
         return path
-    text = text if len(text) <= 200 else f"{text[:197]}..."
-    raise CheckpointError(f"no checkpoint '{text}': neither a folder nor a shipped name{did_you_mean(text, NAMES)}")
+    raise CheckpointError(
+        f"no checkpoint '{one_line(text, 200)}': neither a folder nor a shipped name{did_you_mean(text, NAMES)}"
+    )
 
 
 def tokenizer_path(name_or_path: str | Path) -> Path:

@@ -98,6 +98,13 @@ def _place(problem: ContentError) -> tuple[str, int, int]:
     return (problem.where.path, problem.where.line, problem.where.column) if problem.where else ("", 0, 0)
 
 
+def one_line(text: str, limit: int = 120) -> str:
+    """``text`` fit for one line of an error: white space collapsed, controls escaped, cut at ``limit``."""
+    flat = " ".join(text.split())
+    flat = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in flat)
+    return flat if len(flat) <= limit else flat[: limit - 3] + "..."
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the nearest known word, ``"; known: a, b"`` when nothing is near."""
     names = sorted(set(known))

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import yaml
 
 from specdebug.errors import ContentError, Where, raise_all
+from specdebug.errors import one_line as one_line  # for readers of YAML, who say what they found
 from specdebug.files import open_file
 
 if TYPE_CHECKING:
@@ -175,13 +176,6 @@ def parse_yaml(text: str, path: str = "<text>") -> Doc:
     doc = Doc(path, _plain(tree), tree)
     raise_all(builder.duplicates, doc)
     return doc
-
-
-def one_line(text: str, limit: int = 120) -> str:
-    """``text`` fit for one line of an error: white space collapsed, controls escaped, cut at ``limit``."""
-    flat = " ".join(text.split())
-    flat = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in flat)
-    return flat if len(flat) <= limit else flat[: limit - 3] + "..."
 
 
 def _line_column(before: str) -> tuple[int, int]:

@@ -15,9 +15,11 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests import margins
+from tests.fuzzing.measure import Tally, total
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -31,3 +33,14 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 if margins.VARIABLE in os.environ:
     margins.install(Path(os.environ[margins.VARIABLE]))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what readers of files took at most, a line for each kind that was fuzzed."""
+    passed = terminalreporter.getreports("passed")
+    told = [value for report in passed for name, value in report.user_properties if name == "fuzzed"]
+    if told:
+        tallies = [Tally(**value) for value in told]
+        terminalreporter.section("readers of files")
+        for tally in [*tallies, total(tallies)]:
+            terminalreporter.line(tally.line())

@@ -14,14 +14,15 @@ ROOT = Path(specdebug.__file__).resolve().parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "files", "interrupts", "reproducible"),
+    ("plugins",),
     ("configuration", "schema", "yamlio"),
     ("async_probe", "assets", "bisect", "content", "corpus", "minimise", "patching", "reference", "stats"),
     ("logs", "toggles"),
     ("drift", "engine"),
     ("faults", "workers"),
+    ("targets",),
     ("verdict",),
     ("scenario",),
-    ("targets",),
     ("run",),
     ("loops",),
     ("bundle", "diverge", "doctor", "triage", "trials"),

@@ -31,7 +31,7 @@ from rich.table import Table
 from specdebug.assets import checkpoint_path
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.loops.compare import first_difference
-from specdebug.run.oracle import TIE_MARGIN, judge_output
+from specdebug.run.oracles.lossless import TIE_MARGIN, judge_output
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import Tie
 from specdebug.workers.stack import executor_of, versions

@@ -25,21 +25,20 @@ from typing import Any
 
 from benchmarks.soak import draw
 from specdebug import async_probe
-from specdebug.assets import checkpoint_path
 from specdebug.corpus import heldout_text
 from specdebug.faults.view import EngineView
-from specdebug.reference.config import read_config
 from specdebug.run.dense import DenseReference, keep_weights
 from specdebug.run.driver import WorkloadDriver
 from specdebug.run.exceptions import violation_of
+from specdebug.run.judge import Judge
 from specdebug.run.loop import RunLoop, Stopped
-from specdebug.run.oracle import Judge, OracleSettings
+from specdebug.run.oracles.base import OracleSettings
 from specdebug.scenario.library import Library
 from specdebug.scenario.model import Scenario
 from specdebug.scenario.packs import activate
 from specdebug.scenario.text import decoder, keep_tokenizer
 from specdebug.scenario.workload import expand
-from specdebug.targets.embedded import build_engine, keep_models, sampling_params
+from specdebug.targets.embedded import TARGET, EmbeddedSession, build_engine
 from specdebug.verdict.outcome import Tie, Violation
 from specdebug.workers.system import rss_mb
 from specdebug.workers.wire import Sink
@@ -60,7 +59,7 @@ def prepare(_: None) -> None:
     keep_tokenizer(draw.MODEL).encode(heldout_text(), add_special_tokens=False)
     for number in range(len(draw.ALGORITHMS)):  # a block of engines: each algorithm has its turn
         options = draw.engine(0, 0, number)
-        keep_models(options)
+        TARGET.warm(options)
         keep_weights(options["model"], _draft_model(options))
 
 
@@ -144,7 +143,6 @@ class Life:
         self._draft_model = _draft_model(options)
         self._engine = build(options, seed)
         self._decode = decoder(keep_tokenizer(draw.MODEL))
-        self._vocab_size = read_config(checkpoint_path(draw.MODEL)).vocab_size
         self._served = 0
         self.decoded = 0
         """Decode steps so far."""
@@ -167,17 +165,15 @@ class Life:
     def _run(self, scenario: Scenario, watch: Watch) -> None:
         workload = expand(scenario, keep_tokenizer(draw.MODEL), scenario.seed)
         judge = self._judge(scenario, watch)
-        self._engine.observer = judge
+        session = EmbeddedSession(self._engine, TARGET.asked(draw.engine(*self._name)))
+        session.observe(judge)
         loop = RunLoop(
-            self._engine,
+            session,
             WorkloadDriver(workload),
             watch,
             judge,
             max_steps=scenario.limits.max_steps,
-            check_pools=True,
-            make_sampling=sampling_params,
             decode=self._decode,
-            vocab_size=self._vocab_size,
         )
         try:
             loop.run()
@@ -191,6 +187,9 @@ class Life:
             lossless=oracles.lossless,
             draft_kv=oracles.draft_kv,
             zero_fill=spec["draft_kv_on_hit"] == "zero_fill",
+            pools=True,
+            guards=True,
+            probes=True,
         )
         return Judge(
             settings,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from specdebug.bundle.partings import Parting, partings
 from specdebug.bundle.weigh import TARGET, ChoiceScale
 from specdebug.workers.job import Job, WorkerEnd
-from specdebug.workers.pool import WorkerStartError
+from specdebug.workers.server import WorkerStartError
 
 if TYPE_CHECKING:
     from specdebug.bundle.content import Bundle
@@ -82,9 +82,10 @@ def explain(pool: WorkerPool, bundle: Bundle, steps: Sequence[str]) -> tuple[Wei
     found = partings(bundle.requests.requests, bundle.recorded.steps, steps) or ()
     heavy = [parting for parting in found if parting.kind in ("token", "draft")]
     listener = _Scales()
-    if heavy:
+    config = bundle.run.config
+    if heavy and config is not None:
         limits = bundle.run.scenario.limits
-        payload = {"scale": scale_of(bundle.run.config), "partings": heavy}
+        payload = {"scale": scale_of(config), "partings": heavy}
         with contextlib.suppress(WorkerStartError):  # the arm's own result stands; that they were not weighed is said
             pool.run([Job("weighing", TARGET, payload, limits.timeout_s, float(limits.memory_mb))], listener)
     weights = {id(parting): listener.weights.get(number, {}) for number, parting in enumerate(heavy)}

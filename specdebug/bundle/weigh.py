@@ -1,7 +1,7 @@
 """Weigh by the reference how narrow choices were: in a worker, since it takes torch and the models.
 
 The reference is the dense model of the oracles, in float32. A token is as good as the best if its logit is no further
-below than rounding moves logits in the engine's dtype (``oracle.TIE_MARGIN``, a part of the largest logit there). A
+below than rounding moves logits in the engine's dtype (``lossless.TIE_MARGIN``, a part of the largest logit there). A
 draft is as good as in the tree, or out of it, if no more log-probability than that decides it.
 """
 
@@ -34,7 +34,7 @@ class ChoiceScale:
 def weigh(payload: Mapping[str, Any], sink: Sink) -> None:
     """Emit ``weighed`` for every parting, in order: the gap, what is allowed, and the token that is best there."""
     from specdebug.run.dense import DenseReference
-    from specdebug.run.oracle import TIE_MARGIN
+    from specdebug.run.oracles.lossless import TIE_MARGIN
 
     scale: ChoiceScale = payload["scale"]
     reference = DenseReference(scale.model, scale.draft_model)

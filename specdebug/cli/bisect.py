@@ -13,7 +13,7 @@ import typer
 
 from specdebug import interrupts
 from specdebug.cli.bisect_options import BisectBudget, BisectSubject, Executor, Followed, Suspects, check_together
-from specdebug.cli.bisect_plan import Asked, Plan, plan_of
+from specdebug.cli.bisect_plan import BisectQuestion, Plan, plan_of
 from specdebug.cli.options import (
     Content,
     Debug,
@@ -25,7 +25,7 @@ from specdebug.cli.options import (
 )
 from specdebug.cli.output import write
 from specdebug.cli.params import grouped
-from specdebug.cli.results import check_files, tell_github, write_files
+from specdebug.cli.results import check_files, tell_github, tell_work, write_files
 from specdebug.cli.trials import command_of, confidence_of, own_folder, tell_kept
 from specdebug.errors import SpecDebugError
 
@@ -68,13 +68,11 @@ def bisect(
     command = _command(ctx, subject.scenario)
     check_together(subject, budget, suspects)
     over = engine.overrides_of(ctx, subject.scenario)
-    plan = plan_of(Asked(subject, suspects, budget, command, content, over, level))
+    plan = plan_of(BisectQuestion(subject, suspects, budget, command, content, over, level))
     if budget.executor is Executor.RAY:
         plan = plan.on_ray(budget.ray_address, budget.jobs)
     with contextlib.closing(plan.source), interrupts.held():
         findings = _search(plan, subject.over.value, budget, followed.signature, kept_in, results)
-    if findings.trouble is not None:
-        raise findings.trouble
     return _exit_code(findings)
 
 
@@ -119,8 +117,11 @@ def _search(
         )
         with _watcher(subject) as watcher:
             findings = search.run(watcher)
-        _publish(findings, subject, kept, as_json=results.as_json)
-        _pass_on(findings, subject, kept, plan, pattern, results)
+        tell_work(
+            findings.trouble,
+            lambda: _publish(findings, subject, kept, as_json=results.as_json),
+            lambda: _pass_on(findings, subject, kept, plan, pattern, results),
+        )
     return findings
 
 

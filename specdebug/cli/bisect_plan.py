@@ -29,7 +29,7 @@ NextStep: TypeAlias = Callable[[frozenset[str], str], str]
 
 
 @dataclass(frozen=True)
-class Asked:
+class BisectQuestion:
     """The question of a bisection, read and checked: ``command`` is empty where the subject is a scenario."""
 
     subject: BisectSubject
@@ -111,7 +111,7 @@ class Plan:
         )
 
 
-def plan_of(asked: Asked) -> Plan:
+def plan_of(asked: BisectQuestion) -> Plan:
     """Return the plan for what was asked. Raises SpecDebugError for what cannot be bisected so."""
     over = asked.subject.over
     if over is Over.COMMITS:
@@ -129,7 +129,7 @@ def plan_of(asked: Asked) -> Plan:
     return _over_toggles_of_command(asked)
 
 
-def _over_toggles_of_command(asked: Asked) -> Plan:
+def _over_toggles_of_command(asked: BisectQuestion) -> Plan:
     from specdebug.toggles import REVERT_VARIABLE
     from specdebug.trials.command import SEED_VARIABLE, CommandSource, reverts_text
     from specdebug.trials.remote import command_source
@@ -150,7 +150,7 @@ def _over_toggles_of_command(asked: Asked) -> Plan:
     return Plan(source, asked.bisector(names), frozenset(names), what, reproduce, next_step, make=make)
 
 
-def _over_scenario(asked: Asked) -> Plan:
+def _over_scenario(asked: BisectQuestion) -> Plan:
     """The fixes that an arm does not revert, or engine options."""
     from specdebug.scenario.load import engine_config
     from specdebug.trials.remote import scenario_source
@@ -182,7 +182,7 @@ def _over_scenario(asked: Asked) -> Plan:
     )
 
 
-def _told_of_fixes(asked: Asked, arm: str) -> tuple[Reproduce, NextStep]:
+def _told_of_fixes(asked: BisectQuestion, arm: str) -> tuple[Reproduce, NextStep]:
     from specdebug.trials.command import reverts_text
 
     def reproduce(reverted: frozenset[str], its_seed: int) -> str:
@@ -196,7 +196,7 @@ def _told_of_fixes(asked: Asked, arm: str) -> tuple[Reproduce, NextStep]:
     return reproduce, next_step
 
 
-def _told_of_options(asked: Asked, arm: str) -> tuple[Reproduce, NextStep]:
+def _told_of_options(asked: BisectQuestion, arm: str) -> tuple[Reproduce, NextStep]:
     def reproduce(switched: frozenset[str], its_seed: int) -> str:
         replay = shlex.join([*asked.replay(arm, its_seed), *asked.where()])
         return f"set {' and '.join(sorted(switched))} in the engine of arm '{arm}', then {replay}"
@@ -204,7 +204,7 @@ def _told_of_options(asked: Asked, arm: str) -> tuple[Reproduce, NextStep]:
     return reproduce, lambda culprits, followed: ""
 
 
-def _over_faults(asked: Asked) -> Plan:
+def _over_faults(asked: BisectQuestion) -> Plan:
     from specdebug.faults.declare import parse_fault
     from specdebug.scenario.load import engine_config
     from specdebug.trials.faults import FaultSource
@@ -230,7 +230,7 @@ def _over_faults(asked: Asked) -> Plan:
     )
 
 
-def _told_of_faults(asked: Asked, source: FaultSource, names: Sequence[str]) -> tuple[Reproduce, NextStep]:
+def _told_of_faults(asked: BisectQuestion, source: FaultSource, names: Sequence[str]) -> tuple[Reproduce, NextStep]:
     def reproduce(switched: frozenset[str], its_seed: int) -> str:
         words = asked.replay(source.arm, its_seed)
         words += [word for name in names if name in switched - source.declared for word in ("--fault", name)]
@@ -245,7 +245,7 @@ def _told_of_faults(asked: Asked, source: FaultSource, names: Sequence[str]) -> 
     return reproduce, next_step
 
 
-def _over_commits(asked: Asked) -> Plan:
+def _over_commits(asked: BisectQuestion) -> Plan:
     from specdebug.trials.command import SEED_VARIABLE
     from specdebug.trials.commits import CommitChooser, CommitSource
 

@@ -24,10 +24,10 @@ from specdebug.cli.options import (
     numbers_of,
     positive,
 )
-from specdebug.cli.output import show, write, write_file
+from specdebug.cli.output import show, write
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import open_library, progress, workers
-from specdebug.cli.results import check_files
+from specdebug.cli.results import check_files, write_files
 from specdebug.errors import CannotRunHere
 
 if TYPE_CHECKING:
@@ -115,19 +115,22 @@ def _tell(
     from specdebug.report.terminal import render_replay
 
     document = replay_document(answer)
-    if not results.as_json:
-        show(render_replay(answer))
     if traced.interrupted:
-        if results.as_json:
-            write(to_json(document))
+        write(to_json(document)) if results.as_json else show(render_replay(answer))
         return interrupts.exit_code()
     output = subject.output
     requests = library.workload(run.scenario, run.arm, run.seed)
-    write_bundle(output, traced, requests, versions_here(traced.result.outcome.stack), document, subject.force)
-    size = output.stat().st_size
-    text = to_json({**document, "bundle": {"path": str(output), "bytes": size}})
-    said = f"wrote {output} ({size / 1024:.0f} KiB); specdebug replay {output} runs it again"
-    write(text if results.as_json else said)
-    if results.json_file is not None:
-        write_file(results.json_file, text + "\n")
+    here = versions_here(traced.result.outcome.stack)
+    try:
+        if not results.as_json:
+            show(render_replay(answer))
+    finally:  # also where stdout is gone
+        write_bundle(output, traced, requests, here, document, subject.force)
+        size = output.stat().st_size
+        text = to_json({**document, "bundle": {"path": str(output), "bytes": size}})
+        said = f"wrote {output} ({size / 1024:.0f} KiB); specdebug replay {output} runs it again"
+        try:
+            write(text if results.as_json else said)
+        finally:
+            write_files((results.json_file, lambda: text + "\n"))
     return 0

@@ -90,11 +90,13 @@ def _tell_both(
     decode = decoder(load_tokenizer(engine_config(answer.scenario, names[0]).model))
     comparison = comparing.compare((names[0], names[1]), (left, right), decode)
     document = to_json(comparison_document(comparison))
-    if as_json:
-        write(document)
-    else:
-        from specdebug.report.terminal import render_comparison
+    try:
+        if as_json:
+            write(document)
+        else:
+            from specdebug.report.terminal import render_comparison
 
-        show(render_comparison(answer.scenario.name, comparison))
-    files.write_comparison(answer, comparison, recording, lambda: document + "\n")
+            show(render_comparison(answer.scenario.name, comparison))
+    finally:
+        files.write_comparison(answer, comparison, recording, lambda: document + "\n")
     return comparison.exit_code

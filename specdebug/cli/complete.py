@@ -86,6 +86,14 @@ def fault_names(ctx: typer.Context, incomplete: str) -> Found:
 
 
 @_quietly
+def targets(ctx: typer.Context, incomplete: str) -> Found:
+    """Return what scenarios can be run on."""
+    from specdebug.targets.registry import target_names
+
+    return target_names()
+
+
+@_quietly
 def faults(ctx: typer.Context, incomplete: str) -> Found:
     """Faults to inject: the class, then ``:`` and the keys of its address, then the sites it can act at."""
     from specdebug.faults.catalogue import CLASSES

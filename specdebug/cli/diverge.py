@@ -22,10 +22,10 @@ from specdebug.cli.options import (
     Seed,
     positive,
 )
-from specdebug.cli.output import show, write, write_file
+from specdebug.cli.output import show, write
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import open_library, progress, workers
-from specdebug.cli.results import check_files
+from specdebug.cli.results import check_files, write_files
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -67,9 +67,10 @@ def diverge(
         with tempfile.TemporaryDirectory(prefix="specdebug-diverge-") as folder, progress() as watcher:
             answer = Diverging(pool, library, both, Path(folder), watcher).run()
         document = to_json(divergence_document(scenario.name, answer))
-    write(document) if results.as_json else show(render_divergence(scenario.name, answer))
-    if results.json_file is not None:
-        write_file(results.json_file, document + "\n")
+    try:
+        write(document) if results.as_json else show(render_divergence(scenario.name, answer))
+    finally:
+        write_files((results.json_file, lambda: document + "\n"))
     return answer.exit_code
 
 

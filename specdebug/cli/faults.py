@@ -17,7 +17,7 @@ from specdebug.cli import complete
 from specdebug.cli.options import Debug, Jobs, Json, OnDevice, PageOptions, command_line, engine_overrides
 from specdebug.cli.output import show, write
 from specdebug.cli.params import grouped
-from specdebug.cli.results import check_files, tell_github, write_files
+from specdebug.cli.results import check_files, tell_github, tell_work, write_files
 
 if TYPE_CHECKING:
     from specdebug.loops.fault_matrix import FaultMatrix
@@ -117,14 +117,6 @@ def _publish(matrix: FaultMatrix, results: PageOptions, wall_s: float) -> None:
 
         return to_json(matrix.to_dict())
 
-    if results.as_json:
-        write(document())
-    else:
-        from specdebug.report.fault_matrix import closing_line, render_fault_matrix
-
-        show(render_fault_matrix(matrix))
-        write(closing_line(matrix))
-
     def page() -> str:
         from specdebug.report.detection import DetectionMatrix
         from specdebug.report.html.faults import faults_page
@@ -138,10 +130,22 @@ def _publish(matrix: FaultMatrix, results: PageOptions, wall_s: float) -> None:
 
         return text_summary("faults verify", matrix.exit_code, "\n".join((closing_line(matrix), *matrix.problems)))
 
-    try:
-        write_files((results.html, page), (results.json_file, lambda: document() + "\n"))
-    finally:
-        tell_github(summary)
+    def report() -> None:
+        if results.as_json:
+            write(document())
+        else:
+            from specdebug.report.fault_matrix import closing_line, render_fault_matrix
+
+            show(render_fault_matrix(matrix))
+            write(closing_line(matrix))
+
+    def keep() -> None:
+        try:
+            write_files((results.html, page), (results.json_file, lambda: document() + "\n"))
+        finally:
+            tell_github(summary)
+
+    tell_work(matrix.trouble, report, keep)
 
 
 @contextmanager

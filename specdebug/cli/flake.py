@@ -39,7 +39,7 @@ from specdebug.cli.options import (
 from specdebug.cli.output import write
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import open_library
-from specdebug.cli.results import check_files, tell_github, write_files
+from specdebug.cli.results import check_files, tell_github, tell_work, write_files
 from specdebug.cli.trials import command_of, confidence_of, own_folder, tell_kept
 from specdebug.errors import SpecDebugError
 
@@ -120,8 +120,6 @@ def flake(
         path = kept_in.journal or own_folder() / f"flake-{identity}.sqlite"
         question = Question(plan.what, claim, level, str(path), plan.reproduce)
         sampled = _measure(plan, question, identity, measured, results, fresh=kept_in.fresh)
-    if sampled.trouble is not None:
-        raise sampled.trouble
     return _exit_code(sampled, question)
 
 
@@ -130,13 +128,13 @@ def _measure(
 ) -> Sampled:
     """Run trials until it is known, or as far as it goes, and say what is."""
     from specdebug.trials.journal import Journal
-    from specdebug.trials.sampling import Sampling
+    from specdebug.trials.sampling import RateSampling
 
     claim = question.claim
     what = f"the failure rate of {plan.what}, seed {measured.seed}"
     with Journal(Path(question.journal), identity, what, fresh=fresh) as kept:
         tell_kept(kept)
-        sampling = Sampling(
+        sampling = RateSampling(
             plan.source,
             kept,
             _enough(claim, question.confidence),
@@ -147,8 +145,11 @@ def _measure(
         )
         with _watcher(question) as watcher:
             sampled = sampling.run(watcher)
-        _publish(sampled, question, plan.reverted, kept, results.as_json)
-        _pass_on(sampled, question, plan.reverted, kept, measured.signature, results)
+        tell_work(
+            sampled.trouble,
+            lambda: _publish(sampled, question, plan.reverted, kept, results.as_json),
+            lambda: _pass_on(sampled, question, plan.reverted, kept, measured.signature, results),
+        )
     return sampled
 
 

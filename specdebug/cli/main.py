@@ -97,6 +97,8 @@ def run(argv: Sequence[str]) -> int:
         command = typer.main.get_command(app)
         settings = defaults_of(command, _configured())
         code = command.main(list(argv) or ["--help"], "specdebug", standalone_mode=False, default_map=settings)
+        if interrupts.was_heard():  # typer makes a 130 of any
+            return interrupts.exit_code()
         return code if isinstance(code, int) else 0
     except SpecDebugError as error:
         # Where the terminal went away, what was to be written to it fails because of that.

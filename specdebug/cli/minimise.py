@@ -32,10 +32,10 @@ from specdebug.cli.options import (
     engine_words,
     numbers_of,
 )
-from specdebug.cli.output import check_writable, write, write_file
+from specdebug.cli.output import check_writable, write
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import open_library
-from specdebug.cli.results import check_files
+from specdebug.cli.results import check_files, tell_work, write_files
 from specdebug.cli.trials import confidence_of, own_folder, tell_kept
 from specdebug.errors import SpecDebugError, did_you_mean
 
@@ -117,11 +117,7 @@ def minimise(
     told = Minimisation(plan.what, len(plan.space.start.workload), str(subject.output), str(path), level)
     with contextlib.closing(source), interrupts.held():
         summary = _search(plan, source, told, identity, subject, budget, fresh=kept_in.fresh)
-    if summary.seeds:
-        write_file(subject.output, _file_text(summary, told, plan.whole.name))
-    _publish(summary, told, results.json_file, as_json=results.as_json)
-    if summary.trouble is not None:
-        raise summary.trouble
+    _publish(summary, told, plan.whole.name, results)
     return _exit_code(summary)
 
 
@@ -197,15 +193,18 @@ def _file_text(summary: Summary[Scenario], subject: Minimisation, name: str) -> 
     return scenario_text(summary.smallest, f"{name}-minimal", summary.seeds[0], followed, header)
 
 
-def _publish(summary: Summary[Scenario], subject: Minimisation, json_file: Path | None, *, as_json: bool) -> None:
-    """Report on stdout; a JSON document there takes its place."""
+def _publish(summary: Summary[Scenario], subject: Minimisation, name: str, results: JsonOptions) -> None:
+    """Report on stdout, where a JSON document takes its place; then the small scenario, and the document in a file."""
     from specdebug.report.document import to_json
     from specdebug.report.minimise import minimise_document, summary_text
 
     document = to_json(minimise_document(summary, subject, _exit_code(summary)))
-    write(document if as_json else summary_text(summary, subject))
-    if json_file is not None:
-        write_file(json_file, document + "\n")
+
+    def keep() -> None:
+        small = Path(subject.output) if summary.seeds else None
+        write_files((small, lambda: _file_text(summary, subject, name)), (results.json_file, lambda: document + "\n"))
+
+    tell_work(summary.trouble, lambda: write(document if results.as_json else summary_text(summary, subject)), keep)
 
 
 def _exit_code(summary: Summary[Scenario]) -> int:

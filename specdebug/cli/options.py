@@ -152,6 +152,15 @@ WithBackend = Annotated[
 WithPageSize = Annotated[
     int | None, typer.Option("--page-size", metavar="TOKENS", min=1, help="KV slots a page, of every arm.")
 ]
+WithTarget = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="TARGET",
+        help="What every arm runs on: embedded (unless the file says otherwise), or reference.",
+        autocompletion=complete.targets,
+    ),
+]
 
 # Of commands that run trials. What is only a typer.Option has a type or a least value of the command's own.
 ScenarioOrCommand = Annotated[

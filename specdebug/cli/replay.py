@@ -29,6 +29,7 @@ from specdebug.cli.options import (
     Reverts,
     RunOptions,
     Seed,
+    WithTarget,
     named_on_command_line,
     numbers_of,
     positive,
@@ -112,6 +113,7 @@ def replay(
     ] = None,
     chosen: ArmChoices,
     engine: EngineOptions,
+    target: WithTarget = None,
     results: ReplayResults,
     trust: Annotated[
         bool, typer.Option("--trust", help="Of a bundle: run toggles that this installation does not have.")
@@ -133,18 +135,17 @@ def replay(
     if bundles := [name for name in named if name.endswith(ENDING)]:
         if len(named) > 1:
             raise SpecDebugError(f"{bundles[0]}: a bundle is replayed by itself, as it was recorded")
-        results.files().check()
-        _refuse_changes(ctx, bundles[0])
-        return _replay_bundle(bundles[0], content, positive(runs.timeout), results, trust=trust)
+        return _replay_bundle(ctx, bundles[0], content, runs.timeout, results, trust=trust)
     if trust:
         raise SpecDebugError("--trust is for bundles; a scenario's toggles are yours")
-    return _replay_scenarios(named, chosen, engine, results, runs, open_library(content))
+    return _replay_scenarios(named, chosen, engine, target, results, runs, open_library(content))
 
 
 def _replay_scenarios(
     named: list[str],
     chosen: ArmChoices,
     engine: EngineOptions,
+    target: str | None,
     results: ReplayResults,
     runs: RunOptions,
     library: Library,
@@ -163,6 +164,7 @@ def _replay_scenarios(
             mode=chosen.mode.value if chosen.mode is not None else None,
             probes=tuple(chosen.probes) if chosen.probes else None,
             timeout_s=positive(runs.timeout),
+            target=target,
             engine=engine.overrides(),
         )
         plans = plan_named(library, named, choices, chosen.keyword, last_failed=chosen.last_failed)
@@ -173,24 +175,29 @@ def _refuse_changes(ctx: typer.Context, file: str) -> None:
     """A bundle is run as it was recorded; anything else would be another run. Raises SpecDebugError."""
     from specdebug.toggles import REVERT_VARIABLE
 
-    if flag := named_on_command_line(ctx, [field.name for field in (*fields(ArmChoices), *fields(EngineOptions))]):
+    options = [field.name for field in (*fields(ArmChoices), *fields(EngineOptions))]
+    if flag := named_on_command_line(ctx, [*options, "target"]):
         raise SpecDebugError(f"{file}: a bundle is replayed as recorded; {flag} does not go with it")
     if os.environ.get(REVERT_VARIABLE):
         raise SpecDebugError(f"{file}: a bundle is replayed as recorded; unset {REVERT_VARIABLE}")
 
 
 def _replay_bundle(
+    ctx: typer.Context,
     file: str,
     content: Sequence[Path] | None,
-    timeout_s: float | None,
+    timeout: float | None,
     results: ReplayResults,
     *,
     trust: bool,
 ) -> int:
     from specdebug.bundle.again import open_bundle, run_again
 
-    bundle = open_bundle(file, None if trust else open_library(content).all_toggles())
     files = results.files()
+    files.check()
+    _refuse_changes(ctx, file)
+    timeout_s = positive(timeout)
+    bundle = open_bundle(file, None if trust else open_library(content).all_toggles())
     recording = files.recording()
     with workers(1) as pool, progress() as watcher:
         again = run_again(pool, bundle, timeout_s, watcher, recording)

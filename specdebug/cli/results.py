@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from specdebug.cli.options import command_line
 from specdebug.cli.output import OutputError, check_writable, write_file
+from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
     from specdebug.loops.compare import Comparison
@@ -128,6 +129,24 @@ def write_files(*files: tuple[Path | None, Callable[[], str]]) -> None:
             failures.append(error)
     if failures:
         raise failures[0]
+
+
+def tell_work(trouble: SpecDebugError | None, report: Callable[[], None], keep: Callable[[], None]) -> None:
+    """Call ``report``, which prints, then ``keep``, which writes files, also where stdout is gone.
+
+    Raises what cut the work short, if that was an error: what else cannot be written then is so for the same reason, or
+    can be had by the same command again. Otherwise OutputError where one of the two could not write.
+    """
+    try:
+        try:
+            report()
+        finally:
+            keep()
+    except OutputError:
+        if trouble is None:
+            raise
+    if trouble is not None:
+        raise trouble
 
 
 def tell_github(summary: Callable[[], str], annotations: Callable[[], Sequence[Annotation]] = lambda: ()) -> None:

@@ -19,9 +19,9 @@ from specdebug.cli.options import (
     WithBackend,
     engine_overrides,
 )
-from specdebug.cli.output import show, write, write_file
+from specdebug.cli.output import show, write
 from specdebug.cli.replay import open_library, progress, workers
-from specdebug.cli.results import check_files
+from specdebug.cli.results import check_files, write_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,13 +104,10 @@ def verify(
 def _tell(matrix: Matrix, json_file: Path | None, *, as_json: bool) -> None:
     """Say what each fix came to on stdout, and in a file."""
     from specdebug.report.document import to_json
+    from specdebug.report.matrix import render_matrix
 
     document = to_json([check.to_dict() for check in matrix.checks])
-    if as_json:
-        write(document)
-    else:
-        from specdebug.report.matrix import render_matrix
-
-        show(render_matrix(matrix.checks))
-    if json_file is not None:
-        write_file(json_file, document + "\n")
+    try:
+        write(document) if as_json else show(render_matrix(matrix.checks))
+    finally:
+        write_files((json_file, lambda: document + "\n"))

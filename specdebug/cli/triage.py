@@ -14,9 +14,9 @@ import typer
 
 from specdebug import interrupts
 from specdebug.cli.options import Content, Debug, Jobs, Json, JsonFile
-from specdebug.cli.output import show, write, write_file
+from specdebug.cli.output import show, write
 from specdebug.cli.replay import open_library, progress, workers
-from specdebug.cli.results import check_files
+from specdebug.cli.results import check_files, tell_work, write_files
 from specdebug.errors import SpecDebugError
 from specdebug.yamlio import one_line
 
@@ -91,16 +91,15 @@ def _answer(
     from specdebug.report.document import to_json
 
     document = to_json(_document(name, found, best, told, tried))
-    if as_json:
-        write(document)
-    else:
-        from specdebug.report.triage import render_triage
+    from specdebug.report.triage import render_triage
 
-        show(render_triage(one_line(name, MAX_NAME), found, best, told, tried), fold=False)
-    if json_file is not None:
-        write_file(json_file, document + "\n")
-    if trouble is not None:
-        raise trouble
+    def report() -> None:
+        if as_json:
+            write(document)
+        else:
+            show(render_triage(one_line(name, MAX_NAME), found, best, told, tried), fold=False)
+
+    tell_work(trouble, report, lambda: write_files((json_file, lambda: document + "\n")))
     if cut_short:
         return interrupts.exit_code()
     if found.main is None:

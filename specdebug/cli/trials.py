@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specdebug.cli.old_calls import OldJson
+from specdebug.cli.output import OutputError, write_file
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def tell_kept(journal: Journal) -> None:
 def own_folder() -> Path:
     """Return where journals lie that nobody named a place for, and tell git to leave it alone."""
     folder = Path(".specdebug")
-    with contextlib.suppress(OSError):  # whoever writes to it next will say so
+    with contextlib.suppress(OSError, OutputError):  # whoever writes to it next will say so
         folder.mkdir()
-        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+        write_file(folder / ".gitignore", "*\n")
     return folder

@@ -93,6 +93,9 @@ class Divergence:
 def not_comparable(left: ArmRun, right: ArmRun) -> str:
     """Why two arms have no tensors in common, empty if they do. Raises ContentError for an engine that cannot be."""
     one, other = left.config, right.config
+    if one is None or other is None:
+        lacking = left if one is None else right
+        return f"target {lacking.target} cannot show its tensors; only the embedded engine's can be compared"
     for option in SHAPE_OPTIONS:
         values = getattr(one, option), getattr(other, option)
         if values[0] != values[1]:

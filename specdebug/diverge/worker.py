@@ -47,7 +47,7 @@ class _Recording:
 
     def built(self, loop: RunLoop) -> None:
         assert self._listener is not None
-        self._listener.attach(loop.engine)
+        self._listener.attach(loop.session.inside)
 
     def finish(self) -> None:
         if self._listener is not None:

@@ -74,7 +74,7 @@ def _of_metadata(data: bytes) -> Iterator[Identity]:
 def _of_project(members: Members, name: str) -> Iterator[Identity]:
     try:
         document = tomllib.loads(members.read(name).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of it: no TOML, no UTF-8, a number of too many digits, nested lists
         raise DistError(f"{members.place(name)} is no TOML: {one_line(str(error))}") from None
     project = _table(document, "project")
     if not isinstance(project.get("name"), str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from specdebug.logs.engine import Match, compiled
@@ -19,6 +20,15 @@ _CACHED = compiled(rb"#cached-token: ([1-9]\d{0,9})")
 _REVERTED = compiled(rb"(?:fixes reverted: |SGLANG_DEBUG_REVERT_PR=['\"]?)(\d{1,8}(?:,[ \t]*\d{1,8})*)")
 _FRAME = compiled(rb"File \"[^\"\n]+\", line \d+, in ([A-Za-z_]\w*)")
 _CLOSING = compiled(rb"^([a-z0-9]+(?:-[a-z0-9]+)*): ([A-Za-z0-9_-]+) fail ")
+_OF_BACKEND = (b"backend", b"flashinfer/")
+_OF_PAGE_SIZE = (b"page_size", b"page-size")
+_OF_TOPK = (b"eagle_topk", b"eagle-topk")
+_OF_CACHED = (b"#cached-token",)
+_OF_REVERTED = (b"fixes reverted: ", b"SGLANG_DEBUG_REVERT_PR")
+_OF_CLOSING = (b" fail ",)
+_OF_FRAME = (b", in ",)
+WORDS = (*_OF_BACKEND, *_OF_PAGE_SIZE, *_OF_TOPK, *_OF_CACHED, *_OF_REVERTED, *_OF_CLOSING, *_OF_FRAME)
+"""One of these is in every line that says something of the setting."""
 _PLANS = {"flashattention": "fa3"}
 
 
@@ -42,26 +52,30 @@ class Facts:
     scenario: str | None = None
     arm: str | None = None
 
-    def read(self, lines: bytes) -> None:
+    def read(self, lines: bytes, words: Collection[bytes]) -> None:
         """Take in some whole lines. What is known is not looked for again: a server's log says most things over and
-        over."""
-        if self.backend is None and (b"backend" in lines or b"flashinfer/" in lines):
+        over.
+
+        Args:
+            words: which of ``WORDS`` are in the lines.
+        """
+        if self.backend is None and _any(words, _OF_BACKEND):
             found = _BACKEND.search(lines)
             if found is not None:
                 name = (found[1] or found[2] or found[3]).decode()
                 self.backend = _PLANS.get(name, name)
-        if self.page_size is None and (b"page_size" in lines or b"page-size" in lines):
+        if self.page_size is None and _any(words, _OF_PAGE_SIZE):
             self.page_size = _number(_PAGE_SIZE.search(lines))
-        if self.topk is None and (b"eagle_topk" in lines or b"eagle-topk" in lines):
+        if self.topk is None and _any(words, _OF_TOPK):
             self.topk = _number(_TOPK.search(lines))
-        if self.cached_tokens is None and b"#cached-token" in lines:
+        if self.cached_tokens is None and _any(words, _OF_CACHED):
             self.cached_tokens = _number(_CACHED.search(lines))
-        if b"fixes reverted: " in lines or b"SGLANG_DEBUG_REVERT_PR" in lines:
+        if _any(words, _OF_REVERTED):
             for found in _REVERTED.finditer(lines):
                 self.reverted.update(int(number) for number in found[1].split(b","))
-        if self.scenario is None and b" fail " in lines and (found := _CLOSING.search(lines)):
+        if self.scenario is None and _any(words, _OF_CLOSING) and (found := _CLOSING.search(lines)):
             self.scenario, self.arm = found[1].decode(), found[2].decode()
-        if b", in " in lines:
+        if _any(words, _OF_FRAME):
             self._read_frames(lines)
 
     def _read_frames(self, lines: bytes) -> None:
@@ -83,6 +97,10 @@ class Facts:
             "scenario": self.scenario,
             "arm": self.arm,
         }
+
+
+def _any(words: Collection[bytes], wanted: Sequence[bytes]) -> bool:
+    return any(word in words for word in wanted)
 
 
 def _number(found: Match | None) -> int | None:

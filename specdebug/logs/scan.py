@@ -8,13 +8,15 @@ be in the block runs over them once, the strongest first, and a line that a rule
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, compress
+from functools import cached_property
+from itertools import compress, islice
 from typing import BinaryIO
 
 from specdebug.logs.engine import Pattern, bounded, word_finder
+from specdebug.logs.facts import WORDS as FACT_WORDS
 from specdebug.logs.facts import Facts
 from specdebug.logs.hits import Hit, Strength
 from specdebug.logs.rules import FINDERS, RULES, LogRule, named, printable
@@ -22,15 +24,20 @@ from specdebug.logs.rules import FINDERS, RULES, LogRule, named, printable
 BLOCK = 1 << 20
 MAX_FINDINGS = 500
 MAX_TEXT = 240
+MAX_NAMED = 1000
+"""Different lines of one block that one rule names. What follows them in the block is not looked at by weaker rules."""
+MAX_ASKED = 3000
+"""Different lines of one block that one rule finds and that are asked whether they tell of something after all."""
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]{0,32}[A-Za-z]")
 _CONTROL = bytes(code for code in (*range(32), 127) if code not in b"\t\n\r")
 _TABLE = ("│".encode(), "┃".encode())
 """In a line of a table of ours, whose cells may be folded: all it says is said elsewhere in full."""
 _DIGITS_ALIKE = bytes.maketrans(b"123456789", b"0" * 9)
 
-_WORDS = tuple(dict.fromkeys(word for rule in RULES for word in rule.words))
+_RULE_WORDS = tuple(dict.fromkeys(word for rule in RULES for word in rule.words))
+_WORDS = tuple(dict.fromkeys((*_RULE_WORDS, *FACT_WORDS)))
 _WORDS_IN = word_finder(_WORDS)
-_RULES_OF = [[place for place, rule in enumerate(RULES) if word in rule.words] for word in _WORDS]
+_RULES_OF = {word: [number for number, rule in enumerate(RULES) if word in rule.words] for word in _WORDS}
 
 
 @dataclass
@@ -119,11 +126,12 @@ class LogReader:
     def _read(self, block: bytes) -> None:
         self.scan.size += len(block)
         text = _tidied(block)
-        if self._settings:
-            self.scan.facts.read(bounded(text))
-        due = sorted({place for word in _WORDS_IN(text) for place in _RULES_OF[word]})
+        words = {_WORDS[number] for number in _WORDS_IN(text)}
+        if self._settings and not words.isdisjoint(FACT_WORDS):
+            self.scan.facts.read(bounded(text), words)
+        due = sorted({number for word in words for number in _RULES_OF[word]})
         if due:
-            _Block(bounded(text, _WORDS), self._keep).look(due)
+            _Block(bounded(text, _RULE_WORDS), self._keep).look(due)
         self.scan.lines += block.count(b"\n")
         self._ended = block.endswith(b"\n")
 
@@ -185,67 +193,118 @@ def _tidied(block: bytes) -> bytes:
 
 
 class _Block:
-    """The lines of one block, those together that differ in digits only.
+    """The lines of one block, those together that differ in digits only: they are of one *kind*.
+
+    What is done for every line is done by loops of the interpreter's own (``split``, ``Counter``, ``zip``), and only
+    where a rule found something. Python's code runs for lines that are named, and a rule names so many and no more.
 
     Args:
         keep: is told what a line tells of, its place in the block, the line, where in it, and how many lines do so.
     """
 
     def __init__(self, text: bytes, keep: Callable[[Hit, int, bytes, int, int], None]) -> None:
-        self._lines = text.split(b"\n")
+        self._text = text
         self._keep = keep
         self._tables = any(mark in text for mark in _TABLE)
-        places: dict[bytes, list[int]] = {}
-        for place, alike in enumerate(text.translate(_DIGITS_ALIKE).split(b"\n")):
-            places.setdefault(alike, []).append(place)
-        self._kinds = list(places)
-        self._places = list(places.values())
+        self._left: dict[bytes, list[bytes]] = {}
+        """Of kinds of which some lines are named, the others."""
+
+    @cached_property
+    def _counts(self) -> Counter[bytes]:
+        """How often each line is there; the lines in the order in which they come up."""
+        return Counter(self._text.split(b"\n"))
+
+    @cached_property
+    def _place(self) -> dict[bytes, int]:
+        """Where each line comes up first."""
+        lines = self._text.split(b"\n")
+        return dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))
+
+    @cached_property
+    def _kind_of(self) -> dict[bytes, bytes]:
+        """The kind of each line, the lines in the order in which they come up."""
+        return dict(zip(self._counts, _alike(b"\n".join(self._counts)).split(b"\n"), strict=True))
+
+    @cached_property
+    def _one(self) -> dict[bytes, bytes]:
+        """A line of each kind, the kinds in the order in which they come up: of several lines the last."""
+        return {kind: line for line, kind in self._kind_of.items()}
+
+    @cached_property
+    def _several(self) -> dict[bytes, list[bytes]]:
+        """The lines of each kind of which there are several, in the order in which they come up."""
+        counts = Counter(self._kind_of.values())
+        found: dict[bytes, list[bytes]] = {kind: [] for kind, count in counts.items() if count > 1}
+        if found:
+            for line, kind in self._kind_of.items():
+                if kind in found:
+                    found[kind].append(line)
+        return found
 
     def look(self, due: Sequence[int]) -> None:
         """Run rules over the lines, the strongest first."""
+        kinds: list[bytes] | None = None
+        text = _alike(self._text)
         for number in due:
-            self._look(RULES[number], FINDERS[number])
+            if FINDERS[number].search(text) is not None:
+                kinds = list(self._one) if kinds is None else kinds
+                kinds = self._look(RULES[number], FINDERS[number], kinds)
+                text = b"\n".join(kinds)
 
-    def _look(self, rule: LogRule, finder: Pattern) -> None:
-        kinds, places = self._kinds, self._places
-        starts = [0, *accumulate(len(kind) + 1 for kind in kinds)]
-        for found in finder.finditer(b"\n".join(kinds)):
+    def _look(self, rule: LogRule, finder: Pattern, kinds: list[bytes]) -> list[bytes]:
+        """Run a rule over kinds of lines, and return those that weaker rules are to look at."""
+        text = b"\n".join(kinds)
+        number = end = 0
+        room = MAX_NAMED
+        weaker = bytearray(b"\1") * len(kinds)
+        for found in islice(finder.finditer(text), MAX_ASKED):
             begin = found.start()
-            number = bisect_right(starts, begin) - 1
-            if self._tables and kinds[number].lstrip().startswith(_TABLE):
-                places[number] = []
-            else:
-                places[number] = self._left(rule, kinds[number], places[number], begin - starts[number])
-        if not all(places):
-            self._kinds = list(compress(kinds, places))
-            self._places = list(filter(None, places))
+            number += text.count(b"\n", end, begin)
+            start = text.rfind(b"\n", end, begin) + 1
+            end = found.end()
+            kind = kinds[number]
+            if self._tables and kind.lstrip().startswith(_TABLE):
+                weaker[number] = 0
+                continue
+            told, all_told = self._name(rule, kind, begin - start, room)
+            room -= told
+            weaker[number] = not all_told
+            if room <= 0:  # what follows may be this rule's: a weaker one would name it wrongly
+                del kinds[number + 1 :]
+                break
+        return list(compress(kinds, weaker))
 
-    def _left(self, rule: LogRule, kind: bytes, places: list[int], at: int) -> list[int]:
-        """Keep what a rule that was found at ``at`` says of lines of a kind; returns those of which it says nothing."""
-        if len(places) == 1:
-            line = self._lines[places[0]]
-            hits = named(rule, line, at)
-            for hit in hits:
-                self._keep(hit, places[0], line, at, 1)
-            return [] if hits else places
-        if not rule.numbers:
+    def _name(self, rule: LogRule, kind: bytes, at: int, room: int) -> tuple[int, bool]:
+        """Keep what a rule that was found at ``at`` says of the lines of a kind.
+
+        Returns how many different lines it named, and whether that is all there is to say of this kind.
+        """
+        lines = self._left.get(kind) or self._several.get(kind) or (self._one[kind],)
+        if len(lines) > 1 and not rule.numbers:
             hits = named(rule, kind, at)
             if all("0" not in hit.signature for hit in hits):
+                count = sum(map(self._counts.__getitem__, lines)) if hits else 0
                 for hit in hits:
-                    self._keep(hit, places[0], self._lines[places[0]], at, len(places))
-                return [] if hits else places
+                    self._keep(hit, self._place[lines[0]], lines[0], at, count)
+                return bool(hits), bool(hits)
         left = []
-        told: dict[bytes, Sequence[Hit]] = {}
-        for place in places:
-            line = self._lines[place]
-            own = told.get(line)
-            if own is None:
-                own = told[line] = named(rule, line, at)
-            for hit in own:
-                self._keep(hit, place, line, at, 1)
-            if not own:
-                left.append(place)
-        return left
+        told = 0
+        for line in lines:
+            hits = named(rule, line, at)
+            for hit in hits:
+                self._keep(hit, self._place[line], line, at, self._counts[line])
+            if not hits:
+                left.append(line)
+            elif (told := told + 1) >= room:
+                return told, True
+        if left:
+            self._left[kind] = left
+        return told, not left
+
+
+def _alike(text: bytes) -> bytes:
+    """Lines with every digit as a zero."""
+    return text.translate(_DIGITS_ALIKE)
 
 
 def _excerpt(line: bytes, at: int) -> str:

@@ -60,11 +60,14 @@ class LastFailed:
             if left := others if as_it_should(result) else [*others, arm]:
                 self.arms[file] = left
         if json.dumps(self.arms) != before:
+            beside = self.path.with_suffix(f".{os.getpid()}")
             with contextlib.suppress(OSError):
                 make_folder()
-                beside = self.path.with_suffix(f".{os.getpid()}")
-                beside.write_text(json.dumps(self.arms, indent=1), encoding="utf-8")
-                beside.replace(self.path)
+                try:
+                    beside.write_text(json.dumps(self.arms, indent=1), encoding="utf-8")
+                    beside.replace(self.path)
+                except OSError:
+                    beside.unlink(missing_ok=True)  # of a full disk: half of it
 
 
 def as_it_should(result: ArmResult) -> bool:

@@ -19,8 +19,10 @@ from specdebug.errors import SpecDebugError, did_you_mean
 from specdebug.faults.model import Fault
 from specdebug.loops.device_watch import DeviceWatch
 from specdebug.loops.steplog import Recording
-from specdebug.scenario.checks import check_faults, engine_config, option_error
+from specdebug.scenario.checks import asked_of, check_faults, engine_config, option_error
 from specdebug.scenario.model import Arm, Expectation, ProbeMode, Scenario
+from specdebug.targets.base import Asked
+from specdebug.targets.registry import DEFAULT, find_target
 from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import EXIT_CODES, Outcome, not_run
 from specdebug.workers.job import Job, WorkerEnd
@@ -44,8 +46,8 @@ class ReplayError(SpecDebugError):
 
 @dataclass(frozen=True)
 class Choices:
-    """The choices that the command line may make beside the file. ``engine``: options over those of every
-    arm. ``faults``: injected beside those of the arm that is run."""
+    """The choices that the command line may make beside the file. ``target``: in the place of every arm's. ``engine``:
+    options over those of every arm. ``faults``: injected beside those of the arm that is run."""
 
     arms: tuple[str, ...] = ()
     reverts: tuple[int, ...] = ()
@@ -54,6 +56,7 @@ class Choices:
     mode: ProbeMode | None = None
     probes: tuple[str, ...] | None = None
     timeout_s: float | None = None
+    target: str | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -83,9 +86,19 @@ class ArmRun:
         return tuple(toggle.pr for toggle in self.toggles)
 
     @property
-    def config(self) -> EngineConfig:
-        """The engine that is asked for. Raises ContentError."""
-        return engine_config(self.scenario, self.arm)
+    def asked(self) -> Asked:
+        """Return what the arm asks of its target. Raises ContentError."""
+        return asked_of(self.scenario, self.arm)
+
+    @property
+    def target(self) -> str:
+        """Name of the target that the arm runs on."""
+        return self.scenario.target_of(self.arm)
+
+    @property
+    def config(self) -> EngineConfig | None:
+        """The embedded engine that is asked for, None on any other target. Raises ContentError."""
+        return engine_config(self.scenario, self.arm) if self.target == DEFAULT else None
 
     def job(self, library: RunContent) -> Job:
         """The worker's job. Its parts are pickled apart: unpickling one may import what a revert changes.
@@ -101,7 +114,7 @@ class ArmRun:
             "scenario": pickle.dumps(self.scenario),
             "workload": pickle.dumps(library.workload(self.scenario, self.arm, self.seed)),
         }
-        uses_gpu = self.config.device != "cpu"
+        uses_gpu = self.asked.device != "cpu"
         return Job(self.key, TARGET, payload, limits.timeout_s, float(limits.memory_mb), uses_gpu)
 
     def at_fault(self, message: str, option: tuple[str, ...]) -> SpecDebugError:
@@ -173,17 +186,22 @@ def plan(scenario: Scenario, choices: Choices, library: RunContent) -> list[ArmR
     """The arm runs that the choices ask for.
 
     Raises ReplayError for an arm the scenario does not have, ContentError for a pack or fix that is not there,
-    BadFault or ContentError for a fault that cannot act in its arm.
+    BadFault or ContentError for a fault that cannot act in its arm, ConfigError for a target that there is not.
     """
     for name in choices.arms:
         if name not in scenario.arms:
             raise ReplayError(f"{scenario.path}: no arm '{name}'{did_you_mean(name, scenario.arms)}")
+    if choices.target is not None:
+        find_target(choices.target)
     names = list(dict.fromkeys(choices.arms)) or list(scenario.arms)
     if (choices.reverts or choices.faults) and not choices.arms:
         names = names[:1]
     changed = _with_choices(scenario, choices)
     for name in names:
-        check_faults(changed, name, engine_config(changed, name))
+        if changed.target_of(name) == DEFAULT:
+            check_faults(changed, name, engine_config(changed, name))
+        else:
+            asked_of(changed, name)
     return [
         ArmRun(
             key=name,
@@ -204,6 +222,7 @@ def _with_choices(scenario: Scenario, choices: Choices) -> Scenario:
     def changed(arm: Arm) -> Arm:
         return dataclasses.replace(
             arm,
+            target=choices.target or arm.target,
             mode=choices.mode or arm.mode,
             probes=choices.probes or arm.probes,
             faults=(*scenario.faults_of(arm.name), *choices.faults) if choices.faults else arm.faults,
@@ -256,7 +275,7 @@ class _Running:
 
     def _job(self, run: ArmRun, library: RunContent) -> Job:
         def may_start() -> bool:
-            failure = self._watch.gone(run.config.device)
+            failure = self._watch.gone(run.asked.device)
             if failure is not None:
                 self._leave_out(run, failure)
             return failure is None
@@ -307,7 +326,7 @@ class _Running:
             self.progress.arm_ended(result)
 
     def _device_of(self, job: Job) -> str:
-        return self.runs[job.name].config.device
+        return self.runs[job.name].asked.device
 
     def waiting(self) -> None:
         if self.progress is not None:

@@ -91,8 +91,8 @@ class WarmPool:
             run, failure = ended
             if failure.cause != "device" or run.key in self._again:
                 raise MachineFailed(failure)
-            self._watch.doubt(run.config.device, failure)
-            if self._watch.gone(run.config.device) is not None:
+            self._watch.doubt(run.asked.device, failure)
+            if self._watch.gone(run.asked.device) is not None:
                 raise MachineFailed(failure)
             self._again.add(run.key)
             self.start(run)
@@ -109,16 +109,16 @@ class WarmPool:
 
 def job(run: ArmRun) -> Job:
     """The worker's job. Unlike a fresh arm's, its requests are planned there: workers are many, the parent is one."""
-    limits, config = run.scenario.limits, run.config
+    limits, asked = run.scenario.limits, run.asked
     payload = {
-        "model": config.model,
+        "model": asked.model,
         "arm": run.arm,
         "seed": run.seed,
         "toggles": pickle.dumps(run.toggles),
         "packs": pickle.dumps(run.packs),
         "scenario": pickle.dumps(run.scenario),
     }
-    return Job(run.key, TARGET, payload, limits.timeout_s, float(limits.memory_mb), config.device != "cpu")
+    return Job(run.key, TARGET, payload, limits.timeout_s, float(limits.memory_mb), asked.device != "cpu")
 
 
 Ended = ArmResult | ArmAtFault | tuple[ArmRun, MachineFailure]
@@ -146,7 +146,7 @@ class _Collected:
         run, ledger = self.runs.pop(job.name), self._ledgers.pop(job.name)
         outcome, failure = ledger.outcome(end), None
         if outcome.verdict == "unknown":
-            failure = outcome.machine or ledger.lost(run.config.device, self._used)
+            failure = outcome.machine or ledger.lost(run.asked.device, self._used)
         if ledger.usage_error is not None and not ledger.unavailable:
             error = run.at_fault(ledger.usage_error, ledger.usage_option)
             self.ended_runs.append(ArmAtFault(run, error))

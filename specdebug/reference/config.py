@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdebug.errors import CheckpointError
+from specdebug.errors import CheckpointError, one_line
 from specdebug.files import read_file
 
 MAX_BYTES = 64 << 20
@@ -62,7 +62,7 @@ class ModelConfig:
                 original_max_position_embeddings=rope["original_max_position_embeddings"],
             )
         elif kind != "default":
-            raise CheckpointError(f"RoPE scaling '{kind}' is not supported; known: default, llama3")
+            raise CheckpointError(f"RoPE scaling '{one_line(str(kind))}' is not supported; known: default, llama3")
         # Lists that start with 1 name layer outputs, and the output of layer i is the input of layer i + 1; all
         # others name the inputs themselves (sgl-project/sglang pull request 25454).
         named = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
@@ -98,4 +98,4 @@ def read_config(path: Path) -> ModelConfig:
     except KeyError as error:
         raise CheckpointError(f"{file}: key {error} is missing") from None
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{file}: holds a value of the wrong kind ({str(error)[:100]})") from None
+        raise CheckpointError(f"{file}: holds a value of the wrong kind ({one_line(str(error), 100)})") from None

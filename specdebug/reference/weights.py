@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from specdebug.errors import CheckpointError
+from specdebug.errors import CheckpointError, one_line
 from specdebug.files import kind_of
 from specdebug.reference.config import ModelConfig, read_config
 from specdebug.reference.draft import DraftHead
@@ -35,7 +35,7 @@ def load_weights(
                     tensor = reader.get_tensor(name)
                     weights[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
         except (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
-            reason = str(error).strip().split("\n")[0][:200]
+            reason = one_line(str(error).strip().split("\n")[0], 200)
             raise CheckpointError(f"{file} is truncated or not safetensors ({reason}); fetch it again") from None
     return weights, read_config(path)
 

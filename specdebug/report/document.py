@@ -26,15 +26,15 @@ def replay_document(replay: Replay) -> dict[str, Any]:
 
 def arm_document(result: ArmResult) -> dict[str, Any]:
     """One arm: what was run, what was expected, what happened."""
-    expectation, config = result.run.expectation, result.run.config
+    expectation, asked = result.run.expectation, result.run.asked
     return {
         "arm": result.run.arm,
         "seed": result.run.seed,
         "reverted": list(result.run.reverts),
         "engine": {
-            "device": config.device,
-            "dtype": config.dtype,
-            "attention_backend": config.attention_backend,
+            "device": asked.device,
+            "dtype": asked.dtype,
+            "attention_backend": asked.attention_backend,
             "overridden": sorted(result.run.scenario.overrides),
         },
         "expected": None if expectation is None else expectation.to_dict(),

@@ -100,7 +100,7 @@ def _what_oracles_did(result: ArmResult) -> dict[str, int]:
     wanted = run.scenario.oracles_of(run.arm)
     looks = {"lossless": 0, "draft_kv": 0, **outcome.looks}
     looks["pools"] = outcome.metrics.steps if wanted.pools else 0
-    looks["guards"] = outcome.metrics.steps if run.config.memory.guards else 0
+    looks["guards"] = outcome.metrics.steps if run.asked.guards else 0
     looks["accept"] = sum(request.cold_accept_lengths is not None for request in outcome.requests)
     return looks
 
@@ -124,9 +124,10 @@ def _next(result: ArmResult) -> Iterator[str]:
     asked = [str(number) for number in run.reverts if number not in own]
     words = [_file(run.scenario.path), "--arm", run.arm, *(("--revert", ",".join(asked)) if asked else ())]
     yield f"{shlex.join(['specdebug', 'flake', *words])} (more seeds: how often does it fail?)"
-    if run.config.memory.fill != "garbage":
+    memory = None if run.config is None else run.config.memory
+    if memory is not None and memory.fill != "garbage":
         yield "engine: {memory: {fill: garbage}} in the scenario (what nobody wrote is then not zero)"
-    if not run.config.memory.guards:
+    if memory is not None and not memory.guards:
         yield "engine: {memory: {guards: true}} in the scenario (a buffer that overruns is then named)"
     if any(pack.mode != "record" for pack in run.packs) and run.scenario.arms[run.arm].mode != "record":
         yield f"{shlex.join(['specdebug', 'replay', *words, '--mode', 'record'])} (probes note all that they find)"

@@ -88,7 +88,7 @@ def wants_evidence(result: ArmResult) -> bool:
     """Return whether an arm's story is more than its row: it failed, came to no verdict, or has something to note."""
     outcome = result.outcome
     told = outcome.violations or outcome.reasons or outcome.notes or outcome.ties or outcome.injections
-    return bool(told) or explain(result) is not None
+    return bool(told or outcome.cannot_show) or explain(result) is not None
 
 
 def evidence(result: ArmResult) -> RenderableType:
@@ -105,6 +105,7 @@ def evidence(result: ArmResult) -> RenderableType:
     if len(outcome.violations) > MAX_VIOLATIONS:
         lines.append(_told(f"and {len(outcome.violations) - MAX_VIOLATIONS} more kinds (see --json)", "dim"))
     lines += [_told(reason, "yellow") for reason in outcome.reasons]
+    lines += [_told(f"unknown: {blind}", "yellow") for blind in outcome.cannot_show]
     lines += [_told(note, "dim") for note in outcome.notes]
     if outcome.ties:
         lines.append(_told(ties_text(outcome), "dim"))

@@ -12,31 +12,31 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
-from specdebug.assets import checkpoint_path
 from specdebug.errors import ConfigError, ContentError, SpecDebugError
-from specdebug.reference.config import read_config
 from specdebug.scenario.text import Decode, decoder, load_tokenizer
-from specdebug.verdict.device_errors import device_failure, device_lost, out_of_memory
+from specdebug.targets.base import SHOWN, Asked, Opening, Session, Target
+from specdebug.targets.registry import find_target
+from specdebug.verdict.device_errors import device_lost, out_of_memory
 from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.coredump import wait_for_coredump
-from specdebug.workers.device import DeviceUnavailable, claim, leave_now
+from specdebug.workers.device import DeviceUnavailable, leave_now
 from specdebug.workers.machine_failure import MachineFailed, machine_failure
 from specdebug.workers.wire import Sink
 
 if TYPE_CHECKING:
     from specdebug.faults.injector import Injector
+    from specdebug.run.judge import Judge
     from specdebug.run.loop import RunLoop
-    from specdebug.run.oracle import Judge
-    from specdebug.scenario.model import AcceptOracle, OracleSpec, Scenario
+    from specdebug.run.oracles.base import OracleSettings
+    from specdebug.scenario.model import Scenario
 
 
-class Onlooker(Protocol):
+class ArmOnlooker(Protocol):
     """Somebody who wants to see an arm's run."""
 
     def building(self) -> None:
@@ -46,7 +46,7 @@ class Onlooker(Protocol):
         """It is there and has done nothing yet."""
 
 
-def run_arm(payload: Mapping[str, Any], sink: Sink, onlooker: Onlooker | None = None) -> None:
+def run_arm(payload: Mapping[str, Any], sink: Sink, onlooker: ArmOnlooker | None = None) -> None:
     """Run one arm of a scenario. ``payload`` is what ``replay.ArmRun.job`` packs.
 
     When the arm costs this process its device, it ends the process as well.
@@ -86,7 +86,7 @@ class _Busy:
 
 
 class _Arm:
-    def __init__(self, payload: Mapping[str, Any], sink: Sink, onlooker: Onlooker | None) -> None:
+    def __init__(self, payload: Mapping[str, Any], sink: Sink, onlooker: ArmOnlooker | None) -> None:
         self._payload = payload
         self._onlooker = onlooker
         self._sink = sink
@@ -94,7 +94,6 @@ class _Arm:
         self._busy = _Busy(sink)
         self._coredump: str | None = None
         self._lost = False
-        self._built = False
         self._injector: Injector | None = None
 
     def run(self) -> None:
@@ -105,11 +104,10 @@ class _Arm:
         scenario: Scenario = pickle.loads(self._payload["scenario"])
         try:
             with self._stage("build"):
-                loop, judge, accept = self._build(scenario)
-                self._built = True
+                loop, judge = self._build(scenario)
                 if self._onlooker is not None:
                     self._onlooker.built(loop)
-            self._serve(loop, judge, accept)
+            self._serve(loop, judge)
         except MachineFailed as error:
             self._sink.emit("machine", cause=error.failure.cause, line=error.failure.line)
         except SpecDebugError as error:
@@ -136,7 +134,7 @@ class _Arm:
 
         A device, or a host, that is too small for the engine says nothing of the engine.
         """
-        from specdebug.run.exceptions import out_of_host_memory, violation_of
+        from specdebug.run.exceptions import beyond_the_machine, violation_of
 
         traceback.print_exc()
         machine = next(filter(None, map(machine_failure, _chain(error))), None)
@@ -149,9 +147,8 @@ class _Arm:
             reason = f"{memory} (while loading or capturing graphs)"
             self._sink.emit("impossible", reason=reason, unavailable=True)
             return
-        if not self._built and device_failure(error) is None and out_of_host_memory(error):
-            reason = f"the engine asks for more memory than this machine has: {' '.join(str(error).split())}"
-            self._sink.emit("impossible", reason=reason, unavailable=True)
+        if wish := beyond_the_machine(error):
+            self._sink.emit("impossible", reason=wish, unavailable=True)
             return
         self._lost = device_lost(error)
         self._sink.emit("violation", **asdict(violation_of(error, 0)))
@@ -186,111 +183,101 @@ class _Arm:
         self._sink.emit("reverts", hits=hits())
         return hits
 
-    def _serve(self, loop: RunLoop, judge: Judge, accept: AcceptOracle | None) -> None:
+    def _serve(self, loop: RunLoop, judge: Judge) -> None:
         from specdebug.run.loop import Stopped
 
         try:
             with self._stage("run"):
                 loop.run()
                 loop.settle()
-            for rid, count in judge.zero_filled.items():
-                self._note(f"{rid}: draft KV of {count} cached positions zero-filled by policy, not compared")
-            if accept is not None:
-                with self._stage("cold"):
-                    self._measure_cold(loop, judge, accept.min_ratio)
+            for note in judge.notes():
+                self._note(note)
+            judge.active = False  # what is served again is compared with what was judged
+            for oracle in judge.afterwards:
+                with self._stage(str(oracle.stage)):
+                    oracle.after_run(loop)
                     loop.settle()
         except Stopped:
             self._lost = loop.lost
         finally:
             self._sink.emit("looked", counts=dict(judge.looks))
 
-    def _build(self, scenario: Scenario) -> tuple[RunLoop, Judge, AcceptOracle | None]:
-        import torch
-
-        from specdebug import async_probe
+    def _build(self, scenario: Scenario) -> tuple[RunLoop, Judge]:
         from specdebug.faults.injector import Injector
         from specdebug.run.driver import WorkloadDriver
         from specdebug.run.loop import RunLoop
         from specdebug.scenario.packs import activate
         from specdebug.scenario.random_streams import stream
-        from specdebug.targets.embedded import build_engine, sampling_params
 
         arm, seed, packs = self._payload["arm"], self._payload["seed"], pickle.loads(self._payload["packs"])
-        device = self._claim(scenario)
-        activate(packs, scenario.arms[arm].mode)
-        if self._onlooker is not None:
-            self._onlooker.building()
-        engine = build_engine(scenario.engine_of(arm), seed)
-        self._busy.said("")  # what the engine said last, such as what it captured, is done
-        if device != "cpu":
-            async_probe.drain()  # what warm-ups before a capture said of their dummy inputs is nobody's failure
-        tokenizer = load_tokenizer(engine.config.model)
-        workload = pickle.loads(self._payload["workload"])
-        faults = scenario.faults_of(arm)
+        target, options = find_target(scenario.target_of(arm)), scenario.engine_of(arm)
+        asked = target.asked(options)
+        if "probes" not in target.shows:
+            packs = ()
+
+        def before() -> None:
+            activate(packs, scenario.arms[arm].mode)
+            if self._onlooker is not None:
+                self._onlooker.building()
+
+        session = target.open(options, seed, Opening(f"{scenario.name}-{arm}", self._say, self._busy, before))
+        workload, faults = pickle.loads(self._payload["workload"]), scenario.faults_of(arm)
         self._sink.emit(
             "setup", probes_enabled=len(packs), requests=len(workload.requests), faults=[str(each) for each in faults]
         )
-        oracles = scenario.oracles_of(arm)
-        decode = decoder(tokenizer)
-        judge = self._judge(oracles, engine.config, decode)
-        engine.observer = judge
-        self._injector = Injector(faults, seed, self._sink, stream)
-        self._injector.attach(engine)
+        decode = decoder(load_tokenizer(asked.model))
+        judge = self._judge(scenario, asked, decode, session)
+        self._tell_limits(target, judge, asked)
+        session.observe(judge)
+        if "faults" in session.shows:
+            self._injector = Injector(faults, seed, self._sink, stream)
+            self._injector.attach(session.inside)
         loop = RunLoop(
-            engine,
+            session,
             WorkloadDriver(workload),
             self._sink,
             judge,
             max_steps=scenario.limits.max_steps,
-            check_pools=oracles.pools,
-            make_sampling=sampling_params,
             decode=decode,
-            vocab_size=read_config(checkpoint_path(engine.config.model)).vocab_size,
-            synchronize=None if device == "cpu" else torch.cuda.synchronize,
             injector=self._injector,
         )
-        return loop, judge, oracles.accept
+        return loop, judge
 
-    def _claim(self, scenario: Scenario) -> str:
-        """Take the arm's device, say what the arm runs on, and pass on what the engine is busy with."""
-        from specdebug.engine import EngineConfig, progress
-        from specdebug.workers.compiling import watch_triton
-
-        config = EngineConfig.from_dict(scenario.engine_of(self._payload["arm"]))
-        label = f"{scenario.name}-{self._payload['arm']}"
-        if config.device != "cpu":
-            self._sink.emit("claiming", device=config.device)
-        stack = claim(config.device, config.attention_backend, config.dtype, label)
-        self._coredump = stack.get("coredump")
-        self._sink.emit("stack", **stack)
-        progress.listen(self._busy.said)
-        if config.device != "cpu":
-            watch_triton(self._busy.compiling, self._busy.compiled)
-        return config.device
-
-    def _judge(self, oracles: OracleSpec, config: Any, decode: Decode) -> Judge:
-        """The observer, with a reference model only if something is to be compared with it."""
-        from specdebug.run.dense import DenseReference
-        from specdebug.run.oracle import Judge, OracleSettings
-
-        spec, draft_model = config.speculative, config.draft_model if oracles.draft_kv else None
-        draft_kv = draft_model is not None
-        settings = OracleSettings(
-            lossless=oracles.lossless,
-            draft_kv=draft_kv,
-            dtype=config.dtype,
-            zero_fill=spec is not None and spec.draft_kv_on_hit == "zero_fill",
-            each_step=oracles.each_step,
+    def _tell_limits(self, target: Target, judge: Judge, asked: Asked) -> None:
+        """Say what this target cannot show of what was asked for, and which options mean nothing to it."""
+        self._sink.emit(
+            "target",
+            name=target.name,
+            lacks=sorted(set(SHOWN) - set(target.shows)),
+            looking=[oracle.name for oracle in judge.oracles],
+            cannot_show=[str(blind) for blind in judge.cannot_show],
         )
-        reference = DenseReference(config.model, draft_model) if oracles.lossless or draft_kv else None
+        if asked.unused:
+            self._note(f"target {target.name} has no use for engine options {', '.join(asked.unused)}")
+
+    def _say(self, event: str, **fields: Any) -> None:
+        """Pass an event of the target on, and remember where a core dump would be written."""
+        if event == "stack":
+            self._coredump = fields.get("coredump")
+        self._sink.emit(event, **fields)
+
+    def _judge(self, scenario: Scenario, asked: Asked, decode: Decode, session: Session) -> Judge:
+        """The oracles, with a reference model only if something is to be compared with it."""
+        from specdebug.run.dense import DenseReference
+        from specdebug.run.judge import Judge
+
+        # A session with probes is asked even without packs: reading them is where a failed kernel may first show.
+        probes = "probes" in session.shows or bool(pickle.loads(self._payload["packs"]))
+        settings = settings_of(scenario, self._payload["arm"], asked, probes)
+        models = reference_of(settings, asked)
         return Judge(
             settings,
-            reference,
+            None if models is None else DenseReference(*models),
             report=lambda violation: self._sink.emit("violation", **asdict(violation)),
             tie=lambda rid, tie: self._sink.emit("tie", rid=rid, **asdict(tie)),
             decode=decode,
-            # Arms share the cores: on a CPU, count what the engine computed and not what it waited for.
-            clock=time.process_time if config.device == "cpu" else time.perf_counter,
+            clock=session.clock,
+            shows=session.shows,
         )
 
     @contextmanager
@@ -306,47 +293,29 @@ class _Arm:
     def _note(self, text: str) -> None:
         self._sink.emit("note", text=text)
 
-    def _measure_cold(self, loop: RunLoop, judge: Judge, min_ratio: float) -> None:
-        """Serve every request that hit the cache again, cold, and compare what was accepted, group by group.
 
-        Where the dtype's rounding made a greedy request go on otherwise than its cold twin, what comes after is another
-        text, whose drafts are as good as they are: only what they have in common is compared.
-        """
-        from specdebug.run.loop import COLD
-        from specdebug.verdict.outcome import Violation, first_difference, mean
+def settings_of(scenario: Scenario, arm: str, asked: Asked, probes: bool) -> OracleSettings:
+    """Which oracles an arm asks for, of a target that was asked for ``asked``. ``probes``: whether any pack is live."""
+    from specdebug.run.oracles.base import OracleSettings
 
-        judge.active = False
-        lengths: dict[str, tuple[list[int], list[int]]] = {}
-        for rid, arrival in loop.arrived.items():
-            request = loop.engine.requests[rid]
-            if not request.cached_tokens or not request.accept_lengths or request.finish_reason == "abort":
-                continue
-            cold = loop.serve_cold(rid)
-            self._sink.emit("cold", rid=rid, accept_lengths=cold)
-            hit_lengths, cold_lengths = lengths.setdefault(arrival.group, ([], []))
-            parted = first_difference(request.output_ids, loop.engine.requests[COLD + rid].output_ids)
-            if arrival.sampling.temperature > 0:
-                parted = None
-            hit_lengths.extend(over_before(parted, request.accept_lengths))
-            cold_lengths.extend(over_before(parted, cold))
-        for group, both in lengths.items():
-            hit_mean, cold_mean = (mean(side) or 0.0 for side in both)
-            if hit_mean < min_ratio * cold_mean:
-                detail = (
-                    f"requests of group {group} accept {hit_mean:.2f} tokens a verify after a cache hit, "
-                    f"{cold_mean:.2f} cold: less than {min_ratio:g} of it"
-                )
-                loop.report(Violation("accept-drop", group, None, detail))
+    spec = scenario.oracles_of(arm)
+    return OracleSettings(
+        lossless=spec.lossless,
+        draft_kv=spec.draft_kv and asked.drafts,
+        dtype=asked.dtype,
+        zero_fill=asked.zero_fill,
+        each_step=spec.each_step,
+        pools=spec.pools,
+        guards=asked.guards,
+        probes=probes,
+        min_ratio=None if spec.accept is None else spec.accept.min_ratio,
+    )
 
 
-def over_before(position: int | None, accept_lengths: Sequence[int]) -> list[int]:
-    """Accept lengths of the verifies whose tokens all lie before an output position; None: of all of them.
-
-    The first output token is the prefill's.
-    """
-    ends = accumulate(accept_lengths, initial=1)
-    next(ends)
-    return [n for n, end in zip(accept_lengths, ends, strict=True) if position is None or end <= position]
+def reference_of(settings: OracleSettings, asked: Asked) -> tuple[str, str | None] | None:
+    """Target and draft of the reference that judges a run; None where nothing is compared with one."""
+    draft = asked.draft_model if settings.draft_kv else None
+    return (asked.model, draft) if settings.lossless or draft is not None else None
 
 
 def _lacks_flashinfer(error: SpecDebugError) -> bool:

@@ -50,6 +50,16 @@ def violation_of(error: BaseException, step: int) -> Violation:
     return Violation("error", where, step, detail)
 
 
+def beyond_the_machine(error: BaseException) -> str | None:
+    """One line for an allocation that this machine cannot give, whatever is free; None for any other error.
+
+    Ask :func:`machine_failure` first: memory that is merely used up is the machine's failure.
+    """
+    if device_failure(error) is not None or not out_of_host_memory(error):
+        return None
+    return f"the engine asks for more memory than this machine has: {' '.join(str(error).split())}"
+
+
 def out_of_host_memory(error: BaseException) -> bool:
     """Whether ``error``, which is not about a device, says that an allocation failed."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error))))

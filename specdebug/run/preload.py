@@ -14,7 +14,7 @@ PRELOAD = (
     "specdebug.run.arm",
     "specdebug.run.dense",
     "specdebug.run.loop",
-    "specdebug.run.oracle",
+    "specdebug.run.judge",
     "specdebug.scenario.packs",
     "specdebug.scenario.model",
     "specdebug.patching",

@@ -64,15 +64,14 @@ def prepare(common: Common) -> None:
 
 
 def _keep(scenario: Scenario, arm: str) -> None:
-    from specdebug.engine.config import EngineConfig
     from specdebug.run.dense import keep_weights
     from specdebug.scenario.text import keep_tokenizer
     from specdebug.scenario.workload import expand
-    from specdebug.targets.embedded import keep_models
+    from specdebug.targets.registry import find_target
 
-    options = scenario.engine_of(arm)
-    tokenizer = keep_tokenizer(EngineConfig.from_dict(options).model)
-    keep_models(options)
+    engine, options = find_target(scenario.target_of(arm)), scenario.engine_of(arm)
+    tokenizer = keep_tokenizer(engine.asked(options).model)
+    engine.warm(options)
     reference = _reference_of(scenario, arm)
     if reference is not None:
         keep_weights(*reference)
@@ -81,12 +80,11 @@ def _keep(scenario: Scenario, arm: str) -> None:
 
 def _reference_of(scenario: Scenario, arm: str) -> tuple[str, str | None] | None:
     """Target and draft of the reference that judges an arm; None where nothing is compared with one."""
-    from specdebug.engine.config import EngineConfig
+    from specdebug.run.arm import reference_of, settings_of
+    from specdebug.targets.registry import find_target
 
-    config = EngineConfig.from_dict(scenario.engine_of(arm))
-    oracles = scenario.oracles_of(arm)
-    draft = config.draft_model if oracles.draft_kv else None
-    return (config.model, draft) if oracles.lossless or draft is not None else None
+    asked = find_target(scenario.target_of(arm)).asked(scenario.engine_of(arm))
+    return reference_of(settings_of(scenario, arm, asked, probes=False), asked)
 
 
 def foresee(asked: Foreseen) -> None:
@@ -123,7 +121,7 @@ def run_warm(payload: Mapping[str, Any], sink: PipeSink) -> None:
     from specdebug.patching import PatchError, apply
     from specdebug.patching.live import end_census
     from specdebug.run.arm import run_arm
-    from specdebug.targets.embedded import drop_models
+    from specdebug.targets.embedded import TARGET
     from specdebug.workers.forkserver import start_over
 
     toggles: tuple[Toggle, ...] = pickle.loads(payload["toggles"])
@@ -134,7 +132,7 @@ def run_warm(payload: Mapping[str, Any], sink: PipeSink) -> None:
         start_over(f"{__name__}:run_cold", payload, sink)
     end_census()
     if any(patch.module.startswith(MODEL_CODE) for patch in patches):
-        drop_models()
+        TARGET.cool()
     arm = _with_workload(payload, sink)
     if arm is not None:
         run_arm({**arm, "toggles": pickle.dumps(())}, _Reverted(sink, toggles, applied))

@@ -27,6 +27,8 @@ from specdebug.scenario.model import (
     TokenPrompt,
     WorkloadGroup,
 )
+from specdebug.targets.base import Asked
+from specdebug.targets.registry import DEFAULT, find_target
 from specdebug.yamlio import KeyPath, one_line
 
 MAX_REQUESTS = 10_000
@@ -88,6 +90,9 @@ def _problems(scenario: Scenario, known: KnownNames | None, broken: _Broken) -> 
     for arm in scenario.arms:
         if broken.within("arms", arm, "engine") or broken.within("engine"):
             continue
+        if scenario.target_of(arm) != DEFAULT:
+            yield from _refused(scenario, arm)
+            continue
         wrong, config = _wrong_options(scenario, arm)
         yield from wrong
         if known is not None and known.checkpoints:
@@ -97,6 +102,14 @@ def _problems(scenario: Scenario, known: KnownNames | None, broken: _Broken) -> 
         yield from _too_long_prompts(scenario, arm, config, broken)
         if not broken.ids:
             yield from (each for each in _unfit_faults(scenario, arm, config) if isinstance(each, ContentError))
+
+
+def _refused(scenario: Scenario, arm: str) -> Iterator[ContentError]:
+    """What a target other than the embedded engine does not take."""
+    try:
+        asked_of(scenario, arm)
+    except ContentError as error:
+        yield error
 
 
 OVERRIDES = {
@@ -114,6 +127,22 @@ def engine_config(scenario: Scenario, arm: str) -> EngineConfig:
         return EngineConfig.from_dict(scenario.engine_of(arm))
     except InvalidOption as error:
         raise _invalid(scenario, arm, error) from None
+
+
+def asked_of(scenario: Scenario, arm: str) -> Asked:
+    """What an arm asks of its target. Raises ContentError where the target is named, or where the option stands."""
+    try:
+        return find_target(scenario.target_of(arm)).asked(scenario.engine_of(arm))
+    except InvalidOption as error:
+        raise _invalid(scenario, arm, error) from None
+    except SpecDebugError as error:
+        raise _about_target(scenario, arm, error) from None
+
+
+def _about_target(scenario: Scenario, arm: str, error: SpecDebugError) -> ContentError:
+    """What a target other than the embedded engine says of an arm, at the key that names it."""
+    own = scenario.arms[arm].target is not None
+    return ContentError(one_line(str(error), 200), scenario.where(*(("arms", arm, "target") if own else ("target",))))
 
 
 def _invalid(scenario: Scenario, arm: str, error: InvalidOption) -> ContentError:

@@ -15,7 +15,8 @@ from specdebug.async_probe.gate import OFF, Gate
 from specdebug.async_probe.sites import Site, scan
 from specdebug.content import PATH_VARIABLE, content_files, content_roots, find, same_name, scenario_files
 from specdebug.errors import ContentError, ContentErrors, did_you_mean, raise_all
-from specdebug.scenario.load import KnownNames, engine_config, load_scenario
+from specdebug.scenario.checks import asked_of
+from specdebug.scenario.load import KnownNames, load_scenario
 from specdebug.scenario.model import Scenario
 from specdebug.scenario.packs import ProbePack, check_globs, load_pack
 from specdebug.scenario.text import load_tokenizer
@@ -140,7 +141,7 @@ class Library:
 
         Planned by the parent, which has the time: its workers are still importing torch. Raises ContentError.
         """
-        model = engine_config(scenario, arm).model
+        model = asked_of(scenario, arm).model
         key = (scenario.path, model, seed)
         if key not in self._workloads:
             self._workloads[key] = expand(scenario, load_tokenizer(model), seed)

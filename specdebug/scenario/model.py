@@ -230,6 +230,7 @@ class Arm:
 
     name: str
     revert: tuple[int, ...] = ()
+    target: str | None = None
     engine: dict[str, Any] = field(default_factory=dict)
     faults: tuple[Fault, ...] | None = None
     probes: tuple[str, ...] | None = None
@@ -284,6 +285,7 @@ class Scenario:
     expect: dict[str, Expectation]
     description: str = ""
     seed: int = 0
+    target: str = "embedded"
     engine: dict[str, Any] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
     probes: tuple[str, ...] = ("default",)
@@ -300,6 +302,10 @@ class Scenario:
     def where_key(self, *path: str | int) -> Where:
         """Like :meth:`where`, of the key that holds the value."""
         return Where(str(self.path)) if self.source is None else self.source.where_key(*path)
+
+    def target_of(self, arm: str) -> str:
+        """Name of the target that an arm runs on."""
+        return self.arms[arm].target or self.target
 
     def engine_of(self, arm: str) -> dict[str, Any]:
         """Engine options of an arm: the scenario's with the arm's laid over them, mapping by mapping, and whatever

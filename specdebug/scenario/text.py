@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from specdebug.assets import tokenizer_path
 from specdebug.errors import CheckpointError
+from specdebug.files import read_file
 from specdebug.yamlio import one_line
 
 Decode = Callable[[Sequence[int]], str]
+MAX_CONFIG_BYTES = 64 << 20
 _tokenizers: dict[str, Any] = {}
 
 
@@ -21,19 +25,47 @@ def keep_tokenizer(model: str) -> Any:
 
 
 def load_tokenizer(model: str) -> Any:
-    """The checkpoint's tokenizer as published (``tokenizers.Tokenizer``). Raises CheckpointError."""
+    """Return the checkpoint's tokenizer as published (``tokenizers.Tokenizer``).
+
+    Raises:
+        CheckpointError: there is none, it cannot be read, or it has ids for which the model has no embedding.
+    """
     if model in _tokenizers:
         return _tokenizers[model]
     from tokenizers import Tokenizer
 
     path = tokenizer_path(model)
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
+        ids = tokenizer.get_vocab(with_added_tokens=True)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # bare Exception for a malformed file, or a panic, which is no Exception
         reason = one_line(str(error))
         raise CheckpointError(f"{path} is not a tokenizer ({reason}); fetch the checkpoint again") from None
+    _refuse_foreign_ids(path, ids)
+    return tokenizer
+
+
+def _refuse_foreign_ids(path: Path, ids: Mapping[str, int]) -> None:
+    """Raise CheckpointError for a tokenizer of another model, before an id of it reaches an embedding."""
+    size = _vocab_size(path.with_name("config.json"))
+    token = max(ids, key=ids.__getitem__, default=None)
+    if size is not None and token is not None and ids[token] >= size:
+        raise CheckpointError(
+            f"{path} has ids up to {ids[token]} ('{one_line(token, 40)}'), but by {path.with_name('config.json')} the "
+            f"model's vocab_size is {size}; fetch the tokenizer of this model"
+        )
+
+
+def _vocab_size(config: Path) -> int | None:
+    """What the config states, or None where it does not: whoever loads the model says what is wrong with it."""
+    try:
+        data = json.loads(read_file(config, MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    size = data.get("vocab_size") if isinstance(data, dict) else None
+    return size if isinstance(size, int) else None
 
 
 def decoder(tokenizer: Any) -> Decode:

@@ -1,69 +1,31 @@
-"""The embedded engine as a target: what a run loop may ask of it, and how it is built inside a worker."""
+"""The embedded EAGLE engine as a target: every ability, step by step, in the worker's own process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, get_args
+
+from specdebug.targets.base import Ability, Asked, Opening, RequestOnlooker, RequestView, Sampling, StepView, clock_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-class StepReportLike(Protocol):
-    """What one engine step decided."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def rids(self) -> Sequence[str]: ...
-    @property
-    def emitted(self) -> Mapping[str, Sequence[int]]: ...
-    @property
-    def accept_lengths(self) -> Mapping[str, int]: ...
-    @property
-    def cached(self) -> Mapping[str, int]: ...
-    @property
-    def finished(self) -> Sequence[str]: ...
-    @property
-    def retracted(self) -> Sequence[str]: ...
-
-
-class EngineLike(Protocol):
-    """The engine as a run loop sees it; ``specdebug.engine.Engine`` is one, tests bring others."""
-
-    observer: Any
-
-    @property
-    def requests(self) -> Any: ...
-    @property
-    def has_work(self) -> bool: ...
-    @property
-    def config(self) -> Any: ...
-    def add_request(self, rid: str, prompt_ids: list[int], sampling: Any, *, speculative: bool = True) -> object: ...
-    def abort(self, rid: str) -> object: ...
-    def step(self) -> StepReportLike: ...
-    def flush_cache(self) -> object: ...
-    def check_pools(self) -> Sequence[str]: ...
-    def check_guards(self) -> Sequence[Any]: ...
-    def damage_seen(self) -> Sequence[Any]: ...
-
+EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))
 
 _models: dict[tuple[Any, ...], Any] = {}
 
 
-def keep_models(options: Mapping[str, Any]) -> None:
-    """Load what an engine of these options serves, for engines that are built later, here or in a fork.
+def build_engine(options: Mapping[str, Any], seed: int) -> Any:
+    """An engine of these options. Imports the engine, so reverts must be in place by now.
 
     Raises ConfigError or CheckpointError.
     """
-    from specdebug.engine import EngineConfig
-    from specdebug.engine.engine import load_models
+    from specdebug.engine import Engine, EngineConfig
 
-    config = EngineConfig.from_dict(options)
-    if config.device == "cpu" and _models_of(config) not in _models:  # a GPU's memory does not survive a fork
-        _models[_models_of(config)] = load_models(config)
-
-
-def drop_models() -> None:
-    """Forget them: engines built from now on load their own."""
-    _models.clear()
+    config = EngineConfig.from_dict({"seed": seed, **options})
+    return Engine(config, _models.get(_models_of(config)))
 
 
 def _models_of(config: Any) -> tuple[Any, ...]:
@@ -73,20 +35,127 @@ def _models_of(config: Any) -> tuple[Any, ...]:
     return (config.device, config.dtype, config.reach, config.model, draft)
 
 
-def build_engine(options: Mapping[str, Any], seed: int) -> EngineLike:
-    """An engine of these options. Imports the engine, so reverts must be in place by now.
+class EmbeddedTarget:
+    """Builds the engine in the worker itself."""
 
-    Raises ConfigError or CheckpointError.
-    """
-    from specdebug.engine import Engine, EngineConfig
+    name = "embedded"
+    shows = EVERYTHING
 
-    config = EngineConfig.from_dict({"seed": seed, **options})
-    engine: EngineLike = Engine(config, _models.get(_models_of(config)))
-    return engine
+    def asked(self, options: Mapping[str, Any]) -> Asked:
+        from specdebug.engine.config import EngineConfig
+
+        config = EngineConfig.from_dict(options)
+        spec = config.speculative
+        return Asked(
+            model=config.model,
+            device=config.device,
+            dtype=config.dtype,
+            attention_backend=config.attention_backend,
+            drafts=spec is not None,
+            draft_model=config.draft_model,
+            zero_fill=spec is not None and spec.draft_kv_on_hit == "zero_fill",
+            guards=config.memory.guards,
+        )
+
+    def warm(self, options: Mapping[str, Any]) -> None:
+        from specdebug.engine import EngineConfig
+        from specdebug.engine.engine import load_models
+
+        config = EngineConfig.from_dict(options)
+        if config.device == "cpu" and _models_of(config) not in _models:  # a GPU's memory does not survive a fork
+            _models[_models_of(config)] = load_models(config)
+
+    def cool(self) -> None:
+        _models.clear()
+
+    def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> EmbeddedSession:
+        from specdebug import async_probe
+        from specdebug.engine import progress
+        from specdebug.workers.compiling import watch_triton
+        from specdebug.workers.device import claim
+
+        asked = self.asked(options)
+        if asked.device != "cpu":
+            opening.say("claiming", device=asked.device)
+        opening.say("stack", **claim(asked.device, str(asked.attention_backend), asked.dtype, opening.label))
+        progress.listen(opening.busy.said)
+        if asked.device != "cpu":
+            watch_triton(opening.busy.compiling, opening.busy.compiled)
+        opening.before()
+        engine = build_engine(options, seed)
+        opening.busy.said("")  # what the engine said last, such as what it captured, is done
+        if asked.device != "cpu":
+            async_probe.drain()  # what warm-ups before a capture said of their dummy inputs is nobody's failure
+        return EmbeddedSession(engine, asked)
 
 
-def sampling_params(**fields: Any) -> Any:
-    """The engine's own ``SamplingParams``."""
-    from specdebug.engine import SamplingParams
+class EmbeddedSession:
+    """The engine, serving."""
 
-    return SamplingParams(**fields)
+    shows = EVERYTHING
+
+    def __init__(self, engine: Any, asked: Asked) -> None:
+        from specdebug.assets import checkpoint_path
+        from specdebug.reference.config import read_config
+
+        self.inside = engine
+        self.vocab_size = read_config(checkpoint_path(asked.model)).vocab_size
+        self.clock: Callable[[], float] = clock_of(asked.device)
+        self._on_gpu = asked.device != "cpu"
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.inside.has_work)
+
+    def observe(self, onlooker: RequestOnlooker | None) -> None:
+        self.inside.observer = onlooker
+
+    def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
+        from specdebug.engine import SamplingParams
+
+        own = SamplingParams(**{each.name: getattr(sampling, each.name) for each in fields(SamplingParams)})
+        self.inside.add_request(rid, list(prompt_ids), own, speculative=speculative)
+
+    def abort(self, rid: str) -> None:
+        self.inside.abort(rid)
+
+    def advance(self) -> StepView:
+        report: StepView = self.inside.step()
+        return report
+
+    def request(self, rid: str) -> RequestView:
+        found: RequestView = self.inside.requests[rid]
+        return found
+
+    def flush_cache(self) -> None:
+        self.inside.flush_cache()
+
+    def check_pools(self) -> Sequence[str]:
+        laws: Sequence[str] = self.inside.check_pools()
+        return laws
+
+    def check_guards(self) -> Sequence[Any]:
+        damage: Sequence[Any] = self.inside.check_guards()
+        return damage
+
+    def damage_seen(self) -> Sequence[Any]:
+        damage: Sequence[Any] = self.inside.damage_seen()
+        return damage
+
+    def draft_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        kv: tuple[Tensor, Tensor] = self.inside.draft_kv(request, start, stop)
+        return kv
+
+    def target_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        kv: tuple[Tensor, Tensor] = self.inside.target_kv(request, start, stop)
+        return kv
+
+    def settle(self) -> bool:
+        if self._on_gpu:
+            import torch
+
+            torch.cuda.synchronize()
+        return self._on_gpu
+
+
+TARGET = EmbeddedTarget()

@@ -61,7 +61,7 @@ class Sampled:
 Watcher = inorder.Watcher[Tally]
 
 
-class Sampling:
+class RateSampling:
     """One measurement.
 
     Args:

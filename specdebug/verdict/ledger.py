@@ -3,8 +3,8 @@
 Workers send events only; the outcome is always put together here. So a worker that dies leaves the same kind
 of outcome as one that finishes, just with fewer events behind it and its death among the violations.
 
-Events (see ``arm.py``, which emits them): ``stage``, ``stack``, ``progress``, ``setup``, ``arrive``, ``step``,
-``violation``, ``tie``, ``request``, ``cold``, ``looked``, ``coverage``, ``note``, ``impossible``, ``usage``,
+Events (see ``arm.py``, which emits them): ``stage``, ``stack``, ``progress``, ``setup``, ``target``, ``arrive``,
+``step``, ``violation``, ``tie``, ``request``, ``cold``, ``looked``, ``coverage``, ``note``, ``impossible``, ``usage``,
 ``claiming`` (of a device, which ``stack`` ends), ``machine`` (which the fork server emits, too, in a worker that dies
 of it), ``done``; of faults ``injected`` (one for each injection) and ``unfired`` (of a fault that never fired, at the
 end).
@@ -20,6 +20,7 @@ from typing import Any
 
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Injection
+from specdebug.targets.base import SHOWN, Ability
 from specdebug.verdict.deaths import death_by_machine, death_of, explained
 from specdebug.verdict.outcome import (
     Evidence,
@@ -109,6 +110,10 @@ class Ledger:
         self._looks: dict[str, int] = {}
         self._reverts: dict[str, dict[str, int]] = {}
         self._faults: list[str] = []
+        self._target = "embedded"
+        self._lacks: tuple[str, ...] = ()
+        self._cannot_show: tuple[str, ...] = ()
+        self._blind = False
         self._injections: list[Injection] = []
         self._unfired: dict[int, str] = {}
         self._engine_s = 0.0
@@ -141,7 +146,7 @@ class Ledger:
         machine = self._failure_of_machine(end)
         if machine is not None and machine.cause == "memory" and self._took_memory():
             death, machine = Violation("oom", "", self.step, machine.line), None
-        impossible = self._impossible or (machine.reason if machine is not None else None)
+        impossible = self._impossible or (machine.reason if machine is not None else self._not_for_this_target())
         if death is not None and impossible is None:
             violations.append(explained(death, "", self.step, coredump))
         ordered = merge_violations(violations)
@@ -156,6 +161,7 @@ class Ledger:
             interrupted=interrupted,
             begun=self.stage != START,
             idle_faults=tuple(self._idle_faults()),
+            blind=self._blind,
         )
         verdict, reasons = decide(ordered, evidence)
         first = ordered[0] if ordered else None
@@ -180,6 +186,8 @@ class Ledger:
             injections=tuple(self._injections),
             complete=self._done and 0 < self.planned_requests == self.finished_requests,
             interrupted=interrupted,
+            target=self._target,
+            cannot_show=self._cannot_show,
             log_tail=end.log[-LOG_TAIL:],
         )
 
@@ -204,6 +212,12 @@ class Ledger:
         if end.kind == "timeout" and self._claiming:
             return MachineFailure("device", f"{self._claiming} did not answer within {end.wall_s:.0f} s")
         return None if self._done else death_by_machine(end)
+
+    def _not_for_this_target(self) -> str | None:
+        """Return what the arm is about and its target has no part in."""
+        about: dict[Ability, bool] = {"reverts": bool(self._reverts), "faults": bool(self._faults)}
+        missing = [SHOWN[ability] for ability, meant in about.items() if meant and ability in self._lacks]
+        return f"target {self._target} cannot show {' or '.join(missing)}" if missing else None
 
     def _took_memory(self) -> bool:
         """Return whether the arm was made to run out of memory on purpose."""
@@ -253,6 +267,11 @@ class Ledger:
         self._probes_enabled = event["probes_enabled"]
         self.planned_requests = event["requests"]
         self._faults = list(event.get("faults", ()))
+
+    def _on_target(self, event: Mapping[str, Any]) -> None:
+        self._target, self._lacks = event["name"], tuple(event["lacks"])
+        self._cannot_show = tuple(event["cannot_show"])
+        self._blind = not event["looking"] and bool(self._cannot_show)
 
     def _on_injected(self, event: Mapping[str, Any]) -> None:
         facts = {key: value for key, value in event.items() if key != "event"}

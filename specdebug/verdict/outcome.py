@@ -143,7 +143,8 @@ class Outcome:
     ``machine``: what of the machine failed the arm, None if nothing did.
     ``injections``: what was done to it on purpose, in order. ``complete``: every planned request came to its end, so
     that what was not found did not happen. ``looks``: by oracle, how often it compared something with the reference.
-    ``interrupted``: its worker was ended before it was done.
+    ``interrupted``: its worker was ended before it was done. ``target``: what it ran on. ``cannot_show``: oracles that
+    were asked for and could not look, because the target does not show what they need, each with what that is.
     """
 
     verdict: Verdict
@@ -167,6 +168,8 @@ class Outcome:
     machine: MachineFailure | None = None
     looks: Mapping[str, int] = field(default_factory=dict)
     interrupted: bool = False
+    target: str = "embedded"
+    cannot_show: tuple[str, ...] = ()
 
     @property
     def ties(self) -> tuple[tuple[str, Tie], ...]:
@@ -204,6 +207,7 @@ class Outcome:
         fields["machine"] = MachineFailure(**data["machine"]) if data.get("machine") else None
         fields["reasons"] = tuple(data["reasons"])
         fields["notes"] = tuple(data["notes"])
+        fields["cannot_show"] = tuple(data.get("cannot_show", ()))
         return cls(**fields)
 
 
@@ -266,8 +270,9 @@ class Evidence:
     ``reverts``: per reverted fix (by number), how often each of its edits ran. ``probes_enabled``: how many
     probe sites the packs switched on, ``sites_reached``: how many of those were evaluated at least once.
     ``generated``: tokens emitted. ``impossible``: why the run could not take place at all, if so. ``idle_faults``: what
-    is to be said of declared faults that were never injected, or changed nothing. ``interrupted``: its worker was ended
-    before it was done; ``begun``: the worker had reported something by then.
+    is to be said of declared faults that were never injected, or changed nothing. ``blind``: no oracle could look,
+    though some were asked for. ``interrupted``: its worker was ended before it was done; ``begun``: the worker had
+    reported something by then.
     """
 
     reverts: Mapping[str, Mapping[str, int]]
@@ -278,6 +283,7 @@ class Evidence:
     interrupted: bool = False
     begun: bool = True
     idle_faults: tuple[str, ...] = ()
+    blind: bool = False
 
 
 def decide(violations: Sequence[Violation], evidence: Evidence) -> tuple[Verdict, tuple[str, ...]]:
@@ -304,6 +310,8 @@ def decide(violations: Sequence[Violation], evidence: Evidence) -> tuple[Verdict
         reasons.append("nothing was generated")
     if not evidence.impossible:
         reasons.extend(evidence.idle_faults)
+    if evidence.blind:
+        reasons.append("no oracle that was asked for could look")
     if violations:
         return "fail", tuple(reasons)
     return ("unknown" if reasons else "pass"), tuple(reasons)

@@ -18,6 +18,9 @@ GPU_MEMORY_MB = 4096.0
 """Host memory of a worker that uses a GPU, beyond its job's limit: a context with torch, Triton and FlashInfer loaded
 has 1 to 3 GiB resident before the engine allocates anything."""
 
+LOG_LIMIT = 64 * 1024
+"""Bytes that are kept of the end of what a process prints."""
+
 EndKind = Literal["done", "exit", "signal", "timeout", "memory", "interrupted", "lost", "refused"]
 
 
@@ -105,6 +108,11 @@ class Worker:
         """MiB that may be resident."""
         return self.job.memory_mb + (GPU_MEMORY_MB if self.job.uses_gpu else 0.0)
 
+    def start(self, pid: int, now: float) -> None:
+        """It exists, and its clock runs."""
+        self.pid, self.started_at = pid, now
+        self.deadline = now + self.job.timeout_s
+
     def lose(self, given_up: str | None) -> None:
         """The fork server is gone; ``given_up`` says why, if it was killed for not answering.
 
@@ -115,6 +123,22 @@ class Worker:
         if self.killed_for not in ("timeout", "memory"):
             self.killed_for = "lost"
             self.failure = MachineFailure("processes", given_up) if given_up is not None else None
+
+    def take_log(self, data: bytes) -> None:
+        """It has printed something; what is too long is cut in front."""
+        self.log.append(data)
+        self.log_size += len(data)
+        while self.log_size > LOG_LIMIT and len(self.log) > 1:
+            self.log_size -= len(self.log.popleft())
+
+    def end(self, status: int, now: float) -> WorkerEnd:
+        """How it ended, all that it wrote having been read."""
+        kind: EndKind = self.killed_for or ("done" if status == 0 else "signal" if status < 0 else "exit")
+        wall_s = now - self.started_at if self.started_at else 0.0
+        log = b"".join(self.log).decode("utf-8", "replace")[-LOG_LIMIT:]
+        if status == -signal.SIGKILL and kind in ("signal", "lost") and self.failure is None:
+            self.failure = self.killed_for_memory()
+        return WorkerEnd(kind, status, wall_s, self.peak_rss_mb, log, self.failure)
 
     def killed_for_memory(self) -> MachineFailure | None:
         """What the kernel's count of kills says, now that somebody else has killed this worker or its server.

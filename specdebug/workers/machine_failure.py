@@ -1,8 +1,8 @@
 """Is this failure the machine's?
 
-A device that is gone, a full disk, a refused process and exhausted memory say nothing of the code that ran into them.
-:func:`machine_failure` recognises such an error by its errno or by the words that CUDA, torch, the C library and the
-kernel have for it. ``docs/machines.md`` says what counts, and what stays a verdict.
+A device that is gone, a full disk, a refused process, exhausted memory and too few descriptors say nothing of the code
+that ran into them. :func:`machine_failure` recognises such an error by its errno or by the words that CUDA, torch, the
+C library and the kernel have for it. ``docs/machines.md`` says what counts, and what stays a verdict.
 
 CUDA's words are only those that a process hears before it could have broken anything (there is no device, it is busy,
 it does not initialise) or that name hardware (a GPU off the bus, an uncorrectable memory error). An illegal address, a
@@ -21,20 +21,22 @@ from typing import Literal
 
 from specdebug.errors import SpecDebugError
 
-Cause = Literal["device", "disk", "memory", "processes"]
+Cause = Literal["device", "disk", "memory", "processes", "descriptors"]
 
 TOLD: dict[Cause, str] = {
     "device": "the device is gone",
     "disk": "there is no room to write",
     "memory": "there is no memory left",
     "processes": "no process or thread can be started",
+    "descriptors": "no more files or pipes can be opened (see ulimit -n)",
 }
 
 _ERRNO: dict[int, Cause] = {
     errno.ENOSPC: "disk",
     errno.EDQUOT: "disk",
     errno.ENOMEM: "memory",
-    errno.ENFILE: "processes",
+    errno.EMFILE: "descriptors",
+    errno.ENFILE: "descriptors",
     errno.EAGAIN: "processes",  # of fork and clone; nothing here reads or writes without blocking
 }
 
@@ -76,6 +78,7 @@ _PHRASES: tuple[tuple[Cause, tuple[str, ...]], ...] = (
             "unable to fork",
         ),
     ),
+    ("descriptors", ("too many open files",)),
     ("memory", ("can't allocate memory", "cannot allocate memory", "not enough memory", "std::bad_alloc")),
 )
 _ASKED_FOR = re.compile(r"(?:tried to|unable to) allocate (\d{1,30}(?:\.\d{1,9})?) ([kmgtpe]?)(?:i?b\b|bytes)")

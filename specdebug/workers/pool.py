@@ -1,4 +1,4 @@
-"""Parent side of the workers: start the fork server, run jobs in forks of it, survive whatever they do.
+"""Parent side of the workers: run jobs in forks of a fork server (``server.py``), survive whatever they do.
 
 One selector loop owns everything: events, logs, deadlines and memory. A worker may end in any way; its
 :class:`WorkerEnd` says which, and whatever it had reported by then has been delivered.
@@ -13,10 +13,6 @@ runaway overshoots its limit by tens of MiB. Where there is no ``/proc``, the li
 log), then killed. What it reports to be busy with (an event ``progress``: compiling a kernel, capturing a graph)
 does not count: a first run compiles for longer than it computes.
 
-**A stopped server.** The fork server signals workers, for only who reaps one knows that its number is still its own.
-Where its help is due it is asked whether it is there; if it does not answer (``silence.py``) it is killed from here
-with its process group, which is all its workers. Those past their time have hung; the others say why they ended.
-
 **GPUs.** Jobs that use one share its memory and its time, so fewer of them run side by side, and each may keep more
 resident (see ``job.py``).
 """
@@ -24,49 +20,28 @@ resident (see ``job.py``).
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import selectors
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
 from specdebug import interrupts
-from specdebug.errors import SpecDebugError
 from specdebug.workers.forkserver import DUMP_SIGNAL
-from specdebug.workers.job import EndKind, Job, Listener, Worker, WorkerEnd
-from specdebug.workers.lifeline import lifeline
-from specdebug.workers.machine_failure import MachineFailed, MachineFailure, failure_in_log, machine_failure
-from specdebug.workers.reaper import kill_group
-from specdebug.workers.silence import ANSWER_S, BUSY_S, Silence
+from specdebug.workers.job import Job, Listener, Worker, WorkerEnd
+from specdebug.workers.machine_failure import MachineFailed, failure_in_log, machine_failure
+from specdebug.workers.server import Server, cannot_start, refused
 from specdebug.workers.system import cpu_count, rss_mb
-from specdebug.workers.wire import ASK, JOB, PREPARE, SIGNAL, LineReader, pipes, send
+from specdebug.workers.wire import JOB, SIGNAL, pipes
 
 TICK_S = 0.02
 DUMP_GRACE_S = 0.3
-_LOOK_S = 0.25
-"""How long to wait for the server to be gone without looking whether somebody has lost patience."""
-LOG_LIMIT = 64 * 1024
 GPU_JOBS = 4
 """Jobs that use a GPU at a time, unless the pool is told how many jobs to run."""
 PRELOAD = ("torch", "numpy", "safetensors.torch", "tokenizers", "yaml")
-
-# The server searches modules where its parent does: `-m` would put the current folder first, and with it
-# whatever specdebug or torch.py happens to lie there.
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from specdebug.workers.forkserver import main; sys.exit(main(sys.argv[2:]))"
-)
-
-
-class WorkerStartError(SpecDebugError):
-    """No worker can be started: torch does not import, or the system refuses processes."""
 
 
 class WorkerPool:
@@ -76,27 +51,18 @@ class WorkerPool:
     one idle while the last job runs. Of those that use a GPU, at most :data:`GPU_JOBS` then run at a time.
     """
 
-    def __init__(
-        self,
-        jobs: int = 0,
-        preload: Sequence[str] = PRELOAD,
-        prepare: tuple[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, jobs: int = 0, preload: Sequence[str] = PRELOAD, prepare: tuple[str, Any] | None = None) -> None:
         """``preload``: modules that the fork server imports. ``prepare``: a ``module:function`` and its argument, for
         the server to call once before it forks any worker."""
         self._limit = jobs or cpu_count() + 1
         self._gpu_limit = jobs or GPU_JOBS
         self._preload = tuple(preload)
         self._prepare = prepare
-        self._selector = selectors.DefaultSelector()
-        self._server: subprocess.Popen[bytes] | None = None
-        self._sock: socket.socket | None = None
-        self._replies = LineReader()
-        self._server_log = b""
-        self._ready = False
-        self._silence = Silence()
-        self._given_up: str | None = None
-        self._key = ""
+        try:
+            self._selector = selectors.DefaultSelector()
+        except OSError as error:
+            raise refused(error) from error
+        self._server: Server | None = None
         self._workers: dict[str, Worker] = {}
 
     def __enter__(self) -> WorkerPool:
@@ -111,38 +77,9 @@ class WorkerPool:
         """Launch the fork server and return at once; it loads torch while the caller goes on."""
         if self._server is not None:
             return
-        ours, theirs = socket.socketpair()
-        env = {name: value for name, value in os.environ.items() if name != "SGLANG_DEBUG_REVERT_PR"}
-        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
-            env[name] = "1"
-        env.update(TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
-        command = [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno())]
-        try:
-            # A session of its own, so that a Ctrl-C in the terminal reaches the parent alone.
-            with lifeline.starting(env) as (self._key, own):
-                self._server = subprocess.Popen(
-                    [*command, *self._preload],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    env=own,
-                    start_new_session=True,
-                )
-        except OSError as error:
-            ours.close()
-            theirs.close()
-            raise _cannot_start(f"cannot start a worker process: {error}", machine_failure(error)) from error
-        theirs.close()
-        lifeline.runs(self._key, self._server.pid)
-        ours.settimeout(BUSY_S)  # a stopped server takes in no more than the socket holds
-        self._sock, self._replies, self._server_log, self._ready = ours, LineReader(), b"", False
-        self._silence, self._given_up = Silence(), None
-        self._silence.tasks = 1
-        self._selector.register(ours.fileno(), selectors.EVENT_READ, self._on_reply)
-        stderr = self._server.stderr
-        assert stderr is not None  # for the type checker: we asked for a pipe
-        self._selector.register(stderr.fileno(), selectors.EVENT_READ, self._on_server_log)
+        self._server = Server(self._preload)
+        self._selector.register(self._server.reply_fd, selectors.EVENT_READ, self._on_reply)
+        self._selector.register(self._server.log_fd, selectors.EVENT_READ, self._on_server_log)
         if self._prepare is not None:
             self.prepare(*self._prepare)
 
@@ -153,9 +90,8 @@ class WorkerPool:
         Raises WorkerStartError.
         """
         self.start()
-        assert self._sock is not None
-        self._silence.tasks += 1
-        self._send(PREPARE, {"target": target, "payload": pickle.dumps(argument)})
+        assert self._server is not None
+        self._server.prepare(target, argument)
 
     @property
     def limit(self) -> int:
@@ -173,7 +109,18 @@ class WorkerPool:
         Raises WorkerStartError, or MachineFailed when the system has no process or no pipe left to give.
         """
         self.start()
-        self._launch(job)
+        (event_read, event_write), (log_read, log_write) = pipes(2)
+        for fd in (event_read, log_read):
+            os.set_blocking(fd, False)
+        worker = Worker(job, event_read, log_read)
+        self._workers[job.name] = worker
+        # Pickled twice: the server must not unpickle what the worker gets, or it would import that code
+        # itself.
+        message = {"job": job.name, "target": job.target, "payload": pickle.dumps(job.payload)}
+        assert self._server is not None
+        self._server.send(JOB, message, (event_write, log_write))
+        os.close(event_write)
+        os.close(log_write)
 
     def turn(self, listener: Listener) -> None:
         """Wait until something happens, a moment at most, and pass it on.
@@ -234,45 +181,18 @@ class WorkerPool:
 
     def close(self) -> None:
         """End the fork server (and with it every worker). Can be started again."""
-        if self._server is None or self._sock is None:
+        if self._server is None:
             return
         for worker in list(self._workers.values()):
             self._release(worker)
-        self._unregister(self._sock.fileno())
-        self._sock.close()
-        stderr = self._server.stderr
-        if stderr is not None:
-            self._unregister(stderr.fileno())
-            stderr.close()
-        # A server that is ready sees its socket closed and ends its workers; one still importing has none.
-        if not self._ready:
-            self._server.kill()
-        patience, looks = interrupts.Patience(), int(ANSWER_S / _LOOK_S)
-        while self._server.poll() is None:
-            looks -= 1
-            if patience.over or looks < 0:
-                kill_group(self._server.pid)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._server.wait(_LOOK_S)
-        lifeline.ended(self._key)
-        self._server = self._sock = None
+        for fd in (self._server.reply_fd, self._server.log_fd):
+            self._unregister(fd)
+        self._server.close()
+        self._server = None
 
     @property
     def _gpu_jobs(self) -> int:
         return sum(worker.job.uses_gpu for worker in self._workers.values())
-
-    def _launch(self, job: Job) -> None:
-        (event_read, event_write), (log_read, log_write) = pipes(2)
-        for fd in (event_read, log_read):
-            os.set_blocking(fd, False)
-        worker = Worker(job, event_read, log_read)
-        self._workers[job.name] = worker
-        # Pickled twice: the server must not unpickle what the worker gets, or it would import that code
-        # itself.
-        message = {"job": job.name, "target": job.target, "payload": pickle.dumps(job.payload)}
-        self._send(JOB, message, (event_write, log_write))
-        os.close(event_write)
-        os.close(log_write)
 
     def _listen(self, worker: Worker) -> None:
         """From when it is known to have started, so that nobody hears of an event before its job's start."""
@@ -281,31 +201,20 @@ class WorkerPool:
         self._selector.register(log, selectors.EVENT_READ, lambda on: self._on_log(worker))
 
     def _on_reply(self, listener: Listener) -> None:
-        assert self._sock is not None
-        try:
-            data = self._sock.recv(1 << 16)
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            self._server_lost(listener)
+        assert self._server is not None
+        replies = self._server.hear()
+        if replies is None:
+            self._server_lost(self._server, listener)
             return
-        for reply in self._replies.feed(data):
-            self._silence.broken("here" in reply)
-            if "ready" in reply:
-                self._ready = True
-                self._silence.tasks -= 1
-            elif "prepared" in reply:
-                self._silence.tasks -= 1
-            elif "unprepared" in reply:
+        for reply in replies:
+            if "unprepared" in reply:
                 self.close()
                 why = reply["unprepared"]
-                raise _cannot_start(f"the worker process could not get ready: {why}", failure_in_log(why))
-            elif "started" in reply:
+                raise cannot_start(f"the worker process could not get ready: {why}", failure_in_log(why))
+            if "started" in reply:
                 worker = self._workers.get(reply["started"])
                 if worker is not None:
-                    worker.pid = reply["pid"]
-                    worker.started_at = time.monotonic()
-                    worker.deadline = worker.started_at + worker.job.timeout_s
+                    worker.start(reply["pid"], time.monotonic())
                     self._listen(worker)
                     listener.started(worker.job)
             elif "refused" in reply and reply["refused"] in self._workers:
@@ -316,32 +225,21 @@ class WorkerPool:
             elif "ended" in reply and reply["ended"] in self._workers:
                 self._finish(self._workers[reply["ended"]], listener, reply["status"])
 
-    def _server_lost(self, listener: Listener) -> None:
+    def _server_lost(self, server: Server, listener: Listener) -> None:
         """The fork server is gone: its workers are too. Jobs still waiting get a new one."""
-        assert self._server is not None
-        was_ready, server = self._ready, self._server
         for worker in self._workers.values():
-            worker.lose(self._given_up)
+            worker.lose(server.given_up)
         status = server.wait()
-        if server.stderr is not None:
-            with contextlib.suppress(OSError):
-                self._server_log += server.stderr.read() or b""
-        workers = list(self._workers.values()) if was_ready else []
-        for worker in workers:
+        for worker in list(self._workers.values()) if server.ready else []:
             self._finish(worker, listener, status)
-        log = self._server_log.decode("utf-8", "replace").strip()
         self.close()
-        if not was_ready:
-            last = self._given_up or (log.splitlines()[-1] if log else f"exit status {status}")
-            raise _cannot_start(f"the worker process could not start: {last}", failure_in_log(log))
+        if not server.ready:
+            raise server.last_words(status)
 
     def _on_server_log(self, listener: Listener) -> None:
         assert self._server is not None
-        assert self._server.stderr is not None
-        data = os.read(self._server.stderr.fileno(), 1 << 16)
-        if not data:
-            self._unregister(self._server.stderr.fileno())
-        self._server_log = (self._server_log + data)[-LOG_LIMIT:]
+        if not self._server.read_log():
+            self._unregister(self._server.log_fd)
 
     def _on_events(self, worker: Worker, listener: Listener) -> bool:
         """Deliver what is there; False when nothing was."""
@@ -359,10 +257,7 @@ class WorkerPool:
         if not data:
             self._unregister(worker.log_fd)
             return False
-        worker.log.append(data)
-        worker.log_size += len(data)
-        while worker.log_size > LOG_LIMIT and len(worker.log) > 1:
-            worker.log_size -= len(worker.log.popleft())
+        worker.take_log(data)
         return True
 
     def _watch(self) -> None:
@@ -386,33 +281,14 @@ class WorkerPool:
 
     def _mind_server(self) -> None:
         """See that it starts the jobs, and ends the workers, that it was told to."""
-        if all(worker.pid and not worker.kill_sent for worker in self._workers.values()):
-            return
-        if self._silence.should_ask():
-            self._send(ASK, None)
-        elif self._silence.too_long and self._given_up is None:
-            self._give_up(f"for {self._silence.limit_s:g} s")
-
-    def _give_up(self, how_long: str) -> None:
-        """Kill the server and all its workers; the loop finds its socket closed."""
-        assert self._server is not None
-        why = "it and its workers were killed; did something stop it?"
-        self._given_up = f"the fork server did not answer {how_long}: {why}"
-        kill_group(self._server.pid)
+        idle = all(worker.pid and not worker.kill_sent for worker in self._workers.values())
+        if self._server is not None and not idle:
+            self._server.mind()
 
     def _signal(self, worker: Worker, number: int) -> None:
         worker.kill_sent = worker.kill_sent or number == signal.SIGKILL
-        self._send(SIGNAL, {"job": worker.job.name, "signal": int(number)})
-
-    def _send(self, tag: bytes, payload: Any, fds: tuple[int, ...] = ()) -> None:
-        """Tell the server; one that has died shows as a closed socket in the next round of the loop."""
-        assert self._sock is not None
-        try:
-            send(self._sock, tag, payload, fds)
-        except TimeoutError:
-            self._give_up(f"for {BUSY_S:g} s")
-        except (BrokenPipeError, ConnectionResetError):
-            return
+        assert self._server is not None
+        self._server.send(SIGNAL, {"job": worker.job.name, "signal": int(number)})
 
     def _finish(self, worker: Worker, listener: Listener, status: int) -> None:
         if not worker.pid:  # the server was lost before it could say so
@@ -422,12 +298,7 @@ class WorkerPool:
         while self._on_log(worker):
             pass
         self._release(worker)
-        kind: EndKind = worker.killed_for or ("done" if status == 0 else "signal" if status < 0 else "exit")
-        wall_s = time.monotonic() - worker.started_at if worker.started_at else 0.0
-        log = b"".join(worker.log).decode("utf-8", "replace")[-LOG_LIMIT:]
-        if status == -signal.SIGKILL and kind in ("signal", "lost") and worker.failure is None:
-            worker.failure = worker.killed_for_memory()
-        listener.ended(worker.job, WorkerEnd(kind, status, wall_s, worker.peak_rss_mb, log, worker.failure))
+        listener.ended(worker.job, worker.end(status, time.monotonic()))
 
     def _release(self, worker: Worker) -> None:
         for fd in (worker.event_fd, worker.log_fd):
@@ -438,11 +309,6 @@ class WorkerPool:
     def _unregister(self, fd: int) -> None:
         with contextlib.suppress(KeyError):  # its end of file has been seen before
             self._selector.unregister(fd)
-
-
-def _cannot_start(message: str, failure: MachineFailure | None) -> SpecDebugError:
-    """The error for workers that cannot be had: the machine's where it is, else one to mend."""
-    return MachineFailed(failure) if failure is not None else WorkerStartError(message)
 
 
 def _read(fd: int) -> bytes:

@@ -109,7 +109,7 @@ def pipes(count: int) -> list[tuple[int, int]]:
     except OSError as error:
         for fd in (end for pair in made for end in pair):
             os.close(fd)
-        raise MachineFailed(MachineFailure("processes", f"no pipe for a worker: {error}")) from error
+        raise MachineFailed(MachineFailure("descriptors", f"no pipe for a worker: {error}")) from error
     return made
 
 

@@ -16,7 +16,7 @@ from specdebug.loops.replay import Replay
 from specdebug.report.document import replay_document, to_json
 from specdebug.scenario.library import Library
 from specdebug.workers.job import WorkerEnd
-from specdebug.workers.pool import WorkerStartError
+from specdebug.workers.server import WorkerStartError
 from tests.bundle.bundles import MINI, arm_run
 from tests.bundle.test_weigh import narrowest, ranked
 from tests.run.fakes import FakePool, ListSink

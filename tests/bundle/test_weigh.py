@@ -10,7 +10,7 @@ from specdebug.bundle.partings import Parting
 from specdebug.bundle.weigh import ChoiceScale, weigh
 from specdebug.reference.tree import TreeShape, standing
 from specdebug.run.dense import DenseReference
-from specdebug.run.oracle import TIE_MARGIN
+from specdebug.run.oracles.lossless import TIE_MARGIN
 from tests.run.fakes import ListSink
 
 MODEL, DRAFT = "tiny", "tiny-eagle"

@@ -23,12 +23,23 @@ def work(payload: tuple[str, int, str, int], sink: Any) -> None:
     name, done, folder, parent = payload
     number = len(list(Path(folder).iterdir()))
     (Path(folder) / str(os.getpid())).touch()
-    sink.emit("stage", name="run")
-    sink.emit("reverts", hits={"25015": {"positions": 0}})
     if number >= done:
+        begin(sink)
         os.kill(parent, getattr(signal, name))
         while True:
             signal.pause()
+    report(sink)
+
+
+def begin(sink: Any) -> None:
+    """Report that an arm has begun."""
+    sink.emit("stage", name="run")
+    sink.emit("reverts", hits={"25015": {"positions": 0}})
+
+
+def report(sink: Any) -> None:
+    """Report an arm that passes."""
+    begin(sink)
     sink.emit("setup", probes_enabled=0, requests=1)
     sink.emit("arrive", rid="first.0", group="first", prompt_tokens=8)
     facts: dict[str, Any] = {"rids": ["first.0"], "cached": {}, "finished": ["first.0"], "retracted": []}

@@ -20,7 +20,7 @@ from tests.bundle.bundles import make_bundle
 
 ROOT = Path(__file__).resolve().parents[2]
 MINI = str(ROOT / "tests/cli/mini.yaml")
-CRASH = str(ROOT / "tests/triage/logs/own-topk_kv_indices.txt")
+CRASH = str(ROOT / "tests/logs/quoted/own-topk_kv_indices.txt")
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 FAST = {("flake", "SIGINT"), ("", "SIGHUP")}
 """Every case is a process or two; these stand for the others when there is little time."""

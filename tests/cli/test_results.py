@@ -13,7 +13,8 @@ import pytest
 
 from specdebug.cli.main import run
 from specdebug.cli.output import OutputError
-from specdebug.cli.results import write_files
+from specdebug.cli.results import tell_work, write_files
+from specdebug.errors import SpecDebugError
 from tests.report.html.samples import MINI, Page
 
 FAILS = 'case ",$SGLANG_DEBUG_REVERT_PR," in *,27360,*) exit 7;; esac; exit 0'
@@ -52,6 +53,27 @@ def test_every_file_is_tried_before_the_first_failure_is_told(tmp_path: Path) ->
             (tmp_path / "b.html", lambda: "b"),
         )
     assert (tmp_path / "b.html").read_text() == "b"
+
+
+@pytest.mark.parametrize("trouble", [None, SpecDebugError("the journal is full")])
+@pytest.mark.parametrize("broken", [(), ("report",), ("files",), ("report", "files")])
+def test_what_cannot_be_printed_is_written_all_the_same_and_what_cut_it_short_is_told(
+    broken: tuple[str, ...], trouble: SpecDebugError | None
+) -> None:
+    tried: list[str] = []
+
+    def say(what: str) -> None:
+        tried.append(what)
+        if what in broken:
+            raise OutputError(f"cannot write {what}")
+
+    told = None
+    try:
+        tell_work(trouble, lambda: say("report"), lambda: say("files"))
+    except SpecDebugError as error:
+        told = error
+    assert tried == ["report", "files"]
+    assert str(told) == (str(trouble) if trouble else f"cannot write {broken[-1]}" if broken else "None")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

@@ -17,7 +17,7 @@ from specdebug.loops.replay import ArmRun
 from specdebug.run.arm import run_arm
 from specdebug.scenario.library import Library
 from specdebug.scenario.model import Scenario
-from specdebug.targets.embedded import drop_models, keep_models
+from specdebug.targets.embedded import TARGET
 from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.job import WorkerEnd
@@ -38,9 +38,9 @@ class LedgerSink:
 
 @contextmanager
 def models_kept(options: Mapping[str, Any]) -> Iterator[None]:
-    keep_models(options)
+    TARGET.warm(options)
     yield
-    drop_models()
+    TARGET.cool()
 
 
 @cache

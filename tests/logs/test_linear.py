@@ -66,6 +66,7 @@ class Counting:
 
     def search(self, text: bytes) -> Match | None:
         self._counts["searches"] += 1
+        self._counts["bytes"] += len(text)
         return self._finder.search(text)
 
     def finditer(self, text: bytes) -> Iterator[Match]:
@@ -94,7 +95,7 @@ def hostile(word: bytes, chance: random.Random) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: word.decode().strip() or "blank")
-def test_hostile_lines_take_one_pass_a_rule_and_one_name_a_line(word: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_lines_take_two_passes_a_rule_and_one_name_a_line(word: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: Counter[str] = Counter()
     monkeypatch.setattr(scan, "FINDERS", tuple(Counting(finder, counts) for finder in FINDERS))
 
@@ -108,10 +109,81 @@ def test_hostile_lines_take_one_pass_a_rule_and_one_name_a_line(word: bytes, mon
     assert len(log) < BLOCK
     scan_bytes(log)
     assert counts["passes"] <= len(RULES)
-    assert counts["bytes"] <= len(RULES) * (len(log) + 1)
+    assert counts["searches"] <= len(RULES)
+    assert counts["bytes"] <= 2 * len(RULES) * (len(log) + 1)
     assert counts["found"] <= len(lines) * counts["passes"]
-    assert counts["searches"] == 0
     assert counts["names"] <= 2 * counts["found"]
+
+
+FLOODS = [
+    b"ValueError: %s",
+    b"%s CUDA error: an illegal memory access was encountered",
+    b"then nan@%s.x at step 3",
+    b"FAILED tests/test_%s.py::test_x - assert 1",
+    b"AssertionError: %s",
+    b"%s: Assertion `index < size` failed, and terminate called",
+    b"E   assert %s",
+]
+"""Messages; what they tell of, or all but that, is another in every line."""
+
+
+def letters(number: int) -> bytes:
+    """A word for a number: lines that differ in digits only are taken together."""
+    return bytes(97 + number // 26**place % 26 for place in range(4))
+
+
+@pytest.mark.parametrize("message", FLOODS)
+def test_of_lines_that_all_fail_in_another_way_a_block_names_so_many(
+    message: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a short line costs no more than a long one: the interpreter's own loops see all of them, and Python few."""
+    calls: Counter[str] = Counter()
+
+    def counted(rule: LogRule, line: bytes, at: int) -> Sequence[Hit]:
+        calls["named"] += 1
+        return named(rule, line, at)
+
+    monkeypatch.setattr(scan, "named", counted)
+    log = b"\n".join(message % letters(number) for number in range(10 * scan.MAX_NAMED))
+    assert len(log) < BLOCK
+    found = scan_bytes(log)
+    assert found.main is not None
+    assert found.main.line == 1
+    assert calls["named"] <= 2 * scan.MAX_NAMED
+    assert {one.strength for one in found.findings.values()} == {found.main.strength}  # no weaker rule has the rest
+
+
+def test_of_lines_that_tell_of_nothing_after_all_a_block_asks_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Counter[str] = Counter()
+
+    def counted(rule: LogRule, line: bytes, at: int) -> Sequence[Hit]:
+        calls["named"] += 1
+        return named(rule, line, at)
+
+    monkeypatch.setattr(scan, "named", counted)
+    lines = [b"exit code 0 %s" % letters(number) for number in range(4 * scan.MAX_ASKED)]
+    found = scan_bytes(b"\n".join([*lines, b"Segmentation fault", b"ValueError: x"]))
+    assert calls["named"] <= 2 * scan.MAX_ASKED + 2  # two rules read exit codes
+    assert found.findings.keys() == {"crash:SIGSEGV", "error:ValueError"}
+
+
+def test_lines_that_are_equal_or_differ_in_digits_are_all_counted() -> None:
+    fault = b"CUDA error: an illegal memory access was encountered"
+    lines = [fault] * 5000 + [b"[%d] " % number + fault for number in range(5000)]
+    random.Random(0).shuffle(lines)
+    found = scan_bytes(b"\n".join([*lines, b"exit code 139\n" * 3000]))
+    assert {one.signature: one.count for one in found.findings.values()} == {
+        "illegal-address@cuda": 10_000,
+        "crash:SIGSEGV": 3000,
+    }
+
+
+def test_a_flood_hides_nothing_of_the_next_block() -> None:
+    flood = b"\n".join(b"ValueError: %s %s" % (letters(number), b"x" * 90) for number in range(12_000))
+    assert len(flood) > BLOCK
+    found = scan_bytes(flood + b"\nTypeError: x\n" + flood + b"\nmini: base fail oob@draft.q, 1 s\n")
+    assert found.main is not None
+    assert found.main.signature == "oob@draft.q"
 
 
 @pytest.mark.parametrize("rule", range(len(RULES)))

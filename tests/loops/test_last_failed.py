@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,16 @@ def test_a_folder_that_cannot_be_written_costs_only_the_record(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     LastFailed.read(tmp_path / "file").update([result("fixed", "fail")], lambda: None)
     assert LastFailed.read(tmp_path / "file").arms == {}
+
+
+def test_a_disk_that_is_full_leaves_no_half_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str, **options: Any) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    LastFailed.read(tmp_path).update([result("positions", "fail")], lambda: None)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_that_are_gone_are_not_offered(tmp_path: Path) -> None:

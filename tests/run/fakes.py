@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import torch
 
 from specdebug.report.terminal import console
 from specdebug.scenario.workload import Workload
+from specdebug.targets.embedded import EmbeddedSession
 from specdebug.workers.job import WorkerEnd
 
 
@@ -138,6 +140,21 @@ class FakeEngine:
 
     def target_kv(self, request: FakeRequest, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.draft_kv(request, start, stop)
+
+
+class FakeSession(EmbeddedSession):
+    """The embedded session around a stand-in engine. ``waits``: what settling does; None: nothing to wait for."""
+
+    def __init__(self, engine: FakeEngine, vocab_size: int = 50, waits: Callable[[], None] | None = None) -> None:
+        self.inside = engine
+        self.vocab_size = vocab_size
+        self.clock = time.perf_counter
+        self.waits = waits
+
+    def settle(self) -> bool:
+        if self.waits is not None:
+            self.waits()
+        return self.waits is not None
 
 
 class ListSink:

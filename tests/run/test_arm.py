@@ -18,6 +18,7 @@ from specdebug.engine import progress
 from specdebug.engine.config import InvalidOption
 from specdebug.engine.errors import EngineError, FlashInferError, RequestRejected
 from specdebug.run import arm
+from specdebug.run.oracles.accept import over_before
 from specdebug.scenario.load import load_scenario
 from specdebug.scenario.model import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
@@ -206,7 +207,7 @@ def test_what_was_said_while_building_does_not_stay_up(monkeypatch: pytest.Monke
 )
 def test_verifies_are_compared_as_far_as_two_texts_are_one(position: int | None, kept: list[int]) -> None:
     """The prefill's token is output 0; the verifies' are 1 to 3, 4, and 5 to 8."""
-    assert arm.over_before(position, [3, 1, 4]) == kept
+    assert over_before(position, [3, 1, 4]) == kept
 
 
 def test_memory_that_runs_out_later_is_a_failure(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
@@ -299,25 +300,27 @@ def test_a_device_that_does_not_answer_is_told_with_its_own_words(
     def claim(*arguments: Any) -> Any:
         raise MachineFailed(MachineFailure("device", "CUDA unknown error"))
 
-    monkeypatch.setattr(arm, "claim", claim)
+    monkeypatch.setattr("specdebug.workers.device.claim", claim)
     sink = run(monkeypatch, lambda options, seed: Engine(), device="cuda")
     outcome = outcome_of(sink)
     assert (outcome.verdict, outcome.detail) == ("unknown", "machine: the device is gone: CUDA unknown error")
     assert (sink.of("stack"), sink.of("usage")) == ([], [])
 
 
-def test_memory_that_no_machine_has_is_the_scenario_s_wish_or_the_engine_s_failure(
+def test_memory_that_no_machine_has_is_no_verdict_wherever_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, left: list[str]
 ) -> None:
     def act(engine: Engine, step: int) -> None:
         if step == 2:
             raise MORE_THAN_THERE_IS
 
-    wished = outcome_of(run(monkeypatch, raising(MORE_THAN_THERE_IS)))
-    assert (wished.verdict, wished.unavailable, wished.machine) == ("unknown", True, None)
-    assert "the engine asks for more memory than this machine has" in wished.detail
+    loading = outcome_of(run(monkeypatch, raising(MORE_THAN_THERE_IS)))
     serving = outcome_of(run(monkeypatch, engine_that(act)))
-    assert (serving.verdict, serving.signature, serving.where_step) == ("fail", "oom", 2)
+    for outcome in (loading, serving):
+        assert (outcome.verdict, outcome.violations, outcome.unavailable) == ("unknown", (), True)
+        assert outcome.machine is None  # it has not failed; it never had that much
+        assert "the engine asks for more memory than this machine has" in outcome.detail
+    assert len(serving.requests[0].output_ids) == 1  # what it had come to is kept
 
 
 def test_what_was_found_before_the_machine_failed_stands(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:

@@ -14,17 +14,20 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from specdebug.assets import CHECKPOINTS, checkpoint_path
+from specdebug.cli.main import run
 from specdebug.engine.model.loader import load_target
 from specdebug.errors import CheckpointError
 from specdebug.reference import load_weights
 from specdebug.scenario.library import Library
 from specdebug.scenario.text import load_tokenizer
 
+COMMAND = "\x1b]0;T\x07\x1b[31m\nerror: \u202e" + "x" * 5000
+"""A name that would set a terminal's title and colour, and print an error line of its own."""
 NUMBER = b'{"hidden_size": ' + b"9" * 5000 + b"}"
 DEEP = b'{"a": ' * 100_000
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -67,6 +70,7 @@ def index(data: bytes) -> Change:
     def change(folder: Path) -> None:
         (folder / WEIGHTS).unlink()
         (folder / f"{WEIGHTS}.index.json").write_bytes(data)
+        save_file({"other": torch.ones(1)}, folder / "twin")
         os.mkfifo(folder / "shard")
         (folder / "folder").mkdir()
 
@@ -75,6 +79,17 @@ def index(data: bytes) -> Change:
 
 def header(data: bytes) -> Change:
     return content(WEIGHTS, len(data).to_bytes(8, "little") + data)
+
+
+def one_more(name: str) -> Change:
+    """Put a tensor of this name, which no model has, beside the others."""
+
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / WEIGHTS)
+        (folder / WEIGHTS).unlink()  # it may be a link
+        save_file({**tensors, name: torch.ones(1)}, folder / WEIGHTS)
+
+    return change
 
 
 NESTED: Any = json.loads("[" * 300 + "]" * 300)
@@ -136,6 +151,16 @@ HOSTILE: dict[str, Change] = {
             "of nothing": b'{"weight_map": {"a": ""}}',
         }.items()
     },
+    "weights of a name that commands a terminal": one_more(COMMAND),
+    "weights of a dtype and a name that command a terminal": header(
+        json.dumps({COMMAND: {"dtype": COMMAND, "shape": [1], "data_offsets": [0, 1]}}).encode()
+    ),
+    "index of a shard that commands a terminal": index(json.dumps({"weight_map": {"a": COMMAND}}).encode()),
+    "index of a tensor that commands a terminal": index(json.dumps({"weight_map": {COMMAND: "twin"}}).encode()),
+    "pickle of a name that commands a terminal": pickled({COMMAND: torch.ones(1)}),
+    "config rope kind that commands a terminal": setting(rope_parameters={"rope_type": COMMAND}),
+    "config act that commands a terminal": setting(hidden_act=COMMAND),
+    "config architecture that commands a terminal": setting(architectures=[COMMAND]),
     "pickle of other names": pickled({1: torch.ones(2)}),
     "pickle of a sparse tensor": pickled({"model.norm.weight": torch.eye(2).to_sparse()}),
     "pickle of a meta tensor": pickled({"model.norm.weight": torch.ones(2, device="meta")}),
@@ -152,7 +177,7 @@ def complaint(read: Callable[[], object]) -> str:
     with pytest.raises(CheckpointError) as caught:
         read()
     text = str(caught.value)
-    assert "\n" not in text
+    assert text.isprintable()
     assert len(text) < 800
     return text
 
@@ -178,6 +203,37 @@ def test_a_tokenizer_that_is_no_file(folder: Path) -> None:
     assert "tokenizer.json is missing" in complaint(lambda: load_tokenizer(str(folder)))
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_tokenizer_of_another_model(size: int, folder: Path) -> None:
+    """What its ids exceed is the model's vocabulary, which must be said before one of them reaches an embedding."""
+    Tokenizer(WordLevel({"a": 0, "\x1bb": 2}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    setting(vocab_size=size)(folder)
+    text = complaint(lambda: load_tokenizer(str(folder)))
+    assert text.startswith(f"{folder / 'tokenizer.json'} has ids up to 2 ('\\u001bb')")
+    assert f"vocab_size is {size}; fetch the tokenizer of this model" in text
+
+
+def test_a_tokenizer_with_fewer_ids_than_the_model(folder: Path) -> None:
+    """Published models pad their embeddings."""
+    Tokenizer(WordLevel({"a": 0, "b": 2}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    setting(vocab_size=3)(folder)
+    assert load_tokenizer(str(folder)).encode("b").ids == [2]
+
+
+def test_a_replay_with_the_tokenizer_of_another_model_is_no_failure(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setting(vocab_size=100)(folder)
+    file = folder / "s.yaml"
+    file.write_text(
+        f"name: s\nengine: {{model: {folder}}}\nworkload: [{{id: a, prompt: {{text: b c}}}}]\narms: {{x: {{}}}}\n"
+    )
+    assert run(["replay", str(file)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {folder / 'tokenizer.json'} has ids up to")
+
+
 def test_a_tokenizer_that_cannot_encode(folder: Path) -> None:
     Tokenizer(WordLevel({"a": 0}, unk_token="gone")).save(str(folder / "tokenizer.json"))
     file = folder / "s.yaml"
@@ -189,9 +245,26 @@ def test_a_tokenizer_that_cannot_encode(folder: Path) -> None:
     assert "cannot encode a prompt" in complaint(lambda: library.workload(scenario, "x", 0))
 
 
-@pytest.mark.parametrize("name", ["nul\0byte", "x" * 5000, "~nobody-of-this-name/x"])
+@pytest.mark.parametrize("name", ["nul\0byte", COMMAND, "x" * 5000, "~nobody-of-this-name/x"])
 def test_a_name_that_no_file_can_have(name: str) -> None:
     assert "no checkpoint" in complaint(lambda: checkpoint_path(name))
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if "command" in name])
+def test_no_name_in_a_checkpoint_commands_the_terminal(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    HOSTILE[name](folder)
+    file = folder / "s.yaml"
+    file.write_text(
+        f"name: s\nengine: {{model: {folder}}}\n"
+        "workload: [{id: a, prompt: {token_ids: [1, 2]}}]\narms: {x: {}}\nexpect: {x: {verdict: pass}}\n"
+    )
+    assert run(["replay", str(file)]) in (2, 125)
+    out, err = capsys.readouterr()
+    assert out + err
+    assert [char for char in out + err if char != "\n" and not char.isprintable()] == []
+    assert "\nerror: x" not in out + err
 
 
 def test_a_null_in_a_config_is_a_key_that_is_absent(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,10 +13,12 @@ from specdebug import async_probe
 from specdebug.engine.errors import IllegalAddress, PlanAssertion, RequestRejected
 from specdebug.run.driver import WorkloadDriver
 from specdebug.run.exceptions import violation_of
+from specdebug.run.judge import Judge
 from specdebug.run.loop import RunLoop, Stopped
-from specdebug.run.oracle import Judge, OracleSettings
+from specdebug.run.oracles.base import OracleSettings
 from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
-from tests.run.fakes import FakeEngine, FakeReference, ListSink
+from specdebug.targets.base import Ability
+from tests.run.fakes import FakeEngine, FakeReference, FakeSession, ListSink
 
 
 @pytest.fixture(autouse=True)
@@ -36,23 +38,21 @@ def loop_of(
 ) -> tuple[RunLoop, ListSink, Judge]:
     sink = ListSink()
     judge = Judge(
-        OracleSettings(lossless=True, draft_kv=True),
+        OracleSettings(lossless=True, draft_kv=True, pools=True, guards=True, probes=True),
         FakeReference(),
         report=lambda violation: loop.report(violation),
         tie=lambda rid, tie: None,
         decode=lambda ids: "".join(map(str, ids)),
     )
-    engine.observer = judge
+    session = FakeSession(engine, vocab)
+    session.observe(judge)
     loop = RunLoop(
-        engine,
+        session,
         WorkloadDriver(Workload(requests)),
         sink,
         judge,
         max_steps=max_steps,
-        check_pools=True,
-        make_sampling=lambda **fields: SimpleNamespace(**fields),
         decode=lambda ids: "".join(map(str, ids)),
-        vocab_size=vocab,
     )
     return loop, sink, judge
 
@@ -178,9 +178,9 @@ def test_serving_cold_uses_an_empty_cache_and_leaves_no_trace() -> None:
     assert engine.requests["a.1"].accept_lengths == [1, 1, 1]
     judge.active = False
     before = len(sink.events)
-    assert loop.serve_cold("a.1") == [2, 2, 2]
+    assert loop.serve_cold("a.1").accept_lengths == [2, 2, 2]
     assert engine.flushed == 1
-    assert len(sink.events) == before
+    assert sink.events[before:] == [{"event": "cold", "rid": "a.1", "accept_lengths": [2, 2, 2]}]
 
 
 def test_a_rejected_request_is_the_scenario_s_fault_and_a_broken_abort_the_engine_s() -> None:
@@ -211,7 +211,7 @@ def test_the_last_steps_failures_are_waited_for() -> None:
     def fault() -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    loop._synchronize = fault
+    loop.session.waits = fault  # type: ignore[attr-defined]
     with pytest.raises(Stopped):
         loop.settle()
     assert signatures(sink) == ["illegal-address@engine"]
@@ -224,7 +224,7 @@ def test_findings_that_have_not_arrived_by_the_end_are_waited_for(monkeypatch: p
     monkeypatch.setattr(async_probe, "poll", list)
     monkeypatch.setattr(async_probe, "drain", lambda: [late])
     loop, sink, _ = loop_of(FakeEngine(), planned("a.0"))
-    loop._synchronize = lambda: None
+    loop.session.waits = lambda: None  # type: ignore[attr-defined]
     loop.run()
     assert sink.of("violation") == []
     loop.settle()
@@ -313,3 +313,41 @@ def test_the_place_of_an_error_is_the_innermost_engine_function() -> None:
     assert violation_of(caught.value, 1).signature == "error@memory.arena.ArenaLayout.add"
     outside: Any = raised(KeyError("x"))
     assert violation_of(outside, 1).detail == "KeyError: 'x'"
+
+
+class ByCompletion(FakeSession):
+    """Serves whole requests: its abilities have no steps."""
+
+    shows = frozenset(get_args(Ability)) - {"steps"}
+
+    def advance(self) -> Any:
+        report = self.inside.step()
+        emitted = {rid: list(tokens) for rid, tokens in report.emitted.items()}
+        while not report.finished:
+            report = self.inside.step()
+            for rid, tokens in report.emitted.items():
+                emitted.setdefault(rid, []).extend(tokens)
+        report.emitted = emitted
+        return report
+
+
+def test_without_steps_a_delay_counts_completed_requests_and_an_idle_session_is_not_waited_on() -> None:
+    engine = FakeEngine()
+    sink = ListSink()
+    judge = Judge(
+        OracleSettings(lossless=False, draft_kv=False),
+        None,
+        print,
+        lambda rid, tie: None,
+        str,
+        shows=ByCompletion.shows,
+    )
+    requests = (planned("a.0"), planned("b.0", delay=1), planned("c.0", delay=700), planned("d.0", delay=2))
+    driver = WorkloadDriver(Workload(requests))
+    RunLoop(ByCompletion(engine), driver, sink, judge, max_steps=50, decode=str).run()
+    order = [(event["event"], event.get("rid")) for event in sink.events if event["event"] in ("arrive", "request")]
+    assert order == [
+        *(("arrive", "a.0"), ("request", "a.0"), ("arrive", "b.0"), ("request", "b.0")),
+        *(("arrive", "d.0"), ("request", "d.0"), ("arrive", "c.0"), ("request", "c.0")),
+    ]
+    assert len(sink.of("step")) == 4

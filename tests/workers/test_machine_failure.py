@@ -32,7 +32,8 @@ ADVICE = "\nCUDA kernel errors might be asynchronously reported at some other AP
         (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), "disk"),
         (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "processes"),
         (RuntimeError("can't start new thread"), "processes"),
-        (OSError(errno.ENFILE, os.strerror(errno.ENFILE)), "processes"),
+        (OSError(errno.ENFILE, os.strerror(errno.ENFILE)), "descriptors"),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/dev/null"), "descriptors"),
         (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "memory"),
         (MemoryError(), "memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes."), "memory"),
@@ -97,6 +98,9 @@ def test_a_dead_process_s_last_words_are_read() -> None:
     )
     assert failure_in_log("Traceback (most recent call last):\n  File ...\nMemoryError\n") == MachineFailure(
         "memory", "MemoryError"
+    )
+    assert failure_in_log("OSError: [Errno 24] Too many open files") == MachineFailure(
+        "descriptors", "OSError: [Errno 24] Too many open files"
     )
     assert failure_in_log("No space left on device\n" + "step\n" * 2000) is None
     assert failure_in_log("Fatal Python error: Segmentation fault") is None

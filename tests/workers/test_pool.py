@@ -18,8 +18,9 @@ import pytest
 from specdebug.run.preload import PRELOAD
 from specdebug.workers.job import Job, Worker, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed
-from specdebug.workers.pool import GPU_JOBS, WorkerPool, WorkerStartError, run_one
+from specdebug.workers.pool import GPU_JOBS, WorkerPool, run_one
 from specdebug.workers.pool import PRELOAD as LIBRARIES
+from specdebug.workers.server import WorkerStartError
 
 VICTIMS = "tests.workers.victims"
 
@@ -199,7 +200,7 @@ def test_a_lost_fork_server_is_replaced() -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdebug.workers.silence.ANSWER_S", 0.2)
-    monkeypatch.setattr("specdebug.workers.pool.ANSWER_S", 0.2)
+    monkeypatch.setattr("specdebug.workers.server.ANSWER_S", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -424,6 +425,18 @@ def test_a_server_that_is_refused_is_the_machine_s_failure(monkeypatch: pytest.M
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with WorkerPool(1, preload=()) as pool, pytest.raises(MachineFailed, match="no process or thread can be started"):
         run_one(pool, victim("obey"))
+
+
+@pytest.mark.parametrize("what", ["selectors.DefaultSelector", "socket.socketpair", "os.pipe", "subprocess.Popen"])
+def test_a_pool_that_can_open_nothing_is_the_machine_s_failure(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(what, refuse)
+    with pytest.raises(
+        MachineFailed, match=r"no more files or pipes can be opened .*: \[Errno 24\] Too many open files"
+    ):
+        WorkerPool(1, preload=()).start()
 
 
 def test_without_pipes_what_was_begun_is_finished_first(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,13 +18,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from specdebug.errors import CheckpointError
+from specdebug.errors import CheckpointError, one_line
 from specdebug.files import kind_of, read_file
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 MAX_JSON_BYTES = 64 << 20
 """Of a config or an index; the index of a model of a thousand layers has one."""
+
+
+MAX_NAME = 255
+"""Characters of a file's name; no file system takes longer ones."""
 
 
 class TensorSource(Protocol):
@@ -63,7 +67,7 @@ class Checkpoint:
     def error(self, name: str, message: str) -> CheckpointError:
         """An error about one tensor, naming the file that holds it (or the folder that does not)."""
         source = self._sources.get(name)
-        return CheckpointError(f"{source.file if source else self.folder}: tensor '{name}' {message}")
+        return CheckpointError(f"{source.file if source else self.folder}: tensor '{one_line(name)}' {message}")
 
     def floats(self, name: str, *shape: int) -> Tensor:
         """The tensor ``name`` as stored: bf16, fp16 or fp32, of exactly ``shape``.
@@ -152,7 +156,7 @@ class _Safetensors:
             ValueError,
         ) as error:  # a dtype unknown here
             raise CheckpointError(
-                f"{self.file}: tensor {name!r} cannot be read ({_line(error)}); fetch it again"
+                f"{self.file}: tensor '{one_line(name)}' cannot be read ({_line(error)}); fetch it again"
             ) from None
         return tensor
 
@@ -205,12 +209,14 @@ def _open_shards(index: Path) -> dict[str, _Source]:
         raise CheckpointError(f"{index} has no weight_map from tensor names to files; fetch it again")
     shards: dict[str, _Safetensors] = {}
     for file in sorted(set(weight_map.values())):
-        if Path(file).name != file:
-            raise CheckpointError(f"{index} names the shard {file!r}, which is not a file beside it")
+        if Path(file).name != file or not file.isprintable() or len(file) > MAX_NAME:
+            raise CheckpointError(f"{index} names the shard '{one_line(file)}', which is not a file beside it")
         shards[file] = _Safetensors(index.parent / file)
     for name, file in weight_map.items():
         if name not in shards[file].names:
-            raise CheckpointError(f"{index.parent / file}: tensor {name!r} is missing, but {index.name} puts it here")
+            raise CheckpointError(
+                f"{index.parent / file}: tensor '{one_line(name)}' is missing, but {index.name} puts it here"
+            )
     return {name: shards[file] for name, file in weight_map.items()}
 
 
@@ -232,7 +238,7 @@ def _is_plain(name: object, tensor: object) -> bool:
 
 def _line(error: BaseException) -> str:
     """The first line of somebody else's message, at most 200 characters of it."""
-    return str(error).strip().split("\n")[0][:200] or type(error).__name__
+    return one_line(str(error).strip().split("\n")[0], 200) or type(error).__name__
 
 
 def _plain(dtype: torch.dtype) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as _Tokenizer
 
-from specdebug.errors import CheckpointError
+from specdebug.errors import CheckpointError, one_line
 
 
 class Tokenizer:
@@ -27,7 +27,7 @@ class Tokenizer:
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # bare Exception for a malformed file, or a panic, which is no Exception
-            reason = str(error).strip().split("\n")[0]
+            reason = one_line(str(error))
             raise CheckpointError(f"{path} is not a tokenizer ({reason}); fetch it again") from None
         self.eos_token_ids = tuple(eos_token_ids)
 

@@ -16,7 +16,7 @@ from specdebug.faults.injector import Injector
 from specdebug.faults.model import Fault
 from specdebug.faults.view import EngineView
 from specdebug.scenario.random_streams import stream
-from specdebug.targets.embedded import build_engine, drop_models
+from specdebug.targets.embedded import TARGET, build_engine
 from tests.run.fakes import ListSink
 
 SEED = 0
@@ -26,7 +26,7 @@ SEED = 0
 def _prepared() -> Iterator[None]:
     life.prepare(None)
     yield
-    drop_models()
+    TARGET.cool()
     async_probe.configure("off")
 
 

@@ -10,7 +10,7 @@ from specdebug.report.bisect import Bisection
 from specdebug.report.flake import Question
 from specdebug.stats.claims import parse_claim
 from specdebug.trials.journal import Journal
-from specdebug.trials.sampling import Sampled, Sampling, Tally
+from specdebug.trials.sampling import RateSampling, Sampled, Tally
 from specdebug.trials.search import Findings, Search, Standing
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -85,7 +85,7 @@ def sampled(
     """A measurement with 200 reverted, to its end."""
     journal = Journal(folder / "f.sqlite", "id", "about")
     parsed = None if claim is None else parse_claim(claim, 0.95)
-    sampling = Sampling(
+    sampling = RateSampling(
         Source(judge),
         journal,
         lambda failures, runs: parsed is not None and parsed.decided(failures, runs) is not None,

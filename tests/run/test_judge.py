@@ -12,7 +12,10 @@ import torch
 from specdebug.reference import target_forward
 from specdebug.run import dense as dense_module
 from specdebug.run.dense import DenseReference
-from specdebug.run.oracle import Judge, OracleSettings, first_bad_position, judge_output
+from specdebug.run.judge import Judge
+from specdebug.run.oracles.base import OracleSettings
+from specdebug.run.oracles.kv import first_bad_position
+from specdebug.run.oracles.lossless import TIE_MARGIN, judge_output
 from specdebug.verdict.outcome import Tie, Violation
 from tests.run.fakes import FakeEngine, FakeReference, FakeRequest
 
@@ -211,7 +214,8 @@ def test_zero_filled_positions_are_counted_only_where_policy_put_them() -> None:
 
     judge.on_finishing(Zeroed(), request(cached_tokens=9))
     assert found == []
-    assert judge.zero_filled == {"a.0": 7}
+    (note,) = judge.notes()
+    assert "draft KV of 7 cached positions zero-filled" in note
     judge.on_finishing(Zeroed(), request(cached_tokens=7))
     assert found[0].data["position"] == 7
     strict, found, _ = judge_of(zero_fill=False)
@@ -319,7 +323,7 @@ def test_a_text_is_judged_by_what_precedes_each_token_whatever_was_chosen_before
 ) -> None:
     """Every runner-up in turn: a tie within the margin and a failure beyond it, and nothing after it is either's."""
     prompt, output = text
-    margin = OracleSettings(lossless=True, draft_kv=False, dtype=dtype).tie_margin
+    margin = TIE_MARGIN[dtype]
     assert judge_output(dense, prompt, output, margin).wrong == ()
     logits, _, _ = target_forward(dense.weights, dense.config, torch.tensor([*prompt, *output]))
     rows = logits[len(prompt) - 1 : -1]
@@ -347,7 +351,7 @@ def test_any_other_token_than_the_likely_ones_is_wrong_in_bfloat16(
     dense: DenseReference, text: tuple[list[int], list[int]]
 ) -> None:
     prompt, output = text
-    margin = OracleSettings(lossless=True, draft_kv=False, dtype="bfloat16").tie_margin
+    margin = TIE_MARGIN["bfloat16"]
     torch.manual_seed(2)
     for position in (0, 7, 31, 59):
         other = int(torch.randint(0, 2048, ()))

@@ -1,0 +1,134 @@
+"""Stands between a session and the oracles: calls each when it may look, and counts the time that takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+from specdebug.run.oracles.base import Bench, Oracle, OracleSettings, Reference
+from specdebug.run.oracles.registry import CannotShow, oracles_of
+from specdebug.targets.base import Ability, Session
+from specdebug.verdict.device_errors import device_lost
+from specdebug.verdict.outcome import Tie, Violation
+
+_Look = Callable[[Any, Any], None]
+
+
+class Judge:
+    """A session's onlooker: runs the oracles and hands what they find to ``report``.
+
+    ``shows``: what the session can show. ``seconds`` is the time spent judging by ``clock``; it is not the engine's.
+    """
+
+    def __init__(
+        self,
+        settings: OracleSettings,
+        reference: Reference | None,
+        report: Callable[[Violation], None],
+        tie: Callable[[str, Tie], None],
+        decode: Callable[[Sequence[int]], str],
+        clock: Callable[[], float] = time.perf_counter,
+        shows: Collection[Ability] = get_args(Ability),
+    ) -> None:
+        """Raises PluginError."""
+        self.clock = clock
+        self.seconds = 0.0
+        self.active = True
+
+        def counted(violation: Violation) -> None:
+            self._reported += 1
+            report(violation)
+
+        self._report = counted
+        self._reported = 0
+        self._condemned: set[str] = set()
+        self.bench = Bench(settings, reference, counted, tie, decode)
+        self.oracles: list[Oracle]
+        self.cannot_show: list[CannotShow]
+        """Oracles that were asked for and cannot look at such a session."""
+        self.oracles, self.cannot_show = oracles_of(self.bench, shows)
+
+    @property
+    def step(self) -> int:
+        """The step that is being made."""
+        return self.bench.step
+
+    @step.setter
+    def step(self, number: int) -> None:
+        self.bench.step = number
+
+    @property
+    def looks(self) -> dict[str, int]:
+        """By oracle: how often it compared something with the reference."""
+        return self.bench.looks
+
+    @property
+    def afterwards(self) -> list[Oracle]:
+        """Oracles that serve requests again once the workload is served."""
+        return [oracle for oracle in self.oracles if oracle.stage is not None]
+
+    def notes(self) -> Iterator[str]:
+        """What the oracles have to say of the run, whatever its verdict."""
+        for oracle in self.oracles:
+            yield from oracle.notes()
+
+    def on_prefilled(self, engine: Any, request: Any) -> None:
+        """The prompt has its KV in both pools."""
+        self._look([oracle.on_prefilled for oracle in self.oracles], engine, request)
+
+    def on_finishing(self, engine: Any, request: Any) -> None:
+        """The request is done, its slots not yet released."""
+        self._look([oracle.on_finishing for oracle in self.oracles], engine, request)
+
+    def after_step(self, requests: Sequence[Any], emitted: Mapping[str, Sequence[int]]) -> None:
+        """Note how far the requests have come."""
+        self.bench.note(requests, emitted)
+
+    def look(self, engine: Any, requests: Sequence[Any]) -> None:
+        """With ``each_step``: judge requests that go on, as far as they have come; each until something is wrong with
+        it."""
+        if not self.bench.settings.each_step:
+            return
+        for request in requests:
+            if request.rid in self._condemned or request.finish_reason is not None or not request.output_ids:
+                continue
+            before = self._reported
+            self._look([oracle.on_going for oracle in self.oracles], engine, request)
+            if self._reported > before:
+                self._condemned.add(request.rid)
+
+    def inspect(self, session: Session, step: int, *, failed: bool, last: bool) -> Exception | None:
+        """Have the oracles look at what a step left behind; returns what came of it, if the engine failed only now.
+
+        On a GPU a failed kernel may be noticed only here; once the device is lost, nothing more can be asked of it.
+        """
+        failure: Exception | None = None
+        for oracle in self.oracles:
+            try:
+                oracle.after_step(session, step, failed=failed, last=last)
+            except Exception as error:
+                failure = failure or error
+                if device_lost(error):
+                    break
+        return failure
+
+    def salvage(self, session: Session, step: int) -> None:
+        """The device is lost: report what had reached the host before."""
+        for oracle in self.oracles:
+            oracle.salvage(session, step)
+
+    def _look(self, looks: Sequence[_Look], engine: Any, request: Any) -> None:
+        if not self.active:
+            return
+        began = self.clock()
+        for look in looks:
+            try:
+                look(engine, request)
+            except Exception as error:  # not the engine's, though a damaged engine may have provoked it
+                if device_lost(error):
+                    raise  # the engine's after all: reading its memory is where a failed kernel first shows
+                what = " ".join(str(error).split())
+                detail = f"cannot judge {request.rid}: {type(error).__name__}: {what}"
+                self._report(Violation("error", "oracle", self.step, detail))
+        self.seconds += self.clock() - began

@@ -1,0 +1,1 @@
+"""Oracles, one file each: what it needs of a session, when it looks, what it finds."""

@@ -1,0 +1,64 @@
+"""Accept length of cache hits: a request that hit the cache must not accept fewer tokens than the same prompt cold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from specdebug.run.oracles.base import Oracle, OracleSettings
+from specdebug.verdict.outcome import Violation, first_difference, mean
+
+if TYPE_CHECKING:
+    from specdebug.run.loop import RunLoop
+
+
+class Accept(Oracle):
+    """Serves every request that hit the cache again, cold, and compares what was accepted, group by group.
+
+    Where the dtype's rounding made a greedy request go on otherwise than its cold twin, what comes after is another
+    text, whose drafts are as good as they are: only what they have in common is compared.
+    """
+
+    name = "accept"
+    needs = frozenset({"accept_lengths", "cached_tokens", "cache_flush"})
+    stage = "cold"
+
+    @classmethod
+    def asked(cls, settings: OracleSettings) -> bool:
+        return settings.min_ratio is not None
+
+    def after_run(self, loop: RunLoop) -> None:
+        lengths: dict[str, tuple[list[int], list[int]]] = {}
+        for rid, arrival in loop.arrived.items():
+            request = loop.session.request(rid)
+            if not request.cached_tokens or not request.accept_lengths or request.finish_reason == "abort":
+                continue
+            cold = loop.serve_cold(rid)
+            hit_lengths, cold_lengths = lengths.setdefault(arrival.group, ([], []))
+            parted = None
+            if arrival.sampling.temperature == 0:
+                parted = first_difference(request.output_ids, cold.output_ids)
+            hit_lengths.extend(over_before(parted, request.accept_lengths))
+            cold_lengths.extend(over_before(parted, cold.accept_lengths))
+        for group, both in lengths.items():
+            self._compare(group, *(mean(side) or 0.0 for side in both))
+
+    def _compare(self, group: str, hit: float, cold: float) -> None:
+        least = self.bench.settings.min_ratio or 0.0
+        if hit < least * cold:
+            detail = (
+                f"requests of group {group} accept {hit:.2f} tokens a verify after a cache hit, {cold:.2f} cold: "
+                f"less than {least:g} of it"
+            )
+            self.bench.report(Violation("accept-drop", group, None, detail))
+
+
+def over_before(position: int | None, accept_lengths: Sequence[int]) -> list[int]:
+    """Accept lengths of the verifies whose tokens all lie before an output position; None: of all of them.
+
+    The first output token is the prefill's.
+    """
+    ends = accumulate(accept_lengths, initial=1)
+    next(ends)
+    return [n for n, end in zip(accept_lengths, ends, strict=True) if position is None or end <= position]

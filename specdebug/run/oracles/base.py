@@ -1,0 +1,136 @@
+"""What an oracle is, and what all of them share.
+
+An oracle states in ``needs`` what a session must be able to show; one whose needs a session does not meet is not made,
+and the run lists it under ``cannot_show``. The others are told of what happens and hand violations to ``bench.report``.
+An oracle of another distribution is a plugin of the kind ``oracles``: a subclass of :class:`Oracle`, which a scenario
+switches on by its name under ``oracles:``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from specdebug.targets.base import Ability, Session
+from specdebug.verdict.outcome import Tie, Violation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdebug.run.loop import RunLoop
+
+
+class Reference(Protocol):
+    """What oracles ask of the dense model."""
+
+    def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float], list[float]]: ...
+
+    def draft_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]: ...
+
+    def target_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class OracleSettings:
+    """Which oracles judge, and by what measure. ``zero_fill``: unwritten draft KV is zeroed on a hit by policy.
+    ``each_step``: after every step, too, target KV included. ``min_ratio``: of the accept length of a cache hit and of
+    the same prompt cold; None: not compared. ``more``: options of oracles that plugins add, by name."""
+
+    lossless: bool
+    draft_kv: bool
+    dtype: str = "float32"
+    zero_fill: bool = False
+    each_step: bool = False
+    pools: bool = False
+    guards: bool = False
+    probes: bool = False
+    min_ratio: float | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Bench:
+    """What the oracles of one run share. ``looks`` counts by oracle how often it compared something with the
+    reference."""
+
+    settings: OracleSettings
+    reference: Reference | None
+    report: Callable[[Violation], None]
+    tie: Callable[[str, Tie], None]
+    decode: Callable[[Sequence[int]], str]
+    session: Session | None = None
+    step: int = 0
+    looks: dict[str, int] = field(default_factory=dict)
+    _boundaries: dict[str, set[int]] = field(default_factory=dict)
+    _steps: dict[str, list[int]] = field(default_factory=dict)
+
+    def looked(self, oracle: str) -> None:
+        """Count one comparison."""
+        self.looks[oracle] = self.looks.get(oracle, 0) + 1
+
+    def note(self, requests: Sequence[Any], emitted: Mapping[str, Sequence[int]]) -> None:
+        """Note how far prefills have come and in which step each token was emitted: both place a failure."""
+        for request in requests:
+            if not request.output_ids:
+                self._boundaries.setdefault(request.rid, set()).add(request.kv_len)
+        for rid, tokens in emitted.items():
+            self._steps.setdefault(rid, []).extend([self.step] * len(tokens))
+
+    def step_of(self, rid: str, position: int) -> int:
+        """The step that emitted an output position of a request."""
+        steps = self._steps.get(rid, [])
+        return steps[position] if position < len(steps) else self.step
+
+    def place(self, request: Any, position: int) -> str:
+        """Where in a request's life a position lies."""
+        if position == request.cached_tokens - 1:
+            return "the last of the cached prefix"
+        if position < request.cached_tokens:
+            return "inside the cached prefix"
+        if position + 1 in self._boundaries.get(request.rid, ()) and position + 1 < len(request.prompt_ids):
+            return "the last of a prefill chunk"
+        return "in the prompt" if position < len(request.prompt_ids) - 1 else "in the output"
+
+
+class Oracle:
+    """Looks at a run and reports what is wrong. Every method does nothing unless an oracle overrides it.
+
+    ``session`` arguments are what the session calls itself: of the embedded engine the engine, which has the same
+    methods for reading memory.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[Ability]] = frozenset()
+    stage: ClassVar[str | None] = None
+    """Name of the run's stage in which :meth:`after_run` serves requests again; None: it does not."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+
+    @classmethod
+    def asked(cls, settings: OracleSettings) -> bool:
+        """Whether a run of these settings wants this oracle."""
+        return cls.name in settings.more
+
+    def on_prefilled(self, session: Any, request: Any) -> None:
+        """A request's prompt has its KV."""
+
+    def on_finishing(self, session: Any, request: Any) -> None:
+        """A request is done, its slots not yet released."""
+
+    def on_going(self, session: Any, request: Any) -> None:
+        """With ``each_step``: a step is over, and the request goes on."""
+
+    def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
+        """A step is over; ``failed``: by an exception; ``last``: nothing follows, so wait for what is on its way."""
+
+    def salvage(self, session: Session, step: int) -> None:
+        """The device is lost: report what had reached the host by then."""
+
+    def after_run(self, loop: RunLoop) -> None:
+        """The workload is served."""
+
+    def notes(self) -> Iterator[str]:
+        """What is to be said of the run, whatever its verdict."""
+        return iter(())

@@ -1,0 +1,64 @@
+"""Draft KV: what the draft head reads must have been written from the right tokens and states.
+
+Position p of the draft cache is a function of token p+1 and the target's state at p; it is compared with the
+reference's at every committed position whose next token is known. A wrong draft cache never changes the output, only
+how much of a draft is accepted, so nothing else would notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
+from specdebug.run.oracles.kv import report_first_bad
+
+
+class DraftKV(Oracle):
+    """Compares the draft cache of a request with the reference's."""
+
+    name = "draft_kv"
+    needs = frozenset({"kv", "draft"})
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self.zero_filled: dict[str, int] = {}
+        """By request: positions whose draft KV was zero-filled by policy, and so not compared."""
+
+    @classmethod
+    def asked(cls, settings: OracleSettings) -> bool:
+        return settings.draft_kv
+
+    def on_prefilled(self, session: Any, request: Any) -> None:
+        self._compare(session, request)
+
+    def on_finishing(self, session: Any, request: Any) -> None:
+        self._compare(session, request)
+
+    def on_going(self, session: Any, request: Any) -> None:
+        self._compare(session, request)
+
+    def notes(self) -> Iterator[str]:
+        for rid, count in self.zero_filled.items():
+            yield f"{rid}: draft KV of {count} cached positions zero-filled by policy, not compared"
+
+    @torch.no_grad()
+    def _compare(self, session: Any, request: Any) -> None:
+        stop = min(request.kv_len, len(request.all_ids)) - 1
+        reference = self.bench.reference
+        if not request.speculative or stop < 1 or reference is None:
+            return
+        self.bench.looked(self.name)
+        expected = reference.draft_kv(request.all_ids, stop)
+        ours = tuple(pool[0].float().cpu() for pool in session.draft_kv(request, 0, stop))
+        skipped = torch.zeros(stop, dtype=torch.bool)
+        if self.bench.settings.zero_fill:
+            skipped = (ours[0].flatten(1) == 0).all(1) & (ours[1].flatten(1) == 0).all(1)
+            skipped[request.cached_tokens :] = False
+            if bool(skipped.any()):
+                self.zero_filled[request.rid] = int(skipped.sum())
+        kept = (~skipped).nonzero().flatten()
+        pairs = ((ours[0][kept], expected[0][kept]), (ours[1][kept], expected[1][kept]))
+        report_first_bad(self.bench, "draft", request, stop, pairs, lambda row: int(kept[row]))

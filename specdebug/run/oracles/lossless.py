@@ -1,0 +1,112 @@
+"""Greedy losslessness: every token must be the target's argmax given what precedes it.
+
+Checked against an independent dense model, teacher-forced, one forward a request. Where the reference's own logits for
+the two tokens are closer than the engine's dtype can tell apart (:data:`TIE_MARGIN`), either is right: a tie, reported
+with its margin. What follows it is judged given what was emitted, so a tie excuses one token and nothing after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specdebug.run.oracles.base import Oracle, OracleSettings, Reference
+from specdebug.verdict.outcome import Tie, Violation
+
+TIE_MARGIN = {"float32": 1e-4, "float16": 3e-3, "bfloat16": 2.5e-2}
+"""By the engine's dtype: how far the reference (always float32) may prefer another token, as a part of the largest
+logit it has at that position.
+
+Rounding moves an engine's logits in proportion to their size, so the margin is relative. It is twice what one logit
+moves, because the chosen one may rise while the best one falls. Measured on the shipped target, 14 layers, logits of 8
+to 18, over 2,400 positions of source code: one logit moves by at most 1.3e-2 of the largest in bfloat16 and 1.6e-3 in
+float16. Of bfloat16's choices 17 differed from the reference's, the widest gap among them 5e-3 of the largest logit.
+In float32 only the order of summation and a device's faster exponentials differ (some 1e-6); the margin leaves room
+for deeper models and is still far below what a wrong token is off by.
+"""
+
+
+@dataclass(frozen=True)
+class Losslessness:
+    """What the lossless oracle says of one request: positions (of the output) that are wrong, and ties.
+
+    ``choices``, ``gaps``: at every position the reference's token, and by how many logits it prefers that to the
+    output's; ``allowed``: by how many it may.
+    """
+
+    wrong: tuple[int, ...]
+    ties: tuple[Tie, ...]
+    choices: tuple[int, ...] = ()
+    gaps: tuple[float, ...] = ()
+    allowed: tuple[float, ...] = ()
+
+
+def judge_output(
+    reference: Reference, prompt_ids: Sequence[int], output_ids: Sequence[int], tie_margin: float
+) -> Losslessness:
+    """Judge a greedy output. Positions count from the first output token.
+
+    A token that is not the reference's choice is a tie when its logit lies within ``tie_margin`` times the largest
+    logit of that position below the choice's; the tie's margin is that distance, in logits.
+    """
+    if not output_ids:
+        return Losslessness((), ())
+    choices, gaps, sizes = reference.judge([*prompt_ids, *output_ids], len(prompt_ids))
+    wrong, ties = [], []
+    allowed = [tie_margin * size for size in sizes]
+    judged = zip(output_ids, choices, gaps, allowed, strict=True)
+    for position, (token, choice, gap, most) in enumerate(judged):
+        if token == choice:
+            continue
+        if gap <= most:
+            ties.append(Tie(position, gap, most, token, choice))
+        else:
+            wrong.append(position)
+    return Losslessness(tuple(wrong), tuple(ties), tuple(choices), tuple(gaps), tuple(allowed))
+
+
+class Lossless(Oracle):
+    """Compares outputs of greedy requests with the reference's."""
+
+    name = "lossless"
+
+    @classmethod
+    def asked(cls, settings: OracleSettings) -> bool:
+        return settings.lossless
+
+    def on_finishing(self, session: Any, request: Any) -> None:
+        self._compare(request, ended=True)
+
+    def on_going(self, session: Any, request: Any) -> None:
+        self._compare(request, ended=False)  # near-ties are told when it ends
+
+    def _compare(self, request: Any, *, ended: bool) -> None:
+        bench = self.bench
+        if request.sampling.temperature != 0 or bench.reference is None:
+            return
+        bench.looked(self.name)
+        output = list(request.output_ids)
+        found = judge_output(bench.reference, request.prompt_ids, output, TIE_MARGIN[bench.settings.dtype])
+        for tie in found.ties if ended else ():
+            bench.tie(request.rid, tie)
+        if found.wrong:
+            bench.report(self._violation(request.rid, output, found))
+
+    def _violation(self, rid: str, output: list[int], found: Losslessness) -> Violation:
+        position, decode = found.wrong[0], self.bench.decode
+        got, expected = output[position], found.choices[position]
+        detail = (
+            f"{rid} output {position}: got {got} {decode([got])!r}, expected {expected} {decode([expected])!r} by "
+            f"{found.gaps[position]:.3g} logits ({found.allowed[position]:.2g} is a tie; {len(found.wrong)} of "
+            f"{len(output)} tokens differ)"
+        )
+        data = {
+            "rid": rid,
+            "position": position,
+            "got": got,
+            "expected": expected,
+            "margin": found.gaps[position],
+            "allowed": found.allowed[position],
+        }
+        return Violation("mismatch", "request", self.bench.step_of(rid, position), detail, data=data)

@@ -1,0 +1,34 @@
+"""Probes: what they found, as it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdebug import async_probe
+from specdebug.run.oracles.base import Oracle, OracleSettings
+from specdebug.targets.base import Session
+from specdebug.verdict.outcome import Violation
+
+
+class ProbesOracle(Oracle):
+    """Passes on what recording probes found."""
+
+    name = "probes"
+    needs = frozenset({"probes"})
+
+    @classmethod
+    def asked(cls, settings: OracleSettings) -> bool:
+        return settings.probes
+
+    def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
+        self._report(async_probe.drain() if failed or last else async_probe.poll(), step)
+
+    def salvage(self, session: Session, step: int) -> None:
+        self._report(async_probe.salvage(), step)
+
+    def _report(self, findings: Sequence[async_probe.ProbeFinding], step: int) -> None:
+        for found in findings:
+            data = {"index": found.index, "value": found.value, "bound": found.bound}
+            # A device's findings may arrive some steps after the one that they were made in.
+            made_in, count = found.step or step, found.count or 1
+            self.bench.report(Violation(found.kind, found.site, made_in, found.message(), count, data))

@@ -1,0 +1,48 @@
+"""Every oracle, in the order in which they look: upstream first, so that the first violation names the failure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from specdebug import plugins
+from specdebug.run.oracles.accept import Accept
+from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
+from specdebug.run.oracles.draft_kv import DraftKV
+from specdebug.run.oracles.guards import Guards
+from specdebug.run.oracles.lossless import Lossless
+from specdebug.run.oracles.pools import PoolsOracle
+from specdebug.run.oracles.probes import ProbesOracle
+from specdebug.run.oracles.target_kv import TargetKV
+from specdebug.targets.base import SHOWN, Ability
+
+ORACLES: tuple[type[Oracle], ...] = (Guards, ProbesOracle, PoolsOracle, DraftKV, TargetKV, Lossless, Accept)
+
+
+@dataclass(frozen=True)
+class CannotShow:
+    """An oracle that was asked for and cannot look, and what the target lacks for it."""
+
+    oracle: str
+    lacks: tuple[Ability, ...]
+
+    def __str__(self) -> str:
+        return f"{self.oracle}: this target cannot show {', '.join(SHOWN[each] for each in self.lacks)}"
+
+
+def wanted(settings: OracleSettings) -> list[type[Oracle]]:
+    """The oracles that a run of these settings asks for. Raises PluginError for a plugin that cannot be imported."""
+    added = [plugins.load("oracles", name) for name in settings.more]
+    return [each for each in ORACLES if each.asked(settings)] + added
+
+
+def oracles_of(bench: Bench, shows: Collection[Ability]) -> tuple[list[Oracle], list[CannotShow]]:
+    """The oracles that look at a run, and those that would but cannot be shown what they need. Raises PluginError."""
+    looking, blind = list[Oracle](), list[CannotShow]()
+    for kind in wanted(bench.settings):
+        lacks = tuple(sorted(kind.needs - set(shows)))
+        if lacks:
+            blind.append(CannotShow(kind.name, lacks))
+        else:
+            looking.append(kind(bench))
+    return looking, blind

@@ -1,0 +1,43 @@
+"""Target KV, with ``each_step``: what a step wrote may stay cached and never be read by the request that wrote it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from specdebug.run.oracles.base import Oracle, OracleSettings
+from specdebug.run.oracles.kv import report_first_bad
+
+
+class TargetKV(Oracle):
+    """Compares the target's cache of a request with the reference's, all layers of a position together.
+
+    In float32 only: how far half precision moves deep layers' KV was not measured.
+    """
+
+    name = "target_kv"
+    needs = frozenset({"kv"})
+
+    @classmethod
+    def asked(cls, settings: OracleSettings) -> bool:
+        return settings.each_step and settings.lossless and settings.dtype == "float32"
+
+    def on_finishing(self, session: Any, request: Any) -> None:
+        self._compare(session, request)
+
+    def on_going(self, session: Any, request: Any) -> None:
+        self._compare(session, request)
+
+    @torch.no_grad()
+    def _compare(self, session: Any, request: Any) -> None:
+        reference, stop = self.bench.reference, request.kv_len
+        if reference is None:
+            return
+        self.bench.looked(self.name)
+        expected = reference.target_kv(request.all_ids, stop)
+        keys, values = (
+            (ours.cpu().transpose(0, 1).flatten(1, 2), want)
+            for ours, want in zip(session.target_kv(request, 0, stop), expected, strict=True)
+        )
+        report_first_bad(self.bench, "target", request, stop, (keys, values))

@@ -1,0 +1,281 @@
+"""The seam between a run and what it runs on.
+
+A :class:`Target` stands for an engine. In the parent it checks the options of an arm and says what the arm asks for; in
+a worker it opens a :class:`Session`, into which requests go and out of which tokens and facts come, one
+:class:`StepView` at a time. A session says what it can show (:data:`Ability`). An oracle states which of these it
+needs; where a session lacks one, the oracle is listed as ``cannot show`` and never silently left out.
+
+This module imports neither torch nor any engine: the parent uses it, and workers do before reverts are in place. A
+target of another distribution is a plugin of the kind ``targets`` (see ``plugins.py``), an object of this protocol.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Ability = Literal[
+    "steps",
+    "kv",
+    "draft",
+    "probes",
+    "guards",
+    "pools",
+    "accept_lengths",
+    "cached_tokens",
+    "cache_flush",
+    "reverts",
+    "faults",
+]
+
+SHOWN: dict[Ability, str] = {
+    "steps": "what a step decides",
+    "kv": "keys and values of a request",
+    "draft": "what a draft model does",
+    "probes": "what passes probe sites",
+    "guards": "guard regions around buffers",
+    "pools": "the books of the memory pools",
+    "accept_lengths": "how many tokens each verify accepts",
+    "cached_tokens": "how much of a prompt came from the cache",
+    "cache_flush": "a prompt served with an empty cache",
+    "reverts": "its own source with a fix reverted",
+    "faults": "what a fault does inside it",
+}
+"""What each ability lets a run see, in words that follow "this target cannot show"."""
+
+
+class Sampling(Protocol):
+    """How a request's tokens are chosen; ``scenario.workload.SamplingPlan`` is one."""
+
+    @property
+    def max_new_tokens(self) -> int: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def seed(self) -> int: ...
+
+
+class RequestView(Protocol):
+    """One request as far as it has come. ``kv_len``: positions that have target KV. Accept lengths count the bonus
+    token, one entry a verify."""
+
+    @property
+    def rid(self) -> str: ...
+    @property
+    def prompt_ids(self) -> Sequence[int]: ...
+    @property
+    def output_ids(self) -> Sequence[int]: ...
+    @property
+    def all_ids(self) -> Sequence[int]: ...
+    @property
+    def sampling(self) -> Sampling: ...
+    @property
+    def speculative(self) -> bool: ...
+    @property
+    def kv_len(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def accept_lengths(self) -> Sequence[int]: ...
+    @property
+    def finish_reason(self) -> str | None: ...
+
+
+class StepView(Protocol):
+    """What one step decided. ``kind``: ``prefill``, ``decode`` or ``idle``. ``cached``: prompt tokens that came from
+    the prefix cache, of requests that were admitted. A session without steps reports what has been completed."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def rids(self) -> Sequence[str]: ...
+    @property
+    def emitted(self) -> Mapping[str, Sequence[int]]: ...
+    @property
+    def accept_lengths(self) -> Mapping[str, int]: ...
+    @property
+    def cached(self) -> Mapping[str, int]: ...
+    @property
+    def finished(self) -> Sequence[str]: ...
+    @property
+    def retracted(self) -> Sequence[str]: ...
+
+
+class RequestOnlooker(Protocol):
+    """Somebody who is told of a request at the two moments when its memory can still be looked at."""
+
+    def on_prefilled(self, engine: Any, request: Any) -> None:
+        """The whole prompt has KV; the first token is sampled."""
+
+    def on_finishing(self, engine: Any, request: Any) -> None:
+        """The last token is out; the slots are released right after."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an arm asks of its target, as far as everybody needs to know it.
+
+    ``drafts``: a draft is asked for, with ``draft_model`` where the target names one. ``zero_fill``: unwritten draft KV
+    is zeroed on a cache hit by policy. ``guards``: guard regions are on.
+    """
+
+    model: str
+    device: str = "cpu"
+    dtype: str = "float32"
+    attention_backend: str | None = None
+    drafts: bool = False
+    draft_model: str | None = None
+    zero_fill: bool = False
+    guards: bool = False
+    unused: tuple[str, ...] = ()
+    """Engine options of the arm that mean nothing to this target."""
+
+
+@dataclass
+class Opening:
+    """What a session is opened with. ``label`` names the arm in files. ``say`` reports an event. ``busy`` is told what
+    keeps the session from answering. ``before`` is called when the device is taken and the engine not yet built."""
+
+    label: str
+    say: Callable[..., None]
+    busy: Busy
+    before: Callable[[], None] = field(default=lambda: None)
+
+
+class Busy(Protocol):
+    """Who is told what an engine is busy with beside its steps, such as compiling a kernel."""
+
+    def said(self, text: str) -> None: ...
+    def compiling(self, kernel: str) -> None: ...
+    def compiled(self) -> None: ...
+
+
+class Session(Protocol):
+    """An engine that serves. Methods that need an ability which is not in ``shows`` are never called; a session without
+    some takes these from :class:`Plain`."""
+
+    @property
+    def shows(self) -> frozenset[Ability]: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def has_work(self) -> bool: ...
+    @property
+    def inside(self) -> Any:
+        """The engine itself, for faults and recorders; None where it lives in another process."""
+
+    def clock(self) -> float:
+        """Seconds that the engine has taken: processor time on a CPU, where arms share the cores, else wall time."""
+
+    def observe(self, onlooker: RequestOnlooker | None) -> None:
+        """Tell ``onlooker``, and nobody else, about requests from now on."""
+
+    def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
+        """Queue a request. Raises a SpecDebugError with exit code 2 for one that cannot be served."""
+
+    def abort(self, rid: str) -> None:
+        """End a request where it is."""
+
+    def advance(self) -> StepView:
+        """One step; without ``steps``, wait until something has been completed."""
+
+    def request(self, rid: str) -> RequestView:
+        """A request that was added. Raises KeyError."""
+
+    def flush_cache(self) -> None:
+        """Forget every cached prefix that no request reads."""
+
+    def check_pools(self) -> Sequence[str]:
+        """Violated conservation laws of the memory pools, each ``law: what``."""
+
+    def check_guards(self) -> Sequence[Any]:
+        """Guard regions damaged since the last call."""
+
+    def damage_seen(self) -> Sequence[Any]:
+        """What is left of :meth:`check_guards` once the device is lost."""
+
+    def draft_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Draft keys and values of positions [start, stop): each [layers, n, heads, head_dim]."""
+
+    def target_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """As :meth:`draft_kv`, of the target."""
+
+    def settle(self) -> bool:
+        """Wait for what the device still has to do; False where there is nothing to wait for."""
+
+
+class Plain:
+    """A session that lives elsewhere, or has nothing inside: no cache to flush, no memory to be looked at."""
+
+    inside: Any = None
+
+    def clock(self) -> float:
+        return time.perf_counter()
+
+    def observe(self, onlooker: RequestOnlooker | None) -> None:
+        """Nobody is told: there is no moment at which memory could be looked at."""
+
+    def settle(self) -> bool:
+        return False
+
+    def flush_cache(self) -> None:
+        raise self._hidden("cache_flush")
+
+    def check_pools(self) -> Sequence[str]:
+        raise self._hidden("pools")
+
+    def check_guards(self) -> Sequence[Any]:
+        raise self._hidden("guards")
+
+    def damage_seen(self) -> Sequence[Any]:
+        raise self._hidden("guards")
+
+    def draft_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        raise self._hidden("kv")
+
+    def target_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        raise self._hidden("kv")
+
+    def _hidden(self, ability: Ability) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} cannot show {SHOWN[ability]}")
+
+
+class Target(Protocol):
+    """An engine that scenarios can be run on."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shows(self) -> frozenset[Ability]:
+        """What a session of this target can show at most."""
+
+    def asked(self, options: Mapping[str, Any]) -> Asked:
+        """What an arm of these engine options asks for. Raises ConfigError; its ``key_path``, if it has one, names the
+        option."""
+
+    def warm(self, options: Mapping[str, Any]) -> None:
+        """Load what sessions of these options, opened later here or in a fork, can share. Raises ConfigError or
+        CheckpointError."""
+
+    def cool(self) -> None:
+        """Forget what was loaded: sessions opened from now on load their own."""
+
+    def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> Session:
+        """Start serving, in a worker, once reverts are in place. Raises SpecDebugError."""
+
+
+def clock_of(device: str) -> Callable[[], float]:
+    """The clock by which an engine on ``device`` is timed."""
+    return time.process_time if device == "cpu" else time.perf_counter

@@ -1,0 +1,243 @@
+"""The dense reference model as a target: plain decoding, one token a request and step, no pages, cache or draft.
+
+It shows what a scenario's workload does without an engine, and that a target needs no more than requests in and tokens
+out. What it cannot show, such as draft KV, is listed by the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from specdebug.errors import ConfigError, SpecDebugError
+from specdebug.targets.base import Ability, Asked, Opening, Plain, RequestOnlooker, RequestView, Sampling, StepView
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from specdebug.reference import DenseCache, ModelConfig
+
+DEFAULT_MODEL = "tiny"
+DEFAULT_RUNNING = 8
+
+_weights: dict[str, tuple[Any, ModelConfig]] = {}
+
+
+class CannotServe(SpecDebugError):
+    """A request that this model can never serve. ``rid`` names it."""
+
+    def __init__(self, rid: str, reason: str) -> None:
+        super().__init__(f"request '{rid}' {reason}")
+        self.rid = rid
+
+
+class ReferenceTarget:
+    """``specdebug.reference`` on the CPU, in float32."""
+
+    name = "reference"
+    shows: frozenset[Ability] = frozenset({"steps"})
+
+    def asked(self, options: Mapping[str, Any]) -> Asked:
+        model = options.get("model", DEFAULT_MODEL)
+        if not isinstance(model, str):
+            raise ConfigError("engine.model must be text")
+        _running(options)
+        used, memory = {"model", "max_running_requests"}, options.get("memory")
+        return Asked(
+            model,
+            drafts=options.get("speculative") is not None,
+            guards=isinstance(memory, Mapping) and bool(memory.get("guards")),
+            unused=tuple(name for name in options if name not in used),
+        )
+
+    def warm(self, options: Mapping[str, Any]) -> None:
+        _load(self.asked(options).model)
+
+    def cool(self) -> None:
+        _weights.clear()
+
+    def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> ReferenceSession:
+        from specdebug.workers.arithmetic import arithmetic
+        from specdebug.workers.stack import versions
+
+        asked = self.asked(options)
+        facts = {"device": asked.device, "name": "CPU", **versions(), "dtype": asked.dtype}
+        opening.say("stack", **facts, backend="dense", executor="torch reference", arithmetic=arithmetic())
+        opening.before()
+        return ReferenceSession(asked.model, _running(options), seed)
+
+
+@dataclass
+class _Decoded:
+    """A request and its keys and values; without room until it is first computed."""
+
+    rid: str
+    prompt_ids: Sequence[int]
+    sampling: Sampling
+    output_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    speculative: bool = False
+    cached_tokens: int = 0
+    accept_lengths: tuple[int, ...] = ()
+    cache: DenseCache | None = None
+    generator: torch.Generator | None = None
+
+    @property
+    def all_ids(self) -> Sequence[int]:
+        return [*self.prompt_ids, *self.output_ids]
+
+    @property
+    def kv_len(self) -> int:
+        return 0 if self.cache is None else self.cache.length
+
+
+@dataclass(frozen=True)
+class _Report:
+    kind: str
+    rids: Sequence[str] = ()
+    emitted: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    finished: Sequence[str] = ()
+    accept_lengths: Mapping[str, int] = field(default_factory=dict)
+    cached: Mapping[str, int] = field(default_factory=dict)
+    retracted: Sequence[str] = ()
+
+
+class ReferenceSession(Plain):
+    """Serves the oldest ``max_running`` requests: a step computes the prompts of those that have none yet, else one
+    token of each."""
+
+    shows = ReferenceTarget.shows
+
+    def __init__(self, model: str, max_running: int, seed: int) -> None:
+        """Raises CheckpointError."""
+        self._weights, self._config = _load(model)
+        self._max_running = max_running
+        self._seed = seed
+        self._requests: dict[str, _Decoded] = {}
+        self._waiting: list[_Decoded] = []
+        self._running: list[_Decoded] = []
+        self._onlooker: RequestOnlooker | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        return self._config.vocab_size
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def clock(self) -> float:
+        return time.process_time()
+
+    def observe(self, onlooker: RequestOnlooker | None) -> None:
+        self._onlooker = onlooker
+
+    def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
+        """Queue a request; ``speculative`` means nothing here. Raises CannotServe."""
+        import torch
+
+        if rid in self._requests:
+            raise CannotServe(rid, "exists already")
+        if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < self.vocab_size:
+            raise CannotServe(rid, f"has no prompt of token ids in [0, {self.vocab_size})")
+        request = _Decoded(rid, tuple(prompt_ids), sampling)
+        if sampling.temperature > 0:
+            request.generator = torch.Generator().manual_seed((self._seed * 1_000_003 + sampling.seed) % 2**63)
+        self._requests[rid] = request
+        self._waiting.append(request)
+
+    def abort(self, rid: str) -> None:
+        request = self._requests[rid]
+        if request.finish_reason is None:
+            self._end(request, "abort")
+
+    def advance(self) -> StepView:
+        import torch
+
+        with torch.inference_mode():
+            room = self._max_running - len(self._running)
+            batch, kind = self._waiting[:room] if room else [], "prefill"
+            if batch:
+                del self._waiting[: len(batch)]
+                self._running += batch
+            else:
+                batch, kind = list(self._running), "decode"
+            if not batch:
+                return _Report("idle")
+            emitted = {request.rid: [self._next(request)] for request in batch}
+        for request in batch:
+            self._told(request, prefilled=kind == "prefill")
+        finished = tuple(request.rid for request in batch if request.finish_reason is not None)
+        return _Report(kind, tuple(emitted), emitted, finished)
+
+    def request(self, rid: str) -> RequestView:
+        return self._requests[rid]
+
+    def _next(self, request: _Decoded) -> int:
+        import torch
+
+        from specdebug.reference import DenseCache, target_forward
+
+        if request.cache is None:
+            length = len(request.prompt_ids) + request.sampling.max_new_tokens
+            request.cache = DenseCache(self._config, length, batch=(1,))
+        new = torch.tensor([list(request.all_ids)[request.cache.length :]])
+        logits, _, _ = target_forward(self._weights, self._config, new, cache=request.cache)
+        token = choose(logits[0, -1], request.sampling, request.generator)
+        request.output_ids.append(token)
+        return token
+
+    def _told(self, request: _Decoded, *, prefilled: bool) -> None:
+        if prefilled and self._onlooker is not None:
+            self._onlooker.on_prefilled(self, request)
+        if request.output_ids[-1] in request.sampling.stop_token_ids:
+            reason = "stop"
+        elif len(request.output_ids) == request.sampling.max_new_tokens:
+            reason = "length"
+        else:
+            return
+        request.finish_reason = reason
+        if self._onlooker is not None:
+            self._onlooker.on_finishing(self, request)
+        self._end(request, reason)
+
+    def _end(self, request: _Decoded, reason: str) -> None:
+        request.finish_reason, request.cache = reason, None
+        for queue in (self._waiting, self._running):
+            if request in queue:
+                queue.remove(request)
+
+
+def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator | None) -> int:
+    """A token of logits [V]: the greatest at temperature 0, else drawn from what ``top_k`` and ``top_p`` leave."""
+    import torch
+
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    probabilities, order = torch.softmax(logits.double() / sampling.temperature, -1).sort(descending=True)
+    keep = probabilities.cumsum(-1) - probabilities < sampling.top_p
+    if sampling.top_k:
+        keep[sampling.top_k :] = False
+    return int(order[torch.multinomial(probabilities * keep, 1, generator=generator)])
+
+
+def _running(options: Mapping[str, Any]) -> int:
+    count = options.get("max_running_requests", DEFAULT_RUNNING)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ConfigError("engine.max_running_requests must be a whole number of at least 1")
+    return count
+
+
+def _load(model: str) -> tuple[Any, ModelConfig]:
+    from specdebug.assets import checkpoint_path
+    from specdebug.reference import load_weights
+
+    if model not in _weights:
+        _weights[model] = load_weights(checkpoint_path(model))
+    return _weights[model]
+
+
+TARGET = ReferenceTarget()

@@ -1,0 +1,31 @@
+"""Targets by name: ours, and those that other distributions add."""
+
+from __future__ import annotations
+
+import importlib
+
+from specdebug import plugins
+from specdebug.errors import ConfigError, did_you_mean
+from specdebug.targets.base import Target
+
+DEFAULT = "embedded"
+OURS = {"embedded": "specdebug.targets.embedded", "reference": "specdebug.targets.reference"}
+"""Modules that hold a ``TARGET``, by its name. Each is imported when it is first asked for."""
+
+
+def target_names() -> tuple[str, ...]:
+    """Every target that a scenario can name."""
+    return tuple(sorted({*OURS, *plugins.names("targets")}))
+
+
+def find_target(name: str) -> Target:
+    """A target by name. Raises ConfigError when there is none, PluginError when it cannot be imported."""
+    if name in OURS:
+        found: Target = importlib.import_module(OURS[name]).TARGET
+        return found
+    try:
+        added: Target = plugins.load("targets", name)
+    except KeyError:
+        known = target_names()
+        raise ConfigError(f"no target '{name}'{did_you_mean(name, known)} (there are {', '.join(known)})") from None
+    return added

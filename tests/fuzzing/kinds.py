@@ -1,0 +1,394 @@
+"""Every kind of file that specdebug reads for its user, with good bytes of it and what reads them.
+
+What is called a baseline (what a run or a release is compared with) is two kinds here: the record of what failed last,
+which ``replay --last-failed`` starts from, and the release that ``toggles check --against`` reads. What a command reads
+that no user names is left out: its own worker's messages and step logs, ``/proc``, and its own package. A command's
+executable is hashed, and never parsed.
+
+Kinds *by command* run a whole command line in this process: then no traceback and no exit code but those of the README
+may come of it, which for an error of the file is 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from specdebug import configuration
+from specdebug.assets import CHECKPOINTS
+from specdebug.bundle.archive import MANIFEST
+from specdebug.bundle.content import TRACE, read_bundle
+from specdebug.bundle.run import steps_hash
+from specdebug.cli.main import run
+from specdebug.drift import open_dist
+from specdebug.drift.check import check
+from specdebug.engine.model.checkpoint import Checkpoint, read_json_object
+from specdebug.engine.model.config import Eagle3Options, LlamaConfig
+from specdebug.errors import SpecDebugError
+from specdebug.logs.scan import scan_bytes
+from specdebug.loops.last_failed import LastFailed
+from specdebug.reference.config import read_config
+from specdebug.scenario.load import load_scenario
+from specdebug.scenario.packs import load_pack
+from specdebug.scenario.text import load_tokenizer
+from specdebug.scenario.workload import expand
+from specdebug.toggles import load_toggle
+from specdebug.trials.journal import Journal
+from specdebug.trials.trial import Trial, TrialResult
+from tests.bundle.bundles import make_bundle, members_of, pack
+from tests.drift import releases
+from tests.fuzzing.measure import Subject
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTED = (0, 1, 2, 125)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file: how many mutants of it are read, the file's name, and its subject, made in an empty folder."""
+
+    count: int
+    file: str
+    subject: Callable[[Path], Subject]
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def _kind(name: str, count: int, file: str) -> Callable[[Callable[[Path], Subject]], None]:
+    def enter(subject: Callable[[Path], Subject]) -> None:
+        KINDS[name] = Kind(count, file, subject)
+
+    return enter
+
+
+class Refused(SpecDebugError):
+    """A command ended with 2 and an error of one line, or of one line for each problem."""
+
+
+def command(*argv: str) -> int:
+    """Run a command line. Raises AssertionError for what no file may bring about, Refused for exit code 2."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(argv)
+    said = err.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    assert code in DOCUMENTED, f"exit code {code}: {said[:300]}"
+    assert "Traceback" not in said, said[:300]
+    if code == 2:
+        assert said, "exit code 2, and not a word"
+        assert all(line.startswith("error: ") for line in said.removesuffix("\n").split("\n")), said[:300]
+        raise Refused(said.partition("\n")[0])
+    return code
+
+
+def _shipped(name: str) -> bytes:
+    return (ROOT / name).read_bytes()
+
+
+# What a user writes.
+
+
+@_kind("scenario", 2500, "s.yaml")
+def _(folder: Path) -> Subject:
+    return Subject(_shipped("tests/cli/mini.yaml"), load_scenario)
+
+
+@_kind("scenario, by command", 300, "s.yaml")
+def _(folder: Path) -> Subject:
+    return Subject(_shipped("tests/cli/mini.yaml"), lambda path: command("scenarios", "validate", str(path)))
+
+
+@_kind("toggle", 2500, "25015.yaml")
+def _(folder: Path) -> Subject:
+    return Subject(_shipped("toggles/25015.yaml"), load_toggle)
+
+
+@_kind("toggle, by command", 200, "toggles/990015.yaml")
+def _(folder: Path) -> Subject:
+    good = _shipped("toggles/25015.yaml").replace(b"pr: 25015", b"pr: 990015")
+    return Subject(good, lambda path: command("toggles", "show", "990015", "--content", str(path.parents[1])))
+
+
+@_kind("pack", 2500, "default.yaml")
+def _(folder: Path) -> Subject:
+    return Subject(_shipped("probes/default.yaml"), load_pack)
+
+
+@_kind("pack, by command", 60, "probes/own.yaml")
+def _(folder: Path) -> Subject:
+    good = _shipped("probes/default.yaml").replace(b"name: default", b"name: own")
+    return Subject(good, lambda path: command("probes", "list", "--content", str(path.parents[1])))
+
+
+OPTIONS = b'device = "cpu"\ndtype = "float32"\npage-size = 16\njobs = 2\ntimeout = 90\nconfidence = "99%"\n'
+
+
+@_kind("configuration", 2500, configuration.OWN_NAME)
+def _(folder: Path) -> Subject:
+    return Subject(OPTIONS, lambda path: configuration.load(path.parent, {}))
+
+
+@_kind("configuration in pyproject", 1000, configuration.PROJECT_NAME)
+def _(folder: Path) -> Subject:
+    good = b'[project]\nname = "x"\n\n[tool.specdebug]\n' + OPTIONS
+    return Subject(good, lambda path: configuration.load(path.parent, {}))
+
+
+@_kind("configuration, by command", 200, configuration.OWN_NAME)
+def _(folder: Path) -> Subject:
+    def read(path: Path) -> int:
+        os.environ[configuration.VARIABLE] = str(path)
+        return command("config")
+
+    return Subject(OPTIONS, read)
+
+
+# Checkpoints.
+
+
+@_kind("config of a checkpoint", 3500, "config.json")
+def _(folder: Path) -> Subject:
+    def read(path: Path) -> None:
+        data = read_json_object(path)
+        Eagle3Options.from_dict(data, str(path))
+        LlamaConfig.from_dict(data, str(path))
+
+    return Subject((CHECKPOINTS / "tiny/config.json").read_bytes(), read)
+
+
+@_kind("config, by the reference", 2000, "config.json")
+def _(folder: Path) -> Subject:
+    return Subject((CHECKPOINTS / "tiny-eagle3/config.json").read_bytes(), lambda path: read_config(path.parent))
+
+
+def _weights(path: Path) -> None:
+    checkpoint = Checkpoint(path.parent)
+    for name in ("a", "b"):
+        if name in checkpoint:
+            checkpoint.floats(name, 2, 3)
+    checkpoint.refuse_leftovers()
+
+
+def _tensors() -> dict[str, torch.Tensor]:
+    return {"a": torch.ones(2, 3), "b": torch.ones(2, 3)}
+
+
+@_kind("weights", 2500, "c/model.safetensors")
+def _(folder: Path) -> Subject:
+    (folder / "c").mkdir()
+    (folder / "c/config.json").write_text("{}")
+    save_file(_tensors(), folder / "good")
+    return Subject((folder / "good").read_bytes(), _weights)
+
+
+@_kind("weights, pickled", 1500, "c/pytorch_model.bin")
+def _(folder: Path) -> Subject:
+    (folder / "c").mkdir()
+    (folder / "c/config.json").write_text("{}")
+    torch.save(_tensors(), folder / "good")
+    return Subject((folder / "good").read_bytes(), _weights)
+
+
+@_kind("index of weights", 1000, "c/model.safetensors.index.json")
+def _(folder: Path) -> Subject:
+    (folder / "c").mkdir()
+    (folder / "c/config.json").write_text("{}")
+    for name, tensor in _tensors().items():
+        save_file({name: tensor}, folder / "c" / f"{name}.safetensors")
+    good = {"metadata": {"total_size": 48}, "weight_map": {name: f"{name}.safetensors" for name in _tensors()}}
+    return Subject(json.dumps(good, indent=1).encode(), _weights)
+
+
+TEXT = """\
+name: text
+engine: {model: tiny, context_length: 128}
+workload: [{id: one, prompt: {text: "def f(x):"}, max_new_tokens: 2}]
+arms: {fixed: {}}
+expect: {fixed: {verdict: pass}}
+"""
+
+
+@_kind("tokenizer", 600, "c/tokenizer.json")
+def _(folder: Path) -> Subject:
+    """Loaded, and used for a prompt, as a workload is planned."""
+    (folder / "c").mkdir()
+    (folder / "c/config.json").write_text('{"vocab_size": 300}')
+    data = json.loads((CHECKPOINTS / "tiny/tokenizer.json").read_bytes())
+    kept = dict(list(data["model"]["vocab"].items())[:300])  # so that changes meet more than the vocabulary
+    data["model"].update(vocab=kept, merges=[])
+    written = folder / "text.yaml"
+    written.write_text(TEXT)
+    scenario = load_scenario(written)
+    return Subject(json.dumps(data, indent=1).encode(), lambda path: expand(scenario, load_tokenizer(str(path.parent))))
+
+
+# What a command wrote, and reads again.
+
+
+@_kind("journal", 800, "j")
+def _(folder: Path) -> Subject:
+    with Journal(folder / "good", "id", "about") as journal:
+        for number in range(3):
+            journal.record(Trial(number, frozenset({"1"}), number), TrialResult("fail", "exit:1", 0.5, "x"))
+    return Subject((folder / "good").read_bytes(), lambda path: Journal(path, "id", "about").close())
+
+
+@_kind("journal, by command", 100, "j")
+def _(folder: Path) -> Subject:
+    def flake(path: Path) -> int:
+        return command("flake", "--max-trials", "3", "--journal", str(path), "--", "true")
+
+    flake(folder / "good")
+    return Subject((folder / "good").read_bytes(), flake)
+
+
+@_kind("bundle", 1500, "b.specdebug")
+def _(folder: Path) -> Subject:
+    return Subject(make_bundle(folder / "good.specdebug").read_bytes(), read_bundle)
+
+
+_BETWEEN = b"\n=== member ===\n"
+
+
+@_kind("members of a bundle", 1500, "b.specdebug")
+def _(folder: Path) -> Subject:
+    """Mutants of what lies in a bundle, packed again with the right sizes and digests."""
+    members = members_of(make_bundle(folder / "good.specdebug", arms=("positions",)))
+    manifest = json.loads(members.pop(MANIFEST))
+
+    def packed(mutant: bytes) -> bytes:
+        parts = dict(zip(members, [*mutant.split(_BETWEEN), *[b""] * len(members)], strict=False))
+        stated = {
+            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in parts.items()
+        }
+        lines = tuple(line.decode("utf-8", "replace") for line in parts[TRACE].splitlines())
+        outcome = {**manifest["outcome"], "trace_hash": steps_hash(lines)}
+        return pack({MANIFEST: json.dumps({**manifest, "outcome": outcome, "members": stated}).encode(), **parts})
+
+    return Subject(_BETWEEN.join(members.values()), read_bundle, packed)
+
+
+@_kind("bundle, by command", 100, "b.specdebug")
+def _(folder: Path) -> Subject:
+    """Replayed with a seed, which is refused of a sound bundle: so none is run."""
+    good = make_bundle(folder / "good.specdebug").read_bytes()
+
+    def read(path: Path) -> int:
+        try:
+            return command("replay", str(path), "--seed", "1")
+        except Refused as refused:
+            if path.read_bytes() == good and "--seed" in str(refused):
+                return 0
+            raise
+
+    return Subject(good, read)
+
+
+FAILED = b'{"scenarios/a.yaml": ["fixed", "other"], "b.yaml": ["x"]}'
+
+
+@_kind("last failed (a baseline)", 1000, "last-failed.json")
+def _(folder: Path) -> Subject:
+    return Subject(FAILED, lambda path: LastFailed.read(path.parent))
+
+
+# Logs.
+
+LOG = b"""\
+[2026-01-01 00:00:01 TP0] attention_backend='flashinfer', page_size=1, speculative_eagle_topk=4
+Traceback (most recent call last):
+  File "x.py", line 3, in f
+RuntimeError: CUDA error: an illegal memory access was encountered
+/a/Indexing.cu:11: indexSelect: block: [0,0,0], thread: [1,0,0] Assertion `srcIndex < size` failed.
+mini: positions fail oob@draft.forward.positions at step 3
+FAILED tests/test_x.py::test_y - assert 1 == 2
+1 failed, 2 passed in 0.5s
+exited with code 137
+"""
+
+
+@_kind("log", 2000, "log")
+def _(folder: Path) -> Subject:
+    return Subject(LOG * 3, lambda path: scan_bytes(path.read_bytes()))
+
+
+@_kind("log, by command", 300, "log")
+def _(folder: Path) -> Subject:
+    return Subject(LOG * 3, lambda path: command("triage", str(path)))
+
+
+# Releases of another engine.
+
+
+def _check(folder: Path) -> Callable[[Path], object]:
+    ours = releases.registry(releases.toggle(folder, 7))
+    return lambda path: check(open_dist(path, {"toyserve"}), ours)
+
+
+@_kind("wheel (a baseline)", 1000, "toyserve-1.2.0-py3-none-any.whl")
+def _(folder: Path) -> Subject:
+    return Subject(releases.wheel(folder).read_bytes(), _check(folder))
+
+
+@_kind("sdist (a baseline)", 800, "toyserve-1.2.0.tar.gz")
+def _(folder: Path) -> Subject:
+    """Mutants of the tar, compressed again."""
+    good = gzip.decompress(releases.sdist(folder).read_bytes())
+    return Subject(good, _check(folder), lambda mutant: gzip.compress(mutant, 1))
+
+
+@_kind("sdist's compression", 300, "toyserve-1.2.0.tar.gz")
+def _(folder: Path) -> Subject:
+    return Subject(releases.sdist(folder).read_bytes(), _check(folder))
+
+
+PROJECT = """\
+[project]
+name = "toyserve"
+dynamic = ["version"]
+
+[tool.setuptools.dynamic]
+version = {attr = "toyserve.version.__version__"}
+
+[tool.setuptools_scm]
+write_to = "toyserve/version.py"
+"""
+
+
+def _in_a_tree(file: str) -> Callable[[Path], Subject]:
+    """One file of a source tree, the others as they were."""
+
+    def subject(folder: Path) -> Subject:
+        files = {"pyproject.toml": PROJECT, "toyserve/version.py": '__version__ = "1.2.0"\n'}
+        root = releases.tree(folder, files)
+        reads = _check(folder)
+        return Subject((root / file).read_bytes(), lambda path: reads(root))
+
+    return subject
+
+
+_kind("project of a release", 600, "checkout/pyproject.toml")(_in_a_tree("pyproject.toml"))
+_kind("version of a release", 300, "checkout/toyserve/version.py")(_in_a_tree("toyserve/version.py"))
+_kind("module of a release", 800, "checkout/toyserve/flow.py")(_in_a_tree("toyserve/flow.py"))
+_kind("registry of a release", 800, "checkout/toyserve/reverts.py")(_in_a_tree("toyserve/reverts.py"))
+
+
+@_kind("release, by command", 100, "checkout/pyproject.toml")
+def _(folder: Path) -> Subject:
+    tree = _in_a_tree("pyproject.toml")(folder)
+    (folder / "content/toggles").mkdir(parents=True)
+    releases.toggle(folder / "content/toggles", 7)
+    return Subject(
+        tree.good,
+        lambda path: command("toggles", "check", "--against", str(path.parent), "--content", str(folder / "content")),
+    )

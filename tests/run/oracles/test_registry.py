@@ -1,0 +1,44 @@
+"""Which oracles look at a run, and which are listed as unable to."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from specdebug.run.oracles.base import Bench, OracleSettings
+from specdebug.run.oracles.registry import ORACLES, oracles_of
+from specdebug.targets.base import SHOWN, Ability
+
+ALL = OracleSettings(lossless=True, draft_kv=True, each_step=True, pools=True, guards=True, probes=True, min_ratio=0.8)
+
+
+def bench(settings: OracleSettings = ALL) -> Bench:
+    return Bench(settings, None, print, print, str)
+
+
+def test_with_every_ability_all_that_is_asked_for_look_upstream_first() -> None:
+    looking, blind = oracles_of(bench(), get_args(Ability))
+    assert [type(each) for each in looking] == list(ORACLES)
+    assert blind == []
+
+
+@pytest.mark.parametrize("missing", [kind for kind in ORACLES if kind.needs])
+def test_one_whose_needs_are_not_met_is_listed_with_what_it_lacks(missing: type) -> None:
+    shows = set(get_args(Ability)) - missing.needs
+    looking, blind = oracles_of(bench(), shows)
+    assert missing not in map(type, looking)
+    (said,) = [str(each) for each in blind if each.oracle == missing.name]
+    assert all(SHOWN[ability] in said for ability in missing.needs)
+    assert len(looking) + len(blind) == len(ORACLES)
+
+
+def test_what_is_not_asked_for_is_not_listed_either() -> None:
+    looking, blind = oracles_of(bench(OracleSettings(lossless=False, draft_kv=False)), ())
+    assert (looking, blind) == ([], [])
+
+
+def test_every_ability_has_words() -> None:
+    assert set(SHOWN) == set(get_args(Ability))
+    assert all(kind.needs <= set(SHOWN) for kind in ORACLES)
+    assert len({kind.name for kind in ORACLES}) == len(ORACLES)

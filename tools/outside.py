@@ -29,7 +29,14 @@ the system gives it too little. `python tools/outside.py` makes this page of `te
 
 Whatever happens, a command ends with a code of the README's table and at most one line that says what is wrong; it
 leaves no result file half written and no process behind. 128 and a signal's number is the exit code also where all was
-known by then. What a `kill -9` leaves is in [architecture](architecture.md).
+known by then.
+
+After a `kill -9` run the same command again: every finished trial is in the journal once and is not run again, and the
+answer is that of an undisturbed run. What the killed process had started is ended by its reaper, usually within
+milliseconds and within 11 s at most; the second run may be started at once, for it waits. A worker or fork server that
+is killed says nothing of the code: searches run its trial again and say so, in `replay` the arm is `unknown` (125). A
+command after `--` that somebody kills has failed as `crash:SIGKILL`: its end is its verdict. `python tools/kills.py`
+kills 200 of them at random moments, resumes and compares.
 
 ## What may happen
 """

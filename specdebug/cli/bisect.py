@@ -26,7 +26,7 @@ from specdebug.cli.options import (
 from specdebug.cli.output import write
 from specdebug.cli.params import grouped
 from specdebug.cli.results import check_files, tell_github, tell_work, write_files
-from specdebug.cli.trials import command_of, confidence_of, own_folder, tell_kept
+from specdebug.cli.trials import command_of, confidence_of, own_folder, tell_kept, tell_rerun
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def _search(
         )
         with _watcher(subject) as watcher:
             findings = search.run(watcher)
+        tell_rerun(plan.source.rerun)
         tell_work(
             findings.trouble,
             lambda: _publish(findings, subject, kept, as_json=results.as_json),

@@ -40,7 +40,7 @@ from specdebug.cli.output import write
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import open_library
 from specdebug.cli.results import check_files, tell_github, tell_work, write_files
-from specdebug.cli.trials import command_of, confidence_of, own_folder, tell_kept
+from specdebug.cli.trials import command_of, confidence_of, own_folder, tell_kept, tell_rerun
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ def _measure(
         )
         with _watcher(question) as watcher:
             sampled = sampling.run(watcher)
+        tell_rerun(plan.source.rerun)
         tell_work(
             sampled.trouble,
             lambda: _publish(sampled, question, plan.reverted, kept, results.as_json),

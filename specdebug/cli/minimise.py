@@ -36,7 +36,7 @@ from specdebug.cli.output import check_writable, write
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import open_library
 from specdebug.cli.results import check_files, tell_work, write_files
-from specdebug.cli.trials import confidence_of, own_folder, tell_kept
+from specdebug.cli.trials import confidence_of, own_folder, tell_kept, tell_rerun
 from specdebug.errors import SpecDebugError, did_you_mean
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def minimise(
     told = Minimisation(plan.what, len(plan.space.start.workload), str(subject.output), str(path), level)
     with contextlib.closing(source), interrupts.held():
         summary = _search(plan, source, told, identity, subject, budget, fresh=kept_in.fresh)
+    tell_rerun(source.rerun)
     _publish(summary, told, plan.whole.name, results)
     return _exit_code(summary)
 
@@ -183,7 +184,7 @@ def _file_text(summary: Summary[Scenario], subject: Minimisation, name: str) -> 
         f"The smallest part of {name} found to fail with {followed}.",
         "",
         f"Made by specdebug {__version__}: specdebug minimise {subject.what} -o {shlex.quote(subject.output)}",
-        f"{headline(summary, subject)}.",
+        f"{headline(replace(summary, resumed=0), subject)}.",  # the file is the same however often it was stopped
         f"The whole {rate_text(*summary.whole)}; this {rate_text(*summary.left)} with fresh seeds, with the one below"
         " every time.",
         *needed_lines(summary, subject),

@@ -59,6 +59,14 @@ def tell_kept(journal: Journal) -> None:
             print(f"the journal of before is kept as {journal.kept}", file=sys.stderr, flush=True)
 
 
+def tell_rerun(count: int) -> None:
+    """Say on stderr how many trials were lost with their worker and made once more."""
+    if count and sys.stderr is not None:
+        whose = "1 trial whose worker was" if count == 1 else f"{count} trials whose workers were"
+        with contextlib.suppress(OSError):
+            print(f"{whose} killed, or lost the device, ran again: nothing of that counts", file=sys.stderr, flush=True)
+
+
 def own_folder() -> Path:
     """Return where journals lie that nobody named a place for, and tell git to leave it alone."""
     folder = Path(".specdebug")

@@ -49,6 +49,7 @@ class WarmPool:
         self._listener = _Collected()
         self._watch = DeviceWatch(self._pool, self._listener)
         self._again: set[str] = set()
+        self._rerun = 0
 
     def __enter__(self) -> WarmPool:
         return self
@@ -62,6 +63,11 @@ class WarmPool:
     def capacity(self) -> int:
         """Return how many arms may run at a time."""
         return self._pool.limit
+
+    @property
+    def rerun(self) -> int:
+        """Return how many arms the machine failed that were begun again."""
+        return self._rerun
 
     def foresee(self, run: ArmRun) -> None:
         """Say that arms started from now on serve this run's requests, under its seed: what the reference says of their
@@ -78,8 +84,8 @@ class WarmPool:
         """The next arm to end, at least one being under way. Raises ArmAtFault, or WorkerStartError when there can be
         no workers.
 
-        An arm that the machine failed is no result. If its device answers again it is run once more; else, or if the
-        machine fails it again, MachineFailed is raised.
+        An arm that the machine failed is no result. It is run once more if its device answers again, or if somebody
+        killed its worker; else, or if the machine fails it again, MachineFailed is raised.
         """
         while True:
             ended = self._next()
@@ -89,11 +95,13 @@ class WarmPool:
                 self._again.discard(ended.run.key)
                 return ended
             run, failure = ended
-            if failure.cause != "device" or run.key in self._again:
+            if failure.cause not in ("device", "killed") or run.key in self._again:
                 raise MachineFailed(failure)
-            self._watch.doubt(run.asked.device, failure)
-            if self._watch.gone(run.asked.device) is not None:
-                raise MachineFailed(failure)
+            if failure.cause == "device":
+                self._watch.doubt(run.asked.device, failure)
+                if self._watch.gone(run.asked.device) is not None:
+                    raise MachineFailed(failure)
+            self._rerun += 1
             self._again.add(run.key)
             self.start(run)
 

@@ -2,7 +2,8 @@
 
 A search is a function of its journal, so reading it again is all that resuming takes. The journal belongs to what is
 searched (its identity) and to one process at a time: a lock file beside it holds that process's id, and the lock goes
-with the process, however it ends.
+with the process, however it ends. The reaper shares the lock (``workers/lifeline.py``), so that of a process that was
+killed it is free once all is gone that it had started: who resumes waits for that, and no trial runs beside an orphan.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import math
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +23,14 @@ from types import TracebackType
 from typing import Any, get_args
 from urllib.parse import quote
 
+from specdebug import interrupts
 from specdebug.errors import SpecDebugError
 from specdebug.files import kind_of
 from specdebug.trials.trial import Outcome, Trial, TrialResult
+from specdebug.workers import reaper
+from specdebug.workers.lifeline import lifeline
 from specdebug.workers.machine_failure import machine_failure
+from specdebug.workers.system import is_gone
 from specdebug.yamlio import one_line
 
 FORMAT = "2"
@@ -44,6 +50,10 @@ CREATE TABLE trials (
 );
 CREATE TABLE evidence (signature TEXT PRIMARY KEY, number INTEGER NOT NULL, detail TEXT NOT NULL);
 """
+
+_REAPER_S = reaper.LIMIT_S + 5.0
+"""How long to wait for the reaper of a process that was killed."""
+_PAUSE_S = 0.02
 
 _COLUMNS = "number, reverted, seed, outcome, signature, seconds, besides, digest"
 
@@ -79,6 +89,7 @@ class Journal:
         self._database: sqlite3.Connection | None = None
         try:
             self._lock = self._take_lock()
+            self._share_lock(self._lock)
             if fresh:
                 self.kept = self._set_aside()
             self._database = self._open(identity, about)
@@ -138,6 +149,8 @@ class Journal:
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._lock_path)
+            lifeline.lets_go(self._lock)
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # the reaper has it open, too
             os.close(self._lock)
             self._lock = None
 
@@ -150,7 +163,9 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if kind := kind_of(self.path):
                 raise JournalError(f"the journal {self.path} is {kind}; name a file with --journal")
+            until = time.monotonic() + _REAPER_S
             while True:
+                interrupts.check()
                 lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -159,18 +174,33 @@ class Journal:
                         os.ftruncate(lock, 0)
                         os.pwrite(lock, str(os.getpid()).encode(), 0)
                         return lock
+                    os.close(lock)
                 except BlockingIOError:
                     owner = os.pread(lock, 20, 0).decode(errors="replace").strip() or "?"
                     os.close(lock)
-                    message = f"the journal {self.path} is in use by process {owner}"
-                    raise JournalError(f"{message}; wait for it to end, or name another with --journal") from None
+                    self._wait_for_owner(owner, until)
                 except OSError:
                     os.close(lock)
                     raise
-                os.close(lock)
         except OSError as error:
             message = f"cannot write the journal {self.path}: {error.strerror}"
             raise JournalError(f"{message}; name another place with --journal") from None
+
+    def _share_lock(self, lock: int) -> None:
+        try:
+            lifeline.holds(lock)
+        except OSError as error:
+            raise JournalError(f"cannot start the process that guards the journal {self.path}: {error}") from error
+
+    def _wait_for_owner(self, owner: str, until: float) -> None:
+        """Wait a moment, if who has the lock was killed and what it had started may still be there; else raise."""
+        hint = "wait for it to end, or name another with --journal"
+        if not (owner.isdecimal() and is_gone(int(owner))):
+            raise JournalError(f"the journal {self.path} is in use by process {owner}; {hint}")
+        if time.monotonic() > until:
+            what = f"process {owner}, which is gone, but not all that it had started"
+            raise JournalError(f"the journal {self.path} is in use by {what}; {hint}")
+        time.sleep(_PAUSE_S)
 
     def _set_aside(self) -> Path | None:
         if not self.path.exists():

@@ -32,6 +32,10 @@ class TrialSource(Protocol):
     def capacity(self) -> int:
         """Return how many trials may run at a time; at least 1."""
 
+    @property
+    def rerun(self) -> int:
+        """Return how many trials were lost with their worker, and begun again under the same number."""
+
     def start(self, trial: Trial) -> None:
         """Begin a trial, fewer than ``capacity`` being under way. Returns at once.
 

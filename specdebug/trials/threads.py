@@ -29,6 +29,11 @@ class ThreadedSource(ABC):
         """Return how many trials may run at a time."""
         return self._capacity
 
+    @property
+    def rerun(self) -> int:
+        """None: a command's end is its verdict, however it came about."""
+        return 0
+
     @abstractmethod
     def run(self, trial: Trial) -> TrialResult:
         """Make one trial; called in a thread of its own. What it raises, :meth:`wait` raises."""

@@ -21,6 +21,11 @@ class WarmSource(ABC):
         """Return how many trials may run at a time."""
         return self._pool.capacity
 
+    @property
+    def rerun(self) -> int:
+        """Return how many trials were lost with their worker, and begun again."""
+        return self._pool.rerun
+
     @abstractmethod
     def run_of(self, trial: Trial, key: str) -> ArmRun:
         """Return the arm to run, under this key."""

@@ -47,8 +47,7 @@ def death_of(end: WorkerEnd, step: int, stage: str) -> Violation | None:
         return Violation("error", "worker", step, f"the fork server died under it {where}")
     if end.kind == "signal":
         name = end.signal_name
-        hint = " (not by specdebug; often the kernel, out of memory)" if name == "SIGKILL" else ""
-        return Violation(f"crash:{name}", "", step, f"killed by {name}{hint} {where}{at}")
+        return Violation(f"crash:{name}", "", step, f"killed by {name} {where}{at}")
     detail = f"left with exit status {end.status} and no result {where}{at}"
     return Violation("error", "worker", step, detail)
 

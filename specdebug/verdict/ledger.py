@@ -1,4 +1,4 @@
-"""The parent's knowledge of a run: a worker's events, folded one by one, then judged.
+"""What the parent knows of a run: a worker's events, folded one by one, then judged.
 
 Workers send events only; the outcome is always put together here. So a worker that dies leaves the same kind
 of outcome as one that finishes, just with fewer events behind it and its death among the violations.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from specdebug.faults.catalogue import CLASSES
@@ -39,7 +39,7 @@ from specdebug.workers.machine_failure import MachineFailure
 TIE = tuple(field.name for field in fields(Tie))
 
 TRACED = ("step", "kind", "rids", "emitted", "accept", "cached", "finished", "retracted")
-"""The facts of a step that enter the trace hash: everything a step decides, nothing of how long it took."""
+"""What of a step enters the trace hash: everything a step decides, nothing of how long it took."""
 
 START = "start"
 """The stage before the first that a worker reports."""
@@ -144,8 +144,11 @@ class Ledger:
         violations = [explained(found, end.log, self.step, coredump) for found in self._violations]
         death = None if self._done else death_of(end, self.step, self.stage)
         machine = self._failure_of_machine(end)
-        if machine is not None and machine.cause == "memory" and self._took_memory():
-            death, machine = Violation("oom", "", self.step, machine.line), None
+        if machine is not None and self._was_made_to_die():
+            if machine.cause == "memory":
+                death, machine = Violation("oom", "", self.step, machine.line), None
+            elif machine.cause == "killed":
+                death, machine = death_of(replace(end, failure=None), self.step, self.stage), None
         impossible = self._impossible or (machine.reason if machine is not None else self._not_for_this_target())
         if death is not None and impossible is None:
             violations.append(explained(death, "", self.step, coredump))
@@ -219,8 +222,8 @@ class Ledger:
         missing = [SHOWN[ability] for ability, meant in about.items() if meant and ability in self._lacks]
         return f"target {self._target} cannot show {' or '.join(missing)}" if missing else None
 
-    def _took_memory(self) -> bool:
-        """Return whether the arm was made to run out of memory on purpose."""
+    def _was_made_to_die(self) -> bool:
+        """Return whether a fault that kills was injected, such as one that takes memory."""
         return any(CLASSES[each.fault].effect == "kills" for each in self._injections if each.fault in CLASSES)
 
     def _idle_faults(self) -> Iterator[str]:

@@ -50,7 +50,7 @@ class WorkerEnd:
     """How a worker ended. ``status``: exit status, negative for a signal. ``log``: the end of its output.
 
     ``failure``: what of the machine failed it, where the pool saw that: no process could be started (then it is
-    ``refused``), or the kernel killed it for lack of memory.
+    ``refused``), the kernel killed it for lack of memory, or somebody else did. No bug ends in SIGKILL.
     """
 
     kind: EndKind
@@ -137,17 +137,18 @@ class Worker:
         wall_s = now - self.started_at if self.started_at else 0.0
         log = b"".join(self.log).decode("utf-8", "replace")[-LOG_LIMIT:]
         if status == -signal.SIGKILL and kind in ("signal", "lost") and self.failure is None:
-            self.failure = self.killed_for_memory()
+            self.failure = self.killed_by_others()
         return WorkerEnd(kind, status, wall_s, self.peak_rss_mb, log, self.failure)
 
-    def killed_for_memory(self) -> MachineFailure | None:
-        """What the kernel's count of kills says, now that somebody else has killed this worker or its server.
+    def killed_by_others(self) -> MachineFailure:
+        """Who it was, by the kernel's count of kills, now that somebody else has killed this worker or its server.
 
         The worker's own limit was not reached, or the pool would have killed it: so the machine has less than that.
         """
         now = oom_kills()
         if self.oom_kills is None or now is None or now <= self.oom_kills:
-            return None
+            whom = "the fork server" if self.killed_for == "lost" else "it"
+            return MachineFailure("killed", f"{whom} got SIGKILL, and not from specdebug; out of memory?")
         line = f"the kernel killed a worker at {self.peak_rss_mb:.0f} MiB resident"
         return MachineFailure("memory", f"{line}, whose limit is {self.memory_limit_mb:.0f} MiB")
 

@@ -3,6 +3,9 @@
 A small process (``reaper.py``) holds one end of a pipe, this process the other. It knows every process group started
 here that has not ended, and kills them when the pipe closes. ``PR_SET_PDEATHSIG`` would end the first process of a
 group only, exists on Linux alone, and fires when the thread that forked ends.
+
+A file lock can be handed to the reaper, too (:meth:`Lifeline.holds`): should we be killed, it is free only once all is
+gone that we had started.
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ from pathlib import Path
 
 from specdebug.workers import reaper
 
-_PATIENCE_S = 5.0
-"""How long to wait for a reaper to be done; it looks for one second at most."""
+_STARTS = 3
+"""How many reapers are started, each of which is killed before it is told anything, until something else is wrong."""
+_PATIENCE_S = reaper.LIMIT_S + 2.0
+"""How long to wait for a reaper to be done."""
 
 
 class Lifeline:
@@ -30,6 +35,7 @@ class Lifeline:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lines: dict[str, str] = {}
+        self._held: set[int] = set()
         self._pipe = -1
         self._reaper: subprocess.Popen[bytes] | None = None
 
@@ -68,6 +74,23 @@ class Lifeline:
             self.ended(key)
             raise
 
+    def holds(self, fd: int) -> None:
+        """From now on the reaper has ``fd`` open, too, until all that was started has ended; a lock on it is shared.
+
+        Raises OSError: there is no process or pipe left for another reaper.
+        """
+        with self._lock:
+            self._held.add(fd)
+            if self._reaper is not None:  # only a new one inherits it
+                old, its_pipe = self._reaper, self._pipe
+                self._start_with_all()
+                self._dismiss(old, its_pipe)
+
+    def lets_go(self, fd: int) -> None:
+        """The next reaper does not have ``fd``; a lock on it is to be released, not only to be closed."""
+        with self._lock:
+            self._held.discard(fd)
+
     def close(self) -> None:
         """End what still runs, as the end of this process would, and wait until the reaper is gone."""
         with self._lock:
@@ -86,12 +109,37 @@ class Lifeline:
                     self._write(line or f"ended {key}\n")
                     return
                 except OSError:  # it was killed, or stopped until the pipe was full
-                    self._reaper.kill()
-                    self._drop()
+                    self._lose()
             if self._lines:
-                self._start()
+                self._start_with_all()
+
+    def _start_with_all(self) -> None:
+        """Start a reaper that knows all; one that is killed before it does is replaced."""
+        for left in reversed(range(_STARTS)):
+            self._start()
+            try:
                 for known in self._lines.values():
                     self._write(known)
+            except OSError:
+                self._lose()
+                if not left:
+                    raise
+            else:
+                return
+
+    def _lose(self) -> None:
+        assert self._reaper is not None
+        self._reaper.kill()
+        self._drop()
+
+    def _dismiss(self, old: subprocess.Popen[bytes], its_pipe: int) -> None:
+        """Let a reaper go whose place another has taken, and which is to end nothing."""
+        try:
+            for key in self._lines:
+                os.write(its_pipe, f"ended {key}\n".encode("ascii"))
+        except OSError:  # it was killed, or stopped until the pipe was full
+            old.kill()
+        _wait_for(old, its_pipe)
 
     def _write(self, line: str) -> None:
         os.write(self._pipe, line.encode("ascii"))  # all of it or nothing: it is shorter than PIPE_BUF
@@ -108,6 +156,7 @@ class Lifeline:
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 env=env,
+                pass_fds=tuple(self._held),
                 start_new_session=True,  # what is sent to our group or from the terminal does not reach it
             )
         except OSError:
@@ -120,13 +169,18 @@ class Lifeline:
 
     def _drop(self) -> None:
         if self._reaper is not None:
-            os.close(self._pipe)
-            try:
-                self._reaper.wait(_PATIENCE_S)
-            except subprocess.TimeoutExpired:  # stopped
-                self._reaper.kill()
-                self._reaper.wait()
+            _wait_for(self._reaper, self._pipe)
             self._reaper = None
+
+
+def _wait_for(gone: subprocess.Popen[bytes], its_pipe: int) -> None:
+    """Close a reaper's pipe and wait until it is done."""
+    os.close(its_pipe)
+    try:
+        gone.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:  # stopped
+        gone.kill()
+        gone.wait()
 
 
 lifeline = Lifeline()

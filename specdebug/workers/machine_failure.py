@@ -21,7 +21,7 @@ from typing import Literal
 
 from specdebug.errors import SpecDebugError
 
-Cause = Literal["device", "disk", "memory", "processes", "descriptors"]
+Cause = Literal["device", "disk", "memory", "processes", "descriptors", "killed"]
 
 TOLD: dict[Cause, str] = {
     "device": "the device is gone",
@@ -29,6 +29,7 @@ TOLD: dict[Cause, str] = {
     "memory": "there is no memory left",
     "processes": "no process or thread can be started",
     "descriptors": "no more files or pipes can be opened (see ulimit -n)",
+    "killed": "somebody killed a worker",
 }
 
 _ERRNO: dict[int, Cause] = {

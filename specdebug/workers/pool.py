@@ -230,10 +230,12 @@ class WorkerPool:
         for worker in self._workers.values():
             worker.lose(server.given_up)
         status = server.wait()
-        for worker in list(self._workers.values()) if server.ready else []:
+        killed = status == -signal.SIGKILL and server.given_up is None
+        workers = list(self._workers.values()) if server.ready or killed else []
+        for worker in workers:
             self._finish(worker, listener, status)
         self.close()
-        if not server.ready:
+        if not server.ready and not workers:
             raise server.last_words(status)
 
     def _on_server_log(self, listener: Listener) -> None:

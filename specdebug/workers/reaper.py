@@ -2,7 +2,8 @@
 
 Run as a script that imports next to nothing (see ``lifeline.py``, its other side). It reads lines from a pipe: ``begin
 KEY``, ``runs KEY PID`` and ``ended KEY``. The pipe closes when the process that writes it is gone, however it ended;
-what has not ended by then is killed with its whole process group.
+what has not ended by then is killed with its whole process group. It leaves once they are gone, and keeps until then
+whatever files it was started with: a lock that it shares is free only when nothing runs any more that it guards.
 
 Between ``begin`` and ``runs`` the process may exist although nobody has said its number. It has its key in its
 environment, where Linux lets it be found.
@@ -20,6 +21,10 @@ KEY_VARIABLE = "SPECDEBUG_STARTED_AS"
 
 _SEARCH_S = 1.0
 """How long to look for a process that has been forked, but may not have its own environment yet."""
+_GONE_S = 10.0
+"""How long to wait for what was killed to be gone; a process that holds a device may take its time."""
+LIMIT_S = _SEARCH_S + _GONE_S
+"""How long a reaper takes at most."""
 _PAUSE_S = 0.02
 
 
@@ -41,10 +46,12 @@ def main() -> int:
             groups[key] = int(rest[0])
         else:
             groups.pop(key, None)
-    for group in groups.values():
+    killed = set(groups.values())
+    for group in killed:
         kill_group(group)
     if begun:
-        _search(begun)
+        killed |= _search(begun)
+    _wait_for(killed)
     return 0
 
 
@@ -56,8 +63,9 @@ def kill_group(group: int) -> None:
         return
 
 
-def _search(keys: set[str]) -> None:
-    """Kill the groups of the processes that have one of the keys; nothing is found where there is no /proc."""
+def _search(keys: set[str]) -> set[int]:
+    """Kill and return the groups of processes that have one of the keys; none is found where there is no /proc."""
+    found: set[int] = set()
     wanted = [f"{KEY_VARIABLE}={key}".encode() for key in keys]
     until = time.monotonic() + _SEARCH_S
     while os.path.isdir("/proc/self") and time.monotonic() < until:
@@ -68,10 +76,41 @@ def _search(keys: set[str]) -> None:
                 with open(f"/proc/{name}/environ", "rb") as file:
                     settings = file.read().split(b"\0")
                 if any(one in settings for one in wanted):
-                    kill_group(os.getpgid(int(name)))
+                    group = os.getpgid(int(name))
+                    kill_group(group)
+                    found.add(group)
             except OSError:  # gone, or another user's
                 continue
         time.sleep(_PAUSE_S)
+    return found
+
+
+def _wait_for(groups: set[int]) -> None:
+    """Wait until nothing of the groups is left but what its parent has not taken notice of."""
+    until = time.monotonic() + _GONE_S
+    while (groups := {group for group in groups if _lives(group)}) and time.monotonic() < until:
+        time.sleep(_PAUSE_S)
+
+
+def _lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    if not os.path.isdir("/proc/self"):
+        return True
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                state, _, its_group, *rest = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        threads = int(rest[14])  # the first one may be over while others still end
+        if int(its_group) == group and (state not in (b"Z", b"X") or threads > 1):
+            return True
+    return False
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -169,7 +170,9 @@ class Server:
         """The error for one that was gone before it was ready."""
         log = self._log.decode("utf-8", "replace").strip()
         last = self.given_up or (log.splitlines()[-1] if log else f"exit status {status}")
-        return cannot_start(f"the worker process could not start: {last}", failure_in_log(log))
+        killed = status == -signal.SIGKILL and self.given_up is None
+        failure = MachineFailure("killed", "the fork server got SIGKILL") if killed else failure_in_log(log)
+        return cannot_start(f"the worker process could not start: {last}", failure)
 
     def close(self) -> None:
         """End it, and with it every worker, and wait until it is gone."""

@@ -18,6 +18,21 @@ def rss_mb(pid: int) -> float:
         return 0.0
 
 
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, even if its parent has not taken notice yet."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except OSError:
+        return False
+
+
 def oom_kills() -> int | None:
     """How many processes the kernel has killed for lack of memory, in this process's cgroup where that is counted, else
     on the whole machine; None where the system does not say."""

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from specdebug.cli.main import run
+from specdebug.cli.trials import tell_rerun
 from tests.trials.repositories import make_repository
 
 COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()", "bisect"]
@@ -164,6 +165,17 @@ def test_killed_it_takes_its_command_along_and_resumes_without_it(
     spawn(*argv)
     seeds = (tmp_path / "ended").read_text().split()
     assert len(seeds) == len(set(seeds)) == len(finished())
+
+
+def test_trials_that_were_lost_are_told_of_and_nothing_is_said_where_none_was(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for count in (0, 1, 2):
+        tell_rerun(count)
+    assert capsys.readouterr().err.splitlines() == [
+        "1 trial whose worker was killed, or lost the device, ran again: nothing of that counts",
+        "2 trials whose workers were killed, or lost the device, ran again: nothing of that counts",
+    ]
 
 
 @pytest.mark.parametrize("committed", [False, True])

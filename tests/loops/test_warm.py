@@ -18,6 +18,7 @@ from specdebug.scenario.library import Library
 from specdebug.scenario.model import CorpusPrompt, Limits, Scenario
 from specdebug.toggles import Detection, Toggle
 from specdebug.verdict.outcome import Outcome
+from specdebug.workers.machine_failure import MachineFailed
 from specdebug.workers.pool import WorkerPool
 
 Fresh = Callable[[list[ArmRun]], list[Outcome]]
@@ -132,6 +133,25 @@ def test_what_one_arm_dies_of_is_its_own(pool: WarmPool, bad: str, signature: st
     assert (ended["dying"].verdict, ended["living"].verdict) == ("fail", "pass")
     assert ended["dying"].signature == signature
     assert outcome_of(pool, run_of(NAME)).verdict == "pass"
+
+
+@pytest.mark.parametrize(("times", "rerun"), [(1, 1), (2, 1)])
+def test_an_arm_whose_worker_somebody_killed_is_run_once_more(times: int, rerun: int, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.write_text("")
+    die = (
+        f"__import__('os').kill(0, 0) if len(open({str(marks)!r}).read()) >= {times} "
+        f"else (open({str(marks)!r}, 'a').write('x'), __import__('os').kill(__import__('os').getpid(), 9))"
+    )
+    deadly = toggle(DECODE, FIRST, f"{die}\n{FIRST}")
+    with WarmPool(LIBRARY.scenario(NAME), ["fixed"], [deadly], jobs=1) as pool:
+        pool.start(run_of(NAME, deadly))
+        if times == 1:
+            assert pool.wait().outcome.verdict == "pass"
+        else:
+            with pytest.raises(MachineFailed, match="somebody killed a worker"):
+                pool.wait()
+        assert pool.rerun == rerun
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import resource
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -121,6 +123,47 @@ def test_a_lock_whose_holder_was_killed_is_free(tmp_path: Path) -> None:
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "j")]).returncode == -9
     assert (tmp_path / "j.lock").exists()
+    Journal(tmp_path / "j", "id", "about").close()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from specdebug.workers.lifeline import lifeline
+from specdebug.trials.journal import Journal
+Journal(Path(sys.argv[1]), "id", "about")
+lifeline.begin(os.environ)
+os.kill(lifeline._reaper.pid, signal.SIGSTOP)
+print(lifeline._reaper.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_who_resumes_waits_until_all_is_gone_that_a_killed_process_had_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "j")], stdout=subprocess.PIPE, check=False)
+    assert ended.returncode == -9
+    reaper, looked, pause = int(ended.stdout), [], time.sleep
+
+    def look(seconds: float) -> None:
+        looked.append(seconds)
+        if len(looked) == 3:
+            os.kill(reaper, signal.SIGCONT)
+        pause(seconds)
+
+    monkeypatch.setattr("specdebug.trials.journal.time.sleep", look)
+    Journal(tmp_path / "j", "id", "about").close()
+    assert len(looked) >= 3
+
+
+def test_who_waits_for_a_killed_process_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "j")], stdout=subprocess.PIPE, check=False)
+    monkeypatch.setattr("specdebug.trials.journal._REAPER_S", 0.05)
+    with pytest.raises(JournalError, match=r"process \d+, which is gone, but not all that it had started; wait for it"):
+        Journal(tmp_path / "j", "id", "about")
+    os.kill(int(ended.stdout), signal.SIGCONT)
+    monkeypatch.undo()
     Journal(tmp_path / "j", "id", "about").close()
 
 

@@ -100,7 +100,7 @@ def test_a_reverted_line_that_never_ran_is_no_pass() -> None:
         ("timeout", -9, "hang", "killed after 2.5 s in stage run, after step 2"),
         ("memory", -9, "oom", "killed at 310 MiB resident in stage run"),
         ("signal", -11, "crash:SIGSEGV", "killed by SIGSEGV in stage run"),
-        ("signal", -9, "crash:SIGKILL", "not by specdebug"),
+        ("signal", -9, "crash:SIGKILL", "killed by SIGKILL in stage run"),
         ("exit", 3, "error@worker", "exit status 3 and no result"),
         ("done", 0, "error@worker", "exit status 0 and no result"),
         ("lost", -9, "error@worker", "fork server died"),
@@ -122,6 +122,7 @@ def test_a_death_is_a_failure_and_loses_nothing(kind: Any, status: int, signatur
         (end("signal", -6, "terminate called: std::bad_alloc"), "there is no memory left: terminate called"),
         (replace(end("refused", 1), failure=MachineFailure("processes", "fork")), "no process or thread can be"),
         (replace(end("lost", -9), failure=MachineFailure("memory", "killed")), "there is no memory left: killed"),
+        (replace(end("signal", -9), failure=MachineFailure("killed", "SIGKILL")), "somebody killed a worker: SIGKILL"),
     ],
 )
 def test_a_death_that_the_machine_is_to_blame_for_is_unknown(how: WorkerEnd, reason: str) -> None:
@@ -154,6 +155,15 @@ def test_memory_that_a_declared_fault_took_is_the_arm_s() -> None:
     assert outcome_of([*START, step(1), fault, lack], end("exit", 1)).signature == "oom"
     assert outcome_of([*START, step(1), lack], end("exit", 1)).verdict == "unknown"
     assert outcome_of([*START, step(1), fault, {**lack, "cause": "disk"}], end("exit", 1)).verdict == "unknown"
+
+
+def test_a_kill_that_a_declared_fault_asked_for_is_the_arm_s() -> None:
+    what = {"number": 0, "step": 1, "request": None, "site": None, "tensor": "process", "index": []}
+    fault = {"event": "injected", "fault": "worker_killed", **what, "before": "running", "after": "SIGKILL"}
+    killed = replace(end("signal", -9), failure=MachineFailure("killed", "SIGKILL"))
+    outcome = outcome_of([*START, step(1), fault], killed)
+    assert (outcome.verdict, outcome.signature, outcome.machine) == ("fail", "crash:SIGKILL", None)
+    assert outcome_of([*START, step(1)], killed).verdict == "unknown"
 
 
 def test_the_finding_that_names_a_lost_device_says_what_became_of_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from specdebug.workers import reaper
 from specdebug.workers.lifeline import Lifeline
 from specdebug.workers.reaper import KEY_VARIABLE
 
@@ -93,6 +95,90 @@ def test_a_reaper_that_is_lost_is_replaced_by_one_that_knows_as_much(number: sig
     line.close()
     assert process.wait() == -signal.SIGKILL
     assert os.read(alive, 1) == b""
+
+
+HOLDER = """
+import fcntl, os, signal
+from specdebug.workers.lifeline import lifeline
+def begin():
+    key, env = lifeline.begin(os.environ)
+    lifeline.ended(key)
+lock = os.open("lock", os.O_RDWR | os.O_CREAT)
+fcntl.flock(lock, fcntl.LOCK_EX)
+ORDER
+os.kill(lifeline._reaper.pid, signal.SIGSTOP)
+print(lifeline._reaper.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("order", ["lifeline.holds(lock); begin()", "begin(); lifeline.holds(lock)"])
+def test_a_lock_that_a_reaper_shares_is_free_only_when_the_reaper_is_gone(
+    order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = subprocess.run([sys.executable, "-c", HOLDER.replace("ORDER", order)], stdout=subprocess.PIPE, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    lock = os.open("lock", os.O_RDWR)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.kill(int(ended.stdout), signal.SIGCONT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.close(lock)
+
+
+def test_a_reaper_that_another_takes_the_place_of_ends_nothing(alive: int) -> None:
+    line = Lifeline()
+    with line.starting(os.environ) as (key, env):
+        process = leader(env)
+    line.runs(key, process.pid)
+    first = line._reaper
+    assert first is not None
+    line.holds(alive)
+    assert first.returncode == 0
+    assert line._reaper is not first
+    assert process.poll() is None
+    line.lets_go(alive)
+    line.close()
+    assert process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which processes are zombies")
+def test_a_reaper_waits_for_what_still_ends_and_not_for_who_takes_notice_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    assert reaper._lives(process.pid)
+    reaper.kill_group(process.pid)
+    reaper._wait_for({process.pid})
+    assert not reaper._lives(process.pid)  # but it is a zombie, which nobody has waited for
+    assert os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    process.wait()
+    assert not reaper._lives(process.pid)
+
+
+@pytest.mark.parametrize("killed", [1, 3])
+def test_a_reaper_that_is_killed_before_it_is_told_anything_is_replaced_but_not_for_ever(
+    killed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, starts, start = Lifeline(), [], Lifeline._start
+
+    def start_and_kill(self: Lifeline) -> None:
+        start(self)
+        starts.append(self._reaper)
+        if len(starts) <= killed:
+            assert self._reaper is not None
+            self._reaper.kill()
+            os.waitid(os.P_PID, self._reaper.pid, os.WEXITED | os.WNOWAIT)
+
+    monkeypatch.setattr(Lifeline, "_start", start_and_kill)
+    if killed == 1:
+        line.begin({})
+        assert starts[-1] is line._reaper
+        assert starts[-1].poll() is None
+    else:
+        with pytest.raises(BrokenPipeError):
+            line.begin({})
+        assert line._reaper is None
+    line.close()
 
 
 def test_a_start_that_fails_is_forgotten() -> None:

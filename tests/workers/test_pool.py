@@ -258,6 +258,19 @@ def test_a_fork_server_stopped_before_it_is_ready_is_one_line(monkeypatch: pytes
             run_one(pool, victim("obey"))
 
 
+@pytest.mark.parametrize("ready", [False, True])
+def test_jobs_of_a_fork_server_that_somebody_killed_are_lost_to_that_and_the_next_get_another(ready: bool) -> None:
+    with WorkerPool(1, preload=()) as pool:
+        if ready:
+            run_one(pool, victim("obey"))
+        pool.start()
+        assert pool._server is not None
+        os.kill(pool._server.pid, signal.SIGKILL)
+        _, end = run_one(pool, victim("obey"))
+        assert (end.kind, end.failure.cause if end.failure else None) == ("lost", "killed")
+        assert run_one(pool, victim("obey"))[1].kind == "done"
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_pool_whose_fork_server_is_stopped_can_be_left() -> None:
     with WorkerPool(1, preload=()) as pool:
@@ -481,11 +494,10 @@ def test_a_worker_that_dies_of_a_lack_says_so(lack: str, pool: WorkerPool) -> No
     assert (end.kind, end.status) == ("exit", 1)
 
 
-@pytest.mark.parametrize(("kills", "cause"), [([4, 5], "memory"), ([4, 4], None), ([None, None], None)])
+@pytest.mark.parametrize(("kills", "cause"), [([4, 5], "memory"), ([4, 4], "killed"), ([None, None], "killed")])
 def test_a_kill_by_the_kernel_is_told_from_any_other(
-    kills: list[int | None], cause: str | None, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+    kills: list[int | None], cause: str, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = Worker(victim("die"), -1, -1, oom_kills=kills[0])
     monkeypatch.setattr("specdebug.workers.job.oom_kills", lambda: kills[1])
-    failure = worker.killed_for_memory()
-    assert (failure.cause if failure else None) == cause
+    assert worker.killed_by_others().cause == cause

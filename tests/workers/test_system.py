@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,3 +41,14 @@ def test_kills_are_counted_as_near_to_the_process_as_can_be(
 
     monkeypatch.setattr(Path, "read_text", read)
     assert system.oom_kills() == kills
+
+
+def test_a_process_is_gone_once_it_has_ended_whether_or_not_anybody_has_noticed() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert not system.is_gone(process.pid)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        if sys.platform == "linux":
+            assert system.is_gone(process.pid)
+    assert system.is_gone(process.pid)
+    assert not system.is_gone(2**80)

@@ -18,14 +18,15 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
-from specdebug.minimise import Minimiser, Seen, Step, Summary
+from specdebug.minimise import Attempt, Minimiser, Seen, StageResult, Summary
 
 REQUESTS = 50
 RATE, OTHER_RATE = 0.3, 0.1
@@ -34,6 +35,7 @@ PERSISTENT = 0.9
 WANTED, OTHER = "nan@wanted", "mismatch@other"
 
 Kept = frozenset[int]
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -91,28 +93,27 @@ class SimulatedSpace:
         """Nothing follows."""
 
 
-class SimulatedOracle:
-    """Runs a case, and remembers nothing."""
+class SimulatedTrials:
+    """Runs a case, one trial at a time, and keeps nothing."""
 
-    capacity = 1
-
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, max_trials: int) -> None:
         self._case = case
-        self._next: tuple[int, Seen] = (0, Seen(None))
+        self._numbers = iter(range(max_trials))
 
-    def start(self, number: int, candidate: Kept, seed: int) -> None:
-        """Run it at once."""
-        self._next = number, Seen(self._case.run(candidate, seed))
+    def run(self, whole: Callable[[], R]) -> tuple[R, None]:
+        """Nothing stops it."""
+        return whole(), None
 
-    def wait(self) -> tuple[int, Seen]:
-        """What it showed."""
-        return self._next
-
-    def recall(self, number: int, gone: frozenset[str], seed: int) -> Seen | None:
-        """Nothing is kept."""
-
-    def keep(self, number: int, gone: frozenset[str], seed: int, seen: Seen) -> None:
-        """Nothing is kept."""
+    def next(
+        self, choose: Callable[[int, Sequence[Attempt]], tuple[Attempt, Kept] | None]
+    ) -> tuple[Attempt, Seen, bool] | None:
+        """Run what is chosen at once."""
+        number = next(self._numbers, None)
+        pair = None if number is None else choose(number, ())
+        if pair is None:
+            return None
+        attempt, left = pair
+        return attempt, Seen(self._case.run(left, attempt.seed)), False
 
 
 class Silent:
@@ -122,7 +123,7 @@ class Silent:
 
     def tried(self, title: str, gone: int, size: int, seen: Seen, failed: bool, removed: int, trials: int) -> None: ...
 
-    def ended(self, step: Step) -> None: ...
+    def ended(self, step: StageResult) -> None: ...
 
     def closing(self, seen: Seen, failures: int, trials: int) -> None: ...
 
@@ -151,12 +152,10 @@ def case_of(seed: int, number: int) -> Case:
 def play(seed: int, number: int, max_trials: int) -> Row:
     """Minimise one case."""
     case = case_of(seed, number)
-    oracle = SimulatedOracle(case)
     summary: Summary[Kept] = Minimiser(
         SimulatedSpace(),
-        oracle,
+        SimulatedTrials(case, max_trials),
         seeds=lambda trial: trial,
-        memory=oracle,
         max_trials=max_trials,
     ).run(Silent())
     left = summary.smallest

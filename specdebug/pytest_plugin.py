@@ -228,7 +228,7 @@ class ArmItem(pytest.Item):
         return "\n".join([f"{got}, expected {' '.join(wanted)}", *lines, *again])
 
 
-class Bench:
+class ScenarioBench:
     """What scenario tests of a session share: content, and a pool that starts with the first of them."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -309,11 +309,11 @@ class Bench:
             self._pool.close()
 
 
-_BENCH = pytest.StashKey[Bench]()
+_BENCH = pytest.StashKey[ScenarioBench]()
 
 
-def _bench(config: pytest.Config) -> Bench:
-    return config.stash.setdefault(_BENCH, Bench(config))
+def _bench(config: pytest.Config) -> ScenarioBench:
+    return config.stash.setdefault(_BENCH, ScenarioBench(config))
 
 
 def _listed(config: pytest.Config, path: Path) -> bool:

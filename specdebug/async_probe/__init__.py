@@ -18,8 +18,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .finding import ProbeFinding, parse_message
 from .gate import ENVIRONMENT_VARIABLE, KINDS, MODES, Rule, mode_from_environment
-from .violation import Violation, parse_message
 
 if TYPE_CHECKING:
     from .probes import (
@@ -50,9 +50,9 @@ __all__ = [
     "KINDS",
     "MODES",
     "Capture",
+    "ProbeFinding",
     "Rule",
     "SiteCall",
-    "Violation",
     "capturing",
     "configure",
     "drain",

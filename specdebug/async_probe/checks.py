@@ -19,7 +19,7 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckPart:
     """One thing that can be wrong: its mask over the subject, and the bound it breaks (if any)."""
 
     bad: torch.Tensor
@@ -68,29 +68,29 @@ def is_clean(kind: str, values: torch.Tensor, low: Bound, high: Bound) -> bool:
     return not bool((values % high).any())
 
 
-def parts(kind: str, values: torch.Tensor, low: Bound, high: Bound) -> Iterator[Part]:
+def parts(kind: str, values: torch.Tensor, low: Bound, high: Bound) -> Iterator[CheckPart]:
     """Everything that can be wrong: one part, or for oob one for each bound that a value can break.
 
     ``low``/``high`` are the bounds of an oob check; for page_aligned ``high`` is the page size.
     """
     if kind == "nan":
-        yield Part(torch.isnan(values), "", 0.0)
+        yield CheckPart(torch.isnan(values), "", 0.0)
     elif kind == "inf":
-        yield Part(torch.isinf(values), "", 0.0)
+        yield CheckPart(torch.isinf(values), "", 0.0)
     elif kind == "page_aligned":
-        yield Part((values % high) != 0, "not a multiple of", high)
+        yield CheckPart((values % high) != 0, "not a multiple of", high)
     elif values.is_floating_point():
         # In float64 a bound is compared as it was given; a NaN is not >= low, so it breaks that bound.
         exact = values.to(torch.float64)
-        yield Part(~(exact >= low), "below", float(low))
-        yield Part(exact >= high, "not below", float(high))
+        yield CheckPart(~(exact >= low), "below", float(low))
+        yield CheckPart(exact >= high, "not below", float(high))
     else:
         exact = values.to(torch.int64)
         above, below = whole_bounds(low, high)
         if above is not None:
-            yield Part(exact <= above, "below", min(above + 1, INT64_MAX))
+            yield CheckPart(exact <= above, "below", min(above + 1, INT64_MAX))
         if below is not None:
-            yield Part(exact >= below, "not below", below)
+            yield CheckPart(exact >= below, "not below", below)
 
 
 def whole_bounds(low: Bound, high: Bound) -> tuple[int | None, int | None]:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import kernels
-from .jobs import Job, make
+from .jobs import ProbeJob, make
 from .layout import (
     COLUMNS,
     CURSOR,
@@ -48,7 +48,7 @@ from .layout import (
     TAG_JOB,
     TOTALS,
 )
-from .rows import Finding, intact, merge
+from .rows import RawFinding, intact, merge
 
 Entries = tuple[int | None, ...]
 """The counts that a job's two parts go to; None: do not look for that part."""
@@ -134,7 +134,7 @@ class DeviceRing:
         """int64 []: 0 once something bad was found for ``entry``, until then 1."""
         return self._state[FINE + entry]
 
-    def look(self, jobs: Sequence[Job], entries: Sequence[Entries]) -> None:
+    def look(self, jobs: Sequence[ProbeJob], entries: Sequence[Entries]) -> None:
         """Do the jobs, those that can be in as few launches as possible. Waits for nothing.
 
         Args:
@@ -165,7 +165,7 @@ class DeviceRing:
                 self._warm(("oob",), ids, relative_to=ids)
                 self._warm(("page_aligned",), ids)
 
-    def take(self) -> list[Finding]:
+    def take(self) -> list[RawFinding]:
         """The findings since the last call (at most ``capacity``), in program order. Waits for the stream."""
         found = self._arrived(wait=True)
         self._host_header.copy_(self._header, non_blocking=True)
@@ -173,7 +173,7 @@ class DeviceRing:
         found += self._read(int(self._host_header[CURSOR]))
         return found[: self.capacity]
 
-    def salvage(self) -> list[Finding]:
+    def salvage(self) -> list[RawFinding]:
         """The findings since the last call of what a device, lost by now, had finished. Asks the host alone."""
         rows: list[list[int]] = []
         for ticket in range(self._taken, self._taken + self._rows):
@@ -183,7 +183,7 @@ class DeviceRing:
             rows.append(row)
         return merge(rows)[: self.capacity]
 
-    def poll(self) -> list[Finding]:
+    def poll(self) -> list[RawFinding]:
         """Findings that have reached the host since the last call; a finding takes a few calls to get there.
 
         Never waits. Looks at what was launched on the current stream, and launches one copy of a few bytes
@@ -216,7 +216,7 @@ class DeviceRing:
         jobs = [job for tensor in tensors if (job := make(kinds, tensor, 0, 1, relative_to, at)) is not None]
         self.look(jobs, [(None, None)] * len(jobs))
 
-    def _look(self, jobs: Sequence[Job], entries: Sequence[Entries]) -> None:
+    def _look(self, jobs: Sequence[ProbeJob], entries: Sequence[Entries]) -> None:
         for batch in _batches(jobs) if len(jobs) > 1 else [[0]]:
             chosen = [jobs[i] for i in batch]
             tags = [_tags(number, jobs[i], entries[i]) for number, i in enumerate(batch)]
@@ -227,7 +227,7 @@ class DeviceRing:
             else:
                 self._launch_flat(chosen[0], *tags[0])
 
-    def _launch_flat(self, job: Job, tag_0: int, tag_1: int) -> None:
+    def _launch_flat(self, job: ProbeJob, tag_0: int, tag_1: int) -> None:
         reading = self._reading(job)
         relative, wide = job.other is not None, job.wide
         other = job.tensor if job.other is None else job.other
@@ -240,7 +240,7 @@ class DeviceRing:
             (job.tensor, other, self._state, job.size, job.every, job.low, job.high, tag_0, tag_1, self._origin()),
         )
 
-    def _launch_strided(self, jobs: Sequence[Job], tags: Sequence[tuple[int, int]]) -> None:
+    def _launch_strided(self, jobs: Sequence[ProbeJob], tags: Sequence[tuple[int, int]]) -> None:
         """One job, or two that are alike."""
         job, twin = jobs[0], jobs[-1]
         other = job.tensor if job.other is None else job.other
@@ -262,7 +262,7 @@ class DeviceRing:
             (job.tensor, twin.tensor, other, self._state, job.size, *numbers),
         )
 
-    def _launch_several(self, jobs: Sequence[Job], tags: Sequence[tuple[int, int]]) -> None:
+    def _launch_several(self, jobs: Sequence[ProbeJob], tags: Sequence[tuple[int, int]]) -> None:
         pointers: list[torch.Tensor] = []
         arguments: list[torch.Tensor | int] = []
         constants: list[int] = []
@@ -307,13 +307,13 @@ class DeviceRing:
         if self._on_gpu and torch.version.hip is None:
             _compiled[key] = compiled
 
-    def _reading(self, job: Job) -> Reading:
+    def _reading(self, job: ProbeJob) -> Reading:
         # element by element, more than a few KiB would not fit into a program's registers
         readings = _READINGS if job.look == NONFINITE else _READINGS[:2]
         size = job.size * job.tensor.element_size()
         return next((each for each in readings if size <= self._programs * each.tile_bytes), readings[-1])
 
-    def _programs_for(self, job: Job, reading: Reading) -> int:
+    def _programs_for(self, job: ProbeJob, reading: Reading) -> int:
         return min(-(-job.size * job.tensor.element_size() // reading.tile_bytes), self._programs)
 
     def _origin(self) -> int:
@@ -326,7 +326,7 @@ class DeviceRing:
 
     # The way to the host
 
-    def _arrived(self, *, wait: bool) -> list[Finding]:
+    def _arrived(self, *, wait: bool) -> list[RawFinding]:
         """Findings that the counters copied so far tell of; ``wait`` for a copy that is under way."""
         event = self._transfer
         if event is None:
@@ -351,7 +351,7 @@ class DeviceRing:
             event.record()
         self._transfer = event
 
-    def _read(self, cursor: int) -> list[Finding]:
+    def _read(self, cursor: int) -> list[RawFinding]:
         """The findings in the rows up to ``cursor``; makes room for as many new ones."""
         if cursor == self._taken:
             return []
@@ -372,7 +372,7 @@ class DeviceRing:
             _cuda.current_stream(self._device).synchronize()
 
 
-def _batches(jobs: Sequence[Job]) -> list[list[int]]:
+def _batches(jobs: Sequence[ProbeJob]) -> list[list[int]]:
     """Which jobs share a launch: contiguous tensors up to four, rows picked from two tensors; by the first of each."""
     batches: list[list[int]] = []
     for i, job in enumerate(jobs):
@@ -388,7 +388,7 @@ def _batches(jobs: Sequence[Job]) -> list[list[int]]:
     return batches
 
 
-def _tags(number: int, job: Job, entries: Entries) -> tuple[int, int]:
+def _tags(number: int, job: ProbeJob, entries: Entries) -> tuple[int, int]:
     """The marks of rows that a job's two parts write; -1: not looked for."""
     tag_0, tag_1 = (
         -1 if part is None or entry is None else entry << TAG_ENTRY | number << TAG_JOB | part.tag

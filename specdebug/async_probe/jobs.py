@@ -29,7 +29,7 @@ _WIDE_FROM = 2**31 - 2**16
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class JobPart:
     """One of the two things a job can find."""
 
     kind: str
@@ -45,11 +45,11 @@ class What(NamedTuple):
     look: int
     low: int
     high: int
-    parts: tuple[Part | None, Part | None]
+    parts: tuple[JobPart | None, JobPart | None]
     """None: not asked for, or nothing can be wrong."""
 
 
-class Where(NamedTuple):
+class TensorLayout(NamedTuple):
     """Four of each, from the last dimension on (of rows picked from a tensor, three; then those of the picks)."""
 
     sizes: tuple[int, ...]
@@ -57,14 +57,14 @@ class Where(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class ProbeJob:
     """One tensor and what to look for; the fields are arguments of the kernels."""
 
     tensor: torch.Tensor
     look: int
     low: int
     high: int
-    parts: tuple[Part | None, Part | None]
+    parts: tuple[JobPart | None, JobPart | None]
     size: int
     other: torch.Tensor | None = None
     """What is subtracted, or at which rows of dimension 1 to look."""
@@ -85,7 +85,7 @@ class Job:
         """Whether rows that are picked consist of aligned blocks of sixteen bytes, to be looked at as such."""
         return self.layout == PICKED and self.look == NONFINITE and self.vector and self.tensor.data_ptr() % 16 == 0
 
-    def like(self, job: Job) -> bool:
+    def like(self, job: ProbeJob) -> bool:
         """Whether ``job`` looks for the same at the same places of another tensor."""
         return (
             self.layout == job.layout == PICKED
@@ -110,7 +110,7 @@ def make(
     high: Bound,
     relative_to: torch.Tensor | None,
     at: torch.Tensor | None,
-) -> Job | None:
+) -> ProbeJob | None:
     """The job of probing ``tensor`` for ``kinds`` (nan and inf together, or one kind); None: nothing to look at.
 
     Arguments are those of the probes. What no kernel does is done in torch first: other types, differences that
@@ -124,7 +124,7 @@ def make(
             if rows is not None:
                 what = _nonfinite(kinds, tensor.dtype)
                 size = tensor.shape[0] * rows.sizes[0] * rows.sizes[1]
-                return None if what is None else Job(tensor, *what, size, at, 1, PICKED, *rows)
+                return None if what is None else ProbeJob(tensor, *what, size, at, 1, PICKED, *rows)
             tensor = checks.picked(tensor, at)
         what, other, every = _nonfinite(kinds, tensor.dtype), None, 1
     elif kinds[0] == "oob":
@@ -138,14 +138,14 @@ def make(
     # Sixteen bytes are read at once when looking for infinities and NaNs.
     fit = what.look != NONFINITE or tensor.data_ptr() % 16 == 0
     if fit and tensor.is_contiguous():
-        return Job(tensor, *what, tensor.numel(), other, every)
+        return ProbeJob(tensor, *what, tensor.numel(), other, every)
     dims = merged_dims(tensor.shape, tensor.stride())
     if len(dims) > 4:
         tensor = tensor.contiguous()
-        return Job(tensor, *what, tensor.numel())
+        return ProbeJob(tensor, *what, tensor.numel())
     dims += [(1, 0)] * (4 - len(dims))
     sizes, strides = zip(*dims, strict=True)
-    return Job(tensor, *what, tensor.numel(), None, 1, STRIDED, sizes, strides)
+    return ProbeJob(tensor, *what, tensor.numel(), None, 1, STRIDED, sizes, strides)
 
 
 def merged_dims(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
@@ -165,9 +165,9 @@ def merged_dims(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int,
 def _nonfinite(kinds: tuple[str, ...], dtype: torch.dtype) -> What | None:
     infinity, bits = _INFINITY[dtype], dtype.itemsize * 8
     form = VALUE_TYPES.index(dtype)
-    nan = Part("nan", "", 0.0, _tag(0, NO_LIMIT, form)) if "nan" in kinds else None
+    nan = JobPart("nan", "", 0.0, _tag(0, NO_LIMIT, form)) if "nan" in kinds else None
     has_infinity = dtype != torch.float8_e4m3fn
-    inf = Part("inf", "", 0.0, _tag(1, NO_LIMIT, form)) if "inf" in kinds and has_infinity else None
+    inf = JobPart("inf", "", 0.0, _tag(1, NO_LIMIT, form)) if "inf" in kinds and has_infinity else None
     suspicious = infinity if inf is not None else infinity + 1
     carry = (1 << (bits - 1)) - suspicious
     for width in (8, 16):  # the same for all elements of a 32-bit word
@@ -182,17 +182,17 @@ def _bounds(of_floats: bool, low: Bound, high: Bound) -> What | None:
     if of_floats:
         low, high, form = float(low), float(high), VALUE_TYPES.index(torch.float64)
         parts = (
-            Part("oob", "below", low, _tag(0, FLOAT, form)),
-            Part("oob", "not below", high, _tag(1, FLOAT, form)),
+            JobPart("oob", "below", low, _tag(0, FLOAT, form)),
+            JobPart("oob", "not below", high, _tag(1, FLOAT, form)),
         )
         return What(BOUNDS, float_bits(low), float_bits(high), parts)
     above, below = checks.whole_bounds(low, high)
     form = VALUE_TYPES.index(torch.int64)
     part_0 = part_1 = None
     if above is not None:
-        part_0 = Part("oob", "below", min(above + 1, checks.INT64_MAX), _tag(0, ABOVE_INT, form))
+        part_0 = JobPart("oob", "below", min(above + 1, checks.INT64_MAX), _tag(0, ABOVE_INT, form))
     if below is not None:
-        part_1 = Part("oob", "not below", below, _tag(1, INT, form))
+        part_1 = JobPart("oob", "not below", below, _tag(1, INT, form))
     return None if part_0 is part_1 is None else What(BOUNDS, above or 0, below or 0, (part_0, part_1))
 
 
@@ -232,11 +232,11 @@ def _multiple_of(values: torch.Tensor, unit: Bound) -> torch.Tensor:
 def _multiple(of_floats: bool, unit: Bound) -> What:
     form = VALUE_TYPES.index(torch.float64 if of_floats else torch.int64)
     limit, word = (INT, unit) if isinstance(unit, int) else (FLOAT, float_bits(unit))
-    part = Part("page_aligned", "not a multiple of", unit, _tag(0, limit, form))
+    part = JobPart("page_aligned", "not a multiple of", unit, _tag(0, limit, form))
     return What(MULTIPLE, word, 0, (part, None))
 
 
-def _rows(tensor: torch.Tensor, at: torch.Tensor) -> Where | None:
+def _rows(tensor: torch.Tensor, at: torch.Tensor) -> TensorLayout | None:
     """Where rows of dimension 1 lie, unless they are not one evenly strided piece of memory each.
 
     ``at`` may be columns of a matrix: as many side by side, the next row's further on.
@@ -249,7 +249,7 @@ def _rows(tensor: torch.Tensor, at: torch.Tensor) -> Where | None:
 @functools.lru_cache(1024)
 def _picks(
     shape: torch.Size, strides: tuple[int, ...], at_shape: torch.Size, at_strides: tuple[int, ...]
-) -> Where | None:
+) -> TensorLayout | None:
     inner = merged_dims(shape[2:], strides[2:])
     picks = merged_dims(at_shape, at_strides)
     if picks[0][1] != 1:  # none side by side
@@ -258,7 +258,7 @@ def _picks(
         return None
     size, stride = inner[0]
     columns, further = picks[0][0], picks[1][1] if len(picks) > 1 else 0
-    return Where((size, at_shape.numel(), shape[1], columns), (stride, strides[1], strides[0], further))
+    return TensorLayout((size, at_shape.numel(), shape[1], columns), (stride, strides[1], strides[0], further))
 
 
 def _tag(part: int, limit: int, form: int) -> int:

@@ -15,9 +15,9 @@ import torch
 
 from . import checks, jobs
 from .checks import Bound, bound_text
+from .finding import ProbeFinding
 from .gate import ASSERT, Gate, Rule, mode_from_environment
 from .recorder import Recorder, Ring
-from .violation import Violation
 
 if TYPE_CHECKING:
     from .device import DeviceRing
@@ -215,12 +215,12 @@ def set_step(step: int) -> None:
     _recorder.set_step(step)
 
 
-def drain() -> list[Violation]:
+def drain() -> list[ProbeFinding]:
     """Take the findings of record mode, in program order. Waits for the device."""
     return _recorder.drain()
 
 
-def poll() -> list[Violation]:
+def poll() -> list[ProbeFinding]:
     """Take the findings that have reached the host, without ever waiting; call it now and then.
 
     Together with a final :func:`drain` that is what ``drain`` alone would have given. Call it on the stream that
@@ -229,7 +229,7 @@ def poll() -> list[Violation]:
     return _recorder.poll()
 
 
-def salvage() -> list[Violation]:
+def salvage() -> list[ProbeFinding]:
     """Take the findings of launches that a GPU had finished before it was lost. Asks the host alone."""
     return _recorder.salvage()
 
@@ -352,7 +352,7 @@ def _detect(
 class _OnDevice:
     """A probe of a tensor that kernels look at."""
 
-    def __init__(self, ring: DeviceRing, job: jobs.Job, site: str, modes: Mapping[str, str]) -> None:
+    def __init__(self, ring: DeviceRing, job: jobs.ProbeJob, site: str, modes: Mapping[str, str]) -> None:
         self.ring = ring
         self.job = job
         self.entries = tuple(
@@ -365,7 +365,7 @@ class _OnDevice:
         """Assert what is to be asserted, now that the kernel has been launched."""
         for part, entry in zip(self.job.parts, self.entries, strict=True):
             if part is not None and entry is not None and self._modes[part.kind] == ASSERT:
-                found = Violation(self._site, part.kind, bound=bound_text(part.phrase, part.limit))
+                found = ProbeFinding(self._site, part.kind, bound=bound_text(part.phrase, part.limit))
                 torch._assert_async(self.ring.fine(entry), found.message())
 
 
@@ -380,12 +380,12 @@ def _run(probes: Sequence[_OnDevice]) -> None:
 _grouped = Grouped()
 
 
-def _assert_none(site: str, kind: str, values: torch.Tensor, part: checks.Part, *, with_details: bool) -> None:
-    found = Violation(site, kind, bound=bound_text(part.phrase, part.limit))
+def _assert_none(site: str, kind: str, values: torch.Tensor, part: checks.CheckPart, *, with_details: bool) -> None:
+    found = ProbeFinding(site, kind, bound=bound_text(part.phrase, part.limit))
     if with_details and bool(part.bad.any()):
         bad = part.bad.reshape(-1)
         index = int(bad.nonzero()[0])
-        found = Violation(
+        found = ProbeFinding(
             site=site,
             kind=kind,
             step=_recorder.step,

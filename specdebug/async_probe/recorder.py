@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .checks import Bound, Part, bound_text
+from .checks import Bound, CheckPart, bound_text
+from .finding import ProbeFinding
 from .layout import MAX_ENTRIES
-from .rows import Finding, float_bits, float_of
-from .violation import Violation
+from .rows import RawFinding, float_bits, float_of
 
 if TYPE_CHECKING:
     from .device import DeviceRing
@@ -29,7 +29,7 @@ _COLUMNS = 7  # entry, step, first bad index, its value, number of bad elements,
 _FLOAT_VALUE, _FLOAT_LIMIT = 1, 2
 
 
-class Entry(NamedTuple):
+class FindingKey(NamedTuple):
     """What findings are counted by. Looked up at every probe, so a tuple, which hashes faster than a dataclass."""
 
     site: str
@@ -53,7 +53,7 @@ class Ring:
         """Findings from now on belong to ``step``."""
         self._step.fill_(step)
 
-    def write(self, entry: int, values: torch.Tensor, part: Part) -> None:
+    def write(self, entry: int, values: torch.Tensor, part: CheckPart) -> None:
         """Record what ``part`` says of ``values``, if anything is wrong."""
         count = part.bad.sum()
         first = part.bad.reshape(-1).view(torch.uint8).argmax()
@@ -79,22 +79,22 @@ class Ring:
         self._cursor.add_(hit)
         self._totals[entry].add_(count)
 
-    def take(self) -> list[Finding]:
+    def take(self) -> list[RawFinding]:
         """The findings since the last call, oldest first. Waits for the device."""
         used = min(int(self._cursor.item()), self.capacity)
         self._cursor.zero_()
         return [
-            Finding(
+            RawFinding(
                 entry, step, index, _number(value, floats & _FLOAT_VALUE), count, _number(limit, floats & _FLOAT_LIMIT)
             )
             for entry, step, index, value, count, limit, floats in self._rows[:used].tolist()
         ]
 
-    def poll(self) -> list[Finding]:
+    def poll(self) -> list[RawFinding]:
         """As :meth:`take`; where this ring is used, a device is no further than the host."""
         return self.take()
 
-    def salvage(self) -> list[Finding]:
+    def salvage(self) -> list[RawFinding]:
         """Nothing: what this ring holds is on the device, and that is lost."""
         return []
 
@@ -110,7 +110,7 @@ class Recorder:
 
     capacity: int
     step: int = 0
-    entries: dict[Entry, int] = field(default_factory=dict)
+    entries: dict[FindingKey, int] = field(default_factory=dict)
     rings: dict[torch.device, Ring | DeviceRing] = field(default_factory=dict)
 
     def set_step(self, step: int) -> None:
@@ -140,29 +140,29 @@ class Recorder:
 
         Raises ``RuntimeError`` when there are too many.
         """
-        number = self.entries.setdefault(Entry(site, kind, phrase), len(self.entries))
+        number = self.entries.setdefault(FindingKey(site, kind, phrase), len(self.entries))
         if number >= MAX_ENTRIES:
             raise RuntimeError(f"more than {MAX_ENTRIES} probes: is a site name computed, as in '{site}'?")
         return number
 
-    def write(self, site: str, kind: str, values: torch.Tensor, part: Part) -> None:
+    def write(self, site: str, kind: str, values: torch.Tensor, part: CheckPart) -> None:
         """Record what ``part`` says of ``values``, which are not a GPU's if that has kernels for it."""
         number = self.number(site, kind, part.phrase)
         ring = self.ring(values.device)
         assert isinstance(ring, Ring)
         ring.write(number, values, part)
 
-    def drain(self) -> list[Violation]:
+    def drain(self) -> list[ProbeFinding]:
         """The findings since the last drain in the order they were made (several devices: step by step)."""
-        return self._violations([finding for ring in self.rings.values() for finding in ring.take()])
+        return self._resolved([finding for ring in self.rings.values() for finding in ring.take()])
 
-    def poll(self) -> list[Violation]:
+    def poll(self) -> list[ProbeFinding]:
         """Those of the findings that :meth:`drain` would give which the host can have without waiting."""
-        return self._violations([finding for ring in self.rings.values() for finding in ring.poll()])
+        return self._resolved([finding for ring in self.rings.values() for finding in ring.poll()])
 
-    def salvage(self) -> list[Violation]:
+    def salvage(self) -> list[ProbeFinding]:
         """What can be had of the findings once a device is lost."""
-        return self._violations([finding for ring in self.rings.values() for finding in ring.salvage()])
+        return self._resolved([finding for ring in self.rings.values() for finding in ring.salvage()])
 
     def totals(self) -> dict[tuple[str, str], int]:
         """Bad elements by (site, kind) since the start, those of dropped findings too; zeros are left out."""
@@ -180,10 +180,10 @@ class Recorder:
 
         return DeviceRing(device, self.capacity, self.step)
 
-    def _violations(self, findings: list[Finding]) -> list[Violation]:
+    def _resolved(self, findings: list[RawFinding]) -> list[ProbeFinding]:
         entries = list(self.entries)
-        found = [_violation(entries[finding.entry], finding) for finding in findings]
-        return sorted(found, key=lambda violation: violation.step or 0) if len(self.rings) > 1 else found
+        found = [_resolved_one(entries[finding.entry], finding) for finding in findings]
+        return sorted(found, key=lambda finding: finding.step or 0) if len(self.rings) > 1 else found
 
 
 @functools.cache
@@ -191,8 +191,8 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _violation(entry: Entry, finding: Finding) -> Violation:
-    return Violation(
+def _resolved_one(entry: FindingKey, finding: RawFinding) -> ProbeFinding:
+    return ProbeFinding(
         site=entry.site,
         kind=entry.kind,
         step=finding.step,

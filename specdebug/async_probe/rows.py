@@ -33,7 +33,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
-class Finding:
+class RawFinding:
     """What one probe found wrong with one tensor, in one of its parts."""
 
     entry: int
@@ -63,7 +63,7 @@ def intact(rows: Sequence[Sequence[int]], first: int, *, more: bool) -> list[Seq
     return [row for row in written if _launch(row) not in cut]
 
 
-def merge(rows: Iterable[Sequence[int]]) -> list[Finding]:
+def merge(rows: Iterable[Sequence[int]]) -> list[RawFinding]:
     """The findings that rows (each of ``COLUMNS`` words, in any order) add up to, in program order."""
     launches: dict[tuple[int, int], list[Sequence[int]]] = {}
     for row in sorted(rows, key=lambda row: row[0]):
@@ -87,14 +87,14 @@ def _launch(row: Sequence[int]) -> tuple[int, int]:
     return row[1], row[2]
 
 
-def _findings(launch: list[Sequence[int]]) -> Iterable[Finding]:
+def _findings(launch: list[Sequence[int]]) -> Iterable[RawFinding]:
     by_part: dict[int, list[Sequence[int]]] = {}
     for row in launch:
         by_part.setdefault(row[4], []).append(row)
     for tag in sorted(by_part, key=_position):
         shares = by_part[tag]
         first = min(shares, key=lambda row: row[5])
-        yield Finding(
+        yield RawFinding(
             entry=tag >> TAG_ENTRY,
             step=first[3],
             index=first[5],

@@ -11,10 +11,10 @@ from specdebug.bisect.belief import Belief, Bools
 from specdebug.bisect.design import Criterion, best, pool
 from specdebug.bisect.masking import Masking
 from specdebug.bisect.nuisance import Prior
-from specdebug.bisect.search import Search
+from specdebug.bisect.search import BayesianSearch
 
 
-class Bisector(Search[frozenset[str]]):
+class Bisector(BayesianSearch[frozenset[str]]):
     """Bayesian search over "none", every single and every pair of candidates; a trial is the set switched on.
 
     Args:

@@ -1,4 +1,4 @@
-"""Which candidates make a trial untestable.
+"""Learn which candidates make a trial untestable.
 
 Every candidate of the set, and a background that is always there, masks a trial independently (noisy or: Pearl,
 "Probabilistic Reasoning in Intelligent Systems", 1988). The rates come from expectation maximisation over all trials

@@ -1,4 +1,4 @@
-"""What the search does not know besides the culprit: how often the bug shows, how often a trial fails without it, and
+"""The search does not know this besides the culprit: how often the bug shows, how often a trial fails without it, and
 whether either changes from one period to the next.
 
 A trial whose set holds the culprit fails with probability 1 - (1 - r)(1 - f), any other with f. Both rates live on a

@@ -11,7 +11,7 @@ import numpy as np
 from specdebug.bisect.belief import Belief, Bools
 from specdebug.bisect.design import TINY, entropy
 from specdebug.bisect.nuisance import Floats, Prior
-from specdebug.bisect.search import Search
+from specdebug.bisect.search import BayesianSearch
 from specdebug.reproducible import LEVEL, levels, on_grid
 
 NEIGHBOUR = 0.6065  # what a commit that does not build says of the one beside it
@@ -19,7 +19,7 @@ REACH = 64  # commits; further away it says nothing
 MASKED, CLEAR = 0.1, 0.3  # Beta counts of an untried commit's chance to be untestable
 
 
-class OrderedBisector(Search[int]):
+class OrderedBisector(BayesianSearch[int]):
     """Bayesian search over "none" and every candidate; trial ``i`` checks out candidate ``i``, -1 the state before
     the first, and can show any culprit up to ``i``. Of trials that are expected to say equally much (to within
     ``specdebug.reproducible.LEVEL``) the earliest is taken.

@@ -1,4 +1,4 @@
-"""What a search hands back."""
+"""The result that a search hands back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Rate:
 
 @dataclass(frozen=True)
 class Rates:
-    """How often the bug shows when it can (given that there is a culprit), and how often a trial fails without it."""
+    """The rate at which the bug shows when it can (given that there is a culprit), and at which a trial
+    fails without it."""
 
     manifest: Rate
     false_failure: Rate

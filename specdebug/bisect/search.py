@@ -1,4 +1,4 @@
-"""What the searches over sets and over an order share: the posterior, when there is an answer, when it is hopeless."""
+"""Searches over sets and over an order share this: the posterior, when there is an answer, when it is hopeless."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BRANCHES = 8  # outcomes of running trials that are followed
 STALLED = 0.05  # share of the information in reach; below, nearly every trial that could tell is masked
 
 
-class Search(ABC, Generic[Trial]):
+class BayesianSearch(ABC, Generic[Trial]):
     """A search whose hypothesis 0 is "none", the next ones each candidate in order, and the rest pairs.
 
     The same observations in the same order give the same state, to the bit and on any processor (see
@@ -80,7 +80,7 @@ class Search(ABC, Generic[Trial]):
             self._belief.observe(hit, failed)
 
     def next_trial(self, pending: Sequence[Trial] = ()) -> Trial:
-        """What to run next, whatever is already running (``pending``) taken into account."""
+        """Return what to run next, whatever is already running (``pending``) taken into account."""
         return self._design(self._outcomes(pending), clear=False)[0]
 
     def expected_bits(self, pending: Sequence[Trial] = ()) -> float:
@@ -116,11 +116,12 @@ class Search(ABC, Generic[Trial]):
 
     @property
     def rates(self) -> Rates:
-        """What was learned of the manifest rate and the false-failure rate."""
+        """Return what was learned of the manifest rate and the false-failure rate."""
         return self._belief.rates()
 
     def _outcomes(self, pending: Sequence[Trial]) -> list[tuple[float, Belief]]:
-        """What the belief becomes for every outcome of the running trials, with its probability; the likeliest."""
+        """Return what the belief becomes for every outcome of the running trials, with its probability; the
+        likeliest."""
         branches = [(1.0, self._belief)]
         for hit in map(self._hits, pending):
             grown: list[tuple[float, Belief]] = []

@@ -55,14 +55,14 @@ class Again:
 
     @cached_property
     def differences(self) -> tuple[str, ...]:
-        """What did not come out as recorded, a line each. Of a run that was cut short nothing is said."""
+        """Return what did not come out as recorded, a line each. Of a run that was cut short nothing is said."""
         if self.traced is None or self.traced.interrupted:
             return ()
         return differences(self.bundle.recorded, recorded_of(self.traced))
 
     @cached_property
     def versions(self) -> tuple[str, ...]:
-        """What this machine has otherwise than the one the bundle is from, a line each."""
+        """Return what this machine has otherwise than the one the bundle is from, a line each."""
         stack = {} if self.traced is None else self.traced.result.outcome.stack
         return changed_versions(self.bundle.versions, versions_here(stack))
 
@@ -87,7 +87,7 @@ class Again:
 
     @property
     def reproduced(self) -> bool | None:
-        """Whether verdict, signature and trace hash are as recorded; None for a run that was cut short."""
+        """Return whether verdict, signature and trace hash are as recorded; None for a run that was cut short."""
         return None if self.status == "interrupted" else self.status == "exact"
 
     @property

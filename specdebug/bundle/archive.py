@@ -40,7 +40,7 @@ MAX_DIRECTORY = 1 << 20
 """Bytes of the archive's list of its members, which zipfile reads before it says how many there are."""
 
 Room = Callable[[str], int]
-"""How many bytes of a member, by its name, may be held; 0 for one that is checked and not held."""
+"""The number of bytes of a member, by its name, that may be held; 0 for one that is checked and not held."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?")
 _LOCAL_HEADER = b"PK\x03\x04"
@@ -52,7 +52,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _REGULAR_FILE = 0o100644 << 16
 _ENCRYPTED = 1
 _DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, struct.error, RuntimeError, OverflowError, ValueError)
-"""What zipfile raises over archives that are not as they should be."""
+"""Errors that zipfile raises over archives that are not as they should be."""
 
 
 class BundleError(SpecDebugError):

@@ -1,4 +1,4 @@
-"""What lies in a bundle, to and from the archive's members.
+"""The content of a bundle, to and from the archive's members.
 
 =====================  ===============================================================================
 ``scenario.json``      the scenario, every default written out, with the one arm as it was run
@@ -146,7 +146,8 @@ def write_bundle(
 
 
 def room(name: str) -> int:
-    """How many bytes of a member may be held: of the report, which nobody reads again, and of strange ones none."""
+    """Return how many bytes of a member may be held: of the report, which nobody reads again, and of strange
+    ones none."""
     return _ROOM.get(name, _ROOM_FOR_CONTENT if name.startswith((f"{TOGGLES}/", f"{PROBES}/")) else 0)
 
 

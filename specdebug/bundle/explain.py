@@ -1,4 +1,4 @@
-"""Why a trace is another one: its first other choices, each with how narrow it was."""
+"""Explain why a trace is another one: by its first other choices, each with how narrow it was."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specdebug.bundle.partings import Parting, partings
-from specdebug.bundle.weigh import TARGET, Scale
+from specdebug.bundle.weigh import TARGET, ChoiceScale
 from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.server import WorkerStartError
 
@@ -34,7 +34,7 @@ class Weighed:
 
     @property
     def narrow(self) -> bool:
-        """Whether rounding explains it."""
+        """Return whether rounding explains it."""
         return self.gap is not None and self.allowed is not None and self.gap <= self.allowed
 
     @property
@@ -75,7 +75,7 @@ class Weighed:
 
 
 def explain(pool: WorkerPool, bundle: Bundle, steps: Sequence[str]) -> tuple[Weighed, ...]:
-    """What parts the bundle's trace from ``steps``, in order; empty where the bundle's cannot be read.
+    """Return what parts the bundle's trace from ``steps``, in order; empty where the bundle's cannot be read.
 
     A KeyboardInterrupt passes through.
     """
@@ -92,17 +92,18 @@ def explain(pool: WorkerPool, bundle: Bundle, steps: Sequence[str]) -> tuple[Wei
     return tuple(Weighed(parting, **weights.get(id(parting), {})) for parting in found)
 
 
-def scale_of(config: EngineConfig) -> Scale:
-    """What choices of an engine of that configuration are weighed on."""
+def scale_of(config: EngineConfig) -> ChoiceScale:
+    """Return what choices of an engine of that configuration are weighed on."""
     spec = config.speculative
     if spec is None:
-        return Scale(config.model, None, config.dtype, None)
-    draft_model = spec.draft_model or f"{config.model}-{spec.algorithm.lower()}"
-    return Scale(config.model, draft_model, config.dtype, (spec.eagle_topk, spec.num_steps, spec.tree_size))
+        return ChoiceScale(config.model, None, config.dtype, None)
+    return ChoiceScale(
+        config.model, config.draft_model, config.dtype, (spec.eagle_topk, spec.num_steps, spec.tree_size)
+    )
 
 
 class _Scales:
-    """What the worker that weighs reports. One that ends badly has weighed less; that is then said."""
+    """The reports of the worker that weighs. One that ends badly has weighed less; that is then said."""
 
     def __init__(self) -> None:
         self.weights: dict[int, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Where two traces of one arm part: the first choice of each request that was made otherwise.
+"""Find where two traces of one arm part: the first choice of each request that was made otherwise.
 
 A trace holds whole numbers only: the requests in a step, the tokens emitted, how many were accepted, what came from the
 cache, who finished and who was retracted. Of these a processor decides nothing but choices: which token is best where
@@ -20,7 +20,7 @@ from specdebug.verdict.ledger import TRACED
 Kind = Literal["token", "draft", "sampled", "schedule"]
 
 _NO_CHOICES = ("step", "kind", "rids", "cached", "retracted")
-"""What no choice of its own step decides."""
+"""Facts that no choice of their own step decides."""
 
 
 MAX_VALUES = 1 << 22
@@ -55,7 +55,7 @@ class Parting:
 
 @dataclass(frozen=True)
 class _Event:
-    """What one step gave one request. ``accepted``: None where nothing was verified."""
+    """The share of one request in one step. ``accepted``: None where nothing was verified."""
 
     step: int
     tokens: tuple[int, ...]

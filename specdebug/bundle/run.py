@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from specdebug import __version__
-from specdebug.loops.replay import ArmResult, ArmRun, Library, Progress
+from specdebug.loops.replay import ArmResult, ArmRun, Progress, RunContent
 from specdebug.loops.steplog import Recording
 from specdebug.verdict.ledger import TRACED, Ledger
 from specdebug.workers.job import Job, WorkerEnd
@@ -29,7 +29,7 @@ MAX_SHOWN = 160
 
 @dataclass(frozen=True)
 class Recorded:
-    """How a run ended. ``steps``: one JSON line each, whose hash is ``trace_hash``."""
+    """The end of a run. ``steps``: one JSON line each, whose hash is ``trace_hash``."""
 
     verdict: str
     signature: str | None
@@ -47,14 +47,14 @@ class Traced:
 
 
 def recorded_of(traced: Traced) -> Recorded:
-    """What of a run is compared."""
+    """Return what of a run is compared."""
     outcome = traced.result.outcome
     return Recorded(outcome.verdict, outcome.signature, outcome.trace_hash, traced.steps)
 
 
 def run_traced(
     pool: WorkerPool,
-    library: Library,
+    library: RunContent,
     run: ArmRun,
     progress: Progress | None = None,
     recording: Recording | None = None,
@@ -83,7 +83,7 @@ def steps_hash(steps: Sequence[str]) -> str:
 
 
 def differences(recorded: Recorded, now: Recorded) -> tuple[str, ...]:
-    """What is not as recorded, a line each; empty if verdict, signature and trace hash are."""
+    """Return what is not as recorded, a line each; empty if verdict, signature and trace hash are."""
     found = []
     for name in ("verdict", "signature"):
         before, after = getattr(recorded, name), getattr(now, name)
@@ -96,7 +96,7 @@ def differences(recorded: Recorded, now: Recorded) -> tuple[str, ...]:
 
 
 def versions_here(stack: Mapping[str, Any]) -> dict[str, str]:
-    """What a run on this machine depends on. ``stack``: of the run's outcome."""
+    """Return what a run on this machine depends on. ``stack``: of the run's outcome."""
     found = {
         "specdebug": __version__,
         "python": platform.python_version(),

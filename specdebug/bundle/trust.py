@@ -33,5 +33,5 @@ def check_trusted(wanted: Iterable[Toggle], known: Iterable[Toggle], bundle: str
 
 
 def _edits(toggle: Toggle) -> Edits:
-    """What a toggle does to the embedded engine, all of it."""
+    """Return what a toggle does to the embedded engine, all of it."""
     return tuple((patch.target, edit.match, edit.replacement) for patch in toggle.patches for edit in patch.edits)

@@ -1,4 +1,4 @@
-"""How narrow choices were, by the reference: in a worker, since it takes torch and the models.
+"""Weigh by the reference how narrow choices were: in a worker, since it takes torch and the models.
 
 The reference is the dense model of the oracles, in float32. A token is as good as the best if its logit is no further
 below than rounding moves logits in the engine's dtype (``lossless.TIE_MARGIN``, a part of the largest logit there). A
@@ -21,8 +21,9 @@ TARGET = f"{__name__}:weigh"
 
 
 @dataclass(frozen=True)
-class Scale:
-    """What choices are weighed on: the checkpoints, the engine's dtype, the shape of its trees if it drafts."""
+class ChoiceScale:
+    """The engine that choices are weighed on: the checkpoints, the engine's dtype, the shape of its trees if
+    it drafts."""
 
     model: str
     draft_model: str | None
@@ -35,7 +36,7 @@ def weigh(payload: Mapping[str, Any], sink: Sink) -> None:
     from specdebug.run.dense import DenseReference
     from specdebug.run.oracles.lossless import TIE_MARGIN
 
-    scale: Scale = payload["scale"]
+    scale: ChoiceScale = payload["scale"]
     reference = DenseReference(scale.model, scale.draft_model)
     for number, parting in enumerate(payload["partings"]):
         gap, size, preferred = _draft(reference, scale, parting) if parting.depth else _token(reference, parting)
@@ -43,7 +44,7 @@ def weigh(payload: Mapping[str, Any], sink: Sink) -> None:
 
 
 def _token(reference: DenseReference, parting: Parting) -> tuple[float, float, int]:
-    """How far the worse of the two tokens lies below the best."""
+    """Return how far the worse of the two tokens lies below the best."""
     gaps = []
     for token in (parting.recorded, parting.now):
         choices, gap, sizes = reference.judge([*parting.ids, token], len(parting.ids))  # type: ignore[list-item]
@@ -51,7 +52,7 @@ def _token(reference: DenseReference, parting: Parting) -> tuple[float, float, i
     return max(gaps), sizes[0], choices[0]
 
 
-def _draft(reference: DenseReference, scale: Scale, parting: Parting) -> tuple[float, float, int]:
+def _draft(reference: DenseReference, scale: ChoiceScale, parting: Parting) -> tuple[float, float, int]:
     """By how much the path that one trace accepted is in the tree, or is not.
 
     What was accepted beyond the end of an output was given to nobody, so its tokens are the reference's. Then it may as

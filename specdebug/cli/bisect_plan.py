@@ -1,37 +1,80 @@
-"""What a bisection can be about: who runs its trials, who picks them, and how to speak of them."""
+"""Plans of a bisection, one for each thing it can be about: who runs trials, who picks them, and the words for them."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from specdebug.cli.options import engine_words
+from specdebug.cli.bisect_options import BisectBudget, BisectSubject, Over, Suspects
+from specdebug.cli.options import content_words, engine_words
 from specdebug.cli.replay import open_library
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
-    from specdebug.report.bisect import Subject
+    from specdebug.report.bisect import Bisection
+    from specdebug.scenario.grammar import Scenario
+    from specdebug.scenario.library import Library
+    from specdebug.trials.faults import FaultSource
     from specdebug.trials.search import Chooser
     from specdebug.trials.source import TrialSource
 
+Reproduce: TypeAlias = Callable[[frozenset[str], int], str]
+"""Of what a trial switched on, and of its seed: the command that runs it again."""
+NextStep: TypeAlias = Callable[[frozenset[str], str], str]
+"""Of the culprits, and of the signature that was followed: what to run next; nothing where nothing helps."""
 
-class Over(StrEnum):
-    """What may be the cause."""
 
-    TOGGLES = "toggles"
-    CONFIG = "config"
-    FAULTS = "faults"
-    COMMITS = "commits"
+@dataclass(frozen=True)
+class BisectQuestion:
+    """The question of a bisection, read and checked: ``command`` is empty where the subject is a scenario."""
+
+    subject: BisectSubject
+    suspects: Suspects
+    budget: BisectBudget
+    command: tuple[str, ...]
+    content: Sequence[Path] | None
+    engine: Mapping[str, str | int]
+    confidence: float
+
+    @property
+    def file(self) -> str:
+        """The scenario, where the subject is one."""
+        assert self.subject.scenario is not None
+        return self.subject.scenario
+
+    @property
+    def jobs(self) -> int:
+        """Return how many trials of a scenario run at a time."""
+        from specdebug.workers.system import cpu_count
+
+        return self.budget.jobs or cpu_count()
+
+    def scenario(self, library: Library) -> Scenario:
+        """Return the scenario with the engine options laid over it."""
+        return replace(library.scenario(self.file), overrides=dict(self.engine))
+
+    def where(self) -> list[str]:
+        """Return the words of a command line that sets the same engine options and content folders."""
+        return [*engine_words(self.engine), *content_words(self.content)]
+
+    def replay(self, arm: str, seed: int) -> list[str]:
+        """Return the words of a command line that replays an arm of the scenario."""
+        return ["specdebug", "replay", self.file, "--arm", arm, "--seed", str(seed)]
+
+    def bisector(self, names: Sequence[str]) -> Callable[[], Chooser]:
+        """Return what makes a Bayesian search among these candidates."""
+        from specdebug.bisect import Bisector
+
+        return partial(Bisector, names, confidence=self.confidence, seed=self.budget.seed)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a search is about: who runs its trials, who picks them, and how to speak of them.
+    """One search: the source that runs its trials, the chooser that picks them, and the words for them.
 
     ``make`` makes the source on another machine, whose workers then need so many ``gpus``.
     """
@@ -40,8 +83,8 @@ class Plan:
     chooser: Callable[[], Chooser]
     opening: frozenset[str]
     what: str
-    reproduce: Callable[[frozenset[str], int], str]
-    next_step: Callable[[frozenset[str], str], str]
+    reproduce: Reproduce
+    next_step: NextStep
     name_length: int | None = None
     signature: str | None = None
     make: Callable[[], TrialSource] | None = None
@@ -53,11 +96,11 @@ class Plan:
         assert self.make is not None
         return replace(self, source=RaySource(self.source, self.make, address=address, jobs=jobs, gpus=self.gpus))
 
-    def subject(self, over: str, journal: str) -> Subject:
-        from specdebug.report.bisect import Subject
+    def subject(self, over: str, journal: str) -> Bisection:
+        from specdebug.report.bisect import Bisection
 
         candidates = self.source.candidates
-        return Subject(
+        return Bisection(
             over=over,
             what=self.what,
             labels={candidate.id: candidate.label for candidate in candidates},
@@ -68,23 +111,33 @@ class Plan:
         )
 
 
-def over_toggles_of_command(
-    command: Sequence[str],
-    content: Sequence[Path] | None,
-    confidence: float,
-    seed: int,
-    *,
-    jobs: int,
-    timeout: float | None,
-) -> Plan:
-    from specdebug.bisect import Bisector
+def plan_of(asked: BisectQuestion) -> Plan:
+    """Return the plan for what was asked. Raises SpecDebugError for what cannot be bisected so."""
+    over = asked.subject.over
+    if over is Over.COMMITS:
+        return _over_commits(asked)
+    if asked.subject.scenario is not None:
+        if over is Over.FAULTS:
+            return _over_faults(asked)
+        if over is Over.CONFIG and not asked.suspects.option:
+            raise SpecDebugError("--over config needs --option KEY=VALUE, once for each engine option to suspect")
+        return _over_scenario(asked)
+    if over is Over.FAULTS:
+        raise SpecDebugError("--over faults needs a scenario: nothing can be injected into a command")
+    if over is Over.CONFIG:
+        raise SpecDebugError("--over config needs a scenario: a command has no engine options to set")
+    return _over_toggles_of_command(asked)
+
+
+def _over_toggles_of_command(asked: BisectQuestion) -> Plan:
     from specdebug.toggles import REVERT_VARIABLE
     from specdebug.trials.command import SEED_VARIABLE, CommandSource, reverts_text
     from specdebug.trials.remote import command_source
 
-    what = shlex.join(command)
-    library = open_library(content)
-    source = CommandSource(command, library.registry, capacity=jobs, timeout_s=timeout)
+    timeout = asked.budget.timeout
+    what = shlex.join(asked.command)
+    library = open_library(asked.content)
+    source = CommandSource(asked.command, library.registry, capacity=asked.budget.jobs or 1, timeout_s=timeout)
     names = [candidate.id for candidate in source.candidates]
 
     def reproduce(reverted: frozenset[str], its_seed: int) -> str:
@@ -93,172 +146,134 @@ def over_toggles_of_command(
     def next_step(culprits: frozenset[str], followed: str) -> str:
         return "; ".join(f"specdebug toggles show {one}" for one in sorted(culprits, key=int))
 
-    return Plan(
-        source,
-        lambda: Bisector(names, confidence=confidence, seed=seed),
-        frozenset(names),
-        what,
-        reproduce,
-        next_step,
-        make=partial(command_source, tuple(command), library.folders[1:], timeout),
-    )
+    make = partial(command_source, asked.command, library.folders[1:], timeout)
+    return Plan(source, asked.bisector(names), frozenset(names), what, reproduce, next_step, make=make)
 
 
-def over_scenario(
-    file: str,
-    content: Sequence[Path] | None,
-    engine: Mapping[str, str | int],
-    arm: str | None,
-    options: Sequence[str] | None,
-    over: Over,
-    confidence: float,
-    seed: int,
-    *,
-    jobs: int | None,
-    timeout: float | None,
-) -> Plan:
-    from specdebug.bisect import Bisector
+def _over_scenario(asked: BisectQuestion) -> Plan:
+    """The fixes that an arm does not revert, or engine options."""
     from specdebug.scenario.load import engine_config
-    from specdebug.trials.command import reverts_text
     from specdebug.trials.remote import scenario_source
     from specdebug.trials.scenario import ScenarioSource, expected_signature
-    from specdebug.workers.system import cpu_count
 
-    if over is Over.CONFIG and not options:
-        raise SpecDebugError("--over config needs --option KEY=VALUE, once for each engine option to suspect")
-    library = open_library(content)
-    scenario = replace(library.scenario(file), overrides=dict(engine))
-    for text in options or ():
-        if text.partition("=")[0] in engine:
-            raise SpecDebugError(
-                f"--option {text} is suspected, but {shlex.join(engine_words(engine))} sets it for all"
-            )
+    library = open_library(asked.content)
+    scenario = asked.scenario(library)
+    options, timeout = tuple(asked.suspects.option or ()), asked.budget.timeout
+    for text in options:
+        if text.partition("=")[0] in asked.engine:
+            flags = shlex.join(engine_words(asked.engine))
+            raise SpecDebugError(f"--option {text} is suspected, but {flags} sets it for all")
     source = ScenarioSource(
-        library, scenario, arm=arm, options=options or (), jobs=jobs or cpu_count(), timeout_s=timeout
+        library, scenario, arm=asked.suspects.arm, options=options, jobs=asked.jobs, timeout_s=timeout
     )
     names = [candidate.id for candidate in source.candidates]
     if not names:
         raise SpecDebugError(f"arm '{source.arm}' reverts every fix there is; nothing is left to suspect")
-    where = [*engine_words(engine), *(word for folder in content or () for word in ("--content", str(folder)))]
-
-    def reproduce(switched: frozenset[str], its_seed: int) -> str:
-        words = ["specdebug", "replay", file, "--arm", source.arm, "--seed", str(its_seed)]
-        if over is Over.TOGGLES:
-            return shlex.join([*words, *(["--revert", reverts_text(switched)] if switched else []), *where])
-        chosen = " and ".join(sorted(switched))
-        return f"set {chosen} in the engine of arm '{source.arm}', then {shlex.join([*words, *where])}"
-
-    def next_step(culprits: frozenset[str], followed: str) -> str:
-        if over is not Over.TOGGLES:
-            return ""
-        words = ["specdebug", "minimise", file, "--arm", source.arm, "--revert", reverts_text(culprits)]
-        return shlex.join([*words, "--signature", followed, "-o", "small.yaml", *where])
-
+    told = _told_of_options if asked.subject.over is Over.CONFIG else _told_of_fixes
     return Plan(
         source,
-        lambda: Bisector(names, confidence=confidence, seed=seed),
+        asked.bisector(names),
         frozenset(names),
-        f"{file}, arm {source.arm},",
-        reproduce,
-        next_step,
+        f"{asked.file}, arm {source.arm},",
+        *told(asked, source.arm),
         signature=expected_signature(scenario),
-        make=partial(scenario_source, scenario, library.folders[1:], source.arm, tuple(options or ()), timeout),
+        make=partial(scenario_source, scenario, library.folders[1:], source.arm, options, timeout),
         gpus=int(engine_config(scenario, source.arm).device != "cpu"),
     )
 
 
-def over_faults(
-    file: str,
-    content: Sequence[Path] | None,
-    engine: Mapping[str, str | int],
-    arm: str | None,
-    faults: Sequence[str] | None,
-    confidence: float,
-    seed: int,
-    *,
-    jobs: int | None,
-    timeout: float | None,
-) -> Plan:
-    from specdebug.bisect import Bisector
+def _told_of_fixes(asked: BisectQuestion, arm: str) -> tuple[Reproduce, NextStep]:
+    from specdebug.trials.command import reverts_text
+
+    def reproduce(reverted: frozenset[str], its_seed: int) -> str:
+        reverts = ["--revert", reverts_text(reverted)] if reverted else []
+        return shlex.join([*asked.replay(arm, its_seed), *reverts, *asked.where()])
+
+    def next_step(culprits: frozenset[str], followed: str) -> str:
+        words = ["specdebug", "minimise", asked.file, "--arm", arm, "--revert", reverts_text(culprits)]
+        return shlex.join([*words, "--signature", followed, "-o", "small.yaml", *asked.where()])
+
+    return reproduce, next_step
+
+
+def _told_of_options(asked: BisectQuestion, arm: str) -> tuple[Reproduce, NextStep]:
+    def reproduce(switched: frozenset[str], its_seed: int) -> str:
+        replay = shlex.join([*asked.replay(arm, its_seed), *asked.where()])
+        return f"set {' and '.join(sorted(switched))} in the engine of arm '{arm}', then {replay}"
+
+    return reproduce, lambda culprits, followed: ""
+
+
+def _over_faults(asked: BisectQuestion) -> Plan:
     from specdebug.faults.declare import parse_fault
     from specdebug.scenario.load import engine_config
     from specdebug.trials.faults import FaultSource
     from specdebug.trials.remote import fault_source
     from specdebug.trials.scenario import expected_signature
-    from specdebug.workers.system import cpu_count
 
-    library = open_library(content)
-    scenario = replace(library.scenario(file), overrides=dict(engine))
-    added = tuple(parse_fault(text) for text in faults or ())
-    source = FaultSource(library, scenario, faults=added, arm=arm, jobs=jobs or cpu_count(), timeout_s=timeout)
+    library = open_library(asked.content)
+    scenario, timeout = asked.scenario(library), asked.budget.timeout
+    added = tuple(parse_fault(text) for text in asked.suspects.fault or ())
+    source = FaultSource(library, scenario, faults=added, arm=asked.suspects.arm, jobs=asked.jobs, timeout_s=timeout)
     names = [candidate.id for candidate in source.candidates]
     # What other arms are expected to fail with has other causes.
     expected = {source.arm: scenario.expect[source.arm]} if source.arm in scenario.expect else {}
-
-    def reproduce(switched: frozenset[str], its_seed: int) -> str:
-        words = ["specdebug", "replay", file, "--arm", source.arm, "--seed", str(its_seed)]
-        words += [word for name in names if name in switched - source.declared for word in ("--fault", name)]
-        words += engine_words(engine)
-        words += [word for folder in content or () for word in ("--content", str(folder))]
-        unwanted = [name for name in names if name in source.declared - switched]
-        first = f"take {' and '.join(unwanted)} out of the faults of arm '{source.arm}', then " if unwanted else ""
-        return first + shlex.join(words)
-
-    def next_step(culprits: frozenset[str], followed: str) -> str:
-        kinds = dict.fromkeys(name.partition(":")[0] for name in names if name in culprits)
-        return "; ".join(f"specdebug faults show {kind}" for kind in kinds)
-
     return Plan(
         source,
-        lambda: Bisector(names, confidence=confidence, seed=seed),
+        asked.bisector(names),
         frozenset(names),
-        f"{file}, arm {source.arm},",
-        reproduce,
-        next_step,
+        f"{asked.file}, arm {source.arm},",
+        *_told_of_faults(asked, source, names),
         signature=expected_signature(replace(scenario, expect=expected)),
         make=partial(fault_source, scenario, library.folders[1:], source.arm, added, timeout),
         gpus=int(engine_config(scenario, source.arm).device != "cpu"),
     )
 
 
-def over_commits(
-    command: Sequence[str],
-    scenario: str | None,
-    repo: Path | None,
-    good: str | None,
-    bad: str | None,
-    build: str | None,
-    confidence: float,
-    *,
-    jobs: int,
-    timeout: float | None,
-) -> Plan:
+def _told_of_faults(asked: BisectQuestion, source: FaultSource, names: Sequence[str]) -> tuple[Reproduce, NextStep]:
+    def reproduce(switched: frozenset[str], its_seed: int) -> str:
+        words = asked.replay(source.arm, its_seed)
+        words += [word for name in names if name in switched - source.declared for word in ("--fault", name)]
+        unwanted = [name for name in names if name in source.declared - switched]
+        first = f"take {' and '.join(unwanted)} out of the faults of arm '{source.arm}', then " if unwanted else ""
+        return first + shlex.join([*words, *asked.where()])
+
+    def next_step(culprits: frozenset[str], followed: str) -> str:
+        kinds = dict.fromkeys(name.partition(":")[0] for name in names if name in culprits)
+        return "; ".join(f"specdebug faults show {kind}" for kind in kinds)
+
+    return reproduce, next_step
+
+
+def _over_commits(asked: BisectQuestion) -> Plan:
     from specdebug.trials.command import SEED_VARIABLE
     from specdebug.trials.commits import CommitChooser, CommitSource
 
-    if scenario is not None:
-        raise SpecDebugError(f"--over commits needs a command, such as: -- specdebug replay {scenario}")
-    if good is None:
+    history, budget = asked.suspects, asked.budget
+    if asked.subject.scenario is not None:
+        raise SpecDebugError(f"--over commits needs a command, such as: -- specdebug replay {asked.file}")
+    if history.good is None:
         raise SpecDebugError("--over commits needs --good REV, a commit where it does not fail")
-    source = CommitSource(command, repo or Path(), good, bad or "HEAD", build=build, capacity=jobs, timeout_s=timeout)
+    source = CommitSource(
+        asked.command,
+        history.repo or Path(),
+        history.good,
+        history.bad or "HEAD",
+        build=history.build,
+        capacity=budget.jobs or 1,
+        timeout_s=budget.timeout,
+    )
     commits = [candidate.id for candidate in source.candidates]
     git = f"git -C {shlex.quote(str(source.top))}"
-    what = shlex.join(command)
+    what = shlex.join(asked.command)
 
     def reproduce(reverted: frozenset[str], its_seed: int) -> str:
         (commit,) = reverted
-        then = f"{build} && " if build else ""
+        then = f"{history.build} && " if history.build else ""
         return f"{git} checkout {commit[:12]} && {then}{SEED_VARIABLE}={its_seed} {what}"
 
     def next_step(culprits: frozenset[str], followed: str) -> str:
         return "; ".join(f"{git} show {commit[:12]}" for commit in culprits)
 
-    return Plan(
-        source,
-        lambda: CommitChooser(commits, confidence),
-        frozenset(commits[-1:]),
-        what,
-        reproduce,
-        next_step,
-        name_length=12,
-    )
+    chooser = partial(CommitChooser, commits, asked.confidence)
+    return Plan(source, chooser, frozenset(commits[-1:]), what, reproduce, next_step, name_length=12)

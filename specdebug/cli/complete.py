@@ -89,7 +89,7 @@ def fault_names(ctx: typer.Context, incomplete: str) -> Found:
 
 @_quietly
 def targets(ctx: typer.Context, incomplete: str) -> Found:
-    """What scenarios can be run on."""
+    """Return what scenarios can be run on."""
     from specdebug.targets.registry import target_names
 
     return target_names()

@@ -3,74 +3,49 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from specdebug import interrupts
-from specdebug.cli import complete
 from specdebug.cli.options import (
+    ArmsOption,
     Content,
     Debug,
+    EngineOptions,
+    Faults,
     File,
-    InDtype,
-    Jobs,
-    Json,
-    JsonFile,
-    OnDevice,
+    JsonOptions,
+    Reverts,
+    RunOptions,
     Seed,
-    Timeout,
-    WithBackend,
-    WithPageSize,
-    engine_overrides,
     positive,
 )
 from specdebug.cli.output import show, write
+from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import open_library, progress, workers
 from specdebug.cli.results import check_files, write_files
 from specdebug.errors import SpecDebugError
 
+if TYPE_CHECKING:
+    from specdebug.loops.replay import ArmRun, Choices
+    from specdebug.scenario.grammar import Scenario
+    from specdebug.scenario.library import Library
 
+
+@grouped
 @interrupts.held()
 def diverge(
     file: File,
-    arm: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--arm",
-            help="Name two, or one to run twice; the scenario's first two unless given.",
-            autocompletion=complete.arms,
-        ),
-    ] = None,
-    revert: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--revert",
-            metavar="PR[,PR]",
-            help="Revert these fixes as well, in the second arm.",
-            autocompletion=complete.fixes,
-        ),
-    ] = None,
-    fault: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fault",
-            metavar="NAME[:key=value,...]",
-            help="Inject this fault as well, in the second arm.",
-            autocompletion=complete.faults,
-        ),
-    ] = None,
+    *,
+    arm: Annotated[ArmsOption, Help("Name two, or one to run twice; the scenario's first two unless given.")] = None,
+    revert: Annotated[Reverts, Help("Revert these fixes as well, in the second arm.")] = None,
+    fault: Annotated[Faults, Help("Inject this fault as well, in the second arm.")] = None,
     seed: Seed = None,
-    device: OnDevice = None,
-    dtype: InDtype = None,
-    backend: WithBackend = None,
-    page_size: WithPageSize = None,
-    as_json: Json = False,
-    json_file: JsonFile = None,
-    jobs: Jobs = 0,
-    timeout: Timeout = None,
+    engine: EngineOptions,
+    results: JsonOptions,
+    runs: RunOptions,
     content: Content = None,
     debug: Debug = False,
 ) -> int:
@@ -79,40 +54,63 @@ def diverge(
     What another batch shape does to the last bits is told apart from a fault. Exit code 0 when nothing diverged (but
     for rounding), 1 when something did, 125 when the two cannot be compared.
     """
-    check_files(json_file)
-    with workers(jobs) as pool:
+    check_files(results.json_file)
+    with workers(runs.jobs) as pool:
         from specdebug.diverge.run import Diverging
-        from specdebug.faults.declare import parse_fault
-        from specdebug.loops import replay as replaying
         from specdebug.report.diverge import divergence_document, render_divergence
         from specdebug.report.document import to_json
-        from specdebug.toggles import parse_numbers
 
         library = open_library(content)
         scenario = library.scenario(file)
-        reverts = parse_numbers(",".join(revert or ()))
-        faults = tuple(parse_fault(text) for text in fault or ())
-        names = list(arm or list(scenario.arms)[:2])
-        changed = bool(reverts or faults)
-        if len(names) == 1:
-            names *= 2
-        if len(names) != 2 or (names[0] == names[1] and not changed):
-            known = ", ".join(scenario.arms)
-            raise SpecDebugError(f"diverge needs two arms, or one and --revert or --fault; {scenario.path} has {known}")
-        both = replaying.Choices(
-            arms=(names[0],),
-            seed=seed,
-            timeout_s=positive(timeout),
-            engine=engine_overrides(device, dtype, backend, page_size),
-        )
-        (left,) = replaying.plan(scenario, both, library)
-        second = replace(both, arms=(names[1],), reverts=tuple(reverts), faults=faults)
-        (right,) = replaying.plan(scenario, second, library)
+        changes = _changes(revert, fault, seed, positive(runs.timeout), engine)
+        both = _planned(scenario, _two_arms(scenario, arm, changes), changes, library)
         with tempfile.TemporaryDirectory(prefix="specdebug-diverge-") as folder, progress() as watcher:
-            answer = Diverging(pool, library, (left, right), Path(folder), watcher).run()
+            answer = Diverging(pool, library, both, Path(folder), watcher).run()
         document = to_json(divergence_document(scenario.name, answer))
     try:
-        write(document) if as_json else show(render_divergence(scenario.name, answer))
+        write(document) if results.as_json else show(render_divergence(scenario.name, answer))
     finally:
-        write_files((json_file, lambda: document + "\n"))
+        write_files((results.json_file, lambda: document + "\n"))
     return answer.exit_code
+
+
+def _changes(
+    revert: Sequence[str] | None,
+    fault: Sequence[str] | None,
+    seed: int | None,
+    timeout_s: float | None,
+    engine: EngineOptions,
+) -> Choices:
+    """Return what is chosen for the second arm; the first has the same but for the reverts and faults."""
+    from specdebug.faults.declare import parse_fault
+    from specdebug.loops import replay as replaying
+    from specdebug.toggles import parse_numbers
+
+    return replaying.Choices(
+        reverts=tuple(parse_numbers(",".join(revert or ()))),
+        faults=tuple(parse_fault(text) for text in fault or ()),
+        seed=seed,
+        timeout_s=timeout_s,
+        engine=engine.overrides(),
+    )
+
+
+def _two_arms(scenario: Scenario, named: Sequence[str] | None, changes: Choices) -> tuple[str, str]:
+    """Return the arms to compare; one arm is compared with itself only where the second time is changed."""
+    names = list(named or list(scenario.arms)[:2])
+    if len(names) == 1:
+        names *= 2
+    if len(names) != 2 or (names[0] == names[1] and not (changes.reverts or changes.faults)):
+        known = ", ".join(scenario.arms)
+        raise SpecDebugError(f"diverge needs two arms, or one and --revert or --fault; {scenario.path} has {known}")
+    return names[0], names[1]
+
+
+def _planned(scenario: Scenario, names: tuple[str, str], changes: Choices, library: Library) -> tuple[ArmRun, ArmRun]:
+    """Return the first arm as it is, and the second with the changes."""
+    from specdebug.loops import replay as replaying
+
+    first = replace(changes, arms=names[:1], reverts=(), faults=())
+    (left,) = replaying.plan(scenario, first, library)
+    (right,) = replaying.plan(scenario, replace(changes, arms=names[1:]), library)
+    return left, right

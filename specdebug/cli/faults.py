@@ -8,20 +8,20 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specdebug import interrupts
 from specdebug.cli import complete
-from specdebug.cli.options import Debug, Html, Jobs, Json, JsonFile, OnDevice, command_line, engine_overrides
+from specdebug.cli.options import Debug, Jobs, Json, OnDevice, PageOptions, command_line, engine_overrides
 from specdebug.cli.output import show, write
+from specdebug.cli.params import grouped
 from specdebug.cli.results import check_files, tell_github, tell_work, write_files
 
 if TYPE_CHECKING:
     from specdebug.loops.fault_matrix import FaultMatrix
-    from specdebug.loops.fault_runs import Watcher
+    from specdebug.loops.fault_runs import MatrixWatcher
 
 app = typer.Typer(help="List and show the faults that can be injected, and verify what catches them.")
 
@@ -66,7 +66,9 @@ def show_fault(name: Name, as_json: Json = False, debug: Debug = False) -> int:
 
 
 @app.command("verify")
+@grouped
 def verify(
+    *,
     name: Annotated[
         list[str] | None,
         typer.Option(
@@ -79,9 +81,7 @@ def verify(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from 0.")] = 1,
     device: OnDevice = None,
     jobs: Jobs = 0,
-    as_json: Json = False,
-    json_file: JsonFile = None,
-    html: Html = None,
+    results: PageOptions,
     debug: Debug = False,
 ) -> int:
     """Inject every class in a small scenario, seed by seed, and say what caught it, how soon, and what alone.
@@ -96,20 +96,20 @@ def verify(
     from specdebug.loops.fault_runs import verify as run_matrix
 
     kinds = [find_class(each) for each in dict.fromkeys(name)] if name else list(CLASSES.values())
-    check_files(html, json_file)
+    check_files(results.html, results.json_file)
     on = str(engine_overrides(device, None, None).get("device", "cpu"))
     began = time.monotonic()
     with interrupts.held():
         with _watcher() as watcher:
             matrix = run_matrix(kinds, seeds, jobs, open_library(None), watcher, on)
         if matrix.made or matrix.trouble is None:
-            _publish(matrix, as_json, json_file, html, time.monotonic() - began)
+            _publish(matrix, results, time.monotonic() - began)
     if matrix.trouble is not None:
         raise matrix.trouble
     return matrix.exit_code
 
 
-def _publish(matrix: FaultMatrix, as_json: bool, json_file: Path | None, html: Path | None, wall_s: float) -> None:
+def _publish(matrix: FaultMatrix, results: PageOptions, wall_s: float) -> None:
     """Report on stdout, then the page, and a summary on GitHub."""
 
     def document() -> str:
@@ -131,7 +131,7 @@ def _publish(matrix: FaultMatrix, as_json: bool, json_file: Path | None, html: P
         return text_summary("faults verify", matrix.exit_code, "\n".join((closing_line(matrix), *matrix.problems)))
 
     def report() -> None:
-        if as_json:
+        if results.as_json:
             write(document())
         else:
             from specdebug.report.fault_matrix import closing_line, render_fault_matrix
@@ -141,7 +141,7 @@ def _publish(matrix: FaultMatrix, as_json: bool, json_file: Path | None, html: P
 
     def keep() -> None:
         try:
-            write_files((html, page), (json_file, lambda: document() + "\n"))
+            write_files((results.html, page), (results.json_file, lambda: document() + "\n"))
         finally:
             tell_github(summary)
 
@@ -149,7 +149,7 @@ def _publish(matrix: FaultMatrix, as_json: bool, json_file: Path | None, html: P
 
 
 @contextmanager
-def _watcher() -> Iterator[Watcher]:
+def _watcher() -> Iterator[MatrixWatcher]:
     """Progress on stderr, if there is one."""
     from specdebug.report.fault_matrix import faults_progress
 

@@ -15,23 +15,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdebug import interrupts
-from specdebug.cli import complete
 from specdebug.cli.options import (
+    MAX_TRIALS,
+    TRIALS_AT_A_TIME,
+    ArmOption,
+    Confidence,
     Content,
     Debug,
-    Html,
-    InDtype,
-    Json,
-    JsonFile,
-    Junit,
-    OnDevice,
-    WithBackend,
-    WithPageSize,
+    EngineOptions,
+    JournalOptions,
+    ResultOptions,
+    Reverts,
+    ScenarioOrCommand,
+    SignatureOption,
+    TrialSeed,
+    TrialTimeout,
     command_line,
-    engine_of_scenario,
+    content_words,
     engine_words,
+    numbers_of,
+    positive,
 )
 from specdebug.cli.output import write
+from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import open_library
 from specdebug.cli.results import check_files, tell_github, tell_work, write_files
 from specdebug.cli.trials import command_of, confidence_of, own_folder, tell_kept, tell_rerun
@@ -39,81 +45,53 @@ from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
     from specdebug.report.flake import Question
+    from specdebug.stats.claims import Claim
     from specdebug.trials.journal import Journal
     from specdebug.trials.sampling import Sampled, Watcher
     from specdebug.trials.source import TrialSource
 
 UNDECIDED = 125
 
-MAX_TRIALS = 1000
-"""Unless the command line says otherwise, or a claim needs more than a quarter of that when nothing fails."""
+TRIALS = 1000
+"""At most so many, unless the command line says otherwise, or a claim needs more than a quarter of that when nothing
+fails."""
 
 
-def flake(
-    ctx: typer.Context,
-    scenario: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[SCENARIO]",
-            help="A scenario; or end with -- CMD ... to run a command.",
-            autocompletion=complete.scenarios,
-        ),
-    ] = None,
-    arm: Annotated[
-        str | None,
-        typer.Option(
-            "--arm", help="Of the scenario; the first that reverts nothing unless given.", autocompletion=complete.arms
-        ),
-    ] = None,
-    revert: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--revert",
-            metavar="PR[,PR]",
-            help="Revert these fixes in every trial.",
-            autocompletion=complete.fixes,
-        ),
-    ] = None,
+@dataclass(frozen=True)
+class FlakeSubject:
+    """The thing that may fail. Without a scenario it is the command after ``--``."""
+
+    scenario: ScenarioOrCommand = None
+    arm: Annotated[ArmOption, Help("Of the scenario; the first that reverts nothing unless given.")] = None
+    revert: Annotated[Reverts, Help("Revert these fixes in every trial.")] = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The question about it, the confidence of the answer, and the trials there may be."""
+
     claim: Annotated[
         str | None,
         typer.Option("--claim", metavar="CLAIM", help="Decide this: 'rate<1%', or 'rate<5% or rate>20%'."),
-    ] = None,
-    confidence: Annotated[str, typer.Option("--confidence", metavar="P", help="Of what is said (0.95, 95%).")] = "95%",
+    ] = None
+    confidence: Annotated[Confidence, Help("Of what is said (0.95, 95%).")] = "95%"
     max_trials: Annotated[
-        int | None,
-        typer.Option("--max-trials", min=1, help="Stop after so many; 1000, or 4 times what the claim needs."),
-    ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Trials at a time.")] = 1,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the trials' seeds.")] = 0,
-    timeout: Annotated[
-        float | None, typer.Option("--timeout", metavar="SECONDS", help="A trial that takes longer has failed: hang.")
-    ] = None,
-    signature: Annotated[
-        str | None,
-        typer.Option(
-            "--signature",
-            metavar="GLOB",
-            help="Count these failures only, not any.",
-            autocompletion=complete.signatures,
-        ),
-    ] = None,
-    journal: Annotated[
-        Path | None,
-        typer.Option(
-            "--journal", metavar="FILE", help="Where trials are kept; .specdebug/flake-*.sqlite unless given."
-        ),
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over; the journal is kept as FILE.bak, in place of any there.")
-    ] = False,
-    as_json: Json = False,
-    json_file: JsonFile = None,
-    junit: Junit = None,
-    html: Html = None,
-    device: OnDevice = None,
-    dtype: InDtype = None,
-    backend: WithBackend = None,
-    page_size: WithPageSize = None,
+        int | None, MAX_TRIALS, Help("Stop after so many; 1000, or 4 times what the claim needs.")
+    ] = None
+    jobs: Annotated[int, TRIALS_AT_A_TIME] = 1
+    seed: TrialSeed = 0
+    timeout: TrialTimeout = None
+    signature: Annotated[SignatureOption, Help("Count these failures only, not any.")] = None
+
+
+@grouped
+def flake(
+    ctx: typer.Context,
+    subject: FlakeSubject,
+    measured: Measurement,
+    kept_in: JournalOptions,
+    results: ResultOptions,
+    engine: EngineOptions,
     content: Content = None,
     debug: Debug = False,
 ) -> int:
@@ -128,53 +106,69 @@ def flake(
     """
     from specdebug.stats.claims import parse_claim
 
-    level = confidence_of(confidence)
-    claimed = None if claim is None else parse_claim(claim, level)
-    if timeout is not None and not timeout > 0:
-        raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
-    check_files(json_file, junit, html)
-    engine = engine_of_scenario(ctx, scenario, device, dtype, backend, page_size)
-    plan = _plan(command_of(ctx), scenario, arm, revert or (), content, engine, jobs=jobs, timeout=timeout)
+    level = confidence_of(measured.confidence)
+    claim = None if measured.claim is None else parse_claim(measured.claim, level)
+    positive(measured.timeout)
+    check_files(results.json_file, results.junit, results.html)
+    over = engine.overrides_of(ctx, subject.scenario)
+    plan = _plan(command_of(ctx), subject, measured, content, over)
     with contextlib.closing(plan.source), interrupts.held():
         from specdebug.report.flake import Question
-        from specdebug.stats.intervals import anytime_interval, narrow_enough
         from specdebug.trials.command import digest_of
-        from specdebug.trials.journal import Journal
-        from specdebug.trials.sampling import Sampling
 
-        def enough(failures: int, runs: int) -> bool:
-            if claimed is not None:
-                return claimed.decided(failures, runs) is not None
-            return bool(narrow_enough(anytime_interval(failures, runs, level).width, failures, runs))
-
-        identity = digest_of("flake", plan.source.identity, ",".join(plan.reverted), str(seed))
-        path = journal or own_folder() / f"flake-{identity}.sqlite"
-        question = Question(plan.what, claimed, level, str(path), plan.reproduce)
-        with Journal(path, identity, f"the failure rate of {plan.what}, seed {seed}", fresh=fresh) as kept:
-            tell_kept(kept)
-            sampling = Sampling(
-                plan.source,
-                kept,
-                enough,
-                reverted=frozenset(plan.reverted),
-                seed=seed,
-                max_trials=max_trials or max(MAX_TRIALS, 4 * claimed.owed(0, 0) if claimed else 0),
-                pattern=signature,
-            )
-            with _watcher(question) as watcher:
-                sampled = sampling.run(watcher)
-            tell_rerun(plan.source.rerun)
-            tell_work(
-                sampled.trouble,
-                lambda: _publish(sampled, question, plan.reverted, kept, as_json),
-                lambda: _pass_on(sampled, question, plan.reverted, kept, signature, json_file, junit, html),
-            )
+        identity = digest_of("flake", plan.source.identity, ",".join(plan.reverted), str(measured.seed))
+        path = kept_in.journal or own_folder() / f"flake-{identity}.sqlite"
+        question = Question(plan.what, claim, level, str(path), plan.reproduce)
+        sampled = _measure(plan, question, identity, measured, results, fresh=kept_in.fresh)
     return _exit_code(sampled, question)
+
+
+def _measure(
+    plan: _Plan, question: Question, identity: str, measured: Measurement, results: ResultOptions, *, fresh: bool
+) -> Sampled:
+    """Run trials until it is known, or as far as it goes, and say what is."""
+    from specdebug.trials.journal import Journal
+    from specdebug.trials.sampling import RateSampling
+
+    claim = question.claim
+    what = f"the failure rate of {plan.what}, seed {measured.seed}"
+    with Journal(Path(question.journal), identity, what, fresh=fresh) as kept:
+        tell_kept(kept)
+        sampling = RateSampling(
+            plan.source,
+            kept,
+            _enough(claim, question.confidence),
+            reverted=frozenset(plan.reverted),
+            seed=measured.seed,
+            max_trials=measured.max_trials or max(TRIALS, 4 * claim.owed(0, 0) if claim else 0),
+            pattern=measured.signature,
+        )
+        with _watcher(question) as watcher:
+            sampled = sampling.run(watcher)
+        tell_rerun(plan.source.rerun)
+        tell_work(
+            sampled.trouble,
+            lambda: _publish(sampled, question, plan.reverted, kept, results.as_json),
+            lambda: _pass_on(sampled, question, plan.reverted, kept, measured.signature, results),
+        )
+    return sampled
+
+
+def _enough(claim: Claim | None, confidence: float) -> Callable[[int, int], bool]:
+    """Return what says, of failures and runs, whether the claim is decided, or without one the rate known."""
+    from specdebug.stats.intervals import anytime_interval, narrow_enough
+
+    def enough(failures: int, runs: int) -> bool:
+        if claim is not None:
+            return claim.decided(failures, runs) is not None
+        return bool(narrow_enough(anytime_interval(failures, runs, confidence).width, failures, runs))
+
+    return enough
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Who runs the trials, with what reverted, and how to speak of them."""
+    """The source that runs the trials, the fixes reverted in them, and the words for them."""
 
     source: TrialSource
     reverted: list[str]
@@ -184,45 +178,45 @@ class _Plan:
 
 def _plan(
     command: Sequence[str],
-    scenario: str | None,
-    arm: str | None,
-    revert: Sequence[str],
+    subject: FlakeSubject,
+    measured: Measurement,
     content: Sequence[Path] | None,
     engine: Mapping[str, str | int],
-    *,
-    jobs: int,
-    timeout: float | None,
 ) -> _Plan:
-    if (scenario is not None) == bool(command):
+    if (subject.scenario is not None) == bool(command):
         trouble = "takes a scenario or, after --, a command; not both"
         hint = "needs a scenario or, after --, a command, as in: specdebug flake -- ./test.sh"
         raise SpecDebugError(f"flake {trouble if command else hint}")
-    if command and arm is not None:
+    if command and subject.arm is not None:
         raise SpecDebugError("--arm is for a scenario; a command has none")
-    from specdebug.toggles import REVERT_VARIABLE, parse_numbers, reverts_from_environment
+    if subject.scenario is None:
+        return _plan_of_command(command, subject, measured, content)
+    from specdebug.trials.scenario import ScenarioSource
+
+    library = open_library(content)
+    reverted = [str(toggle.pr) for toggle in library.toggles(numbers_of(subject.revert))]
+    laid_over = replace(library.scenario(subject.scenario), overrides=dict(engine))
+    source = ScenarioSource(library, laid_over, arm=subject.arm, jobs=measured.jobs, timeout_s=measured.timeout)
+    others = {candidate.id for candidate in source.candidates}
+    reverted = [one for one in reverted if one in others]  # the arm reverts the rest itself
+    words = [subject.scenario, "--arm", source.arm, *(("--revert", ",".join(reverted)) if reverted else ())]
+    what = shlex.join([*words, *engine_words(engine), *content_words(content)])
+    return _Plan(source, reverted, what, lambda one: f"specdebug replay {what} --seed {one}")
+
+
+def _plan_of_command(
+    command: Sequence[str], subject: FlakeSubject, measured: Measurement, content: Sequence[Path] | None
+) -> _Plan:
+    from specdebug.toggles import REVERT_VARIABLE
     from specdebug.trials.command import SEED_VARIABLE, CommandSource
 
     library = open_library(content)
-    numbers = (*parse_numbers(",".join(revert)), *reverts_from_environment())
-    reverted = [str(toggle.pr) for toggle in library.toggles(numbers)]
-    if command:
-        what = shlex.join(command)
-        if reverted:
-            what = f"{REVERT_VARIABLE}={','.join(reverted)} {what}"
-        source: TrialSource = CommandSource(command, library.registry, capacity=jobs, timeout_s=timeout)
-        return _Plan(source, reverted, what, lambda one: f"{SEED_VARIABLE}={one} {what}")
-    from specdebug.trials.scenario import ScenarioSource
-
-    assert scenario is not None  # for the type checker: checked above
-    laid_over = replace(library.scenario(scenario), overrides=dict(engine))
-    warm = ScenarioSource(library, laid_over, arm=arm, jobs=jobs, timeout_s=timeout)
-    others = {candidate.id for candidate in warm.candidates}
-    reverted = [one for one in reverted if one in others]  # the arm reverts the rest itself
-    words = [scenario, "--arm", warm.arm, *(("--revert", ",".join(reverted)) if reverted else ())]
-    words += engine_words(engine)
-    words += [word for folder in content or () for word in ("--content", str(folder))]
-    what = shlex.join(words)
-    return _Plan(warm, reverted, what, lambda one: f"specdebug replay {what} --seed {one}")
+    reverted = [str(toggle.pr) for toggle in library.toggles(numbers_of(subject.revert))]
+    what = shlex.join(command)
+    if reverted:
+        what = f"{REVERT_VARIABLE}={','.join(reverted)} {what}"
+    source = CommandSource(command, library.registry, capacity=measured.jobs, timeout_s=measured.timeout)
+    return _Plan(source, reverted, what, lambda one: f"{SEED_VARIABLE}={one} {what}")
 
 
 def _publish(sampled: Sampled, question: Question, reverted: list[str], journal: Journal, as_json: bool) -> None:
@@ -248,9 +242,7 @@ def _pass_on(
     reverted: list[str],
     journal: Journal,
     signature: str | None,
-    document: Path | None,
-    junit: Path | None,
-    html: Path | None,
+    results: ResultOptions,
 ) -> None:
     """The JSON document, JUnit XML, a page, and a summary on GitHub."""
     from specdebug.report.flake import sampled_text
@@ -279,7 +271,7 @@ def _pass_on(
         return text_summary(f"flake {question.what}", code, sampled_text(sampled, question, journal.evidence))
 
     try:
-        write_files((document, plain), (junit, cases), (html, page))
+        write_files((results.json_file, plain), (results.junit, cases), (results.html, page))
     finally:
         tell_github(summary)
 

@@ -118,7 +118,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _configured() -> Mapping[str, Any]:
-    """What the configuration file sets; at a shell's prompt a file that is wrong sets nothing."""
+    """Return what the configuration file sets; at a shell's prompt a file that is wrong sets nothing."""
     try:
         return configuration.load().values
     except SpecDebugError:
@@ -128,7 +128,7 @@ def _configured() -> Mapping[str, Any]:
 
 
 def _one_line(error: Exception) -> str:
-    """What typer has to say about a command line."""
+    """Return what typer has to say about a command line."""
     message: str = error.format_message()  # type: ignore[attr-defined]
     return " ".join(message.split()).rstrip(".")
 

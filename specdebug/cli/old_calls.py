@@ -19,7 +19,7 @@ class OldJson(TyperCommand):
         return super().parse_args(ctx, args if ctx.resilient_parsing else self._in_new_words(ctx, args))
 
     def has_subject(self, ctx: Any, words: list[str]) -> bool:
-        """Whether the line has all of the command's arguments."""
+        """Return whether the line has all of the command's arguments."""
         values, _, _ = self.make_parser(ctx).parse_args(list(words))
         arguments = [param.name for param in self.params if param.param_type_name == "argument"]
         return all(isinstance(values.get(name), str) for name in arguments)

@@ -1,10 +1,11 @@
-"""Options that several commands share."""
+"""Options that several commands share, each declared once, and the groups (see ``params.py``) that they come in."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,7 @@ class _State:
 
 
 def debug_wanted() -> bool:
-    """Whether ``--debug`` was given."""
+    """Return whether ``--debug`` was given."""
     return _State.debug
 
 
@@ -32,7 +33,7 @@ def forget_debug() -> None:
 
 
 def remember_command_line(argv: Sequence[str]) -> None:
-    """What this command was called with, for those who pass results on."""
+    """Remember what this command was called with, for those who pass results on."""
     _State.argv = tuple(argv)
 
 
@@ -78,23 +79,6 @@ def engine_words(over: Mapping[str, str | int]) -> list[str]:
     return [word for option, value in over.items() for word in (OVERRIDES[option], str(value))]
 
 
-def engine_of_scenario(
-    ctx: typer.Context,
-    scenario: str | None,
-    device: str | None,
-    dtype: Dtype | None,
-    backend: str | None,
-    page_size: int | None,
-) -> dict[str, str | int]:
-    """Engine options for a search that is about a scenario, or about a command, which has none of its own. Raises
-    SpecDebugError for one that is named on a command's line."""
-    if scenario is not None:
-        return engine_overrides(device, dtype, backend, page_size)
-    if flag := named_on_command_line(ctx, ("device", "dtype", "backend", "page_size")):
-        raise SpecDebugError(f"{flag} is for a scenario; a command has none")
-    return {}
-
-
 def positive(timeout: float | None) -> float | None:
     """The ``--timeout``. Raises SpecDebugError unless it is above 0 seconds."""
     if timeout is not None and not timeout > 0:
@@ -131,12 +115,9 @@ Html = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="A self-contained page, too, whatever the verdict.")
 ]
 Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="JUnit XML, too.")]
-File = Annotated[
-    str,
-    typer.Argument(
-        metavar="FILE", help="A scenario file, or the name of a shipped one.", autocompletion=complete.scenarios
-    ),
-]
+_A_SCENARIO = "A scenario file, or the name of a shipped one."
+File = Annotated[str, typer.Argument(metavar="FILE", help=_A_SCENARIO, autocompletion=complete.scenarios)]
+ScenarioFile = Annotated[str, typer.Argument(metavar="SCENARIO", help=_A_SCENARIO, autocompletion=complete.scenarios)]
 Reverts = Annotated[
     list[str] | None,
     typer.Option(
@@ -188,3 +169,104 @@ WithTarget = Annotated[
         autocompletion=complete.targets,
     ),
 ]
+
+# Of commands that run trials. What is only a typer.Option has a type or a least value of the command's own.
+ScenarioOrCommand = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SCENARIO",
+        help="A scenario; or end with -- CMD ... to run a command.",
+        autocompletion=complete.scenarios,
+    ),
+]
+ArmOption = Annotated[str | None, typer.Option("--arm", autocompletion=complete.arms)]
+ArmsOption = Annotated[list[str] | None, typer.Option("--arm", autocompletion=complete.arms)]
+Confidence = Annotated[str, typer.Option("--confidence", metavar="P")]
+MAX_TRIALS = typer.Option("--max-trials", min=1)
+TRIALS_AT_A_TIME = typer.Option("--jobs", "-j", min=1, help="Trials at a time.")
+TrialSeed = Annotated[int, typer.Option("--seed", min=0, help="Of the trials' seeds.")]
+TrialTimeout = Annotated[
+    float | None, typer.Option("--timeout", metavar="SECONDS", help="A trial that takes longer has failed: hang.")
+]
+SignatureOption = Annotated[str | None, typer.Option("--signature", metavar="GLOB", autocompletion=complete.signatures)]
+
+
+def numbers_of(revert: Sequence[str] | None) -> tuple[int, ...]:
+    """Return the fixes that ``--revert`` and the environment name. Raises SpecDebugError for what is no number."""
+    from specdebug.toggles import parse_numbers, reverts_from_environment
+
+    return (*parse_numbers(",".join(revert or ())), *reverts_from_environment())
+
+
+def content_words(content: Sequence[Path] | None) -> list[str]:
+    """Return the words of a command line that names these content folders."""
+    return [word for folder in content or () for word in ("--content", str(folder))]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The options that the command line sets of every arm's engine."""
+
+    device: OnDevice = None
+    dtype: InDtype = None
+    backend: WithBackend = None
+    page_size: WithPageSize = None
+
+    def overrides(self) -> dict[str, str | int]:
+        """Return them by the engine's names. Raises SpecDebugError for a device that is none."""
+        return engine_overrides(self.device, self.dtype, self.backend, self.page_size)
+
+    def overrides_of(self, ctx: typer.Context, scenario: str | None) -> dict[str, str | int]:
+        """Return them for trials of a scenario, or of a command, which has no engine options of its own. Raises
+        SpecDebugError for one that is named on a command's line."""
+        if scenario is not None:
+            return self.overrides()
+        if flag := named_on_command_line(ctx, [field.name for field in fields(self)]):
+            raise SpecDebugError(f"{flag} is for a scenario; a command has none")
+        return {}
+
+
+@dataclass(frozen=True)
+class JournalOptions:
+    """The file that a search keeps its trials in."""
+
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            "--journal", metavar="FILE", help="Where trials are kept; .specdebug/{command}-*.sqlite unless given."
+        ),
+    ] = None
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; the journal is kept as FILE.bak, in place of any there.")
+    ] = False
+
+
+@dataclass(frozen=True)
+class JsonOptions:
+    """The JSON document, in place of the report or beside it."""
+
+    as_json: Json = False
+    json_file: JsonFile = None
+
+
+@dataclass(frozen=True)
+class PageOptions(JsonOptions):
+    """The document, and a page."""
+
+    html: Html = None
+
+
+@dataclass(frozen=True)
+class ResultOptions(JsonOptions):
+    """The document, JUnit XML and a page."""
+
+    junit: Junit = None
+    html: Html = None
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The number of workers that run arms, and the time each may take."""
+
+    jobs: Jobs = 0
+    timeout: Timeout = None

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,24 +18,24 @@ from specdebug import interrupts
 from specdebug.bundle import ENDING
 from specdebug.cli import complete
 from specdebug.cli.options import (
+    ArmsOption,
     Content,
     Debug,
-    InDtype,
-    Jobs,
-    Json,
-    JsonFile,
+    EngineOptions,
+    Faults,
+    Html,
+    JsonOptions,
     Junit,
-    OnDevice,
+    Reverts,
+    RunOptions,
     Seed,
-    Timeout,
-    WithBackend,
-    WithPageSize,
     WithTarget,
-    engine_overrides,
     named_on_command_line,
+    numbers_of,
     positive,
 )
 from specdebug.cli.output import show, write
+from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay_scenarios import plan_named, results_wanted, run_plans
 from specdebug.cli.results import ReplayFiles
 from specdebug.errors import SpecDebugError
@@ -47,15 +48,61 @@ if TYPE_CHECKING:
 
 
 class Mode(StrEnum):
-    """What a probe does that finds something: end the run, or write it down."""
+    """A probe that finds something ends the run, or writes it down."""
 
     ASSERT = "assert"
     RECORD = "record"
 
 
+@dataclass(frozen=True)
+class ArmChoices:
+    """The choice of arms to run, and the changes made to them."""
+
+    arm: Annotated[ArmsOption, Help("Run this arm only (repeatable); the exit code is its plain verdict.")] = None
+    revert: Annotated[
+        Reverts, Help("Revert these fixes as well, in the named arm or the first; exit code: its verdict.")
+    ] = None
+    fault: Annotated[
+        Faults,
+        Help("Inject this fault as well (repeatable), in the named arm or the first; exit code: its verdict."),
+    ] = None
+    keyword: Annotated[
+        str | None,
+        typer.Option("-k", metavar="EXPR", help="Arms whose scenario's or own name fits, as in 'cache and not zero'."),
+    ] = None
+    last_failed: Annotated[
+        bool, typer.Option("--lf", "--last-failed", help="Only arms that failed here when they last ran; else all.")
+    ] = False
+    seed: Seed = None
+    mode: Annotated[Mode | None, typer.Option("--mode", help="Of every probe, over the packs'.")] = None
+    probes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--probes", metavar="PACK", help="Probe packs instead of the scenario's.", autocompletion=complete.packs
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class ReplayResults(JsonOptions):
+    """The files that a replay writes beside its report."""
+
+    junit: Junit = None
+    html: Annotated[Html, Help("A self-contained page, too; of several FILEs, a folder of pages.")] = None
+    perfetto: Annotated[
+        Path | None, typer.Option("--perfetto", metavar="FILE", help="The steps as a Chrome/Perfetto trace, too.")
+    ] = None
+
+    def files(self) -> ReplayFiles:
+        """Return those that are files."""
+        return ReplayFiles(self.junit, self.html, self.perfetto, self.json_file)
+
+
+@grouped
 @interrupts.held()
 def replay(
     ctx: typer.Context,
+    *,
     files: Annotated[
         list[str] | None,
         typer.Argument(
@@ -64,67 +111,14 @@ def replay(
             autocompletion=complete.replayed,
         ),
     ] = None,
-    arm: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--arm",
-            help="Run this arm only (repeatable); the exit code is its plain verdict.",
-            autocompletion=complete.arms,
-        ),
-    ] = None,
-    revert: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--revert",
-            metavar="PR[,PR]",
-            help="Revert these fixes as well, in the named arm or the first; exit code: its verdict.",
-            autocompletion=complete.fixes,
-        ),
-    ] = None,
-    fault: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fault",
-            metavar="NAME[:key=value,...]",
-            help="Inject this fault as well (repeatable), in the named arm or the first; exit code: its verdict.",
-            autocompletion=complete.faults,
-        ),
-    ] = None,
-    keyword: Annotated[
-        str | None,
-        typer.Option("-k", metavar="EXPR", help="Arms whose scenario's or own name fits, as in 'cache and not zero'."),
-    ] = None,
-    last_failed: Annotated[
-        bool, typer.Option("--lf", "--last-failed", help="Only arms that failed here when they last ran; else all.")
-    ] = False,
-    seed: Seed = None,
-    mode: Annotated[Mode | None, typer.Option("--mode", help="Of every probe, over the packs'.")] = None,
-    probes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--probes", metavar="PACK", help="Probe packs instead of the scenario's.", autocompletion=complete.packs
-        ),
-    ] = None,
-    device: OnDevice = None,
-    dtype: InDtype = None,
-    backend: WithBackend = None,
-    page_size: WithPageSize = None,
+    chosen: ArmChoices,
+    engine: EngineOptions,
     target: WithTarget = None,
-    as_json: Json = False,
-    json_file: JsonFile = None,
-    junit: Junit = None,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="A self-contained page, too; of several FILEs, a folder of pages."),
-    ] = None,
-    perfetto: Annotated[
-        Path | None, typer.Option("--perfetto", metavar="FILE", help="The steps as a Chrome/Perfetto trace, too.")
-    ] = None,
+    results: ReplayResults,
     trust: Annotated[
         bool, typer.Option("--trust", help="Of a bundle: run toggles that this installation does not have.")
     ] = False,
-    jobs: Jobs = 0,
-    timeout: Timeout = None,
+    runs: RunOptions,
     content: Content = None,
     debug: Debug = False,
 ) -> int:
@@ -136,62 +130,73 @@ def replay(
     (FILE.specdebug), of which it is said whether it came out as recorded.
     """
     named = list(files or ())
-    if not named and not last_failed:
+    if not named and not chosen.last_failed:
         raise SpecDebugError("replay needs a FILE: a scenario file, a shipped scenario's name, a folder or a bundle")
     if bundles := [name for name in named if name.endswith(ENDING)]:
         if len(named) > 1:
             raise SpecDebugError(f"{bundles[0]}: a bundle is replayed by itself, as it was recorded")
-        results = ReplayFiles(junit, html, perfetto, json_file)
-        results.check()
-        _refuse_changes(ctx, bundles[0])
-        return _replay_bundle(bundles[0], content, positive(timeout), trust=trust, as_json=as_json, files=results)
+        return _replay_bundle(ctx, bundles[0], content, runs.timeout, results, trust=trust)
     if trust:
         raise SpecDebugError("--trust is for bundles; a scenario's toggles are yours")
-    library = open_library(content)
-    wanted = results_wanted(library, named, ReplayFiles(junit, html, perfetto, json_file))
+    return _replay_scenarios(named, chosen, engine, target, results, runs, open_library(content))
+
+
+def _replay_scenarios(
+    named: list[str],
+    chosen: ArmChoices,
+    engine: EngineOptions,
+    target: str | None,
+    results: ReplayResults,
+    runs: RunOptions,
+    library: Library,
+) -> int:
+    wanted = results_wanted(library, named, results.files())
     wanted.check()
-    with workers(jobs) as pool:
+    with workers(runs.jobs) as pool:
         from specdebug.faults.declare import parse_fault
         from specdebug.loops import replay as replaying
-        from specdebug.toggles import parse_numbers, reverts_from_environment
 
         choices = replaying.Choices(
-            arms=tuple(arm or ()),
-            reverts=(*parse_numbers(",".join(revert or ())), *reverts_from_environment()),
-            faults=tuple(parse_fault(text) for text in fault or ()),
-            seed=seed,
-            mode=mode.value if mode is not None else None,
-            probes=tuple(probes) if probes else None,
-            timeout_s=positive(timeout),
+            arms=tuple(chosen.arm or ()),
+            reverts=numbers_of(chosen.revert),
+            faults=tuple(parse_fault(text) for text in chosen.fault or ()),
+            seed=chosen.seed,
+            mode=chosen.mode.value if chosen.mode is not None else None,
+            probes=tuple(chosen.probes) if chosen.probes else None,
+            timeout_s=positive(runs.timeout),
             target=target,
-            engine=engine_overrides(device, dtype, backend, page_size),
+            engine=engine.overrides(),
         )
-        plans = plan_named(library, named, choices, keyword, last_failed=last_failed)
-        return run_plans(pool, library, plans, progress(), wanted, as_json=as_json)
+        plans = plan_named(library, named, choices, chosen.keyword, last_failed=chosen.last_failed)
+        return run_plans(pool, library, plans, progress(), wanted, as_json=results.as_json)
 
 
 def _refuse_changes(ctx: typer.Context, file: str) -> None:
     """A bundle is run as it was recorded; anything else would be another run. Raises SpecDebugError."""
     from specdebug.toggles import REVERT_VARIABLE
 
-    options = ("arm", "revert", "fault", "seed", "mode", "probes", "device", "dtype", "backend", "page_size", "target")
-    if flag := named_on_command_line(ctx, (*options, "keyword", "last_failed")):
+    options = [field.name for field in (*fields(ArmChoices), *fields(EngineOptions))]
+    if flag := named_on_command_line(ctx, [*options, "target"]):
         raise SpecDebugError(f"{file}: a bundle is replayed as recorded; {flag} does not go with it")
     if os.environ.get(REVERT_VARIABLE):
         raise SpecDebugError(f"{file}: a bundle is replayed as recorded; unset {REVERT_VARIABLE}")
 
 
 def _replay_bundle(
+    ctx: typer.Context,
     file: str,
     content: Sequence[Path] | None,
-    timeout_s: float | None,
+    timeout: float | None,
+    results: ReplayResults,
     *,
     trust: bool,
-    as_json: bool,
-    files: ReplayFiles,
 ) -> int:
     from specdebug.bundle.again import open_bundle, run_again
 
+    files = results.files()
+    files.check()
+    _refuse_changes(ctx, file)
+    timeout_s = positive(timeout)
     bundle = open_bundle(file, None if trust else open_library(content).all_toggles())
     recording = files.recording()
     with workers(1) as pool, progress() as watcher:
@@ -203,7 +208,7 @@ def _replay_bundle(
         return to_json(replay_document(again.replay) | again.to_dict())
 
     try:
-        if as_json:
+        if results.as_json:
             write(document())
         else:
             from specdebug.report.terminal import render_replay

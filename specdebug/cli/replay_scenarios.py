@@ -30,7 +30,7 @@ FOLDER = Path(".specdebug")
 
 @dataclass(frozen=True)
 class FilesOfSeveral:
-    """What is wanted of several scenarios beside the report on stdout. ``pages``: a folder, with a page for each."""
+    """The files wanted of several scenarios beside the report on stdout. ``pages``: a folder, with a page for each."""
 
     junit: Path | None = None
     pages: Path | None = None
@@ -45,7 +45,7 @@ class FilesOfSeveral:
             check_writable(self.pages)
 
     def recording(self) -> Recording | None:
-        """Where to keep the steps, if pages show them."""
+        """Return where to keep the steps, if pages show them."""
         from specdebug.loops.steplog import Recording
 
         return None if self.pages is None else Recording()
@@ -90,7 +90,7 @@ def results_wanted(library: Library, named: Sequence[str], files: ReplayFiles) -
 def plan_named(
     library: Library, named: Sequence[str], choices: Choices, keyword: str | None, *, last_failed: bool
 ) -> list[Plan]:
-    """What is to be run of the scenarios that were named; says on stderr what ``--lf`` came to."""
+    """Return what is to be run of the scenarios that were named, and say on stderr what ``--lf`` came to."""
     from specdebug.loops.last_failed import LastFailed
     from specdebug.loops.replays import only_failed, plan_all
     from specdebug.loops.selection import parse_expression

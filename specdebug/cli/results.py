@@ -1,4 +1,4 @@
-"""What a command leaves beside what it prints: files, checked before it runs and written after, each of them tried; on
+"""A command leaves files beside what it prints, checked before it runs and written after, each of them tried; on
 GitHub a step summary and annotations."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplayFiles:
-    """What is wanted of a replay, or of a comparison, beside the report on stdout."""
+    """The files wanted of a replay, or of a comparison, beside the report on stdout."""
 
     junit: Path | None = None
     html: Path | None = None
@@ -35,7 +35,7 @@ class ReplayFiles:
         check_files(self.junit, self.html, self.perfetto, self.json)
 
     def recording(self) -> Recording | None:
-        """Where to keep the steps, if any file shows them."""
+        """Return where to keep the steps, if any file shows them."""
         from specdebug.loops.steplog import Recording
 
         return Recording() if self.html is not None or self.perfetto is not None else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,11 @@ from specdebug.cli.options import (
 from specdebug.cli.output import show, write
 from specdebug.cli.replay import open_library, progress, workers
 from specdebug.cli.results import check_files, write_files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from specdebug.loops.verify import Matrix
 
 app = typer.Typer(help="List, show, verify and check the fixes that can be reverted.", no_args_is_help=False)
 app.command("check")(toggles_check.check)
@@ -92,13 +97,17 @@ def verify(
         chosen = library.registry.select(",".join(numbers)) if numbers else library.all_toggles()
         with progress() as watcher:
             matrix = run_matrix(pool, library, chosen, seeds, watcher, over)
-    from specdebug.report.document import to_json
+    _tell(matrix, json_file, as_json=as_json)
+    return matrix.exit_code
 
-    document = to_json([check.to_dict() for check in matrix.checks])
+
+def _tell(matrix: Matrix, json_file: Path | None, *, as_json: bool) -> None:
+    """Say what each fix came to on stdout, and in a file."""
+    from specdebug.report.document import to_json
     from specdebug.report.matrix import render_matrix
 
+    document = to_json([check.to_dict() for check in matrix.checks])
     try:
         write(document) if as_json else show(render_matrix(matrix.checks))
     finally:
         write_files((json_file, lambda: document + "\n"))
-    return matrix.exit_code

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from specdebug.logs.scan import Scan
     from specdebug.scenario.library import Library
-    from specdebug.triage.candidates import Candidate
+    from specdebug.triage.candidates import CandidateFix
     from specdebug.triage.run import Tried
 
 
@@ -135,7 +135,7 @@ def _open(log: str, shown: str) -> AbstractContextManager[BinaryIO]:
 
 
 def _document(
-    name: str, found: Scan, best: tuple[Candidate, ...], commands: tuple[str, ...], tried: tuple[Tried, ...]
+    name: str, found: Scan, best: tuple[CandidateFix, ...], commands: tuple[str, ...], tried: tuple[Tried, ...]
 ) -> dict[str, Any]:
     return {
         "log": name,

@@ -1,4 +1,4 @@
-"""What commands that run trials share: a command after ``--``, a place for journals."""
+"""Commands that run trials share this: a command after ``--``, a place for journals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WithCommand(OldJson):
 
 
 def command_of(ctx: typer.Context) -> tuple[str, ...]:
-    """What followed the dashes; nothing where there were none."""
+    """Return what followed the dashes; nothing where there were none."""
     command: tuple[str, ...] = ctx.meta.get(_COMMAND, ())
     return command
 
@@ -68,7 +68,7 @@ def tell_rerun(count: int) -> None:
 
 
 def own_folder() -> Path:
-    """Where journals lie that nobody named a place for; git is told to leave it alone."""
+    """Return where journals lie that nobody named a place for, and tell git to leave it alone."""
     folder = Path(".specdebug")
     with contextlib.suppress(OSError, OutputError):  # whoever writes to it next will say so
         folder.mkdir()

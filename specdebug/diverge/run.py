@@ -21,7 +21,7 @@ from specdebug.diverge.judge import Pairs, Rounding, compared, judge, next_sites
 from specdebug.diverge.stream import RecordedStep, read
 from specdebug.diverge.values import ValueDifference
 from specdebug.diverge.worker import TARGET
-from specdebug.loops.replay import ArmRun, Library, Progress, run_arms
+from specdebug.loops.replay import ArmRun, Progress, RunContent, run_arms
 from specdebug.scenario.grammar import OracleSpec, Scenario
 from specdebug.verdict.outcome import EXIT_CODES, Outcome
 from specdebug.workers.job import Job
@@ -44,7 +44,7 @@ class RecordedRun(ArmRun):
     by_request: bool = False
     keep: tuple[tuple[int, int, str], ...] = ()
 
-    def job(self, library: Library) -> Job:
+    def job(self, library: RunContent) -> Job:
         """As ``ArmRun.job``."""
         job = super().job(library)
         record = {"folder": self.folder, "hashes": self.hashes, "keep": self.keep, "by_request": self.by_request}
@@ -116,7 +116,7 @@ class Diverging:
     def __init__(
         self,
         pool: WorkerPool,
-        library: Library,
+        library: RunContent,
         runs: tuple[ArmRun, ArmRun],
         folder: Path,
         progress: Progress | None = None,

@@ -5,9 +5,9 @@ of the engine's own in-tree registry of reverts where it ships one. A registry r
 that somebody moves a week later, and the next person who needs the revert finds out. This finds out first.
 """
 
-from specdebug.drift.check import Report, Row, check
+from specdebug.drift.check import FixRow, Report, check
 from specdebug.drift.dist import Dist, open_dist
 from specdebug.drift.errors import DistError
-from specdebug.drift.fit import Problem
+from specdebug.drift.fit import EditProblem
 
-__all__ = ["Dist", "DistError", "Problem", "Report", "Row", "check", "open_dist"]
+__all__ = ["Dist", "DistError", "EditProblem", "FixRow", "Report", "check", "open_dist"]

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from specdebug.drift.dist import Dist
 from specdebug.drift.errors import DistError
-from specdebug.drift.fit import Fit, Problem, fit
+from specdebug.drift.fit import EditProblem, Fit, fit
 from specdebug.drift.upstream import fit_entry, read_entries
 from specdebug.errors import ContentError, Where
 from specdebug.patching import Patch
@@ -24,7 +24,7 @@ UNDECIDED = 125
 
 
 @dataclass(frozen=True)
-class Row:
+class FixRow:
     """One fix, checked.
 
     Attributes:
@@ -40,7 +40,7 @@ class Row:
     why: str = ""
     versions: str = ""
     places: tuple[Where, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[EditProblem, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data. ``where`` and ``nearest`` are those of the first problem, or where the first edit lands."""
@@ -64,10 +64,10 @@ class Report:
     """A release, checked."""
 
     dist: Dist
-    rows: tuple[Row, ...]
+    rows: tuple[FixRow, ...]
 
     def count(self, registry: Owner, status: Status) -> int:
-        """How many fixes of a registry ended so."""
+        """Return how many fixes of a registry ended so."""
         return sum(row.registry == registry and row.status == status for row in self.rows)
 
     @property
@@ -102,20 +102,20 @@ def check(dist: Dist, registry: Registry) -> Report:
     return Report(dist, tuple(rows))
 
 
-def _row(dist: Dist, toggle: Toggle) -> Row:
+def _row(dist: Dist, toggle: Toggle) -> FixRow:
     if dist.name == OWN_ENGINE:
         if not toggle.patches:
-            return Row(toggle.pr, "ours", "not-for-version", f"no patches for {dist.name}")
+            return FixRow(toggle.pr, "ours", "not-for-version", f"no patches for {dist.name}")
         return _judged(toggle.pr, "ours", fit(dist, toggle.patches))
     ranges = _ranges(dist, toggle.foreign)
     if not ranges:
-        return Row(toggle.pr, "ours", "not-for-version", f"no patches for {dist.name}")
+        return FixRow(toggle.pr, "ours", "not-for-version", f"no patches for {dist.name}")
     holding = [wanted for wanted in ranges if SpecifierSet(wanted, prereleases=True).contains(dist.version)]
     if len(holding) > 1:
         message = f"{dist} is in two version ranges, '{holding[0]}' and '{holding[1]}'; make them disjoint"
         raise ContentError(message, ranges[holding[1]][0].where)
     if not holding:
-        return Row(toggle.pr, "ours", "not-for-version", f"patches are for {' or '.join(ranges)}")
+        return FixRow(toggle.pr, "ours", "not-for-version", f"patches are for {' or '.join(ranges)}")
     return _judged(toggle.pr, "ours", fit(dist, ranges[holding[0]]), holding[0])
 
 
@@ -125,6 +125,6 @@ def _ranges(dist: Dist, foreign: Mapping[str, Mapping[str, tuple[Patch, ...]]]) 
     return {wanted: patches for engine in spelled for wanted, patches in foreign[engine].items()}
 
 
-def _judged(pr: int, registry: Owner, found: Fit, versions: str = "") -> Row:
+def _judged(pr: int, registry: Owner, found: Fit, versions: str = "") -> FixRow:
     status: Status = "stale" if found.problems else "fits"
-    return Row(pr, registry, status, "", versions, found.places, found.problems)
+    return FixRow(pr, registry, status, "", versions, found.places, found.problems)

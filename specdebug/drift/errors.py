@@ -6,4 +6,4 @@ from specdebug.errors import SpecDebugError
 
 
 class DistError(SpecDebugError):
-    """What was to be checked is no wheel, sdist or source tree, is damaged, or nobody can say what it is."""
+    """The thing to check is no wheel, sdist or source tree, is damaged, or nobody can say what it is."""

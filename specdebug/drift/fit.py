@@ -19,8 +19,8 @@ _HINT = re.compile("; nearest is |; known: ")
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Why an edit cannot be made.
+class EditProblem:
+    """The reason why an edit cannot be made.
 
     Attributes:
         written: place of the edit in the registry that holds it.
@@ -44,19 +44,19 @@ class Problem:
 
 @dataclass(frozen=True)
 class Fit:
-    """What became of some patches: where the edits land, or what is wrong."""
+    """The end of some patches: where the edits land, or what is wrong."""
 
     places: tuple[Where, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[EditProblem, ...]
 
 
 def fit(dist: Dist, patches: Sequence[Patch]) -> Fit:
-    """Whether all edits of these patches can be made together in this release. Every edit is tried.
+    """Return whether all edits of these patches can be made together in this release. Every edit is tried.
 
     Raises:
         DistError: a file of the release cannot be read.
     """
-    problems: list[Problem] = []
+    problems: list[EditProblem] = []
     placed: dict[str, list[Placed]] = {}
     for patch in patches:
         here = placed.setdefault(patch.module, [])
@@ -66,18 +66,18 @@ def fit(dist: Dist, patches: Sequence[Patch]) -> Fit:
             except PatchError as error:
                 near = nearest(dist, patch.module, patch.qualname, dedent(edit.match.strip("\n").split("\n"))[0])
                 what = _HINT.split(error.message)[0]
-                problems.append(Problem(str(error.where or edit.match_at), what, near))
+                problems.append(EditProblem(str(error.where or edit.match_at), what, near))
     if not problems:
         problems = [problem for module, edits in placed.items() for problem in _together(dist, module, edits)]
     places = [Where(dist.source(name).path, one.start) for name, edits in placed.items() for one in edits]
     return Fit(tuple(places), tuple(problems))
 
 
-def _together(dist: Dist, module: str, placed: list[Placed]) -> list[Problem]:
+def _together(dist: Dist, module: str, placed: list[Placed]) -> list[EditProblem]:
     source = dist.source(module)
     try:
         check_overlaps(source, placed)
         rewrite(source, placed)
     except PatchError as error:
-        return [Problem(str(error.where or placed[0].edit.match_at), error.message, None)]
+        return [EditProblem(str(error.where or placed[0].edit.match_at), error.message, None)]
     return []

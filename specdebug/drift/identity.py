@@ -1,4 +1,4 @@
-"""Which release a distribution is, from what it says of itself. No code of it runs."""
+"""Tell which release a distribution is from what it says of itself. No code of it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where lines that are no longer there most likely went, and how what stands there differs."""
+"""Find where lines that are no longer there most likely went, and how what stands there differs."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specdebug.drift.dist import Dist
-from specdebug.drift.fit import Fit, Problem
+from specdebug.drift.fit import EditProblem, Fit
 from specdebug.drift.nearest import nearest
 from specdebug.errors import ContentError, Where
 from specdebug.patching import PatchError
@@ -28,7 +28,7 @@ _MAX_HOPS = 16
 
 
 @dataclass(frozen=True)
-class Entry:
+class UpstreamFix:
     """One fix of the engine's own registry: its number, and the YAML that reverts it."""
 
     pr: int
@@ -49,9 +49,9 @@ class _Line:
     text: str
 
 
-def read_entries(dist: Dist) -> tuple[Entry, ...]:
+def read_entries(dist: Dist) -> tuple[UpstreamFix, ...]:
     """Every fix that the engine registers, by number; none if it has no such registry."""
-    found: dict[int, Entry] = {}
+    found: dict[int, UpstreamFix] = {}
     for module in dist.modules_that_mention(REVERT_VARIABLE.encode()):
         try:
             source = dist.source(module)
@@ -62,10 +62,10 @@ def read_entries(dist: Dist) -> tuple[Entry, ...]:
     return tuple(found[pr] for pr in sorted(found))
 
 
-def fit_entry(dist: Dist, entry: Entry) -> Fit:
-    """Whether the engine could still apply an entry to its own source."""
+def fit_entry(dist: Dist, entry: UpstreamFix) -> Fit:
+    """Return whether the engine could still apply an entry to its own source."""
     places: list[Where] = []
-    problems: list[Problem] = []
+    problems: list[EditProblem] = []
     try:
         # blank lines in front give everything in the YAML the line it has in the module
         document = parse_yaml("\n" * (entry.where.line - 1) + entry.text, entry.where.path).root
@@ -77,11 +77,11 @@ def fit_entry(dist: Dist, entry: Entry) -> Fit:
             places += landed
             problems += wrong
     except ContentError as error:
-        problems.append(Problem(str(error.where or entry.where), error.message, None))
+        problems.append(EditProblem(str(error.where or entry.where), error.message, None))
     return Fit(tuple(places), tuple(problems))
 
 
-def _entries_of(source: ModuleSource) -> Iterator[Entry]:
+def _entries_of(source: ModuleSource) -> Iterator[UpstreamFix]:
     texts: dict[str, ast.Constant] = {}
     for statement in source.tree.body:
         value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
@@ -93,7 +93,7 @@ def _entries_of(source: ModuleSource) -> Iterator[Entry]:
             if not isinstance(key, ast.Constant) or not isinstance(key.value, int):
                 continue
             if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                yield Entry(key.value, text.value, Where(source.path, text.lineno))
+                yield UpstreamFix(key.value, text.value, Where(source.path, text.lineno))
 
 
 def _read_edit(item: Item) -> _Edit:
@@ -110,21 +110,21 @@ def _read_edit(item: Item) -> _Edit:
     return _Edit(match, becomes, found.doc.where_text(*found.path, line=1))
 
 
-def _fit_target(dist: Dist, target: str, where: Where, edits: Sequence[_Edit]) -> tuple[list[Where], list[Problem]]:
+def _fit_target(dist: Dist, target: str, where: Where, edits: Sequence[_Edit]) -> tuple[list[Where], list[EditProblem]]:
     resolved = _resolve(dist, target)
     if resolved is None:
         module, qualname = _split(dist, target)
         near = nearest(dist, module, qualname, edits[0].match)
-        return [], [Problem(str(where), f"{dist} has no '{one_line(target, 120)}'", near)]
+        return [], [EditProblem(str(where), f"{dist} has no '{one_line(target, 120)}'", near)]
     source, qualname = resolved
     outcomes = [_edit(source, span, edits) for span in source.spans[qualname]]
     places, missed, error = min(outcomes, key=lambda outcome: len(outcome[1]))
     problems = []
     for edit, count in missed:
         what = f"the text to match stands in {count} places of {target}"
-        problems.append(Problem(str(edit.where), what, nearest(dist, source.name, qualname, edit.match)))
+        problems.append(EditProblem(str(edit.where), what, nearest(dist, source.name, qualname, edit.match)))
     if error and not missed:
-        problems.append(Problem(str(where), f"{target} does not compile when patched: {error}", None))
+        problems.append(EditProblem(str(where), f"{target} does not compile when patched: {error}", None))
     return places, problems
 
 
@@ -168,7 +168,7 @@ def _split(dist: Dist, target: str) -> tuple[str, str]:
 
 
 def _resolve(dist: Dist, target: str) -> tuple[ModuleSource, str] | None:
-    """Where the function or class of a dotted name is defined, followed through imports and base classes."""
+    """Return where the function or class of a dotted name is defined, followed through imports and base classes."""
     work = [target]
     for _ in range(_MAX_HOPS):
         if not work:

@@ -172,6 +172,15 @@ class EngineConfig:
         return plain
 
     @property
+    def draft_model(self) -> str | None:
+        """The draft head's checkpoint; None without speculation. One that is not named is the target's own, called
+        after the algorithm."""
+        spec = self.speculative
+        if spec is None:
+            return None
+        return spec.draft_model or f"{self.model}-{spec.algorithm.lower()}"
+
+    @property
     def alloc_len_per_decode(self) -> int:
         """Slots one decode step may touch beyond the committed length.
 

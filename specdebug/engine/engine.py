@@ -353,10 +353,9 @@ def load_models(config: EngineConfig) -> Models:
     """
     device, dtype, spec = usable_device(config.device), getattr(torch, config.dtype), config.speculative
     target = load_target(checkpoint_path(config.model), dtype=dtype, device=device, max_positions=config.reach)
-    if spec is None:
+    if spec is None or config.draft_model is None:
         return Models(target, None)
-    name = spec.draft_model or f"{config.model}-{spec.algorithm.lower()}"
-    path = checkpoint_path(name)
+    path = checkpoint_path(config.draft_model)
     load_draft = loader_of(spec.algorithm)
     return Models(target, load_draft(path, algorithm=spec.algorithm, target=target, max_positions=config.reach))
 

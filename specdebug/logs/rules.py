@@ -1,7 +1,7 @@
 """What a line of a log says went wrong.
 
-A line may be ours, SGLang's, torch's, CUDA's, pytest's or a shell's. A :class:`Rule` finds lines, and names what they
-tell of as a :class:`Hit` with a signature in our own form, ``kind@site``, so that it can be compared with what
+A line may be ours, SGLang's, torch's, CUDA's, pytest's or a shell's. A :class:`LogRule` finds lines, and names what
+they tell of as a :class:`Hit` with a signature in our own form, ``kind@site``, so that it can be compared with what
 scenarios and toggles state. ``tests/logs`` holds real lines.
 """
 
@@ -23,7 +23,7 @@ MAX_SIGNATURE = 240
 
 
 @dataclass(frozen=True)
-class Rule:
+class LogRule:
     """One way in which a line tells of a failure.
 
     Attributes:
@@ -40,11 +40,11 @@ class Rule:
     numbers: bool = False
 
 
-def _said(signature: str, strength: Strength, words: Sequence[bytes], *patterns: bytes) -> Rule:
+def _said(signature: str, strength: Strength, words: Sequence[bytes], *patterns: bytes) -> LogRule:
     """A rule for a message whose signature is always the same."""
     kind = signature.split("@")[0].split(":")[0]
     hits = (Hit(signature, strength, kind),)
-    return Rule(tuple(words), patterns, lambda line, at: hits)
+    return LogRule(tuple(words), patterns, lambda line, at: hits)
 
 
 def printable(data: bytes) -> str:
@@ -109,7 +109,7 @@ _UPSTREAM = (
 )
 
 
-def _upstream(kind: str, pattern: bytes, word: bytes) -> Rule:
+def _upstream(kind: str, pattern: bytes, word: bytes) -> LogRule:
     find = compiled(pattern)
 
     def name(line: bytes, at: int) -> list[Hit]:
@@ -119,7 +119,7 @@ def _upstream(kind: str, pattern: bytes, word: bytes) -> Rule:
         place = printable(found[1]).partition(" failed")[0].rstrip("`'\" ")
         return [Hit(f"{kind}@{_slug(place)}", Strength.PROBE, kind)]
 
-    return Rule((word,), (pattern,), name)
+    return LogRule((word,), (pattern,), name)
 
 
 def _slug(text: str) -> str:
@@ -186,7 +186,7 @@ def died_of(status: int) -> Hit | None:
     return None
 
 
-def _exit(strength: Strength) -> Rule:
+def _exit(strength: Strength) -> LogRule:
     """The rule for exit codes that tell of a death of that strength."""
 
     def name(line: bytes, at: int) -> list[Hit]:
@@ -194,7 +194,7 @@ def _exit(strength: Strength) -> Rule:
         hit = None if found is None else died_of(int(found[1]))
         return [hit] if hit is not None and hit.strength is strength else []
 
-    return Rule((b"exit", b"Exit", b"EXIT"), (_EXIT,), name, numbers=True)
+    return LogRule((b"exit", b"Exit", b"EXIT"), (_EXIT,), name, numbers=True)
 
 
 # Python's exceptions, and tests.
@@ -262,9 +262,9 @@ def _failed_test(line: bytes, at: int) -> list[Hit]:
     return [Hit(f"test:{test[:MAX_SIGNATURE] or 'unnamed'}", Strength.TEST, "test")]
 
 
-RULES: tuple[Rule, ...] = (
-    Rule((b"async probe ",), (rb"async probe (?:nan|inf|oob|page_aligned)@[^\s:`'\"]",), _probe),
-    Rule(
+RULES: tuple[LogRule, ...] = (
+    LogRule((b"async probe ",), (rb"async probe (?:nan|inf|oob|page_aligned)@[^\s:`'\"]",), _probe),
+    LogRule(
         (
             *(f"{kind}@".encode() for kind in KINDS),
             b"crash:SIG",
@@ -311,9 +311,9 @@ RULES: tuple[Rule, ...] = (
         rb"index -?\d+ is out of bounds for (?:dimension|axis) \d+ with size",
     ),
     _said("oob@tensor", Strength.CHECK, (b"Out Of Bound",), rb"Out Of Bound Tensor access detected"),
-    Rule((b" Leak ", b" leak "), (_LEAK,), _leak),
-    Rule((b"Assertion `",), (ASSERTION,), _device_assertion),
-    Rule((b"Assertion `", b"Assertion '"), (_HOST_ASSERTION,), _host_assertion),
+    LogRule((b" Leak ", b" leak "), (_LEAK,), _leak),
+    LogRule((b"Assertion `",), (ASSERTION,), _device_assertion),
+    LogRule((b"Assertion `", b"Assertion '"), (_HOST_ASSERTION,), _host_assertion),
     *(_said(f"{kind}@cuda", Strength.DEVICE, FAULT_WORDS, pattern) for kind, _, pattern in FAULTS),
     _said(
         "oom",
@@ -330,13 +330,13 @@ RULES: tuple[Rule, ...] = (
         rb"[Ww]atchdog timeout|\bTimeout >|[Tt]imed out after|exceeded the maximum execution time|"
         rb"\bdeadlock detected|killed after [\d.]+ s in stage",
     ),
-    Rule((b"AssertionError", b"assert "), (_ASSERTED, _BARE_ASSERT), _assertion),
-    Rule(_EXCEPTIONS, (_RAISED,), _raised),
+    LogRule((b"AssertionError", b"assert "), (_ASSERTED, _BARE_ASSERT), _assertion),
+    LogRule(_EXCEPTIONS, (_RAISED,), _raised),
     _said("hang", Strength.LEFT, (b"collective operation",), rb"Watchdog caught collective operation timeout"),
     _said("crash:SIGKILL", Strength.LEFT, (b"Killed", b"SIGKILL"), _KILLED),
     _exit(Strength.LEFT),
-    Rule(_EXCEPTIONS, (_QUOTED,), _quoted),
-    Rule((b"FAILED ", b"ERROR ", b"FAIL: ", b"ERROR: ", b" failed"), (_FAILED_TEST,), _failed_test, True),
+    LogRule(_EXCEPTIONS, (_QUOTED,), _quoted),
+    LogRule((b"FAILED ", b"ERROR ", b"FAIL: ", b"ERROR: ", b" failed"), (_FAILED_TEST,), _failed_test, True),
 )
 """Every rule, the strongest first; the first that names something of a line has the line."""
 
@@ -348,7 +348,7 @@ AHEAD = 256
 """How many of these lie before that place."""
 
 
-def named(rule: Rule, line: bytes, at: int) -> Sequence[Hit]:
+def named(rule: LogRule, line: bytes, at: int) -> Sequence[Hit]:
     """What a rule that was found at ``at`` says of a line, of which it sees ``REACH`` bytes around that place."""
     if len(line) <= REACH:
         return rule.name(line, at)

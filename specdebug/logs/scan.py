@@ -19,7 +19,7 @@ from specdebug.logs.engine import Pattern, bounded, word_finder
 from specdebug.logs.facts import WORDS as FACT_WORDS
 from specdebug.logs.facts import Facts
 from specdebug.logs.hits import Hit, Strength
-from specdebug.logs.rules import FINDERS, RULES, Rule, named, printable
+from specdebug.logs.rules import FINDERS, RULES, LogRule, named, printable
 
 BLOCK = 1 << 20
 MAX_FINDINGS = 500
@@ -251,7 +251,7 @@ class _Block:
                 kinds = self._look(RULES[number], FINDERS[number], kinds)
                 text = b"\n".join(kinds)
 
-    def _look(self, rule: Rule, finder: Pattern, kinds: list[bytes]) -> list[bytes]:
+    def _look(self, rule: LogRule, finder: Pattern, kinds: list[bytes]) -> list[bytes]:
         """Run a rule over kinds of lines, and return those that weaker rules are to look at."""
         text = b"\n".join(kinds)
         number = end = 0
@@ -274,7 +274,7 @@ class _Block:
                 break
         return list(compress(kinds, weaker))
 
-    def _name(self, rule: Rule, kind: bytes, at: int, room: int) -> tuple[int, bool]:
+    def _name(self, rule: LogRule, kind: bytes, at: int, room: int) -> tuple[int, bool]:
         """Keep what a rule that was found at ``at`` says of the lines of a kind.
 
         Returns how many different lines it named, and whether that is all there is to say of this kind.

@@ -60,7 +60,7 @@ class Comparison:
 
     @property
     def unavailable(self) -> bool:
-        """Whether this machine could not run one of them: then there is nothing to compare."""
+        """Return whether this machine could not run one of them: then there is nothing to compare."""
         return any(outcome.unavailable for outcome in self.outcomes)
 
     @property
@@ -71,7 +71,7 @@ class Comparison:
 
     @property
     def same_trace(self) -> bool:
-        """Whether the two took the very same steps."""
+        """Return whether the two took the very same steps."""
         return self.outcomes[0].trace_hash == self.outcomes[1].trace_hash
 
     @property

@@ -18,7 +18,7 @@ PROBE_S = 60.0
 
 
 class Launcher(Protocol):
-    """What starts workers one by one; ``WorkerPool`` does."""
+    """Starts workers one by one, as ``WorkerPool`` does."""
 
     def launch(self, job: Job) -> None: ...
 
@@ -46,8 +46,8 @@ class DeviceWatch:
         self._doubts.setdefault(device, failure)
 
     def gone(self, device: str) -> MachineFailure | None:
-        """Why no arm may start on ``device``; None when one may. A device in doubt is probed first, and the pool turned
-        meanwhile, so this must not be called from within a turn of it.
+        """Return why no arm may start on ``device``; None when one may. A device in doubt is probed first, and the pool
+        turned meanwhile, so this must not be called from within a turn of it.
 
         Raises WorkerStartError, or MachineFailed when there can be no worker for the probe.
         """

@@ -35,7 +35,7 @@ class FaultRun:
 
     @property
     def injected(self) -> bool:
-        """Whether anything was done that changed something."""
+        """Return whether anything was done that changed something."""
         return any(each.changed for each in self.outcome.injections)
 
     @property
@@ -66,7 +66,7 @@ class FaultRun:
 
 @dataclass(frozen=True)
 class Case:
-    """What a row of the matrix is about: a class, and the site where it acts if that is not left to the class."""
+    """The subject of a row of the matrix: a class, and the site where it acts if that is not left to the class."""
 
     kind: FaultClass
     site: str | None = None
@@ -138,7 +138,8 @@ class CaseCheck:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with the row, a line each: damage that nothing saw, alarm about none, nothing injected."""
+        """Return what is wrong with the row, a line each: damage that nothing saw, alarm about none, nothing
+        injected."""
         said = []
         for run in self.runs:
             label = f"{self.case.name}, seed {run.seed}"
@@ -205,7 +206,7 @@ class FaultMatrix:
 
     @property
     def false_alarms(self) -> tuple[str, ...]:
-        """What was found, or not decided, where nothing was done."""
+        """Return what was found, or not decided, where nothing was done."""
         return tuple(
             f"clean, seed {run.seed}: {run.outcome.signature or run.outcome.detail}"
             for run in self.clean

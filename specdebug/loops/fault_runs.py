@@ -17,7 +17,7 @@ from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.minimal import minimal
 from specdebug.faults.model import FaultClass
 from specdebug.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun, cases
-from specdebug.loops.replay import ArmResult, ArmRun, Library
+from specdebug.loops.replay import ArmResult, ArmRun, RunContent
 from specdebug.loops.warm import WarmPool
 from specdebug.scenario.grammar import Arm, Scenario
 from specdebug.workers.pool import GPU_JOBS
@@ -30,8 +30,8 @@ HANG_ELSEWHERE_S = 20.0
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How far a matrix has come. ``problems``: what is wrong with the run that ended last."""
+class MatrixStanding:
+    """The progress of a matrix. ``problems``: what is wrong with the run that ended last."""
 
     planned: int
     made: int = 0
@@ -40,9 +40,9 @@ class Standing:
     found_wrong: int = 0
     problems: tuple[str, ...] = ()
 
-    def after(self, one: FaultMatrix) -> Standing:
+    def after(self, one: FaultMatrix) -> MatrixStanding:
         """The same, one run later: ``one`` is the matrix of that run alone."""
-        return Standing(
+        return MatrixStanding(
             self.planned,
             self.made + 1,
             self.effective + one.effective,
@@ -52,10 +52,10 @@ class Standing:
         )
 
 
-class Watcher(Protocol):
+class MatrixWatcher(Protocol):
     """Is told how a matrix comes along."""
 
-    def moved(self, standing: Standing) -> None:
+    def moved(self, standing: MatrixStanding) -> None:
         """At the beginning, and whenever a run has ended."""
 
 
@@ -63,8 +63,8 @@ def verify(
     kinds: Sequence[FaultClass],
     seeds: int,
     jobs: int,
-    library: Library,
-    watcher: Watcher | None = None,
+    library: RunContent,
+    watcher: MatrixWatcher | None = None,
     device: str = CPU,
 ) -> FaultMatrix:
     """Run the matrix. After a Ctrl-C, or when no worker can be started any more, it is made of the runs that had ended.
@@ -79,7 +79,7 @@ def verify(
     runs = plan(rows, seeds, library, device)
     named = {row.name: row for row in rows}
     results: dict[str, list[FaultRun]] = {name: [] for name in (CLEAN, *named)}
-    standing = Standing(len(runs))
+    standing = MatrixStanding(len(runs))
     interrupted, trouble = False, None
     try:
         with WarmPool(matrix_scenario(rows, device), [CLEAN], jobs=jobs) as pool:
@@ -103,7 +103,7 @@ def verify(
     return FaultMatrix(checks, ordered[CLEAN], missing, interrupted, trouble, left_out)
 
 
-def plan(rows: Sequence[Case], seeds: int, library: Library, device: str = CPU) -> list[ArmRun]:
+def plan(rows: Sequence[Case], seeds: int, library: RunContent, device: str = CPU) -> list[ArmRun]:
     """The runs of the matrix, seed by seed: a clean one, and each class under each seed.
 
     Sites of a class that has a row for each share its seeds; with fewer seeds than sites, some share a seed.
@@ -167,7 +167,7 @@ def _finished(pool: WarmPool, runs: Sequence[ArmRun]) -> Iterator[ArmResult]:
 
 
 def _kept(result: ArmResult) -> FaultRun:
-    """What the matrix is made of, without what a run served and said: there are thousands of them."""
+    """Return what the matrix is made of, without what a run served and said: there are thousands of them."""
     outcome = dataclasses.replace(result.outcome, requests=(), log_tail="", stack={})
     return FaultRun(result.run.seed, outcome)
 

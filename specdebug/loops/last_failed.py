@@ -30,7 +30,7 @@ class LastFailed:
 
     @classmethod
     def read(cls, folder: Path) -> LastFailed:
-        """What the folder holds; a record that is missing or that nobody can read is empty."""
+        """Return what the folder holds; a record that is missing or that nobody can read is empty."""
         path = folder / NAME
         try:
             found = json.loads(read_file(path, _MAX_BYTES))
@@ -44,7 +44,7 @@ class LastFailed:
         return tuple(file for file in self.arms if os.path.isfile(file))
 
     def has(self, run: ArmRun) -> bool:
-        """Whether this arm is recorded."""
+        """Return whether this arm is recorded."""
         return run.arm in self.arms.get(_file_of(run), ())
 
     def update(self, results: Iterable[ArmResult], make_folder: Callable[[], object]) -> None:
@@ -71,7 +71,7 @@ class LastFailed:
 
 
 def as_it_should(result: ArmResult) -> bool:
-    """Whether an arm met its expectation, or passed where there was none."""
+    """Return whether an arm met its expectation, or passed where there was none."""
     return result.outcome.verdict == "pass" if result.met is None else result.met
 
 

@@ -1,4 +1,4 @@
-"""Which fixes exist in which attention plan.
+"""Tell which fixes exist in which attention plan.
 
 A plan's record says which modules hold its planner's lines. A fix whose lines lie in a planner, or that is noticed by a
 probe in one, can only be put to the test where that planner runs.
@@ -21,14 +21,14 @@ _ENGINE = "specdebug.engine."
 
 
 def exists_in(toggle: Toggle, plan: str) -> bool:
-    """Whether a fix can be reverted and noticed under ``plan``."""
+    """Return whether a fix can be reverted and noticed under ``plan``."""
     if any(_only_elsewhere(patch.module, plan) for patch in toggle.patches):
         return False
     return all(_noticed_in(signature, plan) for signature in toggle.detected_by.signatures)
 
 
 def _noticed_in(signature: str, plan: str) -> bool:
-    """Whether the probes that a stated signature names, if it names any, are ones that this plan passes."""
+    """Return whether the probes that a stated signature names, if it names any, are ones that this plan passes."""
     kind, _, pattern = signature.partition("@")
     if kind not in KINDS:
         return True

@@ -46,8 +46,8 @@ class ReplayError(SpecDebugError):
 
 @dataclass(frozen=True)
 class Choices:
-    """What the command line may say beside the file. ``target``: in the place of every arm's. ``engine``: options over
-    those of every arm. ``faults``: injected beside those of the arm that is run."""
+    """The choices that the command line may make beside the file. ``target``: in the place of every arm's. ``engine``:
+    options over those of every arm. ``faults``: injected beside those of the arm that is run."""
 
     arms: tuple[str, ...] = ()
     reverts: tuple[int, ...] = ()
@@ -61,7 +61,7 @@ class Choices:
 
     @property
     def plain(self) -> bool:
-        """Whether the answer is the arms' plain verdict rather than whether they met their expectations."""
+        """Return whether the answer is the arms' plain verdict rather than whether they met their expectations."""
         return bool(self.arms or self.reverts or self.faults)
 
 
@@ -87,7 +87,7 @@ class ArmRun:
 
     @property
     def asked(self) -> Asked:
-        """What the arm asks of its target. Raises ContentError."""
+        """Return what the arm asks of its target. Raises ContentError."""
         return asked_of(self.scenario, self.arm)
 
     @property
@@ -100,7 +100,7 @@ class ArmRun:
         """The embedded engine that is asked for, None on any other target. Raises ContentError."""
         return engine_config(self.scenario, self.arm) if self.target == DEFAULT else None
 
-    def job(self, library: Library) -> Job:
+    def job(self, library: RunContent) -> Job:
         """The worker's job. Its parts are pickled apart: unpickling one may import what a revert changes.
 
         Raises ContentError when the workload cannot be planned or the engine cannot be.
@@ -118,7 +118,8 @@ class ArmRun:
         return Job(self.key, TARGET, payload, limits.timeout_s, float(limits.memory_mb), uses_gpu)
 
     def at_fault(self, message: str, option: tuple[str, ...]) -> SpecDebugError:
-        """What a worker found wrong with the scenario, with the place of the engine option it is about, if any."""
+        """Return what a worker found wrong with the scenario, with the place of the engine option it is
+        about, if any."""
         if option:
             return option_error(self.scenario, self.arm, option, message)
         path = str(self.scenario.path)
@@ -127,7 +128,7 @@ class ArmRun:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """What became of an arm run; ``met`` is None where nothing was expected, and False where it was cut short or the
+    """The result of an arm run; ``met`` is None where nothing was expected, and False where it was cut short or the
     machine failed it."""
 
     run: ArmRun
@@ -155,7 +156,7 @@ class Replay:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing was expected, so that the answer is the plain verdict."""
+        """Return whether nothing was expected, so that the answer is the plain verdict."""
         return all(result.run.expectation is None for result in self.results)
 
     @property
@@ -171,8 +172,8 @@ class Replay:
         return EXIT_CODES["unknown"] if "unknown" in verdicts else EXIT_CODES["pass"]
 
 
-class Library(Protocol):
-    """Where packs, toggles and planned requests come from."""
+class RunContent(Protocol):
+    """A source of packs, toggles and planned requests."""
 
     def workload(self, scenario: Scenario, arm: str, seed: int) -> Workload: ...
 
@@ -181,7 +182,7 @@ class Library(Protocol):
     def toggles(self, numbers: Sequence[int]) -> tuple[Toggle, ...]: ...
 
 
-def plan(scenario: Scenario, choices: Choices, library: Library) -> list[ArmRun]:
+def plan(scenario: Scenario, choices: Choices, library: RunContent) -> list[ArmRun]:
     """The arm runs that the choices ask for.
 
     Raises ReplayError for an arm the scenario does not have, ContentError for a pack or fix that is not there,
@@ -235,7 +236,7 @@ def _with_choices(scenario: Scenario, choices: Choices) -> Scenario:
 
 
 class Progress(Protocol):
-    """Who watches runs while they run."""
+    """A watcher of runs while they run."""
 
     def arm_started(self, run: ArmRun) -> None: ...
 
@@ -264,7 +265,7 @@ class _Running:
         self._used: set[str] = set()
         self._told: set[str] = set()
 
-    def run(self, library: Library) -> None:
+    def run(self, library: RunContent) -> None:
         """Run them all, but for those that the machine cannot run any more: they come to no verdict."""
         try:
             self._pool.run((self._job(run, library) for run in self.runs.values()), self._watch)
@@ -272,7 +273,7 @@ class _Running:
             for run in self.runs.values():
                 self._leave_out(run, error.failure)
 
-    def _job(self, run: ArmRun, library: Library) -> Job:
+    def _job(self, run: ArmRun, library: RunContent) -> Job:
         def may_start() -> bool:
             failure = self._watch.gone(run.asked.device)
             if failure is not None:
@@ -334,7 +335,7 @@ class _Running:
 
 def run_arms(
     pool: WorkerPool,
-    library: Library,
+    library: RunContent,
     runs: Sequence[ArmRun],
     progress: Progress | None = None,
     recording: Recording | None = None,
@@ -356,7 +357,7 @@ def run_arms(
 
 def replay(
     pool: WorkerPool,
-    library: Library,
+    library: RunContent,
     scenario: Scenario,
     choices: Choices,
     progress: Progress | None = None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from specdebug import interrupts
 from specdebug.errors import SpecDebugError
 from specdebug.loops.last_failed import LastFailed
-from specdebug.loops.replay import ArmResult, ArmRun, Choices, Library, Progress, Replay, plan, run_arms
+from specdebug.loops.replay import ArmResult, ArmRun, Choices, Progress, Replay, RunContent, plan, run_arms
 from specdebug.loops.selection import Expression, names_of
 from specdebug.loops.steplog import Recording
 from specdebug.scenario.grammar import Scenario
@@ -28,7 +28,7 @@ class NothingSelected(SpecDebugError):
 
 @dataclass(frozen=True)
 class Replays:
-    """What became of several scenarios, in the order they were named.
+    """The results of several scenarios, in the order they were named.
 
     Attributes:
         replays: of each scenario of which an arm has run; its ``wall_s`` is from its first arm's start to its last
@@ -65,7 +65,7 @@ def labels_of(scenarios: Sequence[Scenario]) -> list[str]:
 
 def replay_all(
     pool: WorkerPool,
-    library: Library,
+    library: RunContent,
     plans: Sequence[Plan],
     progress: Progress | None = None,
     recording: Recording | None = None,
@@ -117,7 +117,7 @@ class _Kept:
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def lacks(self, run: ArmRun) -> bool:
-        """Whether nothing is known of the arm: a signal came before it began, or an error before it ended."""
+        """Return whether nothing is known of the arm: a signal came before it began, or an error before it ended."""
         result = self.results.get(run.key)
         return result is None or (result.outcome.interrupted and run.key not in self.spans)
 
@@ -147,10 +147,10 @@ class _Kept:
 
 
 def plan_all(
-    scenarios: Sequence[Scenario], choices: Choices, library: Library, expression: Expression | None = None
+    scenarios: Sequence[Scenario], choices: Choices, library: RunContent, expression: Expression | None = None
 ) -> list[Plan]:
-    """What the choices ask of each scenario, and of that what the expression selects; a scenario of which nothing is
-    selected is left out. Raises as ``replay.plan``, and NothingSelected."""
+    """Return what the choices ask of each scenario, and of that what the expression selects; a scenario of which
+    nothing is selected is left out. Raises as ``replay.plan``, and NothingSelected."""
     plans = [(scenario, plan(scenario, choices, library)) for scenario in scenarios]
     if expression is None:
         return list(plans)

@@ -1,4 +1,4 @@
-"""Which arms to run: an expression over names, as ``pytest -k`` has it.
+"""Select arms to run by an expression over names, as ``pytest -k`` has it.
 
 A word holds for an arm when it is part of one of the arm's names (see :func:`names_of`), in upper or lower case, ``-``
 and ``_`` being the same. Words are joined by ``not``, ``and`` and ``or``, which bind in this order, and by parentheses.
@@ -33,7 +33,7 @@ class Expression:
     _steps: tuple[tuple[str, str], ...]
 
     def holds(self, names: Iterable[str]) -> bool:
-        """Whether something of these names is selected."""
+        """Return whether something of these names is selected."""
         known = [_folded(name) for name in names]
         values: list[bool] = []
         for kind, word in self._steps:
@@ -85,7 +85,7 @@ def parse_expression(text: str) -> Expression:
 
 
 def names_of(run: ArmRun) -> tuple[str, ...]:
-    """What an arm's run can be selected by: its scenario's name and file, and the arm."""
+    """Return what an arm's run can be selected by: its scenario's name and file, and the arm."""
     return run.scenario.name, run.scenario.path.stem, run.arm, f"{run.scenario.path.stem}::{run.arm}"
 
 

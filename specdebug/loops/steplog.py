@@ -1,4 +1,4 @@
-"""What each step of a run did, kept for those who show it: pages and traces. Verdicts do without.
+"""A record of what each step of a run did, for those who show it: pages and traces. Verdicts do without.
 
 A :class:`Recording` is handed to a replay; it sees every event of every arm and keeps the steps. Nobody who does not
 ask for one pays for it, so that a soak's memory stays flat.
@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EngineStep:
     """One engine step.
 
     Attributes:
@@ -41,7 +41,7 @@ class Step:
         return sum(self.accept.values()) / len(self.accept) if self.accept else None
 
     @classmethod
-    def of(cls, event: Mapping[str, Any]) -> Step:
+    def of(cls, event: Mapping[str, Any]) -> EngineStep:
         """The step that a worker's ``step`` event tells of."""
         return cls(
             number=event["step"],
@@ -59,13 +59,13 @@ class Step:
 class Recording:
     """The steps of every arm of a replay, by the arm run's key, in the order in which they were taken."""
 
-    steps: dict[str, list[Step]] = field(default_factory=dict)
+    steps: dict[str, list[EngineStep]] = field(default_factory=dict)
 
     def take(self, key: str, event: Mapping[str, Any]) -> None:
         """Keep an arm's event if it is a step."""
         if event.get("event") == "step":
-            self.steps.setdefault(key, []).append(Step.of(event))
+            self.steps.setdefault(key, []).append(EngineStep.of(event))
 
-    def of(self, key: str) -> list[Step]:
+    def of(self, key: str) -> list[EngineStep]:
         """An arm's steps; none where it never came to one."""
         return self.steps.get(key, [])

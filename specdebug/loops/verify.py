@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from specdebug.toggles import Toggle
 
 
-class Library(replay.Library, Protocol):
-    """Where scenarios come from, and whatever else a run needs."""
+class ScenarioContent(replay.RunContent, Protocol):
+    """A source of scenarios, and of whatever else a run needs."""
 
     def scenario(self, name: str) -> Scenario: ...
 
 
 @dataclass(frozen=True)
 class ToggleCheck:
-    """What the matrix says of one toggle; ``problems`` is empty when it is live.
+    """The matrix's verdict on one toggle; ``problems`` is empty when it is live.
 
     ``backend``: the attention plan it was run with; ``keeps_backend``: though another was asked for.
     """
@@ -87,7 +87,7 @@ class ToggleCheck:
 
     @property
     def untested(self) -> bool:
-        """Whether nothing stands against it but that this machine could not run (all of) it."""
+        """Return whether nothing stands against it but that this machine could not run (all of) it."""
         bad = [result for result in self.applied if result.outcome.verdict != "pass"]
         bad += [result for result in self.reverted if not _as_stated(self.toggle, result)]
         return bool(bad) and all(result.outcome.unavailable for result in bad)
@@ -117,7 +117,7 @@ def _as_stated(toggle: Toggle, result: ArmResult) -> bool:
 
 
 def plan_matrix(
-    library: Library, toggles: Sequence[Toggle], seeds: int, overrides: Mapping[str, Any] | None = None
+    library: ScenarioContent, toggles: Sequence[Toggle], seeds: int, overrides: Mapping[str, Any] | None = None
 ) -> list[ArmRun]:
     """Every run of the matrix. Applied runs that several toggles share are planned once."""
     runs: dict[str, ArmRun] = {}
@@ -151,7 +151,7 @@ class Matrix:
 
 def verify(
     pool: WorkerPool,
-    library: Library,
+    library: ScenarioContent,
     toggles: Sequence[Toggle],
     seeds: int,
     progress: Progress | None = None,
@@ -179,7 +179,7 @@ def verify(
     return Matrix(tuple(checks), interrupted)
 
 
-def _base(library: Library, toggle: Toggle, overrides: Mapping[str, Any]) -> tuple[Scenario, Arm]:
+def _base(library: ScenarioContent, toggle: Toggle, overrides: Mapping[str, Any]) -> tuple[Scenario, Arm]:
     """The scenario that detects a toggle, and the arm to run with and without it."""
     scenario = library.scenario(toggle.detected_by.scenario)
     own = [arm for arm in scenario.arms.values() if arm.revert == (toggle.pr,)]

@@ -61,12 +61,12 @@ class WarmPool:
 
     @property
     def capacity(self) -> int:
-        """How many arms may run at a time."""
+        """Return how many arms may run at a time."""
         return self._pool.limit
 
     @property
     def rerun(self) -> int:
-        """How many arms the machine failed that were begun again."""
+        """Return how many arms the machine failed that were begun again."""
         return self._rerun
 
     def foresee(self, run: ArmRun) -> None:
@@ -130,11 +130,11 @@ def job(run: ArmRun) -> Job:
 
 
 Ended = ArmResult | ArmAtFault | tuple[ArmRun, MachineFailure]
-"""What came of an arm: a result, a fault of its scenario, or a failure of the machine."""
+"""The end of an arm: a result, a fault of its scenario, or a failure of the machine."""
 
 
 class _Collected:
-    """What workers have reported, by job."""
+    """The reports of workers, by job."""
 
     def __init__(self) -> None:
         self.runs: dict[str, ArmRun] = {}

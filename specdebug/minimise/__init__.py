@@ -1,7 +1,7 @@
 """Make a failing thing smaller while it keeps failing in the same way, by trials that fail only some of the time.
 
 Pure search: what the thing is, what can be taken away from it, and how it is tried, is the caller's (:class:`Space`,
-:class:`Oracle`). The method is that of probabilistic delta debugging (Wang et al., "Probabilistic Delta Debugging",
+:class:`Trials`). The method is that of probabilistic delta debugging (Wang et al., "Probabilistic Delta Debugging",
 ESEC/FSE 2021), which keeps for every element a probability that it is needed and tries next what promises most to go,
 carried over to flaky trials: a trial shifts probabilities by its likelihood ratio, so no trial is repeated more often
 than what it decides is worth.
@@ -9,25 +9,25 @@ than what it decides is worth.
 
 from __future__ import annotations
 
-from specdebug.minimise.belief import Belief
-from specdebug.minimise.minimiser import Minimiser, Reason, Step, Summary, Watcher
-from specdebug.minimise.rates import Rates
-from specdebug.minimise.space import Memory, Oracle, Seen, Space, Stage
+from specdebug.minimise.belief import NeedBelief
+from specdebug.minimise.minimiser import Minimiser, MinimiseWatcher, Reason, StageResult, Summary
+from specdebug.minimise.rates import TrialRates
+from specdebug.minimise.space import Attempt, Seen, Space, Stage, Trials
 from specdebug.minimise.subset import Probe, SubsetSearch
 
 __all__ = [
-    "Belief",
-    "Memory",
+    "Attempt",
+    "MinimiseWatcher",
     "Minimiser",
-    "Oracle",
+    "NeedBelief",
     "Probe",
-    "Rates",
     "Reason",
     "Seen",
     "Space",
     "Stage",
-    "Step",
+    "StageResult",
     "SubsetSearch",
     "Summary",
-    "Watcher",
+    "TrialRates",
+    "Trials",
 ]

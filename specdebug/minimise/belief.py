@@ -1,4 +1,4 @@
-"""Which elements are needed, given trials of the thing with some of them taken away.
+"""Infer which elements are needed from trials of the thing with some of them taken away.
 
 Every element is needed with some probability, independently before any trial. A trial without the elements X speaks of
 one statement only, "nothing in X is needed": it is a factor over the elements of X. Marginals are found by belief
@@ -16,7 +16,7 @@ from operator import mul
 
 import numpy as np
 
-from specdebug.minimise.rates import KNOWN_FAILED, TALLY, Rates, learn
+from specdebug.minimise.rates import KNOWN_FAILED, TALLY, TrialRates, learn
 from specdebug.reproducible import exp, expm1, log, log1p, logaddexp, product, total
 
 Removed = frozenset[int]
@@ -27,10 +27,10 @@ _SURE = 60.0
 _ROUNDS = 6
 _DAMPING = 0.3
 _NEARNESS = 0.8
-"""What a set says of the present rate, for each element of the base that it lacks."""
+"""The evidence of a set on the present rate, for each element of the base that it lacks."""
 
 
-class Belief:
+class NeedBelief:
     """The state of knowledge over ``size`` elements.
 
     Args:
@@ -39,7 +39,7 @@ class Belief:
         rates: what is known of the rates to begin with.
     """
 
-    def __init__(self, size: int, prior: float, rates: Rates) -> None:
+    def __init__(self, size: int, prior: float, rates: TrialRates) -> None:
         self.rates = rates
         self._start = rates
         self._size = size

@@ -1,20 +1,21 @@
 """The whole of a search: see how the thing fails, then take away stage by stage, and say what is left.
 
-Trials count in the order in which they were chosen, however they overtake each other, so the search is a function of
-what its trials show: with these kept, it goes on where it was stopped.
+The search is a function of what its trials show, in the order of their numbers: with these kept, it goes on where it
+was stopped. Every trial names all that was taken away from the whole, so that one that a search with more trials at a
+time had chosen for something else is told from those that say something here.
 """
 
 from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, Protocol, TypeVar
 
 from specdebug.errors import SpecDebugError
-from specdebug.minimise.rates import Rates
-from specdebug.minimise.space import Memory, Oracle, Seen, Space, Stage
+from specdebug.minimise.rates import TrialRates
+from specdebug.minimise.space import Attempt, Seen, Space, Stage, Trials
 from specdebug.minimise.subset import Probe, SubsetSearch
 
 C = TypeVar("C")
@@ -37,7 +38,7 @@ _FALSE_TO_START = 0.012
 
 
 @dataclass(frozen=True)
-class Step:
+class StageResult:
     """A stage that is over, or as far as it came.
 
     Attributes:
@@ -57,7 +58,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Summary(Generic[C]):
-    """What a search ended with.
+    """The result of a search.
 
     Attributes:
         reason: why it ended: ``silent`` when the whole did not fail (as asked).
@@ -77,13 +78,13 @@ class Summary(Generic[C]):
     whole: tuple[int, int]
     left: tuple[int, int]
     seeds: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[StageResult, ...]
     trials: int
     resumed: int
     trouble: SpecDebugError | None = None
 
 
-class Watcher(Protocol):
+class MinimiseWatcher(Protocol):
     """Is told how a search goes."""
 
     def opening(self, seen: Seen, failures: int, trials: int) -> None:
@@ -92,20 +93,11 @@ class Watcher(Protocol):
     def tried(self, title: str, gone: int, size: int, seen: Seen, failed: bool, removed: int, trials: int) -> None:
         """A trial without ``gone`` of ``size`` elements, after which ``removed`` are taken to be superfluous."""
 
-    def ended(self, step: Step) -> None:
+    def ended(self, step: StageResult) -> None:
         """A stage is over."""
 
     def closing(self, seen: Seen, failures: int, trials: int) -> None:
         """A trial of the smallest, at the end."""
-
-
-@dataclass(frozen=True)
-class _Chosen(Generic[C]):
-    number: int
-    candidate: C
-    gone: frozenset[str]
-    seed: int
-    probe: Probe | None = None
 
 
 class Minimiser(Generic[C]):
@@ -113,9 +105,8 @@ class Minimiser(Generic[C]):
 
     Args:
         space: what there is to take away.
-        oracle: makes trials.
-        seeds: the seed of a trial, given its number.
-        memory: keeps trials.
+        trials: makes and keeps trials.
+        seeds: a seed that no other trial has, given the trial's number.
         max_trials: stop with what there is after so many.
         confidence: every kept element is confirmed needed at this probability.
         pattern: the signatures to follow (shell wildcards), instead of the most frequent one.
@@ -124,18 +115,16 @@ class Minimiser(Generic[C]):
     def __init__(
         self,
         space: Space[C],
-        oracle: Oracle[C],
+        trials: Trials[C],
         *,
         seeds: Callable[[int], int],
-        memory: Memory,
         max_trials: int,
         confidence: float = 0.95,
         pattern: str | None = None,
     ) -> None:
         self._space = space
-        self._oracle = oracle
+        self._trials = trials
         self._seeds = seeds
-        self._memory = memory
         self._max_trials = max_trials
         self._confidence = confidence
         self._pattern = pattern
@@ -145,25 +134,15 @@ class Minimiser(Generic[C]):
         self._opening: list[tuple[int, Seen]] = []
         self._whole = self._left = (0, 0)
         self._failing: list[int] = []
-        self._chosen: list[_Chosen[C]] = []
-        self._waiting: list[_Chosen[C]] = []
-        self._ended: dict[int, Seen] = {}
-        self._running: set[int] = set()
-        self._counted = self._resumed = self._stage_began = 0
+        self._gone = frozenset[str]()
+        self._number = self._counted = self._resumed = self._stage_began = 0
         self._stage: Stage[C] | None = None
         self._search: SubsetSearch | None = None
-        self._steps: list[Step] = []
+        self._steps: list[StageResult] = []
 
-    def run(self, watcher: Watcher) -> Summary[C]:
+    def run(self, watcher: MinimiseWatcher) -> Summary[C]:
         """Search to the end, or as far as it goes; whatever stops it, the summary says what is known."""
-        trouble = None
-        reason: Reason
-        try:
-            reason = self._run(watcher)
-        except KeyboardInterrupt:
-            reason = "interrupted"
-        except SpecDebugError as error:
-            reason, trouble = "trouble", error
+        reason, trouble = self._trials.run(lambda: self._run(watcher))
         if self._search is not None:
             self._end_stage()
         others = [item for item in self._signatures.most_common() if not self._is_followed(item[0])]
@@ -181,15 +160,15 @@ class Minimiser(Generic[C]):
             trouble,
         )
 
-    def _run(self, watcher: Watcher) -> Reason:
+    def _run(self, watcher: MinimiseWatcher) -> Reason:
         while not self._is_open():
             if len(self._opening) >= OPENING_TRIALS:
                 break
             pair = self._next(self._whole_again)
             if pair is None:  # there may be no more trials
                 break
-            chosen, seen = pair
-            self._opening.append((chosen.seed, seen))
+            attempt, seen = pair
+            self._opening.append((attempt.seed, seen))
             watcher.opening(seen, self._opening_failures(), len(self._opening))
         if not self._open():
             return "silent"
@@ -202,12 +181,13 @@ class Minimiser(Generic[C]):
                 if self._counted >= self._max_trials:
                     return "max-trials"
             watcher.ended(self._end_stage())
-        for _ in range(CLOSING_TRIALS):
+        while self._left[1] < CLOSING_TRIALS:
             pair = self._next(self._smallest_again)
             if pair is None:
                 return "max-trials"
-            self._close(*pair)
-            watcher.closing(pair[1], *self._left)
+            if self._is_closing(pair[0]):
+                self._close(*pair)
+                watcher.closing(pair[1], *self._left)
         return "done"
 
     # -- the opening ------------------------------------------------------------------------------------------------
@@ -236,7 +216,7 @@ class Minimiser(Generic[C]):
         # Stopping at a failure makes the plain ratio too high; this one is unbiased.
         rate = (failures - 1) / (trials - 1) if failures > 1 else 1 / trials
         self._whole_rate = min(max(rate, 0.01), 0.9)
-        self._rates = Rates(self._whole_rate, _KNOWN_TO_START, _FALSE_TO_START)
+        self._rates = TrialRates(self._whole_rate, _KNOWN_TO_START, _FALSE_TO_START)
         return True
 
     def _is_followed(self, signature: str | None) -> bool:
@@ -244,61 +224,81 @@ class Minimiser(Generic[C]):
             return self._may_follow(signature)
         return signature is not None and signature == self._followed
 
-    def _whole_again(self, number: int) -> _Chosen[C] | None:
-        return _Chosen(number, self._space.start, frozenset(), self._seeds(number))
+    def _whole_again(self, number: int, pending: Sequence[Attempt]) -> tuple[Attempt, C]:
+        return Attempt(number, frozenset(), self._seeds(number)), self._space.start
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
-    def _smallest_again(self, number: int) -> _Chosen[C] | None:
-        closing = len(self._chosen) - self._counted + self._left[1]
-        if closing >= CLOSING_TRIALS:
+    def _smallest_again(self, number: int, pending: Sequence[Attempt]) -> tuple[Attempt, C] | None:
+        if self._left[1] + sum(map(self._is_closing, pending)) >= CLOSING_TRIALS:
             return None
-        return _Chosen(number, self._smallest, frozenset({"all that can go"}), self._seeds(number))
+        return Attempt(number, self._gone, self._seeds(number)), self._smallest
 
-    def _close(self, chosen: _Chosen[C], seen: Seen) -> None:
+    def _is_closing(self, attempt: Attempt) -> bool:
+        return attempt.gone == self._gone and not self._is_known(attempt)
+
+    def _close(self, attempt: Attempt, seen: Seen) -> None:
         failed = self._is_followed(seen.signature)
         self._left = self._left[0] + failed, self._left[1] + 1
         if failed:
-            self._failing.append(chosen.seed)
+            self._failing.append(attempt.seed)
 
     # -- a stage ----------------------------------------------------------------------------------------------------
 
     def _begin_stage(self, stage: Stage[C]) -> None:
         self._stage, self._stage_began = stage, self._counted
-        # Trials that were chosen for the stage before and still run are of no use to this one.
         self._search = SubsetSearch(
             len(stage.labels),
             self._rates,
-            lambda: self._seeds(len(self._chosen)),
+            lambda: self._seeds(self._number),
             self._failing,
             lambda removed: stage.without(removed) is not None,
             self._confidence,
             failures=SURE_FAILURES[bool(self._steps)],
         )
 
-    def _probe(self, number: int) -> _Chosen[C] | None:
+    def _probe(self, number: int, pending: Sequence[Attempt]) -> tuple[Attempt, C] | None:
         assert self._search is not None
         assert self._stage is not None
-        pending = [chosen.probe for chosen in self._chosen[self._counted :] if chosen.probe is not None]
-        probe = self._search.next_probe(pending)
+        self._number = number
+        probes = [probe for attempt in pending if (probe := self._probe_of(attempt)) is not None]
+        probe = self._search.next_probe(probes)
         if probe is None:
             return None
         candidate = self._stage.without(probe.removed)
         assert candidate is not None, "the search asked whether this can be"
-        title = self._stage.title
-        gone = frozenset(f"{title}: {self._stage.labels[element]}" for element in probe.removed)
-        return _Chosen(number, candidate, gone, probe.seed, probe)
+        names = self._names()
+        gone = self._gone.union(names[element] for element in probe.removed)
+        return Attempt(number, gone, probe.seed), candidate
 
-    def _observe(self, chosen: _Chosen[C], seen: Seen, watcher: Watcher) -> None:
+    def _names(self) -> list[str]:
+        """Of every element of the stage, what trials call it; no other stage has one of that name."""
+        assert self._stage is not None
+        return [f"{self._stage.title}: {label}" for label in self._stage.labels]
+
+    def _probe_of(self, attempt: Attempt) -> Probe | None:
+        """Return what a trial says of this stage; None if it was not of something in it."""
+        names = self._names()
+        removed = frozenset(element for element, name in enumerate(names) if name in attempt.gone)
+        if not removed or attempt.gone != self._gone.union(names[element] for element in removed):
+            return None
+        return Probe(removed, attempt.seed, self._is_known(attempt))
+
+    def _is_known(self, attempt: Attempt) -> bool:
+        """Return whether the trial had the seed of one that had failed."""
+        return attempt.seed != self._seeds(attempt.number)
+
+    def _observe(self, attempt: Attempt, seen: Seen, watcher: MinimiseWatcher) -> None:
         assert self._search is not None
         assert self._stage is not None
-        if chosen.probe is None:  # of the opening, which had seen enough by then
+        probe = self._probe_of(attempt)
+        if probe is None:  # such as one of the opening, which had seen enough by then
             return
         failed = self._is_followed(seen.signature)
-        self._search.observe(chosen.probe, failed)
+        self._search.observe(probe, failed)
         watcher.tried(
             self._stage.title,
-            len(chosen.probe.removed),
+            len(probe.removed),
             len(self._stage.labels),
             seen,
             failed,
@@ -306,12 +306,12 @@ class Minimiser(Generic[C]):
             self._counted,
         )
 
-    def _end_stage(self) -> Step:
+    def _end_stage(self) -> StageResult:
         search, stage = self._search, self._stage
         assert search is not None
         assert stage is not None
         removed = search.removed
-        labels = stage.labels
+        labels, names = stage.labels, self._names()
         kept = [element for element in range(len(labels)) if element not in removed]
         confirmed = frozenset(element for element in kept if search.confirmed(element))
         smallest = stage.without(removed)
@@ -322,7 +322,8 @@ class Minimiser(Generic[C]):
         # However many stages there are, the failure is not to become much rarer.
         self._rates = replace(search.rates, fresh=max(search.rates.fresh, _LEAST_RATE * self._whole_rate))
         self._space.took(removed, confirmed)
-        step = Step(
+        self._gone = self._gone.union(names[element] for element in removed)
+        step = StageResult(
             stage.title,
             tuple(labels[element] for element in sorted(removed)),
             tuple(labels[element] for element in kept),
@@ -335,37 +336,16 @@ class Minimiser(Generic[C]):
 
     # -- trials -----------------------------------------------------------------------------------------------------
 
-    def _next(self, choose: Callable[[int], _Chosen[C] | None]) -> tuple[_Chosen[C], Seen] | None:
-        """The next trial that counts, more being chosen and started ahead of it; None when nothing is left to try."""
-        while True:
-            while len(self._chosen) - self._counted < self._oracle.capacity and len(self._chosen) < self._max_trials:
-                chosen = choose(len(self._chosen))
-                if chosen is None:
-                    break
-                self._choose(chosen)
-            if self._counted == len(self._chosen):
-                return None
-            chosen = self._chosen[self._counted]
-            if chosen.number in self._ended:
-                self._counted += 1
-                seen = self._ended.pop(chosen.number)
-                if seen.signature is not None:
-                    self._signatures[seen.signature] += 1
-                return chosen, seen
-            while self._waiting and len(self._running) < self._oracle.capacity:
-                started = self._waiting.pop(0)
-                self._oracle.start(started.number, started.candidate, started.seed)
-                self._running.add(started.number)
-            number, seen = self._oracle.wait()
-            self._running.discard(number)
-            self._memory.keep(number, self._chosen[number].gone, self._chosen[number].seed, seen)
-            self._ended[number] = seen
-
-    def _choose(self, chosen: _Chosen[C]) -> None:
-        self._chosen.append(chosen)
-        known = self._memory.recall(chosen.number, chosen.gone, chosen.seed)
-        if known is None:
-            self._waiting.append(chosen)
-        else:
-            self._resumed += 1
-            self._ended[chosen.number] = known
+    def _next(
+        self, choose: Callable[[int, Sequence[Attempt]], tuple[Attempt, C] | None]
+    ) -> tuple[Attempt, Seen] | None:
+        """The next trial that counts; None when nothing is left to try, or there may be no more trials."""
+        counted = self._trials.next(choose)
+        if counted is None:
+            return None
+        attempt, seen, kept = counted
+        self._counted += 1
+        self._resumed += kept
+        if seen.signature is not None:
+            self._signatures[seen.signature] += 1
+        return attempt, seen

@@ -1,4 +1,4 @@
-"""How often a trial fails, and how much a number of failing and clean trials says.
+"""Failure rates of trials, and the weight of a number of failing and clean ones.
 
 Two kinds of trials are told apart. One with a *fresh* seed fails at the rate of the flake. One with a seed that is
 *known* to fail, on a thing from which less was taken away, fails far more often where a run is a function of its seed,
@@ -15,8 +15,8 @@ import numpy as np
 from specdebug.reproducible import log, logaddexp, total
 
 SLOWER = ((1.0, 0.75), (0.6, 0.25))
-"""What taking something away that is not needed may do to the rate: its factor, and the probability of that. A higher
-rate needs no place here: it only makes clean trials rarer."""
+"""Changes of the rate that taking away something that is not needed may bring: the factor, and its probability. A
+higher rate needs no place here: it only makes clean trials rarer."""
 
 FALSE_FAILURES = (0.6, 50.0)
 """Beta prior of the rate at which a thing fails that should not: a mean of 1.2%."""
@@ -29,16 +29,16 @@ TALLY = (0, 0, 0, 0)
 """No trials."""
 
 INCIDENTAL = 0.1
-"""How often a known seed fails although something needed is gone: what makes it fail is then an accident of this seed,
-and others would not."""
+"""The rate at which a known seed fails although something needed is gone: what makes it fail is then an accident of
+this seed, and others would not."""
 _STRENGTH = 10
-"""How many trials the rate that was measured before counts for."""
+"""The number of trials that the rate that was measured before counts for."""
 _LEAST_FRESH = 0.6
 _FALSE_SHARE = 0.2
 
 
 @dataclass(frozen=True)
-class Rates:
+class TrialRates:
     """Probabilities that a trial fails.
 
     Attributes:
@@ -63,7 +63,7 @@ class Rates:
         return np.asarray(total(tallies * gone) - reduce(logaddexp, slower))
 
 
-def learn(tallies: np.ndarray, fine: np.ndarray, near: np.ndarray, before: Rates) -> Rates:
+def learn(tallies: np.ndarray, fine: np.ndarray, near: np.ndarray, before: TrialRates) -> TrialRates:
     """Rates given trials: one step of expectation maximisation.
 
     A thing whose failure became much rarer than it was counts as one that lacks something: the fresh rate is never
@@ -90,4 +90,4 @@ def learn(tallies: np.ndarray, fine: np.ndarray, near: np.ndarray, before: Rates
     fresh = min(max(fresh, _LEAST_FRESH * before.fresh), 0.98)
     # A seed that has failed fails no less often than one of which nothing is known.
     known = min(max(known, fresh), 0.98)
-    return Rates(fresh, known, min(false, fresh * _FALSE_SHARE))
+    return TrialRates(fresh, known, min(false, fresh * _FALSE_SHARE))

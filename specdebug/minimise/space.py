@@ -1,22 +1,35 @@
-"""What the search asks of its caller: what can be taken away, and how the rest is tried."""
+"""The search asks its caller what can be taken away, and to try the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
-C = TypeVar("C")
+from specdebug.errors import SpecDebugError
+
 C_co = TypeVar("C_co", covariant=True)
 C_contra = TypeVar("C_contra", contravariant=True)
+R = TypeVar("R", bound=str)
+
+Stopped = Literal["interrupted", "trouble"]
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a trial showed: the signature of its failure, None where it did not fail."""
+    """The outcome of a trial: the signature of its failure, None where it did not fail."""
 
     signature: str | None
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A trial: ``gone`` names all that was taken away from the whole, so that it says what was left."""
+
+    number: int
+    gone: frozenset[str]
+    seed: int
 
 
 class Stage(Protocol[C_co]):
@@ -24,14 +37,14 @@ class Stage(Protocol[C_co]):
 
     @property
     def title(self) -> str:
-        """What the elements are, such as ``requests``."""
+        """Return what the elements are, such as ``requests``."""
 
     @property
     def labels(self) -> Sequence[str]:
         """Of every element, what it is; unlike those of all other stages together with ``title``."""
 
     def without(self, removed: frozenset[int]) -> C_co | None:
-        """What is left without these; None where that cannot be."""
+        """Return what is left without these; None where that cannot be."""
 
 
 class Space(Protocol[C_co]):
@@ -42,35 +55,26 @@ class Space(Protocol[C_co]):
         """The whole."""
 
     def next_stage(self) -> Stage[C_co] | None:
-        """What to try to take away next, given what ``took`` has reported; None when there is nothing more."""
+        """Return what to try to take away next, given what ``took`` has reported; None when there is nothing more."""
 
     def took(self, removed: frozenset[int], confirmed: frozenset[int]) -> None:
         """The end of the latest stage: what is gone, and what is kept because the failure needs it."""
 
 
-class Oracle(Protocol[C_contra]):
-    """Makes trials, several at a time."""
+class Trials(Protocol[C_contra]):
+    """Makes trials, several at a time, and keeps them, so that a search that was stopped goes on where it was."""
 
-    @property
-    def capacity(self) -> int:
-        """How many trials may run at a time; at least 1."""
+    def run(self, whole: Callable[[], R]) -> tuple[R | Stopped, SpecDebugError | None]:
+        """Call ``whole``, which calls :meth:`next` as often as it likes. Returns what it returned, or what stopped it,
+        and the error, if that was one."""
 
-    def start(self, number: int, candidate: C_contra, seed: int) -> None:
-        """Begin trial ``number``."""
+    def next(
+        self, choose: Callable[[int, Sequence[Attempt]], tuple[Attempt, C_contra] | None]
+    ) -> tuple[Attempt, Seen, bool] | None:
+        """The next trial that counts, what it showed, and whether it was kept from before; None when there is nothing
+        left to try, or there may be no more trials. Trials count in the order of their numbers.
 
-    def wait(self) -> tuple[int, Seen]:
-        """The next trial to end, whichever it is."""
-
-
-class Memory(Protocol):
-    """Keeps trials, so that a search that was stopped goes on where it was."""
-
-    def recall(self, number: int, gone: frozenset[str], seed: int) -> Seen | None:
-        """What this trial showed, if it was made before.
-
-        Raises:
-            SpecDebugError: another trial was made at this place.
+        ``choose`` is asked for the trial of a number, and what is then left, given those that were chosen and do not
+        count yet; None if there is nothing to try as long as these do not. A trial that was kept takes the place of
+        the one that was chosen: that may be another one, where a search with more trials at a time made it.
         """
-
-    def keep(self, number: int, gone: frozenset[str], seed: int, seen: Seen) -> None:
-        """Write a trial down."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdebug.minimise.belief import Belief, Removed
-from specdebug.minimise.rates import KNOWN_FAILED, Rates
+from specdebug.minimise.belief import NeedBelief, Removed
+from specdebug.minimise.rates import KNOWN_FAILED, TrialRates
 from specdebug.reproducible import level, levels, log
 
 ACCEPT = 0.99
@@ -35,7 +35,7 @@ failing is worth knowing."""
 SOUNDING_SHARE = 25
 """Such a group is this fraction of all elements."""
 EXPECTED_NEEDED = 2.5
-"""How many elements are needed, roughly, before anything is known."""
+"""The number of elements that are needed, roughly, before anything is known."""
 KNOWN_SEEDS = 6
 """At most so many known seeds are spent on one candidate."""
 KNOWN_MATTER = 1.15
@@ -67,7 +67,7 @@ class SubsetSearch:
     def __init__(
         self,
         size: int,
-        rates: Rates,
+        rates: TrialRates,
         fresh: Callable[[], int],
         failing: Sequence[int],
         possible: Callable[[Removed], bool],
@@ -80,7 +80,7 @@ class SubsetSearch:
         prior = min(0.3, EXPECTED_NEEDED / max(size, 1))
         # Before any trial an element is hardly likely to be needed, and there are many to be unlucky with.
         self._certain = level(log(confidence / (1 - confidence)) - log(prior / (1 - prior)))
-        self._belief = Belief(size, prior, rates)
+        self._belief = NeedBelief(size, prior, rates)
         self._used: dict[Removed, set[int]] = {frozenset(): set(failing)}
         self._failed: dict[Removed, list[int]] = {frozenset(): list(failing)}
         self._clean: dict[int, list[Removed]] = {}
@@ -89,8 +89,8 @@ class SubsetSearch:
         self.removed: Removed = frozenset()
 
     @property
-    def rates(self) -> Rates:
-        """What is known of the rates."""
+    def rates(self) -> TrialRates:
+        """Return what is known of the rates."""
         return self._belief.rates
 
     @property
@@ -105,7 +105,7 @@ class SubsetSearch:
         return list(dict.fromkeys(seed for gone in chosen for seed in self._failed[gone]))
 
     def confirmed(self, element: int) -> bool:
-        """Whether taking away this element alone, of those that are kept, was found to end the failure."""
+        """Return whether taking away this element alone, of those that are kept, was found to end the failure."""
         return level(self._belief.against[element]) >= self._certain
 
     def observe(self, probe: Probe, failed: bool) -> None:

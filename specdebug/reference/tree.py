@@ -27,7 +27,7 @@ class TreeShape:
 
 
 @dataclass(frozen=True)
-class Standing:
+class PathStanding:
     """How a path stands with a head's tree.
 
     Attributes:
@@ -66,7 +66,7 @@ class _Grown:
 
 
 @torch.no_grad()
-def standing(head: DraftHead, ids: Tensor, hidden: Tensor, path: Sequence[int], shape: TreeShape) -> Standing:
+def standing(head: DraftHead, ids: Tensor, hidden: Tensor, path: Sequence[int], shape: TreeShape) -> PathStanding:
     """How ``path`` stands with the tree that is drafted after ``ids``.
 
     ``ids`` is int64 [n], the tokens there are, the last without a target state; ``hidden`` [n-1, H] or [n-1, 3H] is
@@ -92,7 +92,7 @@ def standing(head: DraftHead, ids: Tensor, hidden: Tensor, path: Sequence[int], 
         parent = next(one for one in reversed(grown) if one.parent.tokens == wanted[:depth])
         size = max(size, parent.size)
         if wanted[depth] not in parent.ranked:
-            return Standing(float("-inf"), size)
+            return PathStanding(float("-inf"), size)
         rank = parent.ranked.index(wanted[depth])
         path_now = parent.child(rank)
         slacks.append(_slack(parent.logs, path_now.score - parent.parent.score, shape.topk))
@@ -102,7 +102,7 @@ def standing(head: DraftHead, ids: Tensor, hidden: Tensor, path: Sequence[int], 
         ours = path_now.score
     slacks.append(_slack(sorted(scored, reverse=True), ours, shape.tree_size - 1))
     lacking = [slack for slack in slacks if slack < 0]
-    return Standing(min(lacking or slacks), size)
+    return PathStanding(min(lacking or slacks), size)
 
 
 def _grow(head: DraftHead, path: _Path, root: int, position: int) -> _Grown:

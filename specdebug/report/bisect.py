@@ -37,8 +37,8 @@ _DONE = {"toggles": "reverted", "config": "set", "faults": "injected", "commits"
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What is searched, in words.
+class Bisection:
+    """The subject of a search, in words.
 
     Attributes:
         over: the kind of candidate: ``toggles``, ``config``, ``faults`` or ``commits``.
@@ -70,7 +70,7 @@ class Subject:
 class PlainBisect(PlainLines):
     """One line a trial."""
 
-    def __init__(self, stream: IO[str], subject: Subject) -> None:
+    def __init__(self, stream: IO[str], subject: Bisection) -> None:
         super().__init__(stream)
         self._subject = subject
         self._resumed = False
@@ -92,7 +92,7 @@ class PlainBisect(PlainLines):
 class LiveBisect(LiveDisplay):
     """The posterior, drawn anew after every trial."""
 
-    def __init__(self, stream: IO[str], subject: Subject) -> None:
+    def __init__(self, stream: IO[str], subject: Bisection) -> None:
         super().__init__(stream)
         self._subject = subject
         self._standing: Standing | None = None
@@ -123,12 +123,12 @@ class LiveBisect(LiveDisplay):
         )
 
 
-def bisect_progress(stream: IO[str], subject: Subject) -> PlainBisect | LiveBisect:
+def bisect_progress(stream: IO[str], subject: Bisection) -> PlainBisect | LiveBisect:
     """The display that suits the stream."""
     return LiveBisect(stream, subject) if stream.isatty() else PlainBisect(stream, subject)
 
 
-def posterior_table(standing: Standing, subject: Subject) -> Table:
+def posterior_table(standing: Standing, subject: Bisection) -> Table:
     """The likeliest culprit sets with a bar each."""
     table = Table.grid(padding=(0, 2), expand=True)
     for width in (len("0.000"), BAR, None):
@@ -154,14 +154,14 @@ def progress_text(standing: Standing) -> str:
     return ", ".join(parts)
 
 
-def trial_text(trial: Trial, result: TrialResult, subject: Subject) -> str:
+def trial_text(trial: Trial, result: TrialResult, subject: Bisection) -> str:
     """A trial in few words: ``fail exit:1, 3 of 10 reverted, 0.2 s``."""
     outcome = f"{result.outcome} {result.signature}" if result.signature else result.outcome
     return f"{outcome}, {switched_text(trial, subject)}, {result.seconds:.1f} s"
 
 
-def switched_text(trial: Trial, subject: Subject) -> str:
-    """What a trial switched on, in few words."""
+def switched_text(trial: Trial, subject: Bisection) -> str:
+    """Return what a trial switched on, in few words."""
     if subject.over == "commits":
         return f"at {subject.called(trial.reverted) if trial.reverted else GOOD}"
     if len(trial.reverted) == 1:
@@ -174,7 +174,7 @@ def rate_text(rate: Rate) -> str:
     return f"{rate.mean:.2f} ({rate.low:.2f} to {rate.high:.2f})"
 
 
-def findings_text(findings: Findings, subject: Subject, evidence: Mapping[str, str]) -> str:
+def findings_text(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -> str:
     """Verdict, what else was seen, how to see it again, what to do next. No line is folded: some are to be copied.
 
     ``evidence``: of every signature, what its first trial left; of untestable trials under ``""``.
@@ -193,7 +193,7 @@ def findings_text(findings: Findings, subject: Subject, evidence: Mapping[str, s
     return "\n".join(map(shown, lines))
 
 
-def verdict_line(findings: Findings, subject: Subject) -> str:
+def verdict_line(findings: Findings, subject: Bisection) -> str:
     """The answer in one line, or why there is none."""
     standing, answer = findings.standing, findings.answer
     trials = f"{standing.trials} {'trial' if standing.trials == 1 else 'trials'}"
@@ -230,7 +230,7 @@ def verdict_line(findings: Findings, subject: Subject) -> str:
 
 
 def bisect_document(
-    findings: Findings, subject: Subject, exit_code: int, evidence: Mapping[str, str]
+    findings: Findings, subject: Bisection, exit_code: int, evidence: Mapping[str, str]
 ) -> dict[str, Any]:
     """A search as plain data. ``evidence``: of every signature, what its first trial left."""
     standing, answer = findings.standing, findings.answer
@@ -271,7 +271,7 @@ def bisect_document(
     }
 
 
-def _seen(findings: Findings, subject: Subject, evidence: Mapping[str, str]) -> list[str]:
+def _seen(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -> list[str]:
     """The signature that was followed, and whatever else came up."""
     standing = findings.standing
     lines = []
@@ -294,8 +294,8 @@ def _seen(findings: Findings, subject: Subject, evidence: Mapping[str, str]) -> 
     return lines
 
 
-def _reproduce(findings: Findings, subject: Subject) -> str | None:
-    """How to see the failure again; None where there is none to see."""
+def _reproduce(findings: Findings, subject: Bisection) -> str | None:
+    """Return how to see the failure again; None where there is none to see."""
     shown, answer = findings.shown_by, findings.answer
     if shown is None or (answer is not None and not answer.culprits):
         return None
@@ -310,5 +310,5 @@ def _rate(rate: Rate) -> dict[str, float]:
     return {"mean": round(rate.mean, 6), "low": round(rate.low, 6), "high": round(rate.high, 6)}
 
 
-def _candidate(one: str, subject: Subject) -> dict[str, str]:
+def _candidate(one: str, subject: Bisection) -> dict[str, str]:
     return {"id": one, "label": subject.labels[one]}

@@ -1,4 +1,4 @@
-"""What caught which injected fault, as data: the detection matrix.
+"""The detection matrix: what caught which injected fault, as data.
 
 The document, as ``specdebug faults verify --json`` writes it among other things, has a list of runs, one an injection::
 
@@ -103,7 +103,7 @@ class DetectionMatrix:
         return self.any(fault).effective
 
     def caught(self, fault: str) -> int:
-        """How many of those some detector saw."""
+        """Return how many of those some detector saw."""
         return self.any(fault).caught
 
     @property
@@ -112,12 +112,12 @@ class DetectionMatrix:
         return [row for row in self._effective if not row.caught]
 
     def cell(self, fault: str, detector: str) -> Cell:
-        """What a detector saw of a class."""
+        """Return what a detector saw of a class."""
         rows = self._of(fault)
         return _cell(len(rows), [row.caught[detector] for row in rows if detector in row.caught])
 
     def any(self, fault: str) -> Cell:
-        """What some detector saw of a class, the first to do so counted."""
+        """Return what some detector saw of a class, the first to do so counted."""
         rows = self._of(fault)
         return _cell(len(rows), [min(row.caught.values()) for row in rows if row.caught])
 

@@ -1,4 +1,4 @@
-"""Where two arms part, for a terminal and as one JSON document."""
+"""The place where two arms part, for a terminal and as one JSON document."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AFTER = (
 
 
 def render_divergence(scenario: str, answer: Divergence) -> RenderableType:
-    """What a person wants to know first, first."""
+    """Return what a person wants to know first, first."""
     left, right = answer.names
     lines: list[RenderableType] = [
         Prose(Text.assemble((shown(scenario), "bold"), f": {shown(left)} against {shown(right)}"))

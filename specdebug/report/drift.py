@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from specdebug.drift import Problem, Report, Row
+from specdebug.drift import EditProblem, FixRow, Report
 from specdebug.drift.check import UNDECIDED
 from specdebug.report.tables import Column, Listing, line
 
@@ -30,11 +30,11 @@ def render_drift(report: Report) -> RenderableType:
     return Group(Listing(columns, rows), *(part for problem in stale for part in _evidence(problem)), said)
 
 
-def _count(row: Row) -> str:
+def _count(row: FixRow) -> str:
     return f"{len(row.problems)} of {len(row.problems) + len(row.places)} edits do not fit"
 
 
-def _evidence(problem: Problem) -> list[RenderableType]:
+def _evidence(problem: EditProblem) -> list[RenderableType]:
     lines: list[RenderableType] = [line(f"{problem.written}: {problem.what}", "red")]
     if problem.near is not None:
         lines.append(line(f"  nearest is {problem.near.where}"))

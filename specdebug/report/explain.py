@@ -1,4 +1,4 @@
-"""Why an arm that should have failed may have passed: what ran, what looked, and what to try next."""
+"""Reasons why an arm that should have failed may have passed: what ran, what looked, and what to try next."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_NAMED = 6
 
 @dataclass(frozen=True)
 class Probes:
-    """What the probes did: sites ``enabled`` by the packs, those of them ``reached``, calls in all, the others."""
+    """The work of the probes: sites ``enabled`` by the packs, those of them ``reached``, calls in all, the others."""
 
     enabled: int
     reached: int
@@ -31,7 +31,7 @@ class Probes:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What speaks for and against there having been nothing to find.
+    """The evidence for and against there having been nothing to find.
 
     Attributes:
         reverted: by fix, how often each edit of its revert ran.
@@ -48,13 +48,13 @@ class Explanation:
 
     @property
     def findings(self) -> list[str]:
-        """What ran and what looked, in words, a line each."""
+        """Return what ran and what looked, in words, a line each."""
         near = [f"nearest to a failure: {'; '.join(self.near)}"] if self.near else []
         return [*_reverted(self.reverted), _probes(self.probes), _oracles(self.oracles), *near]
 
     @property
     def advice(self) -> list[str]:
-        """What to try, a line each."""
+        """Return what to try, a line each."""
         return [f"try: {one}" for one in self.next]
 
     @property
@@ -68,7 +68,7 @@ class Explanation:
 
 
 def explain(result: ArmResult) -> Explanation | None:
-    """Why an arm passed of which a failure was expected, or that had fixes reverted to see one; else None."""
+    """Return why an arm passed of which a failure was expected, or that had fixes reverted to see one; else None."""
     expectation, run = result.run.expectation, result.run
     should_fail = bool(run.reverts) if expectation is None else expectation.verdict == "fail"
     if result.outcome.verdict != "pass" or not should_fail:

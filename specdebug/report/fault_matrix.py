@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from specdebug.loops.fault_matrix import CaseCheck, FaultMatrix
-from specdebug.loops.fault_runs import Standing
+from specdebug.loops.fault_runs import MatrixStanding
 from specdebug.report.lines import PlainLines
 from specdebug.report.live import LiveDisplay
 from specdebug.report.tables import Column, Listing, line
@@ -37,7 +37,7 @@ class PlainFaults(PlainLines):
         super().__init__(stream)
         self._said = 0
 
-    def moved(self, standing: Standing) -> None:
+    def moved(self, standing: MatrixStanding) -> None:
         """A run has ended."""
         for problem in standing.problems:
             self._say(problem)
@@ -53,10 +53,10 @@ class LiveFaults(LiveDisplay):
     def __init__(self, stream: IO[str]) -> None:
         super().__init__(stream)
         self._began = time.monotonic()
-        self._standing: Standing | None = None
+        self._standing: MatrixStanding | None = None
         self._problems: tuple[str, ...] = ()
 
-    def moved(self, standing: Standing) -> None:
+    def moved(self, standing: MatrixStanding) -> None:
         """Draws from now on what is known now."""
         self._standing = standing
         self._problems = (*self._problems, *standing.problems)[-MAX_LIVE:]
@@ -74,16 +74,16 @@ def faults_progress(stream: IO[str]) -> PlainFaults | LiveFaults:
     return LiveFaults(stream) if stream.isatty() else PlainFaults(stream)
 
 
-def left_text(standing: Standing, seconds: float) -> str:
-    """What is left at the pace so far, ``seconds`` having passed; nothing while there is no pace to speak of."""
+def left_text(standing: MatrixStanding, seconds: float) -> str:
+    """Return what is left at the pace so far, ``seconds`` having passed; nothing while there is no pace to speak of."""
     if standing.made < standing.planned / 100:
         return ""
     left = seconds / max(standing.made, 1) * (standing.planned - standing.made)
     return f", some {left / 60:.0f} min left" if left >= 90 else f", some {left:.0f} s left"
 
 
-def standing_text(standing: Standing) -> str:
-    """How far it is, in one line."""
+def standing_text(standing: MatrixStanding) -> str:
+    """Return how far it is, in one line."""
     wrong = f"{standing.found_wrong} {'problem' if standing.found_wrong == 1 else 'problems'}"
     caught = f"{standing.detected} of {standing.effective} effective injections caught"
     return f"{standing.made} of {standing.planned} runs, {caught}, {wrong}"

@@ -1,4 +1,4 @@
-"""How often something fails, for a reader: while it is measured, what it came to, and the same as plain data."""
+"""A failure rate for a reader: while it is measured, what it came to, and the same as plain data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_SIGNATURES = 8
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, in words.
+    """The question, in words.
 
     Attributes:
         what: what is run, as the user wrote it.
@@ -148,7 +148,7 @@ def sampled_text(sampled: Sampled, question: Question, evidence: Mapping[str, st
 
 
 def verdict_line(sampled: Sampled, question: Question) -> str:
-    """What it came to, in one line."""
+    """Return what it came to, in one line."""
     tally, claim = sampled.tally, question.claim
     holds = decision(sampled, claim)
     if claim is not None and holds is not None:
@@ -164,7 +164,7 @@ def verdict_line(sampled: Sampled, question: Question) -> str:
 
 
 def decision(sampled: Sampled, claim: Claim | None) -> bool | None:
-    """Whether the claim holds, None where it was not decided or none was made."""
+    """Return whether the claim holds, None where it was not decided or none was made."""
     tally = sampled.tally
     return None if claim is None or sampled.reason != "enough" else claim.decided(tally.failures, tally.runs)
 

@@ -48,4 +48,4 @@ class LiveDisplay(ABC):
 
     @abstractmethod
     def _draw(self) -> RenderableType:
-        """What is known now. Called by another thread than the one that learns it."""
+        """Return what is known now. Called by another thread than the one that learns it."""

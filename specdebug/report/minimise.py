@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdebug import __version__
-from specdebug.minimise import Seen, Step, Summary
+from specdebug.minimise import Seen, StageResult, Summary
 from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainLines
 from specdebug.report.words import journal_line, times
 
 NUMBERS = "numbers"
-"""How titles of stages begin that make numbers smaller."""
+"""The beginning of the titles of stages that make numbers smaller."""
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What is made smaller, in words.
+class Minimisation:
+    """The scenario that is made smaller, in words.
 
     Attributes:
         what: the scenario and its options, as the user wrote them.
@@ -48,7 +48,7 @@ class MinimiseProgress(PlainLines):
         also = "" if failed or seen.signature is None else ", not what is followed"
         self._say(f"trial {trials}: {title}: {_seen(seen)}{also} with {gone} of {size} {verb}; {removed} superfluous")
 
-    def ended(self, step: Step) -> None:
+    def ended(self, step: StageResult) -> None:
         """A stage is over."""
         self._say(f"{step.title}: {len(step.removed)} of {len(step.removed) + len(step.kept)} were superfluous")
 
@@ -57,8 +57,8 @@ class MinimiseProgress(PlainLines):
         self._say(f"what is left: {_seen(seen)}; {times(failures)} of {trials}")
 
 
-def summary_text(summary: Summary[Any], subject: Subject) -> str:
-    """What is left, how sure that is, how to see it, what else was seen."""
+def summary_text(summary: Summary[Any], subject: Minimisation) -> str:
+    """Return what is left, how sure that is, how to see it, what else was seen."""
     lines = [headline(summary, subject)]
     if summary.reason != "silent":
         lines.append(f"signature {summary.followed}: the whole {rate_text(*summary.whole)}, {_left(summary)}")
@@ -73,7 +73,7 @@ def summary_text(summary: Summary[Any], subject: Subject) -> str:
     return "\n".join(map(shown, lines))
 
 
-def headline(summary: Summary[Any], subject: Subject) -> str:
+def headline(summary: Summary[Any], subject: Minimisation) -> str:
     """The result in one line."""
     trials = f"{summary.trials} {'trial' if summary.trials == 1 else 'trials'}"
     parts = [f"{step.trials} of them for the requests" for step in summary.steps[:1]]
@@ -94,8 +94,8 @@ def headline(summary: Summary[Any], subject: Subject) -> str:
     return why[summary.reason]
 
 
-def needed_lines(summary: Summary[Any], subject: Subject) -> list[str]:
-    """What is needed, stage by stage, and what nobody knows yet."""
+def needed_lines(summary: Summary[Any], subject: Minimisation) -> list[str]:
+    """Return what is needed, stage by stage, and what nobody knows yet."""
     lines = []
     for step in summary.steps:
         if step.title.startswith(NUMBERS):
@@ -116,7 +116,7 @@ def rate_text(failures: int, trials: int) -> str:
     return f"fails {failures} of {trials} times" if trials else "not measured"
 
 
-def minimise_document(summary: Summary[Any], subject: Subject, exit_code: int) -> dict[str, Any]:
+def minimise_document(summary: Summary[Any], subject: Minimisation, exit_code: int) -> dict[str, Any]:
     """A search as plain data."""
     return {
         "specdebug": __version__,
@@ -147,7 +147,7 @@ def minimise_document(summary: Summary[Any], subject: Subject, exit_code: int) -
     }
 
 
-def _requests_left(summary: Summary[Any], subject: Subject) -> int:
+def _requests_left(summary: Summary[Any], subject: Minimisation) -> int:
     return len(summary.steps[0].kept) if summary.steps else subject.requests
 
 

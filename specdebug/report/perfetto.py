@@ -16,7 +16,7 @@ from typing import Any
 from specdebug import __version__
 from specdebug.faults.model import Injection
 from specdebug.loops.replay import ArmResult, Replay
-from specdebug.loops.steplog import Recording, Step
+from specdebug.loops.steplog import EngineStep, Recording
 from specdebug.verdict.outcome import Violation
 
 PHASES = {"prefill": 1, "decode": 2, "idle": 3}
@@ -36,7 +36,7 @@ def perfetto_json(replay: Replay, recording: Recording) -> str:
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}, allow_nan=False)
 
 
-def arm_events(result: ArmResult, steps: Sequence[Step], pid: int) -> list[Event]:
+def arm_events(result: ArmResult, steps: Sequence[EngineStep], pid: int) -> list[Event]:
     """One arm's events under this process id; metadata first, then steps, then what happened in them."""
     name = f"{result.run.arm}: {result.outcome.verdict}"
     events = [_named("process_name", name, pid, 0), _named("process_sort_index", pid, pid, 0)]
@@ -58,7 +58,7 @@ def arm_events(result: ArmResult, steps: Sequence[Step], pid: int) -> list[Event
     return events
 
 
-def _step_events(step: Step, at: float, pid: int) -> Iterator[Event]:
+def _step_events(step: EngineStep, at: float, pid: int) -> Iterator[Event]:
     yield {
         "name": f"{step.kind} {step.number}",
         "cat": step.kind,

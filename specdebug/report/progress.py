@@ -1,4 +1,4 @@
-"""What runs are doing while they do it, on stderr: a live display on a terminal, plain lines elsewhere."""
+"""Progress of runs on stderr: a live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_ROWS = 12
 
 @dataclass
 class _Row:
-    """Where an arm stands: what it is busy with (``activity``), since when, and when that was last said."""
+    """The state of an arm: what it is busy with (``activity``), since when, and when that was last said."""
 
     text: str
     activity: str
@@ -128,7 +128,7 @@ class LiveProgress(LiveDisplay):
 
 
 def progress_text(ledger: Ledger) -> str:
-    """Where a run stands."""
+    """Return where a run stands."""
     busy = f", {ledger.activity}" if ledger.activity else ""
     if ledger.planned_requests == 0:
         return ledger.stage + busy

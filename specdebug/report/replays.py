@@ -44,7 +44,7 @@ def replays_summary(answer: Replays) -> str:
 
 
 def replays_line(answer: Replays) -> str:
-    """What the exit code says, in words."""
+    """Return what the exit code says, in words."""
     codes = [replay.exit_code for replay in answer.replays]
     counts = {
         "as they should": codes.count(0),

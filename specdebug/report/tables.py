@@ -31,7 +31,7 @@ _FIXED = "\N{NO-BREAK SPACE}"
 _WORD = re.compile(r"(?:^ +)?[^ ]+")
 
 Cell: TypeAlias = str | Text | Sequence[str]
-"""What stands in a place: foreign text, styled text (made of what ``shown`` returned), or several lines."""
+"""A cell's content: foreign text, styled text (made of what ``shown`` returned), or several lines."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def line(text: object, style: str = "", fold: bool = True) -> Prose:
 
 
 def unbroken(text: str) -> str:
-    """What ``shown`` returned, so marked that no line is broken within it."""
+    """Return what ``shown`` returned, so marked that no line is broken within it."""
     return text.replace(" ", _FIXED)
 
 

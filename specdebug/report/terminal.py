@@ -85,15 +85,14 @@ def accept_text(metrics: Metrics) -> str:
 
 
 def wants_evidence(result: ArmResult) -> bool:
-    """Whether an arm's story is more than its row: it failed, came to no verdict, or has something to
-    note."""
+    """Return whether an arm's story is more than its row: it failed, came to no verdict, or has something to note."""
     outcome = result.outcome
     told = outcome.violations or outcome.reasons or outcome.notes or outcome.ties or outcome.injections
     return bool(told or outcome.cannot_show) or explain(result) is not None
 
 
 def evidence(result: ArmResult) -> RenderableType:
-    """What was found in an arm, first things first."""
+    """Return what was found in an arm, first things first."""
     outcome = result.outcome
     head = Text(shown(result.run.arm), "bold")
     reverted = ", ".join(map(str, result.run.reverts))
@@ -138,7 +137,7 @@ def ties_text(outcome: Outcome) -> str:
 
 
 def stack_text(results: Sequence[ArmResult]) -> str:
-    """What the arms ran on, one phrase for all that share it; empty when all ran on the CPU as the file says."""
+    """Return what the arms ran on, one phrase for all that share it; empty when all ran on the CPU as the file says."""
     phrases: dict[str, list[str]] = {}
     for result in results:
         stack = result.outcome.stack
@@ -151,7 +150,7 @@ def stack_text(results: Sequence[ArmResult]) -> str:
 
 
 def closing_line(replay: Replay) -> str:
-    """What the exit code says, in words."""
+    """Return what the exit code says, in words."""
     name, seconds = replay.scenario.name, f"{replay.wall_s:.1f} s"
     if not replay.plain:
         met = sum(result.met is True for result in replay.results)
@@ -175,7 +174,7 @@ def render_comparison(scenario: str, comparison: Comparison) -> RenderableType:
 
 
 def comparison_line(comparison: Comparison) -> str:
-    """What the comparison came to, in one line."""
+    """Return what the comparison came to, in one line."""
     differing = [request for request in comparison.requests if not request.same_output]
     closing = "outputs and verdicts agree" if comparison.agree else "the arms differ"
     if comparison.unavailable:
@@ -201,7 +200,7 @@ COMPARED: dict[str, Callable[[Outcome], str]] = {
     "peak memory": lambda outcome: f"{outcome.metrics.peak_rss_mb:.0f} MiB",
     "trace": lambda outcome: outcome.trace_hash,
 }
-"""What is told of both sides of a comparison, and how."""
+"""The measures told of both sides of a comparison, and their formats."""
 
 
 def _request_table(comparison: Comparison) -> RenderableType:

@@ -98,5 +98,5 @@ def describe_toggle(toggle: Toggle) -> RenderableType:
 
 
 def _elsewhere(toggle: Toggle) -> list[Patch]:
-    """What reverts a fix that only other engines have, in the last range stated of each."""
+    """Return what reverts a fix that only other engines have, in the last range stated of each."""
     return [patch for versions in toggle.foreign.values() for patch in list(versions.values())[-1]]

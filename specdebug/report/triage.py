@@ -1,4 +1,4 @@
-"""What triage found, for a person at a terminal."""
+"""The findings of triage, for a person at a terminal."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rich.text import Text
 
 from specdebug.logs.scan import Finding, Scan
 from specdebug.report.foreign import shown
-from specdebug.triage.candidates import Candidate
+from specdebug.triage.candidates import CandidateFix
 from specdebug.triage.run import Tried
 
 MAX_FINDINGS = 8
 
 
 def render_triage(
-    name: str, found: Scan, best: Sequence[Candidate], commands: Sequence[str], tried: Sequence[Tried] = ()
+    name: str, found: Scan, best: Sequence[CandidateFix], commands: Sequence[str], tried: Sequence[Tried] = ()
 ) -> RenderableType:
     """The signature, what else there was, who may be to blame and why, what to run next."""
     main = found.main

@@ -1,4 +1,4 @@
-"""What several reports say in the same words."""
+"""Phrases that several reports share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def times(count: int) -> str:
 
 
 def journal_line(path: str, reason: str, resumed: int, trials: int) -> str:
-    """Where trials are kept, and what the same command would do.
+    """Return where trials are kept, and what the same command would do.
 
     Args:
         reason: why the search or measurement ended.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from specdebug.scenario.grammar import Scenario
 
 
-class Onlooker(Protocol):
+class ArmOnlooker(Protocol):
     """Somebody who wants to see an arm's run."""
 
     def building(self) -> None:
@@ -46,7 +46,7 @@ class Onlooker(Protocol):
         """It is there and has done nothing yet."""
 
 
-def run_arm(payload: Mapping[str, Any], sink: Sink, onlooker: Onlooker | None = None) -> None:
+def run_arm(payload: Mapping[str, Any], sink: Sink, onlooker: ArmOnlooker | None = None) -> None:
     """Run one arm of a scenario. ``payload`` is what ``replay.ArmRun.job`` packs.
 
     When the arm costs this process its device, it ends the process as well.
@@ -86,7 +86,7 @@ class _Busy:
 
 
 class _Arm:
-    def __init__(self, payload: Mapping[str, Any], sink: Sink, onlooker: Onlooker | None) -> None:
+    def __init__(self, payload: Mapping[str, Any], sink: Sink, onlooker: ArmOnlooker | None) -> None:
         self._payload = payload
         self._onlooker = onlooker
         self._sink = sink

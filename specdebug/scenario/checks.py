@@ -217,10 +217,9 @@ def _missing_checkpoints(scenario: Scenario, arm: str, config: EngineConfig) -> 
     except CheckpointError as error:
         yield option_error(scenario, arm, ("model",), one_line(str(error), 200))
         return
-    spec = config.speculative
-    if spec is not None:
+    if config.draft_model is not None:
         try:
-            checkpoint_path(spec.draft_model or f"{config.model}-{spec.algorithm.lower()}")
+            checkpoint_path(config.draft_model)
         except CheckpointError as error:
             yield option_error(scenario, arm, ("speculative", "draft_model"), one_line(str(error), 200))
 

@@ -1,4 +1,4 @@
-"""What can be taken away from a scenario, and the file that what is left is written to.
+"""Take parts away from a scenario, and write what is left to a file.
 
 A scenario is first written out: one arm, and every request (or conversation) a group of its own, so that each can be
 dropped alone (``requests.py``). What is drawn for a request depends on the seed and its own name, so dropping some

@@ -1,70 +1,127 @@
-"""Trials of what is left of a scenario, run warm: see ``specdebug.minimise.space.Oracle``."""
+"""Trials of what is left of a scenario, run warm and kept in a journal: see ``specdebug.minimise.space.Trials``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from specdebug import __version__
 from specdebug.errors import CannotRunHere
-from specdebug.loops.replay import ArmRun
+from specdebug.loops.replay import ArmResult, ArmRun
 from specdebug.loops.warm import ArmAtFault, WarmPool
-from specdebug.minimise import Seen
+from specdebug.minimise import Attempt, Seen
+from specdebug.trials.command import digest_of
+from specdebug.trials.trial import Trial, TrialResult
+from specdebug.trials.warm import WarmSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from specdebug.errors import SpecDebugError
     from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.packs import ProbePack
     from specdebug.shrink.space import ScenarioSpace
     from specdebug.toggles import Toggle
+    from specdebug.trials.inorder import InOrder, R, Stopped
+    from specdebug.trials.source import Candidate
 
 _GROUP_KIND = "accept-drop@"
 
 
-class WarmOracle:
-    """Runs the only arm of written-out scenarios.
+class ShrunkSource(WarmSource):
+    """Runs the only arm of scenarios of which something was taken away: see ``specdebug.trials.source``.
 
     Args:
-        pool: runs them; made for the whole.
+        space: the whole.
         packs: the arm's probe packs.
         toggles: the fixes it reverts.
+        jobs: how many trials may run at a time.
     """
 
     def __init__(
-        self, pool: WarmPool, space: ScenarioSpace, packs: Sequence[ProbePack], toggles: Sequence[Toggle]
+        self, space: ScenarioSpace, packs: Sequence[ProbePack], toggles: Sequence[Toggle], jobs: int = 1
     ) -> None:
-        self._pool = pool
+        super().__init__(WarmPool(space.start, (space.arm,), toggles, jobs))
         self._space = space
         self._packs = tuple(packs)
         self._toggles = tuple(toggles)
+        self._left: dict[int, Scenario] = {}
         self._ended_once = False
 
     @property
-    def capacity(self) -> int:
-        """How many trials may run at a time."""
-        return self._pool.capacity
+    def candidates(self) -> tuple[Candidate, ...]:
+        """None: what can be taken away is known stage by stage."""
+        return ()
 
-    def start(self, number: int, candidate: Scenario, seed: int) -> None:
-        """Begin a trial."""
-        self._pool.start(ArmRun(str(number), candidate, self._space.arm, seed, self._packs, self._toggles))
+    @property
+    def identity(self) -> str:
+        """The whole, packs, fixes, versions."""
+        facts = (self._space.start.to_dict(), self._toggles, self._packs)
+        return digest_of("minimise", *map(repr, facts), __version__)
 
-    def wait(self) -> tuple[int, Seen]:
-        """The next trial to end. Raises CannotRunHere when this machine cannot run the scenario."""
-        try:
-            result = self._pool.wait()
-        except ArmAtFault as fault:
-            if not self._ended_once:
-                raise
-            return int(fault.run.key), Seen(None, 0.0)  # wrong only with what is left: not the failure
-        outcome = result.outcome
+    def leave(self, number: int, left: Scenario) -> None:
+        """Say what is left of the scenario in a trial that may be started."""
+        self._left[number] = left
+
+    def run_of(self, trial: Trial, key: str) -> ArmRun:
+        """Return the arm of what is left."""
+        left = self._left.pop(trial.number)
+        return ArmRun(key, left, self._space.arm, trial.seed, self._packs, self._toggles)
+
+    def at_fault(self, trial: Trial, fault: ArmAtFault) -> TrialResult:
+        """Return that the trial is untestable: once something could be run, only what is left is wrong. Until then,
+        raise it."""
+        if not self._ended_once:
+            raise fault
+        return TrialResult("untestable", None, 0.0, str(fault))
+
+    def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
+        """Return whether it failed, and how. Raises CannotRunHere when this machine cannot run the scenario."""
+        outcome = ended.outcome
         if outcome.unavailable:
-            raise CannotRunHere(f"{result.run.scenario.path}: {'; '.join(outcome.reasons)}")
+            raise CannotRunHere(f"{ended.run.scenario.path}: {'; '.join(outcome.reasons)}")
         self._ended_once = True
-        signature = outcome.signature if outcome.verdict == "fail" else None
-        return int(result.run.key), Seen(self._named_before(signature), outcome.metrics.wall_s)
+        if outcome.verdict == "fail" and outcome.signature is not None:
+            return TrialResult("fail", self._named_before(outcome.signature), outcome.metrics.wall_s, outcome.detail)
+        return TrialResult("pass", None, outcome.metrics.wall_s)
 
-    def _named_before(self, signature: str | None) -> str | None:
+    def _named_before(self, signature: str) -> str:
         """A signature that names a group names the one it was written out from."""
-        if signature is None or not signature.startswith(_GROUP_KIND):
+        if not signature.startswith(_GROUP_KIND):
             return signature
         group = signature.removeprefix(_GROUP_KIND)
         return _GROUP_KIND + self._space.origin.get(group, group)
+
+
+class ShrunkTrials:
+    """The trials of one search, in the order in which they count."""
+
+    def __init__(self, source: ShrunkSource, in_order: InOrder) -> None:
+        self._source = source
+        self._in_order = in_order
+
+    def run(self, whole: Callable[[], R]) -> tuple[R | Stopped, SpecDebugError | None]:
+        """Search, and end every worker whatever happens."""
+        return self._in_order.run(whole)
+
+    def next(
+        self, choose: Callable[[int, Sequence[Attempt]], tuple[Attempt, Scenario] | None]
+    ) -> tuple[Attempt, Seen, bool] | None:
+        """The next trial that counts, what it showed, and whether the journal had it."""
+
+        def chosen(number: int, pending: Sequence[Trial]) -> Trial | None:
+            pair = choose(number, [_attempt(trial) for trial in pending])
+            if pair is None:
+                return None
+            attempt, left = pair
+            self._source.leave(number, left)
+            return Trial(number, attempt.gone, attempt.seed)
+
+        counted = self._in_order.next_chosen(chosen, lambda: None)
+        if counted is None:
+            return None
+        trial, result = counted
+        return _attempt(trial), Seen(result.signature, result.seconds), self._in_order.was_kept(trial)
+
+
+def _attempt(trial: Trial) -> Attempt:
+    return Attempt(trial.number, trial.reverted, trial.seed)

@@ -39,7 +39,7 @@ class Claim(Protocol):
         """The claim, as it is written."""
 
     def decided(self, failures: int, runs: int) -> bool | None:
-        """Whether it holds; None as long as that is open."""
+        """Return whether it holds; None as long as that is open."""
 
     def owed(self, failures: int, runs: int) -> int:
         """Runs without a failure that are still missing before it holds."""

@@ -1,4 +1,4 @@
-"""How many runs a claim "the rate is below r" needs after so many failures, if one may look after every run.
+"""The number of runs that a claim "the rate is below r" needs after so many failures, if one may look after every run.
 
 The rule accepts the claim as soon as ``needed(k)`` runs are over with no more than k failures. Runs of rate r come that
 far by luck with a probability that is spread over k as alpha spending spreads it over interim looks (Lan and DeMets,

@@ -93,8 +93,8 @@ def anytime_bounds(failures: ArrayLike, runs: ArrayLike, confidence: float) -> t
 
 
 def narrow_enough(width: ArrayLike, failures: ArrayLike, runs: ArrayLike) -> NDArray[np.bool_]:
-    """Whether a rate is known well enough to stop: to within 15 percentage points, or to within half the observed
-    rate."""
+    """Return whether a rate is known well enough to stop: to within 15 percentage points, or to within half the
+    observed rate."""
     rate = np.asarray(failures) / np.maximum(runs, 1)
     return reached(np.maximum(ENOUGH, ENOUGH_OF_RATE * rate), width)
 

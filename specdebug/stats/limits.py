@@ -15,5 +15,5 @@ SLACK = 1e-9
 
 
 def reached(value: ArrayLike, limit: ArrayLike) -> NDArray[np.bool_]:
-    """Whether ``value`` is at ``limit``, above it, or no more than ``SLACK`` below."""
+    """Return whether ``value`` is at ``limit``, above it, or no more than ``SLACK`` below."""
     return np.asarray(np.asarray(value, dtype=np.float64) >= np.asarray(limit, dtype=np.float64) - SLACK)

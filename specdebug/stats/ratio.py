@@ -41,12 +41,12 @@ class RatioTest:
 
     @property
     def failed(self) -> float:
-        """What a failure adds."""
+        """Return what a failure adds."""
         return float(log(self.above / self.below))
 
     @property
     def passed(self) -> float:
-        """What a run that passes adds; negative."""
+        """Return what a run that passes adds; negative."""
         return float(log1p(-self.above) - log1p(-self.below))
 
 

@@ -2,7 +2,7 @@
 
 A :class:`Target` stands for an engine. In the parent it checks the options of an arm and says what the arm asks for; in
 a worker it opens a :class:`Session`, into which requests go and out of which tokens and facts come, one
-:class:`StepReport` at a time. A session says what it can show (:data:`Ability`). An oracle states which of these it
+:class:`StepView` at a time. A session says what it can show (:data:`Ability`). An oracle states which of these it
 needs; where a session lacks one, the oracle is listed as ``cannot show`` and never silently left out.
 
 This module imports neither torch nor any engine: the parent uses it, and workers do before reverts are in place. A
@@ -92,7 +92,7 @@ class RequestView(Protocol):
     def finish_reason(self) -> str | None: ...
 
 
-class StepReport(Protocol):
+class StepView(Protocol):
     """What one step decided. ``kind``: ``prefill``, ``decode`` or ``idle``. ``cached``: prompt tokens that came from
     the prefix cache, of requests that were admitted. A session without steps reports what has been completed."""
 
@@ -112,7 +112,7 @@ class StepReport(Protocol):
     def retracted(self) -> Sequence[str]: ...
 
 
-class Onlooker(Protocol):
+class RequestOnlooker(Protocol):
     """Somebody who is told of a request at the two moments when its memory can still be looked at."""
 
     def on_prefilled(self, engine: Any, request: Any) -> None:
@@ -178,7 +178,7 @@ class Session(Protocol):
     def clock(self) -> float:
         """Seconds that the engine has taken: processor time on a CPU, where arms share the cores, else wall time."""
 
-    def observe(self, onlooker: Onlooker | None) -> None:
+    def observe(self, onlooker: RequestOnlooker | None) -> None:
         """Tell ``onlooker``, and nobody else, about requests from now on."""
 
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
@@ -187,7 +187,7 @@ class Session(Protocol):
     def abort(self, rid: str) -> None:
         """End a request where it is."""
 
-    def advance(self) -> StepReport:
+    def advance(self) -> StepView:
         """One step; without ``steps``, wait until something has been completed."""
 
     def request(self, rid: str) -> RequestView:
@@ -223,7 +223,7 @@ class Plain:
     def clock(self) -> float:
         return time.perf_counter()
 
-    def observe(self, onlooker: Onlooker | None) -> None:
+    def observe(self, onlooker: RequestOnlooker | None) -> None:
         """Nobody is told: there is no moment at which memory could be looked at."""
 
     def settle(self) -> bool:

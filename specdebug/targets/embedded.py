@@ -6,23 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args
 
-from specdebug.targets.base import Ability, Asked, Onlooker, Opening, RequestView, Sampling, StepReport, clock_of
+from specdebug.targets.base import Ability, Asked, Opening, RequestOnlooker, RequestView, Sampling, StepView, clock_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from specdebug.engine import EngineObserver
-    from specdebug.engine.config import EngineConfig
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))
 
 _models: dict[tuple[Any, ...], Any] = {}
-
-
-def draft_model_of(config: EngineConfig) -> str | None:
-    """The checkpoint that an engine drafts with, None where it does not draft."""
-    spec = config.speculative
-    return None if spec is None else spec.draft_model or f"{config.model}-{spec.algorithm.lower()}"
 
 
 def build_engine(options: Mapping[str, Any], seed: int) -> Any:
@@ -60,7 +53,7 @@ class EmbeddedTarget:
             dtype=config.dtype,
             attention_backend=config.attention_backend,
             drafts=spec is not None,
-            draft_model=draft_model_of(config),
+            draft_model=config.draft_model,
             zero_fill=spec is not None and spec.draft_kv_on_hit == "zero_fill",
             guards=config.memory.guards,
         )
@@ -97,7 +90,7 @@ class EmbeddedTarget:
         return EmbeddedSession(engine, asked)
 
 
-def _told(onlooker: Onlooker) -> EngineObserver:
+def _told(onlooker: RequestOnlooker) -> EngineObserver:
     """An observer that passes on what is an onlooker's to know."""
     from specdebug.engine import EngineObserver
 
@@ -130,7 +123,7 @@ class EmbeddedSession:
     def has_work(self) -> bool:
         return bool(self.inside.has_work)
 
-    def observe(self, onlooker: Onlooker | None) -> None:
+    def observe(self, onlooker: RequestOnlooker | None) -> None:
         if self._told is not None:
             self.inside.observers.remove(self._told)
         self._told = None if onlooker is None else _told(onlooker)
@@ -146,8 +139,8 @@ class EmbeddedSession:
     def abort(self, rid: str) -> None:
         self.inside.abort(rid)
 
-    def advance(self) -> StepReport:
-        report: StepReport = self.inside.step()
+    def advance(self) -> StepView:
+        report: StepView = self.inside.step()
         return report
 
     def request(self, rid: str) -> RequestView:

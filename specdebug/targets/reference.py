@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specdebug.errors import ConfigError, SpecDebugError
-from specdebug.targets.base import Ability, Asked, Onlooker, Opening, Plain, RequestView, Sampling, StepReport
+from specdebug.targets.base import Ability, Asked, Opening, Plain, RequestOnlooker, RequestView, Sampling, StepView
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +119,7 @@ class ReferenceSession(Plain):
         self._requests: dict[str, _Decoded] = {}
         self._waiting: list[_Decoded] = []
         self._running: list[_Decoded] = []
-        self._onlooker: Onlooker | None = None
+        self._onlooker: RequestOnlooker | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -132,7 +132,7 @@ class ReferenceSession(Plain):
     def clock(self) -> float:
         return time.process_time()
 
-    def observe(self, onlooker: Onlooker | None) -> None:
+    def observe(self, onlooker: RequestOnlooker | None) -> None:
         self._onlooker = onlooker
 
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
@@ -154,7 +154,7 @@ class ReferenceSession(Plain):
         if request.finish_reason is None:
             self._end(request, "abort")
 
-    def advance(self) -> StepReport:
+    def advance(self) -> StepView:
         import torch
 
         with torch.inference_mode():

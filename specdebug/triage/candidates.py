@@ -48,7 +48,7 @@ _UNSAID = "assert@cuda"
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CandidateFix:
     """A fix that might be missing.
 
     Attributes:
@@ -77,7 +77,7 @@ class Candidate:
         return ("specdebug", "bisect", self.toggle.detected_by.scenario, "--signature", signature)
 
 
-def candidates(found: Scan, library: Library) -> tuple[Candidate, ...]:
+def candidates(found: Scan, library: Library) -> tuple[CandidateFix, ...]:
     """The likeliest fixes, best first; none when there is no evidence for any. Raises ContentError."""
     if found.main is None:
         return ()
@@ -94,7 +94,7 @@ def candidates(found: Scan, library: Library) -> tuple[Candidate, ...]:
             arm = next((arm.name for arm in scenario.arms.values() if arm.revert == (toggle.pr,)), None)
             reasons = tuple(reason for _, reason in weighed)
             exact = any(number > CONSEQUENCE for number, _ in seen)
-            ranked.append(Candidate(toggle, scenario, arm, points, reasons, exact))
+            ranked.append(CandidateFix(toggle, scenario, arm, points, reasons, exact))
     # Of two alike the newer: fewer releases have it.
     ranked.sort(key=lambda candidate: (-candidate.points, -candidate.toggle.pr))
     if ranked and ranked[0].exact:
@@ -102,7 +102,7 @@ def candidates(found: Scan, library: Library) -> tuple[Candidate, ...]:
     return tuple(ranked[:MAX_CANDIDATES])
 
 
-def commands(found: Scan, best: tuple[Candidate, ...], library: Library) -> tuple[str, ...]:
+def commands(found: Scan, best: tuple[CandidateFix, ...], library: Library) -> tuple[str, ...]:
     """What to run next, most telling first. Raises ContentError."""
     if found.main is None:
         return (HOW_OFTEN,)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from specdebug.logs.scan import Finding
 from specdebug.loops.replay import ArmRun, Choices, Progress, plan, run_arms
 from specdebug.scenario.library import Library
-from specdebug.triage.candidates import Candidate
+from specdebug.triage.candidates import CandidateFix
 from specdebug.verdict.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Tried:
         alike: it failed with damage of the log's kind, among its consequences if not first.
     """
 
-    candidate: Candidate
+    candidate: CandidateFix
     outcome: Outcome
     same: bool
     alike: bool
@@ -51,7 +51,7 @@ class Tried:
 def try_out(
     pool: WorkerPool,
     library: Library,
-    best: Sequence[Candidate],
+    best: Sequence[CandidateFix],
     main: Finding,
     progress: Progress | None = None,
 ) -> tuple[tuple[Tried, ...], bool]:
@@ -71,7 +71,7 @@ def try_out(
     return tuple(tried), interrupted
 
 
-def _run_of(candidate: Candidate, library: Library) -> ArmRun:
+def _run_of(candidate: CandidateFix, library: Library) -> ArmRun:
     arm, pr = candidate.arm, candidate.toggle.pr
     choices = Choices(reverts=(pr,)) if arm is None else Choices(arms=(arm,))
     (run,) = plan(candidate.scenario, choices, library)

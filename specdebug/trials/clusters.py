@@ -1,4 +1,4 @@
-"""Which failure a search is after, where trials fail in several ways.
+"""Pick the failure that a search is after, where trials fail in several ways.
 
 A search follows one signature. A failure with another is no verdict on it if it ended the run, for it may only have
 come first, nor if the followed one was found after it, for that may be its consequence. Of a run that went on to its
@@ -26,14 +26,15 @@ OPENING = 16
 """Trials after which it is chosen in any case."""
 
 SHARE = 1 / 3
-"""How often damage must be seen, beside the followed failure that is none, to take its place after the opening."""
+"""The number of times damage must be seen, beside the followed failure that is none, to take its place after
+the opening."""
 
 HOPELESS = 3
 """Untestable trials, none of them testable, after which switching everything on is given up."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenSignature:
     """A way to fail, how often it was seen, and whether it is (one of those) followed."""
 
     signature: str
@@ -58,7 +59,7 @@ class Clusters:
 
     @property
     def settled(self) -> bool:
-        """Whether the opening is over: no more trials are needed only to see how things fail."""
+        """Return whether the opening is over: no more trials are needed only to see how things fail."""
         return self._settled
 
     @property
@@ -68,7 +69,7 @@ class Clusters:
 
     @property
     def chosen(self) -> str:
-        """How the followed signature was chosen, in words that fit behind it."""
+        """Return how the followed signature was chosen, in words that fit behind it."""
         if self._pattern is not None:
             return "as --signature or the scenario states"
         if self._leader is None:
@@ -83,12 +84,12 @@ class Clusters:
         return self._untestable
 
     @property
-    def seen(self) -> tuple[Seen, ...]:
+    def seen(self) -> tuple[SeenSignature, ...]:
         """Every signature, the most frequent first."""
-        return tuple(Seen(name, count, self.matches(name)) for name, count in self._counts.most_common())
+        return tuple(SeenSignature(name, count, self.matches(name)) for name, count in self._counts.most_common())
 
     def matches(self, signature: str) -> bool:
-        """Whether a failure is of the kind that is followed."""
+        """Return whether a failure is of the kind that is followed."""
         if self._pattern is not None:
             return fnmatchcase(signature, self._pattern)
         return signature == self._leader
@@ -103,7 +104,7 @@ class Clusters:
             self._lead()
 
     def _may_give_way(self) -> bool:
-        """Whether the followed failure tells of no damage, and another does that is no stray."""
+        """Return whether the followed failure tells of no damage, and another does that is no stray."""
         if self._leader is None or tells_of_damage(self._leader):
             return False
         damage = max((count for name, count in self._counts.items() if tells_of_damage(name)), default=0)
@@ -122,7 +123,7 @@ class Clusters:
         )
 
     def verdict(self, result: TrialResult) -> bool | None:
-        """What a result says of the followed failure; None for nothing."""
+        """Return what a result says of the followed failure; None for nothing."""
         if result.outcome == "pass":
             return False
         if result.signature is None:

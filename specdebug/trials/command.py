@@ -105,7 +105,7 @@ def trial_environment(trial: Trial) -> dict[str, str]:
 
 
 def result_of(ended: Ended) -> TrialResult:
-    """What the end of a command says of its trial."""
+    """Return what the end of a command says of its trial."""
     tail = ended.output[-TAIL_CHARS:]
     if ended.timed_out:
         return TrialResult("fail", HANG, ended.seconds, tail)
@@ -147,7 +147,8 @@ def cannot_run(program: str, error: OSError) -> SpecDebugError:
 
 
 def limited(kind: str, timeout_s: float | None) -> str:
-    """What trials are, and how long one may take: a command that was killed might have passed in a longer time."""
+    """Return what trials are, and how long one may take: a command that was killed might have passed in a
+    longer time."""
     return kind if timeout_s is None else f"{kind}, {timeout_s} s each"
 
 

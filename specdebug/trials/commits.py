@@ -81,12 +81,12 @@ class CommitChooser:
 
     @property
     def rates(self) -> Rates:
-        """How often it fails from the first bad commit on, and before."""
+        """Return how often it fails from the first bad commit on, and before."""
         return self._bisector.rates
 
     @property
     def stalled(self) -> bool:
-        """Whether the commits that could tell cannot be tested."""
+        """Return whether the commits that could tell cannot be tested."""
         return self._bisector.stalled
 
     def _trial(self, reverted: frozenset[str]) -> int:
@@ -252,7 +252,7 @@ class CommitSource(ThreadedSource):
         return tuple(words)
 
     def _has(self, path: Path) -> bool:
-        """Whether the bad commit holds a file."""
+        """Return whether the bad commit holds a file."""
         name = os.path.normpath(path)
         return not name.startswith("..") and ask(self._top, "cat-file", "-e", f"{self._bad}:{name}") is not None
 
@@ -274,7 +274,7 @@ def _make_root(top: Path) -> Path:
 
 
 def _is_our_folder(path: Path) -> bool:
-    """Whether it is a folder, no link to one, and this user's; not so once another process has removed it."""
+    """Return whether it is a folder, no link to one, and this user's; not so once another process has removed it."""
     try:
         found = path.lstat()
     except FileNotFoundError:

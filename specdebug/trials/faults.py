@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Fault
-from specdebug.loops.replay import ArmRun
+from specdebug.loops.replay import ArmResult, ArmRun
 from specdebug.loops.warm import WarmPool
 from specdebug.scenario.checks import check_faults, engine_config
 from specdebug.scenario.grammar import Scenario
@@ -20,10 +20,11 @@ from specdebug.trials.command import digest_of
 from specdebug.trials.scenario import MachineCheck, ScenarioTrialError, arm_facts, arm_of, result_of
 from specdebug.trials.source import Candidate
 from specdebug.trials.trial import Trial, TrialResult
+from specdebug.trials.warm import WarmSource
 from specdebug.verdict.outcome import Outcome
 
 
-class FaultSource:
+class FaultSource(WarmSource):
     """Runs one arm of a scenario again and again, with different faults.
 
     Args:
@@ -70,8 +71,7 @@ class FaultSource:
         check_faults(self._scenario, self._arm, engine_config(self._scenario, self._arm))
         self._packs = library.packs(scenario.probes_of(self._arm))
         self._own = library.toggles(scenario.arms[self._arm].revert)
-        self._pool = WarmPool(self._scenario, [self._arm], self._own, jobs)
-        self._trials: dict[str, Trial] = {}
+        super().__init__(WarmPool(self._scenario, [self._arm], self._own, jobs))
         self._machine = MachineCheck()
 
     @property
@@ -93,34 +93,16 @@ class FaultSource:
             *(toggle.path.read_text(encoding="utf-8") for toggle in self._own),
         )
 
-    @property
-    def capacity(self) -> int:
-        """How many trials may run at a time."""
-        return self._pool.capacity
-
-    @property
-    def rerun(self) -> int:
-        """How many trials were lost with their worker, and begun again."""
-        return self._pool.rerun
-
-    def start(self, trial: Trial) -> None:
-        """Begin a trial. Its faults are numbered as in a replay with these faults, so that it draws what that draws."""
+    def run_of(self, trial: Trial, key: str) -> ArmRun:
+        """Return the arm with the trial's faults. They are numbered as in a replay with these faults, so that it draws
+        what that draws."""
         scenario = _with_faults(self._scenario, self._arm, self._switched(trial))
-        run = ArmRun(f"trial {trial.number}", scenario, self._arm, trial.seed, self._packs, self._own)
-        self._trials[run.key] = trial
-        self._pool.start(run)
+        return ArmRun(key, scenario, self._arm, trial.seed, self._packs, self._own)
 
-    def wait(self) -> tuple[Trial, TrialResult]:
-        """The next trial to end. Raises ArmAtFault when the scenario itself is wrong, CannotRunHere when this machine
-        lacks what it needs."""
-        ended = self._pool.wait()
+    def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
+        """Return what the arm's verdict says, but for faults that did nothing."""
         self._machine.check(ended)
-        trial = self._trials.pop(ended.run.key)
-        return trial, result_of(_but_for_idle(ended.outcome, self._switched(trial)))
-
-    def close(self) -> None:
-        """End every worker."""
-        self._pool.close()
+        return result_of(_but_for_idle(ended.outcome, self._switched(trial)))
 
     def _switched(self, trial: Trial) -> tuple[Fault, ...]:
         return tuple(fault for name, fault in self._faults.items() if name in trial.reverted)

@@ -63,16 +63,42 @@ class InOrder:
         return len(self._running)
 
     def was_kept(self, trial: Trial) -> bool:
-        """Whether the journal held it from the start."""
+        """Return whether the journal held it from the start."""
         return trial.number in self._journalled
 
     def next(
         self, choose: Callable[[Sequence[frozenset[str]]], frozenset[str]], moved: Callable[[], None]
     ) -> tuple[Trial, TrialResult]:
-        """The next trial that counts; not to be called once ``max_trials`` do.
+        """The next trial that counts, of a search to which any trial that was ever made says something; not to be
+        called once ``max_trials`` do.
 
         Args:
-            choose: what a trial switches on, given the same of those that were chosen and do not count yet.
+            choose: what a trial switches on, given the same of those that were chosen and do not count yet. Not asked
+                about a trial that the journal has.
+            moved: called before every wait.
+
+        Raises:
+            SpecDebugError: a trial cannot be run, or not be kept.
+            KeyboardInterrupt: this process was asked to end.
+        """
+
+        def chosen(number: int, pending: Sequence[Trial]) -> Trial:
+            if number in self._known:
+                return self._known[number][0]
+            return Trial(number, choose([trial.reverted for trial in pending]), trial_seed(self._seed, number))
+
+        counted = self.next_chosen(chosen, moved)
+        assert counted is not None, "max_trials count"
+        return counted
+
+    def next_chosen(
+        self, choose: Callable[[int, Sequence[Trial]], Trial | None], moved: Callable[[], None]
+    ) -> tuple[Trial, TrialResult] | None:
+        """The next trial that counts; None once all that were chosen count, and no other is to be.
+
+        Args:
+            choose: the trial of a number, given those that were chosen and do not count yet; None if, as long as these
+                do not count, there is none to make. The journal's trial of that number takes its place.
             moved: called before every wait.
 
         Raises:
@@ -82,6 +108,8 @@ class InOrder:
         while True:
             interrupts.check()
             self._choose_ahead(choose)
+            if not self._pending:
+                return None
             if self._pending[0].number in self._known:
                 trial = self._pending.popleft()
                 return trial, self._known[trial.number][1]
@@ -116,16 +144,16 @@ class InOrder:
             self._source.close()
             self._running.clear()
 
-    def _choose_ahead(self, choose: Callable[[Sequence[frozenset[str]]], frozenset[str]]) -> None:
+    def _choose_ahead(self, choose: Callable[[int, Sequence[Trial]], Trial | None]) -> None:
         """Keep enough trials chosen to keep the source busy, and no more."""
         ahead = 2 * self._source.capacity - 1
         while len(self._pending) < ahead and self._chosen < self._max_trials:
-            number = self._chosen
-            if number in self._known:
-                self._pending.append(self._known[number][0])
+            trial = choose(self._chosen, self._pending)
+            if trial is None:
+                return
+            if trial.number in self._known:
+                trial = self._known[trial.number][0]
             else:
-                switched = choose([trial.reverted for trial in self._pending])
-                trial = Trial(number, switched, trial_seed(self._seed, number))
-                self._pending.append(trial)
                 self._waiting.append(trial)
+            self._pending.append(trial)
             self._chosen += 1

@@ -39,7 +39,7 @@ _MAX_FACTS = 100
 """Rows of ``facts`` that are looked at; there are three."""
 
 _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT", "SQLITE_ERROR")
-"""What sqlite calls a file that is broken, or is a database but no journal."""
+"""Names of sqlite's errors for a file that is broken, or is a database but no journal."""
 
 _SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -222,7 +222,7 @@ class Journal:
         return kept
 
     def _is_empty(self) -> bool:
-        """Whether the file is a journal, and holds no trial."""
+        """Return whether the file is a journal, and holds no trial."""
         try:
             with contextlib.closing(sqlite3.connect(f"file:{quote(str(self.path))}?mode=ro", uri=True)) as database:
                 return not database.execute("SELECT count(*) FROM trials").fetchone()[0]

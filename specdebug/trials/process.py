@@ -23,12 +23,12 @@ END_BYTES = 64 * 1024
 """Of the output, how much is kept from the beginning and from the end."""
 
 _STRAGGLER_S = 1.0
-"""How long to wait for the end of the output once the command is over: a daemon it left may hold the pipe for ever."""
+"""The time to wait for the end of the output once the command is over: a daemon it left may hold the pipe for ever."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended.
+    """The end of a command.
 
     Attributes:
         status: negative for the signal that killed it.
@@ -43,7 +43,7 @@ class Ended:
     log: Scan
 
 
-class Stopped(Exception):
+class CommandStopped(Exception):
     """The command was not started, or was killed, because :meth:`Processes.close` was called."""
 
 
@@ -59,13 +59,13 @@ class Processes:
         """Run a command to its end; at its deadline its process group is killed.
 
         Raises:
-            Stopped: everything is being closed.
+            CommandStopped: everything is being closed.
             OSError: it cannot be started.
         """
         begun = time.monotonic()
         with self._lock:
             if self._closed:
-                raise Stopped
+                raise CommandStopped
             with lifeline.starting(env) as (key, own):
                 process = subprocess.Popen(
                     list(argv),
@@ -95,7 +95,7 @@ class Processes:
             kill_group(process.pid)  # what it left in the background
         lifeline.ended(key)
         if closed:
-            raise Stopped
+            raise CommandStopped
         text, log = output.end()
         return Ended(status, late.is_set(), text, time.monotonic() - begun, log)
 
@@ -114,7 +114,7 @@ class Processes:
 
 
 class _Output:
-    """What a process prints, read by a thread: both ends, and what all of it says."""
+    """The output of a process, read by a thread: both ends of it, and what all of it says."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None  # for the type checker: a pipe was asked for

@@ -30,10 +30,11 @@ from specdebug.trials.trial import Trial, TrialResult
 from specdebug.workers.system import cpu_count
 
 ATTEMPTS = 3
-"""How often in a row a worker may fail to start, or one trial may take its worker with it on a node that lives."""
+"""The number of times in a row that a worker may fail to start, or one trial may take its worker with it on
+a node that lives."""
 
 PATIENCE_S = 60.0
-"""How long to wait for a node to come (back) when there is none that could run a trial."""
+"""The time to wait for a node to come (back) when there is none that could run a trial."""
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -44,7 +45,7 @@ _QUIET = {
 
 _SETTINGS = b"\x04"
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0\0\0\0\0"
-"""How a client of HTTP/2 begins; a server answers with settings, too."""
+"""The first bytes of a client of HTTP/2; a server answers with settings, too."""
 
 _STORE_BYTES = 100 * 2**20
 _CONNECT_S = 5.0
@@ -126,12 +127,12 @@ class RaySource:
 
     @property
     def capacity(self) -> int:
-        """How many trials may run at a time; stays as it is when nodes come and go."""
+        """Return how many trials may run at a time; stays as it is when nodes come and go."""
         return self._capacity
 
     @property
     def rerun(self) -> int:
-        """How many trials were lost with their worker, and begun again."""
+        """Return how many trials were lost with their worker, and begun again."""
         return self._rerun
 
     @property
@@ -241,7 +242,7 @@ class RaySource:
         return RayExecutorError(f"the Ray cluster cannot start a worker: {_short(error)}; {hint}")
 
     def _nodes(self) -> dict[str, dict[str, float]]:
-        """What the nodes that live, and could run a trial, have."""
+        """Return what the nodes that live, and could run a trial, have."""
         nodes = {node["NodeID"]: node["Resources"] for node in self._ray.nodes() if node["Alive"]}
         wanted = {"CPU": 1, **({"GPU": self._gpus} if self._gpus else {})}
         return {
@@ -249,7 +250,7 @@ class RaySource:
         }
 
     def _room(self) -> int:
-        """How many workers fit on the cluster. Raises RayExecutorError."""
+        """Return how many workers fit on the cluster. Raises RayExecutorError."""
         gpus = self._gpus
         fit = (int(min(has["CPU"], has.get("GPU", 0) / gpus if gpus else has["CPU"])) for has in self._nodes().values())
         if room := sum(fit):
@@ -267,7 +268,7 @@ class _Slot:
 
 
 class _Worker:
-    """What runs on a node."""
+    """The part that runs on a node."""
 
     def prepare(self, make: Callable[[], TrialSource], folder: str, identity: str) -> tuple[str, str, str | None]:
         """Make the source. Returns the node's id, its address, and what is wrong, if anything."""
@@ -354,6 +355,6 @@ def _require_listener(address: str) -> None:
 
 
 def _short(error: Exception) -> str:
-    """What Ray says, on one line: the last one of a worker's traceback, the first of anything else."""
+    """Return what Ray says, on one line: the last one of a worker's traceback, the first of anything else."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1 if "Traceback" in str(error) or "ray::" in str(error) else 0].rstrip(".")[:300]

@@ -1,4 +1,4 @@
-"""What git says of a repository: which commits there are between a good one and a bad one."""
+"""Ask git which commits of a repository lie between a good one and a bad one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def between(top: Path, good: str, bad: str, names: tuple[str, str]) -> tuple[Can
 
 
 def ask(folder: Path, *words: str) -> str | None:
-    """What git answers, None when it says no."""
+    """Return what git answers, None when it says no."""
     asked = _run(folder, *words)
     return asked.stdout.decode(errors="replace").strip() if asked.returncode == 0 else None
 

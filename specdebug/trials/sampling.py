@@ -22,7 +22,7 @@ HOPELESS = 20
 
 @dataclass(frozen=True)
 class Tally:
-    """What is counted so far.
+    """The counts so far.
 
     Attributes:
         trials: that count, whatever came of them.
@@ -51,7 +51,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What it ended with; ``trouble`` is what stopped it, for that reason."""
+    """The end of a measurement; ``trouble`` is what stopped it, for that reason."""
 
     reason: Reason
     tally: Tally
@@ -61,7 +61,7 @@ class Sampled:
 Watcher = inorder.Watcher[Tally]
 
 
-class Sampling:
+class RateSampling:
     """One measurement.
 
     Args:

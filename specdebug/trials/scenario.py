@@ -27,6 +27,7 @@ from specdebug.scenario.packs import ProbePack
 from specdebug.trials.command import digest_of, toggle_candidates
 from specdebug.trials.source import Candidate
 from specdebug.trials.trial import Trial, TrialResult
+from specdebug.trials.warm import WarmSource
 from specdebug.verdict.outcome import Evidence, Outcome, decide
 
 
@@ -34,7 +35,7 @@ class ScenarioTrialError(SpecDebugError):
     """An arm or an engine option was asked for that there is not."""
 
 
-class ScenarioSource:
+class ScenarioSource(WarmSource):
     """Runs one arm of a scenario again and again.
 
     Args:
@@ -75,8 +76,7 @@ class ScenarioSource:
             mine = {str(toggle.pr) for toggle in own}
             self._candidates = tuple(one for one in toggle_candidates(library.registry) if one.id not in mine)
         self._own = own
-        self._pool = WarmPool(self._scenario, [self._arm], own if options else library.all_toggles(), jobs)
-        self._trials: dict[str, Trial] = {}
+        super().__init__(WarmPool(self._scenario, [self._arm], own if options else library.all_toggles(), jobs))
         self._refused: deque[tuple[Trial, TrialResult]] = deque()
         self._machine = MachineCheck()
 
@@ -101,49 +101,34 @@ class ScenarioSource:
             *(toggle.path.read_text(encoding="utf-8") for toggle in registry),
         )
 
-    @property
-    def capacity(self) -> int:
-        """How many trials may run at a time."""
-        return self._pool.capacity
-
-    @property
-    def rerun(self) -> int:
-        """How many trials were lost with their worker, and begun again."""
-        return self._pool.rerun
-
     def start(self, trial: Trial) -> None:
         """Begin a trial. Options that do not go together make it untestable."""
         try:
-            run = self._run_of(trial)
+            super().start(trial)
         except InvalidOption as error:
             self._refused.append((trial, TrialResult("untestable", None, 0.0, str(error))))
-            return
-        self._trials[run.key] = trial
-        self._pool.start(run)
 
     def wait(self) -> tuple[Trial, TrialResult]:
-        """The next trial to end. Raises ArmAtFault when the scenario itself is wrong, CannotRunHere when this machine
-        lacks what it needs; what is wrong or lacking only with options laid over it makes their trial untestable."""
-        if self._refused:
-            return self._refused.popleft()
-        try:
-            ended = self._pool.wait()
-        except ArmAtFault as fault:
-            trial = self._trials.pop(fault.run.key)
-            if not self._options or not trial.reverted:
-                raise
-            return trial, TrialResult("untestable", None, 0.0, str(fault))
-        trial = self._trials.pop(ended.run.key)
+        """Return the next trial to end. Raises ArmAtFault when the scenario itself is wrong, CannotRunHere when this
+        machine lacks what it needs; what is wrong or lacking only with options laid over it makes their trial
+        untestable."""
+        return self._refused.popleft() if self._refused else super().wait()
+
+    def at_fault(self, trial: Trial, fault: ArmAtFault) -> TrialResult:
+        """Return that a trial with options laid over is untestable; of any other, raise it."""
+        if not self._options or not trial.reverted:
+            raise fault
+        return TrialResult("untestable", None, 0.0, str(fault))
+
+    def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
+        """Return what the arm's verdict says."""
         if not self._options or not trial.reverted:
             self._machine.check(ended)
-        return trial, result_of(ended.outcome)
+        return result_of(ended.outcome)
 
-    def close(self) -> None:
-        """End every worker."""
-        self._pool.close()
-
-    def _run_of(self, trial: Trial) -> ArmRun:
-        key = f"trial {trial.number}"
+    def run_of(self, trial: Trial, key: str) -> ArmRun:
+        """Return the arm with fixes reverted or options set. Raises InvalidOption for options that do not go
+        together."""
         if not self._options:
             toggles = self._library.toggles(sorted(map(int, trial.reverted)))
             return ArmRun(key, self._scenario, self._arm, trial.seed, self._packs, (*self._own, *toggles))
@@ -179,7 +164,8 @@ def arm_of(scenario: Scenario, arm: str | None) -> str:
 
 
 def arm_facts(scenario: Scenario, arm: str, packs: Sequence[ProbePack]) -> tuple[str, ...]:
-    """What every trial of an arm depends on beside its seed and what is switched on: versions, scenario, packs."""
+    """Return what every trial of an arm depends on beside its seed and what is switched on: versions,
+    scenario, packs."""
     return (
         __version__,
         platform.python_version(),  # prompts are cut from its library
@@ -190,7 +176,7 @@ def arm_facts(scenario: Scenario, arm: str, packs: Sequence[ProbePack]) -> tuple
 
 
 def result_of(outcome: Outcome) -> TrialResult:
-    """What an arm's outcome says of its trial."""
+    """Return what an arm's outcome says of its trial."""
     seconds = outcome.metrics.wall_s
     if outcome.verdict == "fail":
         besides = tuple(found.signature for found in outcome.consequences) if outcome.complete else None

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 from specdebug.bisect import Answer, Rates
 from specdebug.errors import SpecDebugError
 from specdebug.trials import inorder
-from specdebug.trials.clusters import Clusters, Seen
+from specdebug.trials.clusters import Clusters, SeenSignature
 from specdebug.trials.journal import Journal
 from specdebug.trials.source import TrialSource
 from specdebug.trials.trial import Trial, TrialResult
@@ -32,10 +32,10 @@ UNTESTABLE = 20
 
 
 class Chooser(Protocol):
-    """What picks trials and draws conclusions: see ``specdebug.bisect``."""
+    """Picks trials and draws conclusions: see ``specdebug.bisect``."""
 
     def next_trial(self, pending: Sequence[frozenset[str]] = ()) -> frozenset[str]:
-        """What to switch on next."""
+        """Return what to switch on next."""
 
     def observe(self, reverted: frozenset[str], failed: bool | None) -> None:
         """Take in a result."""
@@ -49,16 +49,16 @@ class Chooser(Protocol):
 
     @property
     def rates(self) -> Rates:
-        """How often it fails."""
+        """Return how often it fails."""
 
     @property
     def stalled(self) -> bool:
-        """Whether going on is of no use."""
+        """Return whether going on is of no use."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a search stands.
+    """The state of a search.
 
     Attributes:
         trials: that count.
@@ -73,7 +73,7 @@ class Standing:
     resumed: int
     running: int
     followed: str | None
-    signatures: tuple[Seen, ...]
+    signatures: tuple[SeenSignature, ...]
     untestable: int
     posterior: tuple[tuple[frozenset[str], float], ...]
     rates: Rates
@@ -82,7 +82,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a search ended with.
+    """The result of a search.
 
     Attributes:
         answer: None when it ended undecided; ``reason`` says why it ended.
@@ -158,7 +158,7 @@ class Search:
                 return reason
 
     def _pick(self, pending: Sequence[frozenset[str]]) -> frozenset[str]:
-        """What the next trial switches on."""
+        """Return what the next trial switches on."""
         if not self._clusters.settled:
             return self._opening
         if pending.count(CONTROL) < self._controls_due():

@@ -1,4 +1,4 @@
-"""Where trials are run: the one thing a search needs to know about commands, commits and scenarios."""
+"""A source of trials runs them: it is all that a search needs to know about commands, commits and scenarios."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class TrialSource(Protocol):
 
     @property
     def identity(self) -> str:
-        """What results belong to: equal only where a result of one source may stand for one of the other (a hash of
-        the scenario or command, the registry and the versions)."""
+        """Return what results belong to: equal only where a result of one source may stand for one of the other (a hash
+        of the scenario or command, the registry and the versions)."""
 
     @property
     def capacity(self) -> int:
-        """How many trials may run at a time; at least 1."""
+        """Return how many trials may run at a time; at least 1."""
 
     @property
     def rerun(self) -> int:
-        """How many trials were lost with their worker, and begun again under the same number."""
+        """Return how many trials were lost with their worker, and begun again under the same number."""
 
     def start(self, trial: Trial) -> None:
         """Begin a trial, fewer than ``capacity`` being under way. Returns at once.

@@ -8,11 +8,11 @@ import threading
 from abc import ABC, abstractmethod
 
 from specdebug import interrupts
-from specdebug.trials.process import Processes, Stopped
+from specdebug.trials.process import CommandStopped, Processes
 from specdebug.trials.trial import Trial, TrialResult
 
 _LOOK_S = 0.25
-"""How long to wait without looking: a signal that comes just before the wait begins does not end it."""
+"""The time to wait without looking: a signal that comes just before the wait begins does not end it."""
 
 
 class ThreadedSource(ABC):
@@ -26,7 +26,7 @@ class ThreadedSource(ABC):
 
     @property
     def capacity(self) -> int:
-        """How many trials may run at a time."""
+        """Return how many trials may run at a time."""
         return self._capacity
 
     @property
@@ -68,7 +68,7 @@ class ThreadedSource(ABC):
     def _work(self, trial: Trial) -> None:
         try:
             self._ended.put((trial, self.run(trial)))
-        except Stopped:
+        except CommandStopped:
             return
         except Exception as error:
             self._ended.put((trial, error))

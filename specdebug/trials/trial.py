@@ -1,4 +1,4 @@
-"""What a trial is, and what comes of one."""
+"""A trial, and its result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What came of a trial.
+    """The result of a trial.
 
     Attributes:
         outcome: ``untestable`` when the run could not have shown the failure (it could not be set up, say).

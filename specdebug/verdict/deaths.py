@@ -53,7 +53,7 @@ def death_of(end: WorkerEnd, step: int, stage: str) -> Violation | None:
 
 
 def death_by_machine(end: WorkerEnd) -> MachineFailure | None:
-    """What of the machine ended a worker that was not done, by what the pool saw or the worker's last words."""
+    """Return what of the machine ended a worker that was not done, by what the pool saw or the worker's last words."""
     if end.failure is not None:
         return end.failure
     aborted = end.kind == "signal" and end.signal_name == "SIGABRT"

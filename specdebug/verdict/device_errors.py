@@ -19,12 +19,12 @@ MEMORY_ADVICE = "lower memory.num_slots or cuda_graph.max_bs"
 
 
 def device_failure(error: BaseException) -> DeviceFailure | None:
-    """What ``error`` says of the device; None when it is about something else."""
+    """Return what ``error`` says of the device; None when it is about something else."""
     return fault_in(str(error))
 
 
 def device_lost(error: BaseException) -> bool:
-    """Whether nothing on the device can be used after ``error``."""
+    """Return whether nothing on the device can be used after ``error``."""
     failure = device_failure(error)
     return failure is not None and failure.lost
 
@@ -42,7 +42,7 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def noticed_in(trace: TracebackType | None) -> str:
-    """What the engine was doing when a failure of the device came to light: ``prefill``, ``decode``, ``load``.
+    """Return what the engine was doing when a failure of the device came to light: ``prefill``, ``decode``, ``load``.
 
     A failed kernel is noticed at whichever later call happens to look, so the innermost function means nothing and
     is not the same every time. What the outermost engine function was called for is: the method that ``Engine.step``

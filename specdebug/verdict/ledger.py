@@ -77,7 +77,7 @@ class _Request:
 
 
 def _told(violations: Sequence[Violation], first: Violation) -> str:
-    """What the violation that names the failure says, and what became of the device if it was lost over it."""
+    """Return what the violation that names the failure says, and what became of the device if it was lost over it."""
     loss = next((found for found in violations if found.data and found.data.get("lost")), None)
     if loss is None or first.data == loss.data:
         return first.detail
@@ -129,7 +129,7 @@ class Ledger:
 
     @property
     def violations(self) -> tuple[Violation, ...]:
-        """What has been found so far, in recorded order."""
+        """Return what has been found so far, in recorded order."""
         return tuple(self._violations)
 
     def fold(self, event: Mapping[str, Any]) -> None:
@@ -196,7 +196,7 @@ class Ledger:
 
     @property
     def unavailable(self) -> bool:
-        """Whether this machine was found to lack what the arm needs: then nothing is at fault."""
+        """Return whether this machine was found to lack what the arm needs: then nothing is at fault."""
         return self._unavailable or self._machine is not None
 
     def lost(self, device: str, used: Collection[str]) -> MachineFailure | None:
@@ -209,7 +209,7 @@ class Ledger:
         return None
 
     def _failure_of_machine(self, end: WorkerEnd) -> MachineFailure | None:
-        """What of the machine failed, as the worker told it or as its end does."""
+        """Return what of the machine failed, as the worker told it or as its end does."""
         if self._machine is not None:
             return self._machine
         if end.kind == "timeout" and self._claiming:
@@ -217,17 +217,17 @@ class Ledger:
         return None if self._done else death_by_machine(end)
 
     def _not_for_this_target(self) -> str | None:
-        """What the arm is about and its target has no part in."""
+        """Return what the arm is about and its target has no part in."""
         about: dict[Ability, bool] = {"reverts": bool(self._reverts), "faults": bool(self._faults)}
         missing = [SHOWN[ability] for ability, meant in about.items() if meant and ability in self._lacks]
         return f"target {self._target} cannot show {' or '.join(missing)}" if missing else None
 
     def _was_made_to_die(self) -> bool:
-        """Whether a fault that kills was injected, such as one that takes memory."""
+        """Return whether a fault that kills was injected, such as one that takes memory."""
         return any(CLASSES[each.fault].effect == "kills" for each in self._injections if each.fault in CLASSES)
 
     def _idle_faults(self) -> Iterator[str]:
-        """What is to be said of faults that were declared and did no damage."""
+        """Return what is to be said of faults that were declared and did no damage."""
         for number, name in enumerate(self._faults):
             mine = [each for each in self._injections if each.number == number]
             if not mine:

@@ -1,4 +1,4 @@
-"""What one run of one arm amounts to: a verdict, the signature that names its failure, and what was measured.
+"""The outcome of one run of one arm: a verdict, the signature that names its failure, and what was measured.
 
 **Verdict.** ``fail`` when anything was found; ``unknown`` when nothing was found but the run could not have
 found it (see :func:`decide`); ``pass`` otherwise. A failure outranks an unknown: what was seen was seen, and
@@ -86,7 +86,7 @@ class Tie:
 
     @property
     def used(self) -> float:
-        """How much of what is allowed the margin takes; 1 is the edge."""
+        """Return how much of what is allowed the margin takes; 1 is the edge."""
         return self.margin / self.allowed if self.allowed else 0.0
 
 
@@ -118,7 +118,7 @@ class RequestResult:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What was measured. Times in seconds, memory in MiB; ``engine_s`` is CPU time on a CPU, wall time on a
+    """The measurements of a run. Times in seconds, memory in MiB; ``engine_s`` is CPU time on a CPU, wall time on a
     GPU; ``accept_hit``/``accept_cold`` cover the requests that hit the cache and were served again cold."""
 
     steps: int = 0
@@ -265,7 +265,7 @@ def merge_violations(violations: Iterable[Violation]) -> tuple[Violation, ...]:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What :func:`decide` weighs beside the violations.
+    """The evidence that :func:`decide` weighs beside the violations.
 
     ``reverts``: per reverted fix (by number), how often each of its edits ran. ``probes_enabled``: how many
     probe sites the packs switched on, ``sites_reached``: how many of those were evaluated at least once.

@@ -13,7 +13,7 @@ import torch
 
 from specdebug import async_probe
 from specdebug.async_probe import (
-    Violation,
+    ProbeFinding,
     maybe_detect_inf,
     maybe_detect_nan,
     maybe_detect_nonfinite,
@@ -89,8 +89,8 @@ def test_replays_record_what_they_see() -> None:
         ids[2] = value
         graph.replay()
     assert async_probe.drain() == [
-        Violation("test.ids", "oob", 1, 2, 10, 1, "not below 10"),
-        Violation("test.ids", "oob", 2, 2, -2, 1, "below 0"),
+        ProbeFinding("test.ids", "oob", 1, 2, 10, 1, "not below 10"),
+        ProbeFinding("test.ids", "oob", 2, 2, -2, 1, "below 0"),
     ]
 
 
@@ -140,7 +140,7 @@ def test_polling_brings_everything_in_order_and_never_waits() -> None:
     async_probe.configure("record")
     async_probe.prepare("cuda", [])
     ids = torch.ones(4, dtype=torch.int64, device="cuda")
-    found: list[Violation] = []
+    found: list[ProbeFinding] = []
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     for step in range(200):
@@ -159,7 +159,7 @@ def test_polling_brings_everything_in_order_and_never_waits() -> None:
 def test_polling_and_draining_share_the_findings() -> None:
     async_probe.configure("record")
     ids = torch.full((4,), -1, device="cuda")
-    found: list[Violation] = []
+    found: list[ProbeFinding] = []
     for step in range(60):
         async_probe.set_step(step)
         maybe_detect_oob(ids, 0, 10, "test.ids")
@@ -233,15 +233,15 @@ def test_the_first_probe_of_a_device_inside_a_capture_is_refused() -> None:
     [
         (
             "maybe_detect_oob(torch.tensor([3, 10], device='cuda'), 0, 10, 'test.ids')",
-            Violation("test.ids", "oob", bound="not below 10"),
+            ProbeFinding("test.ids", "oob", bound="not below 10"),
         ),
         (
             "maybe_detect_nonfinite(torch.tensor([1, float('inf')], device='cuda').bfloat16(), 'test.logits')",
-            Violation("test.logits", "inf"),
+            ProbeFinding("test.logits", "inf"),
         ),
     ],
 )
-def test_an_assertion_names_its_site_on_the_way_out(probe: str, expected: Violation) -> None:
+def test_an_assertion_names_its_site_on_the_way_out(probe: str, expected: ProbeFinding) -> None:
     code = (
         "import torch\n"
         "from specdebug.async_probe import maybe_detect_nonfinite, maybe_detect_oob\n"

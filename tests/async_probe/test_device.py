@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from specdebug.async_probe import jobs
 from specdebug.async_probe.layout import MAX_ENTRIES
-from specdebug.async_probe.rows import Finding
+from specdebug.async_probe.rows import RawFinding
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
@@ -31,14 +31,14 @@ def _ring(capacity: int = 8, programs: int = 3) -> DeviceRing:
     return DeviceRing(DEVICE, capacity, step=0, programs=programs)
 
 
-def _job(values: torch.Tensor, high: float = 10) -> jobs.Job:
+def _job(values: torch.Tensor, high: float = 10) -> jobs.ProbeJob:
     kinds = ("nan", "inf") if values.is_floating_point() else ("oob",)
     job = jobs.make(kinds, values.to(DEVICE), 0, high, None, None)
     assert job is not None
     return job
 
 
-def _bad(*values: int) -> jobs.Job:
+def _bad(*values: int) -> jobs.ProbeJob:
     return _job(torch.tensor(values))
 
 
@@ -69,7 +69,7 @@ def test_findings_come_in_program_order_with_their_steps() -> None:
     assert ring.take() == [
         finding
         for step in (3, 1, 2)
-        for finding in (Finding(9, step, 1, 10 + step, 1, 10), Finding(step, step, 0, -step, 1, 0))
+        for finding in (RawFinding(9, step, 1, 10 + step, 1, 10), RawFinding(step, step, 0, -step, 1, 0))
     ]
     assert ring.take() == []
 
@@ -80,7 +80,7 @@ def test_all_programs_of_a_launch_add_up_to_one_finding() -> None:
     values[[8999, 4000, 700]] = -1
     values[[8999 - 512, 1]] = 12
     ring.look([_job(values)], [(0, 1)])
-    assert ring.take() == [Finding(0, 0, 700, -1, 3, 0), Finding(1, 0, 1, 12, 2, 10)]
+    assert ring.take() == [RawFinding(0, 0, 700, -1, 3, 0), RawFinding(1, 0, 1, 12, 2, 10)]
     assert ring.totals(2) == [3, 2]
     assert [ring.fine(entry).item() for entry in range(3)] == [0, 0, 1]
 
@@ -100,7 +100,7 @@ def test_replays_of_one_step_are_told_apart_whichever_program_sees_what() -> Non
         seen.append(replay)
 
     _replayed(ring, launch, 4)
-    assert ring.take() == [Finding(0, 0, 512 * replay, -1 - replay, 1, 0) for replay in (0, 2, 3)]
+    assert ring.take() == [RawFinding(0, 0, 512 * replay, -1 - replay, 1, 0) for replay in (0, 2, 3)]
 
 
 def test_a_full_ring_keeps_the_first_findings_and_counts_all() -> None:
@@ -148,7 +148,7 @@ def test_a_table_read_again_and_again_goes_round() -> None:
             ring.look([_bad(-each - 1)], [(0, 1)])
         found = ring.take()
         kept = launches if launches <= 72 else 71
-        assert found == [Finding(0, each, 0, -each - 1, 1, 0) for each in steps[:kept]]
+        assert found == [RawFinding(0, each, 0, -each - 1, 1, 0) for each in steps[:kept]]
 
 
 def test_tensors_that_share_a_launch_are_reported_one_by_one() -> None:
@@ -171,11 +171,11 @@ def test_tensors_that_share_a_launch_are_reported_one_by_one() -> None:
         _bad(1, 2),
     ]
     expected = {
-        0: [Finding(0, 0, 1, -1, 1, 0)],
-        1: [Finding(2, 0, 5, math.nan, 2, 0.0)],
-        2: [Finding(5, 0, 1, 2, 1, 2)],
-        3: [Finding(7, 0, 2999, -math.inf, 1, 0.0)],
-        4: [Finding(9, 0, 3 * 60 + 7, math.inf, 1, 0.0)],
+        0: [RawFinding(0, 0, 1, -1, 1, 0)],
+        1: [RawFinding(2, 0, 5, math.nan, 2, 0.0)],
+        2: [RawFinding(5, 0, 1, 2, 1, 2)],
+        3: [RawFinding(7, 0, 2999, -math.inf, 1, 0.0)],
+        4: [RawFinding(9, 0, 3 * 60 + 7, math.inf, 1, 0.0)],
         5: [],
     }
     for count in (2, 3, 4, 6):
@@ -241,7 +241,7 @@ def test_tiles_of_any_form_add_up(reading: tuple[int, ...], monkeypatch: pytest.
 def test_one_site_twice_in_a_launch_is_found_twice() -> None:
     ring = _ring()
     ring.look([_bad(-1), _bad(5, -2)], [(0, 1), (0, 1)])
-    assert ring.take() == [Finding(0, 0, 0, -1, 1, 0), Finding(0, 0, 1, -2, 1, 0)]
+    assert ring.take() == [RawFinding(0, 0, 0, -1, 1, 0), RawFinding(0, 0, 1, -2, 1, 0)]
 
 
 def test_parts_without_an_entry_are_not_looked_for() -> None:
@@ -324,7 +324,7 @@ def test_polls_and_takes_together_lose_nothing(steps: list[str]) -> None:
         ring = _ring(capacity=1, programs=1)
         ring.capacity = 1000
         ring._on_gpu = True
-        found: list[Finding] = []
+        found: list[RawFinding] = []
         launched = []
         for number, step in enumerate(steps):
             later.arrived = step != "late"

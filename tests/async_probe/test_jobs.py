@@ -22,7 +22,7 @@ def _make(
     high: float = 0,
     relative_to: torch.Tensor | None = None,
     at: torch.Tensor | None = None,
-) -> jobs.Job:
+) -> jobs.ProbeJob:
     job = jobs.make(kinds, tensor, low, high, relative_to, at)
     assert job is not None
     return job
@@ -153,6 +153,6 @@ def test_types_without_kernels_are_converted() -> None:
 
 def test_from_two_to_the_31_on_indices_are_wide() -> None:
     meta = torch.empty(2**31, dtype=torch.int8, device="meta").view(torch.float8_e5m2)
-    big = jobs.Job(meta, NONFINITE, 0, 0, (None, None), meta.numel())
+    big = jobs.ProbeJob(meta, NONFINITE, 0, 0, (None, None), meta.numel())
     assert big.wide
-    assert not jobs.Job(meta, NONFINITE, 0, 0, (None, None), 2**31 - 2**17).wide
+    assert not jobs.ProbeJob(meta, NONFINITE, 0, 0, (None, None), 2**31 - 2**17).wide

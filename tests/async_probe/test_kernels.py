@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specdebug.async_probe import checks, jobs
 from specdebug.async_probe.checks import Bound
-from specdebug.async_probe.rows import Finding
+from specdebug.async_probe.rows import RawFinding
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
@@ -41,7 +41,7 @@ def _found(
     high: Bound = 0,
     relative_to: torch.Tensor | None = None,
     at: torch.Tensor | None = None,
-) -> list[Finding]:
+) -> list[RawFinding]:
     """What the kernels find, entries numbered by part."""
     on_device = [None if each is None else _moved(each) for each in (relative_to, at)]
     job = jobs.make(kinds, _moved(tensor), low, high, *on_device)
@@ -63,7 +63,7 @@ def _expected(
     high: Bound = 0,
     relative_to: torch.Tensor | None = None,
     at: torch.Tensor | None = None,
-) -> list[Finding]:
+) -> list[RawFinding]:
     """What the checks find, one entry for every part there can be."""
     values = checks.subject(tensor, relative_to) if at is None else checks.picked(tensor, at)
     numbers = {"nan": 0, "inf": 1, "below": 0, "not below": 1, "not a multiple of": 0}
@@ -74,11 +74,11 @@ def _expected(
             if bool(bad.any()):
                 index, count = int(bad.nonzero()[0]), int(bad.sum())
                 value = values.reshape(-1)[index].item()
-                findings.append(Finding(numbers[part.phrase or kind], 5, index, value, count, part.limit))
+                findings.append(RawFinding(numbers[part.phrase or kind], 5, index, value, count, part.limit))
     return findings
 
 
-def _same(found: list[Finding], expected: list[Finding]) -> bool:
+def _same(found: list[RawFinding], expected: list[RawFinding]) -> bool:
     return repr(found) == repr(expected)  # as NaN is not equal to itself
 
 
@@ -251,7 +251,7 @@ def test_indices_that_need_an_int64() -> None:
         assert (found.index, found.count) == (4999, 1)
 
 
-class _Wide(jobs.Job):
+class _Wide(jobs.ProbeJob):
     @property
     def wide(self) -> bool:
         return True

@@ -17,8 +17,8 @@ from hypothesis.extra import numpy as hnp
 
 from specdebug import async_probe
 from specdebug.async_probe import (
+    ProbeFinding,
     Rule,
-    Violation,
     maybe_detect_inf,
     maybe_detect_nan,
     maybe_detect_nonfinite,
@@ -52,7 +52,7 @@ VALUE = {"inf": -math.inf, "oob": -3, "page_aligned": 7}
 KINDS = list(PROBES)
 
 
-def _raised(run: Callable[[], object]) -> Violation:
+def _raised(run: Callable[[], object]) -> ProbeFinding:
     with pytest.raises(RuntimeError) as caught:
         run()
     violation = parse_message(str(caught.value))
@@ -246,7 +246,7 @@ def test_configure_and_reset_forget() -> None:
 )
 def test_recordings_against_numpy(arrays: list[np.ndarray], capacity: int, transposed: bool) -> None:
     async_probe.configure("record", capacity=capacity)
-    expected: list[Violation] = []
+    expected: list[ProbeFinding] = []
     total = 0
     for step, array in enumerate(arrays):
         tensor = torch.from_numpy(array)
@@ -259,7 +259,7 @@ def test_recordings_against_numpy(arrays: list[np.ndarray], capacity: int, trans
             if flat.any():
                 first = int(flat.argmax())
                 value, count = int(array.ravel()[first]), int(flat.sum())
-                expected.append(Violation("a.b", "oob", step, first, value, count, bound))
+                expected.append(ProbeFinding("a.b", "oob", step, first, value, count, bound))
                 total += count
     assert async_probe.drain() == expected[:capacity]
     assert async_probe.totals() == ({("a.b", "oob"): total} if total else {})

@@ -17,7 +17,7 @@ from specdebug.async_probe.rows import (
     INT,
     NO_LIMIT,
     VALUE_TYPES,
-    Finding,
+    RawFinding,
     float_bits,
     float_of,
     intact,
@@ -58,7 +58,7 @@ def test_findings_do_not_depend_on_which_program_came_first(data: st.DataObject)
                     {"entry": entry, "job": job, "part": part, "index": place, "value": place + 1, "count": count}
                     for place, count in zip(places, counts, strict=True)
                 ]
-                expected.append(Finding(entry, 7, min(places), min(places) + 1, sum(counts), 0.0))
+                expected.append(RawFinding(entry, 7, min(places), min(places) + 1, sum(counts), 0.0))
         random.Random(data.draw(st.integers(0, 99))).shuffle(shares)
         launches.append((-3, number) if data.draw(st.booleans()) else (number + 1, 0))
         launches[-1] = (*launches[-1], shares)  # type: ignore[assignment]

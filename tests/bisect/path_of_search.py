@@ -21,7 +21,7 @@ from contextlib import closing
 from pathlib import Path
 
 from specdebug.bisect import Bisector, OrderedBisector
-from specdebug.minimise import Probe, Rates, SubsetSearch
+from specdebug.minimise import Probe, SubsetSearch, TrialRates
 
 RECORDED = Path(__file__).with_name("observations.json")
 
@@ -92,7 +92,7 @@ def commits(count: int, seed: int) -> Iterator[Line]:
 def subsets(seed: int) -> Iterator[Line]:
     """Minimising forty elements of which three are needed, by a flake; two trials run at a time."""
     fresh = itertools.count()
-    search = SubsetSearch(40, Rates(0.4, 0.6, 0.012), lambda: next(fresh), (-1, -2, -3), lambda removed: True)
+    search = SubsetSearch(40, TrialRates(0.4, 0.6, 0.012), lambda: next(fresh), (-1, -2, -3), lambda removed: True)
     running: list[Probe] = []
     for number in range(80):
         while len(running) < 2 and (probe := search.next_probe(running)) is not None:

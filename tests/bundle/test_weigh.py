@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from specdebug.bundle.partings import Parting
-from specdebug.bundle.weigh import Scale, weigh
+from specdebug.bundle.weigh import ChoiceScale, weigh
 from specdebug.reference.tree import TreeShape, standing
 from specdebug.run.dense import DenseReference
 from specdebug.run.oracles.lossless import TIE_MARGIN
@@ -37,7 +37,7 @@ def ranked(ids: tuple[int, ...]) -> list[int]:
 
 def weighed(parting: Parting, dtype: str = "bfloat16", shape: tuple[int, int, int] | None = None) -> dict[str, float]:
     sink = ListSink()
-    weigh({"scale": Scale(MODEL, DRAFT, dtype, shape), "partings": [parting]}, sink)
+    weigh({"scale": ChoiceScale(MODEL, DRAFT, dtype, shape), "partings": [parting]}, sink)
     (event,) = sink.events
     return event
 

@@ -38,7 +38,7 @@ def test_the_file_s_values_reach_every_command_that_has_the_option(
         raise KeyboardInterrupt
 
     (tmp_path / ".specdebug.toml").write_text('device = "cuda:3"\nbackend = "fa3"\npage-size = 16\n')
-    for module in ("replay", "compare", "diverge", "bundle", "toggles", "faults", "minimise"):
+    for module in ("options", "toggles", "faults"):
         monkeypatch.setattr(f"specdebug.cli.{module}.engine_overrides", overrides)
     over = ("cuda:3", None, "fa3", 16)
     for argv, values in [

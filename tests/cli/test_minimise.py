@@ -14,8 +14,8 @@ import pytest
 
 from specdebug.cli.main import run
 from specdebug.cli.minimise import _file_text
-from specdebug.minimise.minimiser import Step, Summary
-from specdebug.report.minimise import Subject
+from specdebug.minimise.minimiser import StageResult, Summary
+from specdebug.report.minimise import Minimisation
 from specdebug.scenario.grammar import SharedPrefixPrompt
 from specdebug.scenario.load import load_scenario
 
@@ -125,9 +125,9 @@ def test_the_two_requests_that_meet_the_bug_are_left_and_the_file_fails_every_ti
 def test_the_file_does_not_say_how_much_of_the_search_was_resumed() -> None:
     whole_one = load_scenario("six.yaml")
     small = replace(whole_one, arms={"reverted": whole_one.arms["reverted"]})
-    step = Step("requests", ("more",), ("plain",), (), 4)
+    step = StageResult("requests", ("more",), ("plain",), (), 4)
     whole = Summary("done", small, "nan@draft", (), (5, 5), (12, 12), (7,), (step,), 30, 0)
-    texts = {_file_text(replace(whole, resumed=n), Subject("six", 6, "o.yaml", "j", 0.95), "six") for n in (0, 15)}
+    texts = {_file_text(replace(whole, resumed=n), Minimisation("six", 6, "o.yaml", "j", 0.95), "six") for n in (0, 15)}
     assert len(texts) == 1
     assert "after 30 trials (4 of them for the requests)." in texts.pop()
 

@@ -39,6 +39,16 @@ def test_defaults() -> None:
     assert spec.draft_kv_on_hit == "recompute"
 
 
+def test_a_draft_that_is_not_named_is_called_after_the_target_and_the_algorithm() -> None:
+    def draft(**speculative: str) -> str | None:
+        return EngineConfig.from_dict({"model": "small", "speculative": speculative}).draft_model
+
+    assert EngineConfig.from_dict({"model": "small"}).draft_model is None
+    assert draft() == "small-eagle"
+    assert draft(algorithm="EAGLE3") == "small-eagle3"
+    assert draft(draft_model="other") == "other"
+
+
 def test_a_config_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         EngineConfig().page_size = 4  # type: ignore[misc]

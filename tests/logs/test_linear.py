@@ -19,7 +19,7 @@ import specdebug.logs
 from specdebug.logs import engine, scan
 from specdebug.logs.engine import Match, Pattern, compiled
 from specdebug.logs.hits import Hit
-from specdebug.logs.rules import AHEAD, FINDERS, REACH, RULES, Rule, named
+from specdebug.logs.rules import AHEAD, FINDERS, REACH, RULES, LogRule, named
 from specdebug.logs.scan import BLOCK, scan_bytes
 
 ROOM = Path(specdebug.logs.__file__).parent
@@ -99,7 +99,7 @@ def test_hostile_lines_take_two_passes_a_rule_and_one_name_a_line(word: bytes, m
     counts: Counter[str] = Counter()
     monkeypatch.setattr(scan, "FINDERS", tuple(Counting(finder, counts) for finder in FINDERS))
 
-    def counted(rule: Rule, line: bytes, at: int) -> Sequence[Hit]:
+    def counted(rule: LogRule, line: bytes, at: int) -> Sequence[Hit]:
         counts["names"] += 1
         return named(rule, line, at)
 
@@ -139,7 +139,7 @@ def test_of_lines_that_all_fail_in_another_way_a_block_names_so_many(
     """So a short line costs no more than a long one: the interpreter's own loops see all of them, and Python few."""
     calls: Counter[str] = Counter()
 
-    def counted(rule: Rule, line: bytes, at: int) -> Sequence[Hit]:
+    def counted(rule: LogRule, line: bytes, at: int) -> Sequence[Hit]:
         calls["named"] += 1
         return named(rule, line, at)
 
@@ -156,7 +156,7 @@ def test_of_lines_that_all_fail_in_another_way_a_block_names_so_many(
 def test_of_lines_that_tell_of_nothing_after_all_a_block_asks_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: Counter[str] = Counter()
 
-    def counted(rule: Rule, line: bytes, at: int) -> Sequence[Hit]:
+    def counted(rule: LogRule, line: bytes, at: int) -> Sequence[Hit]:
         calls["named"] += 1
         return named(rule, line, at)
 
@@ -206,7 +206,7 @@ def test_a_name_is_made_from_a_bounded_part_of_a_line() -> None:
         seen.append(len(line))
         return ()
 
-    rule = Rule((), (), name)
+    rule = LogRule((), (), name)
     for size, at in ((10, 3), (REACH, 0), (REACH + 1, REACH), (50 * REACH, 7 * REACH), (50 * REACH, 0)):
         named(rule, b"x" * size, at)
     assert max(seen) <= REACH

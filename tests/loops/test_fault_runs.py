@@ -12,7 +12,7 @@ from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.fit import check_fit
 from specdebug.loops import fault_runs
 from specdebug.loops.fault_matrix import cases
-from specdebug.loops.fault_runs import CLEAN, Standing, matrix_scenario, plan, verify
+from specdebug.loops.fault_runs import CLEAN, MatrixStanding, matrix_scenario, plan, verify
 from specdebug.loops.replay import ArmResult
 from specdebug.scenario.checks import engine_config
 from specdebug.scenario.library import Library
@@ -25,10 +25,10 @@ class Kept:
     """A watcher with a memory, that may call something on the way."""
 
     def __init__(self, after: int = -1, error: BaseException | None = None) -> None:
-        self.standings: list[Standing] = []
+        self.standings: list[MatrixStanding] = []
         self._after, self._error = after, error
 
-    def moved(self, standing: Standing) -> None:
+    def moved(self, standing: MatrixStanding) -> None:
         self.standings.append(standing)
         if standing.made == self._after and self._error is not None:
             raise self._error
@@ -88,7 +88,7 @@ def test_a_matrix_is_watched_and_keeps_what_it_is_made_of() -> None:
     assert (matrix.made, matrix.missing, matrix.problems) == (4, 0, ())
     assert matrix.detected == matrix.promptly == 2
     assert [standing.made for standing in watcher.standings] == [0, 1, 2, 3, 4]
-    assert watcher.standings[-1] == Standing(4, 4, 2, 2, 0, ())
+    assert watcher.standings[-1] == MatrixStanding(4, 4, 2, 2, 0, ())
 
 
 def test_what_was_measured_before_an_interrupt_is_kept() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdebug.loops.steplog import Recording, Step
+from specdebug.loops.steplog import EngineStep, Recording
 from tests.report.html.samples import step
 
 
@@ -20,5 +20,5 @@ def test_steps_are_kept_by_arm_in_order_and_nothing_else_is() -> None:
 
 
 def test_a_step_without_a_verify_has_no_mean() -> None:
-    assert Step.of(step(1)).accept_mean is None
-    assert Step.of(step(1, accept={"x": 3})).accept_mean == pytest.approx(3)
+    assert EngineStep.of(step(1)).accept_mean is None
+    assert EngineStep.of(step(1, accept={"x": 3})).accept_mean == pytest.approx(3)

@@ -3,7 +3,8 @@
 import random
 from collections import deque
 
-from specdebug.minimise import Seen
+from specdebug.trials.journal import Journal
+from specdebug.trials.trial import TrialResult
 
 
 class Stage:
@@ -39,47 +40,57 @@ class Space:
         self._left = self._stage.without(removed)
 
 
-class Oracle:
+class Source:
     """Fails with ``nan@x`` at ``rate`` when ``needed`` is there, with ``oob@y`` at ``other`` when anything is.
 
-    Trials end in an order of its own when several run at a time.
+    Trials end in an order of its own when several run at a time; none starts after ``stop_after`` of them.
     """
+
+    candidates = ()
+    identity = "simulated"
 
     def __init__(self, needed, rate=1.0, other=0.0, false=0.0, capacity=1, stop_after=None):
         self.needed, self.rate, self.other, self.false = frozenset(needed), rate, other, false
         self.capacity, self.stop_after = capacity, stop_after
         self.started = []
+        self._left = {}
         self._running = deque()
 
-    def start(self, number, candidate, seed):
+    def leave(self, number, left):
+        self._left[number] = left
+
+    def start(self, trial):
         assert len(self._running) < self.capacity
         if self.stop_after is not None and len(self.started) >= self.stop_after:
             raise KeyboardInterrupt
-        self.started.append((number, candidate, seed))
-        draw = random.Random(f"{seed}:{sorted(candidate)}")
+        self.started.append(trial)
+        signature = self.signature(self._left.pop(trial.number), trial.seed)
+        outcome = "pass" if signature is None else "fail"
+        self._running.append((trial, TrialResult(outcome, signature, 0.0)))
+
+    def signature(self, left, seed):
+        draw = random.Random(f"{seed}:{sorted(left)}")
         signature = "oob@y" if draw.random() < self.other else None
-        if draw.random() < (self.rate if self.needed <= candidate else self.false):
+        if draw.random() < (self.rate if self.needed <= left else self.false):
             signature = "nan@x"
-        self._running.append((number, Seen(signature)))
+        return signature
 
     def wait(self):
         return self._running.pop()
 
+    def close(self):
+        self._running.clear()
 
-class Memory:
-    """Keeps trials in a dict."""
 
-    def __init__(self, kept=None):
-        self.kept = dict(kept or {})
+class Kept(Journal):
+    """A journal without a disk."""
 
-    def recall(self, number, gone, seed):
-        found = self.kept.get(number)
-        assert found is None or found[:2] == (gone, seed)
-        return None if found is None else found[2]
+    def __init__(self):
+        self._trials = {}
 
-    def keep(self, number, gone, seed, seen):
-        assert number not in self.kept
-        self.kept[number] = (gone, seed, seen)
+    def record(self, trial, result):
+        assert trial.number not in self._trials
+        self._trials[trial.number] = (trial, result)
 
 
 class Watcher:

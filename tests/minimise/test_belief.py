@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.minimise.belief import Belief
-from specdebug.minimise.rates import Rates
+from specdebug.minimise.belief import NeedBelief
+from specdebug.minimise.rates import TrialRates
 
-RATES = Rates(0.3, 0.6, 0.012)
+RATES = TrialRates(0.3, 0.6, 0.012)
 
 
 def exact(belief, size, prior):
@@ -27,7 +27,7 @@ def exact(belief, size, prior):
 
 
 def told(size, prior, trials):
-    belief = Belief(size, prior, RATES)
+    belief = NeedBelief(size, prior, RATES)
     for removed, failed, known in trials:
         belief.observe(frozenset(removed), failed, known)
     for _ in range(12):  # rates and marginals settle on each other
@@ -36,7 +36,7 @@ def told(size, prior, trials):
 
 
 def test_before_any_trial_everything_is_as_likely_as_the_prior():
-    belief = Belief(4, 0.2, RATES)
+    belief = NeedBelief(4, 0.2, RATES)
     belief.update(frozenset())
     assert belief.needed == pytest.approx([0.2] * 4)
     assert belief.fine(frozenset({0, 1})) == pytest.approx(0.64)
@@ -86,7 +86,7 @@ def test_what_failed_without_a_group_clears_it():
 
 
 def test_what_cannot_be_taken_away_together_is_needed_in_part():
-    belief = Belief(5, 0.1, RATES)
+    belief = NeedBelief(5, 0.1, RATES)
     belief.exclude(frozenset({0, 1}))
     belief.observe(frozenset({0}), True, False)
     belief.observe(frozenset({0}), True, False)

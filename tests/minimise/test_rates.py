@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.minimise.rates import Rates, learn
+from specdebug.minimise.rates import TrialRates, learn
 
-START = Rates(0.3, 0.6, 0.012)
+START = TrialRates(0.3, 0.6, 0.012)
 COUNT = st.integers(0, 30)
 
 

@@ -6,7 +6,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.minimise.rates import Rates
+from specdebug.minimise.rates import TrialRates
 from specdebug.minimise.subset import ACCEPT, KNOWN_SEEDS, SubsetSearch
 from tests.chance import most
 
@@ -14,7 +14,7 @@ from tests.chance import most
 def search(size, fails, possible=lambda removed: True, rate=0.95, failing=(-1, -2, -3), limit=2000):
     """Run a search to its end; returns it and its trials."""
     counter = itertools.count()
-    found = SubsetSearch(size, Rates(rate, max(rate, 0.6), 0.012), lambda: next(counter), failing, possible)
+    found = SubsetSearch(size, TrialRates(rate, max(rate, 0.6), 0.012), lambda: next(counter), failing, possible)
     trials = []
     while (probe := found.next_probe()) is not None:
         failed = fails(probe.removed, probe.seed)
@@ -98,7 +98,7 @@ def test_a_known_seed_is_tried_once_with_one_candidate_and_not_too_many_are():
 
 def test_trials_that_still_run_are_taken_into_account():
     counter = itertools.count()
-    found = SubsetSearch(30, Rates(0.3, 0.6, 0.012), lambda: next(counter), (-1,), lambda removed: True)
+    found = SubsetSearch(30, TrialRates(0.3, 0.6, 0.012), lambda: next(counter), (-1,), lambda removed: True)
     pending = []
     for _ in range(6):
         pending.append(found.next_probe(pending))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdebug.reference import DraftHead, draft_logits, draft_unroll
 from specdebug.reference.draft import to_target_ids
-from specdebug.reference.tree import Standing, TreeShape, standing
+from specdebug.reference.tree import PathStanding, TreeShape, standing
 from tests.reference.test_draft import make_head
 
 LENGTH = 7
@@ -84,4 +84,4 @@ def test_a_token_that_the_head_does_not_have_is_never_drafted() -> None:
     head, (ids, hidden) = make_head("eagle3"), text("eagle3", 0)
     absent = min(set(range(50)) - set(continuations(head, ids, hidden, ())))
     found = standing(head, ids, hidden, [absent], TreeShape(2, 2, 4))
-    assert found == Standing(float("-inf"), found.size)
+    assert found == PathStanding(float("-inf"), found.size)

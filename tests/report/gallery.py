@@ -11,8 +11,8 @@ from typing import Any
 from specdebug.diverge.align import Difference
 from specdebug.diverge.run import Divergence
 from specdebug.diverge.stream import Descriptor, Share
-from specdebug.drift import Report, Row
-from specdebug.drift.fit import Problem
+from specdebug.drift import FixRow, Report
+from specdebug.drift.fit import EditProblem
 from specdebug.drift.nearest import Near
 from specdebug.errors import Where
 from specdebug.faults.catalogue import CLASSES
@@ -23,7 +23,7 @@ from specdebug.loops.compare import compare
 from specdebug.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun
 from specdebug.loops.replay import ArmResult, ArmRun, Replay
 from specdebug.loops.verify import ToggleCheck
-from specdebug.minimise import Step, Summary
+from specdebug.minimise import StageResult, Summary
 from specdebug.patching import Edit, Patch
 from specdebug.report.bisect import findings_text
 from specdebug.report.diverge import render_divergence
@@ -33,14 +33,14 @@ from specdebug.report.fault_matrix import render_fault_matrix
 from specdebug.report.flake import sampled_text
 from specdebug.report.listings import facts_table, probe_tables, scenario_table
 from specdebug.report.matrix import render_matrix
-from specdebug.report.minimise import Subject, summary_text
+from specdebug.report.minimise import Minimisation, summary_text
 from specdebug.report.terminal import render_comparison, render_replay
 from specdebug.report.toggle import describe_toggle, toggle_table
 from specdebug.report.triage import render_triage
 from specdebug.scenario.grammar import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.packs import ProbePack
 from specdebug.toggles import Detection, Toggle
-from specdebug.triage.candidates import Candidate
+from specdebug.triage.candidates import CandidateFix
 from specdebug.triage.run import Tried
 from specdebug.trials.trial import Trial, TrialResult
 from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Violation
@@ -157,9 +157,9 @@ def toggle(name: Name) -> Toggle:
 def _of_toggles(name: Name) -> dict[str, Any]:
     near = Near(Where(name("near"), 5), ("x",), (f"-{name('gone')}", f"+{name('new')}"), 0.5)
     rows = (
-        Row(1, "ours", "fits", places=(Where(name("place"), 3), Where(name("other place"), 4))),
-        Row(2, "ours", "stale", problems=(Problem(name("written"), f"lacks {name('lines')}", near),)),
-        Row(3, "ours", "not-for-version", why=f"is for {name('version')} only"),
+        FixRow(1, "ours", "fits", places=(Where(name("place"), 3), Where(name("other place"), 4))),
+        FixRow(2, "ours", "stale", problems=(EditProblem(name("written"), f"lacks {name('lines')}", near),)),
+        FixRow(3, "ours", "not-for-version", why=f"is for {name('version')} only"),
     )
     release: Any = name("release")
     return {
@@ -189,13 +189,13 @@ def _of_searches(name: Name, folder: Path) -> dict[str, Any]:
     )
     measured, question, kept = sampled(folder, judge, 20)
     asked = replace(question, what=name("what"), journal=name("journal"), reproduce=lambda seed: name("reproduce"))
-    step = Step("requests", (name("gone"),), (name("kept"), name("unknown")), (name("unknown"),), 9)
+    step = StageResult("requests", (name("gone"),), (name("kept"), name("unknown")), (name("unknown"),), 9)
     others = ((name("nan@other"), 2),)
     small: Summary[Any] = Summary("done", None, name("nan@site"), others, (5, 9), (4, 4), (1, 2), (step,), 22, 0)
     texts = {
         "bisect": findings_text(findings, found, journal.evidence),
         "flake": sampled_text(measured, asked, kept.evidence),
-        "minimise": summary_text(small, Subject(name("what"), 4, name("output"), name("journal"), 0.95)),
+        "minimise": summary_text(small, Minimisation(name("what"), 4, name("output"), name("journal"), 0.95)),
     }
     journal.close()
     kept.close()
@@ -220,5 +220,5 @@ def _triage(name: Name) -> Any:
         signature = name(word)
         found.findings[signature] = Finding(signature, Strength.CHECK, name("means"), 7 + number, name("line"), 2)
     found.facts.backend, found.facts.arm = name("backend"), name("arm")
-    best = Candidate(toggle(name), scenario(name), None, 9, (f"since {name('reason')} fits",), False)
+    best = CandidateFix(toggle(name), scenario(name), None, 9, (f"since {name('reason')} fits",), False)
     return render_triage(name("log"), found, [best], [name("command")], [Tried(best, outcome(name), True, True)])

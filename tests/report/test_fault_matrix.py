@@ -8,7 +8,7 @@ from rich.console import Console
 
 from specdebug.faults.catalogue import CLASSES
 from specdebug.loops.fault_matrix import Case, CaseCheck, FaultMatrix
-from specdebug.loops.fault_runs import Standing
+from specdebug.loops.fault_runs import MatrixStanding
 from specdebug.report.fault_matrix import LiveFaults, PlainFaults, faults_progress, left_text, render_fault_matrix
 
 
@@ -18,7 +18,7 @@ def test_plain_lines_are_few_and_say_what_is_wrong_at_once() -> None:
         assert isinstance(watcher, PlainFaults)
         for made in range(401):
             problems = ("nan_logits, seed 3: nothing saw it",) if made == 7 else ()
-            watcher.moved(Standing(400, made, made // 2, made // 2, int(made >= 7), problems))
+            watcher.moved(MatrixStanding(400, made, made // 2, made // 2, int(made >= 7), problems))
     lines = stream.getvalue().splitlines()
     assert lines[0] == "nan_logits, seed 3: nothing saw it"
     assert lines[1] == "20 of 400 runs, 10 of 10 effective injections caught, 1 problem"
@@ -31,7 +31,7 @@ def test_a_terminal_shows_the_standing_and_the_latest_problems() -> None:
     console = Console(file=io.StringIO(), width=100, record=True)
     console.print(watcher._draw())
     for made in range(1, 9):
-        watcher.moved(Standing(100, made, made, 0, made, (f"problem {made}",)))
+        watcher.moved(MatrixStanding(100, made, made, 0, made, (f"problem {made}",)))
     console.print(watcher._draw())
     lines = console.export_text().splitlines()
     assert lines[0] == "faults verify: starting"
@@ -40,9 +40,9 @@ def test_a_terminal_shows_the_standing_and_the_latest_problems() -> None:
 
 
 def test_what_is_left_is_told_once_there_is_a_pace() -> None:
-    assert left_text(Standing(12_000, 100), 30.0) == ""
-    assert left_text(Standing(12_000, 1200), 240.0) == ", some 36 min left"
-    assert left_text(Standing(100, 80), 40.0) == ", some 10 s left"
+    assert left_text(MatrixStanding(12_000, 100), 30.0) == ""
+    assert left_text(MatrixStanding(12_000, 1200), 240.0) == ", some 36 min left"
+    assert left_text(MatrixStanding(100, 80), 40.0) == ", some 10 s left"
 
 
 def test_rows_that_were_not_run_are_not_shown() -> None:

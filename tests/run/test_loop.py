@@ -220,7 +220,7 @@ def test_the_last_steps_failures_are_waited_for() -> None:
 
 
 def test_findings_that_have_not_arrived_by_the_end_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = async_probe.Violation("draft.logits", "nan", 4, 0, float("nan"), 1)
+    late = async_probe.ProbeFinding("draft.logits", "nan", 4, 0, float("nan"), 1)
     monkeypatch.setattr(async_probe, "poll", list)
     monkeypatch.setattr(async_probe, "drain", lambda: [late])
     loop, sink, _ = loop_of(FakeEngine(), planned("a.0"))
@@ -265,7 +265,7 @@ def test_what_had_reached_the_host_comes_before_the_fault_that_lost_the_device(m
         def check_guards(self) -> list[Any]:
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    seen = async_probe.Violation("draft.plan.kv_indptr", "oob", 1, 0, 9, 1)
+    seen = async_probe.ProbeFinding("draft.plan.kv_indptr", "oob", 1, 0, 9, 1)
     monkeypatch.setattr(async_probe, "salvage", lambda: [seen])
     loop, sink, _ = loop_of(Lost(), planned("a.0"))
     with pytest.raises(Stopped):

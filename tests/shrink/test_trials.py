@@ -11,9 +11,9 @@ import pytest
 from specdebug.errors import SpecDebugError
 from specdebug.loops.replay import ArmResult, ArmRun
 from specdebug.loops.warm import ArmAtFault
-from specdebug.minimise import Seen
 from specdebug.scenario.grammar import Arm, Scenario, TokenPrompt, WorkloadGroup
-from specdebug.shrink.trials import WarmOracle
+from specdebug.shrink.trials import ShrunkSource
+from specdebug.trials.trial import Trial, TrialResult
 from specdebug.verdict.outcome import Outcome
 
 SCENARIO = Scenario("s", (WorkloadGroup("g0", TokenPrompt((1, 2))),), {"only": Arm("only")}, {})
@@ -42,14 +42,20 @@ class Pool:
         return ArmResult(run, end)
 
 
-def test_a_fault_counts_only_once_something_could_be_run() -> None:
+def test_a_fault_counts_only_once_something_could_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool()
-    oracle = WarmOracle(pool, SimpleNamespace(arm="only", origin={}), (), ())  # type: ignore[arg-type]
+    monkeypatch.setattr("specdebug.shrink.trials.WarmPool", lambda *_: pool)
+    source = ShrunkSource(SimpleNamespace(start=SCENARIO, arm="only", origin={}), (), ())  # type: ignore[arg-type]
     fault = SpecDebugError("the corpus 'stdlib' has 3 tokens")
-    for number in range(4):
-        oracle.start(number, SCENARIO, number)
+    trials = [Trial(number, frozenset(), number) for number in range(4)]
+    for trial in trials:
+        source.leave(trial.number, SCENARIO)
+        source.start(trial)
     pool.ends.extend([fault, FAILED, fault, PASSED])
     with pytest.raises(SpecDebugError, match="has 3 tokens"):
-        oracle.wait()
-    seen = [(1, Seen("nan@draft.logits", 0.0)), (2, Seen(None, 0.0)), (3, Seen(None, 0.0))]
-    assert [oracle.wait() for _ in seen] == seen
+        source.wait()
+    assert [source.wait() for _ in range(3)] == [
+        (trials[1], TrialResult("fail", "nan@draft.logits", 0.0)),
+        (trials[2], TrialResult("untestable", None, 0.0, str(fault))),
+        (trials[3], TrialResult("pass", None, 0.0)),
+    ]

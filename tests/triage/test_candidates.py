@@ -11,13 +11,13 @@ import pytest
 from specdebug.logs.scan import Scan, scan
 from specdebug.scenario.library import Library
 from specdebug.toggles import Toggle
-from specdebug.triage.candidates import Candidate, candidates, commands
+from specdebug.triage.candidates import CandidateFix, candidates, commands
 
 LIBRARY = Library()
 LOGS = Path(__file__).parent.parent / "logs" / "quoted"
 
 
-def triaged(log: str) -> tuple[Scan, tuple[Candidate, ...]]:
+def triaged(log: str) -> tuple[Scan, tuple[CandidateFix, ...]]:
     found = scan(io.BytesIO(log.encode()))
     return found, candidates(found, LIBRARY)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdebug.trials.clusters import HOPELESS, LEAD, OPENING, Clusters, Seen
+from specdebug.trials.clusters import HOPELESS, LEAD, OPENING, Clusters, SeenSignature
 from specdebug.trials.trial import TrialResult
 
 PASS = TrialResult("pass", None, 0.1)
@@ -26,13 +26,13 @@ def test_the_most_frequent_is_followed_once_it_leads() -> None:
     clusters = fed(PASS, fail("b"), fail("a"), fail("a"))
     assert (clusters.followed, clusters.settled) == ("a", True)
     assert [clusters.verdict(r) for r in (PASS, fail("a"), fail("b"), UNTESTABLE)] == [False, True, None, None]
-    assert clusters.seen == (Seen("a", 2, True), Seen("b", 1, False))
+    assert clusters.seen == (SeenSignature("a", 2, True), SeenSignature("b", 1, False))
 
 
 def test_once_chosen_it_stays() -> None:
     clusters = fed(*[fail("a")] * LEAD, *[fail("b")] * 9)
     assert clusters.followed == "a"
-    assert clusters.seen[0] == Seen("b", 9, False)
+    assert clusters.seen[0] == SeenSignature("b", 9, False)
 
 
 def test_the_opening_ends_in_any_case() -> None:

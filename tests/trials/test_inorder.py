@@ -109,6 +109,41 @@ def test_what_the_journal_holds_is_not_run_again() -> None:
     assert not any(resumed.in_order.was_kept(trial) for trial in source.started)
 
 
+def chosen_anew(source: Source, journal: Kept, wave: int = 3) -> list[tuple[Trial, TrialResult]]:
+    """Trials in waves: the first of one is chosen once all of the wave before count. Seeds are ours."""
+    in_order, counted = InOrder(source, journal, seed=5, max_trials=TRIALS), list[tuple[Trial, TrialResult]]()
+
+    def choose(number: int, pending: Sequence[Trial]) -> Trial | None:
+        assert number == len(counted) + len(pending)
+        if pending and number % wave == 0:
+            return None
+        return Trial(number, frozenset({f"of wave {number // wave}"}), 100 + number)
+
+    def whole() -> str:
+        while (pair := in_order.next_chosen(choose, lambda: None)) is not None:
+            counted.append(pair)
+        return "whole"
+
+    assert in_order.run(whole) == ("whole", None)
+    return counted
+
+
+def test_who_chooses_may_wait_until_others_count_and_gives_the_seeds() -> None:
+    counted = chosen_anew(Source(4, order=3), Kept())
+    assert [trial.number for trial, _ in counted] == list(range(TRIALS))
+    assert [trial.seed for trial, _ in counted] == list(range(100, 100 + TRIALS))
+    assert counted == chosen_anew(Source(1, order=0), Kept())
+
+
+def test_the_journal_s_trial_takes_the_place_of_the_one_that_is_chosen() -> None:
+    journal = Kept()
+    other = Trial(1, frozenset({"something else"}), 7)
+    journal.record(other, TrialResult("pass", None, 0.1))
+    source = Source(2, order=1)
+    assert chosen_anew(source, journal)[1][0] == other
+    assert len(source.started) == TRIALS - 1
+
+
 def test_an_error_is_told_and_whatever_else_passes_through() -> None:
     trouble = SpecDebugError("no more")
     assert (drive := Drive(Source(1, order=0, ends=3, error=trouble), Kept())).ended == "trouble"

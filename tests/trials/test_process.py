@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.trials.process import END_BYTES, Processes, Stopped
+from specdebug.trials.process import END_BYTES, CommandStopped, Processes
 
 
 def run(script: str, tmp_path: Path, timeout_s: float | None = None) -> tuple[int, bool, str]:
@@ -64,7 +64,7 @@ def test_closing_ends_what_runs_and_starts_no_more(tmp_path: Path) -> None:
     def hang() -> None:
         try:
             processes.run(["bash", "-c", "echo x >started; sleep 1000"], cwd=tmp_path, env=dict(os.environ))
-        except Stopped:
+        except CommandStopped:
             stopped.append(True)
 
     thread = threading.Thread(target=hang)
@@ -73,7 +73,7 @@ def test_closing_ends_what_runs_and_starts_no_more(tmp_path: Path) -> None:
     processes.close()
     thread.join()
     assert stopped == [True]
-    with pytest.raises(Stopped):
+    with pytest.raises(CommandStopped):
         processes.run(["true"], cwd=tmp_path, env=dict(os.environ))
 
 

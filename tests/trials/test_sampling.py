@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specdebug.errors import SpecDebugError
 from specdebug.trials.journal import Journal
-from specdebug.trials.sampling import Sampled, Sampling, Tally
+from specdebug.trials.sampling import RateSampling, Sampled, Tally
 from specdebug.trials.source import Candidate
 from specdebug.trials.trial import Trial, TrialResult, trial_seed
 
@@ -74,7 +74,7 @@ def sample(
     notes: Notes | None = None,
 ) -> Sampled:
     with Journal(path, source.identity, "a test") as journal:
-        sampling = Sampling(
+        sampling = RateSampling(
             source, journal, enough, reverted=frozenset({"7"}), seed=3, max_trials=max_trials, pattern=pattern
         )
         return sampling.run(notes or Notes())

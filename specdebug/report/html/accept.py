@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from specdebug.loops.steplog import Step
+from specdebug.loops.steplog import EngineStep
 from specdebug.report.html.marks import marks
 from specdebug.report.html.series import Span, chunks, spans, spans_for
 from specdebug.report.html.svg import (
@@ -40,7 +40,7 @@ DOTS = 150
 """Up to so many steps the mean's points are drawn, too."""
 
 
-def accept_plot(steps: Sequence[Step], outcome: Outcome, arms: int = 1) -> Markup | None:
+def accept_plot(steps: Sequence[EngineStep], outcome: Outcome, arms: int = 1) -> Markup | None:
     """The plot of one of so many arms; None where nothing was ever verified."""
     drawn = spans(steps, spans_for(arms))
     if not any(span.accept is not None for span in drawn):
@@ -71,7 +71,7 @@ def accept_plot(steps: Sequence[Step], outcome: Outcome, arms: int = 1) -> Marku
     )
 
 
-def accept_overlay(arms: Mapping[str, Sequence[Step]]) -> Markup | None:
+def accept_overlay(arms: Mapping[str, Sequence[EngineStep]]) -> Markup | None:
     """The means of two arms in one plot; None where neither verified anything."""
     drawn = {name: spans(steps) for name, steps in arms.items() if any(step.accept for step in steps)}
     if not drawn:
@@ -87,7 +87,7 @@ def accept_overlay(arms: Mapping[str, Sequence[Step]]) -> Markup | None:
     )
 
 
-def request_lines(steps: Sequence[Step], points: int = MAX_POINTS) -> dict[str, list[Point]]:
+def request_lines(steps: Sequence[EngineStep], points: int = MAX_POINTS) -> dict[str, list[Point]]:
     """Of the first requests, the accept length at each of their verifies; thinned to so many ``points`` in all."""
     series: dict[str, list[Point]] = {}
     for step in steps:
@@ -99,7 +99,7 @@ def request_lines(steps: Sequence[Step], points: int = MAX_POINTS) -> dict[str, 
 
 
 def hits(drawn: Sequence[Span], x: Scale, top: float, bottom: float) -> Markup:
-    """What the pointer meets: a column for each step, with all that is known of it."""
+    """Return what the pointer meets: a column for each step, with all that is known of it."""
     return join(
         rect(
             x(span.first - 0.5),
@@ -113,12 +113,12 @@ def hits(drawn: Sequence[Span], x: Scale, top: float, bottom: float) -> Markup:
     )
 
 
-def step_scale(steps: Sequence[Step]) -> Scale:
+def step_scale(steps: Sequence[EngineStep]) -> Scale:
     """Across all steps, with half a step to spare at each end."""
     return across(steps[0].number - 0.5, steps[-1].number + 0.5)
 
 
-def _scales(arms: Sequence[Sequence[Step]]) -> tuple[Scale, Scale]:
+def _scales(arms: Sequence[Sequence[EngineStep]]) -> tuple[Scale, Scale]:
     low, high = min(steps[0].number for steps in arms), max(steps[-1].number for steps in arms)
     longest = max((length for steps in arms for step in steps for length in step.accept.values()), default=1)
     return across(low - 0.5, high + 0.5), Scale(0, longest + 0.5, BOTTOM, TOP)

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from specdebug.faults.model import Injection
 from specdebug.loops.replay import ArmResult
-from specdebug.loops.steplog import Step
+from specdebug.loops.steplog import EngineStep
 from specdebug.report.explain import explain
 from specdebug.report.html.accept import accept_plot
 from specdebug.report.html.page import Chip
@@ -27,7 +27,7 @@ MAX_FOLDED = 100
 
 @dataclass(frozen=True)
 class ArmView:
-    """What the template shows of an arm."""
+    """The parts of an arm's page that the template fills in."""
 
     name: str
     verdict: Chip
@@ -51,7 +51,7 @@ class ArmView:
     log: str
 
 
-def arm_view(result: ArmResult, steps: Sequence[Step], arms: int) -> ArmView:
+def arm_view(result: ArmResult, steps: Sequence[EngineStep], arms: int) -> ArmView:
     """The view of what became of one of so many arms. ``steps``: as recorded; without any there are no plots."""
     outcome, why = result.outcome, explain(result)
     ties = sorted(outcome.ties, key=lambda named: named[1].used, reverse=True)

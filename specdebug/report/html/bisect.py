@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from specdebug.report.bisect import Subject, bisect_document, rate_text, switched_text, verdict_line
+from specdebug.report.bisect import Bisection, bisect_document, rate_text, switched_text, verdict_line
 from specdebug.report.html.page import Chip, Head, render
 from specdebug.report.html.posterior import LINES, History, history, posterior_bars, posterior_plot
 from specdebug.trials.search import Chooser, Findings
@@ -30,7 +30,7 @@ class TrialRow:
 
 def bisect_page(
     findings: Findings,
-    subject: Subject,
+    subject: Bisection,
     exit_code: int,
     trials: Mapping[int, tuple[Trial, TrialResult]],
     evidence: Mapping[str, str],
@@ -82,7 +82,7 @@ def bisect_page(
     )
 
 
-def _chip(findings: Findings, subject: Subject) -> Chip:
+def _chip(findings: Findings, subject: Bisection) -> Chip:
     answer = findings.answer
     if answer is None:
         return Chip("interrupted" if findings.reason == "interrupted" else "undecided", "unknown")
@@ -91,14 +91,14 @@ def _chip(findings: Findings, subject: Subject) -> Chip:
     return Chip(f"culprit: {subject.called(answer.culprits)}", "fail")
 
 
-def _belief(past: History, subject: Subject) -> Sequence[tuple[str, str, float]]:
+def _belief(past: History, subject: Bisection) -> Sequence[tuple[str, str, float]]:
     return [
         (subject.called(culprits), "; ".join(subject.labels[one] for one in subject.ordered(culprits)), probability)
         for culprits, probability in past.looks[-1][1][: 2 * LINES]
     ]
 
 
-def _row(trial: Trial, result: TrialResult, verdict: str, subject: Subject) -> TrialRow:
+def _row(trial: Trial, result: TrialResult, verdict: str, subject: Bisection) -> TrialRow:
     return TrialRow(
         number=trial.number,
         verdict={"other": "other failure"}.get(verdict, verdict),

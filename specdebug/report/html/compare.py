@@ -17,7 +17,7 @@ from specdebug.verdict.outcome import Outcome
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasureRow:
     """One measure of both arms."""
 
     name: str
@@ -57,9 +57,9 @@ def compare_page(replay: Replay, comparison: Comparison, recording: Recording, c
     )
 
 
-def _rows(outcomes: tuple[Outcome, Outcome], measures: dict[str, Callable[[Outcome], str]]) -> list[Row]:
+def _rows(outcomes: tuple[Outcome, Outcome], measures: dict[str, Callable[[Outcome], str]]) -> list[MeasureRow]:
     left, right = outcomes
-    return [Row(name, measure(left), measure(right)) for name, measure in measures.items()]
+    return [MeasureRow(name, measure(left), measure(right)) for name, measure in measures.items()]
 
 
 def _position(request: RequestDifference) -> str:

@@ -64,6 +64,6 @@ def faults_page(
 
 
 def _names(matrix: DetectionMatrix, fault: str) -> str:
-    """Who saw a class, and how often."""
+    """Return who saw a class, and how often."""
     seen = ((name, matrix.cell(fault, name).caught) for name in matrix.detectors)
     return ", ".join(f"{name} {count}" for name, count in seen if count) or "nothing"

@@ -1,4 +1,4 @@
-"""What was found and what was injected, as marks over the steps of a plot; numbers are those of the tables."""
+"""Marks over the steps of a plot for everything that was found or injected; numbers are those of the tables."""
 
 from __future__ import annotations
 

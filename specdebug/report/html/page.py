@@ -29,7 +29,7 @@ class Chip:
 
 @dataclass(frozen=True)
 class Head:
-    """What stands at the top of every page.
+    """The head of every page.
 
     Attributes:
         title: what was run.

@@ -1,4 +1,4 @@
-"""How a search became certain: the probability of each of the likeliest culprits after every trial."""
+"""A plot of how a search became certain: the probability of each of the likeliest culprits after every trial."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Belief = tuple[tuple[frozenset[str], float], ...]
 
 @dataclass(frozen=True)
 class History:
-    """What was believed after so many trials. ``looks``: from 0 trials on, in order."""
+    """The beliefs after so many trials. ``looks``: from 0 trials on, in order."""
 
     looks: tuple[tuple[int, Belief], ...]
     verdicts: tuple[Verdict, ...]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from specdebug.loops.steplog import Step
+from specdebug.loops.steplog import EngineStep
 
 MAX_SPANS = 400
 """Steps that a plot draws apart; more are drawn in runs of equal length."""
@@ -25,7 +25,7 @@ def chunks(items: Sequence[T], most: int) -> list[Sequence[T]]:
 
 
 def spans_for(arms: int) -> int:
-    """How many spans a plot of one arm has on a page of so many: the page's size is to stay in bounds."""
+    """Return how many spans a plot of one arm has on a page of so many: the page's size is to stay in bounds."""
     return max(LEAST_SPANS, min(MAX_SPANS, 3 * MAX_SPANS // (arms + 2)))
 
 
@@ -81,12 +81,12 @@ class Span:
         return "\n".join(lines)
 
 
-def spans(steps: Sequence[Step], most: int = MAX_SPANS) -> list[Span]:
+def spans(steps: Sequence[EngineStep], most: int = MAX_SPANS) -> list[Span]:
     """The steps in at most ``most`` runs."""
     return [_span(run) for run in chunks(steps, most)]
 
 
-def _span(run: Sequence[Step]) -> Span:
+def _span(run: Sequence[EngineStep]) -> Span:
     lengths = [length for step in run for length in step.accept.values()]
     means = [mean for step in run if (mean := step.accept_mean) is not None]
     return Span(

@@ -1,4 +1,4 @@
-"""What the engine did, step by step: phase, batch size, time, and who finished or had to give way."""
+"""A plot of what the engine did, step by step: phase, batch size, time, and who finished or had to give way."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from specdebug.loops.steplog import Step
+from specdebug.loops.steplog import EngineStep
 from specdebug.report.html.accept import hits, step_scale
 from specdebug.report.html.marks import marks
 from specdebug.report.html.series import Span, spans, spans_for
@@ -23,7 +23,7 @@ _BOTTOM = 268
 HEIGHT = 304
 
 
-def timeline_plot(steps: Sequence[Step], outcome: Outcome, arms: int = 1) -> Markup | None:
+def timeline_plot(steps: Sequence[EngineStep], outcome: Outcome, arms: int = 1) -> Markup | None:
     """The plot of one of so many arms; None where it took no step."""
     if not steps:
         return None

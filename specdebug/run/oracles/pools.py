@@ -7,7 +7,7 @@ from specdebug.targets.base import Session
 from specdebug.verdict.outcome import Violation
 
 
-class Pools(Oracle):
+class PoolsOracle(Oracle):
     """Adds up the books after each step that did not fail."""
 
     name = "pools"

@@ -10,7 +10,7 @@ from specdebug.targets.base import Session
 from specdebug.verdict.outcome import Violation
 
 
-class Probes(Oracle):
+class ProbesOracle(Oracle):
     """Passes on what recording probes found."""
 
     name = "probes"
@@ -26,7 +26,7 @@ class Probes(Oracle):
     def salvage(self, session: Session, step: int) -> None:
         self._report(async_probe.salvage(), step)
 
-    def _report(self, findings: Sequence[async_probe.Violation], step: int) -> None:
+    def _report(self, findings: Sequence[async_probe.ProbeFinding], step: int) -> None:
         for found in findings:
             data = {"index": found.index, "value": found.value, "bound": found.bound}
             # A device's findings may arrive some steps after the one that they were made in.

@@ -11,12 +11,12 @@ from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.run.oracles.draft_kv import DraftKV
 from specdebug.run.oracles.guards import Guards
 from specdebug.run.oracles.lossless import Lossless
-from specdebug.run.oracles.pools import Pools
-from specdebug.run.oracles.probes import Probes
+from specdebug.run.oracles.pools import PoolsOracle
+from specdebug.run.oracles.probes import ProbesOracle
 from specdebug.run.oracles.target_kv import TargetKV
 from specdebug.targets.base import SHOWN, Ability
 
-ORACLES: tuple[type[Oracle], ...] = (Guards, Probes, Pools, DraftKV, TargetKV, Lossless, Accept)
+ORACLES: tuple[type[Oracle], ...] = (Guards, ProbesOracle, PoolsOracle, DraftKV, TargetKV, Lossless, Accept)
 
 
 @dataclass(frozen=True)

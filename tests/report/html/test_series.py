@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.loops.steplog import Step
+from specdebug.loops.steplog import EngineStep
 from specdebug.report.html.series import chunks, spans
 from tests.report.html.samples import step
 
@@ -21,7 +21,7 @@ def test_chunks_are_all_of_it_and_few(items: list[int], most: int) -> None:
 @given(LENGTHS, st.integers(1, 40))
 def test_spans_lose_no_step_and_keep_the_sums(lengths: list[list[int]], most: int) -> None:
     steps = [
-        Step.of(step(n, accept={f"r{i}": length for i, length in enumerate(those)}))
+        EngineStep.of(step(n, accept={f"r{i}": length for i, length in enumerate(those)}))
         for n, those in enumerate(lengths, 1)
     ]
     drawn = spans(steps, most)
@@ -38,11 +38,11 @@ def test_spans_lose_no_step_and_keep_the_sums(lengths: list[list[int]], most: in
 
 
 def test_a_span_says_what_it_was() -> None:
-    one = spans([Step.of(step(3, "prefill", finished=["a"], retracted=["b"], s=0.25))])[0]
+    one = spans([EngineStep.of(step(3, "prefill", finished=["a"], retracted=["b"], s=0.25))])[0]
     assert one.tip == "step 3: prefill\nbatch 1\n2 tokens\n250.0 ms\nfinished: a\nretracted: b"
     many = [f"r{n}" for n in range(9)]
     events = [step(1, "prefill"), step(2, accept={"g.0": 3}, finished=many), step(3, accept={"g.0": 4})]
-    (three,) = spans([Step.of(event) for event in events], 1)
+    (three,) = spans([EngineStep.of(event) for event in events], 1)
     assert three.name == "steps 1-3"
     assert three.kind == "decode 2, prefill 1"
     assert "accept length 3.50" in three.tip

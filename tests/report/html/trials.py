@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specdebug.bisect import Bisector
-from specdebug.report.bisect import Subject
+from specdebug.report.bisect import Bisection
 from specdebug.report.flake import Question
 from specdebug.stats.claims import parse_claim
 from specdebug.trials.journal import Journal
-from specdebug.trials.sampling import Sampled, Sampling, Tally
+from specdebug.trials.sampling import RateSampling, Sampled, Tally
 from specdebug.trials.search import Findings, Search, Standing
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -63,11 +63,11 @@ def chooser() -> Bisector:
     return Bisector(NAMES, confidence=0.95, seed=0)
 
 
-def searched(folder: Path, judge: Judge = culprit_200, most: int = 200) -> tuple[Findings, Subject, Journal]:
+def searched(folder: Path, judge: Judge = culprit_200, most: int = 200) -> tuple[Findings, Bisection, Journal]:
     """A search to its end, with its journal."""
     journal = Journal(folder / "j.sqlite", "id", "about")
     search = Search(Source(judge), journal, chooser, opening=frozenset(NAMES), seed=3, max_trials=most)
-    subject = Subject(
+    subject = Bisection(
         over="toggles",
         what="./test.sh <x>",
         labels={name: f"fix <{name}>" for name in NAMES},
@@ -85,7 +85,7 @@ def sampled(
     """A measurement with 200 reverted, to its end."""
     journal = Journal(folder / "f.sqlite", "id", "about")
     parsed = None if claim is None else parse_claim(claim, 0.95)
-    sampling = Sampling(
+    sampling = RateSampling(
         Source(judge),
         journal,
         lambda failures, runs: parsed is not None and parsed.decided(failures, runs) is not None,

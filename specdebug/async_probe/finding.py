@@ -19,7 +19,7 @@ _LINE = re.compile(
 
 
 @dataclass(frozen=True)
-class Violation:
+class ProbeFinding:
     """One probe's finding in one tensor. Details are None when only the text of an assertion is known."""
 
     site: str
@@ -51,14 +51,14 @@ class Violation:
         return text
 
 
-def parse_message(text: str) -> Violation | None:
-    """The first violation that ``text`` (an exception's or a driver's output) tells of, if any."""
+def parse_message(text: str) -> ProbeFinding | None:
+    """The first finding that ``text`` (an exception's or a driver's output) tells of, if any."""
     found = _LINE.search(text)
     if found is None:
         return None
     if found["count"] is None:
-        return Violation(found["site"], found["kind"], bound=found["bound"])
-    return Violation(
+        return ProbeFinding(found["site"], found["kind"], bound=found["bound"])
+    return ProbeFinding(
         site=found["site"],
         kind=found["kind"],
         step=int(found["step"]),

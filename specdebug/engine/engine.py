@@ -16,10 +16,11 @@ from torch import Tensor
 from specdebug import async_probe
 from specdebug.assets import checkpoint_path
 from specdebug.engine.attention.backend import Heads
+from specdebug.engine.attention.planner import AttentionPlanner
 from specdebug.engine.attention.select import make_backends, make_planner
 from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.batch import PrefillBatch
-from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.engine.config import EngineConfig, InvalidOption, SpeculativeConfig
 from specdebug.engine.device import upload
 from specdebug.engine.errors import RequestRejected
 from specdebug.engine.inspect import EngineView
@@ -120,20 +121,8 @@ class Engine:
             self._target_worker.use_graphs(config.cuda_graph, dtype=dtype, guards=config.memory.guards, fill=fill)
         self._speculative_worker: SpeculativeWorker | None = None
         if spec is not None and draft is not None and self._memory.draft is not None:
-            parts = WorkerParts(
-                config=config,
-                spec=spec,
-                target=target,
-                draft=draft,
-                pools=Pools(self._memory.target, self._memory.draft, self._req_to_token),
-                planner=planner,
-                attention=DraftAndTargetAttention(draft=backends[1], target=backends[0]),
-                fill=fill,
-                dtype=dtype,
-                device=device,
-                observers=self.observers,
-            )
-            self._speculative_worker = worker_of(spec.algorithm)(parts)
+            attention = DraftAndTargetAttention(draft=backends[1], target=backends[0])
+            self._speculative_worker = self._make_worker(spec, draft, self._memory.draft, planner, attention, fill)
         self.view = EngineView(
             self,
             scheduler=self._scheduler,
@@ -142,6 +131,32 @@ class Engine:
             req_to_token=self._req_to_token,
             worker=self._speculative_worker,
         )
+
+    def _make_worker(
+        self,
+        spec: SpeculativeConfig,
+        draft: DraftModel,
+        draft_pool: KVPool,
+        planner: AttentionPlanner,
+        attention: DraftAndTargetAttention,
+        fill: FillPolicy,
+    ) -> SpeculativeWorker:
+        """What drafts and verifies, by the configuration's algorithm."""
+        parts = WorkerParts(
+            config=self.config,
+            spec=spec,
+            target=self.model,
+            draft=draft,
+            pools=Pools(self._memory.target, draft_pool, self._req_to_token),
+            planner=planner,
+            attention=attention,
+            fill=fill,
+            dtype=getattr(torch, self.config.dtype),
+            device=self._target_worker.device,
+            observers=self.observers,
+        )
+        worker: SpeculativeWorker = worker_of(spec.algorithm)(parts)
+        return worker
 
     @property
     def has_work(self) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdebug import async_probe
-from specdebug.engine import Engine, EngineConfig, SamplingParams
+from specdebug.engine import Engine, EngineConfig, EngineObserver, SamplingParams
 from specdebug.engine.engine import Models, load_models
 from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.memory import kv_pool
@@ -103,14 +103,11 @@ def serve(config: EngineConfig, models: Models) -> tuple[Engine, list[Any], list
     """Two prompts of one prefix and, when they have ended, one that hits it: what each step did, and all draft KV."""
     engine, steps, drafted = Engine(config, models), list[Any](), list[Tensor]()
 
-    class Reader:
-        def on_prefilled(self, engine: Engine, request: Any) -> None:
-            pass
-
+    class Reader(EngineObserver):
         def on_finishing(self, engine: Engine, request: Any) -> None:
             drafted.extend(engine.draft_kv(request, 0, request.kv_len - 1))
 
-    engine.observer = Reader()
+    engine.observers.add(Reader())
     prefix = list(range(40, 62))
     for number, tail in enumerate(([7, 8], [9], [7, 8, 9, 10])):
         if number == 2:

@@ -1,6 +1,7 @@
 """What the fork server loads besides torch: the harness side of a worker, which no revert touches.
 
-Never anything of ``specdebug.engine``: a revert must find it not yet imported.
+Never code of ``specdebug.engine`` that a revert could change: it must be found not yet imported. The observer's protocol
+and the table of sites hold none.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def test_every_toggle_shows_as_in_a_fresh_worker_and_as_its_flaky_scenario_says(
 )
 def test_what_one_arm_dies_of_is_its_own(pool: WarmPool, bad: str, signature: str) -> None:
     deadly = toggle(DECODE, FIRST, f"{bad}\n{FIRST}")
-    pool.start(run_of(NAME, deadly, key="dying", timeout_s=4.0, memory_mb=1200))
+    pool.start(run_of(NAME, deadly, key="dying", timeout_s=4.0 if signature == "hang" else 60.0, memory_mb=1200))
     pool.start(run_of(NAME, key="living"))
     ended = {result.run.key: result.outcome for result in (pool.wait(), pool.wait())}
     assert (ended["dying"].verdict, ended["living"].verdict) == ("fail", "pass")

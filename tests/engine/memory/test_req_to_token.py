@@ -88,7 +88,7 @@ def test_rows_written_together_are_as_if_written_in_turn(places: list[tuple[int,
     except IllegalAddress as error:
         failures[1] = str(error)
     assert failures[0] == failures[1]
-    assert torch.equal(together._cells, in_turn._cells)
+    assert torch.equal(together.cells, in_turn.cells)
     assert together.check_guards() == in_turn.check_guards()
 
 
@@ -108,7 +108,7 @@ def test_a_gpu_gets_rows_in_one_copy_and_nobody_waits() -> None:
         torch.cuda.set_sync_debug_mode("default")
     assert [event.name for event in profile.events()].count("cudaMemcpyAsync") == 1
     tables[1].write_rows([(1, 0, 1), *places], torch.cat([torch.tensor([1]), slots]))
-    assert torch.equal(tables[0]._cells.cpu(), tables[1]._cells)
+    assert torch.equal(tables[0].cells.cpu(), tables[1].cells)
     assert tables[0].check_guards() == tables[1].check_guards() != []
 
 

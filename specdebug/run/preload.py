@@ -1,7 +1,7 @@
 """What the fork server loads besides torch: the harness side of a worker, which no revert touches.
 
-Never code of ``specdebug.engine`` that a revert could change: it must be found not yet imported. The observer's protocol
-and the table of sites hold none.
+Never code of ``specdebug.engine`` that a revert could change: it must be found not yet imported. The protocol of
+observers and the table of sites hold none.
 """
 
 from __future__ import annotations

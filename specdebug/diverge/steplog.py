@@ -63,7 +63,7 @@ _Late = list[tuple[Sequence[Segment], int]]
 
 
 class _Plan(NamedTuple):
-    """How calls that are alike are hashed. ``host``: None if all that is to be hashed has been."""
+    """The hashing that calls of one kind share. ``host``: None if all that is to be hashed has been."""
 
     number: int
     segments: Sequence[Segment]

@@ -123,14 +123,6 @@ class Engine:
         if spec is not None and draft is not None and self._memory.draft is not None:
             attention = DraftAndTargetAttention(draft=backends[1], target=backends[0])
             self._speculative_worker = self._make_worker(spec, draft, self._memory.draft, planner, attention, fill)
-        self.view = EngineView(
-            self,
-            scheduler=self._scheduler,
-            memory=self._memory,
-            cache=self._cache,
-            req_to_token=self._req_to_token,
-            worker=self._speculative_worker,
-        )
 
     def _make_worker(
         self,
@@ -141,7 +133,7 @@ class Engine:
         attention: DraftAndTargetAttention,
         fill: FillPolicy,
     ) -> SpeculativeWorker:
-        """What drafts and verifies, by the configuration's algorithm."""
+        """Make the worker of the configuration's algorithm."""
         parts = WorkerParts(
             config=self.config,
             spec=spec,
@@ -157,6 +149,19 @@ class Engine:
         )
         worker: SpeculativeWorker = worker_of(spec.algorithm)(parts)
         return worker
+
+    @property
+    def view(self) -> EngineView:
+        """Handles on the engine's parts. Made when asked for: kept here, it would keep the engine and its device memory
+        alive until the next garbage collection."""
+        return EngineView(
+            self,
+            scheduler=self._scheduler,
+            memory=self._memory,
+            cache=self._cache,
+            req_to_token=self._req_to_token,
+            worker=self._speculative_worker,
+        )
 
     @property
     def has_work(self) -> bool:

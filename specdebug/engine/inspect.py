@@ -55,7 +55,7 @@ class EngineView:
 
     @property
     def spec(self) -> SpeculativeConfig:
-        """How it speculates. Raises EngineError if it does not."""
+        """Options of its drafting. Raises EngineError if it does not."""
         if self.config.speculative is None:
             raise EngineError("this engine does not speculate")
         return self.config.speculative

@@ -39,6 +39,7 @@ from specdebug.scenario.kinds import (
 )
 from specdebug.scenario.parts import Key, Part, keys_of, nested, one_of, overlay
 from specdebug.schema import Gather, Item
+from specdebug.targets.registry import DEFAULT
 from specdebug.verdict.outcome import Verdict
 from specdebug.verdict.signatures import SHAPE, complaint
 from specdebug.yamlio import Doc, parse_yaml
@@ -69,10 +70,6 @@ TOP_K = (0, 2**31 - 1)
 TEXTS = list_of(TEXT)
 TOKEN_IDS = list_of(whole(*TOKEN_ID))
 FAULTS = list_of(FAULT, at_most=1024, noun="faults")
-
-
-EMBEDDED = "embedded"
-"""The target of a scenario that names none."""
 
 
 @dataclass(frozen=True)
@@ -386,7 +383,7 @@ class Scenario(Part):
     ]
     description: Annotated[str, ANY_TEXT, "what it is about"] = ""
     seed: Annotated[int, SEED, "of everything drawn: prompts, lengths, sampling, garbage"] = 0
-    target: Annotated[str, TARGET, "what serves the requests"] = EMBEDDED
+    target: Annotated[str, TARGET, "what serves the requests"] = DEFAULT
     engine: Annotated[dict[str, Any], ENGINE, "how it is set up"] = field(default_factory=dict)
     faults: Annotated[tuple[Fault, ...], FAULTS, "damage done on purpose"] = ()
     probes: Annotated[tuple[str, ...], TEXTS, "probe packs, later ones over earlier ones"] = ("default",)
@@ -440,7 +437,7 @@ class Scenario(Part):
         """The scenario as a file has it, every default written out but the target's: journals and bundles made before
         there was a choice are of the embedded engine."""
         plain = super().to_dict()
-        if self.target == EMBEDDED:
+        if self.target == DEFAULT:
             del plain["target"]
         return plain
 

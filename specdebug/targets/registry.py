@@ -9,7 +9,7 @@ from specdebug.errors import ConfigError, did_you_mean
 from specdebug.targets.base import Target
 
 DEFAULT = "embedded"
-OURS = {"embedded": "specdebug.targets.embedded", "reference": "specdebug.targets.reference"}
+OURS = {DEFAULT: "specdebug.targets.embedded", "reference": "specdebug.targets.reference"}
 """Modules that hold a ``TARGET``, by its name. Each is imported when it is first asked for."""
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Injection
 from specdebug.targets.base import SHOWN, Ability
+from specdebug.targets.registry import DEFAULT
 from specdebug.verdict.deaths import death_by_machine, death_of, explained
 from specdebug.verdict.outcome import (
     Evidence,
@@ -110,7 +111,7 @@ class Ledger:
         self._looks: dict[str, int] = {}
         self._reverts: dict[str, dict[str, int]] = {}
         self._faults: list[str] = []
-        self._target = "embedded"
+        self._target = DEFAULT
         self._lacks: tuple[str, ...] = ()
         self._cannot_show: tuple[str, ...] = ()
         self._blind = False

@@ -12,7 +12,20 @@ import pytest
 from rich.console import Console
 
 from tools import portable
-from tools.portable import CORES, FIXED, Result, Setting, nearest, numpy_features, settings, table
+from tools.portable import (
+    CORES,
+    FIXED,
+    NUMERICAL,
+    PATH_OF_SEARCH,
+    ROOT,
+    SHORT,
+    Result,
+    Setting,
+    nearest,
+    numpy_features,
+    settings,
+    table,
+)
 
 PASSED = Result(
     Setting(), "torch AVX2, Haswell, 1 threads", 0, "3 passed in 1.00s", (), (0.2, "tests/a.py:3"), "d1", 1.0
@@ -34,6 +47,10 @@ def test_the_fixed_settings_meet_every_choice_with_both_thread_counts() -> None:
     assert len({setting.core for setting in FIXED} & set(CORES)) >= 3
     pairs = {(setting.cpu, setting.threads) for setting in FIXED}
     assert pairs == {(cpu, threads) for cpu in portable.CPU for threads in (1, 2)}
+
+
+def test_every_test_that_is_played_is_there() -> None:
+    assert [path for path in (*SHORT, *NUMERICAL, PATH_OF_SEARCH) if not (ROOT / path).exists()] == []
 
 
 def test_a_setting_names_each_library_s_variable() -> None:

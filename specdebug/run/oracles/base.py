@@ -59,7 +59,6 @@ class Bench:
     report: Callable[[Violation], None]
     tie: Callable[[str, Tie], None]
     decode: Callable[[Sequence[int]], str]
-    session: Session | None = None
     step: int = 0
     looks: dict[str, int] = field(default_factory=dict)
     _boundaries: dict[str, set[int]] = field(default_factory=dict)

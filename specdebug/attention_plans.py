@@ -12,23 +12,14 @@ has the plan's name and leads to an :class:`AttentionPlan`.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from specdebug import plugins
-from specdebug.errors import ConfigError
-
-KIND = "attention_plans"
-"""Of plugins; their group is ``specdebug.attention_plans``."""
 
 MetadataKind = Literal["ragged", "paged", "cascade"]
 """The classes of ``specdebug.engine.attention.metadata``: packed index lists, page tables, and two passes of these."""
-
-
-class PlanError(ConfigError):
-    """A package brings an attention plan that cannot be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,48 +154,9 @@ TRITON = AttentionPlan(
 SHIPPED = (FLASHINFER, FA3, TRITON)
 
 
-class Plans(Mapping[str, AttentionPlan]):
-    """Plans by name: those given, then those of installed packages.
-
-    To look up one that was given reads nothing of the installed packages; to go through all of them does.
-    """
-
-    def __init__(self, given: Iterable[AttentionPlan]) -> None:
-        self._known = {plan.name: plan for plan in given}
-
-    def __getitem__(self, name: str) -> AttentionPlan:
-        """Raises KeyError for a name that no plan has, :class:`PlanError` for a plan that cannot be loaded."""
-        if name not in self._known:
-            self._known[name] = _load(name)
-        return self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*self._known, *plugins.names(KIND))))
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-
-PLANS = Plans(SHIPPED)
-
-
-def import_named(reference: str, purpose: str) -> Any:
-    """The object that ``module:name`` names. Raises :class:`PlanError` when there is none."""
-    module, _, name = reference.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise PlanError(f"{purpose} cannot be loaded from {reference}: {error}") from error
-
-
-def _load(name: str) -> AttentionPlan:
-    try:
-        plan = plugins.load(KIND, name)
-    except plugins.PluginError as error:
-        raise PlanError(str(error)) from error
-    who = f"attention plan '{name}' (of an installed package)"
-    if not isinstance(plan, AttentionPlan):
-        raise PlanError(f"{who} is no AttentionPlan but {type(plan).__name__}")
-    if plan.name != name:
-        raise PlanError(f"{who} names itself '{plan.name}'; the entry point and the plan must have one name")
-    return plan
+PLANS = plugins.Registry(
+    "attention_plans",
+    "an AttentionPlan",
+    lambda part: isinstance(part, AttentionPlan),
+    {plan.name: plan for plan in SHIPPED},
+)

@@ -38,7 +38,7 @@ BESIDE = {"schema": {"yamlio"}, "yamlio": {"schema"}}
 
 ONLY = {
     "async_probe": set[str](),
-    "engine": {"async_probe", "assets", "attention_plans", "errors", "files"},
+    "engine": {"async_probe", "assets", "attention_plans", "errors", "files", "plugins"},
     "reproducible": set[str](),
     "bisect": {"reproducible"},
     "minimise": {"errors", "reproducible"},

@@ -10,13 +10,14 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from specdebug.attention_plans import PLANS, PlanError
-from specdebug.engine.speculative.registry import algorithm_names
+from specdebug.attention_plans import PLANS
+from specdebug.engine.speculative.registry import ALGORITHMS
 from specdebug.errors import ConfigError, did_you_mean
+from specdebug.plugins import PluginError
 
 T = TypeVar("T")
 
@@ -34,12 +35,6 @@ class InvalidOption(ConfigError):
         super().__init__(f"engine.{path}: {message}" if key_path else message)
 
 
-class OneOf(NamedTuple):
-    """Of an option in an ``Annotated``: the values it may have, asked for when a configuration is read."""
-
-    choices: Callable[[], tuple[str, ...]]
-
-
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
@@ -51,7 +46,7 @@ class SpeculativeConfig:
     Symbols: S num_steps, K eagle_topk, T num_draft_tokens (tree nodes, root included).
     """
 
-    algorithm: Annotated[str, OneOf(algorithm_names)] = "EAGLE"
+    algorithm: Annotated[str, ALGORITHMS] = "EAGLE"
     draft_model: str | None = None
     num_steps: int = 5
     eagle_topk: int = 1
@@ -256,16 +251,15 @@ def _build(cls: type[T], data: Any, path: tuple[str, ...]) -> T:
 def choices_of(hint: Any) -> Collection[str] | None:
     """The values among which an option of this type chooses; None for an option of another type.
 
-    A ``Literal`` lists them. An ``Annotated[str, names]`` refers to names that other packages can add to, and so does
-    :class:`OneOf`.
+    A ``Literal`` lists them. An ``Annotated[str, names]`` refers to names that other packages can add to.
     """
     origin = typing.get_origin(hint)
     if origin is Literal:
         return typing.get_args(hint)
     if origin is not Annotated:
         return None
-    named: OneOf | Collection[str] = typing.get_args(hint)[1]
-    return named.choices() if isinstance(named, OneOf) else named
+    named: Collection[str] = typing.get_args(hint)[1]
+    return named
 
 
 def _coerce(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
@@ -295,7 +289,7 @@ def _coerce(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
 def _is_among(choices: Collection[str], value: str, path: tuple[str, ...]) -> bool:
     try:
         return value in choices
-    except PlanError as error:
+    except PluginError as error:
         raise InvalidOption(str(error), path) from error
 
 

@@ -29,7 +29,7 @@ from specdebug.engine.memory.allocator import make_allocator
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import FillPolicy, Scratch
 from specdebug.engine.memory.kv_memory import KVMemory
-from specdebug.engine.memory.kv_pool import CachedModel, KVPool, make_kv_pool
+from specdebug.engine.memory.kv_pool import CachedModel, KVPool, kv_pool_of
 from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.interface import DraftModel
@@ -400,4 +400,4 @@ def _pool(
     model: CachedModel, config: EngineConfig, dtype: torch.dtype, fill: FillPolicy, device: torch.device
 ) -> KVPool:
     slots, page = config.usable_slots, config.page_size
-    return make_kv_pool(model, num_slots=slots, page_size=page, dtype=dtype, fill=fill, device=device)
+    return kv_pool_of(model.kv_layout)(model, num_slots=slots, page_size=page, dtype=dtype, fill=fill, device=device)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from specdebug import plugins
-from specdebug.attention_plans import PLANS, SHIPPED, PlanError, Plans
+from specdebug.attention_plans import PLANS, SHIPPED
 from specdebug.engine.config import EngineConfig, InvalidOption
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +81,6 @@ def bring(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def installed(bring: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Makes the package part of this process until the test is over."""
-    monkeypatch.setattr(PLANS, "_known", dict(PLANS._known))
 
     def install(**contents: str) -> None:
         monkeypatch.syspath_prepend(bring(**contents))
@@ -156,8 +155,8 @@ def test_to_use_a_shipped_plan_reads_no_other_package(monkeypatch: pytest.Monkey
             {"record": "import nowhere"},
             r"cannot import flat_plan:PLAN \(plugin 'flat' of group specdebug\.attention_plans\): ModuleNotFoundError",
         ),
-        ({"record": "PLAN = 3"}, "is no AttentionPlan but int"),
-        ({"entry": "other = flat_plan:PLAN"}, "names itself 'flat'; the entry point and the plan must have one name"),
+        ({"record": "PLAN = 3"}, "must be an AttentionPlan, not int"),
+        ({"entry": "other = flat_plan:PLAN"}, "names itself 'flat'; the entry point and the part must have one name"),
     ],
 )
 def test_a_package_whose_plan_cannot_be_used_is_named(
@@ -174,12 +173,11 @@ def test_a_planner_that_is_not_there_is_named(installed: Callable[..., None]) ->
 
     installed(record=RECORD.replace(":FlatPlanner", ":RoundPlanner"))
     said = r"the planner of attention plan 'flat' cannot be loaded from flat_plan\.planner:RoundPlanner"
-    with pytest.raises(PlanError, match=said):
+    with pytest.raises(plugins.PluginError, match=said):
         planner_class("flat")
 
 
 def test_a_name_that_no_plan_has_is_no_plan() -> None:
-    plans = Plans(SHIPPED[:1])
-    assert "fa3" not in plans
+    assert "fa4" not in PLANS
     with pytest.raises(KeyError):
-        plans["fa3"]
+        PLANS["fa4"]

@@ -14,10 +14,12 @@ from specdebug import async_probe
 from specdebug.engine import Engine, EngineConfig, EngineObserver, SamplingParams
 from specdebug.engine.engine import Models, load_models
 from specdebug.engine.kernels.kv_cache import KVDestination
-from specdebug.engine.memory import kv_pool
 from specdebug.engine.memory.fill import FillPolicy
-from specdebug.engine.memory.kv_pool import CachedModel, KVPool, make_kv_pool, register_kv_pool
+from specdebug.engine.memory.kv_pool import CachedModel, KVPool, kv_pool_of
 from specdebug.engine.memory.mha_pool import MHAPool
+from tests.seams.installing import Install, installing
+
+__all__ = ["installing"]
 
 OPTIONS: dict[str, Any] = {
     "model": "tiny",
@@ -90,10 +92,9 @@ class PackedPool:
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(kv_pool, "_makers", dict(kv_pool._makers))
+def registered(monkeypatch: pytest.MonkeyPatch, installing: Install) -> Iterator[None]:
     monkeypatch.setattr(PackedPool, "made", [])
-    register_kv_pool("packed", PackedPool)
+    installing("packing", f"from {__name__} import PackedPool\n", {"kv_pools": {"packed": "packing:PackedPool"}})
     async_probe.configure("record")
     yield
     async_probe.configure("off")
@@ -159,7 +160,9 @@ class Asked:
 
 def make(model: CachedModel) -> KVPool:
     cpu = torch.device("cpu")
-    return make_kv_pool(model, num_slots=8, page_size=4, dtype=torch.bfloat16, fill=FillPolicy("nan"), device=cpu)
+    return kv_pool_of(model.kv_layout)(
+        model, num_slots=8, page_size=4, dtype=torch.bfloat16, fill=FillPolicy("nan"), device=cpu
+    )
 
 
 def test_the_plain_layout_is_built_in() -> None:
@@ -172,10 +175,6 @@ def test_the_plain_layout_is_built_in() -> None:
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_layout_is_registered_once_and_before_it_is_used() -> None:
-    with pytest.raises(ValueError, match="KV layout 'packed' is registered twice"):
-        register_kv_pool("packed", PackedPool)
-    model = Asked()
-    model.kv_layout = "mla"
-    with pytest.raises(LookupError, match="no KV pool for layout 'mla'; registered: mha, packed"):
-        make(model)
+def test_a_layout_that_nobody_has_is_answered_with_those_there_are() -> None:
+    with pytest.raises(LookupError, match="no KV pool for layout 'mla'; there are mha, packed"):
+        kv_pool_of("mla")

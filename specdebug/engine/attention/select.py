@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from specdebug.attention_plans import PLANS, import_named
+from specdebug.attention_plans import PLANS
 from specdebug.engine import progress
 from specdebug.engine.attention.backend import AttentionBackend, Heads, MakeExecutor, TorchBackend, TritonBackend
 from specdebug.engine.attention.planner import AttentionPlanner
 from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.engine.memory.req_to_token import ReqToToken
+from specdebug.plugins import import_named
 
 _CUDA_HEAD_DIMS = (32, 64, 128, 256)
 _CUDA_TREE_SIZE = 1024
@@ -17,7 +18,7 @@ _CUDA_TREE_SIZE = 1024
 
 
 def planner_class(plan: str) -> type[AttentionPlanner]:
-    """The planner of a plan. Raises PlanError when its package does not have it."""
+    """The planner of a plan. Raises PluginError when its package does not have it."""
     planner: type[AttentionPlanner] = import_named(PLANS[plan].planner, f"the planner of attention plan '{plan}'")
     return planner
 

@@ -4,8 +4,9 @@ Target and draft pools are separate and share slot ids: a slot always names both
 only one of the two was ever written. The engine handles slots through the protocol below and never looks inside them.
 Only executors and kernels of a layout know what a slot's elements are.
 
-A model names its layout. ``mha`` is built in; :func:`register_kv_pool` enters another one, such as MLA's, where all
-heads share one packed latent.
+A model names its layout. ``mha`` is built in. A package of its own brings another one, such as MLA's, where all heads
+share one packed latent, through an entry point of the group ``specdebug.kv_pools``. The entry point has the layout's
+name and leads to a :class:`MakeKVPool`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.mha_pool import MHAPool
+from specdebug.plugins import Registry
 
 
 class KVPool(Protocol):
@@ -112,32 +114,6 @@ class MakeKVPool(Protocol):
         ...
 
 
-_makers: dict[str, MakeKVPool] = {}
-
-
-def register_kv_pool(layout: str, make: MakeKVPool) -> None:
-    """Enter a layout under the name that models give. Raises ValueError for a name that is taken."""
-    if layout in _makers:
-        raise ValueError(f"KV layout {layout!r} is registered twice")
-    _makers[layout] = make
-
-
-def make_kv_pool(
-    model: CachedModel,
-    *,
-    num_slots: int,
-    page_size: int,
-    dtype: torch.dtype,
-    fill: FillPolicy,
-    device: torch.device,
-) -> KVPool:
-    """The pool of a model's layout. Raises LookupError when that layout is not registered."""
-    if model.kv_layout not in _makers:
-        raise LookupError(f"no KV pool for layout {model.kv_layout!r}; registered: {', '.join(sorted(_makers))}")
-    make = _makers[model.kv_layout]
-    return make(model, num_slots=num_slots, page_size=page_size, dtype=dtype, fill=fill, device=device)
-
-
 def _make_mha_pool(
     model: CachedModel,
     *,
@@ -159,4 +135,12 @@ def _make_mha_pool(
     )
 
 
-register_kv_pool("mha", _make_mha_pool)
+KV_POOLS: Registry[MakeKVPool] = Registry("kv_pools", "a function that makes a pool", callable, {"mha": _make_mha_pool})
+
+
+def kv_pool_of(layout: str) -> MakeKVPool:
+    """The function that makes a layout's pools. Raises LookupError for a layout that nobody has."""
+    try:
+        return KV_POOLS[layout]
+    except KeyError:
+        raise LookupError(f"no KV pool for layout {layout!r}; there are {', '.join(sorted(KV_POOLS))}") from None

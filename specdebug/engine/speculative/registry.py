@@ -1,15 +1,15 @@
 """The algorithms that ``speculative.algorithm`` may name, and what serves each. Imports no torch.
 
-A package registers one of its own before it builds an engine::
-
-    register("MTP", Algorithm(worker="my_package.mtp:MtpWorker", loader="my_package.mtp:load_head"))
+A package of its own brings one through an entry point of the group ``specdebug.algorithms``. The entry point has the
+algorithm's name, as configurations write it, and leads to an :class:`Algorithm`.
 """
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import Any
+
+from specdebug.plugins import Registry, import_named
 
 
 @dataclass(frozen=True)
@@ -26,31 +26,17 @@ class Algorithm:
 
 
 _EAGLE = Algorithm("specdebug.engine.speculative.worker:EagleWorker", "specdebug.engine.model.loader:load_draft")
-_algorithms = {"EAGLE": _EAGLE, "EAGLE3": _EAGLE}
 
-
-def register(name: str, algorithm: Algorithm) -> None:
-    """Let configurations name ``algorithm``. Raises ValueError if the name is taken."""
-    if name in _algorithms:
-        raise ValueError(f"the algorithm {name!r} is registered already")
-    _algorithms[name] = algorithm
-
-
-def algorithm_names() -> tuple[str, ...]:
-    """Every name that a configuration may have."""
-    return tuple(_algorithms)
+ALGORITHMS = Registry(
+    "algorithms", "an Algorithm", lambda part: isinstance(part, Algorithm), {"EAGLE": _EAGLE, "EAGLE3": _EAGLE}
+)
 
 
 def worker_of(name: str) -> Any:
-    """The function that makes an algorithm's worker."""
-    return _imported(_algorithms[name].worker)
+    """The function that makes an algorithm's worker. Raises PluginError when its package does not have it."""
+    return import_named(ALGORITHMS[name].worker, f"the worker of algorithm '{name}'")
 
 
 def loader_of(name: str) -> Any:
-    """The function that loads an algorithm's draft model."""
-    return _imported(_algorithms[name].loader)
-
-
-def _imported(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
+    """The function that loads an algorithm's draft model. Raises PluginError when its package does not have it."""
+    return import_named(ALGORITHMS[name].loader, f"the draft model's loader of algorithm '{name}'")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from specdebug import plugins
+from specdebug.plugins import Registry
 from specdebug.run.oracles.accept import Accept
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.run.oracles.draft_kv import DraftKV
@@ -17,6 +17,10 @@ from specdebug.run.oracles.target_kv import TargetKV
 from specdebug.targets.base import SHOWN, Ability
 
 ORACLES: tuple[type[Oracle], ...] = (Guards, ProbesOracle, PoolsOracle, DraftKV, TargetKV, Lossless, Accept)
+
+_ADDED: Registry[type[Oracle]] = Registry(
+    "oracles", "a class derived from Oracle", lambda part: isinstance(part, type) and issubclass(part, Oracle), {}
+)
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,8 @@ class CannotShow:
 
 
 def wanted(settings: OracleSettings) -> list[type[Oracle]]:
-    """The oracles that a run of these settings asks for. Raises PluginError for a plugin that cannot be imported."""
-    added = [plugins.load("oracles", name) for name in settings.more]
+    """The oracles that a run of these settings asks for. Raises PluginError for a plugin that cannot be used."""
+    added = [_ADDED[name] for name in settings.more]
     return [each for each in ORACLES if each.asked(settings)] + added
 
 

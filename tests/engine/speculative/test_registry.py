@@ -1,78 +1,72 @@
-"""A worker of another package serves an engine as soon as its algorithm is registered."""
+"""A speculative worker of another distribution serves an engine as soon as it is installed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
-
 import pytest
-from torch import Tensor
 
-from specdebug.engine import EngineConfig, Request
+from specdebug.engine import EngineConfig
 from specdebug.engine.config import InvalidOption
 from specdebug.engine.errors import EngineError
-from specdebug.engine.memory.arena import GuardViolation
-from specdebug.engine.speculative import registry
-from specdebug.engine.speculative.protocol import SpeculativeWorker, WorkerParts
-from specdebug.engine.speculative.registry import Algorithm, algorithm_names, register
+from specdebug.engine.speculative.protocol import SpeculativeWorker
+from specdebug.engine.speculative.registry import ALGORITHMS
+from specdebug.plugins import PluginError
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run
+from tests.seams.installing import Install, installing
 
-TOKEN = 5
+__all__ = ["installing"]
+
+GUESSES = '''
+from specdebug.engine.model.loader import load_draft
+from specdebug.engine.speculative.registry import Algorithm
 
 
 class Guesses:
     """Emits two tokens a step and asks no model: a worker with nothing of EAGLE in it."""
 
-    def __init__(self, parts: WorkerParts) -> None:
-        self.parts = parts
-        self.prefilled: list[str] = []
+    def __init__(self, parts):
+        self.parts, self.prefilled = parts, []
 
-    def prefill(self, batch: Any, next_ids: Tensor, features: Tensor) -> None:
+    def prefill(self, batch, next_ids, features):
         self.prefilled += [request.rid for request in batch.requests]
 
-    def decode(self, requests: Sequence[Request]) -> list[list[int]]:
-        return [[TOKEN, TOKEN] for _ in requests]
+    def decode(self, requests):
+        return [[5, 5] for _ in requests]
 
-    def check_guards(self) -> list[GuardViolation]:
+    def check_guards(self):
         return []
 
-    def damage_seen(self) -> list[GuardViolation]:
+    def damage_seen(self):
         return []
 
 
-@pytest.fixture
-def guessing(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(registry, "_algorithms", dict(registry._algorithms))
-    register("GUESS", Algorithm(f"{__name__}:Guesses", "specdebug.engine.model.loader:load_draft"))
-    return "GUESS"
+def load_head(path, *, algorithm, **options):
+    assert algorithm == "GUESS"
+    return load_draft(path, algorithm="EAGLE", **options)
 
 
-def test_a_registered_worker_serves(lab: Lab, guessing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_imported", lambda path: Guesses if path.endswith(":Guesses") else _eagle_head)
+GUESS = Algorithm("guessing:Guesses", "guessing:load_head")
+'''
+
+
+def test_a_worker_of_another_distribution_serves(lab: Lab, installing: Install) -> None:
+    installing("guessing", GUESSES, {"algorithms": {"GUESS": "guessing:GUESS"}})
     engine = build(
         {
             "model": str(lab.target),
             "context_length": 64,
-            "speculative": {"algorithm": guessing, "draft_model": str(lab.eagle)},
+            "speculative": {"algorithm": "GUESS", "draft_model": str(lab.eagle)},
         }
     )
     worker = engine.view.worker
-    assert isinstance(worker, Guesses)
+    assert type(worker).__module__ == "guessing"
     request = engine.add_request("r", [3, 7, 1], greedy(5))
     run(engine)
-    assert request.output_ids[1:] == [TOKEN] * 4
+    assert request.output_ids[1:] == [5] * 4
     assert request.accept_lengths == [2, 2]
     assert worker.prefilled == ["r"]
     with pytest.raises(EngineError, match="no EAGLE worker"):
         _ = engine.view.eagle
-
-
-def _eagle_head(path: Any, *, algorithm: str, **options: Any) -> Any:
-    from specdebug.engine.model.loader import load_draft
-
-    assert algorithm == "GUESS"
-    return load_draft(path, algorithm="EAGLE", **options)
 
 
 def test_the_shipped_worker_is_one_of_the_protocol(lab: Lab) -> None:
@@ -82,9 +76,16 @@ def test_the_shipped_worker_is_one_of_the_protocol(lab: Lab) -> None:
     assert worker is engine.view.worker
 
 
-def test_a_name_is_taken_once_and_an_unknown_one_is_named_with_those_there_are(guessing: str) -> None:
-    with pytest.raises(ValueError, match="'EAGLE' is registered already"):
-        register("EAGLE", Algorithm("a:b", "c:d"))
-    assert algorithm_names() == ("EAGLE", "EAGLE3", "GUESS")
+def test_an_unknown_name_is_answered_with_those_there_are(installing: Install) -> None:
+    installing("guessing", GUESSES, {"algorithms": {"GUESS": "guessing:GUESS"}})
+    assert tuple(ALGORITHMS) == ("EAGLE", "EAGLE3", "GUESS")
     with pytest.raises(InvalidOption, match="must be one of EAGLE, EAGLE3, GUESS; got 'MTP'"):
         EngineConfig.from_dict({"speculative": {"algorithm": "MTP"}})
+
+
+def test_a_worker_that_is_not_there_is_named(lab: Lab, installing: Install) -> None:
+    source = GUESSES.replace('"guessing:Guesses"', '"guessing:Answers"')
+    installing("guessing", source, {"algorithms": {"GUESS": "guessing:GUESS"}})
+    speculative = {"algorithm": "GUESS", "draft_model": str(lab.eagle)}
+    with pytest.raises(PluginError, match="the worker of algorithm 'GUESS' cannot be loaded from guessing:Answers"):
+        build({"model": str(lab.target), "context_length": 64, "speculative": speculative})

@@ -19,7 +19,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .finding import ProbeFinding, parse_message
-from .gate import ENVIRONMENT_VARIABLE, KINDS, MODES, Rule, mode_from_environment
+from .gate import ENVIRONMENT_VARIABLE, MODES, Rule, mode_from_environment
+from .kinds import KINDS
 
 if TYPE_CHECKING:
     from .probes import (

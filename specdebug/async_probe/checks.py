@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .kinds import OF_INTEGERS
+
 Bound = int | float
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -53,7 +55,7 @@ def applies(kind: str, values: torch.Tensor) -> bool:
     """Whether such values can fail a check of this kind at all."""
     if values.numel() == 0:
         return False
-    return values.is_floating_point() or kind in ("oob", "page_aligned")
+    return values.is_floating_point() or kind in OF_INTEGERS
 
 
 def is_clean(kind: str, values: torch.Tensor, low: Bound, high: Bound) -> bool:

@@ -10,10 +10,12 @@ import math
 import re
 from dataclasses import dataclass
 
+from .kinds import KINDS, PHRASES
+
 _NUMBER = r"-?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|inf)|nan"
 _LINE = re.compile(
-    r"async probe (?P<kind>nan|inf|oob|page_aligned)@(?P<site>[^\s:`'\"]+)"
-    rf"(?:: value (?P<bound>(?:below|not below|not a multiple of) (?:{_NUMBER})))?"
+    rf"async probe (?P<kind>{'|'.join(KINDS)})@(?P<site>[^\s:`'\"]+)"
+    rf"(?:: value (?P<bound>(?:{'|'.join(PHRASES)}) (?:{_NUMBER})))?"
     rf"(?: \[step (?P<step>-?\d+), (?P<count>\d+) bad, first (?P<value>{_NUMBER}) at (?P<index>\d+)\])?"
 )
 
@@ -24,7 +26,7 @@ class ProbeFinding:
 
     site: str
     kind: str
-    """nan, inf, oob or page_aligned."""
+    """One of ``KINDS``."""
     step: int | None = None
     """What ``set_step`` last said."""
     index: int | None = None

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from .kinds import KINDS
+
 OFF = "off"
 ASSERT = "assert"
 RECORD = "record"
 MODES = (OFF, ASSERT, RECORD)
-KINDS = ("nan", "inf", "oob", "page_aligned")
 
 ENVIRONMENT_VARIABLE = "SGLANG_ENABLE_ASYNC_ASSERT"
 _TRUE = ("1", "true", "yes", "on")

@@ -11,14 +11,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-# Where each probe takes its site: (kinds, position among the arguments).
-_PROBES = {
-    "maybe_detect_nan": (("nan",), 1),
-    "maybe_detect_inf": (("inf",), 1),
-    "maybe_detect_nonfinite": (("nan", "inf"), 1),
-    "maybe_detect_oob": (("oob",), 3),
-    "maybe_detect_page_aligned": (("page_aligned",), 2),
-}
+from .kinds import PROBES
+
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 
 
@@ -32,7 +26,7 @@ class Site:
 
     name: str
     kind: str
-    """nan, inf, oob or page_aligned."""
+    """One of ``KINDS``."""
     path: str
     """Relative to the scanned folder."""
     line: int
@@ -51,9 +45,9 @@ def scan(package_dir: Path | str) -> list[Site]:
     for file in sorted(root.rglob("*.py")):
         path = file.relative_to(root).as_posix()
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), filename=str(file))):
-            if not isinstance(node, ast.Call) or _called(node.func) not in _PROBES:
+            if not isinstance(node, ast.Call) or _called(node.func) not in PROBES:
                 continue
-            kinds, position = _PROBES[_called(node.func)]
+            kinds, position = PROBES[_called(node.func)]
             argument = _site_argument(node, position)
             if not isinstance(argument, ast.Constant) or not isinstance(argument.value, str):
                 problems.append(

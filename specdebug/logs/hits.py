@@ -5,9 +5,11 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from specdebug import async_probe
+
 KINDS = (
-    "accept-drop", "assert", "error", "guard", "illegal-address", "inf", "launch-failure", "mismatch", "nan", "oob",
-    "oom", "page_aligned", "pools",
+    *async_probe.KINDS, "accept-drop", "assert", "error", "guard", "illegal-address", "launch-failure", "mismatch",
+    "oom", "pools",
 )  # fmt: skip
 """What a violation of ours can be that has a site."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from specdebug import async_probe
 from specdebug.async_probe import parse_message
 from specdebug.logs.device import ASSERTION, FAULT_WORDS, FAULTS, assertion_in
 from specdebug.logs.engine import compiled, line_finder
@@ -263,7 +264,7 @@ def _failed_test(line: bytes, at: int) -> list[Hit]:
 
 
 RULES: tuple[LogRule, ...] = (
-    LogRule((b"async probe ",), (rb"async probe (?:nan|inf|oob|page_aligned)@[^\s:`'\"]",), _probe),
+    LogRule((b"async probe ",), (rb"async probe (?:%b)@[^\s:`'\"]" % "|".join(async_probe.KINDS).encode(),), _probe),
     LogRule(
         (
             *(f"{kind}@".encode() for kind in KINDS),

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING
 
-from specdebug.async_probe.gate import KINDS
+from specdebug.async_probe.kinds import KINDS
 from specdebug.attention_plans import PLANS
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from specdebug.async_probe.gate import ASSERT, KINDS, MODES, OFF, RECORD, Rule
+from specdebug.async_probe.gate import ASSERT, MODES, OFF, RECORD, Rule
+from specdebug.async_probe.kinds import KINDS
 from specdebug.async_probe.sites import Site
 from specdebug.errors import ContentError, Where, did_you_mean
 from specdebug.schema import Item

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from specdebug import async_probe
 from specdebug.faults.model import Injection
 from specdebug.workers.machine_failure import TOLD, MachineFailure
 
@@ -27,10 +28,7 @@ EXIT_CODES: dict[str, int] = {"pass": 0, "fail": 1, "unknown": 125}
 
 RANK: dict[str, int] = {
     "guard": 0,  # read after the step, but whatever ran over a guard did so before the step used what it hit
-    "nan": 1,
-    "inf": 1,
-    "oob": 1,
-    "page_aligned": 1,
+    **dict.fromkeys(async_probe.KINDS, 1),
     "assert": 2,
     "illegal-address": 2,
     "launch-failure": 2,

@@ -1,0 +1,87 @@
+"""The formats in which a replay or a comparison is written to a file.
+
+A package of its own brings one through an entry point of the group ``specdebug.reports``. The entry point has the
+format's name, leads to a :class:`ReportFormat`, and then ``--report NAME=FILE`` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specdebug.plugins import Registry
+
+if TYPE_CHECKING:
+    from specdebug.loops.compare import Comparison
+    from specdebug.loops.replay import Replay
+    from specdebug.loops.steplog import Recording
+
+
+@dataclass(frozen=True)
+class Told:
+    """A format writes of this.
+
+    Attributes:
+        answer: the replay, of the arms that were compared where there is a comparison.
+        comparison: None of a replay.
+        recording: the steps of every arm; None unless the format shows them.
+        command: the command line that was run.
+    """
+
+    answer: Replay
+    comparison: Comparison | None
+    recording: Recording | None
+    command: str
+
+
+@dataclass(frozen=True)
+class ReportFormat:
+    """One format.
+
+    Attributes:
+        render: makes the file's text; it escapes whatever comes from outside.
+        shows_steps: the steps are recorded for it.
+    """
+
+    render: Callable[[Told], str]
+    shows_steps: bool = False
+
+
+def _html(told: Told) -> str:
+    from specdebug.report.html.compare import compare_page
+    from specdebug.report.html.replay import replay_page
+
+    assert told.recording is not None
+    if told.comparison is None:
+        return replay_page(told.answer, told.recording, told.command)
+    return compare_page(told.answer, told.comparison, told.recording, told.command)
+
+
+def _junit(told: Told) -> str:
+    from specdebug.report.junit import junit_xml, verdict_xml
+    from specdebug.report.terminal import comparison_line
+
+    if told.comparison is None:
+        return junit_xml([told.answer])
+    case, said = " and ".join(told.comparison.names), comparison_line(told.comparison)
+    return verdict_xml(told.answer.scenario.name, case, told.comparison.exit_code, said, told.answer.wall_s)
+
+
+def _perfetto(told: Told) -> str:
+    from specdebug.report.perfetto import perfetto_json
+
+    assert told.recording is not None
+    return perfetto_json(told.answer, told.recording)
+
+
+FORMATS: Registry[ReportFormat] = Registry(
+    "reports",
+    "a ReportFormat",
+    lambda part: isinstance(part, ReportFormat),
+    {
+        "html": ReportFormat(_html, shows_steps=True),
+        "junit": ReportFormat(_junit),
+        "perfetto": ReportFormat(_perfetto, shows_steps=True),
+    },
+)

@@ -154,7 +154,7 @@ TRITON = AttentionPlan(
 SHIPPED = (FLASHINFER, FA3, TRITON)
 
 
-PLANS = plugins.Registry(
+PLANS = plugins.PluginRegistry(
     "attention_plans",
     "an AttentionPlan",
     lambda part: isinstance(part, AttentionPlan),

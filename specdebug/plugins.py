@@ -57,7 +57,7 @@ def import_named(reference: str, purpose: str) -> Any:
         raise PluginError(f"{purpose} cannot be loaded from {reference}: {error}") from error
 
 
-class Registry(Mapping[str, T], Generic[T]):
+class PluginRegistry(Mapping[str, T], Generic[T]):
     """The parts of one kind by name: ours, then those of installed packages.
 
     To look up one of ours reads nothing of the installed packages; to go through all of them does.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specdebug.plugins import Registry
+from specdebug.plugins import PluginRegistry
 
 if TYPE_CHECKING:
     from specdebug.loops.compare import Comparison
@@ -75,7 +75,7 @@ def _perfetto(told: Told) -> str:
     return perfetto_json(told.answer, told.recording)
 
 
-FORMATS: Registry[ReportFormat] = Registry(
+FORMATS: PluginRegistry[ReportFormat] = PluginRegistry(
     "reports",
     "a ReportFormat",
     lambda part: isinstance(part, ReportFormat),

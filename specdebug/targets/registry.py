@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 
 from specdebug.errors import ConfigError, did_you_mean
-from specdebug.plugins import Registry
+from specdebug.plugins import PluginRegistry
 from specdebug.targets.base import Target
 
 DEFAULT = "embedded"
 OURS = {DEFAULT: "specdebug.targets.embedded", "reference": "specdebug.targets.reference"}
 """Modules that hold a ``TARGET``, by its name. Each is imported when it is first asked for."""
 
-_ADDED: Registry[Target] = Registry("targets", "a Target", lambda part: hasattr(part, "open"), {})
+_ADDED: PluginRegistry[Target] = PluginRegistry("targets", "a Target", lambda part: hasattr(part, "open"), {})
 
 
 def target_names() -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.mha_pool import MHAPool
-from specdebug.plugins import Registry
+from specdebug.plugins import PluginRegistry
 
 
 class KVPool(Protocol):
@@ -135,7 +135,9 @@ def _make_mha_pool(
     )
 
 
-KV_POOLS: Registry[MakeKVPool] = Registry("kv_pools", "a function that makes a pool", callable, {"mha": _make_mha_pool})
+KV_POOLS: PluginRegistry[MakeKVPool] = PluginRegistry(
+    "kv_pools", "a function that makes a pool", callable, {"mha": _make_mha_pool}
+)
 
 
 def kv_pool_of(layout: str) -> MakeKVPool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from specdebug.plugins import Registry, import_named
+from specdebug.plugins import PluginRegistry, import_named
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Algorithm:
 
 _EAGLE = Algorithm("specdebug.engine.speculative.worker:EagleWorker", "specdebug.engine.model.loader:load_draft")
 
-ALGORITHMS = Registry(
+ALGORITHMS = PluginRegistry(
     "algorithms", "an Algorithm", lambda part: isinstance(part, Algorithm), {"EAGLE": _EAGLE, "EAGLE3": _EAGLE}
 )
 

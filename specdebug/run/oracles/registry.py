@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from specdebug.plugins import Registry
+from specdebug.plugins import PluginRegistry
 from specdebug.run.oracles.accept import Accept
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.run.oracles.draft_kv import DraftKV
@@ -18,7 +18,7 @@ from specdebug.targets.base import SHOWN, Ability
 
 ORACLES: tuple[type[Oracle], ...] = (Guards, ProbesOracle, PoolsOracle, DraftKV, TargetKV, Lossless, Accept)
 
-_ADDED: Registry[type[Oracle]] = Registry(
+_ADDED: PluginRegistry[type[Oracle]] = PluginRegistry(
     "oracles", "a class derived from Oracle", lambda part: isinstance(part, type) and issubclass(part, Oracle), {}
 )
 

@@ -21,7 +21,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """What was heard so far. The process has one; tests make their own."""
+    """The signals heard so far. The process has one; tests make their own."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -29,6 +29,7 @@ class Interrupts:
         self._first: int | None = None
         self._raised = False
         self._holds = 0
+        self._listens = False
 
     @property
     def exit_code(self) -> int:
@@ -44,33 +45,10 @@ class Interrupts:
             self.check()
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt if a signal was heard; whoever waits for work calls this again and again."""
+        """Raise KeyboardInterrupt if a signal was heard; whoever waits for work calls this again and again."""
         if self._first is not None:
             self._raised = True
             raise KeyboardInterrupt
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Note signals without raising. At the end, one that nobody has taken notice of raises KeyboardInterrupt."""
-        self._holds += 1
-        try:
-            yield
-        finally:
-            self._holds -= 1
-        if not self._holds and not self._raised:
-            self.check()
-
-    def last(self) -> None:
-        """From now on nothing raises: all is said, the process is about to end."""
-        self._holds += 1
-
-
-class _Listening(Interrupts):
-    """The process's own, once :meth:`listen` was called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._listens = False
 
     def listen(self) -> None:
         """Hear signals for the rest of this process, in place of what Python does. For the main thread of a command.
@@ -84,14 +62,23 @@ class _Listening(Interrupts):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """As in :class:`Interrupts`, whatever handlers an imported library (Ray is one) has put in place."""
+        """Note signals without raising. At the end, one that nobody has taken notice of raises KeyboardInterrupt."""
         if self._listens:
-            self.listen()
-        with super().held():
+            self.listen()  # again: an imported library (Ray is one) may have put handlers of its own in place
+        self._holds += 1
+        try:
             yield
+        finally:
+            self._holds -= 1
+        if not self._holds and not self._raised:
+            self.check()
+
+    def last(self) -> None:
+        """From now on nothing raises: all is said, the process is about to end."""
+        self._holds += 1
 
 
-_process = _Listening()
+_process = Interrupts()
 listen, check, held, last = _process.listen, _process.check, _process.held, _process.last
 
 
@@ -101,7 +88,7 @@ def exit_code() -> int:
 
 
 def was_heard() -> bool:
-    """Whether any signal has asked this process to end."""
+    """Return True if any signal has asked this process to end."""
     return _process.count > 0
 
 
@@ -114,5 +101,5 @@ class Patience:
 
     @property
     def over(self) -> bool:
-        """Whether another signal came meanwhile."""
+        """Return True if another signal came meanwhile."""
         return self._interrupts.count > self._before

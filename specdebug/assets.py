@@ -12,10 +12,9 @@ NAMES = ("tiny", "tiny-eagle", "tiny-eagle3")
 
 
 def checkpoint_path(name_or_path: str | Path) -> Path:
-    """The checkpoint's folder, which holds a ``config.json``.
+    """The checkpoint's folder, which holds a ``config.json``. Raises CheckpointError where there is none.
 
     A shipped name wins over a folder of the same name in the current directory (``./tiny`` is that one).
-    Raises CheckpointError when it is neither a shipped name nor such a folder.
     """
     text = str(name_or_path)
     shipped = text in NAMES

@@ -51,7 +51,7 @@ def read_source(path: Path) -> str:
 
 @lru_cache(maxsize=1)
 def heldout_text() -> str:
-    """All held-out files in order, each ended by a blank line."""
+    """The held-out files in order, each ended by a blank line."""
     return "\n\n".join(read_source(path).rstrip() for path in heldout_files()) + "\n"
 
 

@@ -93,7 +93,7 @@ def was_heard() -> bool:
 
 
 class Patience:
-    """How long to wait for what was told to end: until one more signal comes than had come when the wait began."""
+    """The time to wait for what was told to end: until one more signal comes than had come when the wait began."""
 
     def __init__(self, interrupts: Interrupts = _process) -> None:
         self._interrupts = interrupts

@@ -45,7 +45,7 @@ class Item:
 
     @property
     def name(self) -> str:
-        """How the value is reached, as in ``workload[0].prompt.tokens``."""
+        """The way to the value, as in ``workload[0].prompt.tokens``."""
         steps = (f"[{step}]" if isinstance(step, int) else f".{one_line(step, 40)}" for step in self.path)
         return "".join(steps).removeprefix(".") or "the file"
 
@@ -128,10 +128,8 @@ class Item:
     def wrong_keys(
         self, entries: Mapping[str, Item], required: Sequence[str], optional: Sequence[str]
     ) -> list[ContentError]:
-        """An error for each of ``entries`` that is neither required nor optional, and for each key that is missing.
-
-        A key that is only misspelt is not missing, too.
-        """
+        """An error for each of ``entries`` that is neither required nor optional, and for each key that is missing. A
+        key that is only misspelt is not missing, too."""
         known, wrong, misspelt = (*required, *optional), list[ContentError](), set[str]()
         for key, item in entries.items():
             if key not in known:

@@ -50,9 +50,7 @@ NOTHING = Detection("", ())
 @dataclass(frozen=True)
 class Toggle:
     """One fix that can be reverted. A fix that this engine lacks has no ``patches``, and is detected by ``NOTHING``.
-
-    ``foreign``: per other engine, per version range, the edits that revert it there (see ``specdebug.drift``).
-    """
+    ``foreign``: per other engine, per version range, the edits that revert it there (see ``specdebug.drift``)."""
 
     pr: int
     aliases: tuple[int, ...]
@@ -74,10 +72,8 @@ class Toggle:
 
 @dataclass(frozen=True)
 class Registry:
-    """All known toggles, by number of their pull request.
-
-    ``elsewhere``: those that only other engines have. They can be listed and checked, but not selected.
-    """
+    """The known toggles, by number of their pull request; those ``elsewhere`` are of other engines only: they can be
+    listed and checked, but not selected."""
 
     toggles: Mapping[int, Toggle]
     elsewhere: Mapping[int, Toggle] = field(default_factory=dict)
@@ -127,10 +123,8 @@ def not_in_this_engine(toggle: Toggle) -> str:
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
-    """Numbers of a comma-separated set, as ``--revert`` and the environment give them; blank text is none.
-
-    Raises SelectionError for a part that is no number.
-    """
+    """Numbers of a comma-separated set, as ``--revert`` and the environment give them; blank text is none. Raises
+    SelectionError for a part that is no number."""
     if not text.strip():
         return ()
     numbers = []
@@ -152,10 +146,8 @@ def reverts_from_environment() -> tuple[int, ...]:
 
 
 def load_registry(extra: Sequence[str | Path] = ()) -> Registry:
-    """Every toggle of the content folders; ``extra`` are the user's ``--content`` folders.
-
-    Raises ContentError: a file is malformed, or two claim the same number.
-    """
+    """Every toggle of the content folders; ``extra`` are the user's ``--content`` folders. Raises ContentError: a file
+    is malformed, or two claim the same number."""
     toggles: dict[int, Toggle] = {}
     elsewhere: dict[int, Toggle] = {}
     taken: dict[int, Path] = {}

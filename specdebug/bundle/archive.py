@@ -81,14 +81,10 @@ def anything(name: str) -> int:
 def write_archive(
     path: Path, facts: Mapping[str, Any], members: Mapping[str, bytes], force: bool = False, room: Room = anything
 ) -> None:
-    """Write a bundle, whole or not at all: manifest first, then the members by name.
+    """Write a bundle, whole or not at all: manifest first, then the members by name. Raises BundleError.
 
-    Args:
-        facts: what the manifest says beside format, version and members.
-        force: overwrite what is there.
-        room: of whoever will read it; what has none there is not written.
-
-    Raises BundleError.
+    ``facts``: those of the manifest beside format, version and members. ``force``: overwrite what is there. ``room``:
+    of whoever will read it; what has none there is not written.
     """
     check_target(path, force)
     manifest = {
@@ -131,11 +127,8 @@ def _store(path: Path, data: bytes, force: bool) -> None:
 def read_archive(path: str | Path, room: Room = anything) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The manifest and the members of a bundle that is whole and of a version that can be read.
 
-    Args:
-        room: how much may be held of each member. One for which there is none is checked like the others; it is not
-            among the members that are returned, and the manifest names it.
-
-    Raises BundleError, one line that names the file and what is wrong with it.
+    A member for which there is no ``room`` is checked like the others; it is not among those that are returned, and the
+    manifest names it. Raises BundleError, one line that names the file and what is wrong with it.
     """
     try:
         with open_file(path) as file:

@@ -29,17 +29,14 @@ MAX_VALUES = 1 << 22
 
 @dataclass(frozen=True)
 class Parting:
-    """One difference.
+    """One difference. ``step`` is of the recorded trace, from 1.
 
-    Attributes:
-        step: of the recorded trace; the first is 1.
-        kind: ``token``: another token was emitted; ``draft``: the same tokens, but another number of them accepted;
-            ``sampled``: either, of a request that draws its tokens; ``schedule``: nothing that a choice decides.
-        request, position: whose output, and the token of it that the choice is about. For a draft the last that both
-            verifies gave: one of them had it as a draft and went on.
-        recorded, now: the two tokens, or for a draft how many tokens were accepted.
-        ids: prompt and output before the choice; for a draft, before the verify.
-        path: of a draft, the tokens up to the choice; shorter than it should be (``depth``) where an output ended.
+    ``kind``: ``token``: another token was emitted; ``draft``: the same tokens, but another number of them accepted;
+    ``sampled``: either, of a request that draws its tokens; ``schedule``: nothing that a choice decides.
+    ``position``: the token of the request's output that the choice is about; for a draft the last that both verifies
+    gave: one of them had it as a draft and went on. ``recorded``, ``now``: the two tokens, or for a draft how many were
+    accepted. ``ids``: prompt and output before the choice; for a draft, before the verify. ``path``: of a draft, the
+    tokens up to the choice; shorter than it should be (``depth``) where an output ended.
     """
 
     step: int
@@ -67,11 +64,8 @@ def partings(
 ) -> tuple[Parting, ...] | None:
     """The first difference of each request, and what no choice explains, in the order of the recorded steps.
 
-    Args:
-        requests: those of both traces, every one after the one it continues.
-        recorded, now: a JSON line for each step.
-
-    Returns None where the recorded lines are no trace that this version can read.
+    Every request comes after the one it continues; ``recorded`` and ``now`` have a JSON line for each step. Returns
+    None where the recorded lines are no trace that this version can read.
     """
     try:
         before, after = _read(recorded), _read(now)

@@ -36,10 +36,14 @@ class Recorded:
     trace_hash: str
     steps: tuple[str, ...]
 
+    @property
+    def facts(self) -> dict[str, str | None]:
+        return {"verdict": self.verdict, "signature": self.signature, "trace_hash": self.trace_hash}
+
 
 @dataclass(frozen=True)
 class Traced:
-    """An arm that was run, and what each of its steps decided; cut short if it was ``interrupted``."""
+    """An arm that was run, and the decisions of each of its steps; cut short if it was ``interrupted``."""
 
     result: ArmResult
     steps: tuple[str, ...]
@@ -47,7 +51,7 @@ class Traced:
 
 
 def recorded_of(traced: Traced) -> Recorded:
-    """Return what of a run is compared."""
+    """The part of a run that is compared."""
     outcome = traced.result.outcome
     return Recorded(outcome.verdict, outcome.signature, outcome.trace_hash, traced.steps)
 
@@ -60,9 +64,7 @@ def run_traced(
     recording: Recording | None = None,
 ) -> Traced | None:
     """Run the arm in a worker of its own; None if a Ctrl-C came before it began. ``recording`` keeps its steps, too.
-
-    Raises as ``loops.replay.run_arms`` does.
-    """
+    Raises as ``loops.replay.run_arms`` does."""
     listener = _Listener(run, progress, recording)
     interrupted = False
     try:
@@ -83,7 +85,7 @@ def steps_hash(steps: Sequence[str]) -> str:
 
 
 def differences(recorded: Recorded, now: Recorded) -> tuple[str, ...]:
-    """Return what is not as recorded, a line each; empty if verdict, signature and trace hash are."""
+    """The differences from what was recorded, a line each; none if verdict, signature and trace hash are the same."""
     found = []
     for name in ("verdict", "signature"):
         before, after = getattr(recorded, name), getattr(now, name)
@@ -96,7 +98,7 @@ def differences(recorded: Recorded, now: Recorded) -> tuple[str, ...]:
 
 
 def versions_here(stack: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a run on this machine depends on. ``stack``: of the run's outcome."""
+    """The versions that a run on this machine depends on. ``stack``: of the run's outcome."""
     found = {
         "specdebug": __version__,
         "python": platform.python_version(),

@@ -22,8 +22,7 @@ TARGET = f"{__name__}:weigh"
 
 @dataclass(frozen=True)
 class ChoiceScale:
-    """The engine that choices are weighed on: the checkpoints, the engine's dtype, the shape of its trees if
-    it drafts."""
+    """The engine that choices are weighed on: its checkpoints and dtype, and the shape of its trees if it drafts."""
 
     model: str
     draft_model: str | None
@@ -44,7 +43,7 @@ def weigh(payload: Mapping[str, Any], sink: Sink) -> None:
 
 
 def _token(reference: DenseReference, parting: Parting) -> tuple[float, float, int]:
-    """Return how far the worse of the two tokens lies below the best."""
+    """The distance of the worse of the two tokens below the best."""
     gaps = []
     for token in (parting.recorded, parting.now):
         choices, gap, sizes = reference.judge([*parting.ids, token], len(parting.ids))  # type: ignore[list-item]

@@ -1,7 +1,7 @@
-"""Drive a session through a workload, step by step, and report everything it does.
+"""Drive a session through a workload, step by step, and report everything it does, inside a worker.
 
-Runs inside a worker. After each step come the probes' findings, the guards and the pools' conservation laws;
-the oracles look on as the session's onlooker. Nothing here decides a verdict.
+After each step come the probes' findings, the guards and the pools' conservation laws; the oracles look on as the
+session's onlooker. Nothing here decides a verdict.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class RunLoop:
     def run(self) -> None:
         """Serve the whole workload. Raises Stopped when the engine fails or never comes to an end.
 
-        Where a session has no steps, what is due at a step is due once as many requests have finished; with nothing
-        under way, what is next comes at once.
+        Where a session has no steps, a step's arrivals and aborts are due once as many requests have finished; with
+        nothing under way, the next come at once.
         """
         by_step, time = "steps" in self.session.shows, 0
         while True:
@@ -150,8 +150,7 @@ class RunLoop:
         self._watch_progress(report)
 
     def _advance(self) -> tuple[Any, float]:
-        """One engine step and the checks after it; what a step recorded before it failed is reported
-        first."""
+        """One engine step and the checks after it; what a step recorded before it failed is reported first."""
         step, judge = self._step + 1, self._judge  # the engine counts its steps from 1, and so do reports
         judge.step, judged = step, judge.seconds
         if self._injector is not None:
@@ -223,10 +222,9 @@ class RunLoop:
         self._sink.emit("request", rid=rid, finish_reason=reason, text=self._decode(request.output_ids))
 
     def report(self, violation: Violation) -> None:
-        """Pass a violation on."""
         self._sink.emit("violation", **asdict(violation))
 
 
 def _cannot_be_served(error: Exception) -> bool:
-    """Whether what was asked for is at fault (a rejected request, a library that is missing), not the engine."""
+    """Return True if what was asked for is at fault (a rejected request, a library that is missing), not the engine."""
     return isinstance(error, SpecDebugError) and error.exit_code == 2

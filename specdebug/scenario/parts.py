@@ -10,8 +10,9 @@ of all keys follow from it::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, get_type_hints
 
@@ -21,12 +22,9 @@ from specdebug.schema import Gather, Item
 
 @dataclass(frozen=True)
 class Key:
-    """What else there is to say of a field's key.
-
-    ``name``: of the key, where it is not the field's. ``default``: in words, where the class has none, or None, to
-    show; :meth:`Part.given` has one that the class lacks. ``required``: the file must have the key although the class
-    has a default.
-    """
+    """The rest of a field's key, beside its kind. ``name``: of the key, where it is not the field's. ``default``: in
+    words, where the class has none, or None, to show; :meth:`Part.given` has one that the class lacks. ``required``:
+    the file must have the key although the class has a default."""
 
     name: str = ""
     default: str = ""
@@ -44,24 +42,17 @@ class DeclaredKey(Key):
     bare: bool = False
 
 
-_KEYS: dict[type[Part], tuple[DeclaredKey, ...]] = {}
-
-
+@cache
 def keys_of(part: type[Part]) -> tuple[DeclaredKey, ...]:
     """The keys of a part, in order; a field that declares no kind is none of the file's."""
-    if part not in _KEYS:
-        _KEYS[part] = tuple(_declared(part))
-    return _KEYS[part]
-
-
-def _declared(part: type[Part]) -> Iterator[DeclaredKey]:
-    hints = get_type_hints(part, include_extras=True)
+    hints, found = get_type_hints(part, include_extras=True), list[DeclaredKey]()
     for each in fields(part):
         kind, means, key = (*getattr(hints[each.name], "__metadata__", ()), Key(), None, None)[:3]
         if isinstance(kind, Kind):
             bare = each.default is MISSING and each.default_factory is MISSING
             required = key.required or (bare and not key.default)
-            yield DeclaredKey(key.name or each.name, key.default, required, kind, means, each.name, bare)
+            found.append(DeclaredKey(key.name or each.name, key.default, required, kind, means, each.name, bare))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -69,7 +60,7 @@ class Part:
     """A mapping of the grammar, as a value."""
 
     schema_beside: ClassVar[Schema] = {}
-    """What the JSON schema says of such a mapping besides its keys."""
+    """The part of the JSON schema that is not about single keys."""
     written: ClassVar[tuple[str, ...]] = ()
     """Keys in the order in which a mapping is written, where that is not the declaration's; others follow."""
 
@@ -85,10 +76,8 @@ class Part:
     @classmethod
     def read(cls, item: Item, base: Self | None = None, also: tuple[str, ...] = ()) -> Self:
         """The part that a mapping describes. Raises ContentErrors with all that is wrong, and what could be read.
-
-        ``base``: what holds for keys that the mapping lacks, in place of the defaults. ``also``: keys that it may have
-        besides, for somebody else.
-        """
+        ``base`` holds for keys that the mapping lacks, in place of the defaults; it may have the keys ``also``, for
+        somebody else."""
         gather, keys = Gather(), keys_of(cls)
         required, optional = ([key.name for key in keys if key.required is needed] for needed in (True, False))
         table = gather.table(item, required=required, optional=(*optional, *also))
@@ -98,17 +87,17 @@ class Part:
             if value is not UNREAD:
                 values[key.field] = value
         cls.settle(item, table, values, gather)
-        return gather.done(cls(**cls._blanks(item, values), **values))
+        return gather.done(cls._filled(item, values))
 
     @classmethod
     def blank(cls, item: Item) -> Self:
-        """What stands in the place of a part that could not be read at ``item``."""
-        values = cls.given(item)
-        return cls(**cls._blanks(item, values), **values)
+        """The stand-in for a part that could not be read at ``item``."""
+        return cls._filled(item, cls.given(item))
 
     @classmethod
-    def _blanks(cls, item: Item, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {key.field: key.kind.blank(item) for key in keys_of(cls) if key.bare and key.field not in values}
+    def _filled(cls, item: Item, values: Mapping[str, Any]) -> Self:
+        blanks = {key.field: key.kind.blank(item) for key in keys_of(cls) if key.bare and key.field not in values}
+        return cls(**blanks, **values)
 
     def to_dict(self) -> dict[str, Any]:
         """The part as the file has it, every default written out."""
@@ -146,8 +135,7 @@ def overlay(part: type[Part], base: str) -> Kind:
     """A part whose missing keys are as in the part of the same kind under the key ``base`` of the whole file."""
 
     def read(item: Item) -> Any:
-        below = Gather().read(item.doc.root.entries(), base, part.read, part())
-        return part.read(item, below)
+        return part.read(item, Gather().read(item.doc.root.entries(), base, part.read, part()))
 
     return replace(nested(part), read=read)
 

@@ -50,7 +50,6 @@ class Configuration:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The values alone."""
         return {name: setting.value for name, setting in self.settings.items()}
 
     @property

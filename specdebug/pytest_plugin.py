@@ -1,20 +1,13 @@
 """pytest plugin: scenario files as tests, one for each arm (and seed).
 
 Registered by an entry point, so it is there wherever specdebug is installed. It collects nothing unless told to: a
-scenario file named on the command line, or files that match the ini option ``specdebug_scenarios``. Until then it
-imports nothing of specdebug, and torch only ever in workers.
-
-    pytest scenarios/cache_hit.yaml                    every arm; each must do what the file expects of it
-    pytest scenarios/cache_hit.yaml::recompute         one arm
-    pytest x.yaml::arm --specdebug-revert 27360        with fixes reverted; then it must simply pass
-    pytest x.yaml --specdebug-seeds 5                  five seeds an arm: x.yaml::arm[1234]
-    pytest mine/scenarios/x.yaml --specdebug-content mine   with the toggles and probes of that folder
-
-``--revert`` is the old name of ``--specdebug-revert``. Content folders come from ``--specdebug-content``, else from the
-ini option ``specdebug_content``, else from specdebug's configuration file, and beside them from ``SPECDEBUG_PATH``.
-
-``--specdebug-exit`` makes pytest's exit code fit to be judged by ``specdebug bisect``, ``specdebug flake`` and
-``git bisect run``: 1 only when a test failed, 125 when nothing could be tested.
+scenario file named on the command line (``x.yaml``, ``x.yaml::arm``), or files that match the ini option
+``specdebug_scenarios``. Until then it imports nothing of specdebug, and torch only ever in workers. With
+``--specdebug-revert`` (once ``--revert``) an arm must simply pass; with ``--specdebug-seeds`` a test is
+``x.yaml::arm[1234]``. Content folders come from ``--specdebug-content``, else from the ini option
+``specdebug_content``, else from specdebug's configuration file, and beside them from ``SPECDEBUG_PATH``.
+``--specdebug-exit`` makes pytest's exit code fit to be judged by ``specdebug bisect``, ``specdebug flake`` and ``git
+bisect run``: 1 only when a test failed, 125 when nothing could be tested.
 """
 
 from __future__ import annotations

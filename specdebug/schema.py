@@ -6,8 +6,6 @@ wants and every wrong type, bad range or unknown key becomes a ``ContentError`` 
     top = load_yaml(path).root.table(required=("pr", "title"), optional=("aliases",))
     pr = top["pr"].integer(low=1)
     aliases = [a.integer(low=1) for a in top["aliases"].items()] if "aliases" in top else []
-    for name, arm in top["arms"].entries().items():      # a mapping whose keys are the user's own
-        arm.table(optional=("revert", "engine"))
 """
 
 from __future__ import annotations

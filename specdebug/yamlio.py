@@ -1,15 +1,8 @@
 """Read a YAML file into plain Python data and remember where every key and value stood.
 
 Scenarios, toggles and probe packs all come through here, so that whatever is wrong with one of them can be
-reported as ``file:line:col``. Typical use::
-
-    doc = load_yaml(path)                       # or parse_yaml(text, name)
-    doc.data                                    # dicts with text keys, lists, str, int, float, bool, None
-    doc.where("engine", "page_size")            # Where of the value; list indices are ints: ("workload", 0)
-    doc.where_key("engine", "page_size")        # Where of the key itself
-    doc.where_text("patches", 0, line=3)        # Where of the third line inside a ``|`` block
-    doc.root                                    # the same data as a ``schema.Item``, for typed validation
-
+reported as ``file:line:col``: :class:`Doc` has ``data`` (dicts with text keys, lists, str, int, float, bool, None), the
+place of everything in it, by keys and (for lists) indices, and ``root``, the same as a ``schema.Item`` for validation.
 A path that does not exist has the place of its nearest existing ancestor, so a missing key can be reported at the
 mapping that lacks it.
 
@@ -89,7 +82,7 @@ class Doc:
 
     @cached_property
     def root(self) -> Item:
-        """The whole document as a typed-validation cursor (see ``specdebug.schema``)."""
+        """The whole document as a cursor for validation by type."""
         from specdebug.schema import Item
 
         return Item(self, (), self.data)
@@ -177,7 +170,7 @@ def _line_column(before: str) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class _Open:
-    """A list or mapping whose end has not been seen yet."""
+    """A list or mapping that has not ended yet."""
 
     node: _Node
     anchor: str | None
@@ -281,7 +274,7 @@ class _Builder:
         return text
 
     def _attach(self, node: _Node, event: Any) -> None:
-        """Put a finished value where it belongs: the root, the open list, or the open mapping."""
+        """Put a finished value into the root, the open list, or the open mapping."""
         if not self.stack:
             self.root = node
             return

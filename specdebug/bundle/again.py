@@ -140,9 +140,8 @@ def run_again(
     ``loops.replay.run_arms``."""
     began = time.monotonic()
     if timeout_s is not None:
-        scenario = bundle.run.scenario
-        limits = replace(scenario.limits, timeout_s=timeout_s)
-        bundle = replace(bundle, run=replace(bundle.run, scenario=replace(scenario, limits=limits)))
+        limits = replace(bundle.run.scenario.limits, timeout_s=timeout_s)
+        bundle = replace(bundle, run=replace(bundle.run, scenario=replace(bundle.run.scenario, limits=limits)))
     traced = run_traced(pool, bundle, bundle.run, progress, recording)
     weighed = None
     if traced is not None and not traced.interrupted:

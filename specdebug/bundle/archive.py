@@ -87,23 +87,18 @@ def write_archive(
     of whoever will read it; what has none there is not written.
     """
     check_target(path, force)
-    manifest = {
-        "format": FORMAT,
-        "version": VERSION,
-        **facts,
-        "members": {
-            name: {"bytes": len(members[name]), "sha256": hashlib.sha256(members[name]).hexdigest()}
-            for name in sorted(members)
-        },
+    listed = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in sorted(members.items())
     }
-    head = json.dumps(manifest, indent=2, allow_nan=False).encode()
-    _check_sizes(path, {MANIFEST: len(head), **{name: len(data) for name, data in members.items()}}, room)
+    manifest = {"format": FORMAT, "version": VERSION, **facts, "members": listed}
+    written = {MANIFEST: json.dumps(manifest, indent=2, allow_nan=False).encode(), **dict(sorted(members.items()))}
+    _check_sizes(path, {name: len(data) for name, data in written.items()}, room)
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
-        for name in (MANIFEST, *sorted(members)):
+        for name, data in written.items():
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, _REGULAR_FILE
-            archive.writestr(entry, head if name == MANIFEST else members[name])
+            archive.writestr(entry, data)
     _store(path, packed.getvalue(), force)
 
 
@@ -229,8 +224,7 @@ def _manifest(path: str | Path, data: bytes) -> tuple[dict[str, Any], dict[str, 
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise BundleError(f"{path}: its {MANIFEST} states no format version")
     if version > VERSION:
-        message = f"has format {version}, this specdebug reads up to {VERSION}; upgrade specdebug"
-        raise BundleError(f"{path}: {message}")
+        raise BundleError(f"{path}: has format {version}, this specdebug reads up to {VERSION}; upgrade specdebug")
     if not isinstance(manifest.setdefault("members", {}), dict):
         raise BundleError(f"{path}: its {MANIFEST} does not name its members")
     listed = {}
@@ -252,9 +246,8 @@ def _check_sizes(path: str | Path, sizes: Mapping[str, int], room: Room) -> None
     if (total := sum(sizes.values())) > MAX_TOTAL:
         raise BundleError(f"{path}: unpacks to {_mib(total)} MiB, more than the {MAX_TOTAL >> 20} MiB it may have")
     if held > MAX_HELD:
-        raise BundleError(
-            f"{path}: its members have {_mib(held)} MiB together, more than the {MAX_HELD >> 20} MiB they may have"
-        )
+        most = f"more than the {MAX_HELD >> 20} MiB they may have"
+        raise BundleError(f"{path}: its members have {_mib(held)} MiB together, {most}")
 
 
 def _mib(size: int) -> int:

@@ -1,13 +1,4 @@
-"""The content of a bundle, to and from the archive's members.
-
-=====================  ===============================================================================
-``scenario.json``      the scenario, every default written out, with the one arm as it was run
-``requests.jsonl``     its planned requests, prompts as token ids
-``toggles/<PR>.yaml``  the files of the fixes that were reverted
-``probes/<NAME>.yaml`` the files of the probe packs that were live
-``trace.jsonl``        what every step decided, a line each; their hash is the trace hash
-``report.json``        what ``specdebug replay --json`` says of the run
-=====================  ===============================================================================
+"""The content of a bundle, to and from the archive's members, which ``docs/bundles.md`` describes.
 
 The manifest repeats how the run ended (verdict, signature, trace hash) and says what it ran on. Nothing here is
 unpickled or executed; all of it is checked as a user's own files are.

@@ -91,18 +91,16 @@ def _of_requests(
     requests: Sequence[PlannedRequest], before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
 ) -> list[Parting]:
     found: list[Parting] = []
-    texts: dict[str, tuple[int, ...]] = {}
-    """Prompt and output of the requests that both traces gave the same."""
+    texts: dict[str, tuple[int, ...]] = {}  # prompt and output of the requests that both traces gave the same
     for request in requests:
         if request.continues is not None and request.continues not in texts:
             continue  # another prompt in each
         prompt = (*texts.get(request.continues or "", ()), *request.new_ids)
         sides = _events(request.rid, before), _events(request.rid, after)
-        mine = _of_one(request, prompt, *sides)
-        found += mine
-        outputs = [tuple(token for event in side for token in event.tokens) for side in sides]
-        if outputs[0] == outputs[1]:
-            texts[request.rid] = (*prompt, *outputs[0])
+        found += _of_one(request, prompt, *sides)
+        one, other = (tuple(token for event in side for token in event.tokens) for side in sides)
+        if one == other:
+            texts[request.rid] = (*prompt, *one)
     return found
 
 
@@ -118,7 +116,7 @@ def _of_one(
     request: PlannedRequest, prompt: tuple[int, ...], before: Sequence[_Event], after: Sequence[_Event]
 ) -> list[Parting]:
     """A draft that was accepted in one trace only, and the first other token."""
-    sampled = request.sampling.temperature > 0
+    kind: Kind = "sampled" if request.sampling.temperature > 0 else "draft"
     found: list[Parting] = []
     output: tuple[int, ...] = ()
     for one, other in zip(before, after, strict=False):
@@ -127,19 +125,9 @@ def _of_one(
             break  # the second: retracted in one trace only, and so prefilled again
         if one.accepted != other.accepted and one.accepted is not None and other.accepted is not None:
             depth = min(one.accepted, other.accepted)
-            found.append(
-                Parting(
-                    step=one.step,
-                    kind="sampled" if sampled else "draft",
-                    request=request.rid,
-                    position=len(output) + depth - 1,
-                    recorded=one.accepted,
-                    now=other.accepted,
-                    ids=(*prompt, *output),
-                    path=max(one.tokens, other.tokens, key=len)[:depth],
-                    depth=depth,
-                )
-            )
+            place, counts = len(output) + depth - 1, (one.accepted, other.accepted)
+            path = max(one.tokens, other.tokens, key=len)[:depth]
+            found.append(Parting(one.step, kind, request.rid, place, *counts, (*prompt, *output), path, depth))
             break
         output += one.tokens
     return [*found, *_other_token(request, prompt, before, after)]

@@ -115,14 +115,13 @@ def versions_here(stack: Mapping[str, Any]) -> dict[str, str]:
 
 def changed_versions(recorded: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:
     """Versions that are not as recorded, a line each."""
-    names = [*recorded, *(name for name in here if name not in recorded)]
-    unstated = {name for name in STATED_SINCE if name not in recorded}
-    pairs = ((name, recorded.get(name, "none"), here.get(name, "none")) for name in names)
-    return tuple(
-        f"{name}: {'not recorded' if name in unstated else f'recorded {before}'}, here {after}"
-        for name, before, after in pairs
-        if before != after
-    )
+    found = []
+    for name in dict.fromkeys((*recorded, *here)):
+        before, after = recorded.get(name, "none"), here.get(name, "none")
+        unstated = name in STATED_SINCE and name not in recorded
+        if before != after:
+            found.append(f"{name}: {'not recorded' if unstated else f'recorded {before}'}, here {after}")
+    return tuple(found)
 
 
 def _first_step(before: Sequence[str], after: Sequence[str]) -> list[str]:
@@ -139,8 +138,6 @@ def _shown(step: str) -> str:
 
 
 class _Listener:
-    """One arm's worker, as it reports."""
-
     def __init__(self, run: ArmRun, progress: Progress | None, recording: Recording | None) -> None:
         self.result: ArmResult | None = None
         self.steps: list[str] = []

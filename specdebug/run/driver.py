@@ -1,14 +1,8 @@
 """When each planned request is due, given how the run goes. Pure logic: it never sees an engine.
 
-A run asks before every step::
-
-    due = driver.due(step, finished)       # finished: rid -> output ids, of every request finished so far
-    for arrival in due.arrivals: ...       # add to the engine
-    for rid in due.aborts: ...             # abort in the engine, after the arrivals
-    if not engine.has_work and driver.exhausted: stop
-    engine.step()
-
-Steps are the run's own count, idle ones included; they may jump forward but never go back.
+A run asks for what is :meth:`WorkloadDriver.due` before every step, adds the arrivals to its engine and then aborts the
+aborts; it ends when the engine has no work and the driver is exhausted. Steps are the run's own count, idle ones
+included; they may jump forward but never go back.
 """
 
 from __future__ import annotations

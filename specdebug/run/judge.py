@@ -16,8 +16,10 @@ _Look = Callable[[Any, Any], None]
 
 
 class Judge:
-    """A session's onlooker: runs the oracles and hands what they find to ``report``. ``shows``: the session's
-    abilities. ``seconds`` is the time spent judging by ``clock``; it is not the engine's."""
+    """A session's onlooker: runs the oracles and hands what they find to ``report``. Raises PluginError.
+
+    ``shows``: the session's abilities. ``seconds`` is the time spent judging by ``clock``; it is not the engine's.
+    """
 
     def __init__(
         self,
@@ -29,7 +31,6 @@ class Judge:
         clock: Callable[[], float] = time.perf_counter,
         shows: Collection[Ability] = get_args(Ability),
     ) -> None:
-        """Raises PluginError."""
         self.clock = clock
         self.seconds = 0.0
         self.active = True

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ def prepare(common: Common) -> None:
     import specdebug.engine.engine
     from specdebug.attention_plans import SHIPPED
     from specdebug.engine.attention.select import planner_class
+    from specdebug.patching import PatchError, apply
     from specdebug.patching.live import take_census
     from specdebug.workers.stack import versions
 
@@ -57,12 +59,12 @@ def prepare(common: Common) -> None:
         planner_class(plan.name)  # imports it: a worker can patch in process only what it finds imported
     versions()  # reads packages' metadata, which is then known
     for arm in common.arms:
-        try:
+        with suppress(SpecDebugError):
             _keep(common.scenario, arm)
-        except SpecDebugError:
-            continue
     take_census(str(Path(specdebug.engine.__file__).parent))
-    _rehearse(common.toggles)
+    for toggle in common.toggles:
+        with suppress(PatchError):
+            apply(toggle.patches, "inprocess").restore()  # the texts and trees of its modules are then known
 
 
 def _keep(scenario: Scenario, arm: str) -> None:
@@ -95,7 +97,7 @@ def foresee(asked: Foreseen) -> None:
     from specdebug.scenario.text import load_tokenizer
     from specdebug.scenario.workload import expand
 
-    try:
+    with suppress(SpecDebugError):
         reference = _reference_of(asked.scenario, asked.arm)
         if reference is None:
             return
@@ -103,19 +105,6 @@ def foresee(asked: Foreseen) -> None:
         # A request that continues another has a prompt that is not known yet.
         greedy = [one for one in planned if one.sampling.temperature == 0 and one.continues is None]
         dense.foresee(*reference, [(one.new_ids, one.sampling.max_new_tokens) for one in greedy])
-    except SpecDebugError:
-        return
-
-
-def _rehearse(toggles: Sequence[Toggle]) -> None:
-    """Patch and restore each: the texts and trees of its modules are then known."""
-    from specdebug.patching import PatchError, apply
-
-    for toggle in toggles:
-        try:
-            apply(toggle.patches, "inprocess").restore()
-        except PatchError:
-            continue
 
 
 def run_warm(payload: Mapping[str, Any], sink: PipeSink) -> None:

@@ -62,8 +62,6 @@ def problems_of(scenario: Scenario, known: KnownNames | None, broken: Collection
 
 @dataclass(frozen=True)
 class _Broken:
-    """Paths of what could not be read."""
-
     paths: frozenset[KeyPath]
 
     def within(self, *path: str | int) -> bool:
@@ -244,9 +242,8 @@ def _wrong_shared_prefixes(scenario: Scenario, broken: _Broken) -> Iterator[Cont
 
 
 def _wrong_probes(scenario: Scenario, packs: Collection[str]) -> Iterator[ContentError]:
-    named: list[tuple[tuple[str, ...], tuple[str, ...]]] = [(scenario.probes, ("probes",))]
-    named += [(arm.probes or (), ("arms", name, "probes")) for name, arm in scenario.arms.items()]
-    for names, path in named:
+    named = {("arms", name, "probes"): arm.probes or () for name, arm in scenario.arms.items()}
+    for path, names in ({("probes",): scenario.probes} | named).items():
         for index, name in enumerate(names):
             if name and name not in packs:
                 message = f"no probe pack '{one_line(name, 60)}'{did_you_mean(name, packs)}"
@@ -350,7 +347,6 @@ def _prompt_tokens(group: WorkloadGroup, end: Literal[0, 1]) -> int:
 
 
 def _tokens(prompt: Prompt, end: Literal[0, 1]) -> int:
-    """Tokens of a prompt at one end of its span."""
     if isinstance(prompt, SharedPrefixPrompt):
         return _tokens(prompt.prefix, end) + _tokens(prompt.suffix, end)
     if isinstance(prompt, CorpusPrompt):

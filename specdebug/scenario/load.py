@@ -10,20 +10,10 @@ from pathlib import Path
 
 from specdebug.errors import ContentError, ContentErrors
 from specdebug.scenario.checks import KnownNames, check_scenario, engine_config, problems_of
-from specdebug.scenario.grammar import Arm, Expectation, Scenario, WorkloadGroup, json_schema, read_scenario
+from specdebug.scenario.grammar import Scenario, json_schema, read_scenario
 from specdebug.yamlio import Doc, load_yaml
 
-__all__ = [
-    "Arm",
-    "Expectation",
-    "KnownNames",
-    "Scenario",
-    "WorkloadGroup",
-    "engine_config",
-    "json_schema",
-    "load_scenario",
-    "scenario_of",
-]
+__all__ = ["KnownNames", "Scenario", "engine_config", "json_schema", "load_scenario", "scenario_of"]
 
 
 def load_scenario(path: str | Path, registry: KnownNames | None = None) -> Scenario:

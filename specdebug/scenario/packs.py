@@ -1,16 +1,7 @@
-"""Probe packs: YAML files that say which probes are live and what they do.
+"""Probe packs: YAML files that say which probes are live and what they do, in the form of ``probes/README.md``.
 
-    name: ids
-    description: Indices and token ids only
-    mode: record                      # of every entry without a mode of its own: record or assert
-    sites:
-      - glob: "*"                     # '*' matches dots too
-        kinds: [oob, page_aligned]    # default: all
-      - glob: "sampler.*"
-        mode: off
-
-Of the entries that cover a probe the last one decides; a probe that none covers is off. Several packs
-together read like one, in the order they are named.
+Of the entries that cover a probe the last one decides; a probe that none covers is off. Several packs together read
+like one, in the order they are named.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ _tokenizers: dict[str, Any] = {}
 
 def keep_tokenizer(model: str) -> Any:
     """Load a tokenizer now for whoever asks later, here or in a fork. Raises CheckpointError."""
-    if model not in _tokenizers:
-        _tokenizers[model] = load_tokenizer(model)
+    _tokenizers[model] = load_tokenizer(model)
     return _tokenizers[model]
 
 

@@ -24,8 +24,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        places = [str(number) for number in (self.line, self.column) if number]
-        return f"{':'.join([self.file, *places])}: {self.message}"
+        return f"{Where(self.file, self.line, self.column)}: {self.message}"
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,6 @@ class EmbeddedTarget:
 
 
 def _told(onlooker: RequestOnlooker) -> EngineObserver:
-    """An observer that passes on what is an onlooker's to know."""
     from specdebug.engine import EngineObserver
 
     class Told(EngineObserver):

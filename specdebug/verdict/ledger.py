@@ -85,7 +85,6 @@ class Ledger:
         """The engine option that a usage error is about, if it is about one."""
         self._stack: dict[str, Any] = {}
         self._claiming = ""
-        self._stages: dict[str, float] = {}
         self._requests: dict[str, _Request] = {}
         self._violations: list[Violation] = []
         self._notes: list[str] = []
@@ -105,8 +104,7 @@ class Ledger:
         self._unfired: dict[int, str] = {}
         self._engine_s = 0.0
         self._steps = 0
-        self._peak_rss_mb = 0.0
-        self._done = False
+        self._done: Mapping[str, Any] = {}
         self._trace = hashlib.blake2b(digest_size=16)
 
     @property
@@ -121,9 +119,10 @@ class Ledger:
 
     def fold(self, event: Mapping[str, Any]) -> None:
         """Take in one event. Events of kinds this ledger does not know change nothing."""
-        handler = getattr(self, f"_on_{event.get('event')}", None)
+        facts = dict(event)
+        handler = getattr(self, f"_on_{facts.pop('event', None)}", None)
         if handler is not None:
-            handler(event)
+            handler(facts)
 
     def outcome(self, end: WorkerEnd) -> Outcome:
         """Judge the run, now that its worker has ended."""
@@ -174,7 +173,7 @@ class Ledger:
             unavailable=verdict == "unknown" and (self._unavailable or machine is not None),
             machine=machine,
             injections=tuple(self._injections),
-            complete=self._done and 0 < self.planned_requests == self.finished_requests,
+            complete=bool(self._done) and 0 < self.planned_requests == self.finished_requests,
             interrupted=interrupted,
             target=self._target,
             cannot_show=self._cannot_show,
@@ -208,7 +207,6 @@ class Ledger:
         return f"target {self._target} cannot show {' or '.join(missing)}" if missing else None
 
     def _was_made_to_die(self) -> bool:
-        """Return True if a fault that kills was injected, such as one that takes memory."""
         return any(CLASSES[each.fault].effect == "kills" for each in self._injections if each.fault in CLASSES)
 
     def _idle_faults(self) -> Iterator[str]:
@@ -234,8 +232,8 @@ class Ledger:
             tokens_per_s=generated / self._engine_s if self._engine_s > 0 else None,
             engine_s=self._engine_s,
             wall_s=end.wall_s,
-            peak_rss_mb=max(self._peak_rss_mb, end.peak_rss_mb),
-            stages_s=dict(self._stages),
+            peak_rss_mb=max(self._done.get("peak_rss_mb", 0.0), end.peak_rss_mb),
+            stages_s=dict(self._done.get("stages_s", {})),
         )
 
     def _on_stage(self, event: Mapping[str, Any]) -> None:
@@ -246,7 +244,7 @@ class Ledger:
 
     def _on_stack(self, event: Mapping[str, Any]) -> None:
         self._claiming = ""
-        self._stack = {key: value for key, value in event.items() if key != "event"}
+        self._stack = dict(event)
 
     def _on_progress(self, event: Mapping[str, Any]) -> None:
         self.activity = event["text"]
@@ -262,8 +260,7 @@ class Ledger:
         self._blind = not event["looking"] and bool(self._cannot_show)
 
     def _on_injected(self, event: Mapping[str, Any]) -> None:
-        facts = {key: value for key, value in event.items() if key != "event"}
-        self._injections.append(Injection(**facts | {"index": tuple(facts["index"])}))
+        self._injections.append(Injection(**{**event, "index": tuple(event["index"])}))
 
     def _on_unfired(self, event: Mapping[str, Any]) -> None:
         self._unfired[event["number"]] = event["why"]
@@ -288,11 +285,11 @@ class Ledger:
         self._trace.update(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode())
 
     def _on_violation(self, event: Mapping[str, Any]) -> None:
-        self._violations.append(Violation(**{key: value for key, value in event.items() if key != "event"}))
+        self._violations.append(Violation(**event))
 
     def _on_tie(self, event: Mapping[str, Any]) -> None:
-        facts = {key: value for key, value in event.items() if key not in ("event", "rid")}
-        self._requests[event["rid"]].ties.append(Tie(**facts))
+        facts = dict(event)
+        self._requests[facts.pop("rid")].ties.append(Tie(**facts))
 
     def _on_request(self, event: Mapping[str, Any]) -> None:
         request = self._requests[event["rid"]]
@@ -325,6 +322,4 @@ class Ledger:
             self._machine = MachineFailure(event["cause"], event["line"])
 
     def _on_done(self, event: Mapping[str, Any]) -> None:
-        self._done = True
-        self._stages = dict(event["stages_s"])
-        self._peak_rss_mb = event["peak_rss_mb"]
+        self._done = event

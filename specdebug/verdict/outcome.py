@@ -24,24 +24,18 @@ Verdict = Literal["pass", "fail", "unknown"]
 EXIT_CODES: dict[str, int] = {"pass": 0, "fail": 1, "unknown": 125}
 """Exit code of a plain verdict. 125 is what ``git bisect run`` takes for "cannot be tested"."""
 
-RANK: dict[str, int] = {
-    "guard": 0,  # read after the step, but whatever ran over a guard did so before the step used what it hit
-    "nan": 1,
-    "inf": 1,
-    "oob": 1,
-    "page_aligned": 1,
-    "assert": 2,
-    "illegal-address": 2,
-    "launch-failure": 2,
-    "error": 2,
-    "pools": 3,
-    "mismatch": 4,
-    "accept-drop": 5,
-}
-"""Place of a violation of that kind within its step; a kind not listed (``crash:...``, ``hang``, ``oom``)
-comes last."""
+_ORDER = (
+    ("guard",),  # read after the step, but whatever ran over a guard did so before the step used what it hit
+    ("nan", "inf", "oob", "page_aligned"),
+    ("assert", "illegal-address", "launch-failure", "error"),
+    ("pools",),
+    ("mismatch",),
+    ("accept-drop",),
+)
+RANK: dict[str, int] = {kind: rank for rank, kinds in enumerate(_ORDER) for kind in kinds}
+"""Place of a violation by its kind within its step; one not listed (``crash:...``, ``hang``, ``oom``) comes last."""
 
-_LAST_RANK = 6
+_LAST_RANK = len(_ORDER)
 
 
 @dataclass(frozen=True)
@@ -216,7 +210,6 @@ def _without(data: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _tuples(data: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The data with tuples for the lists of these names."""
     return {**data, **{name: tuple(data[name]) for name in names if data[name] is not None}}
 
 

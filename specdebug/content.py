@@ -31,8 +31,7 @@ def shipped_root() -> Path:
 
 
 def content_roots(extra: Sequence[str | Path] = ()) -> list[Path]:
-    """All roots in order, each once; ``extra`` are the user's ``--content`` folders. Raises ContentError where one of
-    them does not exist or holds no content folder."""
+    """The roots in order, each once. Raises ContentError for a folder that is missing or holds no content folder."""
     named = [(Path(root), "") for root in extra]
     from_path = os.environ.get(PATH_VARIABLE, "").split(os.pathsep)
     named += [(Path(root), f" of {PATH_VARIABLE}") for root in from_path if root]
@@ -54,8 +53,7 @@ def content_roots(extra: Sequence[str | Path] = ()) -> list[Path]:
 
 
 def content_files(kind: Kind, extra: Sequence[str | Path] = ()) -> dict[str, Path]:
-    """Every file of a kind by name, sorted by name. Raises ContentError: two have the same name, or a user's folder is
-    missing."""
+    """Every file of a kind by name, sorted. Raises ContentError: two have one name, or a user's folder is missing."""
     found: dict[str, Path] = {}
     for root in content_roots(extra):
         folder = root / kind
@@ -70,8 +68,7 @@ def content_files(kind: Kind, extra: Sequence[str | Path] = ()) -> dict[str, Pat
 
 
 def find(kind: Kind, name_or_path: str | Path, extra: Sequence[str | Path] = ()) -> Path:
-    """The file of a name, or the file at a path (anything with a folder or a YAML ending). Raises ContentError, with
-    the nearest name, where there is none."""
+    """The file of a name, or at a path (with a folder or a YAML ending). Raises ContentError, with the nearest name."""
     text = str(name_or_path)
     is_path = text.endswith(_ENDINGS) or os.sep in text
     if is_path and os.path.exists(text):

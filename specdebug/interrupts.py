@@ -1,10 +1,9 @@
 """Signals that ask a command to end: one place that hears them, so that none loses what is known.
 
 SIGINT (a Ctrl-C), SIGTERM and SIGHUP mean the same: end the work, say what is known, exit with 128 and the signal's
-number. A handler that raised wherever the program happens to be would lose the result that is being taken in, and a
-second signal the report. So :func:`held` notes signals without raising, and whoever waits for work calls
-:func:`check`, which raises KeyboardInterrupt there: the one who waits knows what must be ended and what is done.
-Outside of a hold the first signal raises at once, so that reading and checking input can be broken off.
+number. A handler that raised anywhere would lose the result that is being taken in, and a second signal the report. So
+:func:`held` notes signals without raising, and whoever waits for work calls :func:`check`, which raises
+KeyboardInterrupt there. Outside of a hold the first signal raises at once, so that reading input can be broken off.
 
 Once a signal was heard no other raises: the report is written whatever comes. Who waits for workers to be gone may cut
 that short when one more arrives (:class:`Patience`). SIGQUIT is left alone and ends the process on the spot.

@@ -126,8 +126,7 @@ class Item:
     def wrong_keys(
         self, entries: Mapping[str, Item], required: Sequence[str], optional: Sequence[str]
     ) -> list[ContentError]:
-        """An error for each of ``entries`` that is neither required nor optional, and for each key that is missing. A
-        key that is only misspelt is not missing, too."""
+        """An error for each entry of an unknown key, and for each required key that is missing, not misspelt."""
         known, wrong, misspelt = (*required, *optional), list[ContentError](), set[str]()
         for key, item in entries.items():
             if key not in known:

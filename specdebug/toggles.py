@@ -72,8 +72,7 @@ class Toggle:
 
 @dataclass(frozen=True)
 class Registry:
-    """The known toggles, by number of their pull request; those ``elsewhere`` are of other engines only: they can be
-    listed and checked, but not selected."""
+    """The known toggles, by number; those ``elsewhere``, of other engines, are listed and checked, not selected."""
 
     toggles: Mapping[int, Toggle]
     elsewhere: Mapping[int, Toggle] = field(default_factory=dict)
@@ -123,8 +122,7 @@ def not_in_this_engine(toggle: Toggle) -> str:
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
-    """Numbers of a comma-separated set, as ``--revert`` and the environment give them; blank text is none. Raises
-    SelectionError for a part that is no number."""
+    """Numbers of a comma-separated set, such as ``--revert`` gives; blank text is none. Raises SelectionError."""
     if not text.strip():
         return ()
     numbers = []
@@ -146,8 +144,7 @@ def reverts_from_environment() -> tuple[int, ...]:
 
 
 def load_registry(extra: Sequence[str | Path] = ()) -> Registry:
-    """Every toggle of the content folders; ``extra`` are the user's ``--content`` folders. Raises ContentError: a file
-    is malformed, or two claim the same number."""
+    """Every toggle of the content folders. Raises ContentError: a file is malformed, or two claim the same number."""
     toggles: dict[int, Toggle] = {}
     elsewhere: dict[int, Toggle] = {}
     taken: dict[int, Path] = {}

@@ -136,8 +136,7 @@ def run_again(
     progress: Progress | None = None,
     recording: Recording | None = None,
 ) -> Again:
-    """Run a bundle's arm. ``timeout_s``: instead of the scenario's own; ``recording`` keeps its steps. Raises as
-    ``loops.replay.run_arms``."""
+    """Run a bundle's arm, by ``timeout_s`` in place of its own limit. Raises as ``loops.replay.run_arms``."""
     began = time.monotonic()
     if timeout_s is not None:
         limits = replace(bundle.run.scenario.limits, timeout_s=timeout_s)

@@ -95,8 +95,7 @@ def write_bundle(
     report: Mapping[str, Any],
     force: bool = False,
 ) -> None:
-    """Write the bundle of an arm that was run. ``versions``: of what it ran on. ``report``: of a replay with no other
-    result. ``force``: overwrite what is there. Raises BundleError."""
+    """Write the bundle of an arm run on ``versions``, with the ``report`` of its replay. Raises BundleError."""
     run, recorded = traced.result.run, recorded_of(traced)
     members = {
         SCENARIO: _json(resolved(run).to_dict()),
@@ -125,8 +124,7 @@ def room(name: str) -> int:
 
 
 def read_bundle(path: str | Path) -> Bundle:
-    """Read and check a bundle; runs nothing of it. Raises BundleError (it is no bundle, not whole, too new, or its
-    members do not fit together), and ContentError for a malformed member."""
+    """Read and check a bundle; runs nothing of it. Raises BundleError, and ContentError for a malformed member."""
     manifest, members = read_archive(path, room)
     for name in (SCENARIO, REQUESTS, TRACE, REPORT):
         if name not in manifest["members"]:
@@ -191,8 +189,7 @@ def _scenario(path: str | Path, text: str) -> Scenario:
 
 
 def _steps(path: str | Path, trace: bytes) -> tuple[str, ...]:
-    """The lines of a trace, counted and measured before any is made: a short line takes far more room than its
-    bytes."""
+    """The lines of a trace, measured before any is made: a short line takes far more room than its bytes."""
     lines = trace.count(b"\n") + 1
     if lines > MAX_STEPS + 1:
         raise BundleError(f"{path}: {TRACE} has {lines - 1} lines, more than the {MAX_STEPS} it may have")

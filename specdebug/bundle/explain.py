@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdebug.bundle.partings import Parting, partings
 from specdebug.bundle.weigh import TARGET, ChoiceScale
-from specdebug.workers.job import Job, Listener
+from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.server import WorkerStartError
 
 if TYPE_CHECKING:
@@ -91,13 +91,22 @@ def scale_of(config: EngineConfig) -> ChoiceScale:
     return ChoiceScale(config.model, config.draft_model, config.dtype, shape)
 
 
-class _Scales(Listener):
+class _Scales:
     """The reports of the worker that weighs. One that ends badly has weighed less; that is then said."""
 
     def __init__(self) -> None:
         self.weights: dict[int, dict[str, Any]] = {}
 
+    def started(self, job: Job) -> None:
+        """Nothing to note."""
+
     def event(self, job: Job, event: dict[str, Any]) -> None:
         if event["event"] == "weighed":
             gap, allowed = float(event["gap"]), float(event["allowed"])
             self.weights[event["number"]] = {"gap": gap, "allowed": allowed, "preferred": event["preferred"]}
+
+    def ended(self, job: Job, end: WorkerEnd) -> None:
+        """Nothing to note."""
+
+    def waiting(self) -> None:
+        """Nothing to do meanwhile."""

@@ -63,8 +63,7 @@ def run_traced(
     progress: Progress | None = None,
     recording: Recording | None = None,
 ) -> Traced | None:
-    """Run the arm in a worker of its own; None if a Ctrl-C came before it began. ``recording`` keeps its steps, too.
-    Raises as ``loops.replay.run_arms`` does."""
+    """Run the arm in a worker of its own; None if a Ctrl-C came before. Raises as ``loops.replay.run_arms``."""
     listener = _Listener(run, progress, recording)
     interrupted = False
     try:

@@ -1,4 +1,4 @@
-"""Whose toggles may run. A toggle is code: its replacement text is compiled into the engine.
+"""Trust in toggles. A toggle is code: its replacement text is compiled into the engine.
 
 Of a bundle from elsewhere only those run that say, letter by letter, what a toggle of this installation says: they can
 do no more than ``--revert`` can. Any other needs the user's word.

@@ -50,8 +50,7 @@ class ArmOnlooker(Protocol):
 
 
 def run_arm(payload: Mapping[str, Any], sink: Sink, onlooker: ArmOnlooker | None = None) -> None:
-    """Run one arm of a scenario. ``payload`` is what ``replay.ArmRun.job`` packs. An arm that costs this process its
-    device ends the process as well."""
+    """Run the arm that ``replay.ArmRun.job`` packed. One that costs this process its device ends the process too."""
     try:
         _Arm(payload, sink, onlooker).run()
     except DeviceUnavailable as error:
@@ -136,8 +135,7 @@ class _Arm:
             leave_now()
 
     def _fail(self, error: Exception) -> None:
-        """Report an exception outside the run loop, such as out of the engine's construction; one for which the device
-        or the host is too small says nothing of the engine."""
+        """Report an exception outside the run loop; one of a machine that is too small says nothing of the engine."""
         from specdebug.run.exceptions import beyond_the_machine, violation_of
 
         traceback.print_exc()

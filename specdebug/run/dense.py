@@ -81,11 +81,9 @@ class DenseReference:
 
     @torch.no_grad()
     def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float], list[float]]:
-        """The choices of greedy decoding at positions ``start`` (at least 1) up to the end of ``ids``.
-
-        Returns the target's choice at each, how far its logit stands above the logit of the token given (0.0 where
-        they agree), and the largest magnitude among all logits there.
-        """
+        """The greedy choices at positions ``start`` (at least 1) up to the end of ``ids``, how far the logit of each
+        stands above that of the token given (0.0 where they agree), and the largest magnitude among all logits
+        there."""
         states = self._states(ids[:-1])
         logits = target_logits(self.weights, self.config, states.hidden[start - 1 : len(ids) - 1])
         best, choice = logits.max(-1)

@@ -49,8 +49,7 @@ def violation_of(error: BaseException, step: int) -> Violation:
 
 
 def beyond_the_machine(error: BaseException) -> str | None:
-    """One line for an allocation that this machine cannot give, whatever is free; None for any other error. Ask
-    :func:`machine_failure` first: memory that is merely used up is the machine's failure."""
+    """One line for memory that this machine does not have; ask ``machine_failure`` first for what is used up."""
     if device_failure(error) is not None or not out_of_host_memory(error):
         return None
     return f"the engine asks for more memory than this machine has: {' '.join(str(error).split())}"

@@ -97,8 +97,7 @@ class Judge:
                 self._condemned.add(request.rid)
 
     def inspect(self, session: Session, step: int, *, failed: bool, last: bool) -> Exception | None:
-        """Have the oracles look at what a step left behind; returns what came of it, if the engine failed only now.
-        Once the device is lost, nothing more can be asked of it."""
+        """Have the oracles look at what a step left behind; returns the failure, if the engine failed only now."""
         failure: Exception | None = None
         for oracle in self.oracles:
             try:

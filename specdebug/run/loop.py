@@ -174,7 +174,7 @@ class RunLoop:
         """Report what a step left behind, and its failure if it had one; returns what the run ends of, if anything.
 
         A failed kernel may be noticed only here. Once the device is lost it cannot be asked any more: what had reached
-        the host by then comes first, for it tells what the device died of, and whatever else fails is its consequence.
+        the host by then comes first, for it tells what the device died of; whatever else fails is its consequence.
         """
         if failure is None or not device_lost(failure):
             noticed = self.judge.inspect(self.session, step, failed=failure is not None, last=last)

@@ -54,8 +54,7 @@ def check_scenario(scenario: Scenario, known: KnownNames | None) -> None:
 
 
 def problems_of(scenario: Scenario, known: KnownNames | None, broken: Collection[KeyPath] = ()) -> list[ContentError]:
-    """Everything that is wrong with a scenario as a whole, each thing once. ``broken``: paths of what could not be
-    read, in the place of which the scenario has defaults."""
+    """All that is wrong with a scenario, each thing once. In place of the paths ``broken`` it has defaults."""
     found = list(_problems(scenario, known, _Broken(frozenset(broken))))
     return list({str(problem): problem for problem in found}.values())
 

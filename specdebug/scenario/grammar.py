@@ -407,8 +407,7 @@ class Scenario(Part):
         return self.arms[arm].target or self.target
 
     def engine_of(self, arm: str) -> dict[str, Any]:
-        """Engine options of an arm: the scenario's, over them the arm's, mapping by mapping, and what overrides
-        both."""
+        """Engine options of an arm: the scenario's, over them the arm's, key by key, and ``overrides`` over both."""
         return merge(merge(self.engine, self.arms[arm].engine), self.overrides)
 
     def faults_of(self, arm: str) -> tuple[Fault, ...]:
@@ -443,8 +442,7 @@ class Scenario(Part):
 
 
 def read_scenario(doc: Doc) -> Scenario:
-    """The scenario a document holds; references are not followed yet. Raises ContentErrors with everything that is
-    wrong, ``partial`` being the scenario with defaults in its place."""
+    """The scenario a document holds, its references not followed. Raises ContentErrors, ``partial`` with defaults."""
     return Scenario.read(doc.root)
 
 

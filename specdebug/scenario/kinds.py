@@ -145,8 +145,7 @@ def one_or_many(each: Kind, at_least: int = 0) -> Kind:
 
 
 def _each(items: Sequence[Item], kind: Kind, unique: str | None = None) -> tuple[Any, ...]:
-    """The value of each item, a blank for what cannot be read, so that indices stay. ``unique``: their noun, if none
-    may come twice."""
+    """The value of each item, a blank for what cannot be read, so that indices stay. ``unique``: noun of what is."""
     gather, values = Gather(), list[Any]()
     for item in items:
         value = gather.one(item, kind.read, UNREAD)

@@ -112,8 +112,7 @@ class Library:
         )
 
     def gather(self, named: Sequence[str]) -> list[Scenario]:
-        """The scenarios of files, names and folders (every ``*.yaml`` directly inside), in this order, each file once.
-        Raises ContentError for what is wrong with any of them, and for a folder without a scenario."""
+        """The scenarios of files, names and folders, in this order, each file once. Raises ContentError."""
         found: dict[str, Scenario] = {}
         wrong: list[ContentError] = []
         for name in named:

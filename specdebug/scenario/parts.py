@@ -1,18 +1,13 @@
 """Parts of a grammar: frozen dataclasses whose fields say what their keys hold, and what that means.
 
-The declaration of a field is all there is to say of its key; reading, defaults, writing, the JSON schema and the page
-of all keys follow from it::
-
-    @dataclass(frozen=True)
-    class Limits(Part):
-        timeout_s: Annotated[float, real(0, 10**6, above=True), "wall seconds"] = 120.0
+The declaration of a field is all there is to say of its key, as in ``grammar.py``; reading, defaults, writing, the
+JSON schema and the page of all keys follow from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
-from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, get_type_hints
 
@@ -22,9 +17,8 @@ from specdebug.schema import Gather, Item
 
 @dataclass(frozen=True)
 class Key:
-    """The rest of a field's key, beside its kind. ``name``: of the key, where it is not the field's. ``default``: in
-    words, where the class has none, or None, to show; :meth:`Part.given` has one that the class lacks. ``required``:
-    the file must have the key although the class has a default."""
+    """A field's key beside its kind. ``name``: where it is not the field's. ``default``: in words, where the class has
+    none (see :meth:`Part.given`), or None, to show. ``required``: in the file, although the class has a default."""
 
     name: str = ""
     default: str = ""
@@ -33,8 +27,7 @@ class Key:
 
 @dataclass(frozen=True)
 class DeclaredKey(Key):
-    """A key with all that was declared of it. ``means``: for the page and for editors. ``bare``: the class has no
-    default for the field."""
+    """A key with all that was declared of it. ``means``: in words. ``bare``: the class has no default for the field."""
 
     kind: Kind = TEXT
     means: str = ""
@@ -42,9 +35,13 @@ class DeclaredKey(Key):
     bare: bool = False
 
 
-@cache
+_KEYS: dict[type[Part], tuple[DeclaredKey, ...]] = {}
+
+
 def keys_of(part: type[Part]) -> tuple[DeclaredKey, ...]:
     """The keys of a part, in order; a field that declares no kind is none of the file's."""
+    if part in _KEYS:
+        return _KEYS[part]
     hints, found = get_type_hints(part, include_extras=True), list[DeclaredKey]()
     for each in fields(part):
         kind, means, key = (*getattr(hints[each.name], "__metadata__", ()), Key(), None, None)[:3]
@@ -52,7 +49,8 @@ def keys_of(part: type[Part]) -> tuple[DeclaredKey, ...]:
             bare = each.default is MISSING and each.default_factory is MISSING
             required = key.required or (bare and not key.default)
             found.append(DeclaredKey(key.name or each.name, key.default, required, kind, means, each.name, bare))
-    return tuple(found)
+    _KEYS[part] = tuple(found)
+    return _KEYS[part]
 
 
 @dataclass(frozen=True)
@@ -75,9 +73,8 @@ class Part:
 
     @classmethod
     def read(cls, item: Item, base: Self | None = None, also: tuple[str, ...] = ()) -> Self:
-        """The part that a mapping describes. Raises ContentErrors with all that is wrong, and what could be read.
-        ``base`` holds for keys that the mapping lacks, in place of the defaults; it may have the keys ``also``, for
-        somebody else."""
+        """The part that a mapping describes. ``base`` holds for keys that it lacks; it may have the keys ``also``, for
+        somebody else. Raises ContentErrors with all that is wrong, and what could be read."""
         gather, keys = Gather(), keys_of(cls)
         required, optional = ([key.name for key in keys if key.required is needed] for needed in (True, False))
         table = gather.table(item, required=required, optional=(*optional, *also))
@@ -141,8 +138,7 @@ def overlay(part: type[Part], base: str) -> Kind:
 
 
 def one_of(what: str, parts: Mapping[str, type[Part]], also: Mapping[str, Kind] = MappingProxyType({})) -> Kind:
-    """One of several parts, told apart by a key that each requires. ``also``: keys that any of them may have besides,
-    for somebody else."""
+    """One of several parts, told apart by a key that each requires. Any may have the keys ``also``, for others."""
 
     def read(item: Item) -> Any:
         entries = item.entries()

@@ -1,8 +1,7 @@
 """Slices of a corpus, counted in tokens, without tokenising more of it than a slice needs.
 
-The whole held-out library is about a megabyte, too much to tokenise in every worker; a window of a few kilobytes gives
-the same tokens. A window is cut longer than needed and its last tokens are dropped, because a text's end can split a
-word and so change the tokens of that word.
+The whole held-out library is too much to tokenise in every worker; a window of a few kilobytes gives the same tokens.
+It is cut longer than needed and its last tokens are dropped, because a text's end can split a word and so change them.
 """
 
 from __future__ import annotations

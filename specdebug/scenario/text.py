@@ -24,8 +24,7 @@ def keep_tokenizer(model: str) -> Any:
 
 
 def load_tokenizer(model: str) -> Any:
-    """The checkpoint's tokenizer as published (``tokenizers.Tokenizer``). Raises CheckpointError: there is none, it
-    cannot be read, or it has ids for which the model has no embedding."""
+    """The tokenizer as published (``tokenizers.Tokenizer``). Raises CheckpointError, for foreign ids too."""
     if model in _tokenizers:
         return _tokenizers[model]
     from tokenizers import Tokenizer

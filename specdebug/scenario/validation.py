@@ -29,8 +29,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Validated:
-    """A file that was checked: the scenario, None if it cannot be run, and all that is wrong with it or with the probe
-    packs that it names."""
+    """A file that was checked: the scenario, None if it cannot be run, and what is wrong with it or its probe packs."""
 
     file: str
     scenario: Scenario | None

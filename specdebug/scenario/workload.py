@@ -67,9 +67,8 @@ class Workload:
 
 
 def expand(scenario: Scenario, tokenizer: Tokenizer, seed: int | None = None) -> Workload:
-    """Plan every request of ``scenario``; ``seed`` replaces its own. ``tokenizer`` is the target's
-    (``tokenizers.Tokenizer``); no special tokens are added, so that counts are exact. Raises ContentError at the group
-    that asks for more corpus than there is."""
+    """Plan every request of ``scenario``; ``seed`` replaces its own. The target's ``tokenizer`` adds no special tokens,
+    so that counts are exact. Raises ContentError at the group that asks for more corpus than there is."""
     planner = _Planner(scenario, tokenizer, scenario.seed if seed is None else seed)
     requests = [request for index in range(len(scenario.workload)) for request in planner.group(index)]
     return Workload(tuple(requests), {group.id: group.arrive.after for group in scenario.workload})

@@ -2,8 +2,8 @@
 
 A :class:`Target` stands for an engine. In the parent it checks the options of an arm and says what the arm asks for; in
 a worker it opens a :class:`Session`, into which requests go and out of which tokens and facts come, one
-:class:`StepView` at a time. A session says what it can show (:data:`Ability`). An oracle states which of these it
-needs; where a session lacks one, the oracle is listed as ``cannot show`` and never silently left out.
+:class:`StepView` at a time. An oracle states which :data:`Ability` it needs; where a session lacks one, the oracle is
+listed as ``cannot show`` and never silently left out.
 
 This module imports neither torch nor any engine: the parent uses it, and workers do before reverts are in place. A
 target of another distribution is a plugin of the kind ``targets`` (see ``plugins.py``), an object of this protocol.
@@ -67,8 +67,7 @@ class Sampling(Protocol):
 
 
 class RequestView(Protocol):
-    """One request as far as it has come. ``kv_len``: positions that have target KV. Accept lengths count the bonus
-    token, one entry a verify."""
+    """One request so far. ``kv_len``: positions with target KV. Accept lengths, one a verify, count the bonus token."""
 
     @property
     def rid(self) -> str: ...
@@ -124,9 +123,8 @@ class RequestOnlooker(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """An arm's wishes of its target, as far as everybody needs to know them. ``drafts``: a draft is asked for, with
-    ``draft_model`` where the target names one. ``zero_fill``: unwritten draft KV is zeroed on a cache hit by policy.
-    ``guards``: guard regions are on."""
+    """An arm's wishes of its target. ``drafts``: a draft is asked for, with ``draft_model`` where the target names one.
+    ``zero_fill``: unwritten draft KV is zeroed on a cache hit by policy. ``guards``: guard regions are on."""
 
     model: str
     device: str = "cpu"
@@ -160,8 +158,7 @@ class Busy(Protocol):
 
 
 class Session(Protocol):
-    """An engine that serves. Methods that need an ability which is not in ``shows`` are never called; a session without
-    some takes these from :class:`Plain`."""
+    """An engine that serves. Methods that need an ability which it lacks are never called; :class:`Plain` has these."""
 
     @property
     def shows(self) -> frozenset[Ability]: ...

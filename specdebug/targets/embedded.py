@@ -19,8 +19,7 @@ _models: dict[tuple[Any, ...], Any] = {}
 
 
 def build_engine(options: Mapping[str, Any], seed: int) -> Engine:
-    """An engine of these options. Imports the engine, so reverts must be in place by now. Raises ConfigError or
-    CheckpointError."""
+    """An engine of these options, imported here: reverts must be in place. Raises ConfigError or CheckpointError."""
     from specdebug.engine import Engine, EngineConfig
 
     config = EngineConfig.from_dict({"seed": seed, **options})

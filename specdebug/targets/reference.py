@@ -103,8 +103,7 @@ class _Report:
 
 
 class ReferenceSession(Plain):
-    """Serves the oldest ``max_running`` requests: a step computes the prompts of those that have none yet, else one
-    token of each."""
+    """Serves the oldest ``max_running`` requests: a step computes the prompts of the new ones, else a token of each."""
 
     shows = ReferenceTarget.shows
 

@@ -13,7 +13,7 @@ import dataclasses
 import os
 import re
 
-from specdebug.verdict.device_errors import driver_assertion
+from specdebug.logs.device import assertion_in
 from specdebug.verdict.outcome import Violation
 from specdebug.workers.job import WorkerEnd
 from specdebug.workers.machine_failure import MachineFailure, failure_in_log
@@ -22,10 +22,9 @@ _FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P
 
 
 def death_of(end: WorkerEnd, step: int, stage: str) -> Violation | None:
-    """The violation that the end of a worker which was not done amounts to; None for an interrupted one, which is
-    nobody's failure, and for one that the machine ended."""
+    """The violation that an unfinished worker's end amounts to; None if it was interrupted or the machine failed."""
     where = f"in stage {stage}, after step {step}"
-    assertion = driver_assertion(end.log) if end.kind in ("signal", "exit") else None
+    assertion = assertion_in(end.log) if end.kind in ("signal", "exit") else None
     if assertion is not None:
         how = end.signal_name or f"exit status {end.status}"
         detail = f"{assertion.text}; ended by {how} in stage {stage}"
@@ -53,12 +52,11 @@ def death_by_machine(end: WorkerEnd) -> MachineFailure | None:
 
 
 def explained(violation: Violation, log: str, last_step: int, coredump: str | None) -> Violation:
-    """A violation that cost the worker its device, with what only the parent can see; any other as it is. ``log``: the
-    worker's output, where the driver's text is. ``last_step``: the last step that was completed. ``coredump``: the file
-    that a core dump was asked for in; named if it is there."""
+    """A violation that cost the worker its device, with what the parent sees: the driver's text in the ``log``, the
+    last step completed, and the core dump if it is there. Any other as it is."""
     if not violation.data.get("lost"):
         return violation
-    assertion = driver_assertion(log)
+    assertion = assertion_in(log)
     told = f"{violation.detail}; the last step completed is {last_step}"
     data = dict(violation.data)
     if coredump is not None and os.path.exists(coredump):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from types import TracebackType
 
-from specdebug.logs.device import DeviceAssertion, DeviceFailure, assertion_in, fault_in
+from specdebug.logs.device import DeviceFailure, fault_in
 
 ENGINE = "specdebug.engine."
 
@@ -58,8 +58,3 @@ def noticed_in(trace: TracebackType | None) -> str:
     if names[0] == "__init__":
         return "load"
     return names[-1].lstrip("_") if names[0] == "step" else names[0]
-
-
-def driver_assertion(log: str) -> DeviceAssertion | None:
-    """The first assertion that the driver printed to a worker's log."""
-    return assertion_in(log)

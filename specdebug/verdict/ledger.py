@@ -186,8 +186,8 @@ class Ledger:
         return self._unavailable or self._machine is not None
 
     def lost(self, device: str, used: Collection[str]) -> MachineFailure | None:
-        """The failure of a device that another arm had ``used`` and this one does not find any more. Where no arm has
-        used it there never was one: the machine lacks it, and nothing has failed."""
+        """The failure of a device that another arm had ``used`` and this one does not find. One that no arm has used is
+        lacking, and has not failed."""
         if self.usage_error is not None and self._unavailable and device in used:
             return MachineFailure("device", self.usage_error)
         return None

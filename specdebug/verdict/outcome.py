@@ -64,7 +64,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Tie:
-    """A greedy token that is not the reference's argmax, but as good as: either is a legitimate continuation.
+    """A greedy token that is as good as the reference's argmax: either is a legitimate continuation.
 
     ``margin``: how far its logit lies below the argmax's; ``allowed``: how far it might, given the dtype and the size
     of the logits there. ``position`` counts output tokens, ``token`` was emitted, ``preferred`` is the argmax.
@@ -248,9 +248,9 @@ class Evidence:
 
     ``reverts``: per reverted fix (by number), how often each of its edits ran. ``probes_enabled``: the probe sites that
     the packs switched on, ``sites_reached``: those of them that were evaluated. ``generated``: tokens emitted.
-    ``impossible``: why the run could not take place at all, if so. ``idle_faults``: a sentence for each declared fault
-    that was never injected, or changed nothing. ``blind``: no oracle could look, though some were asked for.
-    ``interrupted``: its worker was ended before it was done; ``begun``: the worker had reported something by then.
+    ``impossible``: why the run could not take place, if so. ``idle_faults``: a sentence for each declared fault that
+    did no damage. ``blind``: no oracle could look, though some were asked for. ``interrupted``: its worker was ended
+    before it was done; ``begun``: the worker had reported something by then.
     """
 
     reverts: Mapping[str, Mapping[str, int]]
@@ -267,10 +267,10 @@ class Evidence:
 def decide(violations: Sequence[Violation], evidence: Evidence) -> tuple[Verdict, tuple[str, ...]]:
     """Verdict of a run and, unless it is a plain pass or fail, the reasons.
 
-    Unknown, in the absence of violations, is a run that was interrupted, of which no more is said; one that could not
-    take place; one in which none of a reverted fix's edits ever ran (a fix whose edits lie on exclusive paths counts
-    as run when one of them did); one whose enabled probes were never evaluated; one that generated nothing; one in
-    which a declared fault was not injected or changed nothing.
+    Unknown, in the absence of violations, is a run that was interrupted, of which no more is said; that could not take
+    place; in which none of a reverted fix's edits ever ran (of edits on exclusive paths one suffices); whose enabled
+    probes were never evaluated; that generated nothing; or in which a declared fault was not injected or changed
+    nothing.
     """
     reasons = [evidence.impossible] if evidence.impossible else []
     if evidence.interrupted:

@@ -29,11 +29,8 @@ for deeper models and is still far below what a wrong token is off by.
 
 @dataclass(frozen=True)
 class Losslessness:
-    """The verdict of the lossless oracle on one request: positions (of the output) that are wrong, and ties.
-
-    ``choices``, ``gaps``: at every position the reference's token, and by how many logits it prefers that to the
-    output's; ``allowed``: by how many it may.
-    """
+    """The lossless oracle's verdict on a request: output positions that are wrong, and ties. ``choices``, ``gaps``: at
+    every position the reference's token, and by how many logits it prefers that; ``allowed``: by how many it may."""
 
     wrong: tuple[int, ...]
     ties: tuple[Tie, ...]

@@ -111,10 +111,7 @@ class _Arm:
         except MachineFailed as error:
             self._sink.emit("machine", cause=error.failure.cause, line=error.failure.line)
         except SpecDebugError as error:
-            from specdebug.engine.errors import FlashInferError  # here: the reverts are in place
-
-            # FlashInfer is missing or does not compile: this machine's lack, which other arms may not share.
-            if error.exit_code == EXIT_CODES["unknown"] or isinstance(error, FlashInferError):
+            if error.exit_code == EXIT_CODES["unknown"] or _lacks_flashinfer(error):
                 self._sink.emit("impossible", reason=str(error), unavailable=True)
             elif error.exit_code == 2:
                 raise _placed(error, scenario, self._payload["arm"]) from None
@@ -180,7 +177,7 @@ class _Arm:
             for note in judge.notes():
                 self._note(note)
             judge.active = False  # what is served again is compared with what was judged
-            for oracle in judge.afterwards:
+            for oracle in (each for each in judge.oracles if each.stage is not None):
                 with self._stage(str(oracle.stage)):
                     oracle.after_run(loop)
                     loop.settle()
@@ -313,6 +310,13 @@ def reference_of(settings: OracleSettings, asked: Asked) -> tuple[str, str | Non
     """Target and draft of the reference that judges a run; None where nothing is compared with one."""
     draft = asked.draft_model if settings.draft_kv else None
     return (asked.model, draft) if settings.lossless or draft is not None else None
+
+
+def _lacks_flashinfer(error: SpecDebugError) -> bool:
+    """Return True for a lack of this machine that other arms may not share. The reverts must be in place."""
+    from specdebug.engine.errors import FlashInferError
+
+    return isinstance(error, FlashInferError)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

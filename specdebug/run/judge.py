@@ -62,11 +62,6 @@ class Judge:
         """By oracle: how often it compared something with the reference."""
         return self.bench.looks
 
-    @property
-    def afterwards(self) -> list[Oracle]:
-        """Oracles that serve requests again once the workload is served."""
-        return [oracle for oracle in self.oracles if oracle.stage is not None]
-
     def notes(self) -> Iterator[str]:
         """The oracles' notes on the run, whatever its verdict."""
         for oracle in self.oracles:

@@ -110,16 +110,13 @@ class ReferenceSession(Plain):
     def __init__(self, model: str, max_running: int, seed: int) -> None:
         """Raises CheckpointError."""
         self._weights, self._config = _load(model)
+        self.vocab_size = self._config.vocab_size
         self._max_running = max_running
         self._seed = seed
         self._requests: dict[str, _Decoded] = {}
         self._waiting: list[_Decoded] = []
         self._running: list[_Decoded] = []
         self._onlooker: RequestOnlooker | None = None
-
-    @property
-    def vocab_size(self) -> int:
-        return self._config.vocab_size
 
     @property
     def has_work(self) -> bool:

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 
 GRID = 2.0**-48
-"""What is on this grid adds up exactly as long as sums stay below 32."""
+"""Numbers on this grid add up exactly as long as sums stay below 32."""
 LEVEL = 2.0**-24
 """Bits of information, probabilities and log odds that are nearer than this (6e-8) are equal. Rounding, that to grids
 included, moves them by less than a tenth of it, and a trial that is better by no more than this is not better."""

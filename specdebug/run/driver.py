@@ -1,4 +1,4 @@
-"""When each planned request is due, given how the run goes. Pure logic: it never sees an engine.
+"""The due time of each planned request, given how the run goes. Pure logic: it never sees an engine.
 
 A run asks for what is :meth:`WorkloadDriver.due` before every step, adds the arrivals to its engine and then aborts the
 aborts; it ends when the engine has no work and the driver is exhausted. Steps are the run's own count, idle ones

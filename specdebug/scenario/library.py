@@ -1,4 +1,4 @@
-"""What can be named on a command line: scenarios, probe packs and toggles, shipped or the user's own.
+"""Everything that can be named on a command line: scenarios, probe packs and toggles, shipped or the user's own.
 
 Read when asked for, and once. Nothing here imports torch.
 """

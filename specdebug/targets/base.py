@@ -50,7 +50,7 @@ SHOWN: dict[Ability, str] = {
 
 
 class Sampling(Protocol):
-    """How a request's tokens are chosen; ``scenario.workload.SamplingPlan`` is one."""
+    """The choice of a request's tokens; ``scenario.workload.SamplingPlan`` is one."""
 
     @property
     def max_new_tokens(self) -> int: ...

@@ -36,7 +36,7 @@ from specdebug.workers.job import WorkerEnd
 from specdebug.workers.machine_failure import MachineFailure
 
 TRACED = ("step", "kind", "rids", "emitted", "accept", "cached", "finished", "retracted")
-"""What of a step enters the trace hash: everything a step decides, nothing of how long it took."""
+"""The facts of a step that enter the trace hash: everything it decides, nothing of how long it took."""
 
 START = "start"
 """The stage before the first that a worker reports."""

@@ -158,17 +158,14 @@ def load_registry(extra: Sequence[str | Path] = ()) -> Registry:
     return Registry(dict(sorted(toggles.items())), dict(sorted(elsewhere.items())))
 
 
-def apply_reverts(
-    wanted: str | int | Iterable[int], mode: Mode = "import", registry: Registry | None = None
-) -> Applied:
-    """Revert fixes in this process: put the bugs of some numbers back.
+def apply_reverts(wanted: str | int | Iterable[int], mode: Mode = "import") -> Applied:
+    """Revert fixes in this process: put the bugs of some numbers back, named as for :meth:`Registry.select`.
 
-    ``wanted``: as for ``Registry.select``. ``mode``: ``import`` before the engine is imported (a worker's first act),
-    ``inprocess`` after. Raises SelectionError, and PatchError where a toggle does not fit the source or two overlap:
-    then nothing was changed.
+    ``mode``: ``import`` before the engine is imported (a worker's first act), ``inprocess`` after. Raises
+    SelectionError, and PatchError where a toggle does not fit the source or two overlap: then nothing was changed.
     """
-    toggles = (registry or load_registry()).select(wanted)
-    return apply([patch for toggle in toggles for patch in toggle.patches], mode)
+    patches = [patch for toggle in load_registry().select(wanted) for patch in toggle.patches]
+    return apply(patches, mode)
 
 
 def load_toggle(path: str | Path) -> Toggle:

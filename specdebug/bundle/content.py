@@ -146,7 +146,7 @@ def read_bundle(path: str | Path) -> Bundle:
         run=ArmRun(arm.name, scenario, arm.name, scenario.seed, tuple(packs), tuple(toggles)),
         requests=Workload(requests, groups),
         recorded=recorded,
-        versions=_versions(manifest),
+        versions=_versions(manifest.get("versions")),
     )
 
 
@@ -213,7 +213,6 @@ def _recorded(path: str | Path, manifest: Mapping[str, Any], steps: tuple[str, .
     return Recorded(verdict, signature, digest, steps)
 
 
-def _versions(manifest: Mapping[str, Any]) -> dict[str, str]:
-    stated = manifest.get("versions")
+def _versions(stated: object) -> dict[str, str]:
     found = stated.items() if isinstance(stated, dict) else ()
     return {one_line(name, 40): one_line(version, 80) for name, version in found if isinstance(version, str)}

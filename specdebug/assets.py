@@ -12,22 +12,19 @@ NAMES = ("tiny", "tiny-eagle", "tiny-eagle3")
 
 
 def checkpoint_path(name_or_path: str | Path) -> Path:
-    """The checkpoint's folder, which holds a ``config.json``.
+    """The checkpoint's folder, which holds a ``config.json``. Raises CheckpointError where there is none.
 
     A shipped name wins over a folder of the same name in the current directory (``./tiny`` is that one).
-    Raises CheckpointError when it is neither a shipped name nor such a folder.
     """
     text = str(name_or_path)
-    if text in NAMES:
-        path = CHECKPOINTS / text
-        if not (path / "config.json").is_file():
-            raise CheckpointError(f"shipped checkpoint '{text}' is missing from {path}; reinstall specdebug")
+    shipped = text in NAMES
+    path = CHECKPOINTS / text if shipped else Path(os.path.expanduser(text))
+    if os.path.isfile(path / "config.json"):  # of os.path, nothing raises, whatever the name
         return path
-    path = Path(os.path.expanduser(text))  # of os.path, none of these raises, whatever the name
+    if shipped:
+        raise CheckpointError(f"shipped checkpoint '{text}' is missing from {path}; reinstall specdebug")
     if os.path.isdir(path):
-        if not os.path.isfile(path / "config.json"):
-            raise CheckpointError(f"{path} holds no config.json; give a Hugging Face checkpoint folder")
-        return path
+        raise CheckpointError(f"{path} holds no config.json; give a Hugging Face checkpoint folder")
     raise CheckpointError(
         f"no checkpoint '{one_line(text, 200)}': neither a folder nor a shipped name{did_you_mean(text, NAMES)}"
     )

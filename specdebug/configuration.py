@@ -35,7 +35,7 @@ class ConfigurationError(SpecDebugError):
 
 @dataclass(frozen=True)
 class Setting:
-    """The value of one option, and where it stands."""
+    """The value of one option, and its place."""
 
     value: Any
     where: Where
@@ -43,14 +43,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Configuration:
-    """What is set, by option (with ``_``); ``path`` is None where there is no file."""
+    """The settings by option (with ``_``); ``path`` is None where there is no file."""
 
     path: Path | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
     @property
     def values(self) -> dict[str, Any]:
-        """The values alone."""
         return {name: setting.value for name, setting in self.settings.items()}
 
     @property
@@ -62,21 +61,17 @@ class Configuration:
 def load(start: Path | None = None, environment: Mapping[str, str] = os.environ) -> Configuration:
     """The configuration in force for a working directory (this process's, unless given). Raises ConfigurationError."""
     if VARIABLE in environment:
-        named = environment[VARIABLE]
-        if not named:
+        if not environment[VARIABLE]:
             return Configuration()
-        path = Path(named)
+        path = Path(environment[VARIABLE])
         table = _table_of(path, _read(path, VARIABLE))
         if table is None:
             raise ConfigurationError(f"{path}: has no [tool.specdebug] ({VARIABLE} names it)")
         return _configuration(path, table, trusted=True)
     folder = (start or Path()).absolute()
-    for each in (folder, *folder.parents):
-        for path in (each / OWN_NAME, each / PROJECT_NAME):
-            if path.is_file():
-                table = _table_of(path, _read(path))
-                if table is not None:
-                    return _configuration(path, table, trusted=_is_own(path))
+    for path in (each / name for each in (folder, *folder.parents) for name in (OWN_NAME, PROJECT_NAME)):
+        if path.is_file() and (table := _table_of(path, _read(path))) is not None:
+            return _configuration(path, table, trusted=_is_own(path))
     return Configuration()
 
 
@@ -147,7 +142,7 @@ def _line_of(text: str, key: str) -> int:
 
 
 def _shown(value: object) -> str:
-    """Return a value as Python writes it, cut short; a number may have more digits than Python writes."""
+    """The value as Python writes it, cut short; a number may have more digits than Python writes."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):
@@ -159,43 +154,17 @@ def _is_own(path: Path) -> bool:
     return not hasattr(os, "getuid") or path.stat().st_uid in (os.getuid(), 0)
 
 
-def _text_of(*allowed: str) -> Callable[[Any, Path], str]:
-    def text(value: Any, folder: Path) -> str:
-        if not isinstance(value, str) or (allowed and value not in allowed):
-            raise ValueError(" or ".join(allowed) or "text")
-        return value
+def _value(
+    what: str | Callable[[], str], fits: Callable[[Any], bool], made: Callable[[Any], Any] = lambda value: value
+) -> Callable[[Any, Path], Any]:
+    """A reader of a value that must be ``what``; true and false never fit."""
 
-    return text
+    def read(value: Any, folder: Path) -> Any:
+        if isinstance(value, bool) or not fits(value):
+            raise ValueError(what if isinstance(what, str) else what())
+        return made(value)
 
-
-def _plan(value: Any, folder: Path) -> str:
-    if not isinstance(value, str) or value not in PLANS:
-        raise ValueError(" or ".join(PLANS))
-    return value
-
-
-def _device(value: Any, folder: Path) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", value):
-        raise ValueError("cpu, cuda or cuda:N")
-    return value
-
-
-def _count(value: Any, folder: Path) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError("a whole number of at least 1")
-    return value
-
-
-def _seconds(value: Any, folder: Path) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
-        raise ValueError("a number of seconds above 0")
-    return float(value)
-
-
-def _confidence(value: Any, folder: Path) -> str:
-    if not isinstance(value, (int, float, str)) or isinstance(value, bool):
-        raise ValueError("a probability, such as 0.95 or '95%'")
-    return str(value)
+    return read
 
 
 def _folders(value: Any, folder: Path) -> list[Path]:
@@ -208,16 +177,28 @@ def _folders(value: Any, folder: Path) -> list[Path]:
     return found
 
 
+DTYPES = ("float32", "bfloat16", "float16")
+_COUNT = _value("a whole number of at least 1", lambda value: isinstance(value, int) and value >= 1)
+
 KEYS: dict[str, Callable[[Any, Path], Any]] = {
     "content": _folders,
-    "device": _device,
-    "dtype": _text_of("float32", "bfloat16", "float16"),
-    "backend": _plan,
-    "page_size": _count,
-    "jobs": _count,
-    "timeout": _seconds,
-    "confidence": _confidence,
-    "max_trials": _count,
+    "device": _value(
+        "cpu, cuda or cuda:N",
+        lambda value: isinstance(value, str) and bool(re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", value)),
+    ),
+    "dtype": _value(" or ".join(DTYPES), lambda value: isinstance(value, str) and value in DTYPES),
+    "backend": _value(lambda: " or ".join(PLANS), lambda value: isinstance(value, str) and value in PLANS),
+    "page_size": _COUNT,
+    "jobs": _COUNT,
+    "timeout": _value(
+        "a number of seconds above 0",
+        lambda value: isinstance(value, int | float) and 0 < value <= sys.float_info.max,
+        float,
+    ),
+    "confidence": _value(
+        "a probability, such as 0.95 or '95%'", lambda value: isinstance(value, int | float | str), str
+    ),
+    "max_trials": _COUNT,
 }
 """Every option that can be set, and what reads its value; ValueError says what it must be."""
 

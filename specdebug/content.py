@@ -1,12 +1,10 @@
 """Where scenarios, toggles and probe packs live.
 
-The first root is what specdebug ships: the copy packaged beside this file, or, in a checkout, the
-checkout itself. After it come the user's own folders, from ``--content DIR`` and then from
-``SPECDEBUG_PATH`` (separated like ``PATH``). Each root holds any of ``probes/``, ``toggles/`` and
-``scenarios/``; every ``*.yaml`` directly inside counts, by its file name without the ending, ``-`` and
-``_`` being the same.
-
-The packaged copy comes first so that a stray ``toggles/`` folder beside an installed package is never read.
+The first root is what specdebug ships: the copy packaged beside this file, or, in a checkout, the checkout itself. So
+a stray ``toggles/`` folder beside an installed package is never read. After it come the user's own folders, from
+``--content DIR`` and then from ``SPECDEBUG_PATH`` (separated like ``PATH``). Each root holds any of ``probes/``,
+``toggles/`` and ``scenarios/``; every ``*.yaml`` directly inside counts, by its file name without the ending, ``-``
+and ``_`` being the same.
 """
 
 from __future__ import annotations
@@ -33,18 +31,10 @@ def shipped_root() -> Path:
 
 
 def content_roots(extra: Sequence[str | Path] = ()) -> list[Path]:
-    """All roots in order, each once.
-
-    Args:
-        extra: the user's ``--content`` folders.
-
-    Raises:
-        ContentError: a folder the user named does not exist or holds no content folder.
-    """
+    """The roots in order, each once. Raises ContentError for a folder that is missing or holds no content folder."""
     named = [(Path(root), "") for root in extra]
-    named += [
-        (Path(root), f" of {PATH_VARIABLE}") for root in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if root
-    ]
+    from_path = os.environ.get(PATH_VARIABLE, "").split(os.pathsep)
+    named += [(Path(root), f" of {PATH_VARIABLE}") for root in from_path if root]
     roots = [shipped_root()]
     for root, origin in named:
         try:
@@ -63,11 +53,7 @@ def content_roots(extra: Sequence[str | Path] = ()) -> list[Path]:
 
 
 def content_files(kind: Kind, extra: Sequence[str | Path] = ()) -> dict[str, Path]:
-    """Every file of a kind by name, sorted by name.
-
-    Raises:
-        ContentError: two files have the same name, or a user's folder is missing.
-    """
+    """Every file of a kind by name, sorted. Raises ContentError: two have one name, or a user's folder is missing."""
     found: dict[str, Path] = {}
     for root in content_roots(extra):
         folder = root / kind
@@ -82,11 +68,7 @@ def content_files(kind: Kind, extra: Sequence[str | Path] = ()) -> dict[str, Pat
 
 
 def find(kind: Kind, name_or_path: str | Path, extra: Sequence[str | Path] = ()) -> Path:
-    """The file of a name, or the file at a path (anything with a folder or a YAML ending).
-
-    Raises:
-        ContentError: there is none; it suggests the nearest name.
-    """
+    """The file of a name, or at a path (with a folder or a YAML ending). Raises ContentError, with the nearest name."""
     text = str(name_or_path)
     is_path = text.endswith(_ENDINGS) or os.sep in text
     if is_path and os.path.exists(text):
@@ -113,5 +95,5 @@ def _counts(file: Path) -> bool:
 
 
 def same_name(name: str, other: str) -> bool:
-    """Whether two names mean the same file: ``-`` and ``_`` are one."""
+    """Return True if two names mean the same file: ``-`` and ``_`` are one."""
     return name.replace("-", "_") == other.replace("-", "_")

@@ -1,8 +1,7 @@
 """The text checkpoints are trained on and scenarios draw prompts from: the interpreter's own library sources.
 
-Every machine that can run specdebug has it, so nothing is downloaded or shipped. A file's place in the
-split depends on its path inside the library alone: what Python 3.11 holds out, 3.12 holds out too.
-Imports no torch.
+Every machine that can run specdebug has it, so nothing is downloaded or shipped. A file's place in the split depends
+on its path inside the library alone: what Python 3.11 holds out, 3.12 holds out too. Imports no torch.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def stdlib_root() -> Path:
 
 
 def is_held_out(relative_path: str) -> bool:
-    """Whether the file at this POSIX path, relative to the library's root, is kept out of all training."""
+    """Return True if the file at this POSIX path, relative to the library's root, is kept out of all training."""
     return zlib.crc32(relative_path.encode()) % HELD_OUT_ONE_IN == 0
 
 
@@ -52,7 +51,7 @@ def read_source(path: Path) -> str:
 
 @lru_cache(maxsize=1)
 def heldout_text() -> str:
-    """All held-out files in order, each ended by a blank line."""
+    """The held-out files in order, each ended by a blank line."""
     return "\n\n".join(read_source(path).rstrip() for path in heldout_files()) + "\n"
 
 

@@ -40,12 +40,8 @@ class Where:
     column: int = 0
 
     def __str__(self) -> str:
-        parts = [self.path]
-        if self.line:
-            parts.append(str(self.line))
-            if self.column:
-                parts.append(str(self.column))
-        return ":".join(parts)
+        known = filter(None, (self.line, self.column if self.line else 0))
+        return ":".join([self.path, *map(str, known)])
 
 
 class ContentError(SpecDebugError):

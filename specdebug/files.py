@@ -27,9 +27,8 @@ class TooLarge(OSError):
 def open_file(path: str | Path) -> BinaryIO:
     """Open a regular file for reading bytes, without waiting.
 
-    Raises:
-        NotAFile: the path leads to something else.
-        OSError: it cannot be opened; ``strerror`` is always set. A path with a NUL byte is one that leads nowhere.
+    Raises NotAFile where the path leads to something else, and OSError, whose ``strerror`` is always set. A path with a
+    NUL byte is one that leads nowhere.
     """
     try:
         # Opening a pipe waits for a writer unless told not to; of a regular file the flag changes nothing.

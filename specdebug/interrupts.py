@@ -1,10 +1,9 @@
 """Signals that ask a command to end: one place that hears them, so that none loses what is known.
 
 SIGINT (a Ctrl-C), SIGTERM and SIGHUP mean the same: end the work, say what is known, exit with 128 and the signal's
-number. A handler that raised wherever the program happens to be would lose the result that is being taken in, and a
-second signal the report. So :func:`held` notes signals without raising, and whoever waits for work calls
-:func:`check`, which raises KeyboardInterrupt there: the one who waits knows what must be ended and what is done.
-Outside of a hold the first signal raises at once, so that reading and checking input can be broken off.
+number. A handler that raised anywhere would lose the result that is being taken in, and a second signal the report. So
+:func:`held` notes signals without raising, and whoever waits for work calls :func:`check`, which raises
+KeyboardInterrupt there. Outside of a hold the first signal raises at once, so that reading input can be broken off.
 
 Once a signal was heard no other raises: the report is written whatever comes. Who waits for workers to be gone may cut
 that short when one more arrives (:class:`Patience`). SIGQUIT is left alone and ends the process on the spot.
@@ -21,7 +20,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """What was heard so far. The process has one; tests make their own."""
+    """The signals heard so far. The process has one; tests make their own."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -29,6 +28,7 @@ class Interrupts:
         self._first: int | None = None
         self._raised = False
         self._holds = 0
+        self._listens = False
 
     @property
     def exit_code(self) -> int:
@@ -44,33 +44,10 @@ class Interrupts:
             self.check()
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt if a signal was heard; whoever waits for work calls this again and again."""
+        """Raise KeyboardInterrupt if a signal was heard; whoever waits for work calls this again and again."""
         if self._first is not None:
             self._raised = True
             raise KeyboardInterrupt
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Note signals without raising. At the end, one that nobody has taken notice of raises KeyboardInterrupt."""
-        self._holds += 1
-        try:
-            yield
-        finally:
-            self._holds -= 1
-        if not self._holds and not self._raised:
-            self.check()
-
-    def last(self) -> None:
-        """From now on nothing raises: all is said, the process is about to end."""
-        self._holds += 1
-
-
-class _Listening(Interrupts):
-    """The process's own, once :meth:`listen` was called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._listens = False
 
     def listen(self) -> None:
         """Hear signals for the rest of this process, in place of what Python does. For the main thread of a command.
@@ -84,14 +61,23 @@ class _Listening(Interrupts):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """As in :class:`Interrupts`, whatever handlers an imported library (Ray is one) has put in place."""
+        """Note signals without raising. At the end, one that nobody has taken notice of raises KeyboardInterrupt."""
         if self._listens:
-            self.listen()
-        with super().held():
+            self.listen()  # again: an imported library (Ray is one) may have put handlers of its own in place
+        self._holds += 1
+        try:
             yield
+        finally:
+            self._holds -= 1
+        if not self._holds and not self._raised:
+            self.check()
+
+    def last(self) -> None:
+        """From now on nothing raises: all is said, the process is about to end."""
+        self._holds += 1
 
 
-_process = _Listening()
+_process = Interrupts()
 listen, check, held, last = _process.listen, _process.check, _process.held, _process.last
 
 
@@ -101,12 +87,12 @@ def exit_code() -> int:
 
 
 def was_heard() -> bool:
-    """Whether any signal has asked this process to end."""
+    """Return True if any signal has asked this process to end."""
     return _process.count > 0
 
 
 class Patience:
-    """How long to wait for what was told to end: until one more signal comes than had come when the wait began."""
+    """The time to wait for what was told to end: until one more signal comes than had come when the wait began."""
 
     def __init__(self, interrupts: Interrupts = _process) -> None:
         self._interrupts = interrupts
@@ -114,5 +100,5 @@ class Patience:
 
     @property
     def over(self) -> bool:
-        """Whether another signal came meanwhile."""
+        """Return True if another signal came meanwhile."""
         return self._interrupts.count > self._before

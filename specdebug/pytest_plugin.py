@@ -1,20 +1,13 @@
 """pytest plugin: scenario files as tests, one for each arm (and seed).
 
 Registered by an entry point, so it is there wherever specdebug is installed. It collects nothing unless told to: a
-scenario file named on the command line, or files that match the ini option ``specdebug_scenarios``. Until then it
-imports nothing of specdebug, and torch only ever in workers.
-
-    pytest scenarios/cache_hit.yaml                    every arm; each must do what the file expects of it
-    pytest scenarios/cache_hit.yaml::recompute         one arm
-    pytest x.yaml::arm --specdebug-revert 27360        with fixes reverted; then it must simply pass
-    pytest x.yaml --specdebug-seeds 5                  five seeds an arm: x.yaml::arm[1234]
-    pytest mine/scenarios/x.yaml --specdebug-content mine   with the toggles and probes of that folder
-
-``--revert`` is the old name of ``--specdebug-revert``. Content folders come from ``--specdebug-content``, else from the
-ini option ``specdebug_content``, else from specdebug's configuration file, and beside them from ``SPECDEBUG_PATH``.
-
-``--specdebug-exit`` makes pytest's exit code fit to be judged by ``specdebug bisect``, ``specdebug flake`` and
-``git bisect run``: 1 only when a test failed, 125 when nothing could be tested.
+scenario file named on the command line (``x.yaml``, ``x.yaml::arm``), or files that match the ini option
+``specdebug_scenarios``. Until then it imports nothing of specdebug, and torch only ever in workers. With
+``--specdebug-revert`` (once ``--revert``) an arm must simply pass; with ``--specdebug-seeds`` a test is
+``x.yaml::arm[1234]``. Content folders come from ``--specdebug-content``, else from the ini option
+``specdebug_content``, else from specdebug's configuration file, and beside them from ``SPECDEBUG_PATH``.
+``--specdebug-exit`` makes pytest's exit code fit to be judged by ``specdebug bisect``, ``specdebug flake`` and ``git
+bisect run``: 1 only when a test failed, 125 when nothing could be tested.
 """
 
 from __future__ import annotations
@@ -95,16 +88,14 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     if file_path.suffix not in ENDINGS:
         return None
     named = parent.session.isinitpath(file_path) and _looks_like_a_scenario(file_path)
-    if named or _listed(parent.config, file_path):
-        collector: pytest.Collector = ScenarioFile.from_parent(parent, path=file_path)
-        return collector
-    return None
+    found = named or _listed(parent.config, file_path)
+    collector: pytest.Collector | None = ScenarioFile.from_parent(parent, path=file_path) if found else None
+    return collector
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the workers, if there are any."""
-    bench = config.stash.get(_BENCH, None)
-    if bench is not None:
+    if bench := config.stash.get(_BENCH, None):
         bench.close()
 
 
@@ -194,7 +185,7 @@ class ArmItem(pytest.Item):
         raise ArmFailed(self._story(result))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """What happened, without a traceback: it would be through this file and nothing else."""
+        """The story without a traceback, which would be through this file and nothing else."""
         from specdebug.errors import SpecDebugError
 
         if isinstance(excinfo.value, (ArmFailed, SpecDebugError)):
@@ -202,7 +193,6 @@ class ArmItem(pytest.Item):
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """The place of the arm in its file."""
         line = self._scenario.where("arms", self._arm).line
         return self.path, line - 1 if line else None, self.name
 
@@ -229,7 +219,7 @@ class ArmItem(pytest.Item):
 
 
 class ScenarioBench:
-    """What scenario tests of a session share: content, and a pool that starts with the first of them."""
+    """Content for the scenario tests of a session, and a pool that starts with the first of them."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -255,7 +245,7 @@ class ScenarioBench:
         return named or list(self._config.getini("specdebug_content")) or configuration.load(start).content
 
     def check(self) -> None:
-        """Raises SpecDebugError when there is no such fix, or no such content folder."""
+        """Raise SpecDebugError when there is no such fix, or no such content folder."""
         from specdebug.content import content_roots
         from specdebug.toggles import parse_numbers
 
@@ -304,7 +294,6 @@ class ScenarioBench:
         return "unknown" if outcome.verdict == "unknown" else "fail"
 
     def close(self) -> None:
-        """End the workers."""
         if self._pool is not None:
             self._pool.close()
 
@@ -317,15 +306,12 @@ def _bench(config: pytest.Config) -> ScenarioBench:
 
 
 def _listed(config: pytest.Config, path: Path) -> bool:
-    globs = config.getini("specdebug_scenarios")
-    if not globs or not path.is_relative_to(config.rootpath):
-        return False
-    name = path.relative_to(config.rootpath).as_posix()
-    return any(fnmatchcase(name, glob) for glob in globs)
+    name = path.relative_to(config.rootpath).as_posix() if path.is_relative_to(config.rootpath) else None
+    return name is not None and any(fnmatchcase(name, glob) for glob in config.getini("specdebug_scenarios"))
 
 
 def _looks_like_a_scenario(path: Path) -> bool:
-    """Other plugins have YAML files of their own; one that is to be a scenario has one of its keys, right or wrong."""
+    """Return True if a file has a key of a scenario, right or wrong: other plugins have YAML files of their own."""
     from specdebug.files import open_file
     from specdebug.yamlio import MAX_BYTES
 

@@ -3,8 +3,8 @@
 A search that picks trials by comparing floats takes another path wherever a last bit differs. Bits differ in three
 places: in a sum, by the order in which a BLAS, a SIMD width or a thread count adds; in a product followed by a sum, by
 whether both are rounded or only their result (fused multiply-add); and in log, exp and powers, of which every library
-and every instruction set has its own, right to a last bit or two. They do not differ in one addition, subtraction,
-multiplication, division or rounding to an integer, which IEEE 754 defines to the bit. So here
+and every instruction set has its own. They do not differ in one addition, subtraction, multiplication, division or
+rounding to an integer, which IEEE 754 defines to the bit. So here
 
 * logarithms and exponentials are made of those operations alone, one numpy call each;
 * :func:`total` and :func:`product` combine elements in an order that is written down;
@@ -12,8 +12,8 @@ multiplication, division or rounding to an integer, which IEEE 754 defines to th
   BLAS, ``sum`` and ``cumsum`` (of factors 0 and 1 only, where they are multiplied first).
 
 Equal bits make a choice reproducible, and :func:`levels` makes it one that can be stated: values that differ by less
-than any use of them could matter are equal, and the caller says which of equals is taken. A value that lies near the
-edge between two levels is put on the same side everywhere, because its bits are the same everywhere.
+than any use of them could matter are equal, and the caller says which of equals is taken. A value near the edge between
+two levels is put on the same side everywhere, because its bits are the same everywhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 
 GRID = 2.0**-48
-"""What is on this grid adds up exactly as long as sums stay below 32."""
+"""Numbers on this grid add up exactly as long as sums stay below 32."""
 LEVEL = 2.0**-24
 """Bits of information, probabilities and log odds that are nearer than this (6e-8) are equal. Rounding, that to grids
 included, moves them by less than a tenth of it, and a trial that is better by no more than this is not better."""

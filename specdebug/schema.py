@@ -5,17 +5,14 @@ wants and every wrong type, bad range or unknown key becomes a ``ContentError`` 
 
     top = load_yaml(path).root.table(required=("pr", "title"), optional=("aliases",))
     pr = top["pr"].integer(low=1)
-    title = top["title"].text()
     aliases = [a.integer(low=1) for a in top["aliases"].items()] if "aliases" in top else []
-    for name, arm in top["arms"].entries().items():      # a mapping whose keys are the user's own
-        arm.table(optional=("revert", "engine"))
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -46,18 +43,13 @@ class Item:
 
     @property
     def name(self) -> str:
-        """How the value is reached, as in ``workload[0].prompt.tokens``."""
-        text = ""
-        for step in self.path:
-            if isinstance(step, int):
-                text += f"[{step}]"
-            else:
-                text += ("." if text else "") + one_line(step, 40)
-        return text or "the file"
+        """The way to the value, as in ``workload[0].prompt.tokens``."""
+        steps = (f"[{step}]" if isinstance(step, int) else f".{one_line(step, 40)}" for step in self.path)
+        return "".join(steps).removeprefix(".") or "the file"
 
     @property
     def is_null(self) -> bool:
-        """Whether the value is absent: ``key:`` or ``key: null``."""
+        """Return True if the value is absent: ``key:`` or ``key: null``."""
         return self.value is None
 
     def error(self, message: str) -> ContentError:
@@ -84,20 +76,17 @@ class Item:
 
     def integer(self, *, low: int | None = None, high: int | None = None) -> int:
         """A whole number with ``low <= value <= high``."""
-        if isinstance(self.value, bool) or not isinstance(self.value, int):
-            raise self.expected(f"a whole number{_range(low, high)}")
-        if (low is not None and self.value < low) or (high is not None and self.value > high):
+        if isinstance(self.value, bool) or not isinstance(self.value, int) or not _within(self.value, low, high):
             raise self.expected(f"a whole number{_range(low, high)}")
         return self.value
 
     def number(self, *, low: float | None = None, high: float | None = None) -> float:
         """A finite number with ``low <= value <= high``, returned as a float."""
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
-            raise self.expected(f"a number{_range(low, high)}")
-        if (low is not None and self.value < low) or (high is not None and self.value > high):
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _within(value, low, high):
             raise self.expected(f"a number{_range(low, high)}")
         try:
-            as_float = float(self.value)
+            as_float = float(value)
         except OverflowError:
             as_float = math.inf
         if not math.isfinite(as_float):
@@ -128,19 +117,16 @@ class Item:
             raise self.expected("a mapping")
         return {key: Item(self.doc, (*self.path, key), item) for key, item in self.value.items()}
 
-    def table(self, *, required: Sequence[str] = (), optional: Sequence[str] = ()) -> Table:
+    def table(self, *, required: Sequence[str] = (), optional: Sequence[str] = ()) -> dict[str, Item]:
         """The values of a mapping whose keys are fixed: an unknown or a missing one is an error, and so is each."""
         entries = self.entries()
         raise_all(self.wrong_keys(entries, required, optional))
-        return Table(self, entries)
+        return entries
 
     def wrong_keys(
         self, entries: Mapping[str, Item], required: Sequence[str], optional: Sequence[str]
     ) -> list[ContentError]:
-        """An error for each of ``entries`` that is neither required nor optional, and for each key that is missing.
-
-        A key that is only misspelt is not missing, too.
-        """
+        """An error for each entry of an unknown key, and for each required key that is missing, not misspelt."""
         known, wrong, misspelt = (*required, *optional), list[ContentError](), set[str]()
         for key, item in entries.items():
             if key not in known:
@@ -157,31 +143,13 @@ class Item:
         return wrong
 
 
-@dataclass(frozen=True)
-class Table(Mapping[str, Item]):
-    """A mapping whose keys have been checked; ``table.get("key")`` is None for an absent optional one."""
-
-    item: Item
-    entries: dict[str, Item]
-
-    def __getitem__(self, key: str) -> Item:
-        return self.entries[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-
 class Gather:
     """Reads a mapping or a list part by part and keeps what is wrong with each, so that no error hides another::
 
         gather = Gather()
         table = gather.table(item, required=("name",), optional=("seed",))
         name = gather.read(table, "name", Item.text, "")
-        seed = gather.read(table, "seed", Item.integer, 0)
-        return gather.done(Thing(name, seed))
+        return gather.done(Thing(name, gather.read(table, "seed", Item.integer, 0)))
 
     A part that cannot be read gives its default, or what its own ``Gather`` could read of it.
     """
@@ -204,11 +172,11 @@ class Gather:
         return {key: value for key, value in entries.items() if key in required or key in optional}
 
     def read(self, table: Mapping[str, Item], key: str, reader: Callable[[Item], T], default: D) -> T | D:
-        """What ``reader`` makes of the value of ``key``; ``default`` where there is none, or none that can be read."""
+        """The value of ``key`` by ``reader``; ``default`` where there is none, or none that can be read."""
         return self.one(table[key], reader, default) if key in table else default
 
     def one(self, item: Item, reader: Callable[[Item], T], default: D) -> T | D:
-        """What ``reader`` makes of a value; ``default`` if it cannot be read."""
+        """A value by ``reader``; ``default`` if it cannot be read."""
         try:
             return reader(item)
         except ContentErrors as errors:
@@ -227,17 +195,14 @@ class Gather:
 
 def describe(value: Any) -> str:
     """A value as an error shows it: short, on one line."""
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list):
-        return "a list"
     if isinstance(value, str):
         return f"'{one_line(value, 60)}'"
-    return one_line(str(value), 60)
+    words = {type(None): "nothing", dict: "a mapping", list: "a list", bool: str(value).lower()}
+    return words.get(type(value)) or one_line(str(value), 60)
+
+
+def _within(value: float, low: float | None, high: float | None) -> bool:
+    return not (low is not None and value < low) and not (high is not None and value > high)
 
 
 def _range(low: float | None, high: float | None) -> str:

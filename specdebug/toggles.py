@@ -1,4 +1,4 @@
-"""The registry of reverts: which fix each number names, what takes it out, and what notices.
+"""The registry of reverts: the fix that each number names, the edits that take it out, and what notices.
 
 A toggle file (``toggles/README.md`` lists its fields) describes one merged fix as edits that undo it. The
 engine's source is the fixed state; applying a toggle brings the bug back.
@@ -6,6 +6,7 @@ engine's source is the fixed state; applying a toggle brings the bug back.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from specdebug.content import content_files
 from specdebug.errors import ContentError, SpecDebugError, Where, did_you_mean
 from specdebug.patching import Applied, Edit, Mode, Patch, apply, parse_target
-from specdebug.schema import Item, Table
+from specdebug.schema import Item
 from specdebug.yamlio import Doc, load_yaml, one_line
 
 REVERT_VARIABLE = "SGLANG_DEBUG_REVERT_PR"
@@ -33,13 +34,13 @@ class SelectionError(SpecDebugError):
 
 @dataclass(frozen=True)
 class Detection:
-    """What notices the bug: a scenario, and signatures of its failure (``fnmatch`` patterns, any of them)."""
+    """A scenario that notices the bug, and signatures of its failure (``fnmatch`` patterns, any of them)."""
 
     scenario: str
     signatures: tuple[str, ...]
 
     def recognises(self, signature: str) -> bool:
-        """Whether a failure's signature is one of those stated."""
+        """Return True if a failure's signature is one of those stated."""
         return any(fnmatchcase(signature, pattern) for pattern in self.signatures)
 
 
@@ -48,13 +49,8 @@ NOTHING = Detection("", ())
 
 @dataclass(frozen=True)
 class Toggle:
-    """One fix that can be reverted.
-
-    Attributes:
-        detected_by: what notices its bug in the embedded engine; ``NOTHING`` for a fix that is not in this engine.
-        patches: edits that revert it in the embedded engine; empty for a fix that is not in this engine.
-        foreign: per other engine, per version range, the edits that revert it there (see ``specdebug.drift``).
-    """
+    """One fix that can be reverted. A fix that this engine lacks has no ``patches``, and is detected by ``NOTHING``.
+    ``foreign``: per other engine, per version range, the edits that revert it there (see ``specdebug.drift``)."""
 
     pr: int
     aliases: tuple[int, ...]
@@ -76,12 +72,7 @@ class Toggle:
 
 @dataclass(frozen=True)
 class Registry:
-    """All known toggles, by number of their pull request.
-
-    Attributes:
-        toggles: those that the embedded engine has.
-        elsewhere: those that only other engines have. They can be listed and checked, but not selected.
-    """
+    """The known toggles, by number; those ``elsewhere``, of other engines, are listed and checked, not selected."""
 
     toggles: Mapping[int, Toggle]
     elsewhere: Mapping[int, Toggle] = field(default_factory=dict)
@@ -97,11 +88,7 @@ class Registry:
         return tuple(sorted((*self.toggles.values(), *self.elsewhere.values()), key=lambda toggle: toggle.pr))
 
     def find(self, number: str) -> Toggle:
-        """The one fix of a number, of whatever engine.
-
-        Raises:
-            SelectionError: it is not one number, or no toggle has it.
-        """
+        """The one fix of a number, of whatever engine. Raises SelectionError."""
         known = _by_number(self.all)
         wanted = parse_numbers(number)
         if len(wanted) != 1:
@@ -113,15 +100,14 @@ class Registry:
     def select(self, wanted: str | int | Iterable[int]) -> tuple[Toggle, ...]:
         """The toggles of some numbers, each once, in the order first named.
 
-        Args:
-            wanted: a number, several, or text such as ``27360,27338``; ``#`` before a number is allowed.
-
-        Raises:
-            SelectionError: a part is not a number, no toggle has it, or its fix is not in this engine.
+        ``wanted``: a number, several, or text such as ``27360,27338``; ``#`` before a number is allowed. Raises
+        SelectionError: a part is not a number, no toggle has it, or its fix is not in this engine.
         """
         known, elsewhere = self.by_number, _by_number(self.elsewhere.values())
+        if isinstance(wanted, str):
+            wanted = parse_numbers(wanted)
         chosen: dict[int, Toggle] = {}
-        for number in parse_numbers(wanted) if isinstance(wanted, str) else _as_numbers(wanted):
+        for number in (wanted,) if isinstance(wanted, int) else wanted:
             if number in elsewhere:
                 raise SelectionError(not_in_this_engine(elsewhere[number]))
             if number not in known:
@@ -131,16 +117,12 @@ class Registry:
 
 
 def not_in_this_engine(toggle: Toggle) -> str:
-    """Why a fix of other engines cannot be reverted here, in one line."""
+    """Say in one line why a fix of other engines cannot be reverted here."""
     return f"{toggle.pr} is a fix in {' and '.join(toggle.foreign)}; this engine has no such code to revert"
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
-    """Numbers of a comma-separated set, as ``--revert`` and the environment give them; blank text is none.
-
-    Raises:
-        SelectionError: a part is not a number.
-    """
+    """Numbers of a comma-separated set, such as ``--revert`` gives; blank text is none. Raises SelectionError."""
     if not text.strip():
         return ()
     numbers = []
@@ -154,11 +136,7 @@ def parse_numbers(text: str) -> tuple[int, ...]:
 
 
 def reverts_from_environment() -> tuple[int, ...]:
-    """Numbers in ``SGLANG_DEBUG_REVERT_PR``; the only reader of that variable.
-
-    Raises:
-        SelectionError: it holds something else.
-    """
+    """Numbers in ``SGLANG_DEBUG_REVERT_PR``; the only reader of that variable. Raises SelectionError."""
     try:
         return parse_numbers(os.environ.get(REVERT_VARIABLE, ""))
     except SelectionError as error:
@@ -166,14 +144,7 @@ def reverts_from_environment() -> tuple[int, ...]:
 
 
 def load_registry(extra: Sequence[str | Path] = ()) -> Registry:
-    """Every toggle of the content folders.
-
-    Args:
-        extra: the user's ``--content`` folders.
-
-    Raises:
-        ContentError: a file is malformed, or two claim the same number.
-    """
+    """Every toggle of the content folders. Raises ContentError: a file is malformed, or two claim the same number."""
     toggles: dict[int, Toggle] = {}
     elsewhere: dict[int, Toggle] = {}
     taken: dict[int, Path] = {}
@@ -187,39 +158,23 @@ def load_registry(extra: Sequence[str | Path] = ()) -> Registry:
     return Registry(dict(sorted(toggles.items())), dict(sorted(elsewhere.items())))
 
 
-def apply_reverts(
-    wanted: str | int | Iterable[int], mode: Mode = "import", registry: Registry | None = None
-) -> Applied:
-    """Revert fixes in this process: put the bugs of some numbers back.
+def apply_reverts(wanted: str | int | Iterable[int], mode: Mode = "import") -> Applied:
+    """Revert fixes in this process: put the bugs of some numbers back, named as for :meth:`Registry.select`.
 
-    Args:
-        wanted: as for ``Registry.select``.
-        mode: ``import`` before the engine is imported (a worker's first act), ``inprocess`` after.
-        registry: where the numbers are looked up; by default the shipped and the user's own toggles.
-
-    Raises:
-        SelectionError: a number is unknown.
-        PatchError: a toggle does not fit the source, or two overlap; nothing was changed.
+    ``mode``: ``import`` before the engine is imported (a worker's first act), ``inprocess`` after. Raises
+    SelectionError, and PatchError where a toggle does not fit the source or two overlap: then nothing was changed.
     """
-    toggles = (registry or load_registry()).select(wanted)
-    return apply([patch for toggle in toggles for patch in toggle.patches], mode)
+    patches = [patch for toggle in load_registry().select(wanted) for patch in toggle.patches]
+    return apply(patches, mode)
 
 
 def load_toggle(path: str | Path) -> Toggle:
-    """Read and check one toggle file.
-
-    Raises:
-        ContentError: it is malformed.
-    """
+    """Read and check one toggle file. Raises ContentError."""
     return read_toggle(load_yaml(path))
 
 
 def read_toggle(doc: Doc) -> Toggle:
-    """The toggle a document holds.
-
-    Raises:
-        ContentError: it is malformed.
-    """
+    """The toggle a document holds. Raises ContentError."""
     root = doc.root
     top = root.table(
         required=("pr", "title", "url", "family", "symptom", "patches"),
@@ -228,7 +183,7 @@ def read_toggle(doc: Doc) -> Toggle:
     pr = top["pr"].integer(low=1, high=_MAX_PR)
     detection = _read_detection(top["detected_by"]) if "detected_by" in top else NOTHING
     own, foreign = _read_engines(top["patches"], pr, here="detected_by" in top)
-    if own and "detected_by" not in top:
+    if own and detection is NOTHING:
         raise root.error("lacks the key 'detected_by'")
     return Toggle(
         pr=pr,
@@ -254,16 +209,12 @@ def _unknown(number: int, known: Iterable[int]) -> SelectionError:
     return SelectionError(f"no toggle reverts {number}{hint}")
 
 
-def _as_numbers(wanted: int | Iterable[int]) -> tuple[int, ...]:
-    return (wanted,) if isinstance(wanted, int) else tuple(wanted)
-
-
 def _line(item: Item) -> str:
-    """Text meant for one line of a table: folded."""
+    """The text on one line, as a table shows it."""
     return " ".join(item.text().split())
 
 
-def _read_aliases(top: Table, pr: int) -> tuple[int, ...]:
+def _read_aliases(top: Mapping[str, Item], pr: int) -> tuple[int, ...]:
     aliases: list[int] = []
     for item in top["aliases"].items() if "aliases" in top else ():
         number = item.integer(low=1, high=_MAX_PR)
@@ -280,7 +231,7 @@ def _read_detection(item: Item) -> Detection:
 
 
 def _read_engines(item: Item, pr: int, here: bool) -> tuple[tuple[Patch, ...], dict[str, dict[str, tuple[Patch, ...]]]]:
-    """Patches of this engine and of others. ``here``: the file says what detects the bug, so this engine has it."""
+    """Patches of this engine and of others. ``here``: the file says how the bug is detected, so this engine has it."""
     engines = item.entries()
     for engine, versions in engines.items():
         if not re.fullmatch(_ENGINE_NAME, engine):
@@ -304,8 +255,7 @@ def _read_engines(item: Item, pr: int, here: bool) -> tuple[tuple[Patch, ...], d
 
 
 def _read_patches(item: Item, pr: int) -> tuple[Patch, ...]:
-    patches: list[Patch] = []
-    number = 0
+    patches, numbers = list[Patch](), itertools.count(1)
     for entry in item.items(at_least=1):
         table = entry.table(required=("target", "edits"))
         target = table["target"]
@@ -313,11 +263,8 @@ def _read_patches(item: Item, pr: int) -> tuple[Patch, ...]:
             module, qualname = parse_target(target.text())
         except ValueError as error:
             raise target.error(f"is '{one_line(target.text(), 60)}': {error}") from None
-        edits = []
-        for one in table["edits"].items(at_least=1):
-            number += 1
-            edits.append(_read_edit(one, f"{pr}#{number}"))
-        patches.append(Patch(f"toggle {pr}", module, qualname, tuple(edits), target.where))
+        edits = tuple(_read_edit(one, f"{pr}#{next(numbers)}") for one in table["edits"].items(at_least=1))
+        patches.append(Patch(f"toggle {pr}", module, qualname, edits, target.where))
     return tuple(patches)
 
 

@@ -1,20 +1,13 @@
 """Read a YAML file into plain Python data and remember where every key and value stood.
 
 Scenarios, toggles and probe packs all come through here, so that whatever is wrong with one of them can be
-reported as ``file:line:col``. Typical use::
-
-    doc = load_yaml(path)                       # or parse_yaml(text, name)
-    doc.data                                    # dicts with text keys, lists, str, int, float, bool, None
-    doc.where("engine", "page_size")            # Where of the value; list indices are ints: ("workload", 0)
-    doc.where_key("engine", "page_size")        # Where of the key itself
-    doc.where_text("patches", 0, line=3)        # Where of the third line inside a ``|`` block
-    doc.root                                    # the same data as a ``schema.Item``, for typed validation
-
-``where`` of a path that does not exist gives the place of its nearest existing ancestor, so a missing key
-can be reported at the mapping that lacks it.
+reported as ``file:line:col``: :class:`Doc` has ``data`` (dicts with text keys, lists, str, int, float, bool, None), the
+place of everything in it, by keys and (for lists) indices, and ``root``, the same as a ``schema.Item`` for validation.
+A path that does not exist has the place of its nearest existing ancestor, so a missing key can be reported at the
+mapping that lacks it.
 
 Every failure is a ``ContentError`` of one line; several duplicate keys are one ``ContentErrors``, whose ``partial`` is
-the document with the last value of each. What is refused, and why:
+the document with the last value of each. Refused are
 
 - tags (``!!python/...`` runs code; none of our content needs any), directives' documents beyond the first;
 - duplicate keys, which plain YAML loaders resolve silently in favour of the last one;
@@ -67,17 +60,16 @@ _WORDS: dict[str, bool | None] = {
 _MAX_DIGITS = 40
 
 
+@dataclass(slots=True)
 class _Node:
     """One value and its place (from 1): a scalar, a list of nodes, or ``{key: (line, column, node)}``."""
 
-    __slots__ = ("column", "is_block", "line", "size", "value")
-
-    def __init__(self, line: int, column: int, value: Any, is_block: bool = False) -> None:
-        self.line = line
-        self.column = column
-        self.value = value
-        self.is_block = is_block
-        self.size = 1  # values beneath, this one included, every alias counted in full
+    line: int
+    column: int
+    value: Any
+    is_block: bool = False
+    size: int = 1
+    """Values beneath, this one included, every alias counted in full."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +82,7 @@ class Doc:
 
     @cached_property
     def root(self) -> Item:
-        """The whole document as a typed-validation cursor (see ``specdebug.schema``)."""
+        """The whole document as a cursor for validation by type."""
         from specdebug.schema import Item
 
         return Item(self, (), self.data)
@@ -102,11 +94,11 @@ class Doc:
 
     def where_key(self, *path: str | int) -> Where:
         """Place of the key that ends ``path``; for a list item or a missing key the same as ``where``."""
-        node, parent, rest = self._nearest(path)
+        _, parent, rest = self._nearest(path)
         if path and not rest and parent is not None and isinstance(parent.value, dict):
             line, column, _ = parent.value[path[-1]]
             return Where(self.path, line, column)
-        return Where(self.path, node.line, node.column)
+        return self.where(*path)
 
     def where_text(self, *path: str | int, line: int) -> Where:
         """Place of line ``line`` (from 1) of the text at ``path``; only a ``|`` block has lines of its own.
@@ -114,9 +106,7 @@ class Doc:
         The column is left unknown, because a block's indentation is no longer part of its text.
         """
         node = self._nearest(path)[0]
-        if node.is_block:
-            return Where(self.path, node.line + line)
-        return Where(self.path, node.line, node.column)
+        return Where(self.path, node.line + line) if node.is_block else self.where(*path)
 
     def _nearest(self, path: KeyPath) -> tuple[_Node, _Node | None, KeyPath]:
         node, parent = self._tree, None
@@ -135,9 +125,7 @@ class Doc:
 def load_yaml(path: str | Path) -> Doc:
     """Read one YAML document from a file.
 
-    Raises:
-        ContentError: the file is missing, unreadable, too large, not UTF-8, not YAML, empty, or uses a
-            refused feature (see the module's docstring).
+    Raises ContentError: the file is missing, unreadable, too large, not UTF-8, not YAML, empty, or has what is refused.
     """
     where = Where(str(path))
     try:
@@ -158,19 +146,16 @@ def load_yaml(path: str | Path) -> Doc:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line, column = _line_column(raw[: error.start].decode("utf-8", errors="replace"))
-        message = f"byte 0x{raw[error.start]:02x} is not UTF-8 text"
-        raise ContentError(message, Where(str(path), line, column)) from None
+        place = _line_column(raw[: error.start].decode("utf-8", errors="replace"))
+        raise ContentError(f"byte 0x{raw[error.start]:02x} is not UTF-8 text", Where(str(path), *place)) from None
     return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, path: str = "<text>") -> Doc:
     """Parse one YAML document from text; ``path`` names it in errors. Raises like ``load_yaml``."""
-    odd = _NOT_TEXT.search(text)
-    if odd:
-        line, column = _line_column(text[: odd.start()])
+    if odd := _NOT_TEXT.search(text):
         message = f"character U+{ord(odd.group()):04X} is not allowed in a text file"
-        raise ContentError(message, Where(path, line, column))
+        raise ContentError(message, Where(path, *_line_column(text[: odd.start()])))
     builder = _Builder(path)
     tree = builder.build(text)
     doc = Doc(path, _plain(tree), tree)
@@ -183,15 +168,13 @@ def _line_column(before: str) -> tuple[int, int]:
     return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
 
 
+@dataclass(slots=True)
 class _Open:
-    """A list or mapping whose end has not been seen yet."""
+    """A list or mapping that has not ended yet."""
 
-    __slots__ = ("anchor", "key", "node")
-
-    def __init__(self, node: _Node, anchor: str | None) -> None:
-        self.node = node
-        self.anchor = anchor
-        self.key: tuple[str, int, int] | None = None
+    node: _Node
+    anchor: str | None
+    key: tuple[str, int, int] | None = None
 
 
 class _Builder:
@@ -235,22 +218,23 @@ class _Builder:
     def _take(self, event: Any) -> None:
         if isinstance(event, yaml.DocumentStartEvent) and self.root is not None:
             raise self._fail("holds a second document; one file is one document", event)
+        if getattr(event, "tag", None) is not None:
+            raise self._fail(f"tags are not allowed: {one_line(event.tag)}", event)
         if isinstance(event, yaml.AliasEvent):
             self._attach(self._resolve_alias(event), event)
         elif isinstance(event, yaml.ScalarEvent):
-            self._refuse_tag(event)
             value = event.value if event.style else self._resolve(event)
             node = self._node(event, value, is_block=event.style == "|")
             if event.anchor:
                 self.anchors[event.anchor] = node
             self._attach(node, event)
         elif isinstance(event, yaml.CollectionStartEvent):
-            self._refuse_tag(event)
             if len(self.stack) >= MAX_DEPTH:
                 raise self._fail(f"is nested more than {MAX_DEPTH} deep", event)
             if event.anchor:
                 self.anchors[event.anchor] = None
-            self._refuse_collection_key(event)
+            if self.stack and isinstance(self.stack[-1].node.value, dict) and self.stack[-1].key is None:
+                raise self._fail("a list or mapping cannot be a key", event)
             node = self._node(event, {} if isinstance(event, yaml.MappingStartEvent) else [])
             self.stack.append(_Open(node, event.anchor))
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -263,14 +247,6 @@ class _Builder:
     def _node(event: Any, value: Any, is_block: bool = False) -> _Node:
         mark = event.start_mark
         return _Node(mark.line + 1, mark.column + 1, value, is_block)
-
-    def _refuse_tag(self, event: Any) -> None:
-        if event.tag is not None:
-            raise self._fail(f"tags are not allowed: {one_line(event.tag)}", event)
-
-    def _refuse_collection_key(self, event: Any) -> None:
-        if self.stack and isinstance(self.stack[-1].node.value, dict) and self.stack[-1].key is None:
-            raise self._fail("a list or mapping cannot be a key", event)
 
     def _resolve_alias(self, event: Any) -> _Node:
         name = event.anchor
@@ -286,10 +262,11 @@ class _Builder:
         text: str = event.value
         if text in _WORDS:
             return _WORDS[text]
-        if _INT.match(text) or _BASED_INT.match(text):
+        decimal = _INT.match(text)
+        if decimal or _BASED_INT.match(text):
             if len(text) > _MAX_DIGITS:
                 raise self._fail(f"a number of {len(text)} digits is too long; quote it if it is text", event)
-            return int(text) if _INT.match(text) else int(text, 0)
+            return int(text, 10 if decimal else 0)
         if _FLOAT.match(text):
             return float(text)
         if _SPECIAL_FLOAT.match(text):
@@ -297,7 +274,7 @@ class _Builder:
         return text
 
     def _attach(self, node: _Node, event: Any) -> None:
-        """Put a finished value where it belongs: the root, the open list, or the open mapping."""
+        """Put a finished value into the root, the open list, or the open mapping."""
         if not self.stack:
             self.root = node
             return

@@ -1,4 +1,4 @@
-"""Replaying a bundle: the same arm once more, whether it came out as recorded, and if not, why.
+"""The replay of a bundle: the same arm once more, whether it came out as recorded, and if not, why.
 
 A float that rounds otherwise on another processor, device or torch may change a choice between two that are as good as
 each other, and with it the trace hash. That is told from a run that went otherwise: see ``explain.py``.
@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specdebug.bundle.content import Bundle, read_bundle
 from specdebug.bundle.explain import Weighed, explain
-from specdebug.bundle.run import (
-    Traced,
-    changed_versions,
-    differences,
-    recorded_of,
-    run_traced,
-    versions_here,
-)
+from specdebug.bundle.run import Traced, changed_versions, differences, recorded_of, run_traced, versions_here
 from specdebug.bundle.trust import check_trusted
 from specdebug.loops.replay import Progress, Replay
 from specdebug.loops.steplog import Recording
@@ -36,10 +29,8 @@ Status = Literal["exact", "rounding", "different", "interrupted"]
 
 @dataclass(frozen=True)
 class Again:
-    """A bundle's run and its repetition, None where that was interrupted before it began.
-
-    ``weighed``: what parts the two traces, None where that was not looked at.
-    """
+    """A bundle's run and its repetition, None where that was interrupted before it began. ``weighed``: the partings of
+    the two traces, None where they were not looked for."""
 
     bundle: Bundle
     traced: Traced | None
@@ -55,14 +46,14 @@ class Again:
 
     @cached_property
     def differences(self) -> tuple[str, ...]:
-        """Return what did not come out as recorded, a line each. Of a run that was cut short nothing is said."""
+        """The facts that did not come out as recorded, a line each. Of a run that was cut short nothing is said."""
         if self.traced is None or self.traced.interrupted:
             return ()
         return differences(self.bundle.recorded, recorded_of(self.traced))
 
     @cached_property
     def versions(self) -> tuple[str, ...]:
-        """Return what this machine has otherwise than the one the bundle is from, a line each."""
+        """The versions that differ on this machine from the one the bundle is from, a line each."""
         stack = {} if self.traced is None else self.traced.result.outcome.stack
         return changed_versions(self.bundle.versions, versions_here(stack))
 
@@ -74,20 +65,15 @@ class Again:
             return "interrupted"
         if not self.differences:
             return "exact"
-        if self.weighed is None and self._other_trace:
-            return "interrupted"
         now, recorded = self.traced.result.outcome, self.bundle.recorded
+        if self.weighed is None and now.trace_hash != recorded.trace_hash:
+            return "interrupted"
         alike = (now.verdict, now.signature) == (recorded.verdict, recorded.signature)
         return "rounding" if alike and self.weighed and all(one.narrow for one in self.weighed) else "different"
 
     @property
-    def _other_trace(self) -> bool:
-        assert self.traced is not None
-        return self.traced.result.outcome.trace_hash != self.bundle.recorded.trace_hash
-
-    @property
     def reproduced(self) -> bool | None:
-        """Return whether verdict, signature and trace hash are as recorded; None for a run that was cut short."""
+        """True if verdict, signature and trace hash are as recorded; None for a run that was cut short."""
         return None if self.status == "interrupted" else self.status == "exact"
 
     @property
@@ -127,11 +113,7 @@ class Again:
                 "status": self.status,
                 "first_difference": None if self.first_difference is None else self.first_difference.to_dict(),
                 "choices": [one.to_dict() for one in self.weighed or ()],
-                "recorded": {
-                    "verdict": recorded.verdict,
-                    "signature": recorded.signature,
-                    "trace_hash": recorded.trace_hash,
-                },
+                "recorded": recorded.facts,
                 "differences": list(self.differences),
                 "versions": list(self.versions),
             }
@@ -139,13 +121,8 @@ class Again:
 
 
 def open_bundle(path: str, known: Collection[Toggle] | None) -> Bundle:
-    """Read a bundle and make sure that its toggles may run.
-
-    Args:
-        known: this installation's toggles; None trusts the bundle's own, whatever they are.
-
-    Raises BundleError or ContentError.
-    """
+    """Read a bundle and make sure that its toggles may run; those of this installation are ``known``, and None trusts
+    the bundle's own, whatever they are. Raises BundleError or ContentError."""
     bundle = read_bundle(path)
     if known is not None:
         check_trusted(bundle.run.toggles, known, path)
@@ -159,15 +136,11 @@ def run_again(
     progress: Progress | None = None,
     recording: Recording | None = None,
 ) -> Again:
-    """Run a bundle's arm. ``timeout_s``: instead of the scenario's own; ``recording`` keeps its steps.
-
-    Raises as ``loops.replay.run_arms``.
-    """
+    """Run a bundle's arm, by ``timeout_s`` in place of its own limit. Raises as ``loops.replay.run_arms``."""
     began = time.monotonic()
     if timeout_s is not None:
-        scenario = bundle.run.scenario
-        limits = replace(scenario.limits, timeout_s=timeout_s)
-        bundle = replace(bundle, run=replace(bundle.run, scenario=replace(scenario, limits=limits)))
+        limits = replace(bundle.run.scenario.limits, timeout_s=timeout_s)
+        bundle = replace(bundle, run=replace(bundle.run, scenario=replace(bundle.run.scenario, limits=limits)))
     traced = run_traced(pool, bundle, bundle.run, progress, recording)
     weighed = None
     if traced is not None and not traced.interrupted:

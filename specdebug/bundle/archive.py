@@ -81,33 +81,24 @@ def anything(name: str) -> int:
 def write_archive(
     path: Path, facts: Mapping[str, Any], members: Mapping[str, bytes], force: bool = False, room: Room = anything
 ) -> None:
-    """Write a bundle, whole or not at all: manifest first, then the members by name.
+    """Write a bundle, whole or not at all: manifest first, then the members by name. Raises BundleError.
 
-    Args:
-        facts: what the manifest says beside format, version and members.
-        force: overwrite what is there.
-        room: of whoever will read it; what has none there is not written.
-
-    Raises BundleError.
+    ``facts``: those of the manifest beside format, version and members. ``force``: overwrite what is there. ``room``:
+    of whoever will read it; what has none there is not written.
     """
     check_target(path, force)
-    manifest = {
-        "format": FORMAT,
-        "version": VERSION,
-        **facts,
-        "members": {
-            name: {"bytes": len(members[name]), "sha256": hashlib.sha256(members[name]).hexdigest()}
-            for name in sorted(members)
-        },
+    listed = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in sorted(members.items())
     }
-    head = json.dumps(manifest, indent=2, allow_nan=False).encode()
-    _check_sizes(path, {MANIFEST: len(head), **{name: len(data) for name, data in members.items()}}, room)
+    manifest = {"format": FORMAT, "version": VERSION, **facts, "members": listed}
+    written = {MANIFEST: json.dumps(manifest, indent=2, allow_nan=False).encode(), **dict(sorted(members.items()))}
+    _check_sizes(path, {name: len(data) for name, data in written.items()}, room)
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
-        for name in (MANIFEST, *sorted(members)):
+        for name, data in written.items():
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, _REGULAR_FILE
-            archive.writestr(entry, head if name == MANIFEST else members[name])
+            archive.writestr(entry, data)
     _store(path, packed.getvalue(), force)
 
 
@@ -131,11 +122,8 @@ def _store(path: Path, data: bytes, force: bool) -> None:
 def read_archive(path: str | Path, room: Room = anything) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The manifest and the members of a bundle that is whole and of a version that can be read.
 
-    Args:
-        room: how much may be held of each member. One for which there is none is checked like the others; it is not
-            among the members that are returned, and the manifest names it.
-
-    Raises BundleError, one line that names the file and what is wrong with it.
+    A member for which there is no ``room`` is checked like the others; it is not among those that are returned, and the
+    manifest names it. Raises BundleError, one line that names the file and what is wrong with it.
     """
     try:
         with open_file(path) as file:
@@ -236,8 +224,7 @@ def _manifest(path: str | Path, data: bytes) -> tuple[dict[str, Any], dict[str, 
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise BundleError(f"{path}: its {MANIFEST} states no format version")
     if version > VERSION:
-        message = f"has format {version}, this specdebug reads up to {VERSION}; upgrade specdebug"
-        raise BundleError(f"{path}: {message}")
+        raise BundleError(f"{path}: has format {version}, this specdebug reads up to {VERSION}; upgrade specdebug")
     if not isinstance(manifest.setdefault("members", {}), dict):
         raise BundleError(f"{path}: its {MANIFEST} does not name its members")
     listed = {}
@@ -259,9 +246,8 @@ def _check_sizes(path: str | Path, sizes: Mapping[str, int], room: Room) -> None
     if (total := sum(sizes.values())) > MAX_TOTAL:
         raise BundleError(f"{path}: unpacks to {_mib(total)} MiB, more than the {MAX_TOTAL >> 20} MiB it may have")
     if held > MAX_HELD:
-        raise BundleError(
-            f"{path}: its members have {_mib(held)} MiB together, more than the {MAX_HELD >> 20} MiB they may have"
-        )
+        most = f"more than the {MAX_HELD >> 20} MiB they may have"
+        raise BundleError(f"{path}: its members have {_mib(held)} MiB together, {most}")
 
 
 def _mib(size: int) -> int:

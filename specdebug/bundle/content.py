@@ -1,13 +1,4 @@
-"""The content of a bundle, to and from the archive's members.
-
-=====================  ===============================================================================
-``scenario.json``      the scenario, every default written out, with the one arm as it was run
-``requests.jsonl``     its planned requests, prompts as token ids
-``toggles/<PR>.yaml``  the files of the fixes that were reverted
-``probes/<NAME>.yaml`` the files of the probe packs that were live
-``trace.jsonl``        what every step decided, a line each; their hash is the trace hash
-``report.json``        what ``specdebug replay --json`` says of the run
-=====================  ===============================================================================
+"""The content of a bundle, to and from the archive's members, which ``docs/bundles.md`` describes.
 
 The manifest repeats how the run ended (verdict, signature, trace hash) and says what it ran on. Nothing here is
 unpickled or executed; all of it is checked as a user's own files are.
@@ -34,7 +25,7 @@ from specdebug.scenario.packs import ProbePack, read_pack
 from specdebug.scenario.workload import Workload
 from specdebug.toggles import Toggle, read_toggle
 from specdebug.verdict.outcome import EXIT_CODES
-from specdebug.yamlio import MAX_BYTES, one_line, parse_yaml
+from specdebug.yamlio import MAX_BYTES, Doc, one_line, parse_yaml
 
 SCENARIO = "scenario.json"
 REQUESTS = "requests.jsonl"
@@ -52,13 +43,8 @@ MAX_STEP = 1 << 20
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was read. It is a library, too: of its own requests.
-
-    Attributes:
-        run: the arm, as it will be run again.
-        recorded: how the run ended that it was made of.
-        versions: what that ran on.
-    """
+    """A bundle that was read: the arm as it will be run again, the recorded end of its run, and the versions that it
+    ran on. It is a library, too: of its own requests."""
 
     path: str
     run: ArmRun
@@ -109,16 +95,7 @@ def write_bundle(
     report: Mapping[str, Any],
     force: bool = False,
 ) -> None:
-    """Write the bundle of an arm that was run.
-
-    Args:
-        traced: the run with its steps.
-        versions: what it ran on.
-        report: of a replay that the run is the only result of.
-        force: overwrite what is there.
-
-    Raises BundleError.
-    """
+    """Write the bundle of an arm run on ``versions``, with the ``report`` of its replay. Raises BundleError."""
     run, recorded = traced.result.run, recorded_of(traced)
     members = {
         SCENARIO: _json(resolved(run).to_dict()),
@@ -133,11 +110,7 @@ def write_bundle(
         "arm": run.arm,
         "seed": run.seed,
         "reverted": list(run.reverts),
-        "outcome": {
-            "verdict": recorded.verdict,
-            "signature": recorded.signature,
-            "trace_hash": recorded.trace_hash,
-        },
+        "outcome": recorded.facts,
         "versions": dict(versions),
     }
     data = {name: text.encode() for name, text in members.items()}
@@ -146,18 +119,12 @@ def write_bundle(
 
 
 def room(name: str) -> int:
-    """Return how many bytes of a member may be held: of the report, which nobody reads again, and of strange
-    ones none."""
+    """The bytes of a member that may be held: of the report, which nobody reads again, and of strange ones none."""
     return _ROOM.get(name, _ROOM_FOR_CONTENT if name.startswith((f"{TOGGLES}/", f"{PROBES}/")) else 0)
 
 
 def read_bundle(path: str | Path) -> Bundle:
-    """Read and check a bundle; runs nothing of it.
-
-    Raises:
-        BundleError: it is no bundle, not whole, too new, or its members do not fit together.
-        ContentError: one of its members is malformed.
-    """
+    """Read and check a bundle; runs nothing of it. Raises BundleError, and ContentError for a malformed member."""
     manifest, members = read_archive(path, room)
     for name in (SCENARIO, REQUESTS, TRACE, REPORT):
         if name not in manifest["members"]:
@@ -166,17 +133,12 @@ def read_bundle(path: str | Path) -> Bundle:
     texts = {name: _text(path, name, data) for name, data in members.items()}
     scenario = _scenario(path, texts[SCENARIO])
     (arm,) = scenario.arms.values()
-    toggles, packs = [], []
+    toggles = []
     for pr in arm.revert:
-        toggles.append(
-            read_toggle(parse_yaml(_named(path, texts, f"{TOGGLES}/{pr}.yaml"), f"{path}/{TOGGLES}/{pr}.yaml"))
-        )
+        toggles.append(read_toggle(_parsed(path, texts, f"{TOGGLES}/{pr}.yaml")))
         if toggles[-1].pr != pr or not toggles[-1].patches:
             raise BundleError(f"{path}: {TOGGLES}/{pr}.yaml reverts no fix {pr} in this engine")
-    for name in scenario.probes_of(arm.name):
-        packs.append(
-            read_pack(parse_yaml(_named(path, texts, f"{PROBES}/{name}.yaml"), f"{path}/{PROBES}/{name}.yaml"))
-        )
+    packs = [read_pack(_parsed(path, texts, f"{PROBES}/{name}.yaml")) for name in scenario.probes_of(arm.name)]
     groups = {group.id: group.arrive.after for group in scenario.workload}
     requests = read_requests(texts[REQUESTS], f"{path}/{REQUESTS}", groups)
     return Bundle(
@@ -184,7 +146,7 @@ def read_bundle(path: str | Path) -> Bundle:
         run=ArmRun(arm.name, scenario, arm.name, scenario.seed, tuple(packs), tuple(toggles)),
         requests=Workload(requests, groups),
         recorded=recorded,
-        versions=_versions(manifest),
+        versions=_versions(manifest.get("versions")),
     )
 
 
@@ -206,10 +168,10 @@ def _text(path: str | Path, name: str, data: bytes) -> str:
         raise BundleError(f"{path}: {name} is not UTF-8 text") from None
 
 
-def _named(path: str | Path, texts: Mapping[str, str], name: str) -> str:
+def _parsed(path: str | Path, texts: Mapping[str, str], name: str) -> Doc:
     if name not in texts:
         raise BundleError(f"{path}: lacks {one_line(name, 80)}, which its scenario names")
-    return texts[name]
+    return parse_yaml(texts[name], f"{path}/{name}")
 
 
 def _scenario(path: str | Path, text: str) -> Scenario:
@@ -227,10 +189,7 @@ def _scenario(path: str | Path, text: str) -> Scenario:
 
 
 def _steps(path: str | Path, trace: bytes) -> tuple[str, ...]:
-    """The lines of a trace, counted and measured before any is made: a short line takes far more room than its bytes.
-
-    Raises BundleError.
-    """
+    """The lines of a trace, measured before any is made: a short line takes far more room than its bytes."""
     lines = trace.count(b"\n") + 1
     if lines > MAX_STEPS + 1:
         raise BundleError(f"{path}: {TRACE} has {lines - 1} lines, more than the {MAX_STEPS} it may have")
@@ -246,19 +205,14 @@ def _recorded(path: str | Path, manifest: Mapping[str, Any], steps: tuple[str, .
     outcome = manifest.get("outcome")
     stated = outcome if isinstance(outcome, dict) else {}
     verdict, signature, digest = stated.get("verdict"), stated.get("signature"), stated.get("trace_hash")
-    if (
-        not isinstance(verdict, str)
-        or verdict not in EXIT_CODES
-        or not isinstance(digest, str)
-        or not isinstance(signature, str | None)
-    ):
+    typed = isinstance(verdict, str) and isinstance(digest, str) and isinstance(signature, str | None)
+    if not typed or verdict not in EXIT_CODES:
         raise BundleError(f"{path}: its manifest does not say how the run ended")
     if steps_hash(steps) != digest:
         raise BundleError(f"{path}: {TRACE} does not hash to what its manifest says")
     return Recorded(verdict, signature, digest, steps)
 
 
-def _versions(manifest: Mapping[str, Any]) -> dict[str, str]:
-    stated = manifest.get("versions")
+def _versions(stated: object) -> dict[str, str]:
     found = stated.items() if isinstance(stated, dict) else ()
     return {one_line(name, 40): one_line(version, 80) for name, version in found if isinstance(version, str)}

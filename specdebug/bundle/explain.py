@@ -34,12 +34,12 @@ class Weighed:
 
     @property
     def narrow(self) -> bool:
-        """Return whether rounding explains it."""
+        """Return True if rounding explains it."""
         return self.gap is not None and self.allowed is not None and self.gap <= self.allowed
 
     @property
     def text(self) -> str:
-        """In words, with its place."""
+        """The parting in words, with its place."""
         one = self.parting
         if one.kind == "schedule":
             return f"step {one.step}: no choice of a token decides what differs there"
@@ -60,12 +60,7 @@ class Weighed:
         if one.kind == "schedule":
             return {"kind": one.kind, "step": one.step, "narrow": False, "text": self.text}
         return {
-            "kind": one.kind,
-            "step": one.step,
-            "request": one.request,
-            "position": one.position,
-            "recorded": one.recorded,
-            "now": one.now,
+            **{name: getattr(one, name) for name in ("kind", "step", "request", "position", "recorded", "now")},
             "preferred": self.preferred,
             "gap": self.gap if self.gap is None or math.isfinite(self.gap) else None,
             "allowed": self.allowed,
@@ -75,10 +70,7 @@ class Weighed:
 
 
 def explain(pool: WorkerPool, bundle: Bundle, steps: Sequence[str]) -> tuple[Weighed, ...]:
-    """Return what parts the bundle's trace from ``steps``, in order; empty where the bundle's cannot be read.
-
-    A KeyboardInterrupt passes through.
-    """
+    """The partings of the bundle's trace from ``steps``, weighed, in order; none where the bundle's cannot be read."""
     found = partings(bundle.requests.requests, bundle.recorded.steps, steps) or ()
     heavy = [parting for parting in found if parting.kind in ("token", "draft")]
     listener = _Scales()
@@ -93,13 +85,10 @@ def explain(pool: WorkerPool, bundle: Bundle, steps: Sequence[str]) -> tuple[Wei
 
 
 def scale_of(config: EngineConfig) -> ChoiceScale:
-    """Return what choices of an engine of that configuration are weighed on."""
+    """The scale on which choices of an engine of that configuration are weighed."""
     spec = config.speculative
-    if spec is None:
-        return ChoiceScale(config.model, None, config.dtype, None)
-    return ChoiceScale(
-        config.model, config.draft_model, config.dtype, (spec.eagle_topk, spec.num_steps, spec.tree_size)
-    )
+    shape = None if spec is None else (spec.eagle_topk, spec.num_steps, spec.tree_size)
+    return ChoiceScale(config.model, config.draft_model, config.dtype, shape)
 
 
 class _Scales:

@@ -29,17 +29,14 @@ MAX_VALUES = 1 << 22
 
 @dataclass(frozen=True)
 class Parting:
-    """One difference.
+    """One difference. ``step`` is of the recorded trace, from 1.
 
-    Attributes:
-        step: of the recorded trace; the first is 1.
-        kind: ``token``: another token was emitted; ``draft``: the same tokens, but another number of them accepted;
-            ``sampled``: either, of a request that draws its tokens; ``schedule``: nothing that a choice decides.
-        request, position: whose output, and the token of it that the choice is about. For a draft the last that both
-            verifies gave: one of them had it as a draft and went on.
-        recorded, now: the two tokens, or for a draft how many tokens were accepted.
-        ids: prompt and output before the choice; for a draft, before the verify.
-        path: of a draft, the tokens up to the choice; shorter than it should be (``depth``) where an output ended.
+    ``kind``: ``token``: another token was emitted; ``draft``: the same tokens, but another number of them accepted;
+    ``sampled``: either, of a request that draws its tokens; ``schedule``: nothing that a choice decides.
+    ``position``: the token of the request's output that the choice is about; for a draft the last that both verifies
+    gave: one of them had it as a draft and went on. ``recorded``, ``now``: the two tokens, or for a draft how many were
+    accepted. ``ids``: prompt and output before the choice; for a draft, before the verify. ``path``: of a draft, the
+    tokens up to the choice; shorter than it should be (``depth``) where an output ended.
     """
 
     step: int
@@ -67,11 +64,8 @@ def partings(
 ) -> tuple[Parting, ...] | None:
     """The first difference of each request, and what no choice explains, in the order of the recorded steps.
 
-    Args:
-        requests: those of both traces, every one after the one it continues.
-        recorded, now: a JSON line for each step.
-
-    Returns None where the recorded lines are no trace that this version can read.
+    Every request comes after the one it continues; ``recorded`` and ``now`` have a JSON line for each step. Returns
+    None where the recorded lines are no trace that this version can read.
     """
     try:
         before, after = _read(recorded), _read(now)
@@ -97,18 +91,16 @@ def _of_requests(
     requests: Sequence[PlannedRequest], before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
 ) -> list[Parting]:
     found: list[Parting] = []
-    texts: dict[str, tuple[int, ...]] = {}
-    """Prompt and output of the requests that both traces gave the same."""
+    texts: dict[str, tuple[int, ...]] = {}  # prompt and output of the requests that both traces gave the same
     for request in requests:
         if request.continues is not None and request.continues not in texts:
             continue  # another prompt in each
         prompt = (*texts.get(request.continues or "", ()), *request.new_ids)
         sides = _events(request.rid, before), _events(request.rid, after)
-        mine = _of_one(request, prompt, *sides)
-        found += mine
-        outputs = [tuple(token for event in side for token in event.tokens) for side in sides]
-        if outputs[0] == outputs[1]:
-            texts[request.rid] = (*prompt, *outputs[0])
+        found += _of_one(request, prompt, *sides)
+        one, other = (tuple(token for event in side for token in event.tokens) for side in sides)
+        if one == other:
+            texts[request.rid] = (*prompt, *one)
     return found
 
 
@@ -124,7 +116,7 @@ def _of_one(
     request: PlannedRequest, prompt: tuple[int, ...], before: Sequence[_Event], after: Sequence[_Event]
 ) -> list[Parting]:
     """A draft that was accepted in one trace only, and the first other token."""
-    sampled = request.sampling.temperature > 0
+    kind: Kind = "sampled" if request.sampling.temperature > 0 else "draft"
     found: list[Parting] = []
     output: tuple[int, ...] = ()
     for one, other in zip(before, after, strict=False):
@@ -133,19 +125,9 @@ def _of_one(
             break  # the second: retracted in one trace only, and so prefilled again
         if one.accepted != other.accepted and one.accepted is not None and other.accepted is not None:
             depth = min(one.accepted, other.accepted)
-            found.append(
-                Parting(
-                    step=one.step,
-                    kind="sampled" if sampled else "draft",
-                    request=request.rid,
-                    position=len(output) + depth - 1,
-                    recorded=one.accepted,
-                    now=other.accepted,
-                    ids=(*prompt, *output),
-                    path=max(one.tokens, other.tokens, key=len)[:depth],
-                    depth=depth,
-                )
-            )
+            place, counts = len(output) + depth - 1, (one.accepted, other.accepted)
+            path = max(one.tokens, other.tokens, key=len)[:depth]
+            found.append(Parting(one.step, kind, request.rid, place, *counts, (*prompt, *output), path, depth))
             break
         output += one.tokens
     return [*found, *_other_token(request, prompt, before, after)]

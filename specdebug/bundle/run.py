@@ -36,10 +36,14 @@ class Recorded:
     trace_hash: str
     steps: tuple[str, ...]
 
+    @property
+    def facts(self) -> dict[str, str | None]:
+        return {"verdict": self.verdict, "signature": self.signature, "trace_hash": self.trace_hash}
+
 
 @dataclass(frozen=True)
 class Traced:
-    """An arm that was run, and what each of its steps decided; cut short if it was ``interrupted``."""
+    """An arm that was run, and the decisions of each of its steps; cut short if it was ``interrupted``."""
 
     result: ArmResult
     steps: tuple[str, ...]
@@ -47,7 +51,7 @@ class Traced:
 
 
 def recorded_of(traced: Traced) -> Recorded:
-    """Return what of a run is compared."""
+    """The part of a run that is compared."""
     outcome = traced.result.outcome
     return Recorded(outcome.verdict, outcome.signature, outcome.trace_hash, traced.steps)
 
@@ -59,10 +63,7 @@ def run_traced(
     progress: Progress | None = None,
     recording: Recording | None = None,
 ) -> Traced | None:
-    """Run the arm in a worker of its own; None if a Ctrl-C came before it began. ``recording`` keeps its steps, too.
-
-    Raises as ``loops.replay.run_arms`` does.
-    """
+    """Run the arm in a worker of its own; None if a Ctrl-C came before. Raises as ``loops.replay.run_arms``."""
     listener = _Listener(run, progress, recording)
     interrupted = False
     try:
@@ -83,7 +84,7 @@ def steps_hash(steps: Sequence[str]) -> str:
 
 
 def differences(recorded: Recorded, now: Recorded) -> tuple[str, ...]:
-    """Return what is not as recorded, a line each; empty if verdict, signature and trace hash are."""
+    """The differences from what was recorded, a line each; none if verdict, signature and trace hash are the same."""
     found = []
     for name in ("verdict", "signature"):
         before, after = getattr(recorded, name), getattr(now, name)
@@ -96,7 +97,7 @@ def differences(recorded: Recorded, now: Recorded) -> tuple[str, ...]:
 
 
 def versions_here(stack: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a run on this machine depends on. ``stack``: of the run's outcome."""
+    """The versions that a run on this machine depends on. ``stack``: of the run's outcome."""
     found = {
         "specdebug": __version__,
         "python": platform.python_version(),
@@ -113,14 +114,13 @@ def versions_here(stack: Mapping[str, Any]) -> dict[str, str]:
 
 def changed_versions(recorded: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:
     """Versions that are not as recorded, a line each."""
-    names = [*recorded, *(name for name in here if name not in recorded)]
-    unstated = {name for name in STATED_SINCE if name not in recorded}
-    pairs = ((name, recorded.get(name, "none"), here.get(name, "none")) for name in names)
-    return tuple(
-        f"{name}: {'not recorded' if name in unstated else f'recorded {before}'}, here {after}"
-        for name, before, after in pairs
-        if before != after
-    )
+    found = []
+    for name in dict.fromkeys((*recorded, *here)):
+        before, after = recorded.get(name, "none"), here.get(name, "none")
+        unstated = name in STATED_SINCE and name not in recorded
+        if before != after:
+            found.append(f"{name}: {'not recorded' if unstated else f'recorded {before}'}, here {after}")
+    return tuple(found)
 
 
 def _first_step(before: Sequence[str], after: Sequence[str]) -> list[str]:
@@ -137,8 +137,6 @@ def _shown(step: str) -> str:
 
 
 class _Listener:
-    """One arm's worker, as it reports."""
-
     def __init__(self, run: ArmRun, progress: Progress | None, recording: Recording | None) -> None:
         self.result: ArmResult | None = None
         self.steps: list[str] = []

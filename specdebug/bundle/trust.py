@@ -1,4 +1,4 @@
-"""Whose toggles may run. A toggle is code: its replacement text is compiled into the engine.
+"""Trust in toggles. A toggle is code: its replacement text is compiled into the engine.
 
 Of a bundle from elsewhere only those run that say, letter by letter, what a toggle of this installation says: they can
 do no more than ``--revert`` can. Any other needs the user's word.
@@ -21,17 +21,17 @@ def strangers(wanted: Iterable[Toggle], known: Iterable[Toggle]) -> tuple[Toggle
 
 
 def check_trusted(wanted: Iterable[Toggle], known: Iterable[Toggle], bundle: str) -> None:
-    """Raises BundleError, which names the toggles and ``--trust``, if one of ``wanted`` is not known here."""
+    """Raise BundleError, which names the toggles and ``--trust``, if one of ``wanted`` is not known here."""
     unknown = strangers(wanted, known)
     if unknown:
-        one = len(unknown) == 1
+        noun, verb = ("toggle", "holds") if len(unknown) == 1 else ("toggles", "hold")
         names = ", ".join(str(toggle.pr) for toggle in unknown)
         raise BundleError(
-            f"{bundle}: its toggle{'' if one else 's'} {names} {'holds' if one else 'hold'} code that this "
+            f"{bundle}: its {noun} {names} {verb} code that this "
             f"installation does not have; read toggles/{unknown[0].pr}.yaml in the archive, then run it with --trust"
         )
 
 
 def _edits(toggle: Toggle) -> Edits:
-    """Return what a toggle does to the embedded engine, all of it."""
+    """The effect of a toggle on the embedded engine, all of it."""
     return tuple((patch.target, edit.match, edit.replacement) for patch in toggle.patches for edit in patch.edits)

@@ -22,8 +22,7 @@ TARGET = f"{__name__}:weigh"
 
 @dataclass(frozen=True)
 class ChoiceScale:
-    """The engine that choices are weighed on: the checkpoints, the engine's dtype, the shape of its trees if
-    it drafts."""
+    """The engine that choices are weighed on: its checkpoints and dtype, and the shape of its trees if it drafts."""
 
     model: str
     draft_model: str | None
@@ -44,7 +43,7 @@ def weigh(payload: Mapping[str, Any], sink: Sink) -> None:
 
 
 def _token(reference: DenseReference, parting: Parting) -> tuple[float, float, int]:
-    """Return how far the worse of the two tokens lies below the best."""
+    """The distance of the worse of the two tokens below the best."""
     gaps = []
     for token in (parting.recorded, parting.now):
         choices, gap, sizes = reference.judge([*parting.ids, token], len(parting.ids))  # type: ignore[list-item]
@@ -53,7 +52,7 @@ def _token(reference: DenseReference, parting: Parting) -> tuple[float, float, i
 
 
 def _draft(reference: DenseReference, scale: ChoiceScale, parting: Parting) -> tuple[float, float, int]:
-    """By how much the path that one trace accepted is in the tree, or is not.
+    """The amount by which the path that one trace accepted is in the tree, or is not.
 
     What was accepted beyond the end of an output was given to nobody, so its tokens are the reference's. Then it may as
     well be one of these that was narrow: by how far it is better than the second best.

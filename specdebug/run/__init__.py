@@ -1,1 +1,1 @@
-"""What runs inside a worker: one arm, its loop, its oracles."""
+"""The part that runs inside a worker: one arm, its loop, its oracles."""

@@ -1,8 +1,8 @@
 """One arm, inside its worker: put the reverts in place, build the engine, run the workload, look again.
 
-This module is imported by the worker before any revert is in place, so it imports nothing of the engine, and
-of the scenario's classes only what :func:`run_arm` unpickles afterwards. Everything is reported as it
-happens (see ``ledger.py``); whatever goes wrong is reported too, so this function only returns.
+The worker imports this module before any revert is in place, so it imports nothing of the engine, and of the scenario's
+classes only what :func:`run_arm` unpickles afterwards. Everything is reported as it happens (see ``ledger.py``),
+whatever goes wrong too, so this function only returns.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.errors import ConfigError, ContentError, SpecDebugError
@@ -30,10 +31,12 @@ from specdebug.workers.wire import Sink
 
 if TYPE_CHECKING:
     from specdebug.faults.injector import Injector
+    from specdebug.patching import Applied
     from specdebug.run.judge import Judge
     from specdebug.run.loop import RunLoop
     from specdebug.run.oracles.base import OracleSettings
     from specdebug.scenario.grammar import Scenario
+    from specdebug.toggles import Toggle
 
 
 class ArmOnlooker(Protocol):
@@ -47,10 +50,7 @@ class ArmOnlooker(Protocol):
 
 
 def run_arm(payload: Mapping[str, Any], sink: Sink, onlooker: ArmOnlooker | None = None) -> None:
-    """Run one arm of a scenario. ``payload`` is what ``replay.ArmRun.job`` packs.
-
-    When the arm costs this process its device, it ends the process as well.
-    """
+    """Run the arm that ``replay.ArmRun.job`` packed. One that costs this process its device ends the process too."""
     try:
         _Arm(payload, sink, onlooker).run()
     except DeviceUnavailable as error:
@@ -64,7 +64,7 @@ def run_arm(payload: Mapping[str, Any], sink: Sink, onlooker: ArmOnlooker | None
 
 
 class _Busy:
-    """What the engine says it is busy with, and the kernels compiled meanwhile, as one line at a time."""
+    """The engine's words on what it is busy with, and the kernels compiled meanwhile, as one line at a time."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -126,14 +126,13 @@ class _Arm:
                 self._injector.finish()
             self._sink.emit("coverage", reached=async_probe.reached(), hits=hits())
         self._sink.emit("done", stages_s=self._stages, peak_rss_mb=_peak_rss_mb())
-        if self._lost:
-            self._leave()
+        if self._lost:  # everything is reported: end here, while the engine still holds what it had on the device
+            if self._coredump is not None:
+                wait_for_coredump(self._coredump)
+            leave_now()
 
     def _fail(self, error: Exception) -> None:
-        """An exception outside the run loop, such as out of the engine's construction.
-
-        A device, or a host, that is too small for the engine says nothing of the engine.
-        """
+        """Report an exception outside the run loop; one of a machine that is too small says nothing of the engine."""
         from specdebug.run.exceptions import beyond_the_machine, violation_of
 
         traceback.print_exc()
@@ -143,27 +142,18 @@ class _Arm:
             self._lost = machine.cause == "device"
             return
         memory = next(filter(None, map(out_of_memory, _chain(error))), None)
-        if memory is not None and not device_lost(error):
-            reason = f"{memory} (while loading or capturing graphs)"
-            self._sink.emit("impossible", reason=reason, unavailable=True)
-            return
-        if wish := beyond_the_machine(error):
-            self._sink.emit("impossible", reason=wish, unavailable=True)
-            return
         self._lost = device_lost(error)
+        beyond = beyond_the_machine(error)
+        if memory is not None and not self._lost:
+            beyond = f"{memory} (while loading or capturing graphs)"
+        if beyond:
+            self._sink.emit("impossible", reason=beyond, unavailable=True)
+            return
         self._sink.emit("violation", **asdict(violation_of(error, 0)))
 
-    def _leave(self) -> None:
-        """Everything is reported, the device is gone: end here, while the engine still holds what it had on it."""
-        if self._coredump is not None:
-            wait_for_coredump(self._coredump)
-        leave_now()
-
     def _revert(self) -> Callable[[], dict[str, dict[str, int]]] | None:
-        """Put the fixes' reverts in place; returns a reader of how often each edit has run, by fix.
-
-        None when they cannot be put in place, which makes the run impossible rather than the scenario wrong.
-        """
+        """Put the fixes' reverts in place; returns a reader of how often each edit has run, by fix, or None when they
+        cannot be put in place, which makes the run impossible rather than the scenario wrong."""
         from specdebug.patching import PatchError, apply
 
         toggles = pickle.loads(self._payload["toggles"])
@@ -173,13 +163,7 @@ class _Arm:
             self._sink.emit("impossible", reason=str(error))
             return None
 
-        def hits() -> dict[str, dict[str, int]]:
-            counts = applied.hits()
-            return {
-                str(toggle.pr): {e.id: counts[e.id] for patch in toggle.patches for e in patch.edits}
-                for toggle in toggles
-            }
-
+        hits = partial(hits_of, toggles, applied)
         self._sink.emit("reverts", hits=hits())
         return hits
 
@@ -193,7 +177,7 @@ class _Arm:
             for note in judge.notes():
                 self._note(note)
             judge.active = False  # what is served again is compared with what was judged
-            for oracle in judge.afterwards:
+            for oracle in (each for each in judge.oracles if each.stage is not None):
                 with self._stage(str(oracle.stage)):
                     oracle.after_run(loop)
                     loop.settle()
@@ -244,7 +228,7 @@ class _Arm:
         return loop, judge
 
     def _tell_limits(self, target: Target, judge: Judge, asked: Asked) -> None:
-        """Say what this target cannot show of what was asked for, and which options mean nothing to it."""
+        """Name what this target cannot show of what was asked for, and the options that mean nothing to it."""
         self._sink.emit(
             "target",
             name=target.name,
@@ -294,8 +278,17 @@ class _Arm:
         self._sink.emit("note", text=text)
 
 
+def hits_of(toggles: Sequence[Toggle], applied: Applied) -> dict[str, dict[str, int]]:
+    """By fix, how often each of its edits has run."""
+    counts = applied.hits()
+    return {
+        str(toggle.pr): {edit.id: counts[edit.id] for patch in toggle.patches for edit in patch.edits}
+        for toggle in toggles
+    }
+
+
 def settings_of(scenario: Scenario, arm: str, asked: Asked, probes: bool) -> OracleSettings:
-    """Which oracles an arm asks for, of a target that was asked for ``asked``. ``probes``: whether any pack is live."""
+    """The oracles that an arm asks for, of a target that was asked for ``asked``. ``probes``: any pack is live."""
     from specdebug.run.oracles.base import OracleSettings
 
     spec = scenario.oracles_of(arm)
@@ -320,8 +313,7 @@ def reference_of(settings: OracleSettings, asked: Asked) -> tuple[str, str | Non
 
 
 def _lacks_flashinfer(error: SpecDebugError) -> bool:
-    """Whether an arm cannot run because FlashInfer is missing or does not compile: this machine's lack, which other
-    arms may not share. Called once the reverts are in place, so the engine can be imported."""
+    """Return True for a lack of this machine that other arms may not share. The reverts must be in place."""
     from specdebug.engine.errors import FlashInferError
 
     return isinstance(error, FlashInferError)

@@ -24,6 +24,7 @@ from specdebug.reference import (
     target_forward,
 )
 from specdebug.reference.target import target_logits
+from specdebug.verdict.outcome import first_difference
 
 MAX_KEPT_TOKENS = 8192
 """Of all kept sequences together; some 18 KiB a token with the shipped target."""
@@ -47,10 +48,7 @@ def keep_weights(model: str, draft_model: str | None) -> None:
 
 def foresee(model: str, draft_model: str | None, texts: Sequence[tuple[Sequence[int], int]]) -> None:
     """Work out greedy texts, each a prompt and how many tokens follow, for references that are made later, here or in a
-    fork: what they are asked of these they know already. Takes the place of what was foreseen before.
-
-    Raises CheckpointError.
-    """
+    fork. Takes the place of what was foreseen before. Raises CheckpointError."""
     _foreseen.clear()
     reference = DenseReference(model, draft_model)
     for prompt, count in texts:
@@ -71,13 +69,6 @@ class _Sequence:
     hidden: Tensor
     aux: Tensor
 
-    def shared_with(self, ids: Sequence[int]) -> int:
-        """Length of the common prefix."""
-        for index, (mine, other) in enumerate(zip(self.ids, ids, strict=False)):
-            if mine != other:
-                return index
-        return min(len(self.ids), len(ids))
-
 
 class DenseReference:
     """float32 target and (optionally) draft head of two checkpoints, evaluated densely on the CPU."""
@@ -90,11 +81,9 @@ class DenseReference:
 
     @torch.no_grad()
     def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float], list[float]]:
-        """What greedy decoding says at positions ``start`` (at least 1) up to the end of ``ids``.
-
-        Returns the target's choice at each, how far its logit stands above the logit of the token given (0.0 where
-        they agree), and the largest magnitude among all logits there.
-        """
+        """The greedy choices at positions ``start`` (at least 1) up to the end of ``ids``, how far the logit of each
+        stands above that of the token given (0.0 where they agree), and the largest magnitude among all logits
+        there."""
         states = self._states(ids[:-1])
         logits = target_logits(self.weights, self.config, states.hidden[start - 1 : len(ids) - 1])
         best, choice = logits.max(-1)
@@ -106,8 +95,7 @@ class DenseReference:
 
     @torch.no_grad()
     def next_token(self, ids: Sequence[int]) -> tuple[int, float, float]:
-        """What greedy decoding says after ``ids``: the token, how far its logit stands above the second best, and the
-        largest magnitude among all logits there."""
+        """The greedy token after ``ids``, its logit's distance to the second best, and the largest logit in size."""
         states = self._states(ids)
         logits = target_logits(self.weights, self.config, states.hidden[len(ids) - 1])
         (best, second), (token, _) = (each.tolist() for each in logits.topk(2))
@@ -115,7 +103,7 @@ class DenseReference:
 
     @torch.no_grad()
     def features(self, ids: Sequence[int]) -> Tensor:
-        """What the draft head reads of the target at each of ``ids``: [n, H], or [n, 3H] for EAGLE-3."""
+        """The target's states that the draft head reads at each of ``ids``: [n, H], or [n, 3H] for EAGLE-3."""
         if self.head is None:
             raise ValueError("no draft head was loaded")
         states = self._states(ids)
@@ -123,11 +111,8 @@ class DenseReference:
 
     @torch.no_grad()
     def draft_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]:
-        """Draft keys (rotated) and values of positions [0, stop), each float32 [stop, Hkv, D].
-
-        Position p is written from token p+1 and the target's state at p, so ``stop`` is less than
-        ``len(ids)``.
-        """
+        """Draft keys (rotated) and values of positions [0, stop), each float32 [stop, Hkv, D]; ``stop < len(ids)``, as
+        position p is written from token p+1 and the target's state at p."""
         hidden = self.features(ids[:stop])
         assert self.head is not None  # for the type checker: just asked for
         k, v = draft_kv(self.head, torch.tensor(ids[1 : stop + 1]), hidden, torch.arange(stop))
@@ -153,7 +138,8 @@ class DenseReference:
         """The kept sequence that begins with ``ids``, computed as far as necessary."""
         best, shared = None, 0
         for sequence in self.kept:
-            length = sequence.shared_with(ids)
+            parted = first_difference(sequence.ids, ids)
+            length = len(ids) if parted is None else parted
             if length > shared or best is None:
                 best, shared = sequence, length
         if best is None or shared < min(len(best.ids), len(ids)):
@@ -170,8 +156,7 @@ class DenseReference:
         # A batch of one: torch has a fast attention for four dimensions on a CPU, and none for three.
         cache = DenseCache(self.config, 0, batch=(1,))
         if parent is None:
-            empty = torch.empty(0, self.config.hidden_size)
-            return _Sequence([], cache, empty, torch.empty(0, 0))
+            return _Sequence([], cache, torch.empty(0, self.config.hidden_size), torch.empty(0, 0))
         cache.keys = parent.cache.keys[..., :length, :].clone()
         cache.values = parent.cache.values[..., :length, :].clone()
         cache.length = length
@@ -179,18 +164,17 @@ class DenseReference:
 
     def _extend(self, sequence: _Sequence, ids: Sequence[int]) -> None:
         aux_layers = self.head.config.aux_layers if self.head is not None else None
-        missing = len(ids) - sequence.cache.length
+        cache = sequence.cache
+        missing = len(ids) - cache.length
         if missing > 0:
-            cache = sequence.cache
             room = torch.zeros(*cache.keys.shape[:-2], missing, cache.keys.shape[-1])
             cache.keys = torch.cat([cache.keys[..., : cache.length, :], room], dim=-2)
             cache.values = torch.cat([cache.values[..., : cache.length, :], room], dim=-2)
-        while sequence.cache.length < len(ids):
-            start = sequence.cache.length
+        while cache.length < len(ids):
+            start = cache.length
             piece = list(ids[start : start + CHUNK])
-            _, hidden, aux = target_forward(
-                self.weights, self.config, torch.tensor([piece]), cache=sequence.cache, aux_layers=aux_layers
-            )
+            tokens = torch.tensor([piece])
+            _, hidden, aux = target_forward(self.weights, self.config, tokens, cache=cache, aux_layers=aux_layers)
             sequence.ids.extend(piece)
             sequence.hidden = torch.cat([sequence.hidden, hidden[0]])
             sequence.aux = torch.cat([sequence.aux, aux[0]]) if start else aux[0]

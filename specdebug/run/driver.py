@@ -1,14 +1,8 @@
-"""When each planned request is due, given how the run goes. Pure logic: it never sees an engine.
+"""The due time of each planned request, given how the run goes. Pure logic: it never sees an engine.
 
-A run asks before every step::
-
-    due = driver.due(step, finished)       # finished: rid -> output ids, of every request finished so far
-    for arrival in due.arrivals: ...       # add to the engine
-    for rid in due.aborts: ...             # abort in the engine, after the arrivals
-    if not engine.has_work and driver.exhausted: stop
-    engine.step()
-
-Steps are the run's own count, idle ones included; they may jump forward but never go back.
+A run asks for what is :meth:`WorkloadDriver.due` before every step, adds the arrivals to its engine and then aborts the
+aborts; it ends when the engine has no work and the driver is exhausted. Steps are the run's own count, idle ones
+included; they may jump forward but never go back.
 """
 
 from __future__ import annotations
@@ -32,7 +26,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Due:
-    """What is due before a step: requests to add, in order, then requests to abort."""
+    """The requests to add before a step, in order, then those to abort."""
 
     arrivals: tuple[Arrival, ...]
     aborts: tuple[str, ...]
@@ -54,19 +48,22 @@ class WorkloadDriver:
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing more will arrive or be aborted."""
+        """Return True if nothing more will arrive or be aborted."""
         return not self._waiting and not self._abort_at
 
     def due(self, step: int, finished: Mapping[str, Sequence[int]]) -> Due:
-        """What to do before ``step``; ``finished`` holds the output of every request finished so far."""
+        """The arrivals and aborts before ``step``; ``finished`` holds the output of every request finished so far."""
         if step < self._step:
             raise ValueError(f"step {step} comes after step {self._step}")
         self._step = step
         self._forget(finished)
-        arrivals = tuple(self._arrive(request, finished) for request in self._arriving(step, finished))
+        arriving = [request for request in self._waiting.values() if self._is_due(request, finished)]
+        arrivals = tuple(self._arrive(request, finished) for request in arriving)
         aborts = tuple(rid for rid, at in self._abort_at.items() if at <= step)
         for rid in aborts:
-            self._settle(rid)
+            del self._abort_at[rid]
+            for rids in self._unfinished.values():
+                rids.discard(rid)
         return Due(arrivals, aborts)
 
     def _forget(self, finished: Mapping[str, Sequence[int]]) -> None:
@@ -79,22 +76,11 @@ class WorkloadDriver:
             if group not in self._started and not any(self._unfinished[other] for other in others):
                 self._started[group] = self._step
 
-    def _settle(self, rid: str) -> None:
-        del self._abort_at[rid]
-        for rids in self._unfinished.values():
-            rids.discard(rid)
-
-    def _arriving(self, step: int, finished: Mapping[str, Sequence[int]]) -> list[PlannedRequest]:
-        arriving = []
-        for request in self._waiting.values():
-            if request.continues is not None:
-                is_due = request.continues in finished
-            else:
-                start = self._started.get(request.group)
-                is_due = start is not None and step >= start + request.delay
-            if is_due:
-                arriving.append(request)
-        return arriving
+    def _is_due(self, request: PlannedRequest, finished: Mapping[str, Sequence[int]]) -> bool:
+        if request.continues is not None:
+            return request.continues in finished
+        start = self._started.get(request.group)
+        return start is not None and self._step >= start + request.delay
 
     def _arrive(self, request: PlannedRequest, finished: Mapping[str, Sequence[int]]) -> Arrival:
         del self._waiting[request.rid]

@@ -42,26 +42,21 @@ def violation_of(error: BaseException, step: int) -> Violation:
         return Violation(device.kind, where, step, told, data={"device": "cuda", "lost": device.lost})
     if out_of_host_memory(error):
         return Violation("oom", "", step, detail)
-    where = engine_site(error.__traceback__)
+    kind = "assert" if isinstance(error, AssertionError) else "error"
     if isinstance(error, IndexError | RuntimeError) and _OUT_OF_RANGE.search(text):
-        return Violation("illegal-address", where, step, detail)
-    if isinstance(error, AssertionError):
-        return Violation("assert", where, step, detail)
-    return Violation("error", where, step, detail)
+        kind = "illegal-address"
+    return Violation(kind, engine_site(error.__traceback__), step, detail)
 
 
 def beyond_the_machine(error: BaseException) -> str | None:
-    """One line for an allocation that this machine cannot give, whatever is free; None for any other error.
-
-    Ask :func:`machine_failure` first: memory that is merely used up is the machine's failure.
-    """
+    """One line for memory that this machine does not have; ask ``machine_failure`` first for what is used up."""
     if device_failure(error) is not None or not out_of_host_memory(error):
         return None
     return f"the engine asks for more memory than this machine has: {' '.join(str(error).split())}"
 
 
 def out_of_host_memory(error: BaseException) -> bool:
-    """Whether ``error``, which is not about a device, says that an allocation failed."""
+    """Return True if ``error``, which is not about a device, says that an allocation failed."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error))))
 
 

@@ -16,9 +16,9 @@ _Look = Callable[[Any, Any], None]
 
 
 class Judge:
-    """A session's onlooker: runs the oracles and hands what they find to ``report``.
+    """A session's onlooker: runs the oracles and hands what they find to ``report``. Raises PluginError.
 
-    ``shows``: what the session can show. ``seconds`` is the time spent judging by ``clock``; it is not the engine's.
+    ``shows``: the session's abilities. ``seconds`` is the time spent judging by ``clock``; it is not the engine's.
     """
 
     def __init__(
@@ -31,7 +31,6 @@ class Judge:
         clock: Callable[[], float] = time.perf_counter,
         shows: Collection[Ability] = get_args(Ability),
     ) -> None:
-        """Raises PluginError."""
         self.clock = clock
         self.seconds = 0.0
         self.active = True
@@ -63,13 +62,8 @@ class Judge:
         """By oracle: how often it compared something with the reference."""
         return self.bench.looks
 
-    @property
-    def afterwards(self) -> list[Oracle]:
-        """Oracles that serve requests again once the workload is served."""
-        return [oracle for oracle in self.oracles if oracle.stage is not None]
-
     def notes(self) -> Iterator[str]:
-        """What the oracles have to say of the run, whatever its verdict."""
+        """The oracles' notes on the run, whatever its verdict."""
         for oracle in self.oracles:
             yield from oracle.notes()
 
@@ -86,8 +80,7 @@ class Judge:
         self.bench.note(requests, emitted)
 
     def look(self, engine: Any, requests: Sequence[Any]) -> None:
-        """With ``each_step``: judge requests that go on, as far as they have come; each until something is wrong with
-        it."""
+        """With ``each_step``: judge requests that go on, each until something is wrong with it."""
         if not self.bench.settings.each_step:
             return
         for request in requests:
@@ -99,10 +92,7 @@ class Judge:
                 self._condemned.add(request.rid)
 
     def inspect(self, session: Session, step: int, *, failed: bool, last: bool) -> Exception | None:
-        """Have the oracles look at what a step left behind; returns what came of it, if the engine failed only now.
-
-        On a GPU a failed kernel may be noticed only here; once the device is lost, nothing more can be asked of it.
-        """
+        """Have the oracles look at what a step left behind; returns the failure, if the engine failed only now."""
         failure: Exception | None = None
         for oracle in self.oracles:
             try:

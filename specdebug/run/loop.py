@@ -1,13 +1,13 @@
-"""Drive a session through a workload, step by step, and report everything it does.
+"""Drive a session through a workload, step by step, and report everything it does, inside a worker.
 
-Runs inside a worker. After each step come the probes' findings, the guards and the pools' conservation laws;
-the oracles look on as the session's onlooker. Nothing here decides a verdict.
+After each step come the probes' findings, the guards and the pools' conservation laws; the oracles look on as the
+session's onlooker. Nothing here decides a verdict.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
 from specdebug.errors import SpecDebugError
@@ -32,51 +32,42 @@ class Stopped(Exception):
     """The run cannot go on; why has been reported."""
 
 
+@dataclass(eq=False)
 class RunLoop:
-    """One session, one workload, one sink."""
+    """One session, one workload, one sink. ``injector`` does damage around each step; None: nobody does."""
 
-    def __init__(
-        self,
-        session: Session,
-        driver: WorkloadDriver,
-        sink: Sink,
-        judge: Judge,
-        *,
-        max_steps: int,
-        decode: Callable[[Sequence[int]], str],
-        injector: Injector | None = None,
-    ) -> None:
-        """``injector`` does damage around each step; None: nobody does."""
-        self.session = session
-        self._driver = driver
-        self._sink = sink
-        self._judge = judge
-        self._max_steps = max_steps
-        self._decode = decode
-        self._injector = injector
-        self._step = 0
-        self._idle = 0
+    session: Session
+    driver: WorkloadDriver
+    sink: Sink
+    judge: Judge
+    _: KW_ONLY
+    max_steps: int
+    decode: Callable[[Sequence[int]], str]
+    injector: Injector | None = None
+
+    def __post_init__(self) -> None:
+        self._step = self._idle = 0
         self._finished: dict[str, list[int]] = {}
         self.arrived: dict[str, Arrival] = {}
         self.lost = False
-        """Whether a failure has cost this process its device: nothing on it can be used again."""
+        """True once a failure has cost this process its device: nothing on it can be used again."""
 
     def run(self) -> None:
         """Serve the whole workload. Raises Stopped when the engine fails or never comes to an end.
 
-        Where a session has no steps, what is due at a step is due once as many requests have finished; with nothing
-        under way, what is next comes at once.
+        Where a session has no steps, a step's arrivals and aborts are due once as many requests have finished; with
+        nothing under way, the next come at once.
         """
         by_step, time = "steps" in self.session.shows, 0
         while True:
             time = self._step if by_step else max(time, len(self._finished))
-            due = self._driver.due(time, self._finished)
+            due = self.driver.due(time, self._finished)
             for arrival in due.arrivals:
                 self._arrive(arrival)
             for rid in due.aborts:
                 self._call(self.session.abort, rid)
                 self._end(rid)
-            if not self.session.has_work and self._driver.exhausted:
+            if not self.session.has_work and self.driver.exhausted:
                 return
             if by_step or self.session.has_work:
                 self._one_step()
@@ -91,7 +82,7 @@ class RunLoop:
         while self.session.has_work:
             self._advance()
         served = self.session.request(again)
-        self._sink.emit("cold", rid=rid, accept_lengths=list(served.accept_lengths))
+        self.sink.emit("cold", rid=rid, accept_lengths=list(served.accept_lengths))
         return served
 
     def settle(self) -> None:
@@ -108,7 +99,7 @@ class RunLoop:
 
     def _arrive(self, arrival: Arrival) -> None:
         self.arrived[arrival.rid] = arrival
-        self._sink.emit("arrive", rid=arrival.rid, group=arrival.group, prompt_tokens=len(arrival.prompt_ids))
+        self.sink.emit("arrive", rid=arrival.rid, group=arrival.group, prompt_tokens=len(arrival.prompt_ids))
         self._add(arrival.rid, arrival)
 
     def _add(self, rid: str, arrival: Arrival) -> None:
@@ -128,7 +119,7 @@ class RunLoop:
         step = self._step + 1
         report, seconds = self._advance()
         emitted = {rid: list(tokens) for rid, tokens in report.emitted.items()}
-        self._sink.emit(
+        self.sink.emit(
             "step",
             step=step,
             kind=report.kind,
@@ -150,12 +141,11 @@ class RunLoop:
         self._watch_progress(report)
 
     def _advance(self) -> tuple[Any, float]:
-        """One engine step and the checks after it; what a step recorded before it failed is reported
-        first."""
-        step, judge = self._step + 1, self._judge  # the engine counts its steps from 1, and so do reports
+        """One engine step and the checks after it; what a step recorded before it failed is reported first."""
+        step, judge = self._step + 1, self.judge  # the engine counts its steps from 1, and so do reports
         judge.step, judged = step, judge.seconds
-        if self._injector is not None:
-            self._injector.before_step(step)
+        if self.injector is not None:
+            self.injector.before_step(step)
         began = judge.clock()
         failure: Exception | None = None
         report = None
@@ -166,8 +156,8 @@ class RunLoop:
                 raise
             failure = error
         seconds = judge.clock() - began - (judge.seconds - judged)
-        if self._injector is not None and failure is None:
-            self._injector.after_step()
+        if self.injector is not None and failure is None:
+            self.injector.after_step()
         failure = self._inspect(step, failure)
         if failure is not None or report is None:
             raise Stopped from failure
@@ -175,8 +165,8 @@ class RunLoop:
         judge.after_step(requests, report.emitted)
         judge.look(self.session, requests)
         self._step += 1
-        if self._step > self._max_steps:
-            self.report(Violation("hang", "", step, f"not done after {self._max_steps} steps"))
+        if self._step > self.max_steps:
+            self.report(Violation("hang", "", step, f"not done after {self.max_steps} steps"))
             raise Stopped
         return report, seconds
 
@@ -184,13 +174,13 @@ class RunLoop:
         """Report what a step left behind, and its failure if it had one; returns what the run ends of, if anything.
 
         A failed kernel may be noticed only here. Once the device is lost it cannot be asked any more: what had reached
-        the host by then comes first, for it tells what the device died of, and whatever else fails is its consequence.
+        the host by then comes first, for it tells what the device died of; whatever else fails is its consequence.
         """
         if failure is None or not device_lost(failure):
-            noticed = self._judge.inspect(self.session, step, failed=failure is not None, last=last)
+            noticed = self.judge.inspect(self.session, step, failed=failure is not None, last=last)
             failure = failure or noticed
         if failure is not None and device_lost(failure) and not self.lost:
-            self._judge.salvage(self.session, step)
+            self.judge.salvage(self.session, step)
         if failure is not None and not self.lost:
             self._failed(failure, step)
         return failure
@@ -199,10 +189,10 @@ class RunLoop:
         machine = machine_failure(error)
         if machine is not None:
             self.lost = machine.cause == "device"
-            self._sink.emit("machine", cause=machine.cause, line=machine.line)
+            self.sink.emit("machine", cause=machine.cause, line=machine.line)
             return
         if reason := beyond_the_machine(error):
-            self._sink.emit("impossible", reason=reason, unavailable=True)
+            self.sink.emit("impossible", reason=reason, unavailable=True)
             return
         self.lost = device_lost(error)
         self.report(violation_of(error, step))
@@ -220,13 +210,12 @@ class RunLoop:
         request = self.session.request(rid)
         self._finished[rid] = list(request.output_ids)
         reason = request.finish_reason or "abort"
-        self._sink.emit("request", rid=rid, finish_reason=reason, text=self._decode(request.output_ids))
+        self.sink.emit("request", rid=rid, finish_reason=reason, text=self.decode(request.output_ids))
 
     def report(self, violation: Violation) -> None:
-        """Pass a violation on."""
-        self._sink.emit("violation", **asdict(violation))
+        self.sink.emit("violation", **asdict(violation))
 
 
 def _cannot_be_served(error: Exception) -> bool:
-    """Whether what was asked for is at fault (a rejected request, a library that is missing), not the engine."""
+    """Return True if what was asked for is at fault (a rejected request, a library that is missing), not the engine."""
     return isinstance(error, SpecDebugError) and error.exit_code == 2

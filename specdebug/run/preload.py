@@ -1,4 +1,4 @@
-"""What the fork server loads besides torch: the harness side of a worker, which no revert touches.
+"""The modules that the fork server loads besides torch: the harness side of a worker, which no revert touches.
 
 Never code of ``specdebug.engine`` that a revert could change: it must be found not yet imported. The protocol of
 observers and the table of sites hold none.

@@ -2,17 +2,16 @@
 
 A fresh arm spends most of a second on imports and checkpoints that are the same every time. Here the fork server
 itself imports the engine, as it is, and loads what depends on no seed (:func:`prepare`); a worker patches the functions
-it inherited, builds an engine of its own around the models it inherited, and runs (:func:`run_warm`). What it does from
-there on is an ordinary arm: same events, same trace.
-
-An edit that cannot be made in process (it touches what ran when its module was imported) makes that worker start over
-with nothing imported.
+it inherited, builds an engine of its own around the models it inherited, and runs (:func:`run_warm`). From there on it
+is an ordinary arm: same events, same trace. An edit that cannot be made in process (it touches what ran when its module
+was imported) makes that worker start over with nothing imported.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ MODEL_CODE = "specdebug.engine.model"
 
 @dataclass(frozen=True)
 class Common:
-    """What all the arms to come share. ``toggles``: the fixes that any of them may revert."""
+    """The share of all the arms to come. ``toggles``: the fixes that any of them may revert."""
 
     scenario: Scenario
     arms: tuple[str, ...]
@@ -50,27 +49,22 @@ class Foreseen:
 def prepare(common: Common) -> None:
     """Called once, in the fork server. Whatever is wrong here is wrong in every worker, which will then say so."""
     import specdebug.engine.engine
+    from specdebug.attention_plans import SHIPPED
+    from specdebug.engine.attention.select import planner_class
+    from specdebug.patching import PatchError, apply
     from specdebug.patching.live import take_census
     from specdebug.workers.stack import versions
 
-    _import_planners()
+    for plan in SHIPPED:
+        planner_class(plan.name)  # imports it: a worker can patch in process only what it finds imported
     versions()  # reads packages' metadata, which is then known
     for arm in common.arms:
-        try:
+        with suppress(SpecDebugError):
             _keep(common.scenario, arm)
-        except SpecDebugError:
-            continue
     take_census(str(Path(specdebug.engine.__file__).parent))
-    _rehearse(common.toggles)
-
-
-def _import_planners() -> None:
-    """Import every shipped plan's planner: a worker can patch in process only what it finds imported."""
-    from specdebug.attention_plans import SHIPPED
-    from specdebug.engine.attention.select import planner_class
-
-    for plan in SHIPPED:
-        planner_class(plan.name)
+    for toggle in common.toggles:
+        with suppress(PatchError):
+            apply(toggle.patches, "inprocess").restore()  # the texts and trees of its modules are then known
 
 
 def _keep(scenario: Scenario, arm: str) -> None:
@@ -103,7 +97,7 @@ def foresee(asked: Foreseen) -> None:
     from specdebug.scenario.text import load_tokenizer
     from specdebug.scenario.workload import expand
 
-    try:
+    with suppress(SpecDebugError):
         reference = _reference_of(asked.scenario, asked.arm)
         if reference is None:
             return
@@ -111,19 +105,6 @@ def foresee(asked: Foreseen) -> None:
         # A request that continues another has a prompt that is not known yet.
         greedy = [one for one in planned if one.sampling.temperature == 0 and one.continues is None]
         dense.foresee(*reference, [(one.new_ids, one.sampling.max_new_tokens) for one in greedy])
-    except SpecDebugError:
-        return
-
-
-def _rehearse(toggles: Sequence[Toggle]) -> None:
-    """Patch and restore each: the texts and trees of its modules are then known."""
-    from specdebug.patching import PatchError, apply
-
-    for toggle in toggles:
-        try:
-            apply(toggle.patches, "inprocess").restore()
-        except PatchError:
-            continue
 
 
 def run_warm(payload: Mapping[str, Any], sink: PipeSink) -> None:
@@ -158,10 +139,8 @@ def run_cold(payload: Mapping[str, Any], sink: PipeSink) -> None:
 
 
 def _with_workload(payload: Mapping[str, Any], sink: Sink) -> dict[str, Any] | None:
-    """The payload of an ordinary arm, its requests planned; None, and a usage event, when they cannot be.
-
-    Imports nothing of the engine: a worker that has started over must find it not yet imported.
-    """
+    """The payload of an ordinary arm, its requests planned; None, and a usage event, when they cannot be. Imports
+    nothing of the engine: a worker that has started over must find it not yet imported."""
     from specdebug.scenario.text import load_tokenizer
     from specdebug.scenario.workload import expand
 
@@ -183,13 +162,8 @@ class _Reverted:
         self._applied = applied
 
     def emit(self, event: str, **fields: Any) -> None:
-        if event in ("reverts", "coverage"):
-            fields["hits"] = self._hits()
-        self._sink.emit(event, **fields)
+        from specdebug.run.arm import hits_of
 
-    def _hits(self) -> dict[str, dict[str, int]]:
-        counts = self._applied.hits()
-        return {
-            str(toggle.pr): {edit.id: counts[edit.id] for patch in toggle.patches for edit in patch.edits}
-            for toggle in self._toggles
-        }
+        if event in ("reverts", "coverage"):
+            fields["hits"] = hits_of(self._toggles, self._applied)
+        self._sink.emit(event, **fields)

@@ -1,9 +1,9 @@
-"""What a scenario must satisfy as a whole: names that refer to something, options that go together.
+"""The conditions of a scenario as a whole: names that refer to something, options that go together.
 
-``grammar.py`` has already checked each value for itself. Every complaint is a ContentError at the key
-it is about, so a scenario that passes here fails later only for reasons that depend on the machine or the
-checkpoint. All that is wrong is found at once, except where one thing is wrong only because of another: what could
-not be read (``broken``) is not held against what refers to it.
+``grammar.py`` has already checked each value for itself. Every complaint is a ContentError at the key it is about, so a
+scenario that passes here fails later only for reasons that depend on the machine or the checkpoint. All that is wrong
+is found at once, except where one thing is wrong only because of another: what could not be read (``broken``) is not
+held against what refers to it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ MAX_NAMED = 64
 
 @dataclass(frozen=True)
 class KnownNames:
-    """What a scenario can refer to outside its own file. ``elsewhere``: fixes that only other engines have.
-    ``checkpoints``: whether the checkpoints it names must be here."""
+    """The names outside its own file that a scenario can refer to. ``elsewhere``: fixes that only other engines have.
+    ``checkpoints``: the checkpoints it names must be here."""
 
     toggles: Collection[int]
     packs: Collection[str]
@@ -49,32 +49,27 @@ class KnownNames:
 
 
 def check_scenario(scenario: Scenario, known: KnownNames | None) -> None:
-    """Raises ContentErrors with all that is wrong. Without ``known`` outside names are trusted."""
+    """Raise ContentErrors with all that is wrong. Without ``known`` outside names are trusted."""
     raise_all(problems_of(scenario, known))
 
 
 def problems_of(scenario: Scenario, known: KnownNames | None, broken: Collection[KeyPath] = ()) -> list[ContentError]:
-    """All that is wrong with a scenario as a whole, each thing once.
-
-    ``broken``: paths of what could not be read, in the place of which the scenario has defaults.
-    """
+    """All that is wrong with a scenario, each thing once. In place of the paths ``broken`` it has defaults."""
     found = list(_problems(scenario, known, _Broken(frozenset(broken))))
     return list({str(problem): problem for problem in found}.values())
 
 
 @dataclass(frozen=True)
 class _Broken:
-    """Paths of what could not be read."""
-
     paths: frozenset[KeyPath]
 
     def within(self, *path: str | int) -> bool:
-        """Whether it is the value at ``path``, one of those around it, or part of it."""
+        """Return True if one is the value at ``path``, one of those around it, or part of it."""
         return any(each[: len(path)] == path[: len(each)] for each in self.paths)
 
     @property
     def ids(self) -> bool:
-        """Whether a group's id may be another than it seems."""
+        """Return True if a group's id may be another than it seems."""
         groups = [path for path in self.paths if path[:1] == ("workload",)]
         return any(len(path) < 3 or path[2] == "id" for path in groups)
 
@@ -91,10 +86,13 @@ def _problems(scenario: Scenario, known: KnownNames | None, broken: _Broken) -> 
         if broken.within("arms", arm, "engine") or broken.within("engine"):
             continue
         if scenario.target_of(arm) != DEFAULT:
-            yield from _refused(scenario, arm)
+            try:
+                asked_of(scenario, arm)
+            except ContentError as error:
+                yield error
             continue
-        wrong, config = _wrong_options(scenario, arm)
-        yield from wrong
+        wrong, config = _invalid_options(scenario.engine_of(arm))
+        yield from (_invalid(scenario, arm, error) for error in wrong)
         if known is not None and known.checkpoints:
             yield from _missing_checkpoints(scenario, arm, config)
         if wrong:
@@ -104,20 +102,7 @@ def _problems(scenario: Scenario, known: KnownNames | None, broken: _Broken) -> 
             yield from (each for each in _unfit_faults(scenario, arm, config) if isinstance(each, ContentError))
 
 
-def _refused(scenario: Scenario, arm: str) -> Iterator[ContentError]:
-    """What a target other than the embedded engine does not take."""
-    try:
-        asked_of(scenario, arm)
-    except ContentError as error:
-        yield error
-
-
-OVERRIDES = {
-    "device": "--device",
-    "dtype": "--dtype",
-    "attention_backend": "--backend",
-    "page_size": "--page-size",
-}
+OVERRIDES = {"device": "--device", "dtype": "--dtype", "attention_backend": "--backend", "page_size": "--page-size"}
 """Engine options that the command line can override, and how."""
 
 
@@ -130,32 +115,23 @@ def engine_config(scenario: Scenario, arm: str) -> EngineConfig:
 
 
 def asked_of(scenario: Scenario, arm: str) -> Asked:
-    """What an arm asks of its target. Raises ContentError where the target is named, or where the option stands."""
+    """The wishes of an arm of its target. Raises ContentError where the target is named, or where the option stands."""
     try:
         return find_target(scenario.target_of(arm)).asked(scenario.engine_of(arm))
     except InvalidOption as error:
         raise _invalid(scenario, arm, error) from None
     except SpecDebugError as error:
-        raise _about_target(scenario, arm, error) from None
-
-
-def _about_target(scenario: Scenario, arm: str, error: SpecDebugError) -> ContentError:
-    """What a target other than the embedded engine says of an arm, at the key that names it."""
-    own = scenario.arms[arm].target is not None
-    return ContentError(one_line(str(error), 200), scenario.where(*(("arms", arm, "target") if own else ("target",))))
+        path = ("target",) if scenario.arms[arm].target is None else ("arms", arm, "target")
+        raise ContentError(one_line(str(error), 200), scenario.where(*path)) from None
 
 
 def _invalid(scenario: Scenario, arm: str, error: InvalidOption) -> ContentError:
     beside = ""
-    if _option_path(scenario, arm, error.key_path)[0] == "engine" and error.reason not in _complaints(scenario.engine):
-        beside = f" (in arm '{arm}')"  # the scenario's option is wrong only beside what the arm says
+    if _option_path(scenario, arm, error.key_path)[0] == "engine":
+        alone = {wrong.reason for wrong in _invalid_options(scenario.engine)[0]}
+        if error.reason not in alone:  # the scenario's option is wrong only beside what the arm says
+            beside = f" (in arm '{arm}')"
     return option_error(scenario, arm, error.key_path, one_line(error.reason, 200) + beside)
-
-
-def _wrong_options(scenario: Scenario, arm: str) -> tuple[list[ContentError], EngineConfig]:
-    """What is wrong with each of the arm's engine options, and the engine of those that are right."""
-    errors, config = _invalid_options(scenario.engine_of(arm))
-    return [_invalid(scenario, arm, error) for error in errors], config
 
 
 def _invalid_options(options: Mapping[str, Any]) -> tuple[list[InvalidOption], EngineConfig]:
@@ -171,7 +147,7 @@ def _invalid_options(options: Mapping[str, Any]) -> tuple[list[InvalidOption], E
 
 
 def _without(options: dict[str, Any], path: tuple[str, ...]) -> bool:
-    """Take an option away; returns whether it was there."""
+    """Take an option away; return True if it was there."""
     for key in path[:-1]:
         below = options.get(key)
         if not isinstance(below, dict):
@@ -181,25 +157,17 @@ def _without(options: dict[str, Any], path: tuple[str, ...]) -> bool:
 
 
 def option_error(scenario: Scenario, arm: str, option: tuple[str, ...], reason: str) -> ContentError:
-    """What is wrong with an engine option of an arm, at its place in the file, or on the command line if that set
-    it."""
+    """The error of an engine option of an arm, at its place in the file, or on the command line if that set it."""
     if option and option[0] in scenario.overrides:
         return ContentError(f"{OVERRIDES[option[0]]} {scenario.overrides[option[0]]}: {reason}")
     name = "engine" if not option else f"engine.{one_line('.'.join(option), 80)}"
     return ContentError(f"{name}: {reason}", scenario.where_key(*_option_path(scenario, arm, option)))
 
 
-def _complaints(options: dict[str, Any]) -> set[str]:
-    return {error.reason for error in _invalid_options(options)[0]}
-
-
 def _option_path(scenario: Scenario, arm: str, option: tuple[str, ...]) -> tuple[str, ...]:
-    """Where the arm, or else the scenario, sets an option or the nearest mapping around it."""
+    """The place at which the arm, or else the scenario, sets an option or the nearest mapping around it."""
     for length in range(len(option), 0, -1):
-        for root, options in (
-            (("arms", arm, "engine"), scenario.arms[arm].engine),
-            (("engine",), scenario.engine),
-        ):
+        for root, options in ((("arms", arm, "engine"), scenario.arms[arm].engine), (("engine",), scenario.engine)):
             value: object = options
             for key in option[:length]:
                 value = value.get(key, _ABSENT) if isinstance(value, dict) else _ABSENT
@@ -212,16 +180,14 @@ _ABSENT = object()
 
 
 def _missing_checkpoints(scenario: Scenario, arm: str, config: EngineConfig) -> Iterator[ContentError]:
-    try:
-        checkpoint_path(config.model)
-    except CheckpointError as error:
-        yield option_error(scenario, arm, ("model",), one_line(str(error), 200))
-        return
-    if config.draft_model is not None:
+    named = ((config.model, ("model",)), (config.draft_model, ("speculative", "draft_model")))
+    for name, option in named:
         try:
-            checkpoint_path(config.draft_model)
+            if name is not None:
+                checkpoint_path(name)
         except CheckpointError as error:
-            yield option_error(scenario, arm, ("speculative", "draft_model"), one_line(str(error), 200))
+            yield option_error(scenario, arm, option, one_line(str(error), 200))
+            return
 
 
 def _wrong_groups(scenario: Scenario) -> Iterator[ContentError]:
@@ -229,10 +195,8 @@ def _wrong_groups(scenario: Scenario) -> Iterator[ContentError]:
     for number, group in enumerate(scenario.workload):
         first = ids.index(group.id)
         if first != number:
-            yield ContentError(
-                f"group id '{group.id}' is already that of workload[{first}]",
-                scenario.where("workload", number, "id"),
-            )
+            where = scenario.where("workload", number, "id")
+            yield ContentError(f"group id '{group.id}' is already that of workload[{first}]", where)
         for name in group.arrive.after:
             if name and name not in ids:
                 yield ContentError(
@@ -241,8 +205,7 @@ def _wrong_groups(scenario: Scenario) -> Iterator[ContentError]:
                 )
     total = sum(group.num_requests for group in scenario.workload)
     if total > MAX_REQUESTS:
-        where = scenario.where_key("workload")
-        yield ContentError(f"asks for {total} requests, more than {MAX_REQUESTS}", where)
+        yield ContentError(f"asks for {total} requests, more than {MAX_REQUESTS}", scenario.where_key("workload"))
     yield from _circle(scenario)
 
 
@@ -259,19 +222,15 @@ def _circle(scenario: Scenario) -> Iterator[ContentError]:
         chain.append(following)
     circle = " after ".join([*chain[chain.index(following) :], following])
     number = next(n for n, group in enumerate(scenario.workload) if group.id == following)
-    yield ContentError(
-        f"groups wait for each other: {one_line(circle, 200)}",
-        scenario.where("workload", number, "arrive", "after"),
-    )
+    where = scenario.where("workload", number, "arrive", "after")
+    yield ContentError(f"groups wait for each other: {one_line(circle, 200)}", where)
 
 
 def _wrong_shared_prefixes(scenario: Scenario, broken: _Broken) -> Iterator[ContentError]:
     seen: dict[str, tuple[int, SimplePrompt]] = {}
     for number, group in enumerate(scenario.workload):
-        prompt = group.prompt
-        if not isinstance(prompt, SharedPrefixPrompt) or prompt.name is None:
-            continue
-        if broken.within("workload", number, "prompt"):
+        prompt, unread = group.prompt, broken.within("workload", number, "prompt")
+        if not isinstance(prompt, SharedPrefixPrompt) or prompt.name is None or unread:
             continue
         first, prefix = seen.setdefault(prompt.name, (number, prompt.prefix))
         if prefix != prompt.prefix:
@@ -282,15 +241,12 @@ def _wrong_shared_prefixes(scenario: Scenario, broken: _Broken) -> Iterator[Cont
 
 
 def _wrong_probes(scenario: Scenario, packs: Collection[str]) -> Iterator[ContentError]:
-    named: list[tuple[tuple[str, ...], tuple[str, ...]]] = [(scenario.probes, ("probes",))]
-    named += [(arm.probes or (), ("arms", name, "probes")) for name, arm in scenario.arms.items()]
-    for names, path in named:
+    named = {("arms", name, "probes"): arm.probes or () for name, arm in scenario.arms.items()}
+    for path, names in ({("probes",): scenario.probes} | named).items():
         for index, name in enumerate(names):
             if name and name not in packs:
-                yield ContentError(
-                    f"no probe pack '{one_line(name, 60)}'{did_you_mean(name, packs)}",
-                    scenario.where(*path, index),
-                )
+                message = f"no probe pack '{one_line(name, 60)}'{did_you_mean(name, packs)}"
+                yield ContentError(message, scenario.where(*path, index))
 
 
 def _wrong_reverts(scenario: Scenario, known: KnownNames) -> Iterator[ContentError]:
@@ -309,27 +265,21 @@ def _wrong_expectations(scenario: Scenario, broken: _Broken) -> Iterator[Content
     groups = [group.id for group in scenario.workload]
     for arm, expectation in scenario.expect.items():
         if arm not in scenario.arms and ("arms",) not in broken.paths:
-            yield ContentError(
-                f"expect names no arm '{one_line(arm, 60)}'{did_you_mean(arm, scenario.arms)}",
-                scenario.where_key("expect", arm),
-            )
+            message = f"expect names no arm '{one_line(arm, 60)}'{did_you_mean(arm, scenario.arms)}"
+            yield ContentError(message, scenario.where_key("expect", arm))
         where = scenario.where("expect", arm, "signature")
         if expectation.signatures and expectation.verdict != "fail" and not broken.within("expect", arm, "verdict"):
-            yield ContentError(
-                f"only a failure has a signature; the verdict expected of '{arm}' is {expectation.verdict}",
-                where,
-            )
+            message = f"only a failure has a signature; the verdict expected of '{arm}' is {expectation.verdict}"
+            yield ContentError(message, where)
         for pattern in expectation.signatures:
             kind, _, site = pattern.partition("@")
             if kind == "accept-drop" and not broken.ids and not fnmatch.filter(groups, site):
-                yield ContentError(
-                    f"signature accept-drop@ has no group '{one_line(site, 60)}'{did_you_mean(site, groups)}",
-                    where,
-                )
+                hint = did_you_mean(site, groups)
+                yield ContentError(f"signature accept-drop@ has no group '{one_line(site, 60)}'{hint}", where)
 
 
 def check_faults(scenario: Scenario, arm: str, config: EngineConfig) -> None:
-    """Raises ContentError, or BadFault for one of the command line, for a fault that cannot act in an arm."""
+    """Raise ContentError, or BadFault for one of the command line, for a fault that cannot act in an arm."""
     for error in _unfit_faults(scenario, arm, config):
         raise error
 
@@ -349,13 +299,15 @@ def _unfit_faults(scenario: Scenario, arm: str, config: EngineConfig) -> Iterato
 def _too_long_prompts(scenario: Scenario, arm: str, config: EngineConfig, broken: _Broken) -> Iterator[ContentError]:
     for number, group in enumerate(scenario.workload):
         longest = _longest_prompt(group)
-        if longest >= config.context_length and not broken.within("workload", number):
+        if broken.within("workload", number):
+            continue
+        if longest >= config.context_length:
             yield ContentError(
                 f"a prompt of group '{group.id}' can reach {longest} tokens, but the context_length of arm "
                 f"'{arm}' is {config.context_length}; shorten it or raise engine.context_length",
                 scenario.where_key("workload", number, "turns" if group.turns else "prompt"),
             )
-        elif not broken.within("workload", number):
+        else:
             yield from _too_long_answers(scenario, arm, config, number, group)
 
 
@@ -363,7 +315,7 @@ def _too_long_answers(
     scenario: Scenario, arm: str, config: EngineConfig, number: int, group: WorkloadGroup
 ) -> Iterator[ContentError]:
     """A group none of whose requests the engine would take, however their lengths are drawn."""
-    fewest = _fewest_tokens(group) + group.max_new_tokens[0]
+    fewest = _prompt_tokens(group, 0) + group.max_new_tokens[0]
     where = scenario.where_key("workload", number, "max_new_tokens")
     if fewest > config.context_length:
         yield ContentError(
@@ -382,21 +334,18 @@ def _too_long_answers(
 
 def _longest_prompt(group: WorkloadGroup) -> int:
     """Most tokens a prompt of the group can have; text counts as none, as only a tokenizer can tell."""
-    if group.turns is not None:
-        rounds = group.turns.rounds
-        return rounds * group.turns.input_tokens[1] + (rounds - 1) * group.max_new_tokens[1]
-    return 0 if group.prompt is None else _tokens(group.prompt, 1)
+    later = 0 if group.turns is None else group.turns.rounds - 1
+    return (later + 1) * _prompt_tokens(group, 1) + later * group.max_new_tokens[1]
 
 
-def _fewest_tokens(group: WorkloadGroup) -> int:
-    """Fewest tokens a prompt of the group can have in its first round."""
+def _prompt_tokens(group: WorkloadGroup, end: Literal[0, 1]) -> int:
+    """Tokens that a request of the group adds to its prompt, at one end of their span."""
     if group.turns is not None:
-        return group.turns.input_tokens[0]
-    return 0 if group.prompt is None else _tokens(group.prompt, 0)
+        return group.turns.input_tokens[end]
+    return 0 if group.prompt is None else _tokens(group.prompt, end)
 
 
 def _tokens(prompt: Prompt, end: Literal[0, 1]) -> int:
-    """Tokens of a prompt at one end of its span."""
     if isinstance(prompt, SharedPrefixPrompt):
         return _tokens(prompt.prefix, end) + _tokens(prompt.suffix, end)
     if isinstance(prompt, CorpusPrompt):

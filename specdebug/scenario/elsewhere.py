@@ -29,15 +29,10 @@ def _engine(defs: Schema) -> Schema:
     return {"$ref": "#/$defs/Engine"}
 
 
-def _faults(defs: Schema) -> Schema:
-    return {"oneOf": [_fault(kind) for kind in CLASSES.values()]}
-
-
-FAULT = Kind(read_fault, _faults)
+FAULT = Kind(read_fault, lambda defs: {"oneOf": [_fault(kind) for kind in CLASSES.values()]})
 """A fault of the catalogue, addressed by the keys of its class."""
 ENGINE = Kind(_options_of, _engine)
-"""Any mapping: the options are checked by the engine that an arm names, arm by arm. The schema has the embedded
-engine's."""
+"""Any mapping: the engine that an arm names checks the options. The schema has the embedded engine's."""
 
 
 def _fault(kind: FaultClass) -> Schema:

@@ -149,10 +149,7 @@ class Turns(Part):
 @dataclass(frozen=True)
 class Arrive(Part):
     """Request n (or client n) comes ``step + n * every`` steps after its group starts, and up to ``jitter`` more, drawn
-    for each.
-
-    A group starts at step 0, or once every request of every group named in ``after`` has finished.
-    """
+    for each. A group starts at step 0, or once every request of every group named in ``after`` has finished."""
 
     step: Annotated[int, whole(*STEPS), "engine steps after the group starts at which its first request comes"] = 0
     every: Annotated[int, whole(*STEPS), "steps between a request and the next"] = 0
@@ -220,7 +217,7 @@ class WorkloadGroup(Part):
 
     @property
     def num_requests(self) -> int:
-        """How many requests the group makes, every round of a conversation counted."""
+        """The number of requests that the group makes, every round of a conversation counted."""
         return self.requests if self.turns is None else self.turns.clients * self.turns.rounds
 
     @property
@@ -346,20 +343,15 @@ class Expectation(Part):
     ] = ()
 
     def met_by(self, verdict: str, signature: str | None) -> bool:
-        """Whether an outcome is the expected one; signatures are compared with shell patterns."""
-        if verdict != self.verdict:
-            return False
-        if not self.signatures:
-            return True
-        return any(fnmatch.fnmatchcase(signature or "", pattern) for pattern in self.signatures)
+        """Return True if an outcome is the expected one; signatures are compared with shell patterns."""
+        matches = any(fnmatch.fnmatchcase(signature or "", pattern) for pattern in self.signatures)
+        return verdict == self.verdict and (matches or not self.signatures)
 
 
 @dataclass(frozen=True)
 class Scenario(Part):
     """A scenario file, checked. ``arms`` is never empty and keeps the file's order; ``expect`` has every arm.
-
-    ``overrides`` are engine options from outside the file, laid over those of every arm.
-    """
+    ``overrides`` are engine options from outside the file, laid over those of every arm."""
 
     written = ("name", "description", "seed", "target", "engine", "workload", "faults", "probes", "oracles", "limits")
 
@@ -411,12 +403,11 @@ class Scenario(Part):
         return Where(str(self.path)) if self.source is None else self.source.where_key(*path)
 
     def target_of(self, arm: str) -> str:
-        """What serves the requests of an arm."""
+        """The name of the target that serves an arm."""
         return self.arms[arm].target or self.target
 
     def engine_of(self, arm: str) -> dict[str, Any]:
-        """Engine options of an arm: the scenario's with the arm's laid over them, mapping by mapping, and whatever
-        overrides both."""
+        """Engine options of an arm: the scenario's, over them the arm's, key by key, and ``overrides`` over both."""
         return merge(merge(self.engine, self.arms[arm].engine), self.overrides)
 
     def faults_of(self, arm: str) -> tuple[Fault, ...]:
@@ -444,20 +435,14 @@ class Scenario(Part):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], path: str | Path = "<scenario>") -> Scenario:
         """Inverse of :meth:`to_dict`, but for ``overrides``, for which the grammar has no place; also after a trip
-        through JSON. Raises ContentError as a file would.
-
-        References to toggles and packs are not looked up again.
-        """
+        through JSON. References to toggles and packs are not looked up again. Raises ContentError as a file would."""
         # JSON is YAML but for non-ASCII characters, some of which YAML takes for line breaks or refuses.
         text = re.sub(r"[^\x20-\x7e]", lambda odd: f"\\U{ord(odd[0]):08x}", json.dumps(data, ensure_ascii=False))
         return replace(read_scenario(parse_yaml(text, str(path))), source=None)
 
 
 def read_scenario(doc: Doc) -> Scenario:
-    """The scenario a document holds; references are not followed yet.
-
-    Raises ContentErrors with everything that is wrong, ``partial`` being the scenario with defaults in its place.
-    """
+    """The scenario a document holds, its references not followed. Raises ContentErrors, ``partial`` with defaults."""
     return Scenario.read(doc.root)
 
 

@@ -31,11 +31,11 @@ def to_plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a key can hold.
+    """The values that a key can hold.
 
     ``read``: the value of an item; raises ContentError. ``schema``: the kind as JSON schema; it puts what it refers to
     into its argument. ``blank``: what stands at an item for a value that cannot be read, or is missing. ``plain``: a
-    value as the file has it. ``writes``: whether the file can say a value, rather than by lacking the key.
+    value as the file has it. ``writes``: true if the file can say a value, rather than by lacking the key.
     """
 
     read: Callable[[Item], Any]
@@ -51,7 +51,6 @@ def simple(read: Callable[[Item], Any], schema: Schema, blank: Any, plain: Calla
 
 
 FLAG = simple(Item.boolean, {"type": "boolean"}, False)
-"""True or false."""
 TEXT = simple(Item.text, {"type": "string", "pattern": r"\S"}, "")
 """A string that is not blank."""
 ANY_TEXT = simple(lambda item: item.text(empty=True), {"type": "string"}, "")
@@ -94,9 +93,8 @@ def real(low: int, high: int, above: bool = False) -> Kind:
             raise item.expected(f"above {low}")
         return value
 
-    return simple(
-        read, {"type": "number", "exclusiveMinimum" if above else "minimum": low, "maximum": high}, float(low)
-    )
+    schema = {"type": "number", "exclusiveMinimum" if above else "minimum": low, "maximum": high}
+    return simple(read, schema, float(low))
 
 
 def span(low: int, high: int) -> Kind:
@@ -147,8 +145,7 @@ def one_or_many(each: Kind, at_least: int = 0) -> Kind:
 
 
 def _each(items: Sequence[Item], kind: Kind, unique: str | None = None) -> tuple[Any, ...]:
-    """The value of each item, a blank for what cannot be read, so that indices stay. ``unique``: what may not come
-    twice."""
+    """The value of each item, a blank for what cannot be read, so that indices stay. ``unique``: noun of what is."""
     gather, values = Gather(), list[Any]()
     for item in items:
         value = gather.one(item, kind.read, UNREAD)

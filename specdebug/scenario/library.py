@@ -1,4 +1,4 @@
-"""What can be named on a command line: scenarios, probe packs and toggles, shipped or the user's own.
+"""Everything that can be named on a command line: scenarios, probe packs and toggles, shipped or the user's own.
 
 Read when asked for, and once. Nothing here imports torch.
 """
@@ -40,7 +40,7 @@ class Library:
 
     @cached_property
     def registry(self) -> Registry:
-        """All toggles. Raises ContentError."""
+        """Every toggle. Raises ContentError."""
         return load_registry(self._extra)
 
     def toggles(self, numbers: Sequence[int]) -> tuple[Toggle, ...]:
@@ -93,8 +93,14 @@ class Library:
     def _explained(self, path: Path, error: ContentError) -> ContentError:
         """The same error; what of it the content folder around the file would mend says how to use that folder."""
         beside = self._beside(path)
-        left = () if beside is None else Library((*self._extra, beside))._problems(path)
-        if beside is None or any(each.where is None or each.where.path != str(path) for each in left):
+        if beside is None:
+            return error
+        try:
+            Library((*self._extra, beside))._load(path)
+            left: tuple[ContentError, ...] = ()
+        except ContentError as more:
+            left = more.problems
+        if any(each.where is None or each.where.path != str(path) for each in left):
             return error
         there = " and ".join(f"{kind}/" for kind in ("toggles", "probes") if (beside / kind).is_dir())
         hint = f"{there} in {beside} would be used with {self._option} {shlex.quote(str(beside))}"
@@ -105,42 +111,28 @@ class Library:
             for each in error.problems
         )
 
-    def _problems(self, path: Path) -> tuple[ContentError, ...]:
-        """All that is wrong with a scenario file, given these folders."""
-        try:
-            self._load(path)
-        except ContentError as error:
-            return error.problems
-        return ()
-
     def gather(self, named: Sequence[str]) -> list[Scenario]:
-        """The scenarios of files, names and folders (every ``*.yaml`` directly inside), in this order, each file once.
-
-        Raises ContentError for what is wrong with any of them, and for a folder without a scenario.
-        """
+        """The scenarios of files, names and folders, in this order, each file once. Raises ContentError."""
         found: dict[str, Scenario] = {}
         wrong: list[ContentError] = []
         for name in named:
             for file in scenario_files(name) if self.is_folder(name) else (name,):
                 try:
                     scenario = self.scenario(file)
-                except ContentError as error:
-                    wrong.append(error)
-                else:
                     found.setdefault(os.path.realpath(scenario.path), scenario)
-        raise_all([problem for error in wrong for problem in error.problems])
+                except ContentError as error:
+                    wrong += error.problems
+        raise_all(wrong)
         return list(found.values())
 
     def is_folder(self, name: str) -> bool:
-        """Whether a name means every scenario in a folder: a scenario of that name comes first."""
+        """Return True if a name means every scenario in a folder: a scenario of that name comes first."""
         names = content_files("scenarios", self._extra)
         return os.path.isdir(name) and not any(same_name(name, other) for other in names)
 
     def workload(self, scenario: Scenario, arm: str, seed: int) -> Workload:
-        """The requests of an arm. They depend on the model only, so arms of one model share them.
-
-        Planned by the parent, which has the time: its workers are still importing torch. Raises ContentError.
-        """
+        """The requests of an arm, shared by arms of one model. Planned by the parent, which has the time: its workers
+        are still importing torch. Raises ContentError."""
         model = asked_of(scenario, arm).model
         key = (scenario.path, model, seed)
         if key not in self._workloads:

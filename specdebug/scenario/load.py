@@ -1,7 +1,7 @@
 """Scenarios: read from YAML, checked as a whole, ready to run.
 
-``load_scenario`` finds everything that can be found wrong without a checkpoint or a GPU, in a few
-milliseconds and without importing torch, and says where it stands. The grammar is ``scenarios/README.md``.
+``load_scenario`` finds everything that can be found wrong without a checkpoint or a GPU, in a few milliseconds and
+without importing torch, and says where it stands. The grammar is ``scenarios/README.md``.
 """
 
 from __future__ import annotations
@@ -10,28 +10,15 @@ from pathlib import Path
 
 from specdebug.errors import ContentError, ContentErrors
 from specdebug.scenario.checks import KnownNames, check_scenario, engine_config, problems_of
-from specdebug.scenario.grammar import Arm, Expectation, Scenario, WorkloadGroup, json_schema, read_scenario
+from specdebug.scenario.grammar import Scenario, json_schema, read_scenario
 from specdebug.yamlio import Doc, load_yaml
 
-__all__ = [
-    "Arm",
-    "Expectation",
-    "KnownNames",
-    "Scenario",
-    "WorkloadGroup",
-    "engine_config",
-    "json_schema",
-    "load_scenario",
-    "scenario_of",
-]
+__all__ = ["KnownNames", "Scenario", "engine_config", "json_schema", "load_scenario", "scenario_of"]
 
 
 def load_scenario(path: str | Path, registry: KnownNames | None = None) -> Scenario:
-    """Read and check the scenario in ``path``.
-
-    ``registry`` holds the toggles and packs it may refer to; without one, such names are taken on trust.
-    Raises ContentError, ``file:line:col: what; did you mean``; its ``problems`` are all that is wrong.
-    """
+    """Read and check the scenario in ``path``. ``registry`` holds the toggles and packs it may refer to; without one,
+    such names are taken on trust. Raises ContentError; its ``problems`` are all that is wrong."""
     try:
         doc = load_yaml(path)
     except ContentErrors as errors:  # it is YAML, but for duplicate keys

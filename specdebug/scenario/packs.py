@@ -1,22 +1,13 @@
-"""Probe packs: YAML files that say which probes are live and what they do.
+"""Probe packs: YAML files that say which probes are live and what they do, in the form of ``probes/README.md``.
 
-    name: ids
-    description: Indices and token ids only
-    mode: record                      # of every entry without a mode of its own: record or assert
-    sites:
-      - glob: "*"                     # '*' matches dots too
-        kinds: [oob, page_aligned]    # default: all
-      - glob: "sampler.*"
-        mode: off
-
-Of the entries that cover a probe the last one decides; a probe that none covers is off. Several packs
-together read like one, in the order they are named.
+Of the entries that cover a probe the last one decides; a probe that none covers is off. Several packs together read
+like one, in the order they are named.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -91,11 +82,8 @@ def check_globs(pack: ProbePack, sites: Iterable[Site]) -> None:
 
 def rules(packs: Sequence[ProbePack], mode: str | None = None) -> tuple[Rule, ...]:
     """The rules of several packs in order; ``mode`` (record or assert) replaces every mode but off."""
-    return tuple(
-        Rule(rule.glob, rule.mode if mode is None or rule.mode == OFF else mode, rule.kinds)
-        for pack in packs
-        for rule in (entry.rule for entry in pack.entries)
-    )
+    found = (entry.rule for pack in packs for entry in pack.entries)
+    return tuple(rule if mode is None or rule.mode == OFF else replace(rule, mode=mode) for rule in found)
 
 
 def activate(packs: Sequence[ProbePack], mode: str | None = None) -> None:
@@ -108,12 +96,10 @@ def activate(packs: Sequence[ProbePack], mode: str | None = None) -> None:
 
 def _entry(item: Item, mode: str) -> PackEntry:
     table = item.table(required=("glob",), optional=("kinds", "mode"))
-    kinds: tuple[str, ...] = KINDS
-    if "kinds" in table:
-        kinds = tuple(kind.text(choices=KINDS) for kind in table["kinds"].items(at_least=1))
+    kinds = table["kinds"].items(at_least=1) if "kinds" in table else ()
     rule = Rule(
+        kinds=tuple(kind.text(choices=KINDS) for kind in kinds) or KINDS,
         glob=table["glob"].text(pattern=GLOB),
         mode=table["mode"].text(choices=MODES) if "mode" in table else mode,
-        kinds=kinds,
     )
     return PackEntry(rule, table["glob"].where)

@@ -1,16 +1,12 @@
 """Parts of a grammar: frozen dataclasses whose fields say what their keys hold, and what that means.
 
-The declaration of a field is all there is to say of its key; reading, defaults, writing, the JSON schema and the page
-of all keys follow from it::
-
-    @dataclass(frozen=True)
-    class Limits(Part):
-        timeout_s: Annotated[float, real(0, 10**6, above=True), "wall seconds"] = 120.0
+The declaration of a field is all there is to say of its key, as in ``grammar.py``; reading, defaults, writing, the
+JSON schema and the page of all keys follow from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, get_type_hints
@@ -21,12 +17,8 @@ from specdebug.schema import Gather, Item
 
 @dataclass(frozen=True)
 class Key:
-    """What else there is to say of a field's key.
-
-    ``name``: of the key, where it is not the field's. ``default``: in words, where the class has none, or None, to
-    show; :meth:`Part.given` has one that the class lacks. ``required``: the file must have the key although the class
-    has a default.
-    """
+    """A field's key beside its kind. ``name``: where it is not the field's. ``default``: in words, where the class has
+    none (see :meth:`Part.given`), or None, to show. ``required``: in the file, although the class has a default."""
 
     name: str = ""
     default: str = ""
@@ -35,8 +27,7 @@ class Key:
 
 @dataclass(frozen=True)
 class DeclaredKey(Key):
-    """A key with all that was declared of it. ``means``: for the page and for editors. ``bare``: the class has no
-    default for the field."""
+    """A key with all that was declared of it. ``means``: in words. ``bare``: the class has no default for the field."""
 
     kind: Kind = TEXT
     means: str = ""
@@ -49,19 +40,17 @@ _KEYS: dict[type[Part], tuple[DeclaredKey, ...]] = {}
 
 def keys_of(part: type[Part]) -> tuple[DeclaredKey, ...]:
     """The keys of a part, in order; a field that declares no kind is none of the file's."""
-    if part not in _KEYS:
-        _KEYS[part] = tuple(_declared(part))
-    return _KEYS[part]
-
-
-def _declared(part: type[Part]) -> Iterator[DeclaredKey]:
-    hints = get_type_hints(part, include_extras=True)
+    if part in _KEYS:
+        return _KEYS[part]
+    hints, found = get_type_hints(part, include_extras=True), list[DeclaredKey]()
     for each in fields(part):
         kind, means, key = (*getattr(hints[each.name], "__metadata__", ()), Key(), None, None)[:3]
         if isinstance(kind, Kind):
             bare = each.default is MISSING and each.default_factory is MISSING
             required = key.required or (bare and not key.default)
-            yield DeclaredKey(key.name or each.name, key.default, required, kind, means, each.name, bare)
+            found.append(DeclaredKey(key.name or each.name, key.default, required, kind, means, each.name, bare))
+    _KEYS[part] = tuple(found)
+    return _KEYS[part]
 
 
 @dataclass(frozen=True)
@@ -69,7 +58,7 @@ class Part:
     """A mapping of the grammar, as a value."""
 
     schema_beside: ClassVar[Schema] = {}
-    """What the JSON schema says of such a mapping besides its keys."""
+    """The part of the JSON schema that is not about single keys."""
     written: ClassVar[tuple[str, ...]] = ()
     """Keys in the order in which a mapping is written, where that is not the declaration's; others follow."""
 
@@ -84,11 +73,8 @@ class Part:
 
     @classmethod
     def read(cls, item: Item, base: Self | None = None, also: tuple[str, ...] = ()) -> Self:
-        """The part that a mapping describes. Raises ContentErrors with all that is wrong, and what could be read.
-
-        ``base``: what holds for keys that the mapping lacks, in place of the defaults. ``also``: keys that it may have
-        besides, for somebody else.
-        """
+        """The part that a mapping describes. ``base`` holds for keys that it lacks; it may have the keys ``also``, for
+        somebody else. Raises ContentErrors with all that is wrong, and what could be read."""
         gather, keys = Gather(), keys_of(cls)
         required, optional = ([key.name for key in keys if key.required is needed] for needed in (True, False))
         table = gather.table(item, required=required, optional=(*optional, *also))
@@ -98,17 +84,17 @@ class Part:
             if value is not UNREAD:
                 values[key.field] = value
         cls.settle(item, table, values, gather)
-        return gather.done(cls(**cls._blanks(item, values), **values))
+        return gather.done(cls._filled(item, values))
 
     @classmethod
     def blank(cls, item: Item) -> Self:
-        """What stands in the place of a part that could not be read at ``item``."""
-        values = cls.given(item)
-        return cls(**cls._blanks(item, values), **values)
+        """The stand-in for a part that could not be read at ``item``."""
+        return cls._filled(item, cls.given(item))
 
     @classmethod
-    def _blanks(cls, item: Item, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {key.field: key.kind.blank(item) for key in keys_of(cls) if key.bare and key.field not in values}
+    def _filled(cls, item: Item, values: Mapping[str, Any]) -> Self:
+        blanks = {key.field: key.kind.blank(item) for key in keys_of(cls) if key.bare and key.field not in values}
+        return cls(**blanks, **values)
 
     def to_dict(self) -> dict[str, Any]:
         """The part as the file has it, every default written out."""
@@ -146,15 +132,13 @@ def overlay(part: type[Part], base: str) -> Kind:
     """A part whose missing keys are as in the part of the same kind under the key ``base`` of the whole file."""
 
     def read(item: Item) -> Any:
-        below = Gather().read(item.doc.root.entries(), base, part.read, part())
-        return part.read(item, below)
+        return part.read(item, Gather().read(item.doc.root.entries(), base, part.read, part()))
 
     return replace(nested(part), read=read)
 
 
 def one_of(what: str, parts: Mapping[str, type[Part]], also: Mapping[str, Kind] = MappingProxyType({})) -> Kind:
-    """One of several parts, told apart by a key that each requires. ``also``: keys that any of them may have besides,
-    for somebody else."""
+    """One of several parts, told apart by a key that each requires. Any may have the keys ``also``, for others."""
 
     def read(item: Item) -> Any:
         entries = item.entries()

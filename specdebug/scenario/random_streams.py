@@ -11,10 +11,7 @@ import random
 
 
 def stream(seed: int, *name: str | int) -> random.Random:
-    """An independent generator for ``name`` under ``seed``, e.g. ``stream(0, "prompt", "g0.3")``.
-
-    The same in every process and on every Python: the state is a SHA-256 of the name, not ``hash()``.
-    """
+    """A generator for ``name`` under ``seed``, the same in every process and Python: by SHA-256, not ``hash()``."""
     digest = hashlib.sha256(repr((seed, *name)).encode()).digest()
     return random.Random(int.from_bytes(digest, "big"))
 

@@ -1,8 +1,7 @@
 """Slices of a corpus, counted in tokens, without tokenising more of it than a slice needs.
 
-The whole held-out library is about a megabyte, too much to tokenise in every worker; a window of a few
-kilobytes gives the same tokens. A window is cut longer than needed and its last tokens are dropped, because a
-text's end can split a word and so change the tokens of that word.
+The whole held-out library is too much to tokenise in every worker; a window of a few kilobytes gives the same tokens.
+It is cut longer than needed and its last tokens are dropped, because a text's end can split a word and so change them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _DRAWS = 8
 
 
 class Tokenizer(Protocol):
-    """What is used of ``tokenizers.Tokenizer``."""
+    """The part of ``tokenizers.Tokenizer`` that is used."""
 
     def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Any:
         """An object with the token ids in ``ids``."""
@@ -53,20 +52,14 @@ class Slicer:
         return found
 
     def draw(self, rng: random.Random, tokens: int) -> tuple[int, ...]:
-        """``tokens`` tokens from the start of a line drawn by ``rng``. Raises CorpusTooShort.
-
-        A line too near the text's end is drawn again from its first half, then quarter and so on, at last the
-        beginning.
-        """
+        """``tokens`` tokens from the start of a line drawn by ``rng``. A line too near the text's end is drawn again
+        from its first half, then quarter and so on, at last the start. Raises CorpusTooShort."""
         for draw in range(_DRAWS):
-            start = self._line_start(rng.randrange((len(self._text) >> draw) + 1))
-            window, _ = self._window(start, tokens)
+            position = rng.randrange((len(self._text) >> draw) + 1)
+            window, _ = self._window(self._text.rfind("\n", 0, position) + 1, tokens)
             if len(window) >= tokens:
                 return tuple(window[:tokens])
         return self.at(0, tokens)
-
-    def _line_start(self, position: int) -> int:
-        return self._text.rfind("\n", 0, position) + 1
 
     def _window(self, start: int, tokens: int) -> tuple[Sequence[int], bool]:
         """At least ``tokens`` tokens from character ``start``; fewer, and True, where the text ends."""

@@ -19,17 +19,12 @@ _tokenizers: dict[str, Any] = {}
 
 def keep_tokenizer(model: str) -> Any:
     """Load a tokenizer now for whoever asks later, here or in a fork. Raises CheckpointError."""
-    if model not in _tokenizers:
-        _tokenizers[model] = load_tokenizer(model)
+    _tokenizers[model] = load_tokenizer(model)
     return _tokenizers[model]
 
 
 def load_tokenizer(model: str) -> Any:
-    """Return the checkpoint's tokenizer as published (``tokenizers.Tokenizer``).
-
-    Raises:
-        CheckpointError: there is none, it cannot be read, or it has ids for which the model has no embedding.
-    """
+    """The tokenizer as published (``tokenizers.Tokenizer``). Raises CheckpointError, for foreign ids too."""
     if model in _tokenizers:
         return _tokenizers[model]
     from tokenizers import Tokenizer
@@ -59,7 +54,7 @@ def _refuse_foreign_ids(path: Path, ids: Mapping[str, int]) -> None:
 
 
 def _vocab_size(config: Path) -> int | None:
-    """What the config states, or None where it does not: whoever loads the model says what is wrong with it."""
+    """The size that the config states, or None: whoever loads the model says what is wrong with it."""
     try:
         data = json.loads(read_file(config, MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -70,8 +65,4 @@ def _vocab_size(config: Path) -> int | None:
 
 def decoder(tokenizer: Any) -> Decode:
     """Ids to text, special tokens included; bytes cut off in mid-character become U+FFFD."""
-
-    def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
-
-    return decode
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))

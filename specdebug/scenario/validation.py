@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from specdebug.errors import ContentError, SpecDebugError
+from specdebug.errors import ContentError, SpecDebugError, Where
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
 
@@ -24,18 +24,12 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        places = [str(number) for number in (self.line, self.column) if number]
-        return f"{':'.join([self.file, *places])}: {self.message}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+        return f"{Where(self.file, self.line, self.column)}: {self.message}"
 
 
 @dataclass(frozen=True)
 class Validated:
-    """A file that was checked: the scenario, None if it cannot be run, and all that is wrong with it or with the probe
-    packs that it names."""
+    """A file that was checked: the scenario, None if it cannot be run, and what is wrong with it or its probe packs."""
 
     file: str
     scenario: Scenario | None
@@ -44,7 +38,7 @@ class Validated:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         arms = [] if self.scenario is None else list(self.scenario.arms)
-        problems = [problem.to_dict() for problem in self.problems]
+        problems = [asdict(problem) for problem in self.problems]
         return {"file": self.file, "ok": not problems, "arms": arms, "problems": problems}
 
 
@@ -62,15 +56,7 @@ def _tried(name: str, make: Callable[[], T]) -> tuple[T | None, tuple[Problem, .
     try:
         return make(), ()
     except ContentError as error:
-        return None, tuple(_problems(name, error))
+        found = [(problem.where or Where(name), problem.message) for problem in error.problems]
     except SpecDebugError as error:
-        return None, (Problem(name, 0, 0, str(error)),)
-
-
-def _problems(name: str, error: ContentError) -> Iterator[Problem]:
-    for problem in error.problems:
-        where = problem.where
-        if where is None:
-            yield Problem(name, 0, 0, problem.message)
-        else:
-            yield Problem(where.path, where.line, where.column, problem.message)
+        found = [(Where(name), str(error))]
+    return None, tuple(Problem(where.path, where.line, where.column, message) for where, message in found)

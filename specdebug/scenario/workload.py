@@ -1,13 +1,11 @@
 """From a scenario's groups to the very requests: ids, prompt tokens, sampling, arrival and abort rules.
 
-Everything random is drawn from a stream named after the request (``streams.py``), so the plan is a function
-of the scenario, the tokenizer and the seed. When each request is due, given how the run went, is
-``driver.py``'s business.
+Everything random is drawn from a stream named after the request (``random_streams.py``), so the plan is a function of
+the scenario, the tokenizer and the seed. ``driver.py`` says when each request is due, given how the run went.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specdebug.errors import CheckpointError, ContentError
@@ -20,7 +18,6 @@ from specdebug.scenario.grammar import (
     Span,
     TextPrompt,
     TokenPrompt,
-    Turns,
     WorkloadGroup,
 )
 from specdebug.scenario.random_streams import derive_seed, stream
@@ -46,10 +43,9 @@ class SamplingPlan:
 class PlannedRequest:
     """One request to come.
 
-    ``new_ids`` is the whole prompt, or, when ``continues`` names a request, what follows that request's
-    prompt and output. ``delay`` counts steps from the start of its group and is void for a continuation,
-    which arrives as soon as the request it continues has finished. ``abort_after`` counts steps from its
-    arrival.
+    ``new_ids`` is the whole prompt, or, when ``continues`` names a request, what follows that one's prompt and output.
+    ``delay`` counts steps from the start of its group and is void for a continuation, which arrives as soon as the
+    request it continues has finished. ``abort_after`` counts steps from its arrival.
     """
 
     rid: str
@@ -64,19 +60,15 @@ class PlannedRequest:
 
 @dataclass(frozen=True)
 class Workload:
-    """All requests of a scenario, and which groups must have finished before a group starts."""
+    """The requests of a scenario, and by group those that must have finished before it starts."""
 
     requests: tuple[PlannedRequest, ...]
     after: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def expand(scenario: Scenario, tokenizer: Tokenizer, seed: int | None = None) -> Workload:
-    """Plan every request of ``scenario``.
-
-    ``tokenizer`` is the target's (``tokenizers.Tokenizer``); no special tokens are added, so that counts are
-    exact. ``seed`` replaces the scenario's own. Raises ContentError at the group that asks for more corpus
-    than there is.
-    """
+    """Plan every request of ``scenario``; ``seed`` replaces its own. The target's ``tokenizer`` adds no special tokens,
+    so that counts are exact. Raises ContentError at the group that asks for more corpus than there is."""
     planner = _Planner(scenario, tokenizer, scenario.seed if seed is None else seed)
     requests = [request for index in range(len(scenario.workload)) for request in planner.group(index)]
     return Workload(tuple(requests), {group.id: group.arrive.after for group in scenario.workload})
@@ -93,50 +85,30 @@ class _Planner:
     def group(self, index: int) -> list[PlannedRequest]:
         group = self._scenario.workload[index]
         try:
-            return self._turns(group, group.turns) if group.turns is not None else self._plain(group)
+            return [self._planned(group, number, rid) for number, rid in enumerate(group.rids)]
         except CorpusTooShort as error:
             raise ContentError(str(error), self._scenario.where("workload", index)) from None
 
-    def _plain(self, group: WorkloadGroup) -> list[PlannedRequest]:
-        planned = []
-        for number, rid in enumerate(group.rids):
-            planned.append(
-                PlannedRequest(
-                    rid=rid,
-                    group=group.id,
-                    new_ids=self._prompt(group, rid),
-                    sampling=self._sampling(group, rid, number),
-                    speculative=group.speculative,
-                    delay=self._delay(group, number, rid),
-                    abort_after=_abort_after(group.abort, number),
-                )
-            )
-        return planned
-
-    def _turns(self, group: WorkloadGroup, turns: Turns) -> list[PlannedRequest]:
-        planned: list[PlannedRequest] = []
-        piece = CorpusPrompt(turns.input_tokens, turns.corpus)
-        for number, rid in enumerate(group.rids):
-            client, this_round = divmod(number, turns.rounds)
-            planned.append(
-                PlannedRequest(
-                    rid=rid,
-                    group=group.id,
-                    new_ids=self._simple(piece, "prompt", rid),
-                    sampling=self._sampling(group, rid, number),
-                    speculative=group.speculative,
-                    continues=planned[-1].rid if this_round else None,
-                    delay=self._delay(group, client, rid),
-                )
-            )
-        return planned
+    def _planned(self, group: WorkloadGroup, number: int, rid: str) -> PlannedRequest:
+        client, this_round = (number, 0) if group.turns is None else divmod(number, group.turns.rounds)
+        return PlannedRequest(
+            rid=rid,
+            group=group.id,
+            new_ids=self._prompt(group, rid),
+            sampling=self._sampling(group, rid, number),
+            speculative=group.speculative,
+            continues=f"{group.id}.{client}.{this_round - 1}" if this_round else None,
+            delay=self._delay(group, client, rid),
+            abort_after=_abort_after(group.abort, number),
+        )
 
     def _prompt(self, group: WorkloadGroup, rid: str) -> Tokens:
-        if isinstance(group.prompt, SharedPrefixPrompt):
-            return self._prefix(group, group.prompt) + self._simple(group.prompt.suffix, "prompt", rid)
-        if group.prompt is None:
+        prompt = group.prompt if group.turns is None else CorpusPrompt(group.turns.input_tokens, group.turns.corpus)
+        if isinstance(prompt, SharedPrefixPrompt):
+            return self._prefix(group, prompt) + self._simple(prompt.suffix, "prompt", rid)
+        if prompt is None:
             raise ValueError(f"group {group.id} has neither prompt nor turns")
-        return self._simple(group.prompt, "prompt", rid)
+        return self._simple(prompt, "prompt", rid)
 
     def _prefix(self, group: WorkloadGroup, prompt: SharedPrefixPrompt) -> Tokens:
         key = ("group", group.id) if prompt.name is None else ("name", prompt.name)
@@ -170,7 +142,9 @@ class _Planner:
 
     def _slicer(self, corpus: str) -> Slicer:
         if corpus not in self._slicers:
-            self._slicers[corpus] = Slicer(corpus, _corpus_text(corpus), self._encode)
+            from specdebug.corpus import heldout_text  # the only corpus; here, because it reads the library's sources
+
+            self._slicers[corpus] = Slicer(corpus, heldout_text(), self._encode)
         return self._slicers[corpus]
 
     def _encode(self, text: str) -> list[int]:
@@ -183,13 +157,6 @@ class _Planner:
                 f"the tokenizer cannot encode a prompt: {one_line(str(error))}; fetch it again"
             ) from None
         return ids
-
-
-def _corpus_text(name: str) -> str:
-    from specdebug import corpus  # reads the library's sources: only for scenarios that use them
-
-    readers: dict[str, Callable[[], str]] = {"stdlib": corpus.heldout_text}
-    return readers[name]()
 
 
 def _draw(span: Span, seed: int, *stream_name: str) -> int:

@@ -2,8 +2,8 @@
 
 A :class:`Target` stands for an engine. In the parent it checks the options of an arm and says what the arm asks for; in
 a worker it opens a :class:`Session`, into which requests go and out of which tokens and facts come, one
-:class:`StepView` at a time. A session says what it can show (:data:`Ability`). An oracle states which of these it
-needs; where a session lacks one, the oracle is listed as ``cannot show`` and never silently left out.
+:class:`StepView` at a time. An oracle states which :data:`Ability` it needs; where a session lacks one, the oracle is
+listed as ``cannot show`` and never silently left out.
 
 This module imports neither torch nor any engine: the parent uses it, and workers do before reverts are in place. A
 target of another distribution is a plugin of the kind ``targets`` (see ``plugins.py``), an object of this protocol.
@@ -46,11 +46,11 @@ SHOWN: dict[Ability, str] = {
     "reverts": "its own source with a fix reverted",
     "faults": "what a fault does inside it",
 }
-"""What each ability lets a run see, in words that follow "this target cannot show"."""
+"""The abilities in words that follow "this target cannot show"."""
 
 
 class Sampling(Protocol):
-    """How a request's tokens are chosen; ``scenario.workload.SamplingPlan`` is one."""
+    """The choice of a request's tokens; ``scenario.workload.SamplingPlan`` is one."""
 
     @property
     def max_new_tokens(self) -> int: ...
@@ -67,8 +67,7 @@ class Sampling(Protocol):
 
 
 class RequestView(Protocol):
-    """One request as far as it has come. ``kv_len``: positions that have target KV. Accept lengths count the bonus
-    token, one entry a verify."""
+    """One request so far. ``kv_len``: positions with target KV. Accept lengths, one a verify, count the bonus token."""
 
     @property
     def rid(self) -> str: ...
@@ -93,8 +92,8 @@ class RequestView(Protocol):
 
 
 class StepView(Protocol):
-    """What one step decided. ``kind``: ``prefill``, ``decode`` or ``idle``. ``cached``: prompt tokens that came from
-    the prefix cache, of requests that were admitted. A session without steps reports what has been completed."""
+    """The decisions of one step. ``kind``: ``prefill``, ``decode`` or ``idle``. ``cached``: prompt tokens out of the
+    prefix cache, of requests that were admitted. A session without steps reports what has been completed."""
 
     @property
     def kind(self) -> str: ...
@@ -124,11 +123,8 @@ class RequestOnlooker(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """What an arm asks of its target, as far as everybody needs to know it.
-
-    ``drafts``: a draft is asked for, with ``draft_model`` where the target names one. ``zero_fill``: unwritten draft KV
-    is zeroed on a cache hit by policy. ``guards``: guard regions are on.
-    """
+    """An arm's wishes of its target. ``drafts``: a draft is asked for, with ``draft_model`` where the target names one.
+    ``zero_fill``: unwritten draft KV is zeroed on a cache hit by policy. ``guards``: guard regions are on."""
 
     model: str
     device: str = "cpu"
@@ -144,7 +140,7 @@ class Asked:
 
 @dataclass
 class Opening:
-    """What a session is opened with. ``label`` names the arm in files. ``say`` reports an event. ``busy`` is told what
+    """The surroundings of a session. ``label`` names the arm in files. ``say`` reports an event. ``busy`` is told what
     keeps the session from answering. ``before`` is called when the device is taken and the engine not yet built."""
 
     label: str
@@ -154,7 +150,7 @@ class Opening:
 
 
 class Busy(Protocol):
-    """Who is told what an engine is busy with beside its steps, such as compiling a kernel."""
+    """Told what an engine is busy with beside its steps, such as compiling a kernel."""
 
     def said(self, text: str) -> None: ...
     def compiling(self, kernel: str) -> None: ...
@@ -162,8 +158,7 @@ class Busy(Protocol):
 
 
 class Session(Protocol):
-    """An engine that serves. Methods that need an ability which is not in ``shows`` are never called; a session without
-    some takes these from :class:`Plain`."""
+    """An engine that serves. Methods that need an ability which it lacks are never called; :class:`Plain` has these."""
 
     @property
     def shows(self) -> frozenset[Ability]: ...
@@ -203,7 +198,7 @@ class Session(Protocol):
         """Guard regions damaged since the last call."""
 
     def damage_seen(self) -> Sequence[Any]:
-        """What is left of :meth:`check_guards` once the device is lost."""
+        """The rest of :meth:`check_guards` once the device is lost."""
 
     def draft_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Draft keys and values of positions [start, stop): each [layers, n, heads, head_dim]."""
@@ -224,7 +219,7 @@ class Plain:
         return time.perf_counter()
 
     def observe(self, onlooker: RequestOnlooker | None) -> None:
-        """Nobody is told: there is no moment at which memory could be looked at."""
+        """Do nothing: there is no moment at which memory could be looked at."""
 
     def settle(self) -> bool:
         return False
@@ -259,15 +254,13 @@ class Target(Protocol):
 
     @property
     def shows(self) -> frozenset[Ability]:
-        """What a session of this target can show at most."""
+        """The abilities that a session of this target has at most."""
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
-        """What an arm of these engine options asks for. Raises ConfigError; its ``key_path``, if it has one, names the
-        option."""
+        """The wishes of an arm of these options. Raises ConfigError; its ``key_path``, if any, names the option."""
 
     def warm(self, options: Mapping[str, Any]) -> None:
-        """Load what sessions of these options, opened later here or in a fork, can share. Raises ConfigError or
-        CheckpointError."""
+        """Load what sessions of these options, here or in a fork, can share. Raises ConfigError or CheckpointError."""
 
     def cool(self) -> None:
         """Forget what was loaded: sessions opened from now on load their own."""

@@ -11,18 +11,15 @@ from specdebug.targets.base import Ability, Asked, Opening, RequestOnlooker, Req
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdebug.engine import EngineObserver
+    from specdebug.engine import Engine, EngineObserver
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))
 
 _models: dict[tuple[Any, ...], Any] = {}
 
 
-def build_engine(options: Mapping[str, Any], seed: int) -> Any:
-    """An engine of these options. Imports the engine, so reverts must be in place by now.
-
-    Raises ConfigError or CheckpointError.
-    """
+def build_engine(options: Mapping[str, Any], seed: int) -> Engine:
+    """An engine of these options, imported here: reverts must be in place. Raises ConfigError or CheckpointError."""
     from specdebug.engine import Engine, EngineConfig
 
     config = EngineConfig.from_dict({"seed": seed, **options})
@@ -30,7 +27,7 @@ def build_engine(options: Mapping[str, Any], seed: int) -> Any:
 
 
 def _models_of(config: Any) -> tuple[Any, ...]:
-    """Everything in a configuration that loading models depends on."""
+    """The parts of a configuration that loading models depends on."""
     spec = config.speculative
     draft = None if spec is None else (spec.algorithm, spec.draft_model)
     return (config.device, config.dtype, config.reach, config.model, draft)
@@ -91,7 +88,6 @@ class EmbeddedTarget:
 
 
 def _told(onlooker: RequestOnlooker) -> EngineObserver:
-    """An observer that passes on what is an onlooker's to know."""
     from specdebug.engine import EngineObserver
 
     class Told(EngineObserver):
@@ -110,7 +106,7 @@ class EmbeddedSession:
     shows = EVERYTHING
     _told: EngineObserver | None = None
 
-    def __init__(self, engine: Any, asked: Asked) -> None:
+    def __init__(self, engine: Engine, asked: Asked) -> None:
         from specdebug.assets import checkpoint_path
         from specdebug.reference.config import read_config
 
@@ -121,7 +117,7 @@ class EmbeddedSession:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.inside.has_work)
+        return self.inside.has_work
 
     def observe(self, onlooker: RequestOnlooker | None) -> None:
         if self._told is not None:
@@ -140,35 +136,28 @@ class EmbeddedSession:
         self.inside.abort(rid)
 
     def advance(self) -> StepView:
-        report: StepView = self.inside.step()
-        return report
+        return self.inside.step()
 
     def request(self, rid: str) -> RequestView:
-        found: RequestView = self.inside.requests[rid]
-        return found
+        return self.inside.requests[rid]
 
     def flush_cache(self) -> None:
         self.inside.flush_cache()
 
     def check_pools(self) -> Sequence[str]:
-        laws: Sequence[str] = self.inside.check_pools()
-        return laws
+        return self.inside.check_pools()
 
     def check_guards(self) -> Sequence[Any]:
-        damage: Sequence[Any] = self.inside.check_guards()
-        return damage
+        return self.inside.check_guards()
 
     def damage_seen(self) -> Sequence[Any]:
-        damage: Sequence[Any] = self.inside.damage_seen()
-        return damage
+        return self.inside.damage_seen()
 
     def draft_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        kv: tuple[Tensor, Tensor] = self.inside.draft_kv(request, start, stop)
-        return kv
+        return self.inside.draft_kv(request, start, stop)
 
     def target_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        kv: tuple[Tensor, Tensor] = self.inside.target_kv(request, start, stop)
-        return kv
+        return self.inside.target_kv(request, start, stop)
 
     def settle(self) -> bool:
         if self._on_gpu:

@@ -1,7 +1,7 @@
 """The dense reference model as a target: plain decoding, one token a request and step, no pages, cache or draft.
 
 It shows what a scenario's workload does without an engine, and that a target needs no more than requests in and tokens
-out. What it cannot show, such as draft KV, is listed by the run.
+out. The run lists what it cannot show, such as draft KV.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdebug.reference import DenseCache, ModelConfig
-
-DEFAULT_MODEL = "tiny"
-DEFAULT_RUNNING = 8
 
 _weights: dict[str, tuple[Any, ModelConfig]] = {}
 
@@ -41,16 +38,16 @@ class ReferenceTarget:
     shows: frozenset[Ability] = frozenset({"steps"})
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
-        model = options.get("model", DEFAULT_MODEL)
+        model = options.get("model", "tiny")
         if not isinstance(model, str):
             raise ConfigError("engine.model must be text")
         _running(options)
-        used, memory = {"model", "max_running_requests"}, options.get("memory")
+        memory = options.get("memory")
         return Asked(
             model,
             drafts=options.get("speculative") is not None,
             guards=isinstance(memory, Mapping) and bool(memory.get("guards")),
-            unused=tuple(name for name in options if name not in used),
+            unused=tuple(name for name in options if name not in ("model", "max_running_requests")),
         )
 
     def warm(self, options: Mapping[str, Any]) -> None:
@@ -106,24 +103,20 @@ class _Report:
 
 
 class ReferenceSession(Plain):
-    """Serves the oldest ``max_running`` requests: a step computes the prompts of those that have none yet, else one
-    token of each."""
+    """Serves the oldest ``max_running`` requests: a step computes the prompts of the new ones, else a token of each."""
 
     shows = ReferenceTarget.shows
 
     def __init__(self, model: str, max_running: int, seed: int) -> None:
         """Raises CheckpointError."""
         self._weights, self._config = _load(model)
+        self.vocab_size = self._config.vocab_size
         self._max_running = max_running
         self._seed = seed
         self._requests: dict[str, _Decoded] = {}
         self._waiting: list[_Decoded] = []
         self._running: list[_Decoded] = []
         self._onlooker: RequestOnlooker | None = None
-
-    @property
-    def vocab_size(self) -> int:
-        return self._config.vocab_size
 
     @property
     def has_work(self) -> bool:
@@ -157,21 +150,18 @@ class ReferenceSession(Plain):
     def advance(self) -> StepView:
         import torch
 
+        room = self._max_running - len(self._running)
+        new, self._waiting = self._waiting[:room], self._waiting[room:]
+        batch = new or list(self._running)
+        self._running += new
+        if not batch:
+            return _Report("idle")
         with torch.inference_mode():
-            room = self._max_running - len(self._running)
-            batch, kind = self._waiting[:room] if room else [], "prefill"
-            if batch:
-                del self._waiting[: len(batch)]
-                self._running += batch
-            else:
-                batch, kind = list(self._running), "decode"
-            if not batch:
-                return _Report("idle")
             emitted = {request.rid: [self._next(request)] for request in batch}
         for request in batch:
-            self._told(request, prefilled=kind == "prefill")
+            self._told(request, prefilled=bool(new))
         finished = tuple(request.rid for request in batch if request.finish_reason is not None)
-        return _Report(kind, tuple(emitted), emitted, finished)
+        return _Report("prefill" if new else "decode", tuple(emitted), emitted, finished)
 
     def request(self, rid: str) -> RequestView:
         return self._requests[rid]
@@ -194,15 +184,14 @@ class ReferenceSession(Plain):
         if prefilled and self._onlooker is not None:
             self._onlooker.on_prefilled(self, request)
         if request.output_ids[-1] in request.sampling.stop_token_ids:
-            reason = "stop"
+            request.finish_reason = "stop"
         elif len(request.output_ids) == request.sampling.max_new_tokens:
-            reason = "length"
+            request.finish_reason = "length"
         else:
             return
-        request.finish_reason = reason
         if self._onlooker is not None:
             self._onlooker.on_finishing(self, request)
-        self._end(request, reason)
+        self._end(request, request.finish_reason)
 
     def _end(self, request: _Decoded, reason: str) -> None:
         request.finish_reason, request.cache = reason, None
@@ -225,7 +214,7 @@ def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator | None
 
 
 def _running(options: Mapping[str, Any]) -> int:
-    count = options.get("max_running_requests", DEFAULT_RUNNING)
+    count = options.get("max_running_requests", 8)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ConfigError("engine.max_running_requests must be a whole number of at least 1")
     return count

@@ -22,11 +22,8 @@ def target_names() -> tuple[str, ...]:
 
 def find_target(name: str) -> Target:
     """A target by name. Raises ConfigError when there is none, PluginError when it cannot be imported."""
-    if name in OURS:
-        found: Target = importlib.import_module(OURS[name]).TARGET
-        return found
     try:
-        return _ADDED[name]
+        found: Target = importlib.import_module(OURS[name]).TARGET if name in OURS else _ADDED[name]
     except KeyError:
-        known = target_names()
-        raise ConfigError(f"no target '{name}'{did_you_mean(name, known)}") from None
+        raise ConfigError(f"no target '{name}'{did_you_mean(name, target_names())}") from None
+    return found

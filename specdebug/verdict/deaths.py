@@ -1,8 +1,7 @@
 """A worker that did not finish, as a violation: what killed it, and where it was.
 
-``crash:<SIGNAL>``, ``oom``, ``hang`` and ``error@worker``. Where it was is read from the fault handler's
-dump in its log; that is evidence for a reader, not part of the signature, which must not change with a line
-number.
+``crash:<SIGNAL>``, ``oom``, ``hang`` and ``error@worker``. Where it was is read from the fault handler's dump in its
+log; that is evidence for a reader, not part of the signature, which must not change with a line number.
 
 On a GPU the cause stands in the log: a device assertion reaches the host as a bare "assert triggered", and its text,
 a probe's with it, is printed by the driver. :func:`explained` puts the two together.
@@ -14,23 +13,18 @@ import dataclasses
 import os
 import re
 
-from specdebug.verdict.device_errors import driver_assertion
+from specdebug.logs.device import assertion_in
 from specdebug.verdict.outcome import Violation
 from specdebug.workers.job import WorkerEnd
 from specdebug.workers.machine_failure import MachineFailure, failure_in_log
 
 _FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE)
-_MOST_RECENT = "most recent call first"
 
 
 def death_of(end: WorkerEnd, step: int, stage: str) -> Violation | None:
-    """The violation a worker's end amounts to; None for an interrupted one, which is nobody's failure, and for one that
-    the machine ended.
-
-    Only for workers that have not reported that they are done.
-    """
+    """The violation that an unfinished worker's end amounts to; None if it was interrupted or the machine failed."""
     where = f"in stage {stage}, after step {step}"
-    assertion = driver_assertion(end.log) if end.kind in ("signal", "exit") else None
+    assertion = assertion_in(end.log) if end.kind in ("signal", "exit") else None
     if assertion is not None:
         how = end.signal_name or f"exit status {end.status}"
         detail = f"{assertion.text}; ended by {how} in stage {stage}"
@@ -39,17 +33,14 @@ def death_of(end: WorkerEnd, step: int, stage: str) -> Violation | None:
     at = f"; innermost specdebug frame {frame}" if frame else ""
     if end.kind in ("interrupted", "refused") or death_by_machine(end) is not None:
         return None
-    if end.kind == "timeout":
-        return Violation("hang", "", step, f"killed after {end.wall_s:.1f} s {where}{at}")
-    if end.kind == "memory":
-        return Violation("oom", "", step, f"killed at {end.peak_rss_mb:.0f} MiB resident {where}{at}")
     if end.kind == "lost":
         return Violation("error", "worker", step, f"the fork server died under it {where}")
-    if end.kind == "signal":
-        name = end.signal_name
-        return Violation(f"crash:{name}", "", step, f"killed by {name} {where}{at}")
-    detail = f"left with exit status {end.status} and no result {where}{at}"
-    return Violation("error", "worker", step, detail)
+    kind, site, how = {
+        "timeout": ("hang", "", f"killed after {end.wall_s:.1f} s"),
+        "memory": ("oom", "", f"killed at {end.peak_rss_mb:.0f} MiB resident"),
+        "signal": (f"crash:{end.signal_name}", "", f"killed by {end.signal_name}"),
+    }.get(end.kind, ("error", "worker", f"left with exit status {end.status} and no result"))
+    return Violation(kind, site, step, f"{how} {where}{at}")
 
 
 def death_by_machine(end: WorkerEnd) -> MachineFailure | None:
@@ -61,14 +52,11 @@ def death_by_machine(end: WorkerEnd) -> MachineFailure | None:
 
 
 def explained(violation: Violation, log: str, last_step: int, coredump: str | None) -> Violation:
-    """A violation that cost the worker its device, with what only the parent can see; any other as it is.
-
-    ``log``: the worker's output, where the driver's text is. ``last_step``: the last step that was completed.
-    ``coredump``: the file a core dump was asked for in; named if it is there.
-    """
+    """A violation that cost the worker its device, with what the parent sees: the driver's text in the ``log``, the
+    last step completed, and the core dump if it is there. Any other as it is."""
     if not violation.data.get("lost"):
         return violation
-    assertion = driver_assertion(log)
+    assertion = assertion_in(log)
     told = f"{violation.detail}; the last step completed is {last_step}"
     data = dict(violation.data)
     if coredump is not None and os.path.exists(coredump):
@@ -84,7 +72,7 @@ def innermost_frame(log: str) -> str | None:
     """``file:line in function`` of specdebug's innermost frame in the last fault handler dump of a log."""
     start = log.rfind("Current thread")
     if start < 0:
-        start = log.rfind(_MOST_RECENT)
+        start = log.rfind("most recent call first")
     if start < 0:
         return None
     for match in _FRAME.finditer(log, start):

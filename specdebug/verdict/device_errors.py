@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from types import TracebackType
 
-from specdebug.logs.device import DeviceAssertion, DeviceFailure, assertion_in, fault_in
+from specdebug.logs.device import DeviceFailure, fault_in
 
 ENGINE = "specdebug.engine."
 
@@ -19,12 +19,12 @@ MEMORY_ADVICE = "lower memory.num_slots or cuda_graph.max_bs"
 
 
 def device_failure(error: BaseException) -> DeviceFailure | None:
-    """Return what ``error`` says of the device; None when it is about something else."""
+    """The failure of the device that ``error`` tells of; None when it is about something else."""
     return fault_in(str(error))
 
 
 def device_lost(error: BaseException) -> bool:
-    """Return whether nothing on the device can be used after ``error``."""
+    """Return True if nothing on the device can be used after ``error``."""
     failure = device_failure(error)
     return failure is not None and failure.lost
 
@@ -34,15 +34,14 @@ def out_of_memory(error: BaseException) -> str | None:
     failure = device_failure(error)
     if failure is None or failure.kind != "oom":
         return None
-    asked, free = _ASKED.search(str(error)), _FREE.search(str(error))
-    sizes = [f"{asked[1]} asked for"] if asked else []
-    sizes += [f"{free[1]} free"] if free else []
-    told = f" ({', '.join(sizes)})" if sizes else ""
+    found = ((_ASKED.search(str(error)), "asked for"), (_FREE.search(str(error)), "free"))
+    sizes = ", ".join(f"{size[1]} {word}" for size, word in found if size)
+    told = f" ({sizes})" if sizes else ""
     return f"out of CUDA memory{told}: {MEMORY_ADVICE}"
 
 
 def noticed_in(trace: TracebackType | None) -> str:
-    """Return what the engine was doing when a failure of the device came to light: ``prefill``, ``decode``, ``load``.
+    """The engine's doings when a failure of the device came to light: ``prefill``, ``decode``, ``load``.
 
     A failed kernel is noticed at whichever later call happens to look, so the innermost function means nothing and
     is not the same every time. What the outermost engine function was called for is: the method that ``Engine.step``
@@ -59,8 +58,3 @@ def noticed_in(trace: TracebackType | None) -> str:
     if names[0] == "__init__":
         return "load"
     return names[-1].lstrip("_") if names[0] == "step" else names[0]
-
-
-def driver_assertion(log: str) -> DeviceAssertion | None:
-    """The first assertion that the driver printed to a worker's log."""
-    return assertion_in(log)

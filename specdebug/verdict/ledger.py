@@ -1,13 +1,11 @@
-"""What the parent knows of a run: a worker's events, folded one by one, then judged.
+"""The parent's knowledge of a run: a worker's events, folded one by one, then judged.
 
-Workers send events only; the outcome is always put together here. So a worker that dies leaves the same kind
-of outcome as one that finishes, just with fewer events behind it and its death among the violations.
+Workers send events only; the outcome is always put together here. So a worker that dies leaves the same kind of outcome
+as one that finishes, just with fewer events behind it and its death among the violations.
 
-Events (see ``arm.py``, which emits them): ``stage``, ``stack``, ``progress``, ``setup``, ``target``, ``arrive``,
-``step``, ``violation``, ``tie``, ``request``, ``cold``, ``looked``, ``coverage``, ``note``, ``impossible``, ``usage``,
-``claiming`` (of a device, which ``stack`` ends), ``machine`` (which the fork server emits, too, in a worker that dies
-of it), ``done``; of faults ``injected`` (one for each injection) and ``unfired`` (of a fault that never fired, at the
-end).
+Events are those that :class:`Ledger` has an ``_on_`` method for; ``arm.py`` emits most of them. ``claiming`` is of a
+device, which ``stack`` ends. ``machine`` comes from the fork server, too, in a worker that dies of it. Of faults
+there is one ``injected`` for each injection, and an ``unfired``, at the end, of each that never fired.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specdebug.faults.catalogue import CLASSES
@@ -37,10 +35,8 @@ from specdebug.verdict.outcome import (
 from specdebug.workers.job import WorkerEnd
 from specdebug.workers.machine_failure import MachineFailure
 
-TIE = tuple(field.name for field in fields(Tie))
-
 TRACED = ("step", "kind", "rids", "emitted", "accept", "cached", "finished", "retracted")
-"""What of a step enters the trace hash: everything a step decides, nothing of how long it took."""
+"""The facts of a step that enter the trace hash: everything it decides, nothing of how long it took."""
 
 START = "start"
 """The stage before the first that a worker reports."""
@@ -59,26 +55,16 @@ class _Request:
     text: str = ""
     finish_reason: str | None = None
     accept_lengths: list[int] = field(default_factory=list)
-    cold: tuple[int, ...] | None = None
+    cold_accept_lengths: tuple[int, ...] | None = None
     ties: list[Tie] = field(default_factory=list)
 
     def result(self) -> RequestResult:
-        return RequestResult(
-            rid=self.rid,
-            group=self.group,
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            output_ids=tuple(self.output_ids),
-            text=self.text,
-            finish_reason=self.finish_reason,
-            accept_lengths=tuple(self.accept_lengths),
-            cold_accept_lengths=self.cold,
-            ties=tuple(self.ties),
-        )
+        lists = {name: tuple(value) for name, value in vars(self).items() if isinstance(value, list)}
+        return RequestResult(**{**vars(self), **lists})
 
 
 def _told(violations: Sequence[Violation], first: Violation) -> str:
-    """Return what the violation that names the failure says, and what became of the device if it was lost over it."""
+    """The words of the violation that names the failure, and what became of the device if it was lost over it."""
     loss = next((found for found in violations if found.data and found.data.get("lost")), None)
     if loss is None or first.data == loss.data:
         return first.detail
@@ -92,14 +78,13 @@ class Ledger:
         self.step = 0
         self.stage = START
         self.activity = ""
-        """What the engine is busy with beside its steps, such as ``compiling a kernel``; empty most of the time."""
+        """The engine's work beside its steps, such as ``compiling a kernel``; empty most of the time."""
         self.planned_requests = 0
         self.usage_error: str | None = None
         self.usage_option: tuple[str, ...] = ()
         """The engine option that a usage error is about, if it is about one."""
         self._stack: dict[str, Any] = {}
         self._claiming = ""
-        self._stages: dict[str, float] = {}
         self._requests: dict[str, _Request] = {}
         self._violations: list[Violation] = []
         self._notes: list[str] = []
@@ -119,8 +104,7 @@ class Ledger:
         self._unfired: dict[int, str] = {}
         self._engine_s = 0.0
         self._steps = 0
-        self._peak_rss_mb = 0.0
-        self._done = False
+        self._done: Mapping[str, Any] = {}
         self._trace = hashlib.blake2b(digest_size=16)
 
     @property
@@ -130,14 +114,15 @@ class Ledger:
 
     @property
     def violations(self) -> tuple[Violation, ...]:
-        """Return what has been found so far, in recorded order."""
+        """The violations found so far, in recorded order."""
         return tuple(self._violations)
 
     def fold(self, event: Mapping[str, Any]) -> None:
         """Take in one event. Events of kinds this ledger does not know change nothing."""
-        handler = getattr(self, f"_on_{event.get('event')}", None)
+        facts = dict(event)
+        handler = getattr(self, f"_on_{facts.pop('event', None)}", None)
         if handler is not None:
-            handler(event)
+            handler(facts)
 
     def outcome(self, end: WorkerEnd) -> Outcome:
         """Judge the run, now that its worker has ended."""
@@ -188,7 +173,7 @@ class Ledger:
             unavailable=verdict == "unknown" and (self._unavailable or machine is not None),
             machine=machine,
             injections=tuple(self._injections),
-            complete=self._done and 0 < self.planned_requests == self.finished_requests,
+            complete=bool(self._done) and 0 < self.planned_requests == self.finished_requests,
             interrupted=interrupted,
             target=self._target,
             cannot_show=self._cannot_show,
@@ -197,14 +182,12 @@ class Ledger:
 
     @property
     def unavailable(self) -> bool:
-        """Return whether this machine was found to lack what the arm needs: then nothing is at fault."""
+        """Return True if this machine was found to lack what the arm needs: then nothing is at fault."""
         return self._unavailable or self._machine is not None
 
     def lost(self, device: str, used: Collection[str]) -> MachineFailure | None:
-        """Return the failure of a device that another arm had ``used`` and this one does not find any more.
-
-        Where no arm has used it there never was one: the machine lacks it, and nothing has failed.
-        """
+        """The failure of a device that another arm had ``used`` and this one does not find. One that no arm has used is
+        lacking, and has not failed."""
         if self.usage_error is not None and self._unavailable and device in used:
             return MachineFailure("device", self.usage_error)
         return None
@@ -224,11 +207,10 @@ class Ledger:
         return f"target {self._target} cannot show {' or '.join(missing)}" if missing else None
 
     def _was_made_to_die(self) -> bool:
-        """Return whether a fault that kills was injected, such as one that takes memory."""
         return any(CLASSES[each.fault].effect == "kills" for each in self._injections if each.fault in CLASSES)
 
     def _idle_faults(self) -> Iterator[str]:
-        """Return what is to be said of faults that were declared and did no damage."""
+        """A sentence for each declared fault that did no damage."""
         for number, name in enumerate(self._faults):
             mine = [each for each in self._injections if each.number == number]
             if not mine:
@@ -250,8 +232,8 @@ class Ledger:
             tokens_per_s=generated / self._engine_s if self._engine_s > 0 else None,
             engine_s=self._engine_s,
             wall_s=end.wall_s,
-            peak_rss_mb=max(self._peak_rss_mb, end.peak_rss_mb),
-            stages_s=dict(self._stages),
+            peak_rss_mb=max(self._done.get("peak_rss_mb", 0.0), end.peak_rss_mb),
+            stages_s=dict(self._done.get("stages_s", {})),
         )
 
     def _on_stage(self, event: Mapping[str, Any]) -> None:
@@ -262,7 +244,7 @@ class Ledger:
 
     def _on_stack(self, event: Mapping[str, Any]) -> None:
         self._claiming = ""
-        self._stack = {key: value for key, value in event.items() if key != "event"}
+        self._stack = dict(event)
 
     def _on_progress(self, event: Mapping[str, Any]) -> None:
         self.activity = event["text"]
@@ -278,8 +260,7 @@ class Ledger:
         self._blind = not event["looking"] and bool(self._cannot_show)
 
     def _on_injected(self, event: Mapping[str, Any]) -> None:
-        facts = {key: value for key, value in event.items() if key != "event"}
-        self._injections.append(Injection(**{**facts, "index": tuple(facts["index"])}))
+        self._injections.append(Injection(**{**event, "index": tuple(event["index"])}))
 
     def _on_unfired(self, event: Mapping[str, Any]) -> None:
         self._unfired[event["number"]] = event["why"]
@@ -304,33 +285,25 @@ class Ledger:
         self._trace.update(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode())
 
     def _on_violation(self, event: Mapping[str, Any]) -> None:
-        self._violations.append(
-            Violation(
-                event["kind"],
-                event["site"],
-                event["step"],
-                event["detail"],
-                event.get("count", 1),
-                event.get("data", {}),
-            )
-        )
+        self._violations.append(Violation(**event))
 
     def _on_tie(self, event: Mapping[str, Any]) -> None:
-        self._requests[event["rid"]].ties.append(Tie(*(event[key] for key in TIE)))
+        facts = dict(event)
+        self._requests[facts.pop("rid")].ties.append(Tie(**facts))
 
     def _on_request(self, event: Mapping[str, Any]) -> None:
         request = self._requests[event["rid"]]
         request.text, request.finish_reason = event["text"], event["finish_reason"]
 
     def _on_cold(self, event: Mapping[str, Any]) -> None:
-        self._requests[event["rid"]].cold = tuple(event["accept_lengths"])
+        self._requests[event["rid"]].cold_accept_lengths = tuple(event["accept_lengths"])
 
     def _on_looked(self, event: Mapping[str, Any]) -> None:
         self._looks = dict(event["counts"])
 
     def _on_coverage(self, event: Mapping[str, Any]) -> None:
         self._reached = dict(event["reached"])
-        self._reverts = {number: dict(edits) for number, edits in event["hits"].items()}
+        self._on_reverts(event)
 
     def _on_note(self, event: Mapping[str, Any]) -> None:
         self._notes.append(event["text"])
@@ -349,6 +322,4 @@ class Ledger:
             self._machine = MachineFailure(event["cause"], event["line"])
 
     def _on_done(self, event: Mapping[str, Any]) -> None:
-        self._done = True
-        self._stages = dict(event["stages_s"])
-        self._peak_rss_mb = event["peak_rss_mb"]
+        self._done = event

@@ -1,20 +1,19 @@
 """The outcome of one run of one arm: a verdict, the signature that names its failure, and what was measured.
 
-**Verdict.** ``fail`` when anything was found; ``unknown`` when nothing was found but the run could not have
-found it (see :func:`decide`); ``pass`` otherwise. A failure outranks an unknown: what was seen was seen, and
-a revert that never ran is then said in a note.
+**Verdict.** ``fail`` when anything was found; ``unknown`` when nothing was found but the run could not have found it
+(see :func:`decide`); ``pass`` otherwise. A failure outranks an unknown: a revert that never ran is then said in a note.
 
-**Signature.** All violations are ordered by the engine step they belong to, then by how far upstream in a
-step such a thing happens (:data:`RANK`), then by the order in which they were recorded. The first names the
-failure; the rest are its consequences. So a recorded probe violation names the failure even when the process
-dies of it two steps later, and an overrun buffer outranks the NaN that the same step computed from it. A
-dying process is always last: it is the signature only when nothing was seen before.
+**Signature.** All violations are ordered by the engine step they belong to, then by how far upstream in a step such a
+thing happens (:data:`RANK`), then by the order in which they were recorded. The first names the failure; the rest are
+its consequences. So a recorded probe violation names the failure even when the process dies of it two steps later, and
+an overrun buffer outranks the NaN that the same step computed from it. A dying process is always last: it is the
+signature only when nothing was seen before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from specdebug import async_probe
@@ -26,21 +25,18 @@ Verdict = Literal["pass", "fail", "unknown"]
 EXIT_CODES: dict[str, int] = {"pass": 0, "fail": 1, "unknown": 125}
 """Exit code of a plain verdict. 125 is what ``git bisect run`` takes for "cannot be tested"."""
 
-RANK: dict[str, int] = {
-    "guard": 0,  # read after the step, but whatever ran over a guard did so before the step used what it hit
-    **dict.fromkeys(async_probe.KINDS, 1),
-    "assert": 2,
-    "illegal-address": 2,
-    "launch-failure": 2,
-    "error": 2,
-    "pools": 3,
-    "mismatch": 4,
-    "accept-drop": 5,
-}
-"""Place of a violation of that kind within its step; a kind not listed (``crash:...``, ``hang``, ``oom``)
-comes last."""
+_ORDER = (
+    ("guard",),  # read after the step, but whatever ran over a guard did so before the step used what it hit
+    async_probe.KINDS,
+    ("assert", "illegal-address", "launch-failure", "error"),
+    ("pools",),
+    ("mismatch",),
+    ("accept-drop",),
+)
+RANK: dict[str, int] = {kind: rank for rank, kinds in enumerate(_ORDER) for kind in kinds}
+"""Place of a violation by its kind within its step; one not listed (``crash:...``, ``hang``, ``oom``) comes last."""
 
-_LAST_RANK = 6
+_LAST_RANK = len(_ORDER)
 
 
 @dataclass(frozen=True)
@@ -56,8 +52,7 @@ class Violation:
 
     @property
     def signature(self) -> str:
-        """``kind@site``, or the bare kind for things that have no site (``hang``, ``oom`` of the host,
-        ``crash:SIGSEGV``)."""
+        """``kind@site``, or the bare kind for what has no site (``hang``, ``oom`` of the host, ``crash:SIGSEGV``)."""
         return f"{self.kind}@{self.site}" if self.site else self.kind
 
     def order(self) -> tuple[int, float]:
@@ -70,7 +65,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Tie:
-    """A greedy token that is not the reference's argmax, but as good as: either is a legitimate continuation.
+    """A greedy token that is as good as the reference's argmax: either is a legitimate continuation.
 
     ``margin``: how far its logit lies below the argmax's; ``allowed``: how far it might, given the dtype and the size
     of the logits there. ``position`` counts output tokens, ``token`` was emitted, ``preferred`` is the argmax.
@@ -84,7 +79,7 @@ class Tie:
 
     @property
     def used(self) -> float:
-        """Return how much of what is allowed the margin takes; 1 is the edge."""
+        """The part of what is allowed that the margin takes; 1 is the edge."""
         return self.margin / self.allowed if self.allowed else 0.0
 
 
@@ -136,13 +131,12 @@ class Metrics:
 class Outcome:
     """Verdict, signature and evidence of one arm; survives a round trip through JSON.
 
-    ``stack``: what it ran on (device, versions, plan and who executed it), empty when that was never known.
-    ``unavailable``: this machine lacks something that the arm needs, so its verdict says nothing of the code.
-    ``machine``: what of the machine failed the arm, None if nothing did.
-    ``injections``: what was done to it on purpose, in order. ``complete``: every planned request came to its end, so
-    that what was not found did not happen. ``looks``: by oracle, how often it compared something with the reference.
-    ``interrupted``: its worker was ended before it was done. ``target``: what it ran on. ``cannot_show``: oracles that
-    were asked for and could not look, because the target does not show what they need, each with what that is.
+    ``stack``: of device, versions, plan and who executed it, empty when that was never known. ``unavailable``: this
+    machine lacks something that the arm needs, so its verdict says nothing of the code. ``machine``: the machine's
+    failure, if it was that. ``injections``: the damage done on purpose, in order. ``complete``: every planned request
+    came to its end, so that what was not found did not happen. ``looks``: by oracle, how often it compared something
+    with the reference. ``interrupted``: its worker was ended before it was done. ``cannot_show``: oracles that were
+    asked for and could not look, each with what the target does not show.
     """
 
     verdict: Verdict
@@ -198,15 +192,12 @@ class Outcome:
     def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
         """Inverse of :meth:`to_dict`, also after a trip through JSON."""
         fields = dict(data)
-        fields["violations"] = tuple(_violation(item) for item in data["violations"])
-        fields["requests"] = tuple(_request(item) for item in data["requests"])
+        fields["violations"] = tuple(Violation(**_without(each, "signature")) for each in data["violations"])
+        fields["requests"] = tuple(_request(each) for each in data["requests"])
         fields["metrics"] = Metrics(**data["metrics"])
-        fields["injections"] = tuple(_injection(item) for item in data.get("injections", ()))
+        fields["injections"] = tuple(Injection(**_tuples(each, "index")) for each in data.get("injections", ()))
         fields["machine"] = MachineFailure(**data["machine"]) if data.get("machine") else None
-        fields["reasons"] = tuple(data["reasons"])
-        fields["notes"] = tuple(data["notes"])
-        fields["cannot_show"] = tuple(data.get("cannot_show", ()))
-        return cls(**fields)
+        return cls(**_tuples({"cannot_show": (), **fields}, "reasons", "notes", "cannot_show"))
 
 
 def not_run(failure: MachineFailure) -> Outcome:
@@ -215,21 +206,18 @@ def not_run(failure: MachineFailure) -> Outcome:
     return Outcome("unknown", None, None, reason, None, reasons=(reason,), unavailable=True, machine=failure)
 
 
-def _violation(data: Mapping[str, Any]) -> Violation:
-    return Violation(**{key: value for key, value in data.items() if key != "signature"})
+def _without(data: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if name not in names}
 
 
-def _injection(data: Mapping[str, Any]) -> Injection:
-    return Injection(**{**data, "index": tuple(data["index"])})
+def _tuples(data: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {**data, **{name: tuple(data[name]) for name in names if data[name] is not None}}
 
 
 def _request(data: Mapping[str, Any]) -> RequestResult:
-    fields = {k: v for k, v in data.items() if k not in ("accept_mean", "cold_accept_mean")}
-    for name in ("output_ids", "accept_lengths", "cold_accept_lengths"):
-        if fields[name] is not None:
-            fields[name] = tuple(fields[name])
+    fields = _tuples(data, "output_ids", "accept_lengths", "cold_accept_lengths")
     fields["ties"] = tuple(Tie(**tie) for tie in fields["ties"])
-    return RequestResult(**fields)
+    return RequestResult(**_without(fields, "accept_mean", "cold_accept_mean"))
 
 
 def mean(values: Sequence[int]) -> float | None:
@@ -238,26 +226,20 @@ def mean(values: Sequence[int]) -> float | None:
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """First index at which two sequences differ, the shorter one's length when it is a prefix; None if
-    equal."""
-    for index, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return index
-    return None if len(left) == len(right) else min(len(left), len(right))
+    """First index at which two sequences differ, the shorter one's length when it is a prefix; None if equal."""
+    end = None if len(left) == len(right) else min(len(left), len(right))
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((index for index, (one, other) in pairs if one != other), end)
 
 
 def merge_violations(violations: Iterable[Violation]) -> tuple[Violation, ...]:
-    """One violation a signature (its first in order, counts summed), in the order that names the failure
-    first."""
+    """One violation a signature (its first in order, counts summed); the one that names the failure comes first."""
     merged: dict[str, Violation] = {}
     for violation in sorted(violations, key=Violation.order):  # a stable sort: recorded order breaks ties
         first = merged.get(violation.signature)
-        if first is None:
-            merged[violation.signature] = violation
-        else:
-            merged[violation.signature] = Violation(
-                first.kind, first.site, first.step, first.detail, first.count + violation.count, first.data
-            )
+        merged[violation.signature] = (
+            violation if first is None else replace(first, count=first.count + violation.count)
+        )
     return tuple(merged.values())
 
 
@@ -265,12 +247,11 @@ def merge_violations(violations: Iterable[Violation]) -> tuple[Violation, ...]:
 class Evidence:
     """The evidence that :func:`decide` weighs beside the violations.
 
-    ``reverts``: per reverted fix (by number), how often each of its edits ran. ``probes_enabled``: how many
-    probe sites the packs switched on, ``sites_reached``: how many of those were evaluated at least once.
-    ``generated``: tokens emitted. ``impossible``: why the run could not take place at all, if so. ``idle_faults``: what
-    is to be said of declared faults that were never injected, or changed nothing. ``blind``: no oracle could look,
-    though some were asked for. ``interrupted``: its worker was ended before it was done; ``begun``: the worker had
-    reported something by then.
+    ``reverts``: per reverted fix (by number), how often each of its edits ran. ``probes_enabled``: the probe sites that
+    the packs switched on, ``sites_reached``: those of them that were evaluated. ``generated``: tokens emitted.
+    ``impossible``: why the run could not take place, if so. ``idle_faults``: a sentence for each declared fault that
+    did no damage. ``blind``: no oracle could look, though some were asked for. ``interrupted``: its worker was ended
+    before it was done; ``begun``: the worker had reported something by then.
     """
 
     reverts: Mapping[str, Mapping[str, int]]
@@ -287,29 +268,24 @@ class Evidence:
 def decide(violations: Sequence[Violation], evidence: Evidence) -> tuple[Verdict, tuple[str, ...]]:
     """Verdict of a run and, unless it is a plain pass or fail, the reasons.
 
-    Unknown, in the absence of violations, is a run that was interrupted, of which no more is said; one that could not
-    take place; one in which none of a reverted fix's edits ever ran (a fix whose edits lie on exclusive paths counts
-    as run when one of them did); one whose enabled probes were never evaluated; one that generated nothing; one in
-    which a declared fault was not injected or changed nothing.
+    Unknown, in the absence of violations, is a run that was interrupted, of which no more is said; that could not take
+    place; in which none of a reverted fix's edits ever ran (of edits on exclusive paths one suffices); whose enabled
+    probes were never evaluated; that generated nothing; or in which a declared fault was not injected or changed
+    nothing.
     """
-    reasons: list[str] = []
-    if evidence.impossible:
-        reasons.append(evidence.impossible)
+    reasons = [evidence.impossible] if evidence.impossible else []
     if evidence.interrupted:
         # What it had not come to by then says nothing of it.
         reasons.append("interrupted before it was done" if evidence.begun else "interrupted before it began")
         return ("fail" if violations else "unknown"), tuple(reasons)
-    for number, edits in evidence.reverts.items():
-        if not any(edits.values()) and not evidence.impossible:
-            reasons.append(f"fix {number} was reverted, but its lines never ran")
-    if evidence.probes_enabled and not evidence.sites_reached and not evidence.impossible:
-        reasons.append("none of the enabled probes was reached")
-    if not evidence.generated and not evidence.impossible:
-        reasons.append("nothing was generated")
     if not evidence.impossible:
-        reasons.extend(evidence.idle_faults)
+        idle = [number for number, edits in evidence.reverts.items() if not any(edits.values())]
+        reasons += [f"fix {number} was reverted, but its lines never ran" for number in idle]
+        if evidence.probes_enabled and not evidence.sites_reached:
+            reasons.append("none of the enabled probes was reached")
+        if not evidence.generated:
+            reasons.append("nothing was generated")
+        reasons += evidence.idle_faults
     if evidence.blind:
         reasons.append("no oracle that was asked for could look")
-    if violations:
-        return "fail", tuple(reasons)
-    return ("unknown" if reasons else "pass"), tuple(reasons)
+    return "fail" if violations else "unknown" if reasons else "pass", tuple(reasons)

@@ -1,4 +1,4 @@
-"""Say what is wrong with an expected signature: whether a pattern could ever match one."""
+"""Tell what is wrong with an expected signature: whether a pattern could ever match one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE = r"^(crash:.+|hang|oom|[^@]+@.+)$"
 
 
 def complaint(pattern: str) -> str | None:
-    """Return what is wrong with a signature pattern (shell wildcards), None when it can match a signature."""
+    """The fault of a signature pattern (shell wildcards); None when it can match a signature."""
     kind, at, site = pattern.partition("@")
     if not at:
         if pattern in BARE_KINDS or (pattern.startswith(CRASH) and pattern != CRASH):

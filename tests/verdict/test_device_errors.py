@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specdebug.logs.device import assertion_in
 from specdebug.run.exceptions import violation_of
-from specdebug.verdict.device_errors import device_failure, device_lost, driver_assertion, noticed_in, out_of_memory
+from specdebug.verdict.device_errors import device_failure, device_lost, noticed_in, out_of_memory
 
 ADVICE = (
     "Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/ for more information.\n"
@@ -85,21 +86,21 @@ def test_exhausted_memory_says_how_much_and_what_to_change() -> None:
 
 
 def test_the_driver_s_assertion_names_probe_kernel_or_file() -> None:
-    found = driver_assertion(f"loading\n{TORCH_ASSERT}{INDEX_ASSERT}")
+    found = assertion_in(f"loading\n{TORCH_ASSERT}{INDEX_ASSERT}")
     assert found is not None
     assert (found.kind, found.site, found.text) == ("oob", "draft_graph.replay.topk_index", PROBE)
-    found = driver_assertion(INDEX_ASSERT * 3)
+    found = assertion_in(INDEX_ASSERT * 3)
     assert found is not None
     assert (found.kind, found.site) == ("assert", "IndexKernel.cu")
     assert "index out of bounds" in found.text
-    found = driver_assertion(TRITON_ASSERT)
+    found = assertion_in(TRITON_ASSERT)
     assert found is not None
     assert (found.kind, found.site) == ("assert", "write_kv_indices")
-    assert driver_assertion(f"{PROBE}\nAssertionError: no\n") is None
+    assert assertion_in(f"{PROBE}\nAssertionError: no\n") is None
 
 
 def test_a_long_message_that_torch_has_cut_still_names_its_probe() -> None:
-    found = driver_assertion(TORCH_ASSERT.replace("value not below 2048", "value not bel"))
+    found = assertion_in(TORCH_ASSERT.replace("value not below 2048", "value not bel"))
     assert found is not None
     assert (found.kind, found.site) == ("oob", "draft_graph.replay.topk_index")
 

@@ -55,10 +55,7 @@ class Accept(Oracle):
 
 
 def over_before(position: int | None, accept_lengths: Sequence[int]) -> list[int]:
-    """Accept lengths of the verifies whose tokens all lie before an output position; None: of all of them.
-
-    The first output token is the prefill's.
-    """
+    """Accept lengths of the verifies before an output position (None: of all); the first token is the prefill's."""
     ends = accumulate(accept_lengths, initial=1)
     next(ends)
     return [n for n, end in zip(accept_lengths, ends, strict=True) if position is None or end <= position]

@@ -1,4 +1,4 @@
-"""What an oracle is, and what all of them share.
+"""The protocol of oracles, and what all of them share.
 
 An oracle states in ``needs`` what a session must be able to show; one whose needs a session does not meet is not made,
 and the run lists it under ``cannot_show``. The others are told of what happens and hand violations to ``bench.report``.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Reference(Protocol):
-    """What oracles ask of the dense model."""
+    """The dense model, as oracles see it."""
 
     def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float], list[float]]: ...
 
@@ -33,7 +33,7 @@ class Reference(Protocol):
 
 @dataclass(frozen=True)
 class OracleSettings:
-    """Which oracles judge, and by what measure. ``zero_fill``: unwritten draft KV is zeroed on a hit by policy.
+    """The oracles that judge, and their measures. ``zero_fill``: unwritten draft KV is zeroed on a hit by policy.
     ``each_step``: after every step, too, target KV included. ``min_ratio``: of the accept length of a cache hit and of
     the same prompt cold; None: not compared. ``more``: options of oracles that plugins add, by name."""
 
@@ -51,8 +51,7 @@ class OracleSettings:
 
 @dataclass
 class Bench:
-    """What the oracles of one run share. ``looks`` counts by oracle how often it compared something with the
-    reference."""
+    """The oracles of one run share it. ``looks``: by oracle, how often it compared something with the reference."""
 
     settings: OracleSettings
     reference: Reference | None
@@ -82,7 +81,7 @@ class Bench:
         return steps[position] if position < len(steps) else self.step
 
     def place(self, request: Any, position: int) -> str:
-        """Where in a request's life a position lies."""
+        """The part of a request's life in which a position lies."""
         if position == request.cached_tokens - 1:
             return "the last of the cached prefix"
         if position < request.cached_tokens:
@@ -93,11 +92,8 @@ class Bench:
 
 
 class Oracle:
-    """Looks at a run and reports what is wrong. Every method does nothing unless an oracle overrides it.
-
-    ``session`` arguments are what the session calls itself: of the embedded engine the engine, which has the same
-    methods for reading memory.
-    """
+    """Looks at a run and reports what is wrong. Every method does nothing unless an oracle overrides it. ``session`` is
+    the session's word for itself: of the embedded engine the engine, which has the same methods for reading memory."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Ability]] = frozenset()
@@ -109,8 +105,8 @@ class Oracle:
 
     @classmethod
     def asked(cls, settings: OracleSettings) -> bool:
-        """Whether a run of these settings wants this oracle."""
-        return cls.name in settings.more
+        """Return True if a run of these settings wants this oracle; they have a field of each shipped one's name."""
+        return cls.name in settings.more or bool(getattr(settings, cls.name, False))
 
     def on_prefilled(self, session: Any, request: Any) -> None:
         """A request's prompt has its KV."""
@@ -131,5 +127,5 @@ class Oracle:
         """The workload is served."""
 
     def notes(self) -> Iterator[str]:
-        """What is to be said of the run, whatever its verdict."""
+        """Sentences on the run, whatever its verdict."""
         return iter(())

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
+from specdebug.run.oracles.base import Bench, Oracle
 from specdebug.run.oracles.kv import report_first_bad
 
 
@@ -26,19 +26,6 @@ class DraftKV(Oracle):
         super().__init__(bench)
         self.zero_filled: dict[str, int] = {}
         """By request: positions whose draft KV was zero-filled by policy, and so not compared."""
-
-    @classmethod
-    def asked(cls, settings: OracleSettings) -> bool:
-        return settings.draft_kv
-
-    def on_prefilled(self, session: Any, request: Any) -> None:
-        self._compare(session, request)
-
-    def on_finishing(self, session: Any, request: Any) -> None:
-        self._compare(session, request)
-
-    def on_going(self, session: Any, request: Any) -> None:
-        self._compare(session, request)
 
     def notes(self) -> Iterator[str]:
         for rid, count in self.zero_filled.items():
@@ -62,3 +49,5 @@ class DraftKV(Oracle):
         kept = (~skipped).nonzero().flatten()
         pairs = ((ours[0][kept], expected[0][kept]), (ours[1][kept], expected[1][kept]))
         report_first_bad(self.bench, "draft", request, stop, pairs, lambda row: int(kept[row]))
+
+    on_prefilled = on_finishing = on_going = _compare

@@ -1,4 +1,4 @@
-"""How keys and values are compared with the reference's."""
+"""Comparison of keys and values with the reference's."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ written from another token or state, or not at all, is off by a good part of its
 
 
 def first_bad_position(ours: Tensor, expected: Tensor, tolerance: float) -> tuple[int, float] | None:
-    """First row of [n, heads, D] that is off by more than ``tolerance`` of its norm, and by how much; else
-    None."""
+    """First row of [n, heads, D] that is off by more than ``tolerance`` of its norm, and by how much; else None."""
     difference = (ours.float() - expected).flatten(1).norm(dim=1)
     off = difference / expected.flatten(1).norm(dim=1).clamp_min(1e-6)
     bad = ~(off <= tolerance)  # written so that NaN is bad
@@ -38,10 +37,8 @@ def report_first_bad(
     pairs: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]],
     position_of: Callable[[int], int] = int,
 ) -> None:
-    """Report the first position of [0, stop) whose key or value is off, as ``mismatch@<what>_kv``.
-
-    pairs: keys, then values; each ours and the reference's, rows [n, heads, D]. position_of: a row's position.
-    """
+    """Report the first position of [0, stop) whose key or value is off, as ``mismatch@<what>_kv``. ``pairs``: keys,
+    then values; each ours and the reference's, rows [n, heads, D]. ``position_of``: a row's position."""
     for name, (ours, expected) in zip(("key", "value"), pairs, strict=True):
         found = first_bad_position(ours, expected, KV_TOLERANCE[bench.settings.dtype])
         if found is None:

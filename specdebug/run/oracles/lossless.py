@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdebug.run.oracles.base import Oracle, OracleSettings, Reference
+from specdebug.run.oracles.base import Oracle, Reference
 from specdebug.verdict.outcome import Tie, Violation
 
 TIE_MARGIN = {"float32": 1e-4, "float16": 3e-3, "bfloat16": 2.5e-2}
@@ -29,11 +29,8 @@ for deeper models and is still far below what a wrong token is off by.
 
 @dataclass(frozen=True)
 class Losslessness:
-    """What the lossless oracle says of one request: positions (of the output) that are wrong, and ties.
-
-    ``choices``, ``gaps``: at every position the reference's token, and by how many logits it prefers that to the
-    output's; ``allowed``: by how many it may.
-    """
+    """The lossless oracle's verdict on a request: output positions that are wrong, and ties. ``choices``, ``gaps``: at
+    every position the reference's token, and by how many logits it prefers that; ``allowed``: by how many it may."""
 
     wrong: tuple[int, ...]
     ties: tuple[Tie, ...]
@@ -57,11 +54,9 @@ def judge_output(
     allowed = [tie_margin * size for size in sizes]
     judged = zip(output_ids, choices, gaps, allowed, strict=True)
     for position, (token, choice, gap, most) in enumerate(judged):
-        if token == choice:
-            continue
-        if gap <= most:
+        if token != choice and gap <= most:
             ties.append(Tie(position, gap, most, token, choice))
-        else:
+        elif token != choice:
             wrong.append(position)
     return Losslessness(tuple(wrong), tuple(ties), tuple(choices), tuple(gaps), tuple(allowed))
 
@@ -70,10 +65,6 @@ class Lossless(Oracle):
     """Compares outputs of greedy requests with the reference's."""
 
     name = "lossless"
-
-    @classmethod
-    def asked(cls, settings: OracleSettings) -> bool:
-        return settings.lossless
 
     def on_finishing(self, session: Any, request: Any) -> None:
         self._compare(request, ended=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdebug.run.oracles.base import Oracle, OracleSettings
+from specdebug.run.oracles.base import Oracle
 from specdebug.targets.base import Session
 from specdebug.verdict.outcome import Violation
 
@@ -12,10 +12,6 @@ class PoolsOracle(Oracle):
 
     name = "pools"
     needs = frozenset({"pools"})
-
-    @classmethod
-    def asked(cls, settings: OracleSettings) -> bool:
-        return settings.pools
 
     def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
         for problem in () if failed or last else session.check_pools():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specdebug.plugins import PluginRegistry
 from specdebug.run.oracles.accept import Accept
-from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
+from specdebug.run.oracles.base import Bench, Oracle
 from specdebug.run.oracles.draft_kv import DraftKV
 from specdebug.run.oracles.guards import Guards
 from specdebug.run.oracles.lossless import Lossless
@@ -34,16 +34,11 @@ class CannotShow:
         return f"{self.oracle}: this target cannot show {', '.join(SHOWN[each] for each in self.lacks)}"
 
 
-def wanted(settings: OracleSettings) -> list[type[Oracle]]:
-    """The oracles that a run of these settings asks for. Raises PluginError for a plugin that cannot be used."""
-    added = [_ADDED[name] for name in settings.more]
-    return [each for each in ORACLES if each.asked(settings)] + added
-
-
 def oracles_of(bench: Bench, shows: Collection[Ability]) -> tuple[list[Oracle], list[CannotShow]]:
     """The oracles that look at a run, and those that would but cannot be shown what they need. Raises PluginError."""
     looking, blind = list[Oracle](), list[CannotShow]()
-    for kind in wanted(bench.settings):
+    added: list[type[Oracle]] = [_ADDED[name] for name in bench.settings.more]
+    for kind in (*(each for each in ORACLES if each.asked(bench.settings)), *added):
         lacks = tuple(sorted(kind.needs - set(shows)))
         if lacks:
             blind.append(CannotShow(kind.name, lacks))

@@ -11,10 +11,8 @@ from specdebug.run.oracles.kv import report_first_bad
 
 
 class TargetKV(Oracle):
-    """Compares the target's cache of a request with the reference's, all layers of a position together.
-
-    In float32 only: how far half precision moves deep layers' KV was not measured.
-    """
+    """Compares the target's cache of a request with the reference's, all layers of a position together. In float32
+    only: how far half precision moves deep layers' KV was not measured."""
 
     name = "target_kv"
     needs = frozenset({"kv"})
@@ -22,12 +20,6 @@ class TargetKV(Oracle):
     @classmethod
     def asked(cls, settings: OracleSettings) -> bool:
         return settings.each_step and settings.lossless and settings.dtype == "float32"
-
-    def on_finishing(self, session: Any, request: Any) -> None:
-        self._compare(session, request)
-
-    def on_going(self, session: Any, request: Any) -> None:
-        self._compare(session, request)
 
     @torch.no_grad()
     def _compare(self, session: Any, request: Any) -> None:
@@ -41,3 +33,5 @@ class TargetKV(Oracle):
             for ours, want in zip(session.target_kv(request, 0, stop), expected, strict=True)
         )
         report_first_bad(self.bench, "target", request, stop, (keys, values))
+
+    on_finishing = on_going = _compare

@@ -1,11 +1,10 @@
-"""The search does not know this besides the culprit: how often the bug shows, how often a trial fails without it, and
-whether either changes from one period to the next.
+"""Unknowns besides the culprit: how often the bug shows, how often a trial fails without it, and if that changes.
 
 A trial whose set holds the culprit fails with probability 1 - (1 - r)(1 - f), any other with f. Both rates live on a
 grid. Periods are a hidden Markov chain over the sequence of trials (Rabiner, "A tutorial on hidden Markov models",
 1989): *steady*, which never changes; and calm, *bad* (nearly anything fails), *rough* (half of anything does) and
-*quiet* (the bug does not show), between which a machine may drift. Prior weight decides how
-readily a run of equal outcomes is put down to a period.
+*quiet* (the bug does not show), between which a machine may drift. Prior weight decides how readily a run of equal
+outcomes is put down to a period.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ USELESS = 0.05  # share of "none" where the test fails so often, whatever is swi
 
 @dataclass(frozen=True)
 class Prior:
-    """Prior weights. The defaults are justified in docs/bisect.md.
+    """Prior weights. docs/bisect.md justifies the defaults.
 
     Args:
         none: probability that no candidate is to blame.
@@ -39,7 +38,7 @@ class Prior:
         exact: probability of a deterministic test: manifest rate 1, no false failure.
         clean: otherwise, share of false-failure rates that are 0; the rest spread over 0.01 to 0.1, the manifest rate
             evenly in log over 0.1 to 1.
-        drifting: probability that such periods occur at all.
+        drifting: probability that periods occur at all.
         onset: chance a trial that a calm period ends.
         length: mean length of a bad, rough or quiet period, in trials.
     """
@@ -65,7 +64,7 @@ class Grid:
 
     @classmethod
     def of(cls, prior: Prior, manifest: Floats, false: Floats, false_weights: Floats) -> Grid:
-        """Every pair of a manifest rate (evenly weighted, the first is 1) and a false-failure rate (the first is 0)."""
+        """Return every pair of a manifest rate (evenly weighted, the first is 1) and a false-failure rate (from 0)."""
         rows = len(manifest)
         guilty = (1 - prior.exact) * np.outer(np.full(rows, 1 / rows), false_weights).ravel()
         guilty[0] += prior.exact
@@ -111,9 +110,8 @@ class Nuisance:
             return np.concatenate([getattr(fine, name), *(share * one for share in by_period)])
 
         same = np.ones(len(PERIODS))
-        self.manifest, self.false_failure, self.background = (
-            spread(name, same) for name in ("manifest", "false_failure", "background")
-        )
+        self.manifest, self.false_failure = spread("manifest", same), spread("false_failure", same)
+        self.background = spread("background", same)
         self.guilty, self.never = spread("guilty", drifting), spread("never", drifting)
         self.steady = len(fine.guilty)
         self.guilty[: self.steady] *= 1 - prior.drifting

@@ -1,4 +1,4 @@
-"""The result that a search hands back."""
+"""The answer and the rates that a search hands back."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Rates:
-    """The rate at which the bug shows when it can (given that there is a culprit), and at which a trial
-    fails without it."""
+    """The rate at which the bug shows when it can, if there is a culprit, and at which a trial fails without it."""
 
     manifest: Rate
     false_failure: Rate

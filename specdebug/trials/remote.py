@@ -1,7 +1,5 @@
-"""Sources made anew on another machine: what is needed travels, content is read from that machine's own folders.
-
-For one trial at a time each. ``folders`` are the content folders beside what is shipped.
-"""
+"""Sources made anew on another machine, for one trial at a time each. What is needed travels; content is read from that
+machine's own folders and from ``folders``."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def command_source(command: Sequence[str], folders: Sequence[Path], timeout_s: float | None) -> TrialSource:
-    """A command's. Raises CommandError or ContentError where it cannot be tried there."""
+    """Return a command's source. Raises CommandError or ContentError where it cannot be tried there."""
     from specdebug.scenario.library import Library
     from specdebug.trials.command import CommandSource
 
@@ -27,7 +25,7 @@ def command_source(command: Sequence[str], folders: Sequence[Path], timeout_s: f
 def fault_source(
     scenario: Scenario, folders: Sequence[Path], arm: str, faults: Sequence[Fault], timeout_s: float | None
 ) -> TrialSource:
-    """A scenario's with faults. Raises ScenarioTrialError, BadFault or ContentError where it cannot be tried there."""
+    """Return a scenario's with faults. Raises ScenarioTrialError, BadFault or ContentError where it cannot be tried."""
     from specdebug.scenario.library import Library
     from specdebug.trials.faults import FaultSource
 
@@ -37,7 +35,7 @@ def fault_source(
 def scenario_source(
     scenario: Scenario, folders: Sequence[Path], arm: str, options: Sequence[str], timeout_s: float | None
 ) -> TrialSource:
-    """A scenario's. Raises ScenarioTrialError or ContentError where it cannot be tried there."""
+    """Return a scenario's. Raises ScenarioTrialError or ContentError where it cannot be tried there."""
     from specdebug.scenario.library import Library
     from specdebug.trials.scenario import ScenarioSource
 

@@ -32,28 +32,22 @@ UNTESTABLE = 20
 
 
 class Chooser(Protocol):
-    """Picks trials and draws conclusions: see ``specdebug.bisect``."""
+    """Picks trials and draws conclusions: see ``specdebug.bisect.search``."""
 
-    def next_trial(self, pending: Sequence[frozenset[str]] = ()) -> frozenset[str]:
-        """Return what to switch on next."""
+    def next_trial(self, pending: Sequence[frozenset[str]] = ()) -> frozenset[str]: ...
 
-    def observe(self, reverted: frozenset[str], failed: bool | None) -> None:
-        """Take in a result."""
+    def observe(self, reverted: frozenset[str], failed: bool | None) -> None: ...
 
-    def posterior(self, top: int) -> list[tuple[frozenset[str], float]]:
-        """The likeliest culprit sets."""
+    def posterior(self, top: int) -> list[tuple[frozenset[str], float]]: ...
 
     @property
-    def answer(self) -> Answer | None:
-        """The culprits once they are certain enough."""
+    def answer(self) -> Answer | None: ...
 
     @property
-    def rates(self) -> Rates:
-        """Return how often it fails."""
+    def rates(self) -> Rates: ...
 
     @property
-    def stalled(self) -> bool:
-        """Return whether going on is of no use."""
+    def stalled(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -106,11 +100,9 @@ Watcher = inorder.Watcher[Standing]
 
 
 class Search:
-    """One search.
+    """One search among a source's trials, kept in a journal.
 
     Args:
-        source: runs the trials.
-        journal: keeps them; those in it are not run again.
         chooser: makes what picks trials, in its first state.
         opening: what the first trials switch on, until it is known how things fail.
         seed: of the trials' own seeds.
@@ -139,8 +131,8 @@ class Search:
         self._masked = False
 
     def run(self, watcher: Watcher) -> Findings:
-        """Search to the end. Whatever stops it, what was measured is in the journal, and the findings say how far it
-        came; the source is closed."""
+        """Search to the end, and close the source. Whatever stops it, what was measured is in the journal, and the
+        findings say how far it came."""
         reason, trouble = self._in_order.run(lambda: self._run(watcher))
         answer = self._chooser.answer if reason == "answered" else None
         silent = sum(r.outcome == "pass" and trial.reverted == self._opening for trial, r in self._counted)
@@ -158,7 +150,6 @@ class Search:
                 return reason
 
     def _pick(self, pending: Sequence[frozenset[str]]) -> frozenset[str]:
-        """Return what the next trial switches on."""
         if not self._clusters.settled:
             return self._opening
         if pending.count(CONTROL) < self._controls_due():
@@ -189,7 +180,7 @@ class Search:
         return "stalled" if self._masked and self._clusters.settled and self._chooser.stalled else None
 
     def _controls_due(self) -> int:
-        """Trials with nothing switched on that are still to count before the chooser's answer is given."""
+        """Return how many trials with nothing switched on must still count before the chooser's answer is given."""
         answer = self._chooser.answer
         if answer is None or not answer.culprits:
             return 0

@@ -45,6 +45,6 @@ class TrialResult:
 
 
 def trial_seed(seed: int, number: int) -> int:
-    """The seed of one trial of a search: 31 bits that depend on both numbers and on nothing else."""
+    """Return a trial's seed: 31 bits that depend on both numbers and on nothing else."""
     digest = hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1

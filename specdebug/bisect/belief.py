@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdebug.bisect.nuisance import HIT, MISSED, NEVER, RATE_GRID, Floats, Nuisance
-from specdebug.bisect.results import Rate, Rates
 from specdebug.reproducible import GRID, on_grid, total
 
 Bools = NDArray[np.bool_]
@@ -17,6 +17,23 @@ JOINT_GRID = GRID / RATE_GRID
 """Probabilities are rounded to multiples of this before they are multiplied by rates and added up."""
 SMALL = 2.0**-12
 """A joint posterior with a smaller sum is scaled up first, or its grid would be too coarse."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Posterior mean and central 90% interval of a rate."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rate at which the bug shows when it can, if there is a culprit, and at which a trial fails without it."""
+
+    manifest: Rate
+    false_failure: Rate
 
 
 class Belief:

@@ -17,15 +17,10 @@ from specdebug.bisect.search import BayesianSearch
 class Bisector(BayesianSearch[frozenset[str]]):
     """Bayesian search over "none", every single and every pair of candidates; a trial is the set switched on.
 
-    Args:
-        candidates: names, all different.
-        confidence: posterior probability at which there is an answer.
-        max_culprits: 1 leaves pairs out.
-        seed: draws the order of the candidates, the last of what ties are broken by (``design``).
-        prior: weights before the first trial.
+    There is an answer at the posterior probability ``confidence``. ``max_culprits`` of 1 leaves pairs out. ``seed``
+    draws the order of the candidates, the last of what ties are broken by (``design``).
 
-    Raises:
-        ValueError: no candidates or two of the same name, a confidence outside (0.5, 1), max_culprits not 1 or 2.
+    Raises ValueError for no candidates or two of the same name, a confidence outside (0.5, 1), max_culprits not 1 or 2.
     """
 
     def __init__(

@@ -24,12 +24,8 @@ class OrderedBisector(BayesianSearch[int]):
     the first, and can show any culprit up to ``i``. Of trials that are expected to say equally much (to within
     ``specdebug.reproducible.LEVEL``) the earliest is taken.
 
-    Args:
-        candidates: names in order, the oldest first, all different; thousands are fine.
-        confidence: posterior probability at which there is an answer.
-        prior: weights before the first trial; ``pair`` is of no use here.
-
-    Raises ValueError for no candidates or two of the same name, or a confidence outside (0.5, 1).
+    Thousands of candidates are fine, the oldest first. The prior's ``pair`` is of no use here. Raises ValueError for no
+    candidates or two of the same name, or a confidence outside (0.5, 1).
     """
 
     def __init__(self, candidates: Sequence[str], *, confidence: float = 0.95, prior: Prior | None = None) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from specdebug.bisect.belief import Belief, Bools
+from specdebug.bisect.belief import Belief, Bools, Rates
 from specdebug.bisect.nuisance import Floats, Nuisance, Prior
-from specdebug.bisect.results import Answer, Rates
 from specdebug.reproducible import total
 
 Trial = TypeVar("Trial")
@@ -20,6 +20,14 @@ NOBODY = 0.2  # share of the doubt that "none" may hold when a culprit is named
 SINGLES = 0.4  # share of the doubt that singles may hold when a pair is named
 BRANCHES = 8  # outcomes of running trials that are followed
 STALLED = 0.05  # share of the information in reach; below, nearly every trial that could tell is masked
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A culprit set and the posterior probability that it is exactly right; an empty set says "none of these"."""
+
+    culprits: frozenset[str]
+    probability: float
 
 
 class BayesianSearch(ABC, Generic[Trial]):

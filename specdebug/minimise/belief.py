@@ -1,11 +1,10 @@
 """Infer which elements are needed from trials of the thing with some of them taken away.
 
-Every element is needed with some probability, independently before any trial. A trial without the elements X speaks of
-one statement only, "nothing in X is needed": it is a factor over the elements of X. Belief propagation (Pearl 1988)
-finds the marginals, in log odds, on a graph in which elements that were always taken away together are one variable;
-that graph is nearly a tree, as trials extend what has already been taken away.
-
-``specdebug.reproducible`` computes everything: the same trials give the same bits on any processor.
+Every element is needed with some probability, independently before any trial. A trial without the elements X is a
+factor over these: it speaks only of the statement that nothing in X is needed. Belief propagation (Pearl 1988) finds
+the marginals, in log odds, on a graph that is nearly a tree, as trials extend what has already been taken away, and in
+which elements that were always taken away together are one variable. ``specdebug.reproducible`` computes everything:
+the same trials give the same bits on any processor.
 """
 
 from __future__ import annotations

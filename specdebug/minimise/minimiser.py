@@ -29,10 +29,8 @@ OPENING_TRIALS = 80
 """Or so many times."""
 CLOSING_TRIALS = 12
 """At the end, the smallest is tried so many times with fresh seeds."""
-
 SURE_FAILURES = (4, 2)
 """So often must what a stage ends with have failed with fresh seeds: the first stage, the others."""
-
 _LEAST_RATE = 0.6
 _KNOWN_TO_START = 0.6
 _FALSE_TO_START = 0.012
@@ -58,11 +56,9 @@ class Summary(Generic[C]):
 
     Attributes:
         reason: why it ended: ``silent`` when the whole did not fail (as asked).
-        smallest: the smallest that fails.
-        followed: the signature (or pattern) of the failure.
-        others: other signatures that came up, with how often.
-        whole: failures as followed, and trials, of the whole.
-        left: the same of the smallest, with fresh seeds, at the end.
+        followed: the signature (or pattern) of the failure; ``others`` came up, too, so often.
+        whole: failures as followed, and trials, of the whole; ``left`` the same of the smallest, with fresh seeds, at
+            the end.
         seeds: that fail with the smallest, those that did so last in front.
         trouble: what stopped it, for reason ``trouble``.
     """
@@ -96,13 +92,9 @@ class MinimiseWatcher(Protocol):
 class Minimiser(Generic[C]):
     """One search.
 
-    Args:
-        space: what there is to take away.
-        trials: makes and keeps trials.
-        seeds: a seed that no other trial has, given the trial's number.
-        max_trials: stop with what there is after so many.
-        confidence: every kept element is confirmed needed at this probability.
-        pattern: the signatures to follow (shell wildcards), instead of the most frequent one.
+    ``seeds`` gives a seed that no other trial has, by the trial's number. Every kept element is confirmed needed at
+    the probability ``confidence``. Signatures that fit ``pattern`` (shell wildcards) are followed, instead of the most
+    frequent one.
     """
 
     def __init__(
@@ -154,7 +146,7 @@ class Minimiser(Generic[C]):
 
     def _run(self, watcher: MinimiseWatcher) -> Reason:
         while self._opening_failures() < OPENING_FAILURES and len(self._opening) < OPENING_TRIALS:
-            pair = self._next(self._whole_again)
+            pair = self._next(lambda number, _: (Attempt(number, frozenset(), self._seeds(number)), self._space.start))
             if pair is None:  # there may be no more trials
                 break
             attempt, seen = pair
@@ -175,12 +167,14 @@ class Minimiser(Generic[C]):
             pair = self._next(self._smallest_again)
             if pair is None:
                 return "max-trials"
-            if self._is_closing(pair[0]):
-                self._close(*pair)
-                watcher.closing(pair[1], *self._left)
+            attempt, seen = pair
+            if self._is_closing(attempt):
+                failed = self._is_followed(seen.signature)
+                self._left = self._left[0] + failed, self._left[1] + 1
+                if failed:
+                    self._failing.append(attempt.seed)
+                watcher.closing(seen, *self._left)
         return "done"
-
-    # -- the opening ------------------------------------------------------------------------------------------------
 
     def _opening_failures(self) -> int:
         counts = Counter(seen.signature for _, seen in self._opening if self._may_follow(seen.signature))
@@ -211,11 +205,6 @@ class Minimiser(Generic[C]):
             return self._may_follow(signature)
         return signature is not None and signature == self._followed
 
-    def _whole_again(self, number: int, pending: Sequence[Attempt]) -> tuple[Attempt, C]:
-        return Attempt(number, frozenset(), self._seeds(number)), self._space.start
-
-    # -- the end ----------------------------------------------------------------------------------------------------
-
     def _smallest_again(self, number: int, pending: Sequence[Attempt]) -> tuple[Attempt, C] | None:
         if self._left[1] + sum(map(self._is_closing, pending)) >= CLOSING_TRIALS:
             return None
@@ -223,14 +212,6 @@ class Minimiser(Generic[C]):
 
     def _is_closing(self, attempt: Attempt) -> bool:
         return attempt.gone == self._gone and not self._is_known(attempt)
-
-    def _close(self, attempt: Attempt, seen: Seen) -> None:
-        failed = self._is_followed(seen.signature)
-        self._left = self._left[0] + failed, self._left[1] + 1
-        if failed:
-            self._failing.append(attempt.seed)
-
-    # -- a stage ----------------------------------------------------------------------------------------------------
 
     def _begin_stage(self, stage: Stage[C]) -> SubsetSearch:
         search = SubsetSearch(
@@ -306,8 +287,6 @@ class Minimiser(Generic[C]):
         self._steps.append(step)
         self._under_way = None
         return step
-
-    # -- trials -----------------------------------------------------------------------------------------------------
 
     def _next(
         self, choose: Callable[[int, Sequence[Attempt]], tuple[Attempt, C] | None]

@@ -57,15 +57,12 @@ class TrialRates:
 
 
 def learn(tallies: np.ndarray, fine: np.ndarray, near: np.ndarray, before: TrialRates) -> TrialRates:
-    """Return rates given trials: one step of expectation maximisation.
+    """Return rates given the tallies of candidates (rows) and what to assume where these say little: one step of
+    expectation maximisation. A thing whose failure became much rarer counts as one that lacks something: so the fresh
+    rate has a least value.
 
-    A thing whose failure became much rarer counts as one that lacks something: so the fresh rate has a least value.
-
-    Args:
-        tallies: trials of every candidate, a row each.
-        fine: of each, the probability that nothing needed is gone.
-        near: of each, how much its rate says of the present one (0 to 1).
-        before: what to assume where trials say little.
+    ``fine`` is each candidate's probability that nothing needed is gone, ``near`` how much its rate says of the present
+    one (0 to 1).
     """
     seen, weight, gone = tallies.astype(float), fine * near, 1 - fine
 

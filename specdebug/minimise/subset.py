@@ -54,7 +54,6 @@ class SubsetSearch:
     """The search over ``size`` elements; it has no state but what it was told.
 
     Args:
-        rates: to begin with.
         fresh: gives seeds that were never used.
         failing: seeds that fail with nothing taken away, those to use first in front.
         possible: says if some elements can be taken away together; asked before they are tried.

@@ -11,7 +11,6 @@ from specdebug.scenario.grammar import (
     MAX_GROUPS,
     Arm,
     Expectation,
-    Prompt,
     Scenario,
     SharedPrefixPrompt,
     WorkloadGroup,
@@ -86,7 +85,8 @@ def _singles(group: WorkloadGroup, scenario: Scenario) -> list[WorkloadGroup]:
         return [group]
     prompt = group.prompt
     if isinstance(prompt, SharedPrefixPrompt) and prompt.name is None:
-        prompt = replace(prompt, name=_unused(group.id, _prefix_names(scenario)))
+        prefixes = {getattr(other.prompt, "name", "") for other in scenario.workload}
+        prompt = replace(prompt, name=_unused(group.id, prefixes))
     taken = {other.id for other in scenario.workload}
     rounds = 1 if group.turns is None else group.turns.rounds
     singles = []
@@ -119,11 +119,6 @@ def _readdressed(fault: Fault, names: Mapping[str, tuple[str, ...]]) -> Fault:
         return fault
     group, number, *turn = fault.request.split(".")
     return replace(fault, request=".".join([names[group][int(number)], "0", *turn]))
-
-
-def _prefix_names(scenario: Scenario) -> set[str]:
-    prompts: list[Prompt | None] = [group.prompt for group in scenario.workload]
-    return {p.name for p in prompts if isinstance(p, SharedPrefixPrompt) and p.name is not None}
 
 
 def _unused(name: str, taken: set[str]) -> str:

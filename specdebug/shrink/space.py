@@ -53,7 +53,8 @@ class ScenarioSpace:
         """Return the requests first; then their numbers, round by round; then the engine's, which small requests need
         less of."""
         if self._elements is None:
-            self._elements = self._requests()
+            whole, names = self._current, tuple(group.id for group in self._current.workload)
+            self._elements = Elements("requests", names, lambda gone: dropped(whole, gone))
             return self._elements
         self._knobs = []
         for knobs in (request_knobs, engine_knobs):
@@ -70,10 +71,6 @@ class ScenarioSpace:
         for index, knob in enumerate(self._knobs):
             if index not in removed:
                 self._rejected[knob.label] = max(knob.target, self._rejected.get(knob.label, -1))
-
-    def _requests(self) -> Elements:
-        whole = self._current
-        return Elements("requests", tuple(group.id for group in whole.workload), lambda gone: dropped(whole, gone))
 
     def _numbers(self, knobs: tuple[Knob, ...]) -> Elements:
         whole = self._current

@@ -28,14 +28,7 @@ _GROUP_KIND = "accept-drop@"
 
 
 class ShrunkSource(WarmSource):
-    """Runs the only arm of scenarios of which something was taken away.
-
-    Args:
-        space: the whole.
-        packs: the arm's probe packs.
-        toggles: the fixes it reverts.
-        jobs: how many trials may run at a time.
-    """
+    """Runs the only arm of scenarios of which something was taken away: its probe packs, the fixes it reverts."""
 
     candidates: tuple[Candidate, ...] = ()  # what can be taken away is known stage by stage
 

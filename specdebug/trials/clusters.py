@@ -2,11 +2,10 @@
 
 A search follows one signature. A failure with another is no verdict on it if it ended the run, for it may only have
 come first, nor if the followed one was found after it, for that may be its consequence. Of a run that went on to its
-end and found nothing of the kind it is a verdict: the failure did not show. (To call that no verdict would count only
-the trials in which the other failure let the followed one through.) The one to follow is the most frequent among the
-first trials, which switch everything on, of those that tell of damage (``nan@sampler.logits``) if there are any. An
-exception or an exit code (``error:ReadTimeout``, ``exit:1``) is followed only where nothing better is known, and gives
-way to damage that shows within ``OPENING`` trials, or later if that is not rare beside it.
+end and found nothing of the kind it is a verdict: the failure did not show. The one to follow is the most frequent
+among the first trials, which switch everything on, of those that tell of damage (``nan@sampler.logits``) if there are
+any. An exception or an exit code (``error:ReadTimeout``, ``exit:1``) is followed only where nothing better is known,
+and gives way to damage that shows within ``OPENING`` trials, or later if that is not rare beside it.
 """
 
 from __future__ import annotations

@@ -35,16 +35,8 @@ class CommandError(SpecDebugError):
 
 
 class CommandSource(ThreadedSource):
-    """Runs a command with fixes reverted.
-
-    Args:
-        command: the program and its arguments.
-        registry: whose toggles are the candidates.
-        capacity: how many commands may run at a time.
-        timeout_s: after this, one is killed and has failed with ``hang``.
-
-    Raises CommandError when there is no such program.
-    """
+    """Runs a command with fixes of a registry reverted. One that takes longer than ``timeout_s`` is killed and has
+    failed with ``hang``. Raises CommandError when there is no such program."""
 
     def __init__(
         self, command: Sequence[str], registry: Registry, *, capacity: int = 1, timeout_s: float | None = None

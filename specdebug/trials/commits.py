@@ -1,11 +1,9 @@
 """Trials of a command at the commits of a git repository, each checked out in a worktree beside the user's own.
 
 A trial's set holds the one commit that is checked out, or nothing for the good one. Only first parents are followed,
-so a merge counts as one commit.
-
-Worktrees lie in the temporary folder, one for each trial that may run at a time, and go from commit to commit as git
-does: files that the repository ignores (what was built) stay. They are removed at the end; those of a process that was
-killed are removed by the next.
+so a merge counts as one commit. Worktrees lie in the temporary folder, one for each trial that may run at a time, and
+go from commit to commit as git does: files that the repository ignores (what was built) stay. They are removed at the
+end; those of a process that was killed are removed by the next.
 """
 
 from __future__ import annotations
@@ -92,7 +90,6 @@ class CommitSource(ThreadedSource):
         repo: a folder of the repository.
         good, bad: where the command does not fail, and where it does; ``good`` an ancestor of ``bad``.
         build: a shell command to run after a checkout. A commit where it fails is untestable.
-        capacity: how many commits may be tried at a time.
         timeout_s: after this, the command is killed and has failed with ``hang``.
 
     Raises CommitsError when there is no such repository or commit, or ``good`` is no ancestor of ``bad``; CommandError
@@ -114,7 +111,8 @@ class CommitSource(ThreadedSource):
         self.top = top_of(repo)
         self._good, self._bad = (commit_of(self.top, name, option) for name, option in ((good, "good"), (bad, "bad")))
         self.candidates = between(self.top, self._good, self._bad, (good, bad))
-        self._folder = _folder_within(self.top, Path.cwd())
+        top, here = self.top.resolve(), Path.cwd().resolve()
+        self._folder = here.relative_to(top) if here.is_relative_to(top) else Path()
         self._command = self._located(command)
         self._build = build
         self._timeout_s = timeout_s
@@ -177,7 +175,7 @@ class CommitSource(ThreadedSource):
         slot.commit, slot.ready = commit, False
         if fresh:
             with self._lock:  # git's list of worktrees is one for all
-                words = ("-C", str(self._top), "worktree", "add", "--quiet", "--detach", "--force", str(slot.path))
+                words = ("-C", str(self.top), "worktree", "add", "--quiet", "--detach", "--force", str(slot.path))
                 status, output = self._git(*words, commit)
         else:
             status, output = self._git("-C", str(slot.path), "checkout", "--quiet", "--detach", "--force", commit)
@@ -216,7 +214,7 @@ class CommitSource(ThreadedSource):
         words: list[str] = []
         for word in command:
             file = here / word
-            ours = not Path(word).is_absolute() and _is_file(file) and not self._has(self._folder / word)
+            ours = not Path(word).is_absolute() and os.path.isfile(file) and not self._has(self._folder / word)
             words.append(str(file.resolve()) if ours and (words or os.sep in word) else word)
         program = words[0]
         if os.sep not in program or Path(program).is_absolute() or not self._has(self._folder / program):
@@ -227,13 +225,6 @@ class CommitSource(ThreadedSource):
         """Return True if the bad commit holds a file."""
         name = os.path.normpath(path)
         return not name.startswith("..") and ask(self.top, "cat-file", "-e", f"{self._bad}:{name}") is not None
-
-
-def _folder_within(top: Path, here: Path) -> Path:
-    try:
-        return here.resolve().relative_to(top.resolve())
-    except ValueError:
-        return Path()
 
 
 def _make_root(top: Path) -> Path:
@@ -259,10 +250,3 @@ def _remove(top: Path, root: Path) -> None:
         ask(top, "worktree", "remove", "--force", str(slot))
     shutil.rmtree(root, ignore_errors=True)
     ask(top, "worktree", "prune")
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False

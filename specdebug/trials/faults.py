@@ -28,10 +28,8 @@ class FaultSource(WarmSource):
     """Runs one arm of a scenario again and again, with different faults. ``declared`` are those in the file.
 
     Args:
-        library: where packs, the arm's own fixes and the corpus come from.
         faults: candidates beside those that the arm declares.
         arm: the arm to run; by default the first that declares faults, else the first that reverts nothing.
-        jobs: how many trials may run at a time.
         timeout_s: of a trial, instead of the scenario's own.
 
     Raises ScenarioTrialError when there is no such arm, fewer than two faults, or one of them twice; BadFault when one

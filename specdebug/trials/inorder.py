@@ -1,9 +1,8 @@
 """Trials that count in the order of their numbers, whichever ends first, and are kept in a journal as they end.
 
-A failure that ends early must not count before the passes that were begun before it, or a rate would depend on how long
-they take. And a trial is chosen when exactly those count that are at least ``2 * capacity - 1`` before it: so the same
-results give the same trials however the work is timed, killed and resumed. A slow trial delays the others only once
-that many are ahead of it.
+A failure that ends early must not count before passes begun before it, or a rate would depend on how long they take.
+A trial is chosen when exactly those count that are at least ``2 * capacity - 1`` before it: so the same results give
+the same trials however the work is timed, killed and resumed. A slow trial delays others only so many ahead of it.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ class InOrder:
         """Return the next trial that counts, of a search to which any trial that was ever made says something.
 
         Not to be called once ``max_trials`` count. ``choose`` says what a trial switches on, given the same of those
-        that were chosen and do not count yet; it is not asked about a trial that the journal has. The rest is as in
-        :meth:`next_chosen`.
+        that were chosen and do not count yet, unless the journal has it. The rest is as in :meth:`next_chosen`.
         """
 
         def chosen(number: int, pending: Sequence[Trial]) -> Trial:
@@ -83,13 +81,10 @@ class InOrder:
     ) -> tuple[Trial, TrialResult] | None:
         """Return the next trial that counts; None once all that were chosen count, and no other is to be.
 
-        Args:
-            choose: the trial of a number, given those that were chosen and do not count yet; None if, as long as these
-                do not count, there is none to make. The journal's trial of that number takes its place.
-            moved: called before every wait.
-
-        Raises SpecDebugError when a trial cannot be run, or not be kept; KeyboardInterrupt when this process was asked
-        to end.
+        ``choose`` gives the trial of a number, given those that were chosen and do not count yet; None if, as long as
+        these do not count, there is none to make. The journal's trial of that number takes its place. ``moved`` is
+        called before every wait. Raises SpecDebugError when a trial cannot be run, or not be kept; KeyboardInterrupt
+        when this process was asked to end.
         """
         while True:
             interrupts.check()

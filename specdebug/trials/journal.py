@@ -72,8 +72,7 @@ class Journal:
 
     Args:
         path: the file; it and its folder are made if need be.
-        identity: what the trials belong to.
-        about: the same for a reader.
+        identity: what the trials belong to; ``about`` says the same for a reader.
         fresh: begin anew; a journal that is there is kept under another name (see ``kept``), in the place of the one
             that was kept before. One without a trial is not kept.
 
@@ -114,7 +113,8 @@ class Journal:
         row: tuple[object, ...] = (trial.number, json.dumps(sorted(trial.reverted)), trial.seed)
         besides = None if result.besides is None else json.dumps(result.besides)
         row += (result.outcome, result.signature, float(result.seconds), besides)
-        with self._trouble(f"; {_lost(trial, result)}"):
+        failed = f" {result.signature}" if result.signature else ""
+        with self._trouble(f"; trial {trial.number} ({result.outcome}{failed}) is not in it and will be run again"):
             assert self._database is not None
             self._database.execute("BEGIN IMMEDIATE")
             self._database.execute(
@@ -327,8 +327,3 @@ def _digest(row: Sequence[object]) -> str | None:
 def _quoted(text: str) -> str:
     as_text = text.encode(errors="backslashreplace").decode()  # a command's words may be bytes that are none
     return "'" + as_text.replace("\0", "").replace("'", "''") + "'"
-
-
-def _lost(trial: Trial, result: TrialResult) -> str:
-    signature = f" {result.signature}" if result.signature else ""
-    return f"trial {trial.number} ({result.outcome}{signature}) is not in it and will be run again"

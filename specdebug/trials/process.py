@@ -49,10 +49,8 @@ class Processes:
         self._closed = False
 
     def run(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_s: float | None = None) -> Ended:
-        """Run a command to its end; at its deadline its process group is killed.
-
-        Raises CommandStopped when everything is being closed, OSError when it cannot be started.
-        """
+        """Run a command to its end; at its deadline its process group is killed. Raises CommandStopped when everything
+        is being closed, OSError when it cannot be started."""
         begun = time.monotonic()
         with self._lock:
             if self._closed:

@@ -6,8 +6,8 @@ number; only a result that came back is seen, so nothing is counted for the lost
 run at a time does not shrink with the cluster: those without a worker wait for one, and the search picks the same
 trials as it would on this machine with as many jobs.
 
-Nothing is shipped: every node needs the same specdebug, content folders and command, in the same places. Workers
-compare their source's identity with ours before their first trial.
+Every node needs the same specdebug, content folders and command, in the same places; workers compare their source's
+identity with ours before their first trial.
 """
 
 from __future__ import annotations
@@ -55,17 +55,15 @@ class RayExecutorError(SpecDebugError):
 
 
 class RaySource:
-    """Runs the trials of another source on a cluster: what it can be asked is what the source says.
+    """Runs the trials of another source, which is asked for its candidates and its identity only, on a cluster.
 
     Args:
-        source: what this machine would run; asked for its candidates and its identity only.
         make: makes the same with a capacity of 1, on a node, in a folder of the same name as the current one here;
             picklable.
         address: as of ``ray.init``: ``host:port``, ``ray://host:port``, or ``auto`` for the cluster that this machine
             is a node of. Without one ``RAY_ADDRESS`` counts, and else a cluster of this machine alone is started.
         jobs: how many trials may run at a time; as many as the cluster has CPUs (or GPUs, if they need one).
         gpus: GPUs of each worker.
-        patience_s: see :data:`PATIENCE_S`.
 
     Raises RayExecutorError when there is no Ray, no cluster, or one that has no CPU.
     """
@@ -142,7 +140,11 @@ class RaySource:
                     raise
                 raise self._cannot_start(error) from None
             if slot.trial is None:
-                self._take_on(slot, *answer)
+                slot.node, slot.host, trouble = answer
+                if trouble is not None:
+                    raise RayExecutorError(f"node {slot.host} of the Ray cluster cannot run the trials: {trouble}")
+                self._failed_starts = 0
+                self._idle.append(slot)
                 continue
             trial, slot.trial = slot.trial, None
             self._idle.append(slot)
@@ -176,13 +178,6 @@ class RaySource:
         for _ in range(min(self.capacity - len(self._busy), len(self._queue) - starting)):
             slot = _Slot(self._worker.remote())
             self._busy[slot.actor.prepare.remote(self._make, self._folder, self.identity)] = slot
-
-    def _take_on(self, slot: _Slot, node: str, host: str, trouble: str | None) -> None:
-        if trouble is not None:
-            raise RayExecutorError(f"node {host} of the Ray cluster cannot run the trials: {trouble}")
-        slot.node, slot.host = node, host
-        self._failed_starts = 0
-        self._idle.append(slot)
 
     def _lose(self, slot: _Slot, error: Exception) -> None:
         """Take in that a worker is gone: its trial goes first in the queue."""

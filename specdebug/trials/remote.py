@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specdebug.scenario.library import Library
 from specdebug.trials.source import TrialSource
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 def command_source(command: Sequence[str], folders: Sequence[Path], timeout_s: float | None) -> TrialSource:
     """Return a command's source. Raises CommandError or ContentError where it cannot be tried there."""
-    from specdebug.scenario.library import Library
     from specdebug.trials.command import CommandSource
 
     return CommandSource(command, Library(folders).registry, timeout_s=timeout_s)
@@ -26,7 +26,6 @@ def fault_source(
     scenario: Scenario, folders: Sequence[Path], arm: str, faults: Sequence[Fault], timeout_s: float | None
 ) -> TrialSource:
     """Return a scenario's with faults. Raises ScenarioTrialError, BadFault or ContentError where it cannot be tried."""
-    from specdebug.scenario.library import Library
     from specdebug.trials.faults import FaultSource
 
     return FaultSource(Library(folders), scenario, faults=faults, arm=arm, timeout_s=timeout_s)
@@ -36,7 +35,6 @@ def scenario_source(
     scenario: Scenario, folders: Sequence[Path], arm: str, options: Sequence[str], timeout_s: float | None
 ) -> TrialSource:
     """Return a scenario's. Raises ScenarioTrialError or ContentError where it cannot be tried there."""
-    from specdebug.scenario.library import Library
     from specdebug.trials.scenario import ScenarioSource
 
     return ScenarioSource(Library(folders), scenario, arm=arm, options=options, timeout_s=timeout_s)

@@ -25,14 +25,12 @@ class Tally:
     """The counts so far.
 
     Attributes:
-        trials: that count, whatever came of them.
-        resumed: of these, how many were in the journal already.
-        running: trials under way.
+        trials: that count, whatever came of them; ``resumed`` of these were in the journal already.
         runs: trials with a verdict on the failure that is measured; ``failures`` of them showed it.
         untestable: trials that could not have shown it.
         masked: trials that failed in another way, and so say nothing of it.
-        signatures: every signature seen, with its failures, the most frequent first.
-        measured: those of them that are the failure that is measured.
+        signatures: every signature seen, with its failures, the most frequent first; ``measured`` are those of them
+            that are the failure that is measured.
         first: of every signature, the first trial that had it.
     """
 
@@ -63,12 +61,8 @@ Watcher = inorder.Watcher[Tally]
 class RateSampling:
     """One measurement of a source's trials, kept in a journal.
 
-    Args:
-        enough: says, of failures and runs, that these suffice. Asked after every run, in order.
-        reverted: what every trial switches on.
-        seed: of the trials' own seeds.
-        max_trials: stop after so many.
-        pattern: measure these failures only (shell wildcards); by default, any.
+    Every trial switches ``reverted`` on. ``enough`` is asked after every run, in order, if failures and runs suffice.
+    With a ``pattern`` (shell wildcards) only failures that fit it are measured, else any.
     """
 
     def __init__(

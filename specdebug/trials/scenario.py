@@ -39,12 +39,10 @@ class ScenarioSource(WarmSource):
     """Runs one arm of a scenario again and again.
 
     Args:
-        library: where fixes, packs and the corpus come from.
         arm: the arm to run; by default the first that reverts nothing, else the first.
         options: engine options as ``page_size=16``, or, where one goes only with another, several of them as
             ``speculative={eagle_topk: 1, num_draft_tokens: 7}``. They are then the candidates, instead of every fix
             that the arm does not revert itself.
-        jobs: how many trials may run at a time.
         timeout_s: of a trial, instead of the scenario's own.
 
     Raises ScenarioTrialError when there is no such arm or option, or a value that the option cannot have; ContentError

@@ -1,10 +1,8 @@
 """The search: what is known picks the next trial, a source runs it, the journal keeps it, until the answer is certain.
 
-**Determinism.** Trials are picked ahead and count in order (``inorder.py``), so the same results give the same trials
-and the same answer however the work is timed, killed and resumed.
-
-**Controls.** A test that fails at random whatever is switched on can spell a culprit by chance. So before one is named,
-trials with nothing switched on are run until, if they failed as often as with the culprit, one would have shown it.
+Trials count in order (``inorder.py``), so the same results give the same answer however the work is timed. A test that
+fails at random whatever is switched on can spell a culprit by chance. So before one is named, trials with nothing
+switched on are run until, if they failed as often as with the culprit, one would have shown it.
 """
 
 from __future__ import annotations
@@ -55,12 +53,10 @@ class Standing:
     """The state of a search.
 
     Attributes:
-        trials: that count.
-        resumed: of these, how many were in the journal already.
-        followed: the signature that the search is after; None as long as nothing failed.
+        trials: that count; ``resumed`` of these were in the journal already.
+        followed: the signature that the search is after; None as long as nothing failed. ``chosen`` says why.
         signatures: every one seen, the most frequent first.
         posterior: the likeliest culprit sets; the empty one says "none of these".
-        chosen: how ``followed`` was chosen, in words.
     """
 
     trials: int
@@ -79,9 +75,8 @@ class Findings:
     """The result of a search.
 
     Attributes:
-        answer: None when it ended undecided; ``reason`` says why it ended.
-        shown_by: a trial that failed as followed, with as little as possible switched on, and if it can be with the
-            culprits.
+        answer: None when it ended undecided.
+        shown_by: a trial that failed as followed, if possible with the culprits switched on, and with little besides.
         untestable: what was switched on in trials that were untestable, each set once.
         silent: trials with everything of the opening switched on that passed.
         trouble: what stopped it, for reason "trouble".
@@ -102,12 +97,8 @@ Watcher = inorder.Watcher[Standing]
 class Search:
     """One search among a source's trials, kept in a journal.
 
-    Args:
-        chooser: makes what picks trials, in its first state.
-        opening: what the first trials switch on, until it is known how things fail.
-        seed: of the trials' own seeds.
-        max_trials: give up after so many.
-        pattern: the signatures to follow, instead of the most frequent.
+    ``chooser`` makes what picks trials, in its first state. The first trials switch ``opening`` on, until it is known
+    how things fail. Signatures that fit ``pattern`` are followed, instead of the most frequent.
     """
 
     def __init__(

@@ -37,11 +37,9 @@ _RISE = np.diff(_ENTROPY)
 
 
 def entropy(p: Floats) -> Floats:
-    """Return the entropy, in bits, of a coin with each probability (0 to 1, but for rounding).
-
-    The straight line between neighbours of a table: 4e-11 / p too low, 8e-6 where it is worst (near 0 and 1). It is
-    concave, too, so expected information is not negative.
-    """
+    """Return the entropy, in bits, of a coin with each probability (0 to 1, but for rounding): a straight line between
+    neighbours of a table, 8e-6 too low where it is worst (near 0 and 1). It is concave, too, so expected information is
+    not negative."""
     at = np.minimum(np.maximum(p, 0.0), 1.0)
     at *= float(PIECES)
     piece = at.astype(np.intp)
@@ -52,13 +50,9 @@ def entropy(p: Floats) -> Floats:
 
 
 class Criterion:
-    """Expected information of any set, averaged over beliefs (the outcomes that running trials may have).
-
-    Args:
-        beliefs: (probability, belief) of each outcome of the running trials.
-        first, second: the two candidates of every culprit set but "none"; the same one twice for a single.
-        clear: the chance that each candidate does not mask a trial, above 0.
-    """
+    """Expected information of any set, averaged over the beliefs, with their probabilities, of the outcomes that
+    running trials may have. ``first`` and ``second`` are the two candidates of every culprit set but "none", the same
+    one twice for a single; ``clear`` is each candidate's chance, above 0, not to mask a trial."""
 
     def __init__(self, beliefs: list[tuple[float, Belief]], first: Indices, second: Indices, clear: Floats) -> None:
         n = len(clear)

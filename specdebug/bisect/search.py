@@ -33,9 +33,8 @@ class Answer:
 class BayesianSearch(ABC, Generic[Trial]):
     """A search whose hypothesis 0 is "none", the next ones each candidate in order, and the rest pairs.
 
-    The same observations in the same order give the same state, to the bit and on any processor (see
-    ``specdebug.reproducible``), and the next trial depends on nothing else. ``trials`` counts the observations, masked
-    ones included.
+    ``trials`` counts the observations, masked ones included. The same in the same order give the same state, to the bit
+    and on any processor (see ``specdebug.reproducible``), and the next trial depends on nothing else.
     """
 
     def __init__(self, names: Sequence[str], blame: Floats, prior: Prior, confidence: float) -> None:
@@ -110,7 +109,6 @@ class BayesianSearch(ABC, Generic[Trial]):
 
     @property
     def rates(self) -> Rates:
-        """Return the posterior of the manifest rate and of the false-failure rate."""
         return self._belief.rates()
 
     def _outcomes(self, pending: Sequence[Trial]) -> list[tuple[float, Belief]]:

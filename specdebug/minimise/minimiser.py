@@ -57,8 +57,7 @@ class Summary(Generic[C]):
     Attributes:
         reason: why it ended: ``silent`` when the whole did not fail (as asked).
         followed: the signature (or pattern) of the failure; ``others`` came up, too, so often.
-        whole: failures as followed, and trials, of the whole; ``left`` the same of the smallest, with fresh seeds, at
-            the end.
+        whole: failures as followed, and trials, of the whole; ``left`` the same of the smallest, with fresh seeds.
         seeds: that fail with the smallest, those that did so last in front.
         trouble: what stopped it, for reason ``trouble``.
     """

@@ -43,7 +43,7 @@ KNOWN_MATTER = 1.15
 
 @dataclass(frozen=True)
 class Probe:
-    """A trial to make: what is taken away, the seed, and whether that seed has failed before."""
+    """A trial to make: what is taken away, and the seed, ``known`` if it has failed before."""
 
     removed: Removed
     seed: int
@@ -103,7 +103,7 @@ class SubsetSearch:
         return level(self._belief.against[element]) >= self._certain
 
     def observe(self, probe: Probe, failed: bool) -> None:
-        """Take in a trial: whether it failed in the way that is followed."""
+        """Take in a trial, and if it failed in the way that is followed."""
         self._belief.observe(probe.removed, failed, probe.known)
         self._used.setdefault(probe.removed, set()).add(probe.seed)
         if failed:

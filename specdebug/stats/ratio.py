@@ -1,9 +1,9 @@
 """The limits of a sequential probability ratio test between two failure rates, computed exactly.
 
-After k failures in n runs the log likelihood ratio of the higher rate over the lower is a sum of n steps of two sizes.
-Limits of ln(1/error) keep both errors by Ville's inequality (see ``intervals``), but a failure lands well beyond the
-limit, so they allow more runs than needed. Each limit is therefore drawn in until the exact probability of a wrong end,
-found by following every path, is just allowed. Where the rates are so near that tests are long, Ville's limits stay.
+The log likelihood ratio of the higher rate over the lower is a sum of steps of two sizes. Limits of ln(1/error) keep
+both errors by Ville's inequality (see ``intervals``), but a failure lands well beyond the limit, so they allow more
+runs than needed. Each limit is therefore drawn in until the exact probability of a wrong end, found by following every
+path, is just allowed. Where the rates are so near that tests are long, Ville's limits stay.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ class RatioTest:
     down: float
 
     def ratio(self, failures: int, runs: int) -> float:
-        """Return the log of the runs' likelihood at ``above`` over that at ``below``."""
+        """Return the log of the runs' likelihood at ``above`` over that at ``below``, added up of those that ``failed``
+        and those that ``passed``, which add less than 0."""
         return failures * self.failed + (runs - failures) * self.passed
 
     @property
     def failed(self) -> float:
-        """Return what a failure adds."""
         return float(log(self.above / self.below))
 
     @property
     def passed(self) -> float:
-        """Return what a run that passes adds; negative."""
         return float(log1p(-self.above) - log1p(-self.below))
 
 

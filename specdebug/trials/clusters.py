@@ -22,7 +22,7 @@ LEAD = 2
 OPENING = 16
 """Trials after which it is chosen in any case."""
 SHARE = 1 / 3
-"""How often damage must be seen, per followed failure that is none, to take its place after the opening."""
+"""Damage takes the place of a followed failure that is none, after the opening, if seen this often beside it."""
 HOPELESS = 3
 """Untestable trials, none of them testable, after which switching everything on is given up."""
 

@@ -32,9 +32,8 @@ class FaultSource(WarmSource):
         arm: the arm to run; by default the first that declares faults, else the first that reverts nothing.
         timeout_s: of a trial, instead of the scenario's own.
 
-    Raises ScenarioTrialError when there is no such arm, fewer than two faults, or one of them twice; BadFault when one
-    of ``faults`` cannot act in the arm; ContentError when one that the arm declares cannot, or a probe pack or toggle
-    is malformed.
+    Raises ScenarioTrialError for an unknown arm, fewer than two faults, or one of them twice; BadFault when one of
+    ``faults`` cannot act in the arm; ContentError when a declared one cannot, or a pack or toggle is malformed.
     """
 
     def __init__(
@@ -80,8 +79,7 @@ class FaultSource(WarmSource):
         )
 
     def run_of(self, trial: Trial, key: str) -> ArmRun:
-        """Return the arm with the trial's faults, numbered as in a replay with these, so that it draws what that
-        draws."""
+        """Return the arm with the trial's faults, numbered as in a replay with these, so that they draw the same."""
         scenario = _with_faults(self._scenario, self.arm, self._switched(trial))
         return ArmRun(key, scenario, self.arm, trial.seed, self._packs, self._own)
 

@@ -33,7 +33,6 @@ from specdebug.workers.system import is_gone
 from specdebug.yamlio import one_line
 
 FORMAT = "2"
-
 _MAX_FACTS = 100
 """Rows of ``facts`` that are looked at; there are three."""
 
@@ -51,7 +50,7 @@ CREATE TABLE evidence (signature TEXT PRIMARY KEY, number INTEGER NOT NULL, deta
 """
 
 _REAPER_S = reaper.LIMIT_S + 5.0
-"""How long to wait for the reaper of a process that was killed."""
+"""Seconds to wait for the reaper of a process that was killed."""
 _PAUSE_S = 0.02
 
 _COLUMNS = "number, reverted, seed, outcome, signature, seconds, besides, digest"

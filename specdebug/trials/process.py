@@ -19,9 +19,9 @@ from specdebug.workers.lifeline import lifeline
 from specdebug.workers.reaper import kill_group
 
 END_BYTES = 64 * 1024
-"""How much of the output is kept from the beginning and from the end."""
+"""Bytes of the output that are kept from the beginning, and from the end."""
 _STRAGGLER_S = 1.0
-"""How long to wait for the end of the output once the command is over: a daemon it left may hold the pipe for ever."""
+"""Seconds to wait for the end of the output once the command is over: a daemon it left may hold the pipe for ever."""
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,7 @@ class ScenarioSource(WarmSource):
 
     @property
     def identity(self) -> str:
-        """Return a digest of scenario, arm, packs, the registry's files, versions: all that a trial depends on beside
-        its seed."""
+        """Return a digest of scenario, arm, packs, the registry's files and versions."""
         registry = self._library.registry.toggles.values()
         return digest_of(
             "scenario",
@@ -109,8 +108,7 @@ class ScenarioSource(WarmSource):
         return result_of(ended.outcome)
 
     def run_of(self, trial: Trial, key: str) -> ArmRun:
-        """Return the arm with fixes reverted or options set. Raises InvalidOption for options that do not go
-        together."""
+        """Return the arm as the trial has it. Raises InvalidOption for options that do not go together."""
         if not self._options:
             toggles = self._library.toggles(sorted(map(int, trial.reverted)))
             return ArmRun(key, self._scenario, self.arm, trial.seed, self._packs, (*self._own, *toggles))
@@ -170,8 +168,7 @@ def result_of(outcome: Outcome) -> TrialResult:
 
 
 def expected_signature(scenario: Scenario) -> str | None:
-    """Return the signature (a shell pattern) of the one failure that the scenario's arms expect; None where they state
-    none, or several."""
+    """Return the signature (a shell pattern) of the one failure that the arms expect; None where that is not one."""
     stated = {one for expectation in scenario.expect.values() for one in expectation.signatures}
     return stated.pop() if len(stated) == 1 else None
 

@@ -12,7 +12,7 @@ from specdebug.trials.process import CommandStopped, Processes
 from specdebug.trials.trial import Trial, TrialResult
 
 _LOOK_S = 0.25
-"""How long to wait without looking: a signal that comes just before the wait begins does not end it."""
+"""Seconds to wait without looking: a signal that comes just before the wait begins does not end it."""
 
 
 class ThreadedSource(ABC):

@@ -71,7 +71,7 @@ class Listener(Protocol):
         """Take in that the job's worker is gone; no event of it will follow."""
 
     def waiting(self) -> None:
-        """Be called some fifty times a second while workers run, whether or not they report anything."""
+        """Be called some fifty times a second while workers run, even if they report nothing."""
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """The parent's side of one fork server: start it, ask it, give it up, end it.
 
 **A stopped server.** The fork server signals workers, for only who reaps one knows that its number is still its own.
-Where its help is due it is asked whether it is there; if it does not answer it is killed from here with its process
-group, which is all its workers. Those past their time have hung; the others say why they ended.
+Where its help is due it is asked if it is there; if it does not answer it is killed from here with its process group,
+which is all its workers. Those past their time have hung; the others say why they ended.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class _Silence:
         self.tasks = 1  # imports and preparations that it has not reported the end of
 
     def should_ask(self) -> bool:
-        """Look once more, while an answer matters. Return True if it is to be asked now whether it is there."""
+        """Look once more, while an answer matters. Return True if the server is to be asked now if it is there."""
         now = time.monotonic()
         self._owed_s += min(now - self._looked_at, _LOOK_S) if self._asked else 0.0
         self._looked_at = now

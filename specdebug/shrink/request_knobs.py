@@ -93,7 +93,11 @@ def _reduced(old: Reducible, size: int) -> Reducible:
     if isinstance(old, int):
         return size
     if isinstance(old, tuple):
-        return min(old[0], size), min(old[1], size)
+        return _capped(old, size)
     if isinstance(old, CorpusPrompt):
-        return replace(old, tokens=_reduced(old.tokens, size))
+        return replace(old, tokens=_capped(old.tokens, size))
     return TokenPrompt(old.token_ids[:size]) if isinstance(old, TokenPrompt) else TextPrompt(old.text[:size])
+
+
+def _capped(span: Span, size: int) -> Span:
+    return min(span[0], size), min(span[1], size)

@@ -28,7 +28,7 @@ _GROUP_KIND = "accept-drop@"
 
 
 class ShrunkSource(WarmSource):
-    """Runs the only arm of scenarios of which something was taken away: its probe packs, the fixes it reverts."""
+    """Runs the only arm of a scenario of which something was taken away, with its packs and the fixes it reverts."""
 
     candidates: tuple[Candidate, ...] = ()  # what can be taken away is known stage by stage
 

@@ -25,7 +25,7 @@ def command_source(command: Sequence[str], folders: Sequence[Path], timeout_s: f
 def fault_source(
     scenario: Scenario, folders: Sequence[Path], arm: str, faults: Sequence[Fault], timeout_s: float | None
 ) -> TrialSource:
-    """Return a scenario's with faults. Raises ScenarioTrialError, BadFault or ContentError where it cannot be tried."""
+    """Return a source of faults. Raises ScenarioTrialError, BadFault or ContentError where it cannot be tried there."""
     from specdebug.trials.faults import FaultSource
 
     return FaultSource(Library(folders), scenario, faults=faults, arm=arm, timeout_s=timeout_s)
@@ -34,7 +34,7 @@ def fault_source(
 def scenario_source(
     scenario: Scenario, folders: Sequence[Path], arm: str, options: Sequence[str], timeout_s: float | None
 ) -> TrialSource:
-    """Return a scenario's. Raises ScenarioTrialError or ContentError where it cannot be tried there."""
+    """Return a scenario's source. Raises ScenarioTrialError or ContentError where it cannot be tried there."""
     from specdebug.trials.scenario import ScenarioSource
 
     return ScenarioSource(Library(folders), scenario, arm=arm, options=options, timeout_s=timeout_s)

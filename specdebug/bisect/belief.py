@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdebug.bisect.nuisance import HIT, MISSED, NEVER, RATE_GRID, Floats, Nuisance
-from specdebug.bisect.results import Rate, Rates
 from specdebug.reproducible import GRID, on_grid, total
 
 Bools = NDArray[np.bool_]
 
-
 JOINT_GRID = GRID / RATE_GRID
 """Probabilities are rounded to multiples of this before they are multiplied by rates and added up."""
 SMALL = 2.0**-12
-"""Where the joint posterior sums to less than this it is scaled up first, or its grid would be too coarse."""
+"""A joint posterior with a smaller sum is scaled up first, or its grid would be too coarse."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Posterior mean and central 90% interval of a rate."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rate at which the bug shows when it can, if there is a culprit, and at which a trial fails without it."""
+
+    manifest: Rate
+    false_failure: Rate
 
 
 class Belief:
     """A forward filter over points of the nuisance (rows) and hypotheses (columns). Hypothesis 0 is "no culprit".
 
-    The same observations give the same bits on any processor: every step is one operation an element, or a product of
-    matrices on grids, which is exact.
-
-    Args:
-        weights: prior of every hypothesis, summing to 1.
-        nuisance: rates and periods.
+    ``weights`` is the prior of every hypothesis, summing to 1. The same observations give the same bits on any
+    processor: every step is one operation an element, or a product of matrices on grids, which is exact.
     """
 
     def __init__(self, weights: Floats, nuisance: Nuisance) -> None:
@@ -43,15 +55,12 @@ class Belief:
         self._conclude()
 
     def copy(self) -> Belief:
-        """An independent copy."""
+        """Return an independent copy."""
         return copy.copy(self)  # what a belief holds is replaced by an observation, and never changed
 
     def observe(self, hit: Bools, failed: bool) -> None:
-        """Take in one verdict; ``hit[h]`` says whether the trial would show hypothesis ``h``.
-
-        Raises:
-            ValueError: by the prior it cannot be.
-        """
+        """Take in one verdict; ``hit[h]`` says that the trial would show hypothesis ``h``. Raises ValueError for one
+        that the prior excludes."""
         likelihood = self._likelihood[int(failed)] * self._scale
         joint = (likelihood[HIT] - likelihood[MISSED])[:, None] * hit
         joint += likelihood[MISSED][:, None]
@@ -62,7 +71,7 @@ class Belief:
         self._conclude()
 
     def _move_on(self, joint: Floats) -> None:
-        """Let the period change as it may from one trial to the next; no hypothesis gains or loses by that."""
+        """Let the period change as it may between two trials; no hypothesis gains or loses by that."""
         n = self._nuisance
         calm, *others = (joint[period] for period in n.periods)
         begun = calm * (n.onset / len(others))
@@ -73,7 +82,6 @@ class Belief:
             other += begun
 
     def _conclude(self) -> None:
-        """Add up the joint posterior."""
         while True:
             rounded = on_grid(self._joint, JOINT_GRID)
             sums = self._sums @ rounded
@@ -88,12 +96,12 @@ class Belief:
         self._forecast: Floats = sums * self._scale
 
     def forecast(self) -> tuple[Floats, Floats]:
-        """Of each hypothesis: its probability, and the probability of (it and the next trial fails), as rows for a
-        trial that misses it and for one that hits it."""
+        """Return each hypothesis's probability, and that of (it and the next trial fails), as rows for a trial that
+        misses it and for one that hits it."""
         return self._forecast[0], self._forecast[1:]
 
     def rates(self) -> Rates:
-        """Posterior of the two rates."""
+        """Return the posterior of the two rates."""
         n = self._nuisance
         guilty, never = total(self._joint[:, 1:]) * self._scale, self._joint[:, 0] * self._scale
         return Rates(

@@ -1,9 +1,9 @@
-"""The search for one culprit, or two that only fail together, among candidates that can be switched on in any set."""
+"""Search for one culprit, or two that only fail together, among candidates that can be switched on in any set."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,15 +17,10 @@ from specdebug.bisect.search import BayesianSearch
 class Bisector(BayesianSearch[frozenset[str]]):
     """Bayesian search over "none", every single and every pair of candidates; a trial is the set switched on.
 
-    Args:
-        candidates: names, all different.
-        confidence: posterior probability at which there is an answer.
-        max_culprits: 1 leaves pairs out.
-        seed: draws the order of the candidates, the last of what ties are broken by (``design``).
-        prior: weights before the first trial.
+    There is an answer at the posterior probability ``confidence``. ``max_culprits`` of 1 leaves pairs out. ``seed``
+    draws the order of the candidates, the last of what ties are broken by (``design``).
 
-    Raises:
-        ValueError: no candidates or two of the same name, a confidence outside (0.5, 1), max_culprits not 1 or 2.
+    Raises ValueError for no candidates or two of the same name, a confidence outside (0.5, 1), max_culprits not 1 or 2.
     """
 
     def __init__(
@@ -55,7 +50,7 @@ class Bisector(BayesianSearch[frozenset[str]]):
 
     @property
     def masking(self) -> dict[str, float]:
-        """Of each candidate, the estimated chance that switching it on makes a trial untestable."""
+        """Return each candidate's estimated chance that switching it on makes a trial untestable."""
         return dict(zip(self._names, self._masking.rates.tolist(), strict=True))
 
     def _design(self, beliefs: list[tuple[float, Belief]], clear: bool) -> tuple[frozenset[str], float]:
@@ -68,12 +63,11 @@ class Bisector(BayesianSearch[frozenset[str]]):
     def _learn_masking(self, trial: frozenset[str], masked: bool) -> None:
         self._masking.observe(self._members(trial), masked)
 
-    def _members(self, trial: Iterable[str]) -> Bools:
+    def _members(self, trial: frozenset[str]) -> Bools:
+        if unknown := sorted(trial - self._index.keys()):
+            raise ValueError(f"{unknown[0]!r} is none of the candidates")
         members = np.zeros(len(self._names), dtype=bool)
-        for name in trial:
-            if name not in self._index:
-                raise ValueError(f"{name!r} is none of the candidates")
-            members[self._index[name]] = True
+        members[[self._index[name] for name in trial]] = True
         return members
 
     def _hits(self, trial: frozenset[str]) -> Bools:
@@ -87,7 +81,7 @@ class Bisector(BayesianSearch[frozenset[str]]):
 
 
 def _drawn(candidates: Sequence[str], seed: int) -> list[str]:
-    """The candidates in an order that the seed draws, whichever generators Python and numpy come with."""
+    """Return the candidates in an order that the seed draws, whichever generators Python and numpy come with."""
 
     def drawn(position: int) -> bytes:
         return hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""The choice of the next trial: the set expected to say most about the culprit.
+"""Choose the next trial: the set expected to say most about the culprit.
 
 The information of a set s is H(E q) - E H(q), where q is a hypothesis's own probability that the trial fails, rates
 and periods integrated out (Lindley, "On a measure of the information provided by an experiment", 1956). Both terms are
@@ -37,11 +37,9 @@ _RISE = np.diff(_ENTROPY)
 
 
 def entropy(p: Floats) -> Floats:
-    """Of a coin with each probability (0 to 1, but for rounding), in bits.
-
-    The straight line between neighbours of a table: 4e-11 / p too low, 8e-6 where it is worst (near 0 and 1). Such a
-    function is concave, too, which is all that expected information takes not to be negative.
-    """
+    """Return the entropy, in bits, of a coin with each probability (0 to 1, but for rounding): a straight line between
+    neighbours of a table, 8e-6 too low where it is worst (near 0 and 1). It is concave, too, so expected information is
+    not negative."""
     at = np.minimum(np.maximum(p, 0.0), 1.0)
     at *= float(PIECES)
     piece = at.astype(np.intp)
@@ -52,13 +50,9 @@ def entropy(p: Floats) -> Floats:
 
 
 class Criterion:
-    """Expected information of any set, averaged over beliefs (the outcomes that running trials may have).
-
-    Args:
-        beliefs: (probability, belief) of each outcome of the running trials.
-        first, second: the two candidates of every culprit set but "none"; the same one twice for a single.
-        clear: the chance that each candidate does not mask a trial, above 0.
-    """
+    """Expected information of any set, averaged over the beliefs, with their probabilities, of the outcomes that
+    running trials may have. ``first`` and ``second`` are the two candidates of every culprit set but "none", the same
+    one twice for a single; ``clear`` is each candidate's chance, above 0, not to mask a trial."""
 
     def __init__(self, beliefs: list[tuple[float, Belief]], first: Indices, second: Indices, clear: Floats) -> None:
         n = len(clear)
@@ -77,7 +71,7 @@ class Criterion:
         self._diagonal: Floats = np.diagonal(self._quadratic, axis1=2, axis2=3)[:, :, None, :]
 
     def _gain(self, terms: Floats) -> Floats:
-        """Information from the two terms, (2, beliefs, ...)."""
+        """Return the information from the two terms, (2, beliefs, ...)."""
         bits = entropy(terms[0]) - terms[1]
         if len(bits) == 1:  # nothing is running
             return np.asarray(bits[0])
@@ -85,12 +79,12 @@ class Criterion:
         return total(bits, axis=0)
 
     def __call__(self, sets: Floats) -> Floats:
-        """Expected bits of each row of ``sets`` (0 or 1), less what is likely to be lost to masking."""
+        """Return the expected bits of each row of ``sets`` (0 or 1), less what is likely to be lost to masking."""
         gains = self._gain(self._constant + (sets @ self._quadratic * sets).sum(axis=-1))
         return gains * self._chance_clear(sets) if self._masked else gains
 
     def flips(self, sets: Floats) -> Floats:
-        """Expected bits of each row with each single candidate switched the other way, (rows, candidates)."""
+        """Return the expected bits of each row with any one candidate switched the other way, (rows, candidates)."""
         product = sets @ self._quadratic
         now = self._constant + (product * sets).sum(axis=-1)
         sign = 1 - 2 * sets
@@ -101,13 +95,13 @@ class Criterion:
         return gains
 
     def _chance_clear(self, sets: Floats) -> Floats:
-        """Of each row, the chance that nothing in it masks the trial."""
+        """Return each row's chance that nothing in it masks the trial."""
         return product(np.where(sets == 1, self._clear, 1.0))
 
 
 def pool(weights: Floats, first: Indices, second: Indices, n: int) -> Floats:
-    """Sets worth a look, as rows: along the order of suspicion, lone sets and unions of the leading hypotheses, and
-    the complements of all of these. Of equal suspicion, the first candidate or hypothesis leads."""
+    """Return sets worth a look, as rows: along the order of suspicion, lone sets and unions of the leading hypotheses,
+    and the complements of all of these. Of equal suspicion, the first candidate or hypothesis leads."""
     known = levels(weights)
     suspicion = np.bincount(first, known, n) + np.bincount(second, known, n)  # of whole numbers: exact
     rank = np.empty(n, dtype=np.intp)
@@ -123,14 +117,14 @@ def pool(weights: Floats, first: Indices, second: Indices, n: int) -> Floats:
 
 
 def ranked(scores: Floats, sets: Floats) -> Indices:
-    """The rows of ``sets`` from the best to the worst by their scores, ties broken as stated above."""
+    """Return the rows of ``sets`` from the best to the worst by their scores, ties broken as stated above."""
     absent = np.packbits(sets == 0, axis=1)  # as a number it is smaller the earlier members come
     by_size = sets.sum(axis=1) - scores * (sets.shape[1] + 1)  # whole numbers
     return np.lexsort((*absent.T[::-1], by_size))
 
 
 def best(criterion: Criterion, sets: Floats) -> tuple[Floats, float]:
-    """The best set found by climbing from the best rows of ``sets`` in single flips, and its expected bits."""
+    """Return the best set found by climbing from the best rows of ``sets`` in single flips, and its expected bits."""
     scores = levels(criterion(sets))
     starts = ranked(scores, sets)[:CLIMBERS]
     sets, scores = sets[starts], scores[starts]

@@ -18,7 +18,7 @@ ROUNDS = 10
 
 
 class Masking:
-    """Masking rate of each of ``size`` candidates, all 0 as long as no trial was masked."""
+    """The masking rate of each of ``size`` candidates, all 0 as long as no trial was masked."""
 
     def __init__(self, size: int) -> None:
         self._sets: list[Bools] = []
@@ -45,11 +45,10 @@ class Masking:
 
     @property
     def rates(self) -> Floats:
-        """Masking rate of each candidate."""
         return self._rates[:-1] if any(self._masked) else np.zeros(self._size)
 
     @property
     def clear(self) -> Floats:
-        """The chance that each candidate does not mask, above 0; the product over a set is that of the set."""
+        """Return each candidate's chance not to mask, above 0; the product over a set is that of the set."""
         clear: Floats = 1 - self.rates
         return clear

@@ -1,11 +1,10 @@
-"""The search does not know this besides the culprit: how often the bug shows, how often a trial fails without it, and
-whether either changes from one period to the next.
+"""Unknowns besides the culprit: how often the bug shows, how often a trial fails without it, and if that changes.
 
 A trial whose set holds the culprit fails with probability 1 - (1 - r)(1 - f), any other with f. Both rates live on a
 grid. Periods are a hidden Markov chain over the sequence of trials (Rabiner, "A tutorial on hidden Markov models",
 1989): *steady*, which never changes; and calm, *bad* (nearly anything fails), *rough* (half of anything does) and
-*quiet* (the bug does not show), between which a machine may drift. Prior weight decides how
-readily a run of equal outcomes is put down to a period.
+*quiet* (the bug does not show), between which a machine may drift. Prior weight decides how readily a run of equal
+outcomes is put down to a period.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ USELESS = 0.05  # share of "none" where the test fails so often, whatever is swi
 
 @dataclass(frozen=True)
 class Prior:
-    """Prior weights. The defaults are justified in docs/bisect.md.
+    """Prior weights. docs/bisect.md justifies the defaults.
 
     Args:
         none: probability that no candidate is to blame.
@@ -39,7 +38,7 @@ class Prior:
         exact: probability of a deterministic test: manifest rate 1, no false failure.
         clean: otherwise, share of false-failure rates that are 0; the rest spread over 0.01 to 0.1, the manifest rate
             evenly in log over 0.1 to 1.
-        drifting: probability that such periods occur at all.
+        drifting: probability that periods occur at all.
         onset: chance a trial that a calm period ends.
         length: mean length of a bad, rough or quiet period, in trials.
     """
@@ -53,29 +52,20 @@ class Prior:
     length: float = 12.0
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A grid over both rates with its prior weights, flattened; for a culprit, and for none."""
-
-    manifest: Floats
-    false_failure: Floats
-    guilty: Floats
-    background: Floats
-    never: Floats
-
-    @classmethod
-    def of(cls, prior: Prior, manifest: Floats, false: Floats, false_weights: Floats) -> Grid:
-        """Every pair of a manifest rate (evenly weighted, the first is 1) and a false-failure rate (the first is 0)."""
-        rows = len(manifest)
-        guilty = (1 - prior.exact) * np.outer(np.full(rows, 1 / rows), false_weights).ravel()
-        guilty[0] += prior.exact
-        # without a culprit the manifest rate means nothing: its last row of points holds higher background rates
-        background = np.tile(false, rows)
-        background[-len(false) :] = 0.2 + 0.8 * np.arange(len(false)) / (len(false) - 1)
-        never = np.tile(false_weights, rows) * (1 - prior.exact - USELESS) / (rows - 1)
-        never[0] += prior.exact
-        never[-len(false) :] = USELESS / len(false)
-        return cls(np.repeat(manifest, len(false)), np.tile(false, rows), guilty, background, never)
+def _grid(prior: Prior, manifest: Floats, false: Floats, false_weights: Floats) -> dict[str, Floats]:
+    """Return every pair of a manifest rate (evenly weighted, the first is 1) and a false-failure rate (from 0), with
+    their prior weights, flattened; for a culprit, and for none."""
+    rows = len(manifest)
+    guilty = (1 - prior.exact) * np.outer(np.full(rows, 1 / rows), false_weights).ravel()
+    guilty[0] += prior.exact
+    rates = {"manifest": np.repeat(manifest, len(false)), "false_failure": np.tile(false, rows)}
+    # without a culprit the manifest rate means nothing: its last row of points holds higher background rates
+    background = np.tile(false, rows)
+    background[-len(false) :] = 0.2 + 0.8 * np.arange(len(false)) / (len(false) - 1)
+    never = np.tile(false_weights, rows) * (1 - prior.exact - USELESS) / (rows - 1)
+    never[0] += prior.exact
+    never[-len(false) :] = USELESS / len(false)
+    return {**rates, "guilty": guilty, "background": background, "never": never}
 
 
 class Nuisance:
@@ -94,34 +84,32 @@ class Nuisance:
 
     def __init__(self, prior: Prior) -> None:
         clean = prior.clean
-        fine = Grid.of(
+        fine = _grid(
             prior,
             np.array(FINE),
             np.array([0.0, 0.01, 0.025, 0.05, 0.1]),
             np.append(clean, (1 - clean) * np.array([0.3, 0.3, 0.3, 0.1])),
         )
-        coarse = Grid.of(prior, np.array(COARSE), np.array([0.0, 0.03]), np.array([clean, 1 - clean]))
+        coarse = _grid(prior, np.array(COARSE), np.array([0.0, 0.03]), np.array([clean, 1 - clean]))
         self.onset, self.leave = prior.onset, 1 / prior.length
         busy = self.onset / (self.onset + self.leave)
         others = len(PERIODS) - 1
         drifting = prior.drifting * np.array([1 - busy, *[busy / others] * others])
 
         def spread(name: str, by_period: Floats) -> Floats:
-            one = getattr(coarse, name)
-            return np.concatenate([getattr(fine, name), *(share * one for share in by_period)])
+            return np.concatenate([fine[name], *(share * coarse[name] for share in by_period)])
 
         same = np.ones(len(PERIODS))
-        self.manifest, self.false_failure, self.background = (
-            spread(name, same) for name in ("manifest", "false_failure", "background")
-        )
+        self.manifest, self.false_failure = spread("manifest", same), spread("false_failure", same)
+        self.background = spread("background", same)
         self.guilty, self.never = spread("guilty", drifting), spread("never", drifting)
-        self.steady = len(fine.guilty)
+        self.steady = len(fine["guilty"])
         self.guilty[: self.steady] *= 1 - prior.drifting
         self.never[: self.steady] *= 1 - prior.drifting
 
         hit = 1 - (1 - self.manifest) * (1 - self.false_failure)
         self.fail: Floats = np.stack([self.false_failure, hit, self.background])
-        size = len(coarse.guilty)
+        size = len(coarse["guilty"])
         self.periods = [slice(start, start + size) for start in range(self.steady, len(hit), size)]
         _, bad, rough, quiet = self.periods
         self.fail[:, bad] = 1 - (1 - self.fail[:, bad]) * BAD

@@ -1,4 +1,4 @@
-"""The search for the commit that brought a bug in: candidates in order, and a trial shows all up to one of them."""
+"""Search for the commit that brought a bug in: candidates in order, and a trial shows all up to one of them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,8 @@ class OrderedBisector(BayesianSearch[int]):
     the first, and can show any culprit up to ``i``. Of trials that are expected to say equally much (to within
     ``specdebug.reproducible.LEVEL``) the earliest is taken.
 
-    Args:
-        candidates: names in order, the oldest first, all different; thousands are fine.
-        confidence: posterior probability at which there is an answer.
-        prior: weights before the first trial; ``pair`` is of no use here.
-
-    Raises:
-        ValueError: no candidates or two of the same name, or a confidence outside (0.5, 1).
+    Thousands of candidates are fine, the oldest first. The prior's ``pair`` is of no use here. Raises ValueError for no
+    candidates or two of the same name, or a confidence outside (0.5, 1).
     """
 
     def __init__(self, candidates: Sequence[str], *, confidence: float = 0.95, prior: Prior | None = None) -> None:
@@ -42,7 +37,7 @@ class OrderedBisector(BayesianSearch[int]):
 
     @property
     def masking(self) -> Floats:
-        """Chance that each trial, -1 first, is untestable; 0 as long as none was."""
+        """Return each trial's chance, -1 first, to be untestable; 0 as long as none was."""
         if not self._masked.any():
             return self._masked
         rates: Floats = (self._masked + MASKED) / (self._tried + MASKED + CLEAR)

@@ -1,17 +1,17 @@
-"""Searches over sets and over an order share this: the posterior, when there is an answer, when it is hopeless."""
+"""The posterior, the answer and the end of searches over sets and over an order."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from specdebug.bisect.belief import Belief, Bools
+from specdebug.bisect.belief import Belief, Bools, Rates
 from specdebug.bisect.nuisance import Floats, Nuisance, Prior
-from specdebug.bisect.results import Answer, Rates
 from specdebug.reproducible import total
 
 Trial = TypeVar("Trial")
@@ -22,14 +22,19 @@ BRANCHES = 8  # outcomes of running trials that are followed
 STALLED = 0.05  # share of the information in reach; below, nearly every trial that could tell is masked
 
 
+@dataclass(frozen=True)
+class Answer:
+    """A culprit set and the posterior probability that it is exactly right; an empty set says "none of these"."""
+
+    culprits: frozenset[str]
+    probability: float
+
+
 class BayesianSearch(ABC, Generic[Trial]):
     """A search whose hypothesis 0 is "none", the next ones each candidate in order, and the rest pairs.
 
-    The same observations in the same order give the same state, to the bit and on any processor (see
-    ``specdebug.reproducible``), and the next trial depends on nothing else.
-
-    Raises:
-        ValueError: no candidates or two of the same name, or a confidence outside (0.5, 1).
+    ``trials`` counts the observations, masked ones included. The same in the same order give the same state, to the bit
+    and on any processor (see ``specdebug.reproducible``), and the next trial depends on nothing else.
     """
 
     def __init__(self, names: Sequence[str], blame: Floats, prior: Prior, confidence: float) -> None:
@@ -40,62 +45,50 @@ class BayesianSearch(ABC, Generic[Trial]):
         self._names = list(names)
         self._doubt = 1 - confidence
         self._belief = Belief(np.append(prior.none, (1 - prior.none) * blame), Nuisance(prior))
-        self._trials = 0
+        self.trials = 0
 
     @abstractmethod
     def _hits(self, trial: Trial) -> Bools:
-        """Of each hypothesis, whether ``trial`` would show it; ValueError for a trial that cannot be."""
+        """Return the hypotheses that ``trial`` would show; raises ValueError for a trial that cannot be."""
 
     @abstractmethod
     def _design(self, beliefs: list[tuple[float, Belief]], clear: bool) -> tuple[Trial, float]:
-        """The best next trial and its expected bits; ``clear`` ignores masking."""
+        """Return the best next trial and its expected bits; ``clear`` ignores masking."""
 
     @abstractmethod
-    def _learn_masking(self, trial: Trial, masked: bool) -> None:
-        """Take in whether ``trial`` was masked."""
+    def _learn_masking(self, trial: Trial, masked: bool) -> None: ...
 
     @abstractmethod
-    def _culprits(self, hypothesis: int) -> frozenset[str]:
-        """The culprit set of a hypothesis."""
-
-    @property
-    def trials(self) -> int:
-        """Observations so far, masked ones included."""
-        return self._trials
+    def _culprits(self, hypothesis: int) -> frozenset[str]: ...
 
     def observe(self, trial: Trial, failed: bool | None) -> None:
-        """Take in the outcome of one trial.
+        """Take in the verdict of one trial, None when there is none (untestable, or failed in another way).
 
-        Args:
-            trial: what ran, as ``next_trial`` gives it.
-            failed: the verdict; None when there is none (untestable, or failed in another way).
-
-        Raises:
-            ValueError: the trial names something that is no candidate.
+        Raises ValueError when the trial names something that is no candidate.
         """
         hit = self._hits(trial)
-        self._trials += 1
+        self.trials += 1
         self._learn_masking(trial, failed is None)
         if failed is not None:
             self._belief.observe(hit, failed)
 
     def next_trial(self, pending: Sequence[Trial] = ()) -> Trial:
-        """Return what to run next, whatever is already running (``pending``) taken into account."""
+        """Return what to run next, given what is already running (``pending``)."""
         return self._design(self._outcomes(pending), clear=False)[0]
 
     def expected_bits(self, pending: Sequence[Trial] = ()) -> float:
-        """Information about the culprit expected of the next trial, in whole ``specdebug.reproducible.LEVEL``."""
+        """Return the information that the next trial is expected to give, in whole ``specdebug.reproducible.LEVEL``."""
         return self._design(self._outcomes(pending), clear=False)[1]
 
     @property
     def stalled(self) -> bool:
-        """Nearly all that a trial could still tell is behind masking: going on is of no use. Nor is it where no trial
-        would tell anything, to within ``specdebug.reproducible.LEVEL``."""
+        """Return True where going on is of no use: nearly all that a trial could tell is behind masking, or none tells
+        anything to within ``specdebug.reproducible.LEVEL``."""
         return self.expected_bits() <= STALLED * self._design([(1.0, self._belief)], clear=True)[1]
 
     @property
     def answer(self) -> Answer | None:
-        """The culprit set once its posterior reaches the confidence, None as long as the search should go on.
+        """Return the culprit set once its posterior reaches the confidence, None as long as the search should go on.
 
         A simpler explanation must be further out of the question than another of the same kind: naming a culprit
         where there is none costs more than mistaking one for another.
@@ -109,19 +102,17 @@ class BayesianSearch(ABC, Generic[Trial]):
         return Answer(culprits, probability)
 
     def posterior(self, top: int) -> list[tuple[frozenset[str], float]]:
-        """The ``top`` most probable culprit sets (the empty one is "none of these"), most probable first."""
+        """Return the ``top`` most probable culprit sets (the empty one is "none of these"), most probable first."""
         weights, _ = self._belief.forecast()
         order = np.argsort(-weights, kind="stable")[:top]
         return [(self._culprits(int(h)), float(weights[h])) for h in order]
 
     @property
     def rates(self) -> Rates:
-        """Return what was learned of the manifest rate and the false-failure rate."""
         return self._belief.rates()
 
     def _outcomes(self, pending: Sequence[Trial]) -> list[tuple[float, Belief]]:
-        """Return what the belief becomes for every outcome of the running trials, with its probability; the
-        likeliest."""
+        """Return the likeliest outcomes of the running trials: the probability of each, and the belief after it."""
         branches = [(1.0, self._belief)]
         for hit in map(self._hits, pending):
             grown: list[tuple[float, Belief]] = []

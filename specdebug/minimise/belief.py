@@ -1,16 +1,14 @@
 """Infer which elements are needed from trials of the thing with some of them taken away.
 
-Every element is needed with some probability, independently before any trial. A trial without the elements X speaks of
-one statement only, "nothing in X is needed": it is a factor over the elements of X. Marginals are found by belief
-propagation (Pearl 1988), in log odds, on a graph in which elements that were always taken away together are one
-variable; that graph is nearly a tree, as trials extend what has already been taken away.
-
-Everything is computed with ``specdebug.reproducible``: the same trials give the same bits on any processor.
+Every element is needed with some probability, independently before any trial. A trial without the elements X is a
+factor over these: it speaks only of the statement that nothing in X is needed. Belief propagation (Pearl 1988) finds
+the marginals, in log odds, on a graph that is nearly a tree, as trials extend what has already been taken away, and in
+which elements that were always taken away together are one variable. ``specdebug.reproducible`` computes everything:
+the same trials give the same bits on any processor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import accumulate, repeat
 from operator import mul
 
@@ -31,12 +29,14 @@ _NEARNESS = 0.8
 
 
 class NeedBelief:
-    """The state of knowledge over ``size`` elements.
+    """The state of knowledge over ``size`` elements, each of which is needed with probability ``prior``.
 
-    Args:
-        size: how many elements there are.
-        prior: probability that any one of them is needed.
-        rates: what is known of the rates to begin with.
+    Attributes:
+        rates: of trials, as they are known.
+        tried: every set that was taken away, or found impossible to, by its row.
+        needed: of every element, the probability that it is needed.
+        against: of every element, the log odds that it is needed that come from trials in which it was gone and, of the
+            others, only what the base holds, which is not needed; 0 without such trials.
     """
 
     def __init__(self, size: int, prior: float, rates: TrialRates) -> None:
@@ -45,42 +45,29 @@ class NeedBelief:
         self._size = size
         self._prior = np.full(size, log(prior) - log1p(-prior))
         self._nearness = np.array([*accumulate(repeat(_NEARNESS, size), mul, initial=1.0)])
-        self._sets: dict[Removed, int] = {}
+        self.tried: dict[Removed, int] = {}
         self._rows = np.zeros((0, size), dtype=bool)
         self._tallies = np.zeros((0, len(TALLY)), dtype=int)
         self._possible = np.zeros(0, dtype=bool)
         self._log_odds = np.zeros(0)
         self._fine = np.ones(0)
-        self._against = np.zeros(size)
-        self._needed = _sigmoid(self._prior)
+        self.against = np.zeros(size)
+        self.needed = _sigmoid(self._prior)
 
-    @property
-    def needed(self) -> np.ndarray:
-        """Of every element, the probability that it is needed."""
-        return self._needed
-
-    @property
-    def tried(self) -> Iterable[Removed]:
-        """Everything that was ever taken away, or found impossible to."""
-        return self._sets
-
-    def tally(self, removed: Removed) -> tuple[int, int, int, int]:
-        """Trials without exactly these, counted as ``rates`` says."""
-        at = self._sets.get(removed)
-        if at is None:
-            return TALLY
-        fresh_failed, fresh_clean, known_failed, known_clean = map(int, self._tallies[at])
-        return fresh_failed, fresh_clean, known_failed, known_clean
+    def tally(self, removed: Removed) -> tuple[int, ...]:
+        """Return the counts of trials without exactly these, in the columns of ``rates``."""
+        at = self.tried.get(removed)
+        return TALLY if at is None else tuple(map(int, self._tallies[at]))
 
     def fine(self, removed: Removed) -> float:
-        """Probability that the thing still has all it needs without these."""
-        at = self._sets.get(removed)
+        """Return the probability that the thing still has all it needs without these."""
+        at = self.tried.get(removed)
         if at is not None:
             return float(self._fine[at])
-        return float(product(1 - self._needed[sorted(removed)]))
+        return float(product(1 - self.needed[sorted(removed)]))
 
     def observe(self, removed: Removed, failed: bool, known: bool) -> None:
-        """Take in one trial, with a seed that is known to fail or with another."""
+        """Take in one trial; ``known`` says that its seed had failed before."""
         row, column = self._row(removed), (KNOWN_FAILED if known else 0) + (0 if failed else 1)
         self._tallies[row, column] += 1
 
@@ -89,15 +76,9 @@ class NeedBelief:
         row = self._row(removed)
         self._possible[row] = False
 
-    @property
-    def against(self) -> np.ndarray:
-        """Of every element, the log odds that it is needed that come from trials in which it was gone and, of the
-        others, only what the base holds, which is not needed; 0 without such trials."""
-        return self._against
-
     def update(self, base: Removed) -> None:
         """Draw the conclusions; ``base`` is what is taken away for now, to whose rate the present one is nearest."""
-        if not self._sets:
+        if not self.tried:
             return
         self._log_odds = np.where(self._possible, self.rates.log_odds(self._tallies), _IMPOSSIBLE)
         self._log_odds = self._log_odds.clip(-_IMPOSSIBLE, _IMPOSSIBLE)
@@ -105,17 +86,17 @@ class NeedBelief:
         gone[list(base)] = True
         beyond = self._rows & ~gone
         alone = beyond.sum(axis=1) == 1
-        self._against = total(self._log_odds[alone][:, None] * beyond[alone], axis=0)
+        self.against = total(self._log_odds[alone][:, None] * beyond[alone], axis=0)
         # Sets with something that is needed beyond doubt say nothing of the rest.
-        explained = ~alone & beyond[:, self._against >= _BEYOND_DOUBT].any(axis=1)
+        explained = ~alone & beyond[:, self.against >= _BEYOND_DOUBT].any(axis=1)
         self._fine[explained] = 0.0
         self._propagate(np.flatnonzero(~explained))
         missing = (gone & ~self._rows).sum(axis=1)
         self.rates = learn(self._tallies, self._fine, self._nearness[missing], self._start)
 
     def _row(self, removed: Removed) -> int:
-        if removed not in self._sets:
-            self._sets[removed] = len(self._sets)
+        if removed not in self.tried:
+            self.tried[removed] = len(self.tried)
             row = np.zeros((1, self._size), dtype=bool)
             row[0, list(removed)] = True
             self._rows = np.vstack([self._rows, row])
@@ -123,10 +104,10 @@ class NeedBelief:
             self._possible = np.append(self._possible, True)
             self._log_odds = np.append(self._log_odds, 0.0)
             self._fine = np.append(self._fine, 1.0)
-        return self._sets[removed]
+        return self.tried[removed]
 
     def _propagate(self, sets: np.ndarray) -> None:
-        """Marginals given these sets."""
+        """Work out marginals given these sets."""
         log_odds = self._log_odds[sets]
         member, block, log_free = self._blocks(sets)
         # log_free: of a block, the prior log probability that nothing in it is needed
@@ -145,16 +126,16 @@ class NeedBelief:
         of_block = _sigmoid(prior + total(messages, axis=0))
         # an element's share of its block: its own prior over the block's
         share = _sigmoid(self._prior) / -expm1(log_free)[block]
-        self._needed = np.minimum(of_block[block] * share, 1.0)
+        self.needed = np.minimum(of_block[block] * share, 1.0)
 
     @staticmethod
     def _free(member: np.ndarray, prior: np.ndarray, messages: np.ndarray) -> np.ndarray:
-        """Of every block of every set, the log probability that it is not needed, as all the other sets see it."""
+        """Return, by set and block, the log probability that it is not needed, as all the other sets see it."""
         cavity = np.clip(prior + total(messages, axis=0) - messages, -_SURE, _SURE)
         return np.asarray(-log(1 + exp(cavity)) * member)
 
     def _blocks(self, sets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Sets by blocks of elements that no set tells apart; the block of every element; log prior of each block."""
+        """Return sets by blocks of elements that no set tells apart; every element's block; every block's log prior."""
         rows = self._rows[sets]
         names: dict[bytes, int] = {}
         packed = np.packbits(rows, axis=0).T

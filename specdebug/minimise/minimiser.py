@@ -1,8 +1,8 @@
-"""The whole of a search: see how the thing fails, then take away stage by stage, and say what is left.
+"""See how the thing fails, take away stage by stage, and say what is left.
 
 The search is a function of what its trials show, in the order of their numbers: with these kept, it goes on where it
-was stopped. Every trial names all that was taken away from the whole, so that one that a search with more trials at a
-time had chosen for something else is told from those that say something here.
+was stopped. Every trial names all that was taken away from the whole: so one that a search with more trials at a time
+had chosen for something else is told apart.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import fnmatch
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, Literal, Protocol, TypeVar
 
 from specdebug.errors import SpecDebugError
@@ -28,10 +29,8 @@ OPENING_TRIALS = 80
 """Or so many times."""
 CLOSING_TRIALS = 12
 """At the end, the smallest is tried so many times with fresh seeds."""
-
 SURE_FAILURES = (4, 2)
 """So often must what a stage ends with have failed with fresh seeds: the first stage, the others."""
-
 _LEAST_RATE = 0.6
 _KNOWN_TO_START = 0.6
 _FALSE_TO_START = 0.012
@@ -39,14 +38,9 @@ _FALSE_TO_START = 0.012
 
 @dataclass(frozen=True)
 class StageResult:
-    """A stage that is over, or as far as it came.
+    """A stage that is over, or as far as it came, by the labels of its elements.
 
-    Attributes:
-        title: what its elements are.
-        removed: labels of those that are gone.
-        kept: labels of the others.
-        unconfirmed: of those, the ones not (yet) found to be needed.
-        trials: how many it took.
+    ``unconfirmed`` are those of ``kept`` that were not (yet) found to be needed; ``trials`` is how many it took.
     """
 
     title: str
@@ -62,11 +56,8 @@ class Summary(Generic[C]):
 
     Attributes:
         reason: why it ended: ``silent`` when the whole did not fail (as asked).
-        smallest: the smallest that fails.
-        followed: the signature (or pattern) of the failure.
-        others: other signatures that came up, with how often.
-        whole: failures as followed, and trials, of the whole.
-        left: the same of the smallest, with fresh seeds, at the end.
+        followed: the signature (or pattern) of the failure; ``others`` came up, too, so often.
+        whole: failures as followed, and trials, of the whole; ``left`` the same of the smallest, with fresh seeds.
         seeds: that fail with the smallest, those that did so last in front.
         trouble: what stopped it, for reason ``trouble``.
     """
@@ -85,31 +76,24 @@ class Summary(Generic[C]):
 
 
 class MinimiseWatcher(Protocol):
-    """Is told how a search goes."""
+    """Is told of every trial of the whole, of a stage and of the smallest, and of every stage's end."""
 
-    def opening(self, seen: Seen, failures: int, trials: int) -> None:
-        """A trial of the whole."""
+    def opening(self, seen: Seen, failures: int, trials: int) -> None: ...
 
     def tried(self, title: str, gone: int, size: int, seen: Seen, failed: bool, removed: int, trials: int) -> None:
-        """A trial without ``gone`` of ``size`` elements, after which ``removed`` are taken to be superfluous."""
+        """Take in a trial without ``gone`` of ``size`` elements, after which ``removed`` are held to be superfluous."""
 
-    def ended(self, step: StageResult) -> None:
-        """A stage is over."""
+    def ended(self, step: StageResult) -> None: ...
 
-    def closing(self, seen: Seen, failures: int, trials: int) -> None:
-        """A trial of the smallest, at the end."""
+    def closing(self, seen: Seen, failures: int, trials: int) -> None: ...
 
 
 class Minimiser(Generic[C]):
     """One search.
 
-    Args:
-        space: what there is to take away.
-        trials: makes and keeps trials.
-        seeds: a seed that no other trial has, given the trial's number.
-        max_trials: stop with what there is after so many.
-        confidence: every kept element is confirmed needed at this probability.
-        pattern: the signatures to follow (shell wildcards), instead of the most frequent one.
+    ``seeds`` gives a seed that no other trial has, by the trial's number. Every kept element is confirmed needed at
+    the probability ``confidence``. Signatures that fit ``pattern`` (shell wildcards) are followed, instead of the most
+    frequent one.
     """
 
     def __init__(
@@ -136,15 +120,14 @@ class Minimiser(Generic[C]):
         self._failing: list[int] = []
         self._gone = frozenset[str]()
         self._number = self._counted = self._resumed = self._stage_began = 0
-        self._stage: Stage[C] | None = None
-        self._search: SubsetSearch | None = None
+        self._under_way: tuple[Stage[C], SubsetSearch] | None = None
         self._steps: list[StageResult] = []
 
     def run(self, watcher: MinimiseWatcher) -> Summary[C]:
         """Search to the end, or as far as it goes; whatever stops it, the summary says what is known."""
         reason, trouble = self._trials.run(lambda: self._run(watcher))
-        if self._search is not None:
-            self._end_stage()
+        if self._under_way is not None:
+            self._end_stage(*self._under_way)
         others = [item for item in self._signatures.most_common() if not self._is_followed(item[0])]
         return Summary(
             reason,
@@ -161,10 +144,8 @@ class Minimiser(Generic[C]):
         )
 
     def _run(self, watcher: MinimiseWatcher) -> Reason:
-        while not self._is_open():
-            if len(self._opening) >= OPENING_TRIALS:
-                break
-            pair = self._next(self._whole_again)
+        while self._opening_failures() < OPENING_FAILURES and len(self._opening) < OPENING_TRIALS:
+            pair = self._next(lambda number, _: (Attempt(number, frozenset(), self._seeds(number)), self._space.start))
             if pair is None:  # there may be no more trials
                 break
             attempt, seen = pair
@@ -175,22 +156,24 @@ class Minimiser(Generic[C]):
         while (stage := self._space.next_stage()) is not None:
             if self._counted >= self._max_trials:
                 return "max-trials"
-            self._begin_stage(stage)
-            while (pair := self._next(self._probe)) is not None:
-                self._observe(*pair, watcher)
+            search = self._begin_stage(stage)
+            while (pair := self._next(partial(self._probe, stage, search))) is not None:
+                self._observe(stage, search, *pair, watcher)
                 if self._counted >= self._max_trials:
                     return "max-trials"
-            watcher.ended(self._end_stage())
+            watcher.ended(self._end_stage(stage, search))
         while self._left[1] < CLOSING_TRIALS:
             pair = self._next(self._smallest_again)
             if pair is None:
                 return "max-trials"
-            if self._is_closing(pair[0]):
-                self._close(*pair)
-                watcher.closing(pair[1], *self._left)
+            attempt, seen = pair
+            if self._is_closing(attempt):
+                failed = self._is_followed(seen.signature)
+                self._left = self._left[0] + failed, self._left[1] + 1
+                if failed:
+                    self._failing.append(attempt.seed)
+                watcher.closing(seen, *self._left)
         return "done"
-
-    # -- the opening ------------------------------------------------------------------------------------------------
 
     def _opening_failures(self) -> int:
         counts = Counter(seen.signature for _, seen in self._opening if self._may_follow(seen.signature))
@@ -201,11 +184,8 @@ class Minimiser(Generic[C]):
             return False
         return self._pattern is None or fnmatch.fnmatchcase(signature, self._pattern)
 
-    def _is_open(self) -> bool:
-        return self._opening_failures() >= OPENING_FAILURES
-
     def _open(self) -> bool:
-        """Settle what is followed, and its rate. False when nothing was seen that could be."""
+        """Settle what is followed, and its rate. Return False when nothing was seen that could be."""
         failures, trials = self._opening_failures(), len(self._opening)
         self._whole = failures, trials
         if not failures:
@@ -224,11 +204,6 @@ class Minimiser(Generic[C]):
             return self._may_follow(signature)
         return signature is not None and signature == self._followed
 
-    def _whole_again(self, number: int, pending: Sequence[Attempt]) -> tuple[Attempt, C]:
-        return Attempt(number, frozenset(), self._seeds(number)), self._space.start
-
-    # -- the end ----------------------------------------------------------------------------------------------------
-
     def _smallest_again(self, number: int, pending: Sequence[Attempt]) -> tuple[Attempt, C] | None:
         if self._left[1] + sum(map(self._is_closing, pending)) >= CLOSING_TRIALS:
             return None
@@ -237,17 +212,8 @@ class Minimiser(Generic[C]):
     def _is_closing(self, attempt: Attempt) -> bool:
         return attempt.gone == self._gone and not self._is_known(attempt)
 
-    def _close(self, attempt: Attempt, seen: Seen) -> None:
-        failed = self._is_followed(seen.signature)
-        self._left = self._left[0] + failed, self._left[1] + 1
-        if failed:
-            self._failing.append(attempt.seed)
-
-    # -- a stage ----------------------------------------------------------------------------------------------------
-
-    def _begin_stage(self, stage: Stage[C]) -> None:
-        self._stage, self._stage_began = stage, self._counted
-        self._search = SubsetSearch(
+    def _begin_stage(self, stage: Stage[C]) -> SubsetSearch:
+        search = SubsetSearch(
             len(stage.labels),
             self._rates,
             lambda: self._seeds(self._number),
@@ -256,62 +222,49 @@ class Minimiser(Generic[C]):
             self._confidence,
             failures=SURE_FAILURES[bool(self._steps)],
         )
+        self._under_way, self._stage_began = (stage, search), self._counted
+        return search
 
-    def _probe(self, number: int, pending: Sequence[Attempt]) -> tuple[Attempt, C] | None:
-        assert self._search is not None
-        assert self._stage is not None
+    def _probe(
+        self, stage: Stage[C], search: SubsetSearch, number: int, pending: Sequence[Attempt]
+    ) -> tuple[Attempt, C] | None:
         self._number = number
-        probes = [probe for attempt in pending if (probe := self._probe_of(attempt)) is not None]
-        probe = self._search.next_probe(probes)
+        probes = [probe for attempt in pending if (probe := self._probe_of(stage, attempt)) is not None]
+        probe = search.next_probe(probes)
         if probe is None:
             return None
-        candidate = self._stage.without(probe.removed)
+        candidate = stage.without(probe.removed)
         assert candidate is not None, "the search asked whether this can be"
-        names = self._names()
-        gone = self._gone.union(names[element] for element in probe.removed)
-        return Attempt(number, gone, probe.seed), candidate
+        return Attempt(number, self._gone_with(stage, probe.removed), probe.seed), candidate
 
-    def _names(self) -> list[str]:
-        """Of every element of the stage, what trials call it; no other stage has one of that name."""
-        assert self._stage is not None
-        return [f"{self._stage.title}: {label}" for label in self._stage.labels]
+    def _gone_with(self, stage: Stage[C], removed: frozenset[int]) -> frozenset[str]:
+        """Return the names of all that is gone once these are; no other stage has an element of the same name."""
+        return self._gone.union(f"{stage.title}: {stage.labels[element]}" for element in removed)
 
-    def _probe_of(self, attempt: Attempt) -> Probe | None:
+    def _probe_of(self, stage: Stage[C], attempt: Attempt) -> Probe | None:
         """Return what a trial says of this stage; None if it was not of something in it."""
-        names = self._names()
-        removed = frozenset(element for element, name in enumerate(names) if name in attempt.gone)
-        if not removed or attempt.gone != self._gone.union(names[element] for element in removed):
+        removed = frozenset(at for at, label in enumerate(stage.labels) if f"{stage.title}: {label}" in attempt.gone)
+        if not removed or attempt.gone != self._gone_with(stage, removed):
             return None
         return Probe(removed, attempt.seed, self._is_known(attempt))
 
     def _is_known(self, attempt: Attempt) -> bool:
-        """Return whether the trial had the seed of one that had failed."""
+        """Return True if the trial had the seed of one that had failed."""
         return attempt.seed != self._seeds(attempt.number)
 
-    def _observe(self, attempt: Attempt, seen: Seen, watcher: MinimiseWatcher) -> None:
-        assert self._search is not None
-        assert self._stage is not None
-        probe = self._probe_of(attempt)
+    def _observe(
+        self, stage: Stage[C], search: SubsetSearch, attempt: Attempt, seen: Seen, watcher: MinimiseWatcher
+    ) -> None:
+        probe = self._probe_of(stage, attempt)
         if probe is None:  # such as one of the opening, which had seen enough by then
             return
         failed = self._is_followed(seen.signature)
-        self._search.observe(probe, failed)
-        watcher.tried(
-            self._stage.title,
-            len(probe.removed),
-            len(self._stage.labels),
-            seen,
-            failed,
-            len(self._search.removed),
-            self._counted,
-        )
+        search.observe(probe, failed)
+        gone, size = len(probe.removed), len(stage.labels)
+        watcher.tried(stage.title, gone, size, seen, failed, len(search.removed), self._counted)
 
-    def _end_stage(self) -> StageResult:
-        search, stage = self._search, self._stage
-        assert search is not None
-        assert stage is not None
-        removed = search.removed
-        labels, names = stage.labels, self._names()
+    def _end_stage(self, stage: Stage[C], search: SubsetSearch) -> StageResult:
+        removed, labels = search.removed, stage.labels
         kept = [element for element in range(len(labels)) if element not in removed]
         confirmed = frozenset(element for element in kept if search.confirmed(element))
         smallest = stage.without(removed)
@@ -322,7 +275,7 @@ class Minimiser(Generic[C]):
         # However many stages there are, the failure is not to become much rarer.
         self._rates = replace(search.rates, fresh=max(search.rates.fresh, _LEAST_RATE * self._whole_rate))
         self._space.took(removed, confirmed)
-        self._gone = self._gone.union(names[element] for element in removed)
+        self._gone = self._gone_with(stage, removed)
         step = StageResult(
             stage.title,
             tuple(labels[element] for element in sorted(removed)),
@@ -331,15 +284,13 @@ class Minimiser(Generic[C]):
             self._counted - self._stage_began,
         )
         self._steps.append(step)
-        self._search = self._stage = None
+        self._under_way = None
         return step
-
-    # -- trials -----------------------------------------------------------------------------------------------------
 
     def _next(
         self, choose: Callable[[int, Sequence[Attempt]], tuple[Attempt, C] | None]
     ) -> tuple[Attempt, Seen] | None:
-        """The next trial that counts; None when nothing is left to try, or there may be no more trials."""
+        """Return the next trial that counts; None when nothing is left to try, or there may be no more trials."""
         counted = self._trials.next(choose)
         if counted is None:
             return None

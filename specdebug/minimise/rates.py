@@ -1,8 +1,8 @@
 """Failure rates of trials, and the weight of a number of failing and clean ones.
 
-Two kinds of trials are told apart. One with a *fresh* seed fails at the rate of the flake. One with a seed that is
-*known* to fail, on a thing from which less was taken away, fails far more often where a run is a function of its seed,
-and as often as any other where it is not: which of the two holds is learned.
+A trial with a *fresh* seed fails at the rate of the flake. One with a seed that is *known* to fail, on a thing from
+which less was taken away, fails far more often where a run is a function of its seed, and as often as any other where
+it is not: which of the two holds is learned.
 """
 
 from __future__ import annotations
@@ -16,21 +16,15 @@ from specdebug.reproducible import log, logaddexp, total
 
 SLOWER = ((1.0, 0.75), (0.6, 0.25))
 """Changes of the rate that taking away something that is not needed may bring: the factor, and its probability. A
-higher rate needs no place here: it only makes clean trials rarer."""
-
+higher rate only makes clean trials rarer."""
 FALSE_FAILURES = (0.6, 50.0)
 """Beta prior of the rate at which a thing fails that should not: a mean of 1.2%."""
-
-
 FRESH_FAILED, FRESH_CLEAN, KNOWN_FAILED, KNOWN_CLEAN = range(4)
 """Columns of a tally: failing and clean trials, with fresh seeds and with known ones."""
-
 TALLY = (0, 0, 0, 0)
 """No trials."""
-
 INCIDENTAL = 0.1
-"""The rate at which a known seed fails although something needed is gone: what makes it fail is then an accident of
-this seed, and others would not."""
+"""The rate at which a known seed fails by accident although something needed is gone; other seeds would not."""
 _STRENGTH = 10
 """The number of trials that the rate that was measured before counts for."""
 _LEAST_FRESH = 0.6
@@ -52,8 +46,7 @@ class TrialRates:
     false: float
 
     def log_odds(self, tallies: np.ndarray) -> np.ndarray:
-        """Log of how many times likelier the trials of each tally (a row) are if something needed is gone than if
-        nothing is."""
+        """Return the log of how many times likelier each tally (a row) is if something needed is gone."""
         incidental = min(max(self.false, INCIDENTAL), self.known * _FALSE_SHARE)
         gone = log([self.false, 1 - self.false, incidental, 1 - incidental])
         slower: list[np.ndarray] = []
@@ -64,16 +57,12 @@ class TrialRates:
 
 
 def learn(tallies: np.ndarray, fine: np.ndarray, near: np.ndarray, before: TrialRates) -> TrialRates:
-    """Rates given trials: one step of expectation maximisation.
+    """Return rates given the tallies of candidates (rows) and what to assume where these say little: one step of
+    expectation maximisation. A thing whose failure became much rarer counts as one that lacks something: so the fresh
+    rate has a least value.
 
-    A thing whose failure became much rarer than it was counts as one that lacks something: the fresh rate is never
-    taken to be below six tenths of what it was.
-
-    Args:
-        tallies: trials of every candidate, a row each.
-        fine: of each, the probability that nothing needed is gone.
-        near: of each, how much its rate says of the present one (0 to 1).
-        before: what to assume where trials say little.
+    ``fine`` is each candidate's probability that nothing needed is gone, ``near`` how much its rate says of the present
+    one (0 to 1).
     """
     seen, weight, gone = tallies.astype(float), fine * near, 1 - fine
 

@@ -1,12 +1,12 @@
 """Take away as many of some elements as can be taken away, one trial at a time.
 
 Nothing is decided for good before the end. What counts as taken away is the largest set that has failed as it should
-and is as good as certain to need nothing of what is gone; when later trials cast doubt on that, for it rested on a
-false failure, it is no longer, and the search goes on from a smaller one.
+and is as good as certain to need nothing of what is gone; when later trials cast doubt on that, the search goes on from
+a smaller one.
 
-What promises, probabilities and evidence are compared by are levels (``specdebug.reproducible``), so that ties are ties
-and not decided by rounding: of equal promises the one that takes away least is taken, then the first to have come up;
-of equally probable elements, the first.
+Promises, probabilities and evidence are compared by their levels (``specdebug.reproducible``), so that ties are not
+decided by rounding: of equal promises the one that takes away least is taken, then the first to have come up; of
+equally probable elements, the first.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ SETTLED = 0.995
 FRESH_TRIALS = 60
 """Trials of what is left by itself before it is given up to find it failing as often as it should."""
 SOUNDINGS = 3
-"""First of all, so many small groups, hardly likely to be needed, are taken away with known seeds: whether these go on
-failing is worth knowing."""
+"""So many small groups are taken away first with known seeds, to learn if these go on failing."""
 SOUNDING_SHARE = 25
 """Such a group is this fraction of all elements."""
 EXPECTED_NEEDED = 2.5
@@ -44,7 +43,7 @@ KNOWN_MATTER = 1.15
 
 @dataclass(frozen=True)
 class Probe:
-    """A trial to make: what is taken away, the seed, and whether that seed has failed before."""
+    """A trial to make: what is taken away, and the seed, ``known`` if it has failed before."""
 
     removed: Removed
     seed: int
@@ -55,11 +54,9 @@ class SubsetSearch:
     """The search over ``size`` elements; it has no state but what it was told.
 
     Args:
-        size: how many elements there are.
-        rates: to begin with.
         fresh: gives seeds that were never used.
         failing: seeds that fail with nothing taken away, those to use first in front.
-        possible: whether some elements can be taken away together; asked before they are tried.
+        possible: says if some elements can be taken away together; asked before they are tried.
         confidence: a kept element is confirmed needed at this probability.
         failures: what is left is tried by itself until it has failed so often with fresh seeds.
     """
@@ -90,26 +87,23 @@ class SubsetSearch:
 
     @property
     def rates(self) -> TrialRates:
-        """Return what is known of the rates."""
         return self._belief.rates
 
     @property
     def needed(self) -> np.ndarray:
-        """Of every element, the probability that it is needed."""
         return self._belief.needed
 
     def failing_seeds(self) -> list[int]:
-        """Seeds that have failed, each once: first those that failed with all of ``removed`` gone, then those that
-        failed with less gone."""
+        """Return seeds that have failed, each once: first those that failed with all of ``removed`` gone."""
         chosen = sorted((gone for gone in self._failed if gone <= self.removed), key=len, reverse=True)
         return list(dict.fromkeys(seed for gone in chosen for seed in self._failed[gone]))
 
     def confirmed(self, element: int) -> bool:
-        """Return whether taking away this element alone, of those that are kept, was found to end the failure."""
+        """Return True if taking away this element alone, of those that are kept, was found to end the failure."""
         return level(self._belief.against[element]) >= self._certain
 
     def observe(self, probe: Probe, failed: bool) -> None:
-        """Take in a trial: whether it failed in the way that is followed."""
+        """Take in a trial, and if it failed in the way that is followed."""
         self._belief.observe(probe.removed, failed, probe.known)
         self._used.setdefault(probe.removed, set()).add(probe.seed)
         if failed:
@@ -119,10 +113,7 @@ class SubsetSearch:
         self._conclude()
 
     def next_probe(self, pending: Sequence[Probe] = ()) -> Probe | None:
-        """The trial to make next, None when there is nothing left to find out.
-
-        Trials that still run are taken to come out clean: if one does not, so much the better.
-        """
+        """Return the trial to make next, None when there is nothing left to find out. Running ones count as clean."""
         while True:
             removed = self._sounding(pending) or self._choose([probe.removed for probe in pending])
             if removed is None:
@@ -142,8 +133,8 @@ class SubsetSearch:
         return frozenset(range(first, first + share))
 
     def _probe(self, removed: Removed, pending: Sequence[Probe]) -> Probe:
-        """Known seeds first, as long as they fail more often than others; each at most once with one candidate, for
-        where they matter the same trial has the same end."""
+        """Return a trial with a known seed, as long as these fail more often than others; each is used at most once
+        with one candidate, for where they matter the same trial has the same end."""
         tried = self._belief.tally(removed)
         spent = self._used.get(removed, set()) | {probe.seed for probe in pending if probe.removed == removed}
         rates = self._belief.rates
@@ -155,8 +146,8 @@ class SubsetSearch:
         return Probe(removed, self._fresh(), False)
 
     def _trust(self, seed: int) -> int:
-        """Failures of a known seed, less the clean runs that nothing explains: one that failed by accident would be
-        taken for evidence against everything it is tried with."""
+        """Return a known seed's failures, less the clean runs that nothing explains: one that failed by accident would
+        be taken for evidence against everything it is tried with."""
         failures = sum(seed in seeds for seeds in self._failed.values())
         return level(failures - math.fsum(self._belief.fine(removed) for removed in self._clean.get(seed, ())))
 
@@ -202,7 +193,7 @@ class SubsetSearch:
         return max(promises, key=gain)[1]
 
     def _confirm(self, kept: Sequence[int], pending: Sequence[Removed]) -> Removed | None:
-        """Nothing more can be expected to go: make sure of what is left, then of every element of it by itself."""
+        """Return a trial to make sure of what is left, then of every element of it by itself."""
         failed, clean, _, _ = self._belief.tally(self.removed)
         fresh = failed + clean + pending.count(self.removed)
         unknown = failed < self._failures and fresh < FRESH_TRIALS

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from specdebug.engine.config import EngineConfig
@@ -13,13 +14,13 @@ from specdebug.shrink.knob import Knob
 
 
 def engine_knobs(scenario: Scenario) -> Iterator[Knob]:
-    """Every number of its engine that may be made smaller, ``target`` being the least it may ever be."""
+    """Yield every number of its engine that may be made smaller, ``target`` being the least it may ever be."""
     (arm,) = scenario.arms
     config = engine_config(scenario, arm)
     for path, least in _ENGINE_NUMBERS:
         value = _option(config, path)
         if value is not None:
-            yield Knob(".".join(path), value, least, _engine_turn(path))
+            yield Knob(".".join(path), value, least, partial(_turned, path))
 
 
 _ENGINE_NUMBERS: tuple[tuple[tuple[str, ...], int], ...] = (
@@ -35,7 +36,7 @@ _ENGINE_NUMBERS: tuple[tuple[tuple[str, ...], int], ...] = (
 
 
 def _option(config: EngineConfig, path: tuple[str, ...]) -> int | None:
-    """A number of the engine's; None where it does not exist or follows from the others."""
+    """Return an option of the engine; None where it does not exist or follows from the others."""
     if path == ("speculative", "num_draft_tokens") and config.speculative is not None:
         return None if config.speculative.eagle_topk == 1 else config.speculative.tree_size
     if path[0] == "cuda_graph" and not config.cuda_graph.enabled:
@@ -46,18 +47,15 @@ def _option(config: EngineConfig, path: tuple[str, ...]) -> int | None:
     return value if value is None else int(value)
 
 
-def _engine_turn(path: tuple[str, ...]) -> Callable[[Scenario, int], Scenario]:
-    def turn(scenario: Scenario, value: int) -> Scenario:
-        over: Any = value
-        for key in reversed(path):
-            over = {key: over}
-        return replace(scenario, engine=merge(scenario.engine, over))
-
-    return turn
+def _turned(path: tuple[str, ...], scenario: Scenario, value: int) -> Scenario:
+    over: Any = value
+    for key in reversed(path):
+        over = {key: over}
+    return replace(scenario, engine=merge(scenario.engine, over))
 
 
 def made_consistent(scenario: Scenario) -> Scenario:
-    """Options that follow from others: how many nodes the verify tree can have, which batches can be captured."""
+    """Return the scenario with the options that follow from others: nodes of the verify tree, captured batches."""
     engine = dict(scenario.engine)
     spec = engine.get("speculative")
     if isinstance(spec, Mapping) and spec.get("num_draft_tokens") is not None:

@@ -1,4 +1,4 @@
-"""The file that what is left of a scenario is written to."""
+"""Write what is left of a scenario to a file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from specdebug.scenario.grammar import Arrive, Scenario, WorkloadGroup
 
 
 def scenario_text(scenario: Scenario, name: str, seed: int, signature: str, header: Sequence[str]) -> str:
-    """The file of a written-out scenario, which is expected to fail with ``signature`` under ``seed``.
-
-    Defaults are left out. ``header`` are lines of comment for its top.
-    """
+    """Return the text of a written-out scenario, less defaults, which is expected to fail with ``signature`` under
+    ``seed``; ``header`` are lines of comment for its top."""
     plain = scenario.to_dict()
     bare = Scenario(name, scenario.workload, scenario.arms, scenario.expect).to_dict()
     (arm,) = scenario.arms

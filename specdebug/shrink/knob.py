@@ -10,14 +10,7 @@ from specdebug.scenario.grammar import Scenario
 
 @dataclass(frozen=True)
 class Knob:
-    """A number that may be made smaller.
-
-    Attributes:
-        label: names it.
-        value: what it is now.
-        target: what to try.
-        turn: gives the scenario with another value of it.
-    """
+    """A number called ``label`` that may be made smaller: from ``value`` to ``target``, by ``turn``."""
 
     label: str
     value: int

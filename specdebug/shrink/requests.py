@@ -11,7 +11,6 @@ from specdebug.scenario.grammar import (
     MAX_GROUPS,
     Arm,
     Expectation,
-    Prompt,
     Scenario,
     SharedPrefixPrompt,
     WorkloadGroup,
@@ -19,16 +18,10 @@ from specdebug.scenario.grammar import (
 
 
 def written_out(scenario: Scenario, arm: str, reverts: Sequence[int] = ()) -> tuple[Scenario, dict[str, str]]:
-    """One arm of a scenario, every request or conversation of it a group of its own.
+    """Return one arm of a scenario, every request or conversation of it a group of its own, and of each of these groups
+    which one it was of. ``reverts`` are fixes to revert besides the arm's own.
 
-    Args:
-        arm: the one that fails; the others are dropped.
-        reverts: fixes to revert in it, besides its own.
-
-    Returns it, and of each of its groups which one it was of.
-
-    Raises:
-        SpecDebugError: it has more requests than a scenario may have groups.
+    Raises SpecDebugError when it has more requests than a scenario may have groups.
     """
     chosen = scenario.arms[arm]
     groups = [(group, _singles(group, scenario)) for group in scenario.workload]
@@ -46,7 +39,6 @@ def written_out(scenario: Scenario, arm: str, reverts: Sequence[int] = ()) -> tu
         for single in singles
     ]
     all_reverts = tuple(dict.fromkeys((*chosen.revert, *reverts)))
-    alone = Arm(arm, revert=all_reverts, mode=chosen.mode)
     whole = replace(
         scenario,
         workload=tuple(workload),
@@ -54,7 +46,7 @@ def written_out(scenario: Scenario, arm: str, reverts: Sequence[int] = ()) -> tu
         faults=tuple(_readdressed(fault, names) for fault in scenario.faults_of(arm)),
         probes=scenario.probes_of(arm),
         oracles=scenario.oracles_of(arm),
-        arms={arm: alone},
+        arms={arm: Arm(arm, revert=all_reverts, mode=chosen.mode)},
         expect={arm: Expectation("fail")},
         overrides={},
         source=None,
@@ -63,7 +55,7 @@ def written_out(scenario: Scenario, arm: str, reverts: Sequence[int] = ()) -> tu
 
 
 def dropped(scenario: Scenario, gone: frozenset[int]) -> Scenario:
-    """A scenario without these groups. What came after one of them comes after what that one came after."""
+    """Return a scenario without these groups. What came after one of them comes after what that one came after."""
     names = {scenario.workload[index].id for index in gone}
     after = {group.id: group.arrive.after for group in scenario.workload}
 
@@ -87,21 +79,21 @@ def dropped(scenario: Scenario, gone: frozenset[int]) -> Scenario:
 
 
 def _singles(group: WorkloadGroup, scenario: Scenario) -> list[WorkloadGroup]:
-    """The group's requests, or conversations, each as a group."""
+    """Return each of the group's requests, or conversations, as a group."""
     count = group.requests if group.turns is None else group.turns.clients
     if count == 1:
         return [group]
     prompt = group.prompt
     if isinstance(prompt, SharedPrefixPrompt) and prompt.name is None:
-        prompt = replace(prompt, name=_unused(group.id, _prefix_names(scenario)))
+        prefixes = {getattr(other.prompt, "name", "") for other in scenario.workload}
+        prompt = replace(prompt, name=_unused(group.id, prefixes))
     taken = {other.id for other in scenario.workload}
+    rounds = 1 if group.turns is None else group.turns.rounds
     singles = []
     for number in range(count):
-        arrive = replace(group.arrive, step=group.arrive.step + number * group.arrive.every, every=0)
         abort = group.abort
-        if abort is not None and abort.requests is not None and number not in abort.requests:
-            abort = None
-        rounds = 1 if group.turns is None else group.turns.rounds
+        if abort is not None and abort.requests is not None:
+            abort = replace(abort, requests=None) if number in abort.requests else None
         singles.append(
             replace(
                 group,
@@ -110,8 +102,8 @@ def _singles(group: WorkloadGroup, scenario: Scenario) -> list[WorkloadGroup]:
                 requests=1,
                 turns=None if group.turns is None else replace(group.turns, clients=1),
                 seed=None if group.seed is None else group.seed + number * rounds,
-                arrive=arrive,
-                abort=None if abort is None else replace(abort, requests=None),
+                arrive=replace(group.arrive, step=group.arrive.step + number * group.arrive.every, every=0),
+                abort=abort,
             )
         )
     return singles
@@ -122,16 +114,11 @@ def _all(names: Mapping[str, tuple[str, ...]], groups: tuple[str, ...]) -> tuple
 
 
 def _readdressed(fault: Fault, names: Mapping[str, tuple[str, ...]]) -> Fault:
-    """A fault whose request, if it addresses one, is called as it is now."""
+    """Return the fault with its request, if it addresses one, called as it is now."""
     if fault.request is None:
         return fault
     group, number, *turn = fault.request.split(".")
     return replace(fault, request=".".join([names[group][int(number)], "0", *turn]))
-
-
-def _prefix_names(scenario: Scenario) -> set[str]:
-    prompts: list[Prompt | None] = [group.prompt for group in scenario.workload]
-    return {p.name for p in prompts if isinstance(p, SharedPrefixPrompt) and p.name is not None}
 
 
 def _unused(name: str, taken: set[str]) -> str:

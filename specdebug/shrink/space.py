@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,35 +20,25 @@ PRECISION = 4
 
 @dataclass(frozen=True)
 class Elements:
-    """Some of what can be taken away: a stage of the search."""
+    """A stage of the search: some of what can be taken away."""
 
     title: str
     labels: tuple[str, ...]
     make: Callable[[frozenset[int]], Scenario]
 
     def without(self, removed: frozenset[int]) -> Scenario | None:
-        """The scenario without these; None where the rules of scenarios forbid it."""
-        try:
+        """Return the scenario without these; None where the rules of scenarios forbid it."""
+        with contextlib.suppress(SpecDebugError):
             scenario = self.make(removed)
             if scenario.workload:
                 check_scenario(scenario, None)
                 return scenario
-        except SpecDebugError:
-            return None
         return None
 
 
 class ScenarioSpace:
-    """Everything that can be taken away from one arm of a scenario: see ``specdebug.minimise.space``.
-
-    Args:
-        scenario: the whole.
-        arm: the one that fails; the others are dropped.
-        reverts: fixes to revert in it, besides its own.
-
-    Raises:
-        SpecDebugError: it has more requests than a scenario may have groups.
-    """
+    """Everything that can be taken away from one arm of a scenario. Takes what :func:`written_out` takes, and raises
+    what that raises."""
 
     def __init__(self, scenario: Scenario, arm: str, reverts: Sequence[int] = ()) -> None:
         self.start, self.origin = written_out(scenario, arm, reverts)
@@ -59,9 +50,11 @@ class ScenarioSpace:
         self._rejected: dict[str, int] = {}
 
     def next_stage(self) -> Elements | None:
-        """Requests first; then their numbers, round by round; then the engine's, which small requests need less of."""
+        """Return the requests first; then their numbers, round by round; then the engine's, which small requests need
+        less of."""
         if self._elements is None:
-            self._elements = self._requests()
+            whole, names = self._current, tuple(group.id for group in self._current.workload)
+            self._elements = Elements("requests", names, lambda gone: dropped(whole, gone))
             return self._elements
         self._knobs = []
         for knobs in (request_knobs, engine_knobs):
@@ -78,10 +71,6 @@ class ScenarioSpace:
         for index, knob in enumerate(self._knobs):
             if index not in removed:
                 self._rejected[knob.label] = max(knob.target, self._rejected.get(knob.label, -1))
-
-    def _requests(self) -> Elements:
-        whole = self._current
-        return Elements("requests", tuple(group.id for group in whole.workload), lambda gone: dropped(whole, gone))
 
     def _numbers(self, knobs: tuple[Knob, ...]) -> Elements:
         whole = self._current
@@ -106,7 +95,7 @@ class ScenarioSpace:
 
 
 def _least(knob: Knob, scenario: Scenario) -> int:
-    """The least value that scenarios may have there, the rest being as it is; needs no trial."""
+    """Return the least value that scenarios may have there, the rest being as it is; this needs no trial."""
 
     def allowed(value: int) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""Trials of what is left of a scenario, run warm and kept in a journal: see ``specdebug.minimise.space.Trials``."""
+"""Trials of what is left of a scenario, run warm and kept in a journal."""
 
 from __future__ import annotations
 
@@ -28,14 +28,9 @@ _GROUP_KIND = "accept-drop@"
 
 
 class ShrunkSource(WarmSource):
-    """Runs the only arm of scenarios of which something was taken away: see ``specdebug.trials.source``.
+    """Runs the only arm of a scenario of which something was taken away, with its packs and the fixes it reverts."""
 
-    Args:
-        space: the whole.
-        packs: the arm's probe packs.
-        toggles: the fixes it reverts.
-        jobs: how many trials may run at a time.
-    """
+    candidates: tuple[Candidate, ...] = ()  # what can be taken away is known stage by stage
 
     def __init__(
         self, space: ScenarioSpace, packs: Sequence[ProbePack], toggles: Sequence[Toggle], jobs: int = 1
@@ -48,13 +43,8 @@ class ShrunkSource(WarmSource):
         self._ended_once = False
 
     @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """None: what can be taken away is known stage by stage."""
-        return ()
-
-    @property
     def identity(self) -> str:
-        """The whole, packs, fixes, versions."""
+        """Return a digest of the whole, packs, fixes and versions."""
         facts = (self._space.start.to_dict(), self._toggles, self._packs)
         return digest_of("minimise", *map(repr, facts), __version__)
 
@@ -63,19 +53,17 @@ class ShrunkSource(WarmSource):
         self._left[number] = left
 
     def run_of(self, trial: Trial, key: str) -> ArmRun:
-        """Return the arm of what is left."""
         left = self._left.pop(trial.number)
         return ArmRun(key, left, self._space.arm, trial.seed, self._packs, self._toggles)
 
     def at_fault(self, trial: Trial, fault: ArmAtFault) -> TrialResult:
-        """Return that the trial is untestable: once something could be run, only what is left is wrong. Until then,
-        raise it."""
+        """Return that the trial is untestable: once something could be run, only what is left is wrong."""
         if not self._ended_once:
             raise fault
         return TrialResult("untestable", None, 0.0, str(fault))
 
     def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
-        """Return whether it failed, and how. Raises CannotRunHere when this machine cannot run the scenario."""
+        """Return how the arm failed, if it did. Raises CannotRunHere when this machine cannot run the scenario."""
         outcome = ended.outcome
         if outcome.unavailable:
             raise CannotRunHere(f"{ended.run.scenario.path}: {'; '.join(outcome.reasons)}")
@@ -85,7 +73,7 @@ class ShrunkSource(WarmSource):
         return TrialResult("pass", None, outcome.metrics.wall_s)
 
     def _named_before(self, signature: str) -> str:
-        """A signature that names a group names the one it was written out from."""
+        """Return a signature with the group that it names called as it was before it was written out."""
         if not signature.startswith(_GROUP_KIND):
             return signature
         group = signature.removeprefix(_GROUP_KIND)
@@ -93,21 +81,18 @@ class ShrunkSource(WarmSource):
 
 
 class ShrunkTrials:
-    """The trials of one search, in the order in which they count."""
+    """The trials of one search, in the order in which they count: see ``specdebug.minimise.space.Trials``."""
 
     def __init__(self, source: ShrunkSource, in_order: InOrder) -> None:
         self._source = source
         self._in_order = in_order
 
     def run(self, whole: Callable[[], R]) -> tuple[R | Stopped, SpecDebugError | None]:
-        """Search, and end every worker whatever happens."""
         return self._in_order.run(whole)
 
     def next(
         self, choose: Callable[[int, Sequence[Attempt]], tuple[Attempt, Scenario] | None]
     ) -> tuple[Attempt, Seen, bool] | None:
-        """The next trial that counts, what it showed, and whether the journal had it."""
-
         def chosen(number: int, pending: Sequence[Trial]) -> Trial | None:
             pair = choose(number, [_attempt(trial) for trial in pending])
             if pair is None:

@@ -1,12 +1,11 @@
 """Claims about a failure rate, and when runs have decided one.
 
 ``rate<1%``: holds or is refuted, each wrongly with probability at most 1 - confidence, however often one looks. Where
-the rate is near the one claimed that can take arbitrarily many runs.
+the rate is near the one claimed, that can take arbitrarily many runs.
 
-``rate<5% or rate>20%``: which of the two? Wald's sequential probability ratio test ("Sequential tests of statistical
-hypotheses", 1945): at a rate of at most 5% it ends with the second, and at one of at least 20% with the first, with
-probability at most 1 - confidence each. In between either may be the answer, which is why it always ends; at both rates
-it takes about half the runs of a test of fixed size with the same errors.
+``rate<5% or rate>20%``: Wald's sequential probability ratio test ("Sequential tests of statistical hypotheses", 1945)
+says which. At a rate of at most 5%, or of at least 20%, it errs with probability at most 1 - confidence. In between
+either may be the answer, so it always ends; at both rates it takes about half the runs of a test of fixed size.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TypeAlias
 
 from specdebug.errors import SpecDebugError
 from specdebug.stats.clean import CleanRuns
@@ -31,26 +30,9 @@ class ClaimError(SpecDebugError):
     """A claim that cannot be read, or cannot be true or false."""
 
 
-class Claim(Protocol):
-    """Something that runs decide. Ask after every run, in the order of the runs: the first answer is the answer."""
-
-    @property
-    def text(self) -> str:
-        """The claim, as it is written."""
-
-    def decided(self, failures: int, runs: int) -> bool | None:
-        """Return whether it holds; None as long as that is open."""
-
-    def owed(self, failures: int, runs: int) -> int:
-        """Runs without a failure that are still missing before it holds."""
-
-    def verdict(self, holds: bool) -> str:
-        """The answer in words."""
-
-
 @dataclass(frozen=True)
 class Below:
-    """The rate is below ``rate``."""
+    """The claim that the rate is below ``rate``. Ask after every run: the first answer is the answer."""
 
     rate: float
     confidence: float
@@ -60,12 +42,14 @@ class Below:
         return f"rate<{percent(self.rate)}"
 
     def decided(self, failures: int, runs: int) -> bool | None:
+        """Return True if it holds, False if it is refuted, None as long as that is open."""
         if runs >= self._clean.needed(failures):
             return True
         limit = -math.log1p(-self.confidence)
         return False if reached(self._evidence_against(failures, runs), limit) else None
 
     def owed(self, failures: int, runs: int) -> int:
+        """Return how many runs without a failure are missing before it holds."""
         return max(0, self._clean.needed(failures) - runs)
 
     def verdict(self, holds: bool) -> str:
@@ -76,8 +60,8 @@ class Below:
         return CleanRuns(self.rate, 1 - self.confidence)
 
     def _evidence_against(self, failures: int, runs: int) -> float:
-        """Log of the likelihood of the runs, averaged over Beta(1/2, 1/2) above ``rate``, over that at ``rate``: for
-        any rate below, a supermartingale that starts at 1."""
+        """Return the log of the runs' likelihood, averaged over Beta(1/2, 1/2) above ``rate``, over that at ``rate``:
+        for any rate below, a supermartingale that starts at 1."""
         from scipy.special import betaincc, betaln
 
         if failures <= self.rate * runs:
@@ -91,7 +75,7 @@ class Below:
 
 @dataclass(frozen=True)
 class Apart:
-    """The rate is rather ``below`` than ``above``, between which it does not matter."""
+    """The claim that the rate is rather ``below`` than ``above``, asked as :class:`Below` is."""
 
     below: float
     above: float
@@ -120,12 +104,11 @@ class Apart:
         return ratio_test(self.below, self.above, 1 - self.confidence)
 
 
-def parse_claim(text: str, confidence: float) -> Below | Apart:
-    """Read ``rate<1%``, ``rate<0.01`` or ``rate<5% or rate>20%``.
+Claim: TypeAlias = Below | Apart
 
-    Raises:
-        ClaimError: it says something else.
-    """
+
+def parse_claim(text: str, confidence: float) -> Claim:
+    """Read ``rate<1%``, ``rate<0.01`` or ``rate<5% or rate>20%``. Raises ClaimError."""
     match = _CLAIM.fullmatch(text)
     if not match:
         raise ClaimError(f"--claim must be such as 'rate<1%' or 'rate<5% or rate>20%', got {text!r}")
@@ -144,5 +127,5 @@ def parse_claim(text: str, confidence: float) -> Below | Apart:
 
 
 def percent(rate: float) -> str:
-    """A rate in percent, in as few digits as it needs: ``1%``, ``0.5%``."""
+    """Return a rate in percent, in as few digits as it needs: ``1%``, ``0.5%``."""
     return f"{100 * rate:.6g}%"

@@ -1,13 +1,13 @@
 """The number of runs that a claim "the rate is below r" needs after so many failures, if one may look after every run.
 
-The rule accepts the claim as soon as ``needed(k)`` runs are over with no more than k failures. Runs of rate r come that
-far by luck with a probability that is spread over k as alpha spending spreads it over interim looks (Lan and DeMets,
-"Discrete sequential boundaries for clinical trials", 1983): all k together at most the allowed error, whatever one
-looks at. The probabilities are exact: between two boundaries the distribution of failures among the paths not yet
-accepted is convolved with a binomial one. More failures only come with higher rates, so r is the worst case.
+The rule accepts the claim as soon as ``needed(k)`` runs are over with no more than k failures. The probability that
+runs of rate r come that far by luck is spread over k as alpha spending spreads it over interim looks (Lan and DeMets,
+"Discrete sequential boundaries for clinical trials", 1983): all k together get at most the allowed error. The
+probabilities are exact: between two boundaries the distribution of failures among the paths not yet accepted is
+convolved with a binomial one. Higher rates only bring more failures, so r is the worst case.
 
 Nearly the whole error goes to k = 0: a fix works or it does not, and then "no failure in n runs" needs no more runs
-than if n had been fixed beforehand (299 for 1% at 95%). One part in 128 is kept for claims that survive a failure.
+than a fixed n (299 for 1% at 95%). One part in 128 is kept for claims that survive a failure.
 """
 
 from __future__ import annotations
@@ -20,18 +20,13 @@ from numpy.typing import NDArray
 from specdebug.stats.limits import SLACK
 
 KEPT_BACK = 1 / 128
-"""Of the allowed error, what is left to acceptance after a failure; the part up to k is ``1 - KEPT_BACK / (k + 1)``."""
+"""The part of the allowed error that is left after a failure; the part up to k is ``1 - KEPT_BACK / (k + 1)``."""
 
 _FIRST_DEPTH = 16
 
 
 class CleanRuns:
-    """The rule for one rate.
-
-    Args:
-        rate: what is claimed not to be reached, above 0 and below 1.
-        error: probability at most, with which runs of this rate or a higher one are ever accepted.
-    """
+    """The rule for one rate, which accepts runs of it or of a higher one with probability ``error`` at most."""
 
     def __init__(self, rate: float, error: float) -> None:
         if not (0 < rate < 1 and 0 < error < 1):
@@ -41,7 +36,7 @@ class CleanRuns:
         self._boundaries: list[int] = []
 
     def needed(self, failures: int) -> int:
-        """Runs, failed ones included, that must be over before the claim is accepted with so many failures."""
+        """Return how many runs, failed ones included, must be over to accept the claim after so many failures."""
         if failures >= len(self._boundaries):
             self._boundaries = self._compute(max(_FIRST_DEPTH, 2 * failures) + 1)
         return self._boundaries[failures]
@@ -65,13 +60,12 @@ class CleanRuns:
 
 
 def clean_bound(runs: int, confidence: float) -> float:
-    """The rate that the true one is below, at this confidence and whenever one stops, if none of the runs failed: the
-    least that the rule would accept."""
+    """Return the least rate that the rule would accept if none of the runs failed."""
     return 1.0 if runs == 0 else -math.expm1(math.log((1 - confidence) * (1 - KEPT_BACK)) / runs)
 
 
 def _binomial(runs: int, rate: float, depth: int) -> NDArray[np.float64]:
-    """Probabilities of 0, 1, ... failures, ``depth`` of them at most."""
+    """Return the probabilities of 0, 1, ... failures, ``depth`` of them at most."""
     from scipy.special import gammaln, xlog1py
 
     k = np.arange(min(depth, runs + 1), dtype=np.float64)

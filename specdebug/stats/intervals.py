@@ -5,11 +5,10 @@ case of the binomial", 1934). Exact, but only where the number of runs does not 
 
 **Any time.** :func:`anytime_interval`. For every rate p let M_n(p) be the likelihood of the first n runs averaged over
 q drawn from Beta(1/2, 1/2), divided by their likelihood at p. If p is the true rate, M is a martingale that starts at
-1: given the past, a run multiplies it by the mixture's prediction of that run over p's, which averages to 1 under p.
-By Ville's inequality M ever reaches 1/a with probability at most a, so the set of p with M_n(p) < 1/a holds the true
-rate for all n at once with probability at least 1 - a, and therefore also at whatever n one chooses to stop (Robbins,
-"Statistical methods related to the law of the iterated logarithm", 1970; Howard, Ramdas, McAuliffe and Sekhon,
-"Time-uniform, nonparametric, nonasymptotic confidence sequences", 2021).
+1, for a run multiplies it by the mixture's prediction of it over p's. By Ville's inequality M ever reaches 1/a with
+probability at most a, so the set of p with M_n(p) < 1/a holds the true rate for all n at once with probability at least
+1 - a (Robbins, "Statistical methods related to the law of the iterated logarithm", 1970; Howard, Ramdas, McAuliffe and
+Sekhon, "Time-uniform, nonparametric, nonasymptotic confidence sequences", 2021).
 """
 
 from __future__ import annotations
@@ -22,16 +21,12 @@ from numpy.typing import ArrayLike, NDArray
 from specdebug.stats.limits import reached
 
 Floats = NDArray[np.float64]
-
 PRIOR = 0.5
 """Both parameters of the mixture; 1/2 costs least where rates near 0 matter as much as others."""
-
 ENOUGH = 0.15
 """An interval no wider than this says enough, whatever the rate."""
-
 ENOUGH_OF_RATE = 0.5
 """So does one no wider than this part of the observed rate."""
-
 _HALVINGS = 50
 
 
@@ -44,16 +39,12 @@ class Interval:
 
     @property
     def width(self) -> float:
-        """Its length."""
         return self.high - self.low
 
 
 def clopper_pearson(failures: int, runs: int, confidence: float) -> Interval:
-    """The exact interval for a number of runs that was fixed beforehand.
-
-    Raises:
-        ValueError: there cannot be so many failures, or the confidence is not between 0 and 1.
-    """
+    """Return the exact interval for a number of runs that was fixed beforehand. Raises ValueError for counts and
+    confidences that cannot be."""
     from scipy.special import betaincinv
 
     _check(failures, runs, confidence)
@@ -64,14 +55,14 @@ def clopper_pearson(failures: int, runs: int, confidence: float) -> Interval:
 
 
 def anytime_interval(failures: int, runs: int, confidence: float) -> Interval:
-    """The interval that holds however it was decided to stop after these runs. Raises as :func:`clopper_pearson`."""
+    """Return the interval that holds however it was decided to stop. Raises as :func:`clopper_pearson`."""
     _check(failures, runs, confidence)
     low, high = anytime_bounds(failures, runs, confidence)
     return Interval(float(low), float(high))
 
 
 def anytime_bounds(failures: ArrayLike, runs: ArrayLike, confidence: float) -> tuple[Floats, Floats]:
-    """:func:`anytime_interval` of many counts at once, both ends apart."""
+    """Return the ends of :func:`anytime_interval` for many counts at once."""
     from scipy.special import betaln, xlog1py, xlogy
 
     k, n = np.broadcast_arrays(np.asarray(failures, dtype=np.float64), np.asarray(runs, dtype=np.float64))
@@ -93,8 +84,7 @@ def anytime_bounds(failures: ArrayLike, runs: ArrayLike, confidence: float) -> t
 
 
 def narrow_enough(width: ArrayLike, failures: ArrayLike, runs: ArrayLike) -> NDArray[np.bool_]:
-    """Return whether a rate is known well enough to stop: to within 15 percentage points, or to within half the
-    observed rate."""
+    """Return True where a rate is known to within 15 percentage points, or to within half the observed rate."""
     rate = np.asarray(failures) / np.maximum(runs, 1)
     return reached(np.maximum(ENOUGH, ENOUGH_OF_RATE * rate), width)
 

@@ -1,17 +1,15 @@
 """The limits of a sequential probability ratio test between two failure rates, computed exactly.
 
-After k failures in n runs the log likelihood ratio of the higher rate over the lower is a sum of n steps, one of two
-sizes. Limits of ln(1/error) keep both errors by Ville's inequality (see ``intervals``), but a failure is a large step
-that lands well beyond the limit, so the errors are smaller than allowed and the runs more than needed. Each limit is
-therefore drawn in until the exact probability of a wrong end, found by following every path, is just allowed. Where
-the rates are so near that tests are long, paths are many and steps small: then Ville's limits stay.
+The log likelihood ratio of the higher rate over the lower is a sum of steps of two sizes. Limits of ln(1/error) keep
+both errors by Ville's inequality (see ``intervals``), but a failure lands well beyond the limit, so they allow more
+runs than needed. Each limit is therefore drawn in until the exact probability of a wrong end, found by following every
+path, is just allowed. Where the rates are so near that tests are long, Ville's limits stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -36,43 +34,49 @@ class RatioTest:
     down: float
 
     def ratio(self, failures: int, runs: int) -> float:
-        """Log of the likelihood of the runs at ``above`` over that at ``below``."""
+        """Return the log of the runs' likelihood at ``above`` over that at ``below``, added up of those that ``failed``
+        and those that ``passed``, which add less than 0."""
         return failures * self.failed + (runs - failures) * self.passed
 
     @property
     def failed(self) -> float:
-        """Return what a failure adds."""
         return float(log(self.above / self.below))
 
     @property
     def passed(self) -> float:
-        """Return what a run that passes adds; negative."""
         return float(log1p(-self.above) - log1p(-self.below))
 
 
 def ratio_test(below: float, above: float, error: float) -> RatioTest:
-    """The test whose two errors, at ``below`` and at ``above``, are each at most ``error``."""
+    """Return the test whose errors, at ``below`` and at ``above``, are each at most ``error``."""
     up = down = -float(log(error))
     widest = RatioTest(below, above, up, down)
     if up * down > _LONG * widest.failed * -widest.passed:
         return widest
     test = widest
     for _ in range(2):  # each limit is valid for the other as it was; drawing that in only makes errors rarer
-        test = replace(test, up=_least(test.up, partial(_high_is_rare, test, error)))
-        test = replace(test, down=_least(test.down, partial(_low_is_rare, test, error)))
+        test = _drawn_in(test, "up", below, error)
+        test = _drawn_in(test, "down", above, error)
     return test
 
 
-def _high_is_rare(test: RatioTest, error: float, up: float) -> bool:
-    return ended(replace(test, up=up), test.below)[1] <= error - SLACK
-
-
-def _low_is_rare(test: RatioTest, error: float, down: float) -> bool:
-    return ended(replace(test, down=down), test.above)[0] <= error - SLACK
+def _drawn_in(test: RatioTest, side: Literal["up", "down"], rate: float, error: float) -> RatioTest:
+    """Return the test with one limit as near as the probability to end there at ``rate`` may be."""
+    limit: float = getattr(test, side)
+    least = limit / 4
+    for _ in range(_HALVINGS):
+        middle = (least + limit) / 2
+        nearer = replace(test, **{side: middle})
+        low, high = ended(nearer, rate)
+        if (high if side == "up" else low) <= error - SLACK:
+            limit, test = middle, nearer
+        else:
+            least = middle
+    return test
 
 
 def ended(test: RatioTest, rate: float) -> tuple[float, float]:
-    """Probabilities to end with "low" and with "high" at a rate; what goes on for very long counts as both."""
+    """Return the probabilities to end "low" and "high" at a rate; what goes on for very long counts as both."""
     alive, fewest = np.ones(1), 0
     low = high = 0.0
     for runs in range(1, _STEPS + 1):
@@ -90,15 +94,3 @@ def ended(test: RatioTest, rate: float) -> tuple[float, float]:
             break
     rest = float(total(alive))
     return low + rest, high + rest
-
-
-def _least(limit: float, allowed: Callable[[float], bool]) -> float:
-    """The least limit that is allowed, given one that is (and is returned if none below can be shown to be)."""
-    low = limit / 4
-    for _ in range(_HALVINGS):
-        middle = (low + limit) / 2
-        if allowed(middle):
-            limit = middle
-        else:
-            low = middle
-    return limit

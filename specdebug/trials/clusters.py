@@ -2,12 +2,10 @@
 
 A search follows one signature. A failure with another is no verdict on it if it ended the run, for it may only have
 come first, nor if the followed one was found after it, for that may be its consequence. Of a run that went on to its
-end and found nothing of the kind it is a verdict: the failure did not show. (To call that no verdict would count the
-trials in which the other failure let the followed one through, and none in which there was nothing to let through.)
-The one to follow is the most frequent among the first trials, which switch everything on, of those that tell of damage
-(``nan@sampler.logits``) if there are any. An exception or an exit code (``error:ReadTimeout``, ``exit:1``) is followed
-only where nothing better is known, and gives way to damage that shows within ``OPENING`` trials, or later if that is
-not rare beside it: an unrelated failure may well come first.
+end and found nothing of the kind it is a verdict: the failure did not show. The one to follow is the most frequent
+among the first trials, which switch everything on, of those that tell of damage (``nan@sampler.logits``) if there are
+any. An exception or an exit code (``error:ReadTimeout``, ``exit:1``) is followed only where nothing better is known,
+and gives way to damage that shows within ``OPENING`` trials, or later if that is not rare beside it.
 """
 
 from __future__ import annotations
@@ -21,21 +19,17 @@ from specdebug.trials.trial import TrialResult
 
 LEAD = 2
 """Failures that the leading signature needs before it is chosen; it must also be ahead of every other."""
-
 OPENING = 16
 """Trials after which it is chosen in any case."""
-
 SHARE = 1 / 3
-"""The number of times damage must be seen, beside the followed failure that is none, to take its place after
-the opening."""
-
+"""Damage takes the place of a followed failure that is none, after the opening, if seen this often beside it."""
 HOPELESS = 3
 """Untestable trials, none of them testable, after which switching everything on is given up."""
 
 
 @dataclass(frozen=True)
 class SeenSignature:
-    """A way to fail, how often it was seen, and whether it is (one of those) followed."""
+    """A way to fail, how often it was seen, and if it is (one of those) followed."""
 
     signature: str
     failures: int
@@ -43,29 +37,25 @@ class SeenSignature:
 
 
 class Clusters:
-    """Counts the ways to fail, and picks one.
+    """Counts the ways to fail, and picks one to follow, or those that fit ``pattern`` (shell wildcards).
 
-    Args:
-        pattern: follow what fits this (shell wildcards) instead of picking.
+    Attributes:
+        settled: the opening is over: no more trials are needed only to see how things fail.
+        untestable: trials that came to no verdict at all.
     """
 
     def __init__(self, pattern: str | None = None) -> None:
         self._pattern = pattern
         self._counts: Counter[str] = Counter()
-        self._untestable = 0
         self._trials = 0
         self._leader: str | None = None
-        self._settled = pattern is not None
-
-    @property
-    def settled(self) -> bool:
-        """Return whether the opening is over: no more trials are needed only to see how things fail."""
-        return self._settled
+        self.untestable = 0
+        self.settled = pattern is not None
 
     @property
     def followed(self) -> str | None:
-        """The signature (or pattern) that is followed, None as long as nothing has failed."""
-        return self._pattern if self._pattern is not None else self._leader
+        """Return the signature (or pattern) that is followed, None as long as nothing has failed."""
+        return self._leader if self._pattern is None else self._pattern
 
     @property
     def chosen(self) -> str:
@@ -74,37 +64,30 @@ class Clusters:
             return "as --signature or the scenario states"
         if self._leader is None:
             return ""
-        if tells_of_damage(self._leader):
-            return "the most frequent of the first trials' failures that tell of damage"
-        return "the most frequent of the first trials' failures, none of which tells of damage"
-
-    @property
-    def untestable(self) -> int:
-        """Trials that came to no verdict at all."""
-        return self._untestable
+        kind = " that tell of damage" if tells_of_damage(self._leader) else ", none of which tells of damage"
+        return f"the most frequent of the first trials' failures{kind}"
 
     @property
     def seen(self) -> tuple[SeenSignature, ...]:
-        """Every signature, the most frequent first."""
+        """Return every signature, the most frequent first."""
         return tuple(SeenSignature(name, count, self.matches(name)) for name, count in self._counts.most_common())
 
     def matches(self, signature: str) -> bool:
-        """Return whether a failure is of the kind that is followed."""
+        """Return True if a failure is of the kind that is followed."""
         if self._pattern is not None:
             return fnmatchcase(signature, self._pattern)
         return signature == self._leader
 
     def add(self, result: TrialResult) -> None:
-        """Count one result."""
         self._trials += 1
-        self._untestable += result.outcome == "untestable"
+        self.untestable += result.outcome == "untestable"
         if result.signature is not None:
             self._counts[result.signature] += 1
-        if self._pattern is None and (not self._settled or self._leader is None or self._may_give_way()):
+        if self._pattern is None and (not self.settled or self._leader is None or self._may_give_way()):
             self._lead()
 
     def _may_give_way(self) -> bool:
-        """Return whether the followed failure tells of no damage, and another does that is no stray."""
+        """Return True if the followed failure tells of no damage, and another does that is no stray."""
         if self._leader is None or tells_of_damage(self._leader):
             return False
         damage = max((count for name, count in self._counts.items() if tells_of_damage(name)), default=0)
@@ -115,11 +98,11 @@ class Clusters:
         ranked = telling or self._counts.most_common(2)  # of equals the one seen first
         self._leader = ranked[0][0] if ranked else None
         ahead = ranked[0][1] - (ranked[1][1] if len(ranked) > 1 else 0) if ranked else 0
-        self._settled = (
-            self._settled
+        self.settled = (
+            self.settled
             or (ahead > 0 and ranked[0][1] >= LEAD)
             or self._trials >= OPENING
-            or self._trials == self._untestable >= HOPELESS
+            or self._trials == self.untestable >= HOPELESS
         )
 
     def verdict(self, result: TrialResult) -> bool | None:

@@ -1,8 +1,7 @@
 """Trials of any command: the reverted fixes reach it through the environment, its exit status is the verdict.
 
-0 is a pass, 125 says that it cannot be tested, anything else is a failure, as for ``git bisect run``. A failure is
-named by what the command printed, as triage names a log (``specdebug.logs``). Each trial's seed is in
-``SPECDEBUG_TRIAL_SEED``, for commands that want to be repeatable.
+0 is a pass, 125 says that it cannot be tested, anything else is a failure, as for ``git bisect run``. Triage's rules
+(``specdebug.logs``) name a failure by what the command printed. Each trial's seed is in ``SPECDEBUG_TRIAL_SEED``.
 """
 
 from __future__ import annotations
@@ -36,17 +35,8 @@ class CommandError(SpecDebugError):
 
 
 class CommandSource(ThreadedSource):
-    """Runs a command with fixes reverted.
-
-    Args:
-        command: the program and its arguments.
-        registry: whose toggles are the candidates.
-        capacity: how many commands may run at a time.
-        timeout_s: after this, one is killed and has failed with ``hang``.
-
-    Raises:
-        CommandError: there is no such program.
-    """
+    """Runs a command with fixes of a registry reverted. One that takes longer than ``timeout_s`` is killed and has
+    failed with ``hang``. Raises CommandError when there is no such program."""
 
     def __init__(
         self, command: Sequence[str], registry: Registry, *, capacity: int = 1, timeout_s: float | None = None
@@ -56,8 +46,8 @@ class CommandSource(ThreadedSource):
         self._timeout_s = timeout_s
         self._cwd = Path.cwd()
         require_program(self._command[0], self._cwd)
-        self._candidates = toggle_candidates(registry)
-        self._identity = digest_of(
+        self.candidates = toggle_candidates(registry)
+        self.identity = digest_of(
             limited("toggles", timeout_s),
             __version__,
             REVISION,
@@ -66,18 +56,7 @@ class CommandSource(ThreadedSource):
             *(toggle.path.read_text(encoding="utf-8") for toggle in registry.toggles.values()),
         )
 
-    @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """Every registered fix, by its number."""
-        return self._candidates
-
-    @property
-    def identity(self) -> str:
-        """The command, the time it may take, the files it names, the folder, the registry and specdebug's version."""
-        return self._identity
-
     def run(self, trial: Trial) -> TrialResult:
-        """Run the command once."""
         env = trial_environment(trial)
         env.pop(REVERT_VARIABLE, None)
         if trial.reverted:
@@ -90,17 +69,16 @@ class CommandSource(ThreadedSource):
 
 
 def toggle_candidates(registry: Registry) -> tuple[Candidate, ...]:
-    """The registry's fixes."""
     return tuple(Candidate(str(toggle.pr), toggle.title) for toggle in registry.toggles.values())
 
 
 def reverts_text(reverted: Iterable[str]) -> str:
-    """A set of fixes as the environment holds it."""
+    """Return a set of fixes as the environment holds it."""
     return ",".join(sorted(reverted, key=int))
 
 
 def trial_environment(trial: Trial) -> dict[str, str]:
-    """Our environment and the trial's seed."""
+    """Return our environment with the trial's seed."""
     return {**os.environ, SEED_VARIABLE: str(trial.seed)}
 
 
@@ -115,7 +93,7 @@ def result_of(ended: Ended) -> TrialResult:
 
 
 def _evidence(log: Scan, tail: str) -> str:
-    """The end of an output, and before it the line that names the failure where that stands further up."""
+    """Return the end of an output, and before it the line that names the failure where that stands further up."""
     main = log.main
     if main is None or main.text in " ".join(tail.split()):
         return tail
@@ -123,7 +101,7 @@ def _evidence(log: Scan, tail: str) -> str:
 
 
 def require_program(program: str, cwd: Path) -> None:
-    """Raises CommandError unless ``program`` names something that can be run from ``cwd``."""
+    """Raise CommandError unless ``program`` names something that can be run from ``cwd``."""
     if os.sep not in program:
         if shutil.which(program) is None:
             here = f"; to run the file in this folder write ./{program}" if (cwd / program).is_file() else ""
@@ -138,7 +116,7 @@ def require_program(program: str, cwd: Path) -> None:
 
 
 def cannot_run(program: str, error: OSError) -> SpecDebugError:
-    """The error for a command that the system refuses to start: the machine's if it has no process to give."""
+    """Return the error for a command that does not start: the machine's if it has no process to give."""
     failure = machine_failure(error)
     if failure is not None:
         return MachineFailed(failure)
@@ -147,13 +125,12 @@ def cannot_run(program: str, error: OSError) -> SpecDebugError:
 
 
 def limited(kind: str, timeout_s: float | None) -> str:
-    """Return what trials are, and how long one may take: a command that was killed might have passed in a
-    longer time."""
+    """Return what trials are, and how long one may take: in a longer time a killed command might have passed."""
     return kind if timeout_s is None else f"{kind}, {timeout_s} s each"
 
 
 def command_facts(command: Sequence[str], cwd: Path) -> list[str]:
-    """A command's words, and what is in the files they name: results of an older script are of no use."""
+    """Return a command's words, and digests of the files they name: results of an older script are of no use."""
     facts = list(command)
     for number, word in enumerate(command):
         found = shutil.which(word) if number == 0 and os.sep not in word else None
@@ -167,7 +144,7 @@ def command_facts(command: Sequence[str], cwd: Path) -> list[str]:
 
 
 def digest_of(*facts: str) -> str:
-    """One short name for several facts."""
+    """Return one short name for several facts."""
     digest = hashlib.blake2b(digest_size=8)
     for fact in facts:
         data = fact.encode("utf-8", errors="surrogateescape")

@@ -1,11 +1,9 @@
 """Trials of a command at the commits of a git repository, each checked out in a worktree beside the user's own.
 
 A trial's set holds the one commit that is checked out, or nothing for the good one. Only first parents are followed,
-so a merge counts as one commit.
-
-Worktrees lie in the temporary folder, one for each trial that may run at a time, and go from commit to commit as git
-does: files that the repository ignores (what was built) stay. They are removed at the end; those of a process that was
-killed are removed by the next.
+so a merge counts as one commit. Worktrees lie in the temporary folder, one for each trial that may run at a time, and
+go from commit to commit as git does: files that the repository ignores (what was built) stay. They are removed at the
+end; those of a process that was killed are removed by the next.
 """
 
 from __future__ import annotations
@@ -34,14 +32,14 @@ from specdebug.trials.command import (
     trial_environment,
 )
 from specdebug.trials.repository import GIT, ask, between, commit_of, environment, top_of
-from specdebug.trials.source import Candidate
 from specdebug.trials.threads import ThreadedSource
 from specdebug.trials.trial import Trial, TrialResult
+from specdebug.workers.system import is_gone
 
 
 @dataclass
 class _Slot:
-    """A worktree, and what is in it; ``ready`` says that it has been built."""
+    """A worktree, the commit in it, and ``ready`` once that has been built."""
 
     path: Path
     commit: str | None = None
@@ -49,12 +47,8 @@ class _Slot:
 
 
 class CommitChooser:
-    """Picks commits: :class:`OrderedBisector`, its trials written as sets.
-
-    Args:
-        commits: after the good one, oldest first.
-        confidence: posterior probability at which there is an answer.
-    """
+    """Picks commits (those after the good one, oldest first) by an :class:`OrderedBisector`, its trials written as
+    sets: see ``specdebug.trials.search.Chooser``."""
 
     def __init__(self, commits: Sequence[str], confidence: float) -> None:
         self._commits = commits
@@ -62,31 +56,25 @@ class CommitChooser:
         self._bisector = OrderedBisector(commits, confidence=confidence)
 
     def next_trial(self, pending: Sequence[frozenset[str]] = ()) -> frozenset[str]:
-        """The commit to try next."""
         chosen = self._bisector.next_trial([self._trial(one) for one in pending])
         return frozenset(self._commits[chosen : chosen + 1]) if chosen >= 0 else frozenset()
 
     def observe(self, reverted: frozenset[str], failed: bool | None) -> None:
-        """Take in what came of one."""
         self._bisector.observe(self._trial(reverted), failed)
 
     def posterior(self, top: int) -> list[tuple[frozenset[str], float]]:
-        """The likeliest first bad commits."""
         return self._bisector.posterior(top)
 
     @property
     def answer(self) -> Answer | None:
-        """The first bad commit once it is certain enough."""
         return self._bisector.answer
 
     @property
     def rates(self) -> Rates:
-        """Return how often it fails from the first bad commit on, and before."""
         return self._bisector.rates
 
     @property
     def stalled(self) -> bool:
-        """Return whether the commits that could tell cannot be tested."""
         return self._bisector.stalled
 
     def _trial(self, reverted: frozenset[str]) -> int:
@@ -102,12 +90,10 @@ class CommitSource(ThreadedSource):
         repo: a folder of the repository.
         good, bad: where the command does not fail, and where it does; ``good`` an ancestor of ``bad``.
         build: a shell command to run after a checkout. A commit where it fails is untestable.
-        capacity: how many commits may be tried at a time.
         timeout_s: after this, the command is killed and has failed with ``hang``.
 
-    Raises:
-        CommitsError: no such repository or commit, or ``good`` is no ancestor of ``bad``.
-        CommandError: there is no such program.
+    Raises CommitsError when there is no such repository or commit, or ``good`` is no ancestor of ``bad``; CommandError
+    when there is no such program.
     """
 
     def __init__(
@@ -122,47 +108,31 @@ class CommitSource(ThreadedSource):
         timeout_s: float | None = None,
     ) -> None:
         super().__init__(capacity)
-        self._top = top_of(repo)
-        self._good, self._bad = (commit_of(self._top, name, option) for name, option in ((good, "good"), (bad, "bad")))
-        self._candidates = between(self._top, self._good, self._bad, (good, bad))
-        self._folder = _folder_within(self._top, Path.cwd())
+        self.top = top_of(repo)
+        self._good, self._bad = (commit_of(self.top, name, option) for name, option in ((good, "good"), (bad, "bad")))
+        self.candidates = between(self.top, self._good, self._bad, (good, bad))
+        top, here = self.top.resolve(), Path.cwd().resolve()
+        self._folder = here.relative_to(top) if here.is_relative_to(top) else Path()
         self._command = self._located(command)
         self._build = build
         self._timeout_s = timeout_s
-        self._identity = digest_of(
-            *(
-                limited("commits", timeout_s),
-                __version__,
-                REVISION,
-                self._good,
-                self._bad,
-                build or "",
-                os.fspath(self._folder),
-            ),
-            *command_facts(self._command, self._top),
+        self.identity = digest_of(
+            limited("commits", timeout_s),
+            __version__,
+            REVISION,
+            self._good,
+            self._bad,
+            build or "",
+            os.fspath(self._folder),
+            *command_facts(self._command, self.top),
         )
         self._lock = threading.Lock()
         self._broken: dict[str, str] = {}
         self._root: Path | None = None
         self._free: list[_Slot] = []
 
-    @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """The commits after the good one, up to the bad one, oldest first."""
-        return self._candidates
-
-    @property
-    def identity(self) -> str:
-        """The commits, the command, the time it may take, the files it names and how it is built."""
-        return self._identity
-
-    @property
-    def top(self) -> Path:
-        """The repository."""
-        return self._top
-
     def run(self, trial: Trial) -> TrialResult:
-        """Check out, build, run."""
+        """Check the trial's commit out, build it and run the command."""
         commit = next(iter(trial.reverted), self._good)
         with self._lock:
             reason = self._broken.get(commit)
@@ -176,11 +146,11 @@ class CommitSource(ThreadedSource):
                 self._free.append(slot)
 
     def close(self) -> None:
-        """Kill what runs, remove the worktrees."""
+        """Kill what runs, and remove the worktrees."""
         super().close()
         root, self._root = self._root, None
         if root is not None:
-            _remove(self._top, root)
+            _remove(self.top, root)
 
     def _run_in(self, slot: _Slot, commit: str, trial: Trial) -> TrialResult:
         if (slot.commit != commit or not slot.ready) and (reason := self._prepare(slot, commit)) is not None:
@@ -200,12 +170,12 @@ class CommitSource(ThreadedSource):
         return result_of(ended)
 
     def _prepare(self, slot: _Slot, commit: str) -> str | None:
-        """Check a commit out and build it. Returns why that failed, None if it did not."""
+        """Check a commit out and build it. Return why that failed, None if it did not."""
         fresh = slot.commit is None
         slot.commit, slot.ready = commit, False
         if fresh:
             with self._lock:  # git's list of worktrees is one for all
-                words = ("-C", str(self._top), "worktree", "add", "--quiet", "--detach", "--force", str(slot.path))
+                words = ("-C", str(self.top), "worktree", "add", "--quiet", "--detach", "--force", str(slot.path))
                 status, output = self._git(*words, commit)
         else:
             status, output = self._git("-C", str(slot.path), "checkout", "--quiet", "--detach", "--force", commit)
@@ -224,14 +194,14 @@ class CommitSource(ThreadedSource):
         return None
 
     def _git(self, *words: str) -> tuple[int, str]:
-        ended = self.processes.run([*GIT, *words], cwd=self._top, env=environment())
+        ended = self.processes.run([*GIT, *words], cwd=self.top, env=environment())
         return ended.status, ended.output
 
     def _take(self, commit: str) -> _Slot:
-        """A worktree that nobody uses: the one that has this commit, a new one, or the one unused for longest."""
+        """Return a worktree that nobody uses: with this commit, a new one, or the one unused for longest."""
         with self._lock:
             if self._root is None:
-                self._root = _make_root(self._top)
+                self._root = _make_root(self.top)
                 self._free = [_Slot(self._root / f"slot-{number}") for number in range(self.capacity)]
             chosen = next((slot for slot in self._free if slot.commit == commit), None)
             chosen = chosen or next((slot for slot in self._free if slot.commit is None), self._free[0])
@@ -239,12 +209,12 @@ class CommitSource(ThreadedSource):
             return chosen
 
     def _located(self, command: Sequence[str]) -> tuple[str, ...]:
-        """The command for another folder: files the repository lacks by their full path, the rest as it is."""
+        """Return the command for another folder: files the repository lacks by their full path, the rest as it is."""
         here = Path.cwd()
         words: list[str] = []
         for word in command:
             file = here / word
-            ours = not Path(word).is_absolute() and _is_file(file) and not self._has(self._folder / word)
+            ours = not Path(word).is_absolute() and os.path.isfile(file) and not self._has(self._folder / word)
             words.append(str(file.resolve()) if ours and (words or os.sep in word) else word)
         program = words[0]
         if os.sep not in program or Path(program).is_absolute() or not self._has(self._folder / program):
@@ -252,29 +222,22 @@ class CommitSource(ThreadedSource):
         return tuple(words)
 
     def _has(self, path: Path) -> bool:
-        """Return whether the bad commit holds a file."""
+        """Return True if the bad commit holds a file."""
         name = os.path.normpath(path)
-        return not name.startswith("..") and ask(self._top, "cat-file", "-e", f"{self._bad}:{name}") is not None
-
-
-def _folder_within(top: Path, here: Path) -> Path:
-    try:
-        return here.resolve().relative_to(top.resolve())
-    except ValueError:
-        return Path()
+        return not name.startswith("..") and ask(self.top, "cat-file", "-e", f"{self._bad}:{name}") is not None
 
 
 def _make_root(top: Path) -> Path:
-    """A new folder for worktrees; those of processes that are gone are removed."""
+    """Return a new folder for worktrees; those of processes that are gone are removed."""
     for old in Path(tempfile.gettempdir()).glob("specdebug-commits-*"):
         owner = re.fullmatch(r"specdebug-commits-(\d{1,9})-\w+", old.name)
-        if owner and not _alive(int(owner[1])) and _is_our_folder(old):
+        if owner and is_gone(int(owner[1])) and _is_our_folder(old):
             _remove(top, old)
     return Path(tempfile.mkdtemp(prefix=f"specdebug-commits-{os.getpid()}-"))
 
 
 def _is_our_folder(path: Path) -> bool:
-    """Return whether it is a folder, no link to one, and this user's; not so once another process has removed it."""
+    """Return True for this user's folder, but no link; False once another process has removed it."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -282,25 +245,8 @@ def _is_our_folder(path: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def _remove(top: Path, root: Path) -> None:
     for slot in root.glob("slot-*"):
         ask(top, "worktree", "remove", "--force", str(slot))
     shutil.rmtree(root, ignore_errors=True)
     ask(top, "worktree", "prune")
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False

@@ -1,7 +1,7 @@
 """Trials of a scenario with some of its faults injected, in warm workers: which of them makes it fail?
 
-The arm is as its file has it but for its faults: those that a trial switches on are injected and no other. A fault that
-was never due, or changed nothing, has not shown, so that a trial with nothing else to say has passed.
+The arm is as its file has it but for its faults: only those that a trial switches on are injected. A fault that was
+never due, or changed nothing, has not shown, so that a trial with nothing else to say has passed.
 """
 
 from __future__ import annotations
@@ -25,20 +25,15 @@ from specdebug.verdict.outcome import Outcome
 
 
 class FaultSource(WarmSource):
-    """Runs one arm of a scenario again and again, with different faults.
+    """Runs one arm of a scenario again and again, with different faults. ``declared`` are those in the file.
 
     Args:
-        library: where packs, the arm's own fixes and the corpus come from.
-        scenario: the scenario.
         faults: candidates beside those that the arm declares.
         arm: the arm to run; by default the first that declares faults, else the first that reverts nothing.
-        jobs: how many trials may run at a time.
         timeout_s: of a trial, instead of the scenario's own.
 
-    Raises:
-        ScenarioTrialError: no such arm, fewer than two faults, or one of them twice.
-        BadFault: one of ``faults`` cannot act in the arm.
-        ContentError: one that the arm declares cannot, or a probe pack or toggle is malformed.
+    Raises ScenarioTrialError for an unknown arm, fewer than two faults, or one of them twice; BadFault when one of
+    ``faults`` cannot act in the arm; ContentError when a declared one cannot, or a pack or toggle is malformed.
     """
 
     def __init__(
@@ -52,52 +47,41 @@ class FaultSource(WarmSource):
         timeout_s: float | None = None,
     ) -> None:
         damaged = [name for name in scenario.arms if scenario.faults_of(name)]
-        self._arm = arm_of(scenario, arm or next(iter(damaged), None))
-        self.declared = {str(fault) for fault in scenario.faults_of(self._arm)}
-        """Candidates that are in the file."""
+        self.arm = arm_of(scenario, arm or next(iter(damaged), None))
+        self.declared = {str(fault) for fault in scenario.faults_of(self.arm)}
         self._faults: dict[str, Fault] = {}
-        for fault in (*scenario.faults_of(self._arm), *faults):
+        for fault in (*scenario.faults_of(self.arm), *faults):
             if str(fault) in self._faults:
                 raise ScenarioTrialError(f"the fault {fault} is there twice; a trial can switch it on but once")
             self._faults[str(fault)] = fault
         if len(self._faults) < 2:
             has = f"only {next(iter(self._faults))}" if self._faults else "none"
             raise ScenarioTrialError(
-                f"--over faults needs two faults at least, and arm '{self._arm}' of {scenario.path} declares {has}; "
+                f"--over faults needs two faults at least, and arm '{self.arm}' of {scenario.path} declares {has}; "
                 "add some with --fault NAME[:key=value,...]"
             )
         limits = scenario.limits if timeout_s is None else replace(scenario.limits, timeout_s=timeout_s)
-        self._scenario = _with_faults(replace(scenario, limits=limits), self._arm, tuple(self._faults.values()))
-        check_faults(self._scenario, self._arm, engine_config(self._scenario, self._arm))
-        self._packs = library.packs(scenario.probes_of(self._arm))
-        self._own = library.toggles(scenario.arms[self._arm].revert)
-        super().__init__(WarmPool(self._scenario, [self._arm], self._own, jobs))
+        self._scenario = _with_faults(replace(scenario, limits=limits), self.arm, tuple(self._faults.values()))
+        check_faults(self._scenario, self.arm, engine_config(self._scenario, self.arm))
+        self._packs = library.packs(scenario.probes_of(self.arm))
+        self._own = library.toggles(scenario.arms[self.arm].revert)
+        super().__init__(WarmPool(self._scenario, [self.arm], self._own, jobs))
         self._machine = MachineCheck()
-
-    @property
-    def arm(self) -> str:
-        """The arm that is run."""
-        return self._arm
-
-    @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """The faults, as the command line has them."""
-        return tuple(Candidate(name, CLASSES[fault.name].summary) for name, fault in self._faults.items())
+        self.candidates = tuple(Candidate(name, CLASSES[fault.name].summary) for name, fault in self._faults.items())
 
     @property
     def identity(self) -> str:
-        """Scenario with all faults, arm, packs, the arm's own fixes, versions."""
+        """Return a digest of the scenario with all faults, arm, packs, the arm's own fixes and versions."""
         return digest_of(
             "faults",
-            *arm_facts(self._scenario, self._arm, self._packs),
+            *arm_facts(self._scenario, self.arm, self._packs),
             *(toggle.path.read_text(encoding="utf-8") for toggle in self._own),
         )
 
     def run_of(self, trial: Trial, key: str) -> ArmRun:
-        """Return the arm with the trial's faults. They are numbered as in a replay with these faults, so that it draws
-        what that draws."""
-        scenario = _with_faults(self._scenario, self._arm, self._switched(trial))
-        return ArmRun(key, scenario, self._arm, trial.seed, self._packs, self._own)
+        """Return the arm with the trial's faults, numbered as in a replay with these, so that they draw the same."""
+        scenario = _with_faults(self._scenario, self.arm, self._switched(trial))
+        return ArmRun(key, scenario, self.arm, trial.seed, self._packs, self._own)
 
     def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
         """Return what the arm's verdict says, but for faults that did nothing."""
@@ -113,7 +97,7 @@ def _with_faults(scenario: Scenario, arm: str, faults: tuple[Fault, ...]) -> Sce
 
 
 def _but_for_idle(outcome: Outcome, faults: Sequence[Fault]) -> Outcome:
-    """The outcome without what is said of faults that were never due or changed nothing."""
+    """Return the outcome without what is said of faults that were never due or changed nothing."""
     if outcome.verdict != "unknown":
         return outcome
     idle = tuple(f"fault {fault} " for fault in faults)

@@ -1,9 +1,8 @@
 """Trials that count in the order of their numbers, whichever ends first, and are kept in a journal as they end.
 
-A failure that ends early must not count before the passes that were begun before it, or a rate would depend on how long
-they take. And a trial is chosen when exactly those count that are at least ``2 * capacity - 1`` before it: so the same
-results give the same trials however the work is timed, killed and resumed. A slow trial delays the others only once
-that many are ahead of it.
+A failure that ends early must not count before passes begun before it, or a rate would depend on how long they take.
+A trial is chosen when exactly those count that are at least ``2 * capacity - 1`` before it: so the same results give
+the same trials however the work is timed, killed and resumed. A slow trial delays others only so many ahead of it.
 """
 
 from __future__ import annotations
@@ -26,24 +25,17 @@ Stopped = Literal["interrupted", "trouble"]
 
 
 class Watcher(Protocol[S]):
-    """Is told how it goes; ``standing`` is what is known by then."""
+    """Is told how a search goes; ``standing`` is what is known by then."""
 
     def moved(self, standing: S, /) -> None:
-        """Trials were read from the journal, or started."""
+        """Take in that trials were read from the journal, or started."""
 
     def counted(self, trial: Trial, result: TrialResult, standing: S, /) -> None:
-        """A trial that was run now counts."""
+        """Take in a trial that was run and now counts."""
 
 
 class InOrder:
-    """The trials 0, 1, 2 and so on of one search.
-
-    Args:
-        source: runs them.
-        journal: keeps them; those in it are not run again.
-        seed: of their own seeds.
-        max_trials: how many there may be at most.
-    """
+    """The trials 0, 1, 2 and so on of one search, ``max_trials`` at most; ``seed`` gives them their own seeds."""
 
     def __init__(self, source: TrialSource, journal: Journal, seed: int, max_trials: int) -> None:
         self._source = source
@@ -59,27 +51,20 @@ class InOrder:
 
     @property
     def running(self) -> int:
-        """Trials under way."""
+        """Return how many trials are under way."""
         return len(self._running)
 
     def was_kept(self, trial: Trial) -> bool:
-        """Return whether the journal held it from the start."""
+        """Return True if the journal held it from the start."""
         return trial.number in self._journalled
 
     def next(
         self, choose: Callable[[Sequence[frozenset[str]]], frozenset[str]], moved: Callable[[], None]
     ) -> tuple[Trial, TrialResult]:
-        """The next trial that counts, of a search to which any trial that was ever made says something; not to be
-        called once ``max_trials`` do.
+        """Return the next trial that counts, of a search to which any trial that was ever made says something.
 
-        Args:
-            choose: what a trial switches on, given the same of those that were chosen and do not count yet. Not asked
-                about a trial that the journal has.
-            moved: called before every wait.
-
-        Raises:
-            SpecDebugError: a trial cannot be run, or not be kept.
-            KeyboardInterrupt: this process was asked to end.
+        Not to be called once ``max_trials`` count. ``choose`` says what a trial switches on, given the same of those
+        that were chosen and do not count yet, unless the journal has it. The rest is as in :meth:`next_chosen`.
         """
 
         def chosen(number: int, pending: Sequence[Trial]) -> Trial:
@@ -94,16 +79,12 @@ class InOrder:
     def next_chosen(
         self, choose: Callable[[int, Sequence[Trial]], Trial | None], moved: Callable[[], None]
     ) -> tuple[Trial, TrialResult] | None:
-        """The next trial that counts; None once all that were chosen count, and no other is to be.
+        """Return the next trial that counts; None once all that were chosen count, and no other is to be.
 
-        Args:
-            choose: the trial of a number, given those that were chosen and do not count yet; None if, as long as these
-                do not count, there is none to make. The journal's trial of that number takes its place.
-            moved: called before every wait.
-
-        Raises:
-            SpecDebugError: a trial cannot be run, or not be kept.
-            KeyboardInterrupt: this process was asked to end.
+        ``choose`` gives the trial of a number, given those that were chosen and do not count yet; None if, as long as
+        these do not count, there is none to make. The journal's trial of that number takes its place. ``moved`` is
+        called before every wait. Raises SpecDebugError when a trial cannot be run, or not be kept; KeyboardInterrupt
+        when this process was asked to end.
         """
         while True:
             interrupts.check()
@@ -126,7 +107,7 @@ class InOrder:
     def run(self, whole: Callable[[], R]) -> tuple[R | Stopped, SpecDebugError | None]:
         """Call ``whole``, which calls :meth:`next` as often as it likes, and close the source whatever happens.
 
-        Returns what it returned, or what stopped it; and the error, if that was one. A full disk, a refused process or
+        Return what it returned, or what stopped it; and the error, if that was one. A full disk, a refused process or
         thread and exhausted memory in this process stop it, too.
         """
         try:

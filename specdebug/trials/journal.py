@@ -1,9 +1,9 @@
 """The journal of a search: one sqlite row for every finished trial, on the disk before the trial counts.
 
-A search is a function of its journal, so reading it again is all that resuming takes. The journal belongs to what is
-searched (its identity) and to one process at a time: a lock file beside it holds that process's id, and the lock goes
-with the process, however it ends. The reaper shares the lock (``workers/lifeline.py``), so that of a process that was
-killed it is free once all is gone that it had started: who resumes waits for that, and no trial runs beside an orphan.
+A search is a function of its journal, so resuming is reading it again. The journal belongs to what is searched (its
+identity) and to one process at a time: a lock file beside it holds that process's id, and the lock goes with the
+process, however it ends. The reaper shares the lock (``workers/lifeline.py``): that of a killed process is free once
+all is gone that it had started. Who resumes waits for that, so no trial runs beside an orphan.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, get_args
 from urllib.parse import quote
 
@@ -34,7 +33,6 @@ from specdebug.workers.system import is_gone
 from specdebug.yamlio import one_line
 
 FORMAT = "2"
-
 _MAX_FACTS = 100
 """Rows of ``facts`` that are looked at; there are three."""
 
@@ -52,7 +50,7 @@ CREATE TABLE evidence (signature TEXT PRIMARY KEY, number INTEGER NOT NULL, deta
 """
 
 _REAPER_S = reaper.LIMIT_S + 5.0
-"""How long to wait for the reaper of a process that was killed."""
+"""Seconds to wait for the reaper of a process that was killed."""
 _PAUSE_S = 0.02
 
 _COLUMNS = "number, reverted, seed, outcome, signature, seconds, besides, digest"
@@ -73,13 +71,15 @@ class Journal:
 
     Args:
         path: the file; it and its folder are made if need be.
-        identity: what the trials belong to.
-        about: the same for a reader.
+        identity: what the trials belong to; ``about`` says the same for a reader.
         fresh: begin anew; a journal that is there is kept under another name (see ``kept``), in the place of the one
             that was kept before. One without a trial is not kept.
 
-    Raises:
-        JournalError: it belongs to another search, is in use, is damaged, or cannot be written.
+    Attributes:
+        trials: every finished trial by its number; a result's ``detail`` is not kept with each.
+        evidence: of every signature, the detail of the first trial that had it; that of untestable trials under ``""``.
+
+    Raises JournalError when it belongs to another search, is in use, is damaged, or cannot be written.
     """
 
     def __init__(self, path: Path, identity: str, about: str, *, fresh: bool = False) -> None:
@@ -93,7 +93,7 @@ class Journal:
             if fresh:
                 self.kept = self._set_aside()
             self._database = self._open(identity, about)
-            self._trials, self._evidence = self._read()
+            self.trials, self.evidence = self._read()
         except BaseException:
             self.close()
             raise
@@ -101,33 +101,19 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def trials(self) -> dict[int, tuple[Trial, TrialResult]]:
-        """Every finished trial by its number; a result's ``detail`` is not kept with each."""
-        return self._trials
-
-    @property
-    def evidence(self) -> dict[str, str]:
-        """Of every signature, the detail of the first trial that had it; that of untestable trials under ``""``."""
-        return self._evidence
-
     def record(self, trial: Trial, result: TrialResult) -> None:
-        """Write down a finished trial; it is on the disk when this returns.
-
-        Raises:
-            JournalError: it cannot be written; the journal is as it was before.
-        """
+        """Write down a finished trial; it is on the disk when this returns. Raises JournalError when it cannot be
+        written; the journal is then as it was before."""
         key = "" if result.outcome == "untestable" else result.signature
-        new = key is not None and key not in self._evidence
+        new = key is not None and key not in self.evidence
         row: tuple[object, ...] = (trial.number, json.dumps(sorted(trial.reverted)), trial.seed)
         besides = None if result.besides is None else json.dumps(result.besides)
         row += (result.outcome, result.signature, float(result.seconds), besides)
-        with self._trouble(f"; {_lost(trial, result)}"):
+        failed = f" {result.signature}" if result.signature else ""
+        with self._trouble(f"; trial {trial.number} ({result.outcome}{failed}) is not in it and will be run again"):
             assert self._database is not None
             self._database.execute("BEGIN IMMEDIATE")
             self._database.execute(
@@ -136,12 +122,11 @@ class Journal:
             if new:
                 self._database.execute("INSERT INTO evidence VALUES (?, ?, ?)", (key, trial.number, result.detail))
             self._database.execute("COMMIT")
-        self._trials[trial.number] = (trial, result)
+        self.trials[trial.number] = (trial, result)
         if new and key is not None:
-            self._evidence[key] = result.detail
+            self.evidence[key] = result.detail
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._database is not None:
             with contextlib.suppress(sqlite3.Error):  # what was recorded is on the disk already
                 self._database.close()
@@ -222,7 +207,7 @@ class Journal:
         return kept
 
     def _is_empty(self) -> bool:
-        """Return whether the file is a journal, and holds no trial."""
+        """Return True if the file is a journal, and holds no trial."""
         try:
             with contextlib.closing(sqlite3.connect(f"file:{quote(str(self.path))}?mode=ro", uri=True)) as database:
                 return not database.execute("SELECT count(*) FROM trials").fetchone()[0]
@@ -326,11 +311,9 @@ def _texts_of(cell: object) -> tuple[str, ...] | None:
 
 def _same_file(descriptor: int, path: Path) -> bool:
     try:
-        there = os.stat(path)
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
         return False
-    ours = os.fstat(descriptor)
-    return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
 
 
 def _digest(row: Sequence[object]) -> str | None:
@@ -343,8 +326,3 @@ def _digest(row: Sequence[object]) -> str | None:
 def _quoted(text: str) -> str:
     as_text = text.encode(errors="backslashreplace").decode()  # a command's words may be bytes that are none
     return "'" + as_text.replace("\0", "").replace("'", "''") + "'"
-
-
-def _lost(trial: Trial, result: TrialResult) -> str:
-    signature = f" {result.signature}" if result.signature else ""
-    return f"trial {trial.number} ({result.outcome}{signature}) is not in it and will be run again"

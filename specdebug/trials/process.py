@@ -1,8 +1,7 @@
 """Commands run as process groups of their own, so that nothing of them is left when they are over or unwanted, nor when
 this process is killed (``workers/lifeline.py``).
 
-The output is read while the command runs, all of it, for what it says went wrong; only its two ends are kept, for a
-command may print without end.
+All of the output is read while the command runs, for what it says went wrong; only its two ends are kept.
 """
 
 from __future__ import annotations
@@ -20,21 +19,15 @@ from specdebug.workers.lifeline import lifeline
 from specdebug.workers.reaper import kill_group
 
 END_BYTES = 64 * 1024
-"""Of the output, how much is kept from the beginning and from the end."""
-
+"""Bytes of the output that are kept from the beginning, and from the end."""
 _STRAGGLER_S = 1.0
-"""The time to wait for the end of the output once the command is over: a daemon it left may hold the pipe for ever."""
+"""Seconds to wait for the end of the output once the command is over: a daemon it left may hold the pipe for ever."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a command.
-
-    Attributes:
-        status: negative for the signal that killed it.
-        output: both ends of what it printed.
-        log: what all of it says.
-    """
+    """The end of a command: ``status`` is negative for the signal that killed it, ``output`` both ends of what it
+    printed, ``log`` what all of it says."""
 
     status: int
     timed_out: bool
@@ -56,12 +49,8 @@ class Processes:
         self._closed = False
 
     def run(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_s: float | None = None) -> Ended:
-        """Run a command to its end; at its deadline its process group is killed.
-
-        Raises:
-            CommandStopped: everything is being closed.
-            OSError: it cannot be started.
-        """
+        """Run a command to its end; at its deadline its process group is killed. Raises CommandStopped when everything
+        is being closed, OSError when it cannot be started."""
         begun = time.monotonic()
         with self._lock:
             if self._closed:
@@ -144,7 +133,7 @@ class _Output:
             self._dropped = True
 
     def end(self) -> tuple[str, Scan]:
-        """The output as far as it has come, and what it says; nothing is read after this. Call it once."""
+        """Return the output as far as it has come, and what it says; nothing is read after this. Call it once."""
         self._thread.join(_STRAGGLER_S)
         with self._lock:
             assert self._reader is not None  # for the type checker: it is taken away here only

@@ -2,12 +2,12 @@
 
 A worker is a Ray actor of one CPU (and a GPU where a scenario wants one) with a source for one trial at a time, so that
 what is warm stays warm. A trial whose worker is lost, with its node or alone, is run again by another under the same
-number; only a result that came back is anybody's to see, so nothing is counted for the lost one and nothing twice.
-How many trials run at a time does not shrink with the cluster: those without a worker wait for one, and the search
-picks the same trials as it would on this machine with as many jobs.
+number; only a result that came back is seen, so nothing is counted for the lost one and nothing twice. How many trials
+run at a time does not shrink with the cluster: those without a worker wait for one, and the search picks the same
+trials as it would on this machine with as many jobs.
 
-Nothing is shipped: every node needs the same specdebug, content folders and command, in the same places. Workers
-compare their source's identity with ours before their first trial.
+Every node needs the same specdebug, content folders and command, in the same places; workers compare their source's
+identity with ours before their first trial.
 """
 
 from __future__ import annotations
@@ -24,18 +24,15 @@ from urllib.parse import urlsplit
 
 from specdebug import interrupts
 from specdebug.errors import SpecDebugError
-from specdebug.trials.source import Candidate, TrialSource
+from specdebug.trials.source import TrialSource
 from specdebug.trials.threads import ThreadedSource
 from specdebug.trials.trial import Trial, TrialResult
 from specdebug.workers.system import cpu_count
 
 ATTEMPTS = 3
-"""The number of times in a row that a worker may fail to start, or one trial may take its worker with it on
-a node that lives."""
-
+"""Times in a row that a worker may fail to start, or that one trial may take its worker with it on a live node."""
 PATIENCE_S = 60.0
-"""The time to wait for a node to come (back) when there is none that could run a trial."""
-
+"""Seconds to wait for a node to come (back) when there is none that could run a trial."""
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # what it prints on our stdout of a node that is lost
@@ -58,20 +55,17 @@ class RayExecutorError(SpecDebugError):
 
 
 class RaySource:
-    """Runs the trials of another source on a cluster.
+    """Runs the trials of another source, which is asked for its candidates and its identity only, on a cluster.
 
     Args:
-        source: what this machine would run; asked for its candidates and its identity only.
         make: makes the same with a capacity of 1, on a node, in a folder of the same name as the current one here;
             picklable.
         address: as of ``ray.init``: ``host:port``, ``ray://host:port``, or ``auto`` for the cluster that this machine
             is a node of. Without one ``RAY_ADDRESS`` counts, and else a cluster of this machine alone is started.
         jobs: how many trials may run at a time; as many as the cluster has CPUs (or GPUs, if they need one).
         gpus: GPUs of each worker.
-        patience_s: see :data:`PATIENCE_S`.
 
-    Raises:
-        RayExecutorError: no Ray, no cluster, or one that has no CPU.
+    Raises RayExecutorError when there is no Ray, no cluster, or one that has no CPU.
     """
 
     def __init__(
@@ -84,7 +78,8 @@ class RaySource:
         gpus: int = 0,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._source = source
+        self.candidates = source.candidates
+        self.identity = source.identity  # where a trial ran is not part of its result
         self._make = make
         self._folder = str(Path.cwd())
         self._gpus = gpus
@@ -94,50 +89,25 @@ class RaySource:
         self._busy: dict[Any, _Slot] = {}
         self._failed_starts = 0
         self._strikes: Counter[int] = Counter()
-        self._rerun = 0
+        self.rerun = 0
         self._open = True
         self._ray = import_ray()
         address = address or os.environ.get("RAY_ADDRESS") or "local"
         _connect(self._ray, address, jobs)
         try:
             errors = self._ray.exceptions
-            self._lost = (
-                errors.RayActorError,
-                errors.WorkerCrashedError,
-                errors.NodeDiedError,
-                errors.ObjectLostError,
-            )
+            self._lost = (errors.RayActorError, errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError)
             # Two threads, so that one can end what the other waits for.
             options = {"num_cpus": 1, "num_gpus": gpus, "max_concurrency": 2, "max_restarts": 0}
             self._worker = self._ray.remote(**options)(_Worker)
-            self._capacity = jobs or self._room()
+            self.capacity = jobs or self._room()
         except BaseException:
             self.close()
             raise
 
     @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """Those of the source."""
-        return self._source.candidates
-
-    @property
-    def identity(self) -> str:
-        """That of the source: where a trial ran is not part of its result."""
-        return self._source.identity
-
-    @property
-    def capacity(self) -> int:
-        """Return how many trials may run at a time; stays as it is when nodes come and go."""
-        return self._capacity
-
-    @property
-    def rerun(self) -> int:
-        """Return how many trials were lost with their worker, and begun again."""
-        return self._rerun
-
-    @property
     def placed(self) -> dict[int, str]:
-        """The node (Ray's id) of every trial that runs, by the trial's number."""
+        """Return the node (Ray's id) of every trial that runs, by the trial's number."""
         return {slot.trial.number: slot.node for slot in self._busy.values() if slot.trial is not None}
 
     def start(self, trial: Trial) -> None:
@@ -146,11 +116,8 @@ class RaySource:
         self._dispatch()
 
     def wait(self) -> tuple[Trial, TrialResult]:
-        """The next trial to end.
-
-        Raises:
-            RayExecutorError: no node can run it; one trial ended its worker time and again; or what its source raised.
-        """
+        """Return the next trial to end. Raises RayExecutorError when no node can run it or one trial ended its worker
+        time and again, and what the source raised."""
         idle_since = None
         while True:
             interrupts.check()
@@ -173,7 +140,11 @@ class RaySource:
                     raise
                 raise self._cannot_start(error) from None
             if slot.trial is None:
-                self._take_on(slot, *answer)
+                slot.node, slot.host, trouble = answer
+                if trouble is not None:
+                    raise RayExecutorError(f"node {slot.host} of the Ray cluster cannot run the trials: {trouble}")
+                self._failed_starts = 0
+                self._idle.append(slot)
                 continue
             trial, slot.trial = slot.trial, None
             self._idle.append(slot)
@@ -204,19 +175,12 @@ class RaySource:
             slot.trial = self._queue.popleft()
             self._busy[slot.actor.run.remote(slot.trial)] = slot
         starting = sum(slot.trial is None for slot in self._busy.values())
-        for _ in range(min(self._capacity - len(self._busy), len(self._queue) - starting)):
+        for _ in range(min(self.capacity - len(self._busy), len(self._queue) - starting)):
             slot = _Slot(self._worker.remote())
             self._busy[slot.actor.prepare.remote(self._make, self._folder, self.identity)] = slot
 
-    def _take_on(self, slot: _Slot, node: str, host: str, trouble: str | None) -> None:
-        if trouble is not None:
-            raise RayExecutorError(f"node {host} of the Ray cluster cannot run the trials: {trouble}")
-        slot.node, slot.host = node, host
-        self._failed_starts = 0
-        self._idle.append(slot)
-
     def _lose(self, slot: _Slot, error: Exception) -> None:
-        """A worker is gone: its trial goes first in the queue."""
+        """Take in that a worker is gone: its trial goes first in the queue."""
         # Ray takes a while to call a node dead, so what idles there is not trusted with the trial either.
         gone = [slot, *(one for one in self._idle if one.node == slot.node)]
         self._idle = [one for one in self._idle if one.node != slot.node]
@@ -229,7 +193,7 @@ class RaySource:
                 raise self._cannot_start(error)
             return
         self._queue.appendleft(slot.trial)
-        self._rerun += 1
+        self.rerun += 1
         if slot.node in self._nodes():
             number = slot.trial.number
             self._strikes[number] += 1
@@ -244,10 +208,8 @@ class RaySource:
     def _nodes(self) -> dict[str, dict[str, float]]:
         """Return what the nodes that live, and could run a trial, have."""
         nodes = {node["NodeID"]: node["Resources"] for node in self._ray.nodes() if node["Alive"]}
-        wanted = {"CPU": 1, **({"GPU": self._gpus} if self._gpus else {})}
-        return {
-            name: has for name, has in nodes.items() if all(has.get(kind, 0) >= count for kind, count in wanted.items())
-        }
+        wanted = {"CPU": 1, **({"GPU": self._gpus} if self._gpus else {})}.items()
+        return {name: has for name, has in nodes.items() if all(has.get(kind, 0) >= count for kind, count in wanted)}
 
     def _room(self) -> int:
         """Return how many workers fit on the cluster. Raises RayExecutorError."""
@@ -271,7 +233,7 @@ class _Worker:
     """The part that runs on a node."""
 
     def prepare(self, make: Callable[[], TrialSource], folder: str, identity: str) -> tuple[str, str, str | None]:
-        """Make the source. Returns the node's id, its address, and what is wrong, if anything."""
+        """Make the source. Return the node's id, its address, and what is wrong, if anything."""
         ray = import_ray()
         place = (ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
         if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
@@ -305,7 +267,7 @@ class _Worker:
 
 
 def import_ray() -> Any:
-    """Ray, told to keep quiet. Raises RayExecutorError if it is not installed."""
+    """Return Ray, told to keep quiet. Raises RayExecutorError if it is not installed."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     try:
@@ -330,7 +292,7 @@ def _connect(ray: Any, address: str, jobs: int | None) -> None:
 
 
 def _require_listener(address: str) -> None:
-    """Raises RayExecutorError unless HTTP/2 is spoken at ``host:port``: Ray itself would try for many minutes."""
+    """Raise RayExecutorError unless HTTP/2 is spoken at ``host:port``: Ray itself would try for many minutes."""
     if address == "auto":
         return
     parts = urlsplit(address if "://" in address else f"//{address}")

@@ -1,7 +1,5 @@
-"""Sources made anew on another machine: what is needed travels, content is read from that machine's own folders.
-
-For one trial at a time each. ``folders`` are the content folders beside what is shipped.
-"""
+"""Sources made anew on another machine, for one trial at a time each. What is needed travels; content is read from that
+machine's own folders and from ``folders``."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specdebug.scenario.library import Library
 from specdebug.trials.source import TrialSource
 
 if TYPE_CHECKING:
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 
 
 def command_source(command: Sequence[str], folders: Sequence[Path], timeout_s: float | None) -> TrialSource:
-    """A command's. Raises CommandError or ContentError where it cannot be tried there."""
-    from specdebug.scenario.library import Library
+    """Return a command's source. Raises CommandError or ContentError where it cannot be tried there."""
     from specdebug.trials.command import CommandSource
 
     return CommandSource(command, Library(folders).registry, timeout_s=timeout_s)
@@ -27,8 +25,7 @@ def command_source(command: Sequence[str], folders: Sequence[Path], timeout_s: f
 def fault_source(
     scenario: Scenario, folders: Sequence[Path], arm: str, faults: Sequence[Fault], timeout_s: float | None
 ) -> TrialSource:
-    """A scenario's with faults. Raises ScenarioTrialError, BadFault or ContentError where it cannot be tried there."""
-    from specdebug.scenario.library import Library
+    """Return a source of faults. Raises ScenarioTrialError, BadFault or ContentError where it cannot be tried there."""
     from specdebug.trials.faults import FaultSource
 
     return FaultSource(Library(folders), scenario, faults=faults, arm=arm, timeout_s=timeout_s)
@@ -37,8 +34,7 @@ def fault_source(
 def scenario_source(
     scenario: Scenario, folders: Sequence[Path], arm: str, options: Sequence[str], timeout_s: float | None
 ) -> TrialSource:
-    """A scenario's. Raises ScenarioTrialError or ContentError where it cannot be tried there."""
-    from specdebug.scenario.library import Library
+    """Return a scenario's source. Raises ScenarioTrialError or ContentError where it cannot be tried there."""
     from specdebug.trials.scenario import ScenarioSource
 
     return ScenarioSource(Library(folders), scenario, arm=arm, options=options, timeout_s=timeout_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,7 +19,7 @@ class CommitsError(SpecDebugError):
 
 
 def top_of(repo: Path) -> Path:
-    """The top folder of the repository that a folder lies in. Raises CommitsError."""
+    """Return the top folder of the repository that a folder lies in. Raises CommitsError."""
     if shutil.which("git") is None:
         raise CommitsError("--over commits needs git, and there is no such command")
     if not repo.is_dir():
@@ -33,7 +32,7 @@ def top_of(repo: Path) -> Path:
 
 
 def commit_of(top: Path, name: str, option: str) -> str:
-    """The hash of the commit that ``--option`` names. Raises CommitsError."""
+    """Return the hash of the commit that ``--option`` names. Raises CommitsError."""
     found = ask(top, "rev-parse", "--verify", "--quiet", "--end-of-options", name + "^{commit}")
     if found is None:
         shallow = ask(top, "rev-parse", "--is-shallow-repository") == "true"
@@ -43,7 +42,7 @@ def commit_of(top: Path, name: str, option: str) -> str:
 
 
 def between(top: Path, good: str, bad: str, names: tuple[str, str]) -> tuple[Candidate, ...]:
-    """The commits after ``good`` up to ``bad``, oldest first. Raises CommitsError, which calls the two by ``names``."""
+    """Return the commits after ``good`` up to ``bad``, oldest first. Raises CommitsError, which says ``names``."""
     if good == bad:
         raise CommitsError(f"--good {names[0]} and --bad {names[1]} are the same commit, {good[:10]}")
     if ask(top, "merge-base", "--is-ancestor", good, bad) is None:
@@ -68,7 +67,6 @@ def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def environment() -> dict[str, str]:
-    """Ours, less what a git hook that started us has set of another repository."""
-    return {
-        name: value for name, value in os.environ.items() if not re.fullmatch(r"GIT_(DIR|WORK_TREE|INDEX_FILE)", name)
-    }
+    """Return our environment, less what a git hook that started us has set of another repository."""
+    foreign = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+    return {name: value for name, value in os.environ.items() if name not in foreign}

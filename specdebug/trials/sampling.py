@@ -1,4 +1,4 @@
-"""Measuring a failure rate: the same trial over and over, with fresh seeds, until a rule says that it is enough."""
+"""Measure a failure rate: the same trial over and over, with fresh seeds, until a rule says that it is enough."""
 
 from __future__ import annotations
 
@@ -25,15 +25,12 @@ class Tally:
     """The counts so far.
 
     Attributes:
-        trials: that count, whatever came of them.
-        resumed: of these, how many were in the journal already.
-        running: trials under way.
-        runs: trials with a verdict on the failure that is measured.
-        failures: how many of ``runs`` showed it.
+        trials: that count, whatever came of them; ``resumed`` of these were in the journal already.
+        runs: trials with a verdict on the failure that is measured; ``failures`` of them showed it.
         untestable: trials that could not have shown it.
         masked: trials that failed in another way, and so say nothing of it.
-        signatures: every signature seen, with its failures, the most frequent first.
-        measured: those of them that are the failure that is measured.
+        signatures: every signature seen, with its failures, the most frequent first; ``measured`` are those of them
+            that are the failure that is measured.
         first: of every signature, the first trial that had it.
     """
 
@@ -51,7 +48,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The end of a measurement; ``trouble`` is what stopped it, for that reason."""
+    """The end of a measurement; for the reason "trouble", ``trouble`` stopped it."""
 
     reason: Reason
     tally: Tally
@@ -62,16 +59,10 @@ Watcher = inorder.Watcher[Tally]
 
 
 class RateSampling:
-    """One measurement.
+    """One measurement of a source's trials, kept in a journal.
 
-    Args:
-        source: runs the trials.
-        journal: keeps them; those in it are not run again.
-        enough: of failures and runs, whether to stop. Asked after every run, in order.
-        reverted: what every trial switches on.
-        seed: of the trials' own seeds.
-        max_trials: stop after so many.
-        pattern: measure these failures only (shell wildcards); by default, any.
+    Every trial switches ``reverted`` on. ``enough`` is asked after every run, in order, if failures and runs suffice.
+    With a ``pattern`` (shell wildcards) only failures that fit it are measured, else any.
     """
 
     def __init__(
@@ -95,8 +86,8 @@ class RateSampling:
         self._trials = self._resumed = self._runs = self._failures = self._untestable = 0
 
     def run(self, watcher: Watcher) -> Sampled:
-        """Measure to the end. Whatever stops it, what was measured is in the journal, and the tally says how far it
-        came; the source is closed."""
+        """Measure to the end, and close the source. Whatever stops it, what was measured is in the journal, and the
+        tally says how far it came."""
         reason, trouble = self._in_order.run(lambda: self._run(watcher))
         return Sampled(reason, self._tally(), trouble)
 

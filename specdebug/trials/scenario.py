@@ -1,8 +1,8 @@
 """Trials of a scenario, in warm workers: fixes are reverted, or engine options set, and an arm is run.
 
 A trial fails by the arm's verdict alone. An arm that comes to no verdict only because a reverted fix's lines never ran
-has passed: what was switched on did not show, which is just what a search wants to know. Any other unknown (nothing was
-generated, no probe was reached, it could not be set up) is untestable.
+has passed: what was switched on did not show. Any other unknown (nothing was generated, no probe was reached, it could
+not be set up) is untestable.
 """
 
 from __future__ import annotations
@@ -39,18 +39,14 @@ class ScenarioSource(WarmSource):
     """Runs one arm of a scenario again and again.
 
     Args:
-        library: where fixes, packs and the corpus come from.
-        scenario: the scenario.
         arm: the arm to run; by default the first that reverts nothing, else the first.
         options: engine options as ``page_size=16``, or, where one goes only with another, several of them as
             ``speculative={eagle_topk: 1, num_draft_tokens: 7}``. They are then the candidates, instead of every fix
             that the arm does not revert itself.
-        jobs: how many trials may run at a time.
         timeout_s: of a trial, instead of the scenario's own.
 
-    Raises:
-        ScenarioTrialError: no such arm or option, or a value that the option cannot have.
-        ContentError: a probe pack or toggle is malformed.
+    Raises ScenarioTrialError when there is no such arm or option, or a value that the option cannot have; ContentError
+    when a probe pack or toggle is malformed.
     """
 
     def __init__(
@@ -65,39 +61,28 @@ class ScenarioSource(WarmSource):
     ) -> None:
         limits = scenario.limits if timeout_s is None else replace(scenario.limits, timeout_s=timeout_s)
         self._scenario = replace(scenario, limits=limits)
-        self._arm = arm_of(scenario, arm)
+        self.arm = arm_of(scenario, arm)
         self._library = library
-        self._packs = library.packs(scenario.probes_of(self._arm))
-        self._options = _parse(options, scenario.engine_of(self._arm))
-        own = library.toggles(scenario.arms[self._arm].revert)
+        self._packs = library.packs(scenario.probes_of(self.arm))
+        self._options = _parse(options, scenario.engine_of(self.arm))
+        self._own = own = library.toggles(scenario.arms[self.arm].revert)
         if options:
-            self._candidates = tuple(Candidate(name, f"engine option {name}") for name in self._options)
+            self.candidates = tuple(Candidate(name, f"engine option {name}") for name in self._options)
         else:
             mine = {str(toggle.pr) for toggle in own}
-            self._candidates = tuple(one for one in toggle_candidates(library.registry) if one.id not in mine)
-        self._own = own
-        super().__init__(WarmPool(self._scenario, [self._arm], own if options else library.all_toggles(), jobs))
+            self.candidates = tuple(one for one in toggle_candidates(library.registry) if one.id not in mine)
+        super().__init__(WarmPool(self._scenario, [self.arm], own if options else library.all_toggles(), jobs))
         self._refused: deque[tuple[Trial, TrialResult]] = deque()
         self._machine = MachineCheck()
 
     @property
-    def arm(self) -> str:
-        """The arm that is run."""
-        return self._arm
-
-    @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """The fixes, or the options."""
-        return self._candidates
-
-    @property
     def identity(self) -> str:
-        """Scenario, arm, packs, the registry's files, versions: whatever else a trial depends on is its seed."""
+        """Return a digest of scenario, arm, packs, the registry's files and versions."""
         registry = self._library.registry.toggles.values()
         return digest_of(
             "scenario",
-            *arm_facts(self._scenario, self._arm, self._packs),
-            *(candidate.id for candidate in self._candidates),
+            *arm_facts(self._scenario, self.arm, self._packs),
+            *(candidate.id for candidate in self.candidates),
             *(toggle.path.read_text(encoding="utf-8") for toggle in registry),
         )
 
@@ -109,37 +94,32 @@ class ScenarioSource(WarmSource):
             self._refused.append((trial, TrialResult("untestable", None, 0.0, str(error))))
 
     def wait(self) -> tuple[Trial, TrialResult]:
-        """Return the next trial to end. Raises ArmAtFault when the scenario itself is wrong, CannotRunHere when this
-        machine lacks what it needs; what is wrong or lacking only with options laid over it makes their trial
-        untestable."""
         return self._refused.popleft() if self._refused else super().wait()
 
     def at_fault(self, trial: Trial, fault: ArmAtFault) -> TrialResult:
-        """Return that a trial with options laid over is untestable; of any other, raise it."""
+        """Return that a trial with options laid over is untestable; of any other, raise the fault."""
         if not self._options or not trial.reverted:
             raise fault
         return TrialResult("untestable", None, 0.0, str(fault))
 
     def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
-        """Return what the arm's verdict says."""
         if not self._options or not trial.reverted:
             self._machine.check(ended)
         return result_of(ended.outcome)
 
     def run_of(self, trial: Trial, key: str) -> ArmRun:
-        """Return the arm with fixes reverted or options set. Raises InvalidOption for options that do not go
-        together."""
+        """Return the arm as the trial has it. Raises InvalidOption for options that do not go together."""
         if not self._options:
             toggles = self._library.toggles(sorted(map(int, trial.reverted)))
-            return ArmRun(key, self._scenario, self._arm, trial.seed, self._packs, (*self._own, *toggles))
-        arm = self._scenario.arms[self._arm]
+            return ArmRun(key, self._scenario, self.arm, trial.seed, self._packs, (*self._own, *toggles))
+        arm = self._scenario.arms[self.arm]
         engine = arm.engine
         for name in sorted(trial.reverted):
             engine = merge(engine, self._options[name])
-        arms = {**self._scenario.arms, self._arm: replace(arm, engine=engine)}
+        arms = {**self._scenario.arms, self.arm: replace(arm, engine=engine)}
         scenario = replace(self._scenario, arms=arms)
-        EngineConfig.from_dict(scenario.engine_of(self._arm))
-        return ArmRun(key, scenario, self._arm, trial.seed, self._packs, self._own)
+        EngineConfig.from_dict(scenario.engine_of(self.arm))
+        return ArmRun(key, scenario, self.arm, trial.seed, self._packs, self._own)
 
 
 class MachineCheck:
@@ -149,14 +129,14 @@ class MachineCheck:
         self._has_run = False
 
     def check(self, result: ArmResult) -> None:
-        """Raises CannotRunHere when the machine lacked what the arm needs, and no arm has run here before."""
+        """Raise CannotRunHere when the machine lacked what the arm needs, and no arm has run here before."""
         if result.outcome.unavailable and not self._has_run:
             raise CannotRunHere(f"{result.run.scenario.path}: arm '{result.run.arm}': {result.outcome.detail}")
         self._has_run = True
 
 
 def arm_of(scenario: Scenario, arm: str | None) -> str:
-    """The arm asked for; else the first that reverts nothing, else the first. Raises ScenarioTrialError."""
+    """Return the arm asked for; else the first that reverts nothing, else the first. Raises ScenarioTrialError."""
     if arm is not None and arm not in scenario.arms:
         raise ScenarioTrialError(f"{scenario.path}: no arm '{arm}'{did_you_mean(arm, scenario.arms)}")
     plain = [one.name for one in scenario.arms.values() if not one.revert]
@@ -164,8 +144,7 @@ def arm_of(scenario: Scenario, arm: str | None) -> str:
 
 
 def arm_facts(scenario: Scenario, arm: str, packs: Sequence[ProbePack]) -> tuple[str, ...]:
-    """Return what every trial of an arm depends on beside its seed and what is switched on: versions,
-    scenario, packs."""
+    """Return what an arm's trials depend on beside seed and what is switched on: versions, scenario, packs."""
     return (
         __version__,
         platform.python_version(),  # prompts are cut from its library
@@ -189,14 +168,13 @@ def result_of(outcome: Outcome) -> TrialResult:
 
 
 def expected_signature(scenario: Scenario) -> str | None:
-    """The signature (a shell pattern) of the one failure that the scenario's arms expect; None where they state none,
-    or several."""
+    """Return the signature (a shell pattern) of the one failure that the arms expect; None where that is not one."""
     stated = {one for expectation in scenario.expect.values() for one in expectation.signatures}
     return stated.pop() if len(stated) == 1 else None
 
 
 def _parse(options: Sequence[str], engine: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Engine options as mappings to lay over an arm's, by the text that they were given as."""
+    """Return engine options as mappings to lay over an arm's, by the text that they were given as."""
     parsed: dict[str, dict[str, Any]] = {}
     taken: dict[str, str] = {}
     for text in options:

@@ -1,10 +1,8 @@
 """The search: what is known picks the next trial, a source runs it, the journal keeps it, until the answer is certain.
 
-**Determinism.** Trials are picked ahead and count in order (``inorder.py``), so the same results give the same trials
-and the same answer however the work is timed, killed and resumed.
-
-**Controls.** A test that fails at random whatever is switched on can spell a culprit by chance. So before one is named,
-trials with nothing switched on are run until, if they failed as often as with the culprit, one would have shown it.
+Trials count in order (``inorder.py``), so the same results give the same answer however the work is timed. A test that
+fails at random whatever is switched on can spell a culprit by chance. So before one is named, trials with nothing
+switched on are run until, if they failed as often as with the culprit, one would have shown it.
 """
 
 from __future__ import annotations
@@ -32,28 +30,22 @@ UNTESTABLE = 20
 
 
 class Chooser(Protocol):
-    """Picks trials and draws conclusions: see ``specdebug.bisect``."""
+    """Picks trials and draws conclusions: see ``specdebug.bisect.search``."""
 
-    def next_trial(self, pending: Sequence[frozenset[str]] = ()) -> frozenset[str]:
-        """Return what to switch on next."""
+    def next_trial(self, pending: Sequence[frozenset[str]] = ()) -> frozenset[str]: ...
 
-    def observe(self, reverted: frozenset[str], failed: bool | None) -> None:
-        """Take in a result."""
+    def observe(self, reverted: frozenset[str], failed: bool | None) -> None: ...
 
-    def posterior(self, top: int) -> list[tuple[frozenset[str], float]]:
-        """The likeliest culprit sets."""
+    def posterior(self, top: int) -> list[tuple[frozenset[str], float]]: ...
 
     @property
-    def answer(self) -> Answer | None:
-        """The culprits once they are certain enough."""
+    def answer(self) -> Answer | None: ...
 
     @property
-    def rates(self) -> Rates:
-        """Return how often it fails."""
+    def rates(self) -> Rates: ...
 
     @property
-    def stalled(self) -> bool:
-        """Return whether going on is of no use."""
+    def stalled(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -61,12 +53,10 @@ class Standing:
     """The state of a search.
 
     Attributes:
-        trials: that count.
-        resumed: of these, how many were in the journal already.
-        followed: the signature that the search is after; None as long as nothing failed.
+        trials: that count; ``resumed`` of these were in the journal already.
+        followed: the signature that the search is after; None as long as nothing failed. ``chosen`` says why.
         signatures: every one seen, the most frequent first.
         posterior: the likeliest culprit sets; the empty one says "none of these".
-        chosen: how ``followed`` was chosen, in words.
     """
 
     trials: int
@@ -85,9 +75,8 @@ class Findings:
     """The result of a search.
 
     Attributes:
-        answer: None when it ended undecided; ``reason`` says why it ended.
-        shown_by: a trial that failed as followed, with as little as possible switched on, and if it can be with the
-            culprits.
+        answer: None when it ended undecided.
+        shown_by: a trial that failed as followed, if possible with the culprits switched on, and with little besides.
         untestable: what was switched on in trials that were untestable, each set once.
         silent: trials with everything of the opening switched on that passed.
         trouble: what stopped it, for reason "trouble".
@@ -106,16 +95,10 @@ Watcher = inorder.Watcher[Standing]
 
 
 class Search:
-    """One search.
+    """One search among a source's trials, kept in a journal.
 
-    Args:
-        source: runs the trials.
-        journal: keeps them; those in it are not run again.
-        chooser: makes what picks trials, in its first state.
-        opening: what the first trials switch on, until it is known how things fail.
-        seed: of the trials' own seeds.
-        max_trials: give up after so many.
-        pattern: the signatures to follow, instead of the most frequent.
+    ``chooser`` makes what picks trials, in its first state. The first trials switch ``opening`` on, until it is known
+    how things fail. Signatures that fit ``pattern`` are followed, instead of the most frequent.
     """
 
     def __init__(
@@ -139,8 +122,8 @@ class Search:
         self._masked = False
 
     def run(self, watcher: Watcher) -> Findings:
-        """Search to the end. Whatever stops it, what was measured is in the journal, and the findings say how far it
-        came; the source is closed."""
+        """Search to the end, and close the source. Whatever stops it, what was measured is in the journal, and the
+        findings say how far it came."""
         reason, trouble = self._in_order.run(lambda: self._run(watcher))
         answer = self._chooser.answer if reason == "answered" else None
         silent = sum(r.outcome == "pass" and trial.reverted == self._opening for trial, r in self._counted)
@@ -158,7 +141,6 @@ class Search:
                 return reason
 
     def _pick(self, pending: Sequence[frozenset[str]]) -> frozenset[str]:
-        """Return what the next trial switches on."""
         if not self._clusters.settled:
             return self._opening
         if pending.count(CONTROL) < self._controls_due():
@@ -189,7 +171,7 @@ class Search:
         return "stalled" if self._masked and self._clusters.settled and self._chooser.stalled else None
 
     def _controls_due(self) -> int:
-        """Trials with nothing switched on that are still to count before the chooser's answer is given."""
+        """Return how many trials with nothing switched on must still count before the chooser's answer is given."""
         answer = self._chooser.answer
         if answer is None or not answer.culprits:
             return 0

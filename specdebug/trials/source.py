@@ -10,7 +10,7 @@ from specdebug.trials.trial import Trial, TrialResult
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something that may be the cause. ``id`` is what a trial's set holds, ``label`` what a reader is shown."""
+    """A possible cause. ``id`` is what a trial's set holds, ``label`` what a reader is shown."""
 
     id: str
     label: str
@@ -21,12 +21,11 @@ class TrialSource(Protocol):
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """Everything that can be switched."""
+        """Return everything that can be switched."""
 
     @property
     def identity(self) -> str:
-        """Return what results belong to: equal only where a result of one source may stand for one of the other (a hash
-        of the scenario or command, the registry and the versions)."""
+        """Return what results belong to: equal only where a result of one source may stand for one of the other."""
 
     @property
     def capacity(self) -> int:
@@ -37,14 +36,11 @@ class TrialSource(Protocol):
         """Return how many trials were lost with their worker, and begun again under the same number."""
 
     def start(self, trial: Trial) -> None:
-        """Begin a trial, fewer than ``capacity`` being under way. Returns at once.
-
-        Raises:
-            SpecDebugError: no trial can be run at all.
-        """
+        """Begin a trial, fewer than ``capacity`` being under way, and return at once. Raises SpecDebugError when no
+        trial can be run at all."""
 
     def wait(self) -> tuple[Trial, TrialResult]:
-        """The next trial to end, whichever it is, at least one being under way. A KeyboardInterrupt passes through."""
+        """Return the next trial to end, at least one being under way. A KeyboardInterrupt passes through."""
 
     def close(self) -> None:
         """End whatever runs, and clean up. May be called more than once."""

@@ -12,41 +12,31 @@ from specdebug.trials.process import CommandStopped, Processes
 from specdebug.trials.trial import Trial, TrialResult
 
 _LOOK_S = 0.25
-"""The time to wait without looking: a signal that comes just before the wait begins does not end it."""
+"""Seconds to wait without looking: a signal that comes just before the wait begins does not end it."""
 
 
 class ThreadedSource(ABC):
     """Starts, waits and closes; what a trial does is up to :meth:`run`, which may start ``self.processes`` only."""
 
+    rerun = 0  # a command's end is its verdict, however it came about
+
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self._ended: queue.SimpleQueue[tuple[Trial, TrialResult | Exception]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self.processes = Processes()
-
-    @property
-    def capacity(self) -> int:
-        """Return how many trials may run at a time."""
-        return self._capacity
-
-    @property
-    def rerun(self) -> int:
-        """None: a command's end is its verdict, however it came about."""
-        return 0
 
     @abstractmethod
     def run(self, trial: Trial) -> TrialResult:
         """Make one trial; called in a thread of its own. What it raises, :meth:`wait` raises."""
 
     def start(self, trial: Trial) -> None:
-        """Begin a trial in another thread."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(target=self._work, args=(trial,), daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def wait(self) -> tuple[Trial, TrialResult]:
-        """The next trial to end."""
         while True:
             interrupts.check()
             with contextlib.suppress(queue.Empty):

@@ -11,13 +11,8 @@ Outcome = Literal["pass", "fail", "untestable"]
 
 @dataclass(frozen=True)
 class Trial:
-    """One run to be made.
-
-    Attributes:
-        number: counts from 0 within a search; a journal holds each number once.
-        reverted: the candidates that are switched on (fixes reverted, options set, the commit checked out).
-        seed: of whatever is random in the run; see :func:`trial_seed`.
-    """
+    """One run to be made, counted from 0 within a search, with the ``reverted`` candidates switched on (fixes reverted,
+    options set, the commit checked out). ``seed`` is that of whatever is random in it."""
 
     number: int
     reverted: frozenset[str]
@@ -26,15 +21,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The result of a trial.
+    """The result of a trial, which took ``seconds`` of wall time.
 
     Attributes:
         outcome: ``untestable`` when the run could not have shown the failure (it could not be set up, say).
         signature: names the failure, so that equal failures have equal names; None unless it failed.
-        seconds: wall time of the run.
         detail: evidence for a reader, such as the end of the output; may be empty.
-        besides: what else failed in a run that went on to its end in spite of its failure, as signatures; None when it
-            did not, or when that is not known.
+        besides: signatures of what else failed in a run that went on to its end; None when it did not, or nobody knows.
     """
 
     outcome: Outcome
@@ -45,6 +38,6 @@ class TrialResult:
 
 
 def trial_seed(seed: int, number: int) -> int:
-    """The seed of one trial of a search: 31 bits that depend on both numbers and on nothing else."""
+    """Return a trial's seed: 31 bits that depend on both numbers and on nothing else."""
     digest = hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1

@@ -10,7 +10,7 @@ from specdebug.trials.trial import Trial, TrialResult
 
 
 class WarmSource(ABC):
-    """Starts, waits and closes; which arm a trial is, and what its end says of it, is up to who derives from it."""
+    """Starts, waits and closes; derived classes say which arm a trial is, and what its end says of it."""
 
     def __init__(self, pool: WarmPool) -> None:
         self._pool = pool
@@ -18,12 +18,10 @@ class WarmSource(ABC):
 
     @property
     def capacity(self) -> int:
-        """Return how many trials may run at a time."""
         return self._pool.capacity
 
     @property
     def rerun(self) -> int:
-        """Return how many trials were lost with their worker, and begun again."""
         return self._pool.rerun
 
     @abstractmethod
@@ -35,11 +33,10 @@ class WarmSource(ABC):
         """Return what an arm's end says of its trial. What it raises, :meth:`wait` raises."""
 
     def at_fault(self, trial: Trial, fault: ArmAtFault) -> TrialResult:
-        """Return what it says of a trial that its scenario was found wrong; by default nothing, and it is raised."""
+        """Return what it says of a trial that its scenario was found wrong; by default, raise the fault."""
         raise fault
 
     def start(self, trial: Trial) -> None:
-        """Begin a trial."""
         run = self.run_of(trial, f"trial {trial.number}")
         self._trials[run.key] = trial
         self._pool.start(run)
@@ -56,5 +53,4 @@ class WarmSource(ABC):
         return trial, self.result_of(trial, ended)
 
     def close(self) -> None:
-        """End every worker."""
         self._pool.close()

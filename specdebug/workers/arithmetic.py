@@ -1,7 +1,4 @@
-"""What the last bits of a sum depend on: the processor, what torch makes of it, and the settings that steer that.
-
-Read in workers, where torch is loaded.
-"""
+"""The facts that the last bits of a sum depend on, read in workers: the processor, torch's view of it, the settings."""
 
 from __future__ import annotations
 
@@ -9,6 +6,8 @@ import os
 import platform
 import re
 from pathlib import Path
+
+from specdebug.workers.system import text_of
 
 SETTINGS = (
     "ATEN_CPU_CAPABILITY",
@@ -26,7 +25,7 @@ _BLAS = re.compile(r"Math Kernel Library Version (\S+)|BLAS_INFO=(\w+)")
 
 
 def arithmetic() -> dict[str, str]:
-    """The processor, torch's name for what it can do, BLAS, numpy, threads, and the settings that are set."""
+    """Return the processor, torch's name for what it can do, BLAS, numpy, threads, and the settings that are set."""
     import numpy
     import torch
 
@@ -43,9 +42,5 @@ def arithmetic() -> dict[str, str]:
 
 
 def _processor() -> str:
-    try:
-        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    found = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    found = re.search(r"^model name\s*: (.+)$", text_of(_CPUINFO) or "", re.MULTILINE)
     return found[1].strip() if found else platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""Kernels being compiled, told as it happens: the first run on a machine spends a minute on it."""
+"""Tell of kernels as they are compiled: the first run on a machine spends a minute on it."""
 
 from __future__ import annotations
 

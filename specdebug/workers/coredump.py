@@ -1,11 +1,9 @@
 """GPU core dumps, off unless ``SPECDEBUG_CUDA_COREDUMP`` asks for them: ``1``, or a folder to put them in.
 
 The driver writes one when a kernel asserts or faults: which kernel, which warp, which line. It reads its settings
-from the environment when a process makes its first context, so they must be in place before that. Open a dump with
-``cuda-gdb -ex 'target cudacore FILE'``.
-
-Names and meanings are those of NVIDIA's CUDA-GDB manual, "GPU core dump support". Both the present form
-(``CUDA_COREDUMP_GENERATION_FLAGS``, CUDA 12.5 and later) and the one it replaces are set.
+(NVIDIA's CUDA-GDB manual, "GPU core dump support") from the environment when a process makes its first context. Both
+the present form (``CUDA_COREDUMP_GENERATION_FLAGS``, CUDA 12.5 and later) and the one it replaces are set. Open a dump
+with ``cuda-gdb -ex 'target cudacore FILE'``.
 """
 
 from __future__ import annotations
@@ -27,10 +25,9 @@ _QUIET_S = 0.2
 
 
 def arrange_coredump(label: str, environment: MutableMapping[str, str] = os.environ) -> str | None:
-    """Have the driver dump core for this process if ``environment`` asks for it; returns the file it would write.
+    """Have the driver dump core for this process if ``environment`` asks for it; return the file it would write.
 
-    The dump is a small one (registers and stacks, no memory contents), and the driver does not abort the process
-    afterwards: the error reaches the engine as it would without a dump.
+    The dump is small (registers and stacks), and the error reaches the engine as it would without one: no abort.
     """
     wish = environment.get(VARIABLE, "").strip()
     if wish.lower() in _OFF:
@@ -49,8 +46,8 @@ def arrange_coredump(label: str, environment: MutableMapping[str, str] = os.envi
 
 
 def wait_for_coredump(path: str) -> None:
-    """Let the driver finish a dump it has been asked for: it writes from a thread of its own, and this process is
-    about to end. Returns once the file has stopped growing, after ten seconds at most."""
+    """Wait until the driver, which writes from a thread of its own, has finished a dump: until the file has stopped
+    growing, ten seconds at most."""
     deadline = time.monotonic() + _LONGEST_WAIT_S
     size, since = -1, time.monotonic()
     while (now := time.monotonic()) < deadline:

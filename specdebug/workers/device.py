@@ -1,7 +1,7 @@
-"""A worker's device: taking it, saying what it is, and leaving it when it has died.
+"""A worker takes its device, says what it is, and leaves it when it has died.
 
-Runs in workers only. The fork server never touches CUDA (a context does not survive a fork), so each worker makes
-its own, and only when an arm asks for it.
+The fork server never touches CUDA (a context does not survive a fork), so each worker makes its own, and only when an
+arm asks for it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,12 @@ class DeviceUnavailable(SpecDebugError):
 
 
 def claim(device: str, plan: str, dtype: str, label: str) -> dict[str, Any]:
-    """Make ``device`` (``cpu``, ``cuda``, ``cuda:N``) this process's own, and describe it.
+    """Make ``device`` (``cpu``, ``cuda``, ``cuda:N``) this process's own, and return the facts of the stack.
 
-    Returns what the results say of the stack: device and its name, versions, plan, executor, dtype, what its
-    sums depend on and, when core
-    dumps are wanted, the file one would be written to (``label`` is part of its name).
+    When core dumps are wanted, these name the file one would be written to (``label`` is part of its name).
 
-    Raises DeviceUnavailable, in one line, when there is no such device or nothing to run on it with; MachineFailed when
-    it should be there and does not answer: whatever fails before this process has used it is not this process's doing.
+    Raises DeviceUnavailable when there is no such device or nothing to run on it with; MachineFailed when it should be
+    there and does not answer: whatever fails before this process has used it is not this process's doing.
     """
     facts: dict[str, Any] = {"device": device, "name": "CPU", **versions()}
     facts |= {"backend": plan, "executor": executor_of(plan, device, dtype, facts), "dtype": dtype}
@@ -46,9 +44,9 @@ def claim(device: str, plan: str, dtype: str, label: str) -> dict[str, Any]:
     if torch.version.cuda is None:
         raise DeviceUnavailable(f"there is no CUDA: this torch ({torch.__version__}) is built without it; use cpu")
     count = torch.cuda.device_count()
-    if count == 0 and driver_version() is not None and "CUDA_VISIBLE_DEVICES" not in os.environ:
-        raise MachineFailed(MachineFailure("device", "NVIDIA's driver is loaded, but shows no device"))
     if count == 0:
+        if driver_version() is not None and "CUDA_VISIBLE_DEVICES" not in os.environ:
+            raise MachineFailed(MachineFailure("device", "NVIDIA's driver is loaded, but shows no device"))
         raise DeviceUnavailable("there is no CUDA device here that torch can use; use cpu")
     index = torch.device(device).index or 0
     if index >= count:
@@ -64,10 +62,7 @@ def claim(device: str, plan: str, dtype: str, label: str) -> dict[str, Any]:
 
 
 def answer(device: str, sink: Sink) -> None:
-    """A worker's target: report ``answers`` once a fresh process has taken ``device`` and computed on it.
-
-    Raises as :func:`claim`.
-    """
+    """Report ``answers`` once a fresh process has taken ``device`` and computed on it. Raises as :func:`claim`."""
     import torch
 
     _first_use(torch.device(device).index or 0)
@@ -75,7 +70,7 @@ def answer(device: str, sink: Sink) -> None:
 
 
 def _first_use(index: int) -> Any:
-    """Take a device, compute something tiny on it and wait for that; returns its properties.
+    """Take a device, compute something tiny on it and wait for that; return its properties.
 
     Raises MachineFailed when that fails. Memory that ran out passes through: the device is there.
     """
@@ -94,7 +89,7 @@ def _first_use(index: int) -> Any:
 
 
 def _launch(index: int) -> None:
-    """Allocate, launch a kernel and wait for it. The allocator is left as empty as it was."""
+    """Allocate, launch a kernel and wait for it, and leave the allocator as empty as it was."""
     import torch
 
     torch.ones(1, device=f"cuda:{index}").add_(1)
@@ -105,9 +100,8 @@ def _launch(index: int) -> None:
 def leave_now() -> NoReturn:
     """End this process without tearing anything down.
 
-    After a device assertion or a fault every CUDA call fails, and destructors of graphs and pools make such calls:
-    they could hang, or abort the process and so hide what had been reported. Everything reported is on its way
-    already; C streams are flushed for what the driver may still have printed.
+    After a device assertion or a fault every CUDA call fails, and destructors of graphs and pools make such calls: they
+    could hang, or abort the process. C streams are flushed for what the driver may still have printed.
     """
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()

@@ -1,13 +1,13 @@
 """The process that pays for ``import torch`` once, and forks a worker for every job.
 
-It preloads what no revert can touch (torch, numpy, the file formats) and never the engine: a revert changes
-engine source at import, so each worker imports the engine itself. Unless it is told to prepare more (see
-``run/warm_worker.py``, whose workers patch an engine that is there already). It starts no thread, which is what
-makes forking safe here: OpenMP and OpenBLAS are held to one thread by its environment, and torch starts its pool only
-at the first parallel region.
+It preloads what no revert can touch (torch, numpy, the file formats) and never the engine: a revert changes engine
+source at import, so each worker imports the engine itself, unless the server is told to prepare more (see
+``run/warm_worker.py``, whose workers patch an engine that is there already). It starts no thread, which makes forking
+safe here: its environment holds OpenMP and OpenBLAS to one thread, and torch starts its pool only at the first parallel
+region.
 
-Its arguments are a Unix socket to the parent and the modules to load. When the parent goes away, however it
-ends, the server kills its workers and leaves.
+Its arguments are a Unix socket to the parent and the modules to load. When the parent goes away, however it ends, the
+server kills its workers and leaves.
 """
 
 from __future__ import annotations
@@ -63,10 +63,9 @@ def main(argv: list[str]) -> int:
                     return 0
                 if request[0] == PREPARE:
                     failure = _prepare(request[1])
+                    _reply(sock, {"prepared": True} if failure is None else {"unprepared": failure})
                     if failure is not None:
-                        _reply(sock, {"unprepared": failure})
                         return 1
-                    _reply(sock, {"prepared": True})
                 elif request[0] == ASK:
                     _reply(sock, {"here": True})
                 else:
@@ -85,7 +84,7 @@ def _settle() -> None:
 
 
 def _prepare(payload: dict[str, Any]) -> str | None:
-    """Call ``module:function(payload)`` here, for every worker to come; why it failed, if it did."""
+    """Call ``module:function(payload)`` here, for every worker to come; return why it failed, if it did."""
     try:
         _function(payload["target"])(pickle.loads(payload["payload"]))
     except Exception as error:
@@ -100,29 +99,28 @@ def _function(target: str) -> Any:
 
 
 def _serve(sock: socket.socket, workers: dict[int, str], tag: bytes, payload: dict[str, Any], fds: list[int]) -> None:
-    if tag == JOB:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        try:
-            pid = os.fork()
-        except OSError as error:
-            for fd in fds:
-                os.close(fd)
-            _reply(sock, {"refused": payload["job"], "errno": error.errno, "why": str(error)})
-            return
+    if tag != JOB:
+        # Signals go through here because only the process that reaps a worker knows that its pid is still its own.
+        for pid, job in workers.items():
+            if job == payload["job"]:
+                os.kill(pid, payload["signal"])
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reply: dict[str, Any]
+    try:
+        pid = os.fork()
+    except OSError as error:
+        reply = {"refused": payload["job"], "errno": error.errno, "why": str(error)}
+    else:
         if pid == 0:
             sock.close()
             _work(payload["target"], payload["payload"], *fds)
-        for fd in fds:
-            os.close(fd)
         workers[pid] = payload["job"]
-        _reply(sock, {"started": payload["job"], "pid": pid})
-        return
-    # Signals go through here because only the process that reaps a worker knows that its pid is still its
-    # own.
-    for pid, job in workers.items():
-        if job == payload["job"]:
-            os.kill(pid, payload["signal"])
+        reply = {"started": payload["job"], "pid": pid}
+    for fd in fds:
+        os.close(fd)
+    _reply(sock, reply)
 
 
 def _report_ended(sock: socket.socket, workers: dict[int, str]) -> None:
@@ -150,8 +148,7 @@ def _work(target: str, payload: bytes, event_fd: int, log_fd: int) -> None:
         faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
         torch = sys.modules.get("torch")
         if torch is not None:
-            # One thread a worker: arms run side by side, and a trace must not depend on how many cores split
-            # a sum.
+            # One thread a worker: arms run side by side, and a trace must not depend on how many cores split a sum.
             torch.set_num_threads(1)
         _function(target)(pickle.loads(payload), PipeSink(event_fd))
         code = 0
@@ -191,7 +188,7 @@ def start_over(target: str, payload: Any, sink: PipeSink) -> NoReturn:
 
 
 def begin_afresh(target: str, payload_fd: str, event_fd: str) -> None:
-    """What a worker that :func:`start_over` was called in does next."""
+    """Go on in a worker that :func:`start_over` was called in."""
     os.lseek(int(payload_fd), 0, os.SEEK_SET)
     with os.fdopen(int(payload_fd), "rb") as file:
         payload = file.read()
@@ -199,7 +196,6 @@ def begin_afresh(target: str, payload_fd: str, event_fd: str) -> None:
 
 
 def _die_with_parent() -> None:
-    """Ask Linux to kill this worker should the server be killed; elsewhere a write to the closed pipe ends
-    it."""
+    """Ask Linux to kill this worker should the server be killed; elsewhere a write to the closed pipe ends it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

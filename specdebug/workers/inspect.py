@@ -1,5 +1,4 @@
-"""What a worker finds on this machine; ``specdebug doctor`` runs it there, so a broken torch breaks nothing
-else."""
+"""Report what a worker finds on this machine: ``specdebug doctor`` asks it, so that a broken torch breaks no more."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ def describe(payload: object, sink: Sink) -> None:
 
 
 def _executors(plan: str, device: str, found: Mapping[str, Any], capability: str | None) -> str:
-    """Who executes a plan; dtype by dtype where that matters."""
+    """Return who executes a plan; dtype by dtype where that matters."""
     dtypes: dict[str, list[str]] = {}
     for dtype in DTYPES:
         dtypes.setdefault(executor_of(plan, device, dtype, found, capability), []).append(dtype)

@@ -1,4 +1,4 @@
-"""What a pool of workers runs, what it keeps of each while it runs, and how that may end."""
+"""Jobs that a pool of workers runs, what it keeps of each while it runs, and how that may end."""
 
 from __future__ import annotations
 
@@ -13,28 +13,21 @@ from specdebug.workers.system import oom_kills
 from specdebug.workers.wire import LineReader
 
 BUSY_LIMIT_S = 300.0
-"""How long one thing that a worker reports to be busy with may take beyond its deadline."""
+"""Seconds that one thing which a worker reports to be busy with may take beyond its deadline."""
 GPU_MEMORY_MB = 4096.0
 """Host memory of a worker that uses a GPU, beyond its job's limit: a context with torch, Triton and FlashInfer loaded
 has 1 to 3 GiB resident before the engine allocates anything."""
-
 LOG_LIMIT = 64 * 1024
 """Bytes that are kept of the end of what a process prints."""
 
 EndKind = Literal["done", "exit", "signal", "timeout", "memory", "interrupted", "lost", "refused"]
 
 
-def _always() -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Job:
-    """One run in a worker: ``target`` (``module:function``) is called there with ``payload`` and a sink.
-
-    ``memory_mb`` bounds resident memory; a worker that uses a GPU gets :data:`GPU_MEMORY_MB` more. ``may_start`` is
-    asked right before a job of a list is launched; one that may not is dropped, and nobody hears of it again.
-    """
+    """One run in a worker: ``target`` (``module:function``) is called there with ``payload`` and a sink. ``memory_mb``
+    bounds resident memory, without a GPU's :data:`GPU_MEMORY_MB`. ``may_start`` is asked right before a job of a list
+    is launched; one that may not is dropped, and nobody hears of it again."""
 
     name: str
     target: str
@@ -42,12 +35,12 @@ class Job:
     timeout_s: float = 120.0
     memory_mb: float = 4096.0
     uses_gpu: bool = False
-    may_start: Callable[[], bool] = _always
+    may_start: Callable[[], bool] = lambda: True
 
 
 @dataclass(frozen=True)
 class WorkerEnd:
-    """How a worker ended. ``status``: exit status, negative for a signal. ``log``: the end of its output.
+    """The end of a worker. ``status``: exit status, negative for a signal. ``log``: the end of its output.
 
     ``failure``: what of the machine failed it, where the pool saw that: no process could be started (then it is
     ``refused``), the kernel killed it for lack of memory, or somebody else did. No bug ends in SIGKILL.
@@ -62,24 +55,23 @@ class WorkerEnd:
 
     @property
     def signal_name(self) -> str:
-        """``SIGSEGV`` and so on, empty when no signal ended it."""
+        """Return ``SIGSEGV`` and so on, or nothing when no signal ended it."""
         return signal.Signals(-self.status).name if self.status < 0 else ""
 
 
 class Listener(Protocol):
-    """Who wants to know. Called from :meth:`WorkerPool.run`, in the order things happened."""
+    """Is told what becomes of jobs, from :meth:`WorkerPool.run` and in the order things happened."""
 
     def started(self, job: Job) -> None:
-        """The job's worker exists. Called once for every job, before anything else."""
+        """Take in that the job's worker exists; called once for every job, before anything else."""
 
-    def event(self, job: Job, event: dict[str, Any]) -> None:
-        """The job's worker reported something."""
+    def event(self, job: Job, event: dict[str, Any]) -> None: ...
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
-        """The job's worker is gone; no event of it will follow."""
+        """Take in that the job's worker is gone; no event of it will follow."""
 
     def waiting(self) -> None:
-        """Called some fifty times a second while workers run, whether or not they report anything."""
+        """Be called some fifty times a second while workers run, even if they report nothing."""
 
 
 @dataclass
@@ -105,19 +97,17 @@ class Worker:
 
     @property
     def memory_limit_mb(self) -> float:
-        """MiB that may be resident."""
+        """Return how many MiB may be resident."""
         return self.job.memory_mb + (GPU_MEMORY_MB if self.job.uses_gpu else 0.0)
 
     def start(self, pid: int, now: float) -> None:
-        """It exists, and its clock runs."""
+        """Take in that it exists, and start its clock."""
         self.pid, self.started_at = pid, now
         self.deadline = now + self.job.timeout_s
 
     def lose(self, given_up: str | None) -> None:
-        """The fork server is gone; ``given_up`` says why, if it was killed for not answering.
-
-        One that had been over a limit by then has ended for that.
-        """
+        """Take in that the fork server is gone; ``given_up`` says why, if it was killed for not answering. A worker
+        that had been over a limit by then has ended for that."""
         if given_up is not None:
             self.log.append(f"\n{given_up}\n".encode())
         if self.killed_for not in ("timeout", "memory"):
@@ -125,14 +115,14 @@ class Worker:
             self.failure = MachineFailure("processes", given_up) if given_up is not None else None
 
     def take_log(self, data: bytes) -> None:
-        """It has printed something; what is too long is cut in front."""
+        """Keep what it has printed; what is too long is cut in front."""
         self.log.append(data)
         self.log_size += len(data)
         while self.log_size > LOG_LIMIT and len(self.log) > 1:
             self.log_size -= len(self.log.popleft())
 
     def end(self, status: int, now: float) -> WorkerEnd:
-        """How it ended, all that it wrote having been read."""
+        """Return how it ended, all that it wrote having been read."""
         kind: EndKind = self.killed_for or ("done" if status == 0 else "signal" if status < 0 else "exit")
         wall_s = now - self.started_at if self.started_at else 0.0
         log = b"".join(self.log).decode("utf-8", "replace")[-LOG_LIMIT:]
@@ -141,7 +131,7 @@ class Worker:
         return WorkerEnd(kind, status, wall_s, self.peak_rss_mb, log, self.failure)
 
     def killed_by_others(self) -> MachineFailure:
-        """Who it was, by the kernel's count of kills, now that somebody else has killed this worker or its server.
+        """Return, by the kernel's count of kills, who killed this worker or its server, if not the pool.
 
         The worker's own limit was not reached, or the pool would have killed it: so the machine has less than that.
         """
@@ -153,11 +143,11 @@ class Worker:
         return MachineFailure("memory", f"{line}, whose limit is {self.memory_limit_mb:.0f} MiB")
 
     def hear(self, event: Mapping[str, Any], now: float) -> None:
-        """A report of being busy stops the worker's clock; the next report of any kind starts it again."""
+        """Take in a report: one of being busy stops the worker's clock, the next of any kind starts it again."""
         self.deadline = self.deadline_at(now)
         busy = event.get("event") == "progress" and bool(event.get("text"))
         self.busy_since = now if busy else None
 
     def deadline_at(self, now: float) -> float:
-        """The deadline, put off by how long the worker has been busy."""
+        """Return the deadline, put off by how long the worker has been busy."""
         return self.deadline + (0.0 if self.busy_since is None else min(now - self.busy_since, BUSY_LIMIT_S))

@@ -1,11 +1,9 @@
-"""Whatever we start ends with us, even if we are killed and can do nothing about it.
+"""End whatever we have started with us, even if we are killed and can do nothing about it.
 
 A small process (``reaper.py``) holds one end of a pipe, this process the other. It knows every process group started
-here that has not ended, and kills them when the pipe closes. ``PR_SET_PDEATHSIG`` would end the first process of a
-group only, exists on Linux alone, and fires when the thread that forked ends.
-
-A file lock can be handed to the reaper, too (:meth:`Lifeline.holds`): should we be killed, it is free only once all is
-gone that we had started.
+here that has not ended, and kills them when the pipe closes; a file lock that it shares (:meth:`Lifeline.holds`) is
+free only then. ``PR_SET_PDEATHSIG`` would end the first process of a group only, exists on Linux alone, and fires when
+the thread that forked ends.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ from pathlib import Path
 from specdebug.workers import reaper
 
 _STARTS = 3
-"""How many reapers are started, each of which is killed before it is told anything, until something else is wrong."""
+"""Reapers that are started, each of which is killed before it is told anything, until something else is wrong."""
 _PATIENCE_S = reaper.LIMIT_S + 2.0
-"""How long to wait for a reaper to be done."""
+"""Seconds to wait for a reaper to be done."""
 
 
 class Lifeline:
@@ -40,11 +38,8 @@ class Lifeline:
         self._reaper: subprocess.Popen[bytes] | None = None
 
     def begin(self, env: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-        """Announce a process that is about to be started as the leader of a group of its own.
-
-        Returns its key, and the environment to start it with.
-        Raises OSError: there is no process or pipe left for the reaper.
-        """
+        """Announce a process that is about to be started as the leader of a group of its own. Return its key, and the
+        environment to start it with. Raises OSError when there is no process or pipe left for the reaper."""
         key = uuid.uuid4().hex
         try:
             self._tell(key, f"begin {key}\n")
@@ -54,19 +49,19 @@ class Lifeline:
         return key, {**env, reaper.KEY_VARIABLE: key}
 
     def runs(self, key: str, pid: int) -> None:
-        """The process exists."""
+        """Take in that the process exists."""
         # Should there be no reaper and none to be had, the next that is had is told.
         with contextlib.suppress(OSError):
             self._tell(key, f"runs {key} {pid}\n")
 
     def ended(self, key: str) -> None:
-        """The process is gone, with its group, or was never started."""
+        """Take in that the process is gone, with its group, or was never started."""
         with contextlib.suppress(OSError):
             self._tell(key, None)
 
     @contextmanager
     def starting(self, env: Mapping[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
-        """As :meth:`begin`, for the time of a start: one that raises has started nothing."""
+        """Do as :meth:`begin`, for the time of a start: one that raises has started nothing."""
         key, own = self.begin(env)
         try:
             yield key, own
@@ -75,10 +70,8 @@ class Lifeline:
             raise
 
     def holds(self, fd: int) -> None:
-        """From now on the reaper has ``fd`` open, too, until all that was started has ended; a lock on it is shared.
-
-        Raises OSError: there is no process or pipe left for another reaper.
-        """
+        """Have the reaper hold ``fd`` open, too, until all that was started has ended; a lock on it is shared. Raises
+        OSError when there is no process or pipe left for another reaper."""
         with self._lock:
             self._held.add(fd)
             if self._reaper is not None:  # only a new one inherits it
@@ -87,7 +80,7 @@ class Lifeline:
                 self._dismiss(old, its_pipe)
 
     def lets_go(self, fd: int) -> None:
-        """The next reaper does not have ``fd``; a lock on it is to be released, not only to be closed."""
+        """Keep ``fd`` from the next reaper; a lock on it is to be released, not only to be closed."""
         with self._lock:
             self._held.discard(fd)
 

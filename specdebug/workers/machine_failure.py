@@ -1,13 +1,12 @@
-"""Is this failure the machine's?
+"""Tell if a failure is the machine's.
 
 A device that is gone, a full disk, a refused process, exhausted memory and too few descriptors say nothing of the code
-that ran into them. :func:`machine_failure` recognises such an error by its errno or by the words that CUDA, torch, the
-C library and the kernel have for it. ``docs/machines.md`` says what counts, and what stays a verdict.
+that ran into them. Such an error is recognised by its errno or by the words that CUDA, torch, the C library and the
+kernel have for it. ``docs/machines.md`` says what counts, and what stays a verdict.
 
-CUDA's words are only those that a process hears before it could have broken anything (there is no device, it is busy,
-it does not initialise) or that name hardware (a GPU off the bus, an uncorrectable memory error). An illegal address, a
-failed assertion or a failed launch is the arm's own once the arm has used its device; ``device.claim`` uses it first,
-so that a fault which another process left behind is met there.
+CUDA's words are only those that a process hears before it could have broken anything (there is no device, it is busy)
+or that name hardware (a GPU off the bus). An illegal address, a failed assertion or a failed launch is the arm's own
+once the arm has used its device; ``device.claim`` uses it first, to meet a fault that another process left behind.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,47 +39,41 @@ _ERRNO: dict[int, Cause] = {
     errno.EAGAIN: "processes",  # of fork and clone; nothing here reads or writes without blocking
 }
 
-_PHRASES: tuple[tuple[Cause, tuple[str, ...]], ...] = (
-    (
-        "device",
-        (
-            "no cuda-capable device is detected",
-            "no cuda gpus are available",
-            "found no nvidia driver",
-            "cuda unknown error",
-            "cuda error: initialization error",
-            "[cuda]: initialization error",
-            "cuda driver initialization failed",
-            "cuda-capable device(s) is/are busy or unavailable",
-            "cudaerrornodevice",
-            "cuda_error_no_device",
-            "cudaerrordevicesunavailable",
-            "cuda_error_device_unavailable",
-            "fallen off the bus",
-            "gpu is lost",
-            "driver/library version mismatch",
-            "failed to initialize nvml",
-            "can't initialize nvml",
-            "system not yet initialized",
-            "unsupported display driver / cuda driver combination",
-            "uncorrectable ecc error",
-            "uncorrectable nvlink error",
-        ),
+_PHRASES: dict[Cause, tuple[str, ...]] = {
+    "device": (
+        "no cuda-capable device is detected",
+        "no cuda gpus are available",
+        "found no nvidia driver",
+        "cuda unknown error",
+        "cuda error: initialization error",
+        "[cuda]: initialization error",
+        "cuda driver initialization failed",
+        "cuda-capable device(s) is/are busy or unavailable",
+        "cudaerrornodevice",
+        "cuda_error_no_device",
+        "cudaerrordevicesunavailable",
+        "cuda_error_device_unavailable",
+        "fallen off the bus",
+        "gpu is lost",
+        "driver/library version mismatch",
+        "failed to initialize nvml",
+        "can't initialize nvml",
+        "system not yet initialized",
+        "unsupported display driver / cuda driver combination",
+        "uncorrectable ecc error",
+        "uncorrectable nvlink error",
     ),
-    ("disk", ("no space left on device", "disk quota exceeded", "database or disk is full")),
-    (
-        "processes",
-        (
-            "can't start new thread",
-            "thread creation failed",
-            "thread constructor failed",
-            "pthread_create failed",
-            "unable to fork",
-        ),
+    "disk": ("no space left on device", "disk quota exceeded", "database or disk is full"),
+    "processes": (
+        "can't start new thread",
+        "thread creation failed",
+        "thread constructor failed",
+        "pthread_create failed",
+        "unable to fork",
     ),
-    ("descriptors", ("too many open files",)),
-    ("memory", ("can't allocate memory", "cannot allocate memory", "not enough memory", "std::bad_alloc")),
-)
+    "descriptors": ("too many open files",),
+    "memory": ("can't allocate memory", "cannot allocate memory", "not enough memory", "std::bad_alloc"),
+}
 _ASKED_FOR = re.compile(r"(?:tried to|unable to) allocate (\d{1,30}(?:\.\d{1,9})?) ([kmgtpe]?)(?:i?b\b|bytes)")
 _LOG_TAIL = 2000
 _LINE = 300
@@ -89,14 +81,14 @@ _LINE = 300
 
 @dataclass(frozen=True)
 class MachineFailure:
-    """What of the machine failed, and the line that said so."""
+    """A part of the machine that failed, and the line that said so."""
 
     cause: Cause
     line: str
 
     @property
     def reason(self) -> str:
-        """One line for a reader: ``machine: the device is gone: No CUDA GPUs are available``."""
+        """Return one line for a reader: ``machine: the device is gone: No CUDA GPUs are available``."""
         return f"machine: {TOLD[self.cause]}: {self.line}"
 
 
@@ -111,27 +103,21 @@ class MachineFailed(SpecDebugError):
 
 
 def machine_failure(error: BaseException) -> MachineFailure | None:
-    """What of the machine ``error``, or an error that it was explicitly raised from, tells of; None for any other.
+    """Return what of the machine ``error``, or an error that it was explicitly raised from, tells of, if anything.
 
     An allocation of more memory than the machine has at all is not the machine's failure, whoever asked for it.
     """
-    return next(filter(None, map(_of_one, _raised_from(error))), None)
-
-
-def failure_in_log(log: str) -> MachineFailure | None:
-    """What of the machine the end of a dead process's output tells of; None where it tells of nothing such."""
-    for line in reversed(log[-_LOG_TAIL:].splitlines()):
-        failure = _of_text(line)
-        if failure is not None:
+    current: BaseException | None = error
+    while current is not None:
+        if failure := _of_one(current):
             return failure
+        current = current.__cause__
     return None
 
 
-def _raised_from(error: BaseException) -> Iterator[BaseException]:
-    current: BaseException | None = error
-    while current is not None:
-        yield current
-        current = current.__cause__
+def failure_in_log(log: str) -> MachineFailure | None:
+    """Return what of the machine the end of a dead process's output tells of, if anything."""
+    return next(filter(None, map(_of_text, reversed(log[-_LOG_TAIL:].splitlines()))), None)
 
 
 def _of_one(error: BaseException) -> MachineFailure | None:
@@ -145,10 +131,10 @@ def _of_one(error: BaseException) -> MachineFailure | None:
 
 
 def _of_text(text: str) -> MachineFailure | None:
-    """By the first line that has one of the phrases; lines are looked at one by one, so that advice stays out."""
+    """Go by the first line that has one of the phrases; lines are looked at one by one, so that advice stays out."""
     for line in text.splitlines():
         low = line.lower()
-        for cause, phrases in _PHRASES:
+        for cause, phrases in _PHRASES.items():
             if any(phrase in low for phrase in phrases) and not (cause == "memory" and _beyond_the_machine(low)):
                 return MachineFailure(cause, " ".join(line.split())[:_LINE])
         if low.strip() == "memoryerror" or low.startswith("memoryerror:"):
@@ -157,7 +143,7 @@ def _of_text(text: str) -> MachineFailure | None:
 
 
 def _beyond_the_machine(low: str) -> bool:
-    """Whether a message tells of an allocation that no state of this machine could satisfy."""
+    """Return True if a message tells of an allocation that no state of this machine could satisfy."""
     asked, total = _ASKED_FOR.search(low), _total_memory()
     if asked is None or total is None:
         return False
@@ -166,7 +152,7 @@ def _beyond_the_machine(low: str) -> bool:
 
 
 def _total_memory() -> int | None:
-    """Bytes of physical memory, None where the system does not say."""
+    """Return the bytes of physical memory, None where the system does not say."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):

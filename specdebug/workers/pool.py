@@ -3,18 +3,14 @@
 One selector loop owns everything: events, logs, deadlines and memory. A worker may end in any way; its
 :class:`WorkerEnd` says which, and whatever it had reported by then has been delivered.
 
-**Memory.** The limit is on resident memory, watched from here. ``RLIMIT_AS`` cannot be used (torch reserves
-address space by the tens of GiB), and ``RLIMIT_DATA`` counts what is mapped rather than used and turns an
-overrun into whatever the allocator's caller makes of a null pointer. A worker wedged in C cannot watch
-itself, so the parent polls ``/proc`` every :data:`TICK_S`; at the rate one core can fault pages in, a
-runaway overshoots its limit by tens of MiB. Where there is no ``/proc``, the limit is not enforced.
+**Memory.** The limit is on resident memory. ``RLIMIT_AS`` cannot be used (torch reserves address space by the tens of
+GiB), and ``RLIMIT_DATA`` counts what is mapped rather than used. A worker wedged in C cannot watch itself, so the
+parent polls ``/proc``, where there is one, every :data:`TICK_S`; a runaway overshoots its limit by tens of MiB.
 
-**Hangs.** At its deadline a worker is first asked where it is (``faulthandler`` dumps every thread to the
-log), then killed. What it reports to be busy with (an event ``progress``: compiling a kernel, capturing a graph)
-does not count: a first run compiles for longer than it computes.
+**Hangs.** At its deadline a worker is first asked where it is (``faulthandler`` dumps every thread to the log), then
+killed. What it reports to be busy with (an event ``progress``: compiling a kernel, capturing a graph) does not count.
 
-**GPUs.** Jobs that use one share its memory and its time, so fewer of them run side by side, and each may keep more
-resident (see ``job.py``).
+**GPUs.** Jobs share a GPU's memory and time, so fewer of them run side by side, and each may keep more resident.
 """
 
 from __future__ import annotations
@@ -26,7 +22,6 @@ import selectors
 import signal
 import time
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import Any
 
 from specdebug import interrupts
@@ -45,16 +40,15 @@ PRELOAD = ("torch", "numpy", "safetensors.torch", "tokenizers", "yaml")
 
 
 class WorkerPool:
-    """Runs jobs, at most ``jobs`` at a time. A context manager: leaving it ends the server and every worker.
+    """Runs jobs, at most ``limit`` at a time. A context manager: leaving it ends the server and every worker.
 
-    ``jobs`` 0 means one more than there are cores: jobs differ in length, and sharing a core beats leaving
-    one idle while the last job runs. Of those that use a GPU, at most :data:`GPU_JOBS` then run at a time.
+    ``jobs`` 0 means one more than there are cores, for sharing a core beats leaving one idle; of those that use a GPU,
+    at most :data:`GPU_JOBS` then run at a time. The server imports the modules of ``preload``, and calls ``prepare``, a
+    ``module:function``, once with its argument before it forks any worker.
     """
 
     def __init__(self, jobs: int = 0, preload: Sequence[str] = PRELOAD, prepare: tuple[str, Any] | None = None) -> None:
-        """``preload``: modules that the fork server imports. ``prepare``: a ``module:function`` and its argument, for
-        the server to call once before it forks any worker."""
-        self._limit = jobs or cpu_count() + 1
+        self.limit = jobs or cpu_count() + 1
         self._gpu_limit = jobs or GPU_JOBS
         self._preload = tuple(preload)
         self._prepare = prepare
@@ -68,9 +62,7 @@ class WorkerPool:
     def __enter__(self) -> WorkerPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self) -> None:
@@ -85,37 +77,26 @@ class WorkerPool:
 
     def prepare(self, target: str, argument: Any) -> None:
         """Have the server call a ``module:function`` with its argument before it forks workers for jobs launched later.
-        A server that takes the place of a lost one is told only what the pool was made with.
-
-        Raises WorkerStartError.
-        """
+        One that takes a lost server's place is told only what the pool was made with. Raises WorkerStartError."""
         self.start()
         assert self._server is not None
         self._server.prepare(target, argument)
 
     @property
-    def limit(self) -> int:
-        """How many jobs :meth:`run` lets run at a time."""
-        return self._limit
-
-    @property
     def running(self) -> int:
-        """Jobs launched that have not ended."""
+        """Return how many jobs launched have not ended."""
         return len(self._workers)
 
     def launch(self, job: Job) -> None:
-        """Begin a job now, whatever else runs; :meth:`turn` brings what becomes of it.
-
-        Raises WorkerStartError, or MachineFailed when the system has no process or no pipe left to give.
-        """
+        """Begin a job now, whatever else runs; :meth:`turn` brings what becomes of it. Raises WorkerStartError, or
+        MachineFailed when the system has no process or no pipe left to give."""
         self.start()
         (event_read, event_write), (log_read, log_write) = pipes(2)
         for fd in (event_read, log_read):
             os.set_blocking(fd, False)
         worker = Worker(job, event_read, log_read)
         self._workers[job.name] = worker
-        # Pickled twice: the server must not unpickle what the worker gets, or it would import that code
-        # itself.
+        # Pickled twice: the server must not unpickle what the worker gets, or it would import that code itself.
         message = {"job": job.name, "target": job.target, "payload": pickle.dumps(job.payload)}
         assert self._server is not None
         self._server.send(JOB, message, (event_write, log_write))
@@ -123,10 +104,8 @@ class WorkerPool:
         os.close(log_write)
 
     def turn(self, listener: Listener) -> None:
-        """Wait until something happens, a moment at most, and pass it on.
-
-        Raises WorkerStartError, and KeyboardInterrupt once this process was asked to end.
-        """
+        """Wait until something happens, a moment at most, and pass it on. Raises WorkerStartError, and
+        KeyboardInterrupt once this process was asked to end."""
         for key, _ in self._selector.select(TICK_S):
             # An earlier callback of this round may have ended this worker, or the whole server.
             if self._selector.get_map().get(key.fd) == key:
@@ -140,11 +119,9 @@ class WorkerPool:
         """Run every job to its end, first come first served. Names must be unique.
 
         Jobs are taken from ``jobs`` as workers come free, so making one may take its time. One that may not start when
-        its turn has come (see :class:`Job`) is dropped.
-
-        A KeyboardInterrupt ends all workers, reports them as ``interrupted`` and is raised again. Jobs for which there
-        was no worker yet are not reported. Raises MachineFailed when no further worker can be started, once those that
-        were have ended.
+        its turn has come (see :class:`Job`) is dropped. Raises MachineFailed when no further worker can be started,
+        once those that were have ended. A KeyboardInterrupt ends all workers, reports them as ``interrupted`` (but not
+        jobs for which there was none yet) and is raised again.
         """
         waiting = iter(jobs)
         failed: MachineFailed | None = None
@@ -152,14 +129,15 @@ class WorkerPool:
         exhausted = False
         try:
             interrupts.check()
-            while upcoming is not None or not exhausted or self._workers:
-                while (upcoming is not None or not exhausted) and len(self._workers) < self._limit:
+            while True:
+                while not exhausted and len(self._workers) < self.limit:
                     if upcoming is None:
                         upcoming = next(waiting, None)
                     if upcoming is None:
                         exhausted = True
                         break
-                    if upcoming.uses_gpu and self._gpu_jobs >= self._gpu_limit:
+                    gpu_jobs = sum(worker.job.uses_gpu for worker in self._workers.values())
+                    if upcoming.uses_gpu and gpu_jobs >= self._gpu_limit:
                         break
                     job, upcoming = upcoming, None
                     try:
@@ -190,12 +168,8 @@ class WorkerPool:
         self._server.close()
         self._server = None
 
-    @property
-    def _gpu_jobs(self) -> int:
-        return sum(worker.job.uses_gpu for worker in self._workers.values())
-
     def _listen(self, worker: Worker) -> None:
-        """From when it is known to have started, so that nobody hears of an event before its job's start."""
+        """Listen from when it is known to have started, so that nobody hears of an event before its job's start."""
         events, log = worker.event_fd, worker.log_fd
         self._selector.register(events, selectors.EVENT_READ, lambda on: self._on_events(worker, on))
         self._selector.register(log, selectors.EVENT_READ, lambda on: self._on_log(worker))
@@ -226,7 +200,7 @@ class WorkerPool:
                 self._finish(self._workers[reply["ended"]], listener, reply["status"])
 
     def _server_lost(self, server: Server, listener: Listener) -> None:
-        """The fork server is gone: its workers are too. Jobs still waiting get a new one."""
+        """End the workers of a fork server that is gone, as they are, too. Jobs still waiting get a new one."""
         for worker in self._workers.values():
             worker.lose(server.given_up)
         status = server.wait()
@@ -244,26 +218,29 @@ class WorkerPool:
             self._unregister(self._server.log_fd)
 
     def _on_events(self, worker: Worker, listener: Listener) -> bool:
-        """Deliver what is there; False when nothing was."""
-        data = _read(worker.event_fd)
-        if not data:
-            self._unregister(worker.event_fd)
-            return False
+        """Deliver what is there; return False when nothing was."""
+        data = self._read(worker.event_fd)
         for event in worker.lines.feed(data):
             worker.hear(event, time.monotonic())
             listener.event(worker.job, event)
-        return True
+        return bool(data)
 
     def _on_log(self, worker: Worker) -> bool:
-        data = _read(worker.log_fd)
-        if not data:
-            self._unregister(worker.log_fd)
-            return False
+        data = self._read(worker.log_fd)
         worker.take_log(data)
-        return True
+        return bool(data)
+
+    def _read(self, fd: int) -> bytes:
+        """Return what there is to read; listen no longer when that is nothing."""
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(fd, 1 << 16)
+        if not data:
+            self._unregister(fd)
+        return data
 
     def _watch(self) -> None:
-        """Deadlines and memory."""
+        """Enforce deadlines and limits of memory."""
         now = time.monotonic()
         for worker in self._workers.values():
             if not worker.pid or worker.killed_for in ("timeout", "memory"):
@@ -313,14 +290,6 @@ class WorkerPool:
             self._selector.unregister(fd)
 
 
-def _read(fd: int) -> bytes:
-    """What is there to read, nothing when the other side has closed or has not written."""
-    try:
-        return os.read(fd, 1 << 16)
-    except BlockingIOError:
-        return b""
-
-
 def run_one(pool: WorkerPool, job: Job) -> tuple[list[dict[str, Any]], WorkerEnd]:
     """Run a single job and collect what it reports."""
     collected = _Collector()
@@ -334,8 +303,7 @@ class _Collector:
         self.events: list[dict[str, Any]] = []
         self.end: WorkerEnd | None = None
 
-    def started(self, job: Job) -> None:
-        """Nothing to note."""
+    def started(self, job: Job) -> None: ...
 
     def event(self, job: Job, event: dict[str, Any]) -> None:
         self.events.append(event)
@@ -343,5 +311,4 @@ class _Collector:
     def ended(self, job: Job, end: WorkerEnd) -> None:
         self.end = end
 
-    def waiting(self) -> None:
-        """Nothing to do meanwhile."""
+    def waiting(self) -> None: ...

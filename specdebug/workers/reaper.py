@@ -1,8 +1,8 @@
 """The process that outlives us when we are killed, and ends what we have started.
 
-Run as a script that imports next to nothing (see ``lifeline.py``, its other side). It reads lines from a pipe: ``begin
-KEY``, ``runs KEY PID`` and ``ended KEY``. The pipe closes when the process that writes it is gone, however it ended;
-what has not ended by then is killed with its whole process group. It leaves once they are gone, and keeps until then
+A script that imports next to nothing (``lifeline.py`` is its other side), it reads lines from a pipe: ``begin KEY``,
+``runs KEY PID`` and ``ended KEY``. The pipe closes when the process that writes it is gone, however it ended; what has
+not ended by then is killed with its whole process group. The reaper leaves once they are gone, and keeps until then
 whatever files it was started with: a lock that it shares is free only when nothing runs any more that it guards.
 
 Between ``begin`` and ``runs`` the process may exist although nobody has said its number. It has its key in its
@@ -20,11 +20,11 @@ KEY_VARIABLE = "SPECDEBUG_STARTED_AS"
 """Holds the key, in the environment of what is started."""
 
 _SEARCH_S = 1.0
-"""How long to look for a process that has been forked, but may not have its own environment yet."""
+"""Seconds to look for a process that has been forked, but may not have its own environment yet."""
 _GONE_S = 10.0
-"""How long to wait for what was killed to be gone; a process that holds a device may take its time."""
+"""Seconds to wait for what was killed to be gone; a process that holds a device may take its time."""
 LIMIT_S = _SEARCH_S + _GONE_S
-"""How long a reaper takes at most."""
+"""Seconds that a reaper takes at most."""
 _PAUSE_S = 0.02
 
 

@@ -1,8 +1,8 @@
 """The parent's side of one fork server: start it, ask it, give it up, end it.
 
 **A stopped server.** The fork server signals workers, for only who reaps one knows that its number is still its own.
-Where its help is due it is asked whether it is there; if it does not answer (``silence.py``) it is killed from here
-with its process group, which is all its workers. Those past their time have hung; the others say why they ended.
+Where its help is due it is asked if it is there; if it does not answer it is killed from here with its process group,
+which is all its workers. Those past their time have hung; the others say why they ended.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,14 +25,16 @@ from specdebug.workers.job import LOG_LIMIT
 from specdebug.workers.lifeline import lifeline
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure, failure_in_log, machine_failure
 from specdebug.workers.reaper import kill_group
-from specdebug.workers.silence import ANSWER_S, BUSY_S, Silence
 from specdebug.workers.wire import ASK, PREPARE, LineReader, send
 
+ANSWER_S = 5.0
+"""Seconds that a fork server may take to answer; it does nothing that takes longer than a fork."""
+BUSY_S = 600.0
+"""The same while it imports its libraries or prepares something."""
 _LOOK_S = 0.25
-"""How long to wait for the server to be gone without looking whether somebody has lost patience."""
+"""Seconds that one look at the silent server counts for at most, and that one wait for its end takes."""
 
-# The server searches modules where its parent does: `-m` would put the current folder first, and with it
-# whatever specdebug or torch.py happens to lie there.
+# The server searches modules where its parent does: `-m` would put the current folder first, whatever lies there.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from specdebug.workers.forkserver import main; sys.exit(main(sys.argv[2:]))"
@@ -48,6 +51,9 @@ class Server:
     Attributes:
         ready: it has loaded its modules, and forks workers.
         given_up: why it was killed for not answering, if it was.
+        pid: the number of its process, and of its process group, in which all its workers are.
+        reply_fd: becomes readable when it has said something, or is gone.
+        log_fd: becomes readable when it has printed something.
     """
 
     def __init__(self, preload: Sequence[str]) -> None:
@@ -56,8 +62,7 @@ class Server:
         self.given_up: str | None = None
         self._replies = LineReader()
         self._log = b""
-        self._silence = Silence()
-        self._silence.tasks = 1
+        self._silence = _Silence()
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
@@ -88,26 +93,13 @@ class Server:
         ours.settimeout(BUSY_S)  # a stopped server takes in no more than the socket holds
         assert self._process.stderr is not None  # for the type checker: we asked for a pipe
         self._sock, self._stderr = ours, self._process.stderr
-
-    @property
-    def pid(self) -> int:
-        """Its process id, and the number of its process group, in which all its workers are."""
-        return self._process.pid
+        self.pid = self._process.pid
+        self.reply_fd, self.log_fd = ours.fileno(), self._stderr.fileno()
 
     @property
     def returncode(self) -> int | None:
-        """How it ended, as of a subprocess; None while it runs."""
+        """Return how it ended, as of a subprocess; None while it runs."""
         return self._process.returncode
-
-    @property
-    def reply_fd(self) -> int:
-        """Becomes readable when it has said something, or is gone."""
-        return self._sock.fileno()
-
-    @property
-    def log_fd(self) -> int:
-        """Becomes readable when it has printed something."""
-        return self._stderr.fileno()
 
     def prepare(self, target: str, argument: Any) -> None:
         """Have it call a ``module:function`` with its argument before it forks workers for jobs sent later."""
@@ -119,12 +111,12 @@ class Server:
         try:
             send(self._sock, tag, payload, fds)
         except TimeoutError:
-            self._give_up(f"for {BUSY_S:g} s")
+            self._give_up(BUSY_S)
         except (BrokenPipeError, ConnectionResetError):
             return
 
     def hear(self) -> list[dict[str, Any]] | None:
-        """What it has said; None when it is gone."""
+        """Return what it has said; None when it is gone."""
         try:
             data = self._sock.recv(1 << 16)
         except ConnectionResetError:
@@ -141,7 +133,7 @@ class Server:
         return replies
 
     def read_log(self) -> bool:
-        """Take in what it has printed; False once nothing more can come."""
+        """Take in what it has printed; return False once nothing more can come."""
         data = os.read(self._stderr.fileno(), 1 << 16)
         self._log = (self._log + data)[-LOG_LIMIT:]
         return bool(data)
@@ -150,24 +142,24 @@ class Server:
         """Call this again and again while it has something to do: one that is silent for too long is killed."""
         if self._silence.should_ask():
             self.send(ASK, None)
-        elif self._silence.too_long and self.given_up is None:
-            self._give_up(f"for {self._silence.limit_s:g} s")
+        elif self.given_up is None and (limit_s := self._silence.limit_passed()):
+            self._give_up(limit_s)
 
-    def _give_up(self, how_long: str) -> None:
+    def _give_up(self, limit_s: float) -> None:
         """Kill it and all its workers; whoever listens finds its socket closed."""
         why = "it and its workers were killed; did something stop it?"
-        self.given_up = f"the fork server did not answer {how_long}: {why}"
+        self.given_up = f"the fork server did not answer for {limit_s:g} s: {why}"
         kill_group(self.pid)
 
     def wait(self) -> int:
-        """Its exit status, once it is gone and its last words are read."""
+        """Return its exit status, once it is gone and its last words are read."""
         status = self._process.wait()
         with contextlib.suppress(OSError):
             self._log += self._stderr.read() or b""
         return status
 
     def last_words(self, status: int) -> SpecDebugError:
-        """The error for one that was gone before it was ready."""
+        """Return the error for one that was gone before it was ready."""
         log = self._log.decode("utf-8", "replace").strip()
         last = self.given_up or (log.splitlines()[-1] if log else f"exit status {status}")
         killed = status == -signal.SIGKILL and self.given_up is None
@@ -191,11 +183,41 @@ class Server:
         lifeline.ended(self._key)
 
 
+class _Silence:
+    """Measures how long the fork server has owed an answer, in time that this process has spent looking: should both
+    have stood still together (a laptop asleep, a container frozen), nobody is to blame."""
+
+    def __init__(self) -> None:
+        self._looked_at = time.monotonic()
+        self._owed_s = 0.0
+        self._asked = False
+        self.tasks = 1  # imports and preparations that it has not reported the end of
+
+    def should_ask(self) -> bool:
+        """Look once more, while an answer matters. Return True if the server is to be asked now if it is there."""
+        now = time.monotonic()
+        self._owed_s += min(now - self._looked_at, _LOOK_S) if self._asked else 0.0
+        self._looked_at = now
+        asked, self._asked = self._asked, True
+        return not asked
+
+    def broken(self, alive: bool) -> None:
+        """Take in that it has said something; ``alive`` if that was its answer."""
+        self._owed_s = 0.0
+        if alive:
+            self._asked = False
+
+    def limit_passed(self) -> float | None:
+        """Return how long it may take now, if it has taken longer."""
+        limit_s = BUSY_S if self.tasks else ANSWER_S
+        return limit_s if self._owed_s > limit_s else None
+
+
 def refused(error: OSError) -> SpecDebugError:
-    """The error for what the system would not give when workers were to be started."""
+    """Return the error for what the system would not give when workers were to be started."""
     return cannot_start(f"cannot start a worker process: {error}", machine_failure(error))
 
 
 def cannot_start(message: str, failure: MachineFailure | None) -> SpecDebugError:
-    """The error for workers that cannot be had: the machine's where it is, else one to mend."""
+    """Return the error for workers that cannot be had: the machine's where it is, else one to mend."""
     return MachineFailed(failure) if failure is not None else WorkerStartError(message)

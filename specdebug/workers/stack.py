@@ -1,10 +1,8 @@
-"""What engines run on: versions of the packages below them, and who computes attention where.
-
-Importing none of those packages: their metadata is enough.
-"""
+"""Versions of the packages below engines, read from their metadata, and who computes attention where."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.attention_plans import PLANS, SHIPPED, Generation, KernelLibrary
+from specdebug.workers.system import text_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -34,15 +33,14 @@ _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
 def versions() -> dict[str, str | None]:
-    """Installed versions of torch, triton, flashinfer and both generations of flash-attn; None for those that are
-    not."""
+    """Return the installed versions of torch, triton, and the attention libraries; None for those that are not."""
     return {name: _version(module, names) for name, (module, names) in _DISTRIBUTIONS.items()}
 
 
 def executor_of(plan: str, device: str, dtype: str, found: Mapping[str, Any], capability: str | None = None) -> str:
-    """Who executes a plan's metadata on a device, and why not its library.
+    """Return who executes a plan's metadata on a device, and why not its library.
 
-    found: what :func:`versions` says. capability: of the GPU, as ``9.0``; None where it is not known yet.
+    ``found`` is what :func:`versions` says, ``capability`` the GPU's, as ``9.0``; None where it is not known yet.
     """
     if device == "cpu":
         return "torch reference"
@@ -56,7 +54,7 @@ def executor_of(plan: str, device: str, dtype: str, found: Mapping[str, Any], ca
 
 
 def _newest_of(library: KernelLibrary, found: Mapping[str, Any], capability: str | None) -> tuple[str | None, str]:
-    """The newest generation that is installed and fits the GPU; without one None, and the reason."""
+    """Return the newest generation that is installed and fits the GPU; without one None, and the reason."""
     installed = [generation for generation in library.generations if _is_installed(generation, found)]
     for each in installed:
         if capability is None or each.capability is None or capability.startswith(f"{each.capability}."):
@@ -67,24 +65,23 @@ def _newest_of(library: KernelLibrary, found: Mapping[str, Any], capability: str
 
 
 def _is_installed(generation: Generation, found: Mapping[str, Any]) -> bool:
-    """Ask ``found``; of the library of a plan that another package brings it says nothing."""
+    """Ask ``found``, which says nothing of the library of a plan that another package brings."""
     if generation.package in found:
         return found[generation.package] is not None
     return importlib.util.find_spec(generation.module) is not None
 
 
 def driver_version() -> str | None:
-    """Version of NVIDIA's kernel driver, None where there is none. Needs no CUDA context."""
-    try:
-        text = _DRIVER_FILE.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    """Return the version of NVIDIA's kernel driver, None where there is none. Needs no CUDA context."""
+    text = text_of(_DRIVER_FILE)
+    if text is None:
         return None
     found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", text)
     return found[1] if found else "unknown"
 
 
 def nvcc_version() -> str | None:
-    """Release and path of the CUDA compiler that FlashInfer would use, None when there is none."""
+    """Return release and path of the CUDA compiler that FlashInfer would use, None when there is none."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     path = shutil.which("nvcc") or shutil.which("nvcc", path=os.path.join(home, "bin"))
     if path is None:
@@ -103,19 +100,14 @@ def _stated_version(origin: str | None) -> str | None:
 
     torch's own file also names the build (``2.11.0+cu130``), which the metadata of a wheel from PyPI leaves out.
     """
-    if origin is None:
-        return None
-    try:
-        text = Path(origin).with_name("version.py").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    found = re.search(r"^__version__ = ['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+    text = None if origin is None else text_of(Path(origin).with_name("version.py"))
+    found = re.search(r"^__version__ = ['\"]([^'\"]+)['\"]", text or "", re.MULTILINE)
     return found[1] if found else None
 
 
 @functools.cache
 def _version_of(distribution: str) -> str:
-    """From its metadata, which takes some ten milliseconds to read. Raises PackageNotFoundError."""
+    """Read the metadata, which takes some ten milliseconds. Raises PackageNotFoundError."""
     return importlib.metadata.version(distribution)
 
 
@@ -127,8 +119,6 @@ def _version(module: str, distributions: tuple[str, ...]) -> str | None:
     if stated is not None:
         return stated
     for name in distributions:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return _version_of(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return "unknown"

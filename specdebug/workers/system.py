@@ -1,16 +1,23 @@
-"""What the operating system says of this machine and of a process."""
+"""Ask the operating system about this machine and about a process."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
+def text_of(path: Path) -> str | None:
+    """Return the text of a file, None where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
 def rss_mb(pid: int) -> float:
-    """Resident memory of a process in MiB, 0 when it is gone or the system has no /proc."""
+    """Return the resident memory of a process in MiB, 0 when it is gone or the system has no /proc."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -19,7 +26,7 @@ def rss_mb(pid: int) -> float:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, even if its parent has not taken notice yet."""
+    """Return True if a process has ended, even if its parent has not taken notice yet."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -34,31 +41,26 @@ def is_gone(pid: int) -> bool:
 
 
 def oom_kills() -> int | None:
-    """How many processes the kernel has killed for lack of memory, in this process's cgroup where that is counted, else
-    on the whole machine; None where the system does not say."""
+    """Return how many processes the kernel has killed for lack of memory, in this process's cgroup where that is
+    counted, else on the whole machine; None where the system does not say."""
     for path in (*_cgroup_counters(), Path("/proc/vmstat")):
-        try:
-            text = path.read_text(encoding="ascii", errors="replace")
-        except OSError:
-            continue
-        found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+        found = re.search(r"^oom_kill (\d+)$", text_of(path) or "", re.MULTILINE)
         if found is not None:
             return int(found[1])
     return None
 
 
 def _cgroup_counters() -> Iterator[Path]:
-    """Files that may count the kernel's kills in this process's cgroup: of version 2, then of version 1."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines():
-            _, controllers, name = line.split(":", 2)
-            if not controllers:
-                yield Path("/sys/fs/cgroup", name.lstrip("/"), "memory.events")
-            elif "memory" in controllers.split(","):
-                yield Path("/sys/fs/cgroup/memory", name.lstrip("/"), "memory.oom_control")
+    """Yield files that may count the kernel's kills in this process's cgroup: of version 2, then of version 1."""
+    for line in (text_of(Path("/proc/self/cgroup")) or "").splitlines():
+        _, controllers, name = line.split(":", 2)
+        if not controllers:
+            yield Path("/sys/fs/cgroup", name.lstrip("/"), "memory.events")
+        elif "memory" in controllers.split(","):
+            yield Path("/sys/fs/cgroup/memory", name.lstrip("/"), "memory.oom_control")
 
 
 def cpu_count() -> int:
-    """Cores this process may use."""
+    """Return how many cores this process may use."""
     affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1

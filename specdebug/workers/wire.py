@@ -1,9 +1,9 @@
-"""How the parent, the fork server and the workers talk.
+"""Messages between the parent, the fork server and the workers.
 
 Parent and server share one Unix socket: requests (prepare, run a job, signal a worker, ask whether it is there) are a
 fixed header (tag and length), then a pickled payload; a job's header carries two file descriptors with it (where the
-worker writes its events and its log). Replies and events are JSON lines. JSON for whatever a dying process writes: half
-a line is recognised and dropped, and a corrupt worker cannot make the parent execute anything.
+worker writes its events and its log). Replies and events are JSON lines, for they come from processes that may be
+dying: half a line is recognised and dropped, and a corrupt worker cannot make the parent execute anything.
 """
 
 from __future__ import annotations
@@ -35,17 +35,16 @@ class Sink(Protocol):
 
 
 class PipeSink:
-    """Writes each event as one JSON line straight to a file descriptor (no buffer to lose in a crash)."""
+    """Writes each event as one JSON line straight to the file descriptor ``fd`` (no buffer to lose in a crash)."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def fileno(self) -> int:
-        """The file descriptor written to."""
         return self._fd
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Raises BrokenPipeError when the parent is gone."""
+        """Report one event. Raises BrokenPipeError when the parent is gone."""
         data = memoryview(encode({"event": event, **fields}))
         while data:
             data = data[os.write(self._fd, data) :]
@@ -65,7 +64,7 @@ def _dumps(message: Mapping[str, Any]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """The same with every non-finite number as text: ``"nan"``, ``"inf"``, ``"-inf"``."""
+    """Return the value with every non-finite number as text: ``"nan"``, ``"inf"``, ``"-inf"``."""
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -74,7 +73,7 @@ def _finite(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """JSON form of what JSON does not know: numpy and torch scalars, paths; anything else by its ``str``."""
+    """Return what JSON does not know in a form that it does: numpy and torch scalars as such, the rest as text."""
     item = getattr(value, "item", None)
     return item() if callable(item) else str(value)
 
@@ -98,10 +97,8 @@ class LineReader:
 
 
 def pipes(count: int) -> list[tuple[int, int]]:
-    """Pipes, each its end to read from and its end to write to.
-
-    Raises MachineFailed when this process has no descriptor left or the system none; none is then left open.
-    """
+    """Return pipes, each its end to read from and its end to write to. Raises MachineFailed when this process or the
+    system has no descriptor left; none is then left open."""
     made: list[tuple[int, int]] = []
     try:
         for _ in range(count):
@@ -126,19 +123,21 @@ def send(sock: socket.socket, tag: bytes, payload: Any, fds: tuple[int, ...] = (
 
 def receive(sock: socket.socket) -> tuple[bytes, Any, list[int]] | None:
     """Read one request: tag, payload, descriptors. None when the other side has closed."""
-    header, fds, _flags, _address = socket.recv_fds(sock, _HEADER.size, 2)
-    if not header:
+    start, fds, _flags, _address = socket.recv_fds(sock, _HEADER.size, 2)
+    header = _filled(sock, start, _HEADER.size) if start else None
+    if header is None:
         return None
-    while len(header) < _HEADER.size:
-        more = sock.recv(_HEADER.size - len(header))
-        if not more:
-            return None
-        header += more
     tag, size = _HEADER.unpack(header)
-    body = bytearray()
-    while len(body) < size:
-        more = sock.recv(min(size - len(body), 1 << 20))
+    body = _filled(sock, b"", size)
+    return None if body is None else (tag, pickle.loads(body), list(fds))
+
+
+def _filled(sock: socket.socket, start: bytes, size: int) -> bytes | None:
+    """Read on from ``start`` until there are ``size`` bytes; None when the other side has closed."""
+    data = bytearray(start)
+    while len(data) < size:
+        more = sock.recv(min(size - len(data), 1 << 20))
         if not more:
             return None
-        body += more
-    return tag, pickle.loads(bytes(body)), list(fds)
+        data += more
+    return bytes(data)

@@ -86,11 +86,11 @@ class Kept(Journal):
     """A journal without a disk."""
 
     def __init__(self):
-        self._trials = {}
+        self.trials = {}
 
     def record(self, trial, result):
-        assert trial.number not in self._trials
-        self._trials[trial.number] = (trial, result)
+        assert trial.number not in self.trials
+        self.trials[trial.number] = (trial, result)
 
 
 class Watcher:

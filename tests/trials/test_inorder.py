@@ -52,11 +52,11 @@ class Kept(Journal):
     """A journal without a disk: examples are many."""
 
     def __init__(self) -> None:
-        self._trials = {}
+        self.trials = {}
 
     def record(self, trial: Trial, result: TrialResult) -> None:
-        assert trial.number not in self._trials
-        self._trials[trial.number] = (trial, result)
+        assert trial.number not in self.trials
+        self.trials[trial.number] = (trial, result)
 
 
 class Drive:

@@ -85,10 +85,10 @@ class Kept(Journal):
     """A journal without a disk: searches are many."""
 
     def __init__(self) -> None:
-        self._trials = {}
+        self.trials = {}
 
     def record(self, trial: Trial, result: TrialResult) -> None:
-        self._trials[trial.number] = (trial, result)
+        self.trials[trial.number] = (trial, result)
 
 
 class Silent:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import IO, Any, Self, cast
 
 from rich.console import Console, RenderableType
@@ -41,9 +40,7 @@ class LiveDisplay(ABC):
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
 
     @abstractmethod

@@ -92,7 +92,8 @@ def headline(summary: Summary[Any], subject: Minimisation) -> str:
 
 def needed_lines(summary: Summary[Any], subject: Minimisation) -> list[str]:
     """The parts that are needed, stage by stage, and those of which nobody knows yet."""
-    lines, smaller = [], []
+    lines: list[str] = []
+    smaller: list[str] = []
     for step in summary.steps:
         if step.title.startswith(NUMBERS):
             smaller += step.removed

@@ -15,6 +15,11 @@ from markupsafe import Markup
 
 from specdebug import __version__
 
+MAX_ROWS = 500
+"""Rows of a table; the JSON document has them all."""
+MAX_TRIALS = 1000
+"""Rows of a table of trials, the last ones; the journal has them all."""
+
 _NOT_HTML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
@@ -32,11 +37,11 @@ class Head:
     """The head of every page.
 
     Attributes:
-        title: what was run.
+        title: the scenario or command.
         chips: the verdicts.
-        summary: what it came to, in one line.
-        facts: what else is to be known (seed, duration, ...), by name.
-        command: the command line; empty when it is not known.
+        summary: the result in one line.
+        facts: seed, duration and the like, by name.
+        command: the command line; may be empty.
     """
 
     title: str
@@ -63,7 +68,7 @@ def render(template: str, head: Head, **context: object) -> str:
 
 
 def plain_log(text: str) -> str:
-    """A log without its colours."""
+    """Take the colours out of a log."""
     return _COLOUR.sub("", text)
 
 
@@ -80,4 +85,5 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["log"] = plain_log
+    environment.globals |= {"max_rows": MAX_ROWS, "max_trials": MAX_TRIALS}
     return environment

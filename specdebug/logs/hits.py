@@ -1,4 +1,4 @@
-"""What a line of a log can tell of, and how much each kind of message tells."""
+"""The failures that a line of a log can tell of, and the weight of each kind of message."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ KINDS = (
     "accept-drop", "assert", "error", "guard", "illegal-address", "inf", "launch-failure", "mismatch", "nan", "oob",
     "oom", "page_aligned", "pools",
 )  # fmt: skip
-"""What a violation of ours can be that has a site."""
+"""The kinds of our violations that have a site."""
 
 
 class Strength(IntEnum):
-    """How much a message tells, the best first: what names a place outranks what only says that it ended."""
+    """The weight of a message, the greatest first: one that names a place outranks one that names only the end."""
 
     VERDICT = 0
     """A verdict of ours: the signature that names a failure, of all that was found."""
@@ -32,7 +32,7 @@ class Strength(IntEnum):
     EXCEPTION = 7
     """Any other exception or failed assertion of Python's."""
     LEFT = 8
-    """What is left once something else has failed: killed from outside, waiting for a rank that is gone."""
+    """A consequence of another failure: killed from outside, waiting for a rank that is gone."""
     MENTION = 9
     """An exception that another message quotes, as those that are tried again do."""
     TEST = 10
@@ -40,11 +40,8 @@ class Strength(IntEnum):
 
 
 class Hit(NamedTuple):
-    """A failure that a line tells of.
-
-    ``means``: what kind of damage it is when that is more than the signature's own kind says, as for an assertion on
-    the device about an index (``oob``).
-    """
+    """A failure that a line tells of. ``means``: the kind of damage, which may be more telling than the signature's
+    kind: ``oob`` for an assertion on the device about an index."""
 
     signature: str
     strength: Strength

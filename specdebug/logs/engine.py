@@ -16,26 +16,21 @@ SHORT = 4096
 
 
 class Match(Protocol):
-    """A place that a pattern was found at; ``[1]`` is the first group's bytes, or None."""
+    """A place of a pattern; ``[1]`` is the first group's bytes, or None, and ``[0]`` the whole."""
 
-    def start(self) -> int:
-        """The offset of its first byte."""
+    def start(self) -> int: ...
 
-    def end(self) -> int:
-        """The offset behind its last byte."""
+    def end(self) -> int: ...
 
-    def __getitem__(self, group: int, /) -> Any:
-        """A group; 0 is the whole."""
+    def __getitem__(self, group: int, /) -> Any: ...
 
 
 class Pattern(Protocol):
     """A compiled pattern over bytes."""
 
-    def search(self, text: bytes, /) -> Match | None:
-        """The first place."""
+    def search(self, text: bytes, /) -> Match | None: ...
 
-    def finditer(self, text: bytes, /) -> Iterator[Match]:
-        """Every place, none overlapping another."""
+    def finditer(self, text: bytes, /) -> Iterator[Match]: ...
 
 
 def _load() -> Any:

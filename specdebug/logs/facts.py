@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Set
 from dataclasses import dataclass, field, fields
 
 from specdebug.attention_plans import SHIPPED
@@ -53,17 +53,17 @@ class Facts:
     scenario: str | None = None
     arm: str | None = None
 
-    def read(self, lines: bytes, words: Collection[bytes]) -> None:
+    def read(self, lines: bytes, words: Set[bytes]) -> None:
         """Take in some whole lines, which hold these ``words`` of ``WORDS``.
 
         A known fact is not looked for again: a server's log says most things over and over.
         """
-        if self.backend is None and _any(words, _OF_BACKEND) and (found := _BACKEND.search(lines)):
+        if self.backend is None and not words.isdisjoint(_OF_BACKEND) and (found := _BACKEND.search(lines)):
             self.backend = _PLANS[(found[1] or found[2] or found[3]).decode()]
         for name, (wanted, pattern) in _NUMBERS.items():
-            if getattr(self, name) is None and _any(words, wanted) and (found := pattern.search(lines)):
+            if getattr(self, name) is None and not words.isdisjoint(wanted) and (found := pattern.search(lines)):
                 setattr(self, name, int(found[1]))
-        if _any(words, _OF_REVERTED):
+        if not words.isdisjoint(_OF_REVERTED):
             for found in _REVERTED.finditer(lines):
                 self.reverted.update(int(number) for number in found[1].split(b","))
         if self.scenario is None and b" fail " in words and (found := _CLOSING.search(lines)):
@@ -80,7 +80,3 @@ class Facts:
         """Plain data; functions are many and say little by themselves, so they are left out."""
         facts = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "functions"}
         return facts | {"reverted": sorted(self.reverted)}
-
-
-def _any(words: Collection[bytes], wanted: Sequence[bytes]) -> bool:
-    return any(word in words for word in wanted)

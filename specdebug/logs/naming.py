@@ -38,8 +38,5 @@ def name_of(log: Scan, status: int) -> str:
 
 
 def tells_of_damage(signature: str) -> bool:
-    """Return False for a name that only says that an exception, a test, a kill or an exit code ended the run.
-
-    A hang and memory that is exhausted may be the damage.
-    """
+    """Return False for a name that only says that an exception, a test, a kill or an exit code ended the run."""
     return not signature.startswith(_LITTLE)

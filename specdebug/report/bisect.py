@@ -16,7 +16,7 @@ from specdebug.bisect import Rate
 from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainTrials
 from specdebug.report.live import LiveDisplay
-from specdebug.report.words import counted, ended, journal_line, times
+from specdebug.report.words import counted, ended, journal_line, some, times
 from specdebug.trials.search import Findings, Standing
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -28,6 +28,14 @@ MISSED = 0.05
 
 MAX_UNTESTABLE = 6
 GOOD = "the good commit"
+_UNDECIDED = {
+    "stalled": "undecided: nearly every trial that could tell is untestable or fails in another way",
+    "untestable": "undecided: no trial could be tested",
+    "max-trials": "undecided: --max-trials is reached",
+    "interrupted": "interrupted",
+    "trouble": "stopped",
+    "answered": "undecided",
+}
 _KINDS = {"toggles": "toggles", "config": "options", "faults": "faults", "commits": "commits"}
 _DONE = {"toggles": "reverted", "config": "set", "faults": "injected", "commits": "in"}
 
@@ -99,14 +107,11 @@ class LiveBisect(LiveDisplay):
         standing = self._standing
         if standing is None:
             return Text("starting")
+        fails, without = rate_text(standing.rates.manifest), rate_text(standing.rates.false_failure)
         return Group(
             Text(f"bisect {shown(self._subject.what)} over {self._subject.over}: {progress_text(standing)}", "bold"),
             posterior_table(standing, self._subject),
-            Text(
-                f"fails {rate_text(standing.rates.manifest)} with the culprit, "
-                f"{rate_text(standing.rates.false_failure)} without",
-                "dim",
-            ),
+            Text(f"fails {fails} with the culprit, {without} without", "dim"),
             Text(shown(self._last), "dim"),
         )
 
@@ -133,13 +138,10 @@ def posterior_table(standing: Standing, subject: Bisection) -> Table:
 
 def progress_text(standing: Standing) -> str:
     """The number of trials, and the signature that they are after."""
-    parts = [f"{standing.trials} trials"]
-    if standing.resumed:
-        parts.append(f"{standing.resumed} of them from the journal")
-    if standing.running:
-        parts.append(f"{standing.running} running")
-    parts.append(f"after {standing.followed}" if standing.followed else "no failure yet")
-    return ", ".join(parts)
+    resumed = f", {standing.resumed} of them from the journal" if standing.resumed else ""
+    running = f", {standing.running} running" if standing.running else ""
+    followed = f"after {standing.followed}" if standing.followed else "no failure yet"
+    return f"{standing.trials} trials{resumed}{running}, {followed}"
 
 
 def trial_text(trial: Trial, result: TrialResult, subject: Bisection) -> str:
@@ -184,15 +186,7 @@ def verdict_line(findings: Findings, subject: Bisection) -> str:
     standing, answer = findings.standing, findings.answer
     trials = counted(standing.trials, "trial")
     if answer is None:
-        why = {
-            "stalled": "undecided: nearly every trial that could tell is untestable or fails in another way",
-            "untestable": "undecided: no trial could be tested",
-            "max-trials": "undecided: --max-trials is reached",
-            "interrupted": "interrupted",
-            "trouble": "stopped",
-            "answered": "undecided",
-        }[findings.reason]
-        return f"{why}, after {trials}; likeliest so far:"
+        return f"{_UNDECIDED[findings.reason]}, after {trials}; likeliest so far:"
     probability = f"{min(answer.probability, 0.999):.3f}".rstrip("0")
     after = f"with probability {probability} after {trials}"
     rates = standing.rates
@@ -220,7 +214,7 @@ def bisect_document(
     findings: Findings, subject: Bisection, exit_code: int, evidence: Mapping[str, str]
 ) -> dict[str, Any]:
     """A search as plain data. ``evidence`` is that of :func:`findings_text`."""
-    standing, answer = findings.standing, findings.answer
+    standing, answer, rates = findings.standing, findings.answer, findings.standing.rates
     return {
         "specdebug": __version__,
         "over": subject.over,
@@ -243,11 +237,7 @@ def bisect_document(
         "signatures": [
             {**dataclasses.asdict(one), "evidence": evidence.get(one.signature, "")} for one in standing.signatures
         ],
-        "rates": {
-            "with": _rate(standing.rates.manifest),
-            "without": _rate(standing.rates.false_failure),
-            "interval": 0.9,
-        },
+        "rates": {"with": _rate(rates.manifest), "without": _rate(rates.false_failure), "interval": 0.9},
         "posterior": [
             {"culprits": subject.ordered(culprits), "probability": round(probability, 6)}
             for culprits, probability in standing.posterior
@@ -274,9 +264,8 @@ def _seen(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -
     if standing.untestable:
         where = ""
         if subject.over == "commits":
-            named = [subject.called(one) if one else GOOD for one in findings.untestable[:MAX_UNTESTABLE]]
-            more = len(findings.untestable) - len(named)
-            where = f", at {', '.join(named)}" + (f" and {more} more commits" if more else "")
+            named = [subject.called(one) if one else GOOD for one in findings.untestable]
+            where = f", at {some(named, MAX_UNTESTABLE)}" + (" commits" if len(named) > MAX_UNTESTABLE else "")
         lines.append(f"untestable: {times(standing.untestable)}{where}")
         if evidence.get(""):
             lines.append(f"  the first said: {evidence[''].strip().splitlines()[-1]}")

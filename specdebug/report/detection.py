@@ -52,17 +52,7 @@ class DetectionMatrix:
     def from_dict(cls, document: Mapping[str, Any]) -> DetectionMatrix:
         """Read the document. Raises MatrixError."""
         try:
-            return cls(
-                tuple(
-                    Injected(
-                        str(row["fault"]),
-                        int(row["seed"]),
-                        bool(row["effective"]),
-                        {str(name): int(steps) for name, steps in row["caught"].items()},
-                    )
-                    for row in document["runs"]
-                )
-            )
+            return cls(tuple(map(_injected, document["runs"])))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise MatrixError(f"no detection matrix: {type(error).__name__}: {error}") from None
 
@@ -124,6 +114,11 @@ class DetectionMatrix:
         for row in self._effective:
             grouped[row.fault].append(row)
         return grouped
+
+
+def _injected(row: Mapping[str, Any]) -> Injected:
+    caught = {str(name): int(steps) for name, steps in row["caught"].items()}
+    return Injected(str(row["fault"]), int(row["seed"]), bool(row["effective"]), caught)
 
 
 def _cell(effective: int, steps: Sequence[int]) -> Cell:

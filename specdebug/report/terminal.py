@@ -87,8 +87,8 @@ def accept_text(metrics: Metrics) -> str:
 def wants_evidence(result: ArmResult) -> bool:
     """Return True if an arm's story is more than its row: it failed, came to no verdict, or has something to note."""
     outcome = result.outcome
-    told = outcome.violations or outcome.reasons or outcome.notes or outcome.ties or outcome.injections
-    return bool(told or outcome.cannot_show) or explain(result) is not None
+    told = (outcome.violations, outcome.reasons, outcome.notes, outcome.ties, outcome.injections, outcome.cannot_show)
+    return any(told) or explain(result) is not None
 
 
 def evidence(result: ArmResult) -> RenderableType:
@@ -103,8 +103,7 @@ def evidence(result: ArmResult) -> RenderableType:
     lines += [_violation_line(v, first=n == 0) for n, v in enumerate(outcome.violations[:MAX_VIOLATIONS])]
     if len(outcome.violations) > MAX_VIOLATIONS:
         lines.append(_told(f"and {len(outcome.violations) - MAX_VIOLATIONS} more kinds (see --json)", "dim"))
-    lines += [_told(reason, "yellow") for reason in outcome.reasons]
-    lines += [_told(f"unknown: {blind}", "yellow") for blind in outcome.cannot_show]
+    lines += [_told(each, "yellow") for each in (*outcome.reasons, *(f"unknown: {b}" for b in outcome.cannot_show))]
     lines += [_told(note, "dim") for note in outcome.notes]
     if outcome.ties:
         lines.append(_told(ties_text(outcome), "dim"))
@@ -140,7 +139,7 @@ def stack_text(results: Sequence[ArmResult]) -> str:
     for result in results:
         stack = result.outcome.stack
         if stack and (stack["device"] != "cpu" or result.run.scenario.overrides):
-            phrase = f"{stack['device']} ({stack['name']}), {stack['dtype']}, {stack['backend']} by {stack['executor']}"
+            phrase = "{device} ({name}), {dtype}, {backend} by {executor}".format_map(stack)
             phrases.setdefault(phrase, []).append(result.run.arm)
     if len(phrases) == 1:
         return f"on {next(iter(phrases))}"
@@ -171,10 +170,10 @@ def comparison_line(comparison: Comparison) -> str:
     if comparison.unavailable:
         named = zip(comparison.names, comparison.outcomes, strict=True)
         closing = "; ".join(f"{name} cannot be run here: {o.detail}" for name, o in named if o.unavailable)
-    elif not comparison.agree and not differing:
-        closing += " in their verdict"
     elif differing:
         closing += f": {len(differing)} of {len(comparison.requests)} requests have other outputs"
+    elif not comparison.agree:
+        closing += " in their verdict"
     if comparison.same_trace:
         closing += "; every step was the same"
     return closing

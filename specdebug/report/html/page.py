@@ -34,15 +34,8 @@ class Chip:
 
 @dataclass(frozen=True)
 class Head:
-    """The head of every page.
-
-    Attributes:
-        title: the scenario or command.
-        chips: the verdicts.
-        summary: the result in one line.
-        facts: seed, duration and the like, by name.
-        command: the command line; may be empty.
-    """
+    """The head of every page: the verdicts, the result in one line, seed, duration and the like by name, and the
+    command line, which may be empty."""
 
     title: str
     chips: Sequence[Chip]

@@ -122,11 +122,7 @@ def x_axis(scale: Scale, y: float, title: str) -> Markup:
 
 
 def y_axis(
-    scale: Scale,
-    title: str,
-    show: Callable[[float], str] = lambda value: f"{value:g}",
-    about: int = 5,
-    above: float = 8,
+    scale: Scale, title: str, show: Callable[[float], str] = "{:g}".format, about: int = 5, above: float = 8
 ) -> Markup:
     """A rule across the plot for every tick, its number at the left, the title so far ``above`` them."""
     parts = []

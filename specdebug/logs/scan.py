@@ -156,8 +156,7 @@ class LogReader:
 
 def scan(stream: BinaryIO, progress: Callable[[int], None] | None = None) -> Scan:
     """Read a log to its end; any bytes will do. ``progress`` gets the number of bytes read after every block."""
-    reader = LogReader()
-    size = 0
+    reader, size = LogReader(), 0
     while data := stream.read(BLOCK):
         reader.feed(data)
         size += len(data)
@@ -235,8 +234,7 @@ class _Block:
         text = _alike(self._text)
         for number in due:
             if FINDERS[number].search(text) is not None:
-                kinds = list(self._one) if kinds is None else kinds
-                kinds = self._look(RULES[number], FINDERS[number], kinds)
+                kinds = self._look(RULES[number], FINDERS[number], list(self._one) if kinds is None else kinds)
                 text = b"\n".join(kinds)
 
     def _look(self, rule: LogRule, finder: Pattern, kinds: list[bytes]) -> list[bytes]:

@@ -84,8 +84,7 @@ def explain(result: ArmResult) -> Explanation | None:
 
 
 def _what_probes_did(result: ArmResult) -> Probes:
-    sites = _sites()
-    enabled = set().union(*(live_in(pack, sites) for pack in result.run.packs))
+    enabled = set().union(*(live_in(pack, _sites()) for pack in result.run.packs))
     counts = {site: count for site, count in result.outcome.reached_sites.items() if count}
     missed = tuple(sorted(enabled - counts.keys()))
     return Probes(len(enabled), len(enabled) - len(missed), sum(counts.values()), missed)
@@ -136,7 +135,7 @@ def _next(result: ArmResult) -> Iterator[str]:
 
 
 def _file(path: Path) -> str:
-    """The file as one would type it from here."""
+    """The path as one would type it here."""
     here = os.path.relpath(path)
     return str(path) if here.startswith(os.pardir) else here
 

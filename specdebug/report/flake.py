@@ -170,7 +170,7 @@ def flake_document(
 ) -> dict[str, Any]:
     """A measurement as plain data. ``evidence`` is that of :func:`sampled_text`."""
     tally, claim = sampled.tally, question.claim
-    holds, seeds = decision(sampled, claim), dict(tally.first)
+    seeds = dict(tally.first)
     return {
         "specdebug": __version__,
         "what": question.what,
@@ -179,7 +179,7 @@ def flake_document(
         "reason": sampled.reason,
         "trouble": None if sampled.trouble is None else str(sampled.trouble),
         "claim": None if claim is None else claim.text,
-        "holds": holds,
+        "holds": decision(sampled, claim),
         "owed": None if claim is None else claim.owed(tally.failures, tally.runs),
         "confidence": question.confidence,
         **{name: getattr(tally, name) for name in COUNTS},

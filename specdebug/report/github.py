@@ -142,8 +142,7 @@ def _verdict(result: ArmResult) -> str:
 
 
 def _findings(result: ArmResult) -> list[str]:
-    outcome = result.outcome
-    why = explain(result)
+    outcome, why = result.outcome, explain(result)
     if not outcome.violations and not outcome.reasons and why is None:
         return []
     lines = ["", f"<details><summary>{plain(result.run.arm)}: what was found</summary>", ""]

@@ -45,4 +45,4 @@ class LiveDisplay(ABC):
 
     @abstractmethod
     def _draw(self) -> RenderableType:
-        """Return what is known now. Called by another thread than the one that learns it."""
+        """Return the state of now. Another thread calls this than the one that changes the state."""

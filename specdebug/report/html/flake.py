@@ -68,23 +68,17 @@ def failed(counted: Sequence[tuple[Trial, TrialResult]], pattern: str | None) ->
 
 def _claimed(claim: Claim | None) -> tuple[float, ...]:
     """The rates that the claim speaks of."""
-    match claim:
-        case Below(rate=rate):
-            return (rate,)
-        case Apart(below=below, above=above):
-            return (below, above)
-        case _:
-            return ()
+    if isinstance(claim, Below):
+        return (claim.rate,)
+    return (claim.below, claim.above) if isinstance(claim, Apart) else ()
 
 
 def _chip(sampled: Sampled, question: Question) -> Chip:
-    holds = decision(sampled, question.claim)
     if question.claim is not None:
-        return {
-            True: Chip("the claim holds", "pass"),
-            False: Chip("the claim is refuted", "fail"),
-            None: Chip("undecided", "unknown"),
-        }[holds]
+        holds = decision(sampled, question.claim)
+        if holds is None:
+            return Chip("undecided", "unknown")
+        return Chip("the claim holds", "pass") if holds else Chip("the claim is refuted", "fail")
     if sampled.tally.failures:
         return Chip(f"{sampled.tally.failures} of {sampled.tally.runs} failed", "fail")
     return Chip("nothing failed", "pass") if sampled.tally.runs else Chip("no run came to a verdict", "unknown")

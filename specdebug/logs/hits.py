@@ -26,9 +26,9 @@ class Strength(IntEnum):
     DEVICE = 4
     """A CUDA error, which surfaces later and elsewhere than what caused it."""
     DEATH = 5
-    """How a process ended by a fault of its own, or of the machine's memory."""
+    """The end of a process by a fault of its own, or of the machine's memory."""
     HANG = 6
-    """That something took too long."""
+    """A time limit that was exceeded."""
     EXCEPTION = 7
     """Any other exception or failed assertion of Python's."""
     LEFT = 8
@@ -36,7 +36,7 @@ class Strength(IntEnum):
     MENTION = 9
     """An exception that another message quotes, as those that are tried again do."""
     TEST = 10
-    """That a test failed, and nothing about why."""
+    """A test that failed, without a reason."""
 
 
 class Hit(NamedTuple):

@@ -19,7 +19,7 @@ from specdebug.logs.hits import KINDS, Hit, Strength
 
 MAX_SITE = 80
 MAX_SIGNATURE = 240
-"""Characters of a signature of ours; what is longer is none."""
+"""Characters of a signature of ours at most."""
 
 
 @dataclass(frozen=True)
@@ -319,9 +319,9 @@ RULES: tuple[LogRule, ...] = (
 FINDERS = tuple(line_finder(rule.patterns) for rule in RULES)
 """The finders of each rule's lines."""
 REACH = 16_384
-"""Bytes of a line that are named from: so many from a little before the place where a rule was found in it."""
+"""Bytes of a line that a rule sees, from a little before the place where it was found."""
 AHEAD = 256
-"""How many of these lie before that place."""
+"""Bytes of these that lie before that place."""
 
 
 def named(rule: LogRule, line: bytes, at: int) -> Sequence[Hit]:

@@ -26,9 +26,9 @@ BLOCK = 1 << 20
 MAX_FINDINGS = 500
 MAX_TEXT = 240
 MAX_NAMED = 1000
-"""Different lines of one block that one rule names. What follows them in the block is not looked at by weaker rules."""
+"""Different lines of one block that one rule names. Weaker rules do not look at the lines that follow them."""
 MAX_ASKED = 3000
-"""Different lines of one block that one rule finds and that are asked whether they tell of something after all."""
+"""Different lines of one block that one rule finds and tries to name."""
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]{0,32}[A-Za-z]")
 _CONTROL = bytes(code for code in (*range(32), 127) if code not in b"\t\n\r")
 _TABLE = ("│".encode(), "┃".encode())
@@ -198,12 +198,12 @@ class _Block:
 
     @cached_property
     def _counts(self) -> Counter[bytes]:
-        """How often each line is there; the lines in the order in which they come up."""
+        """The count of each line, in the order in which the lines come up."""
         return Counter(self._text.split(b"\n"))
 
     @cached_property
     def _place(self) -> dict[bytes, int]:
-        """Where each line comes up first."""
+        """The first place of each line."""
         lines = self._text.split(b"\n")
         return dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))
 

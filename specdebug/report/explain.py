@@ -32,7 +32,7 @@ class Probes:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The evidence for and against there having been nothing to find.
+    """The evidence for and against an arm in which nothing could be found.
 
     Attributes:
         reverted: by fix and edit of its revert, the number of times that it ran.

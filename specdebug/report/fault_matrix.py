@@ -24,18 +24,18 @@ MAX_DETECTORS = 3
 MAX_PROBLEMS = 20
 MAX_LIVE = 5
 TWENTIETHS = 20
-"""Plain output: lines that say how far it is, in all."""
+"""Plain output: lines about the progress, in all."""
 
 
 class PlainFaults(PlainLines):
-    """A line for whatever is wrong, and one whenever another twentieth is done."""
+    """A line for each problem, and one whenever another twentieth is done."""
 
     def __init__(self, stream: IO[str]) -> None:
         super().__init__(stream)
         self._said = 0
 
     def moved(self, standing: MatrixStanding) -> None:
-        """Say what is wrong with the run that has ended."""
+        """Say the problems of the run that has ended."""
         for problem in standing.problems:
             self._say(problem)
         twentieth = standing.made * TWENTIETHS // max(standing.planned, 1)
@@ -45,7 +45,7 @@ class PlainFaults(PlainLines):
 
 
 class LiveFaults(LiveDisplay):
-    """The standing, how long it will take, and the latest of what is wrong."""
+    """The standing, the time left, and the latest problems."""
 
     def __init__(self, stream: IO[str]) -> None:
         super().__init__(stream)

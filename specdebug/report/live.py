@@ -30,7 +30,7 @@ class _WhileItLasts:
 
 
 class LiveDisplay(ABC):
-    """Draws what is known on a stream for as long as it is entered; then it is gone."""
+    """Draws the state on a stream for as long as it is entered; then the drawing is gone."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._console = Console(file=cast(IO[str], _WhileItLasts(stream)), highlight=False)

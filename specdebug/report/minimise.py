@@ -52,12 +52,12 @@ class MinimiseProgress(PlainLines):
         self._say(f"{step.title}: {len(step.removed)} of {len(step.removed) + len(step.kept)} were superfluous")
 
     def closing(self, seen: Seen, failures: int, trials: int) -> None:
-        """A trial of what is left, at the end."""
+        """A trial of the smallest scenario, at the end."""
         self._say(f"what is left: {_seen(seen)}; {times(failures)} of {trials}")
 
 
 def summary_text(summary: Summary[Any], subject: Minimisation) -> str:
-    """The result in lines: the headline, what is needed, what else was seen, how to reproduce it."""
+    """The result in lines: the headline, the parts needed, other failures, the command to reproduce it."""
     lines = [headline(summary, subject)]
     if summary.reason != "silent":
         whole, left = rate_text(*summary.whole), rate_text(*summary.left)

@@ -43,7 +43,7 @@ def toggle_document(toggle: Toggle) -> dict[str, Any]:
 
 
 def toggle_table(toggles: Iterable[Toggle]) -> Listing:
-    """One row a fix: its numbers, what it mends, and what notices its revert."""
+    """One row a fix: its numbers, its scenario and signature, its family and title."""
     heads = (*columns("PR", "scenario", "signature", key=True), Column("family"), Column("title", prose=True))
     rows = [
         (
@@ -59,7 +59,7 @@ def toggle_table(toggles: Iterable[Toggle]) -> Listing:
 
 
 def describe_toggle(toggle: Toggle) -> RenderableType:
-    """A toggle for a person: what it is, then the edits that revert it, as a diff."""
+    """A toggle for a person: the facts, then the edits that revert it, as a diff."""
     facts = {"also": ", ".join(map(str, toggle.aliases))} if toggle.aliases else {}
     facts |= {"url": toggle.url, "family": toggle.family, "symptom": toggle.symptom}
     if toggle.patches:

@@ -27,11 +27,9 @@ def some(names: Sequence[str], most: int) -> str:
 
 
 def journal_line(path: str, reason: str, resumed: int, trials: int) -> str:
-    """Return where trials are kept, and what the same command would do.
+    """The path of the journal, and the effect of running the same command again.
 
-    Args:
-        reason: why the search or measurement ended.
-        resumed: of its ``trials``, how many were in the journal before.
+    ``reason``: of the end of the search; ``resumed``: those of its ``trials`` that were in the journal before.
     """
     if reason in ("interrupted", "trouble"):
         hint = "the same command goes on from here"

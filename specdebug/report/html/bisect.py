@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from specdebug.report.bisect import Bisection, bisect_document, rate_text, switched_text, verdict_line
 from specdebug.report.html.page import Chip, Head, render
-from specdebug.report.html.posterior import LINES, history, posterior_bars, posterior_plot
+from specdebug.report.html.posterior import LINES, History, history, posterior_bars, posterior_plot
 from specdebug.trials.search import Chooser, Findings
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -48,25 +48,18 @@ def bisect_page(
         },
         command=command,
     )
-
-    def joined(chosen: frozenset[str], words: Mapping[str, str], between: str) -> str:
-        return between.join(words[one] for one in subject.ordered(chosen))
-
     rows = [
         (
             trial,
             result,
             verdict,
             switched_text(trial, subject),
-            joined(trial.reverted, subject.names, ", "),
+            ", ".join(map(subject.names.__getitem__, subject.ordered(trial.reverted))),
         )
         for (trial, result), verdict in zip(counted, past.verdicts, strict=True)
     ]
     names = [subject.called(culprits) for culprits in past.likeliest]
-    belief = [
-        (subject.called(culprits), joined(culprits, subject.labels, "; "), probability)
-        for culprits, probability in past.looks[-1][1][: 2 * LINES]
-    ]
+    belief = _belief(past, subject)
     return render(
         "bisect.html",
         head,
@@ -86,3 +79,14 @@ def _chip(findings: Findings, subject: Bisection) -> Chip:
     if not answer.culprits:
         return Chip("no culprit", "pass")
     return Chip(f"culprit: {subject.called(answer.culprits)}", "fail")
+
+
+def _belief(past: History, subject: Bisection) -> list[tuple[str, str, float]]:
+    return [
+        (subject.called(culprits), "; ".join(subject.labels[one] for one in subject.ordered(culprits)), probability)
+        for culprits, probability in past.looks[-1][1][: 2 * LINES]
+    ]
+
+
+def _named(trial: Trial, subject: Bisection) -> str:
+    return ", ".join(subject.names[one] for one in subject.ordered(trial.reverted))

@@ -1,8 +1,8 @@
-"""What torch, Triton, FlashInfer and the driver say of a CUDA device.
+"""The messages of torch, Triton, FlashInfer and the driver about a CUDA device.
 
-All of them pass on CUDA's own words, so the words are what is recognised, not who says them. An assertion or a fault
-destroys the context: the error appears at some later call, every call after it fails too, and nothing on the device
-can be read any more. Such a failure is called *lost* here.
+All of them pass on CUDA's own words, so the words are recognised, whoever says them. An assertion or a fault destroys
+the context: the error appears at some later call, every call after it fails too, and nothing on the device can be read
+any more. The device is then *lost*.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FAULTS: tuple[tuple[Kind, bool, bytes], ...] = (
         _SOURCE + rb"(?:invalid configuration argument|invalid argument|too many resources requested)",
     ),
 )
-"""Kind, whether the device is lost, and the words for it, in the order in which they are looked for."""
+"""Kind, True if the device is lost, and the words for it, in the order in which they are looked for."""
 
 FAULT_WORDS = (
     b"evice-side assert", b"EVICE-SIDE ASSERT", b"llegal memory access", b"LLEGAL MEMORY ACCESS", b"isaligned address",
@@ -60,7 +60,7 @@ _ASSERTION = compiled(ASSERTION)
 
 @dataclass(frozen=True)
 class DeviceFailure:
-    """What became of the device. ``line`` is CUDA's own line, without the advice that torch puts below it."""
+    """A failure of the device. ``line`` is CUDA's own line, without the advice that torch puts below it."""
 
     kind: Kind
     lost: bool
@@ -77,11 +77,10 @@ class DeviceAssertion:
 
 
 def fault_in(text: str) -> DeviceFailure | None:
-    """What a message says of the device; None when it is about something else."""
+    """The failure of the device that a message is about; None when it is about something else."""
     data = bounded(text.encode("utf-8", "replace"))
     for kind, lost, pattern in _FAULTS:
-        found = pattern.search(data)
-        if found is not None:
+        if found := pattern.search(data):
             line = data[data.rfind(b"\n", 0, found.start()) + 1 :].partition(b"\n")[0]
             return DeviceFailure(kind, lost, " ".join(line.decode("utf-8", "replace").split()))
     return None
@@ -97,8 +96,7 @@ def assertion_in(log: str) -> DeviceAssertion | None:
     if found is None:
         return None
     file, function, text = (found[group].decode("utf-8", "replace") for group in (1, 2, 3))
-    probe = parse_message(text)
-    if probe is not None:
+    if probe := parse_message(text):
         return DeviceAssertion(probe.kind, probe.site, probe.message())
     file = file.rpartition("/")[2]
     site = function.split("(")[0] if file.endswith(".py") else file

@@ -1,7 +1,7 @@
-"""The engine that patterns over foreign text are compiled by: RE2, whose time is linear in the text for every pattern.
+"""The engine for patterns over foreign text: RE2, whose time is linear in the text for every pattern.
 
-Where RE2 is not installed (a checkout on a machine without a network, say) Python's own engine reads the same patterns.
-It may go back over what it has read, so readers then look at :data:`SHORT` bytes of a line at most.
+Where RE2 is not installed, Python's own engine reads the same patterns. It may go back over what it has read, so
+readers then look at :data:`SHORT` bytes of a line at most.
 """
 
 from __future__ import annotations
@@ -16,26 +16,21 @@ SHORT = 4096
 
 
 class Match(Protocol):
-    """A place that a pattern was found at; ``[1]`` is the first group's bytes, or None."""
+    """A place of a pattern; ``[1]`` is the first group's bytes, or None, and ``[0]`` the whole."""
 
-    def start(self) -> int:
-        """The offset of its first byte."""
+    def start(self) -> int: ...
 
-    def end(self) -> int:
-        """The offset behind its last byte."""
+    def end(self) -> int: ...
 
-    def __getitem__(self, group: int, /) -> Any:
-        """A group; 0 is the whole."""
+    def __getitem__(self, group: int, /) -> Any: ...
 
 
 class Pattern(Protocol):
     """A compiled pattern over bytes."""
 
-    def search(self, text: bytes, /) -> Match | None:
-        """The first place."""
+    def search(self, text: bytes, /) -> Match | None: ...
 
-    def finditer(self, text: bytes, /) -> Iterator[Match]:
-        """Every place, none overlapping another."""
+    def finditer(self, text: bytes, /) -> Iterator[Match]: ...
 
 
 def _load() -> Any:
@@ -50,13 +45,12 @@ _RE2 = _load()
 
 
 def linear() -> bool:
-    """Whether patterns take linear time here, which is whether RE2 is installed."""
+    """Return True if patterns take linear time here: RE2 is installed."""
     return _RE2 is not None
 
 
 def bounded(text: bytes, words: Sequence[bytes] = ()) -> bytes:
-    """The text; where the engine is not linear, of each long line the part around the first of some words, so that
-    going back stays cheap."""
+    """The text; where the engine is not linear, of each long line only the part around the first of some words."""
     if _RE2 is not None:
         return text
     return b"\n".join(line if len(line) <= SHORT else _part(line, words) for line in text.split(b"\n"))
@@ -71,8 +65,7 @@ def _part(line: bytes, words: Sequence[bytes]) -> bytes:
 def compiled(pattern: bytes) -> Pattern:
     """Compile a pattern. ``^`` and ``$`` are the ends of a line, ``.`` is any byte but a newline.
 
-    Raises:
-        ValueError: it is no pattern, or one that needs going back (look-arounds, back references).
+    Raises ValueError if it is no pattern, or one that needs going back (look-arounds, back references).
     """
     return _compile(b"(?m)" + pattern, captures=True)
 
@@ -80,35 +73,32 @@ def compiled(pattern: bytes) -> Pattern:
 def line_finder(patterns: Sequence[bytes]) -> Pattern:
     """Compile patterns into one that finds each line that any of them is in, once: it runs on to the end of the line.
 
-    Raises:
-        ValueError: see :func:`compiled`.
+    Raises ValueError as :func:`compiled` does.
     """
     return _compile(b"(?m)(?:" + b"|".join(b"(?:" + one + b")" for one in patterns) + rb")[^\n]*", captures=False)
 
 
 def _compile(pattern: bytes, *, captures: bool) -> Pattern:
-    if _RE2 is None:
-        try:
-            return cast(Pattern, re.compile(pattern))
-        except re.error as error:
-            raise ValueError(f"{pattern!r}: {error.args[0]!r}") from None
+    engine: Any = re if _RE2 is None else _RE2
+    try:
+        return cast(Pattern, engine.compile(pattern) if _RE2 is None else engine.compile(pattern, _options(captures)))
+    except engine.error as error:
+        raise ValueError(f"{pattern!r}: {error.args[0]!r}") from None
+
+
+def _options(captures: bool) -> Any:
     options = _RE2.Options()
     options.encoding = _RE2.Options.Encoding.LATIN1  # bytes that are no text are bytes all the same
     options.log_errors = False
     options.never_capture = not captures
-    try:
-        return cast(Pattern, _RE2.compile(pattern, options))
-    except _RE2.error as error:
-        raise ValueError(f"{pattern!r}: {error.args[0]!r}") from None
+    return options
 
 
 def word_finder(words: Sequence[bytes]) -> Callable[[bytes], set[int]]:
-    """Return a function that tells which of ``words`` (by their places in it) are in a text, in one pass over it."""
+    """Return a function that finds the places in ``words`` of those that are in a text, in one pass over the text."""
     if _RE2 is None:
         return lambda text: {place for place, word in enumerate(words) if word in text}
-    options = _RE2.Options()
-    options.encoding = _RE2.Options.Encoding.LATIN1
-    wanted = _RE2.Set.SearchSet(options)
+    wanted = _RE2.Set.SearchSet(_options(captures=True))
     for word in words:
         wanted.Add(_RE2.escape(word))
     wanted.Compile()

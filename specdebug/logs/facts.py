@@ -1,12 +1,12 @@
-"""What a log says of the setting of its failure: attention backend, page size, branches, cache hits, reverts."""
+"""The setting of a failure, as its log has it: attention backend, page size, branches, cache hits, reverts."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Set
+from dataclasses import dataclass, field, fields
 
 from specdebug.attention_plans import SHIPPED
-from specdebug.logs.engine import Match, compiled
+from specdebug.logs.engine import compiled
 
 MAX_FUNCTIONS = 1000
 
@@ -17,32 +17,31 @@ _BACKEND = compiled(
     rb"attention[-_]backend" + _GIVEN + rb"(" + _NAMES + rb")\b|"
     rb"\b(" + _NAMES + rb")_backend\.py|\b(flashinfer)/(?:data/include/|attention/)"
 )
-_PAGE_SIZE = compiled(rb"page[-_]size" + _GIVEN + rb"(\d{1,6})\b")
-_TOPK = compiled(rb"eagle[-_]topk" + _GIVEN + rb"(\d{1,4})\b")
-_CACHED = compiled(rb"#cached-token: ([1-9]\d{0,9})")
+_NUMBERS = {
+    "page_size": ((b"page_size", b"page-size"), compiled(rb"page[-_]size" + _GIVEN + rb"(\d{1,6})\b")),
+    "topk": ((b"eagle_topk", b"eagle-topk"), compiled(rb"eagle[-_]topk" + _GIVEN + rb"(\d{1,4})\b")),
+    "cached_tokens": ((b"#cached-token",), compiled(rb"#cached-token: ([1-9]\d{0,9})")),
+}
+"""Of each fact that is a number, the words one of which is in its line, and its pattern."""
 _REVERTED = compiled(rb"(?:fixes reverted: |SGLANG_DEBUG_REVERT_PR=['\"]?)(\d{1,8}(?:,[ \t]*\d{1,8})*)")
 _FRAME = compiled(rb"File \"[^\"\n]+\", line \d+, in ([A-Za-z_]\w*)")
 _CLOSING = compiled(rb"^([a-z0-9]+(?:-[a-z0-9]+)*): ([A-Za-z0-9_-]+) fail ")
 _OF_BACKEND = (b"backend", b"flashinfer/")
-_OF_PAGE_SIZE = (b"page_size", b"page-size")
-_OF_TOPK = (b"eagle_topk", b"eagle-topk")
-_OF_CACHED = (b"#cached-token",)
 _OF_REVERTED = (b"fixes reverted: ", b"SGLANG_DEBUG_REVERT_PR")
-_OF_CLOSING = (b" fail ",)
-_OF_FRAME = (b", in ",)
-WORDS = (*_OF_BACKEND, *_OF_PAGE_SIZE, *_OF_TOPK, *_OF_CACHED, *_OF_REVERTED, *_OF_CLOSING, *_OF_FRAME)
+_OF_NUMBERS = tuple(word for words, _ in _NUMBERS.values() for word in words)
+WORDS = (*_OF_BACKEND, *_OF_NUMBERS, *_OF_REVERTED, b" fail ", b", in ")
 """One of these is in every line that says something of the setting."""
 
 
 @dataclass
 class Facts:
-    """What has been read so far. Of each, the first mention counts, except that reverts and functions add up.
+    """The facts read so far. Of each, the first mention counts, except that reverts and functions add up.
 
     Attributes:
         backend: the attention plan, by our name for it.
-        cached_tokens: of the first batch that hit the prefix cache.
-        functions: that tracebacks pass through.
-        scenario, arm: of ours, of which the log says that it failed.
+        cached_tokens: those of the first batch that hit the prefix cache.
+        functions: those that tracebacks pass through.
+        scenario, arm: those of ours of which the log says that they failed.
     """
 
     backend: str | None = None
@@ -54,55 +53,30 @@ class Facts:
     scenario: str | None = None
     arm: str | None = None
 
-    def read(self, lines: bytes, words: Collection[bytes]) -> None:
-        """Take in some whole lines. What is known is not looked for again: a server's log says most things over and
-        over.
+    def read(self, lines: bytes, words: Set[bytes]) -> None:
+        """Take in some whole lines, which hold these ``words`` of ``WORDS``.
 
-        Args:
-            words: which of ``WORDS`` are in the lines.
+        A known fact is not looked for again: a server's log says most things over and over.
         """
-        if self.backend is None and _any(words, _OF_BACKEND):
-            found = _BACKEND.search(lines)
-            if found is not None:
-                self.backend = _PLANS[(found[1] or found[2] or found[3]).decode()]
-        if self.page_size is None and _any(words, _OF_PAGE_SIZE):
-            self.page_size = _number(_PAGE_SIZE.search(lines))
-        if self.topk is None and _any(words, _OF_TOPK):
-            self.topk = _number(_TOPK.search(lines))
-        if self.cached_tokens is None and _any(words, _OF_CACHED):
-            self.cached_tokens = _number(_CACHED.search(lines))
-        if _any(words, _OF_REVERTED):
+        if self.backend is None and not words.isdisjoint(_OF_BACKEND) and (found := _BACKEND.search(lines)):
+            self.backend = _PLANS[(found[1] or found[2] or found[3]).decode()]
+        for name, (wanted, pattern) in _NUMBERS.items():
+            if getattr(self, name) is None and not words.isdisjoint(wanted) and (found := pattern.search(lines)):
+                setattr(self, name, int(found[1]))
+        if not words.isdisjoint(_OF_REVERTED):
             for found in _REVERTED.finditer(lines):
                 self.reverted.update(int(number) for number in found[1].split(b","))
-        if self.scenario is None and _any(words, _OF_CLOSING) and (found := _CLOSING.search(lines)):
+        if self.scenario is None and b" fail " in words and (found := _CLOSING.search(lines)):
             self.scenario, self.arm = found[1].decode(), found[2].decode()
-        if _any(words, _OF_FRAME):
+        if b", in " in words:
             self._read_frames(lines)
 
     def _read_frames(self, lines: bytes) -> None:
-        if len(self.functions) >= MAX_FUNCTIONS:
-            return
-        for found in _FRAME.finditer(lines):
+        frames = _FRAME.finditer(lines)
+        while len(self.functions) < MAX_FUNCTIONS and (found := next(frames, None)):
             self.functions.add(found[1].decode())
-            if len(self.functions) >= MAX_FUNCTIONS:
-                return
 
     def to_dict(self) -> dict[str, object]:
         """Plain data; functions are many and say little by themselves, so they are left out."""
-        return {
-            "backend": self.backend,
-            "page_size": self.page_size,
-            "topk": self.topk,
-            "cached_tokens": self.cached_tokens,
-            "reverted": sorted(self.reverted),
-            "scenario": self.scenario,
-            "arm": self.arm,
-        }
-
-
-def _any(words: Collection[bytes], wanted: Sequence[bytes]) -> bool:
-    return any(word in words for word in wanted)
-
-
-def _number(found: Match | None) -> int | None:
-    return None if found is None else int(found[1])
+        facts = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "functions"}
+        return facts | {"reverted": sorted(self.reverted)}

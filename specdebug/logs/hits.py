@@ -1,4 +1,4 @@
-"""What a line of a log can tell of, and how much each kind of message tells."""
+"""The failures that a line of a log can tell of, and the weight of each kind of message."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ KINDS = (
     *async_probe.KINDS, "accept-drop", "assert", "error", "guard", "illegal-address", "launch-failure", "mismatch",
     "oom", "pools",
 )  # fmt: skip
-"""What a violation of ours can be that has a site."""
+"""The kinds of our violations that have a site."""
 
 
 class Strength(IntEnum):
-    """How much a message tells, the best first: what names a place outranks what only says that it ended."""
+    """The weight of a message, the greatest first: one that names a place outranks one that names only the end."""
 
     VERDICT = 0
     """A verdict of ours: the signature that names a failure, of all that was found."""
@@ -28,25 +28,22 @@ class Strength(IntEnum):
     DEVICE = 4
     """A CUDA error, which surfaces later and elsewhere than what caused it."""
     DEATH = 5
-    """How a process ended by a fault of its own, or of the machine's memory."""
+    """The end of a process by a fault of its own, or of the machine's memory."""
     HANG = 6
-    """That something took too long."""
+    """A time limit that was exceeded."""
     EXCEPTION = 7
     """Any other exception or failed assertion of Python's."""
     LEFT = 8
-    """What is left once something else has failed: killed from outside, waiting for a rank that is gone."""
+    """A consequence of another failure: killed from outside, waiting for a rank that is gone."""
     MENTION = 9
     """An exception that another message quotes, as those that are tried again do."""
     TEST = 10
-    """That a test failed, and nothing about why."""
+    """A test that failed, without a reason."""
 
 
 class Hit(NamedTuple):
-    """A failure that a line tells of.
-
-    ``means``: what kind of damage it is when that is more than the signature's own kind says, as for an assertion on
-    the device about an index (``oob``).
-    """
+    """A failure that a line tells of. ``means``: the kind of damage, which may be more telling than the signature's
+    kind: ``oob`` for an assertion on the device about an index."""
 
     signature: str
     strength: Strength

@@ -1,4 +1,4 @@
-"""The name of a command's failure: what its output says, as triage reads it, else how it ended.
+"""The name of a command's failure: the signature in its output, as triage reads it, else its exit status.
 
 ``REVISION`` changes when failures come to be named otherwise: trials named in two ways must not be counted together.
 """
@@ -17,11 +17,11 @@ _LITTLE = ("exit:", "signal:", "error:", "assert:", "test:", "crash:SIGKILL", "c
 
 
 def name_of(log: Scan, status: int) -> str:
-    """Name the failure of a command that did not succeed: the strongest of what its output tells of and of the signal
-    that ended it, else ``exit:1``.
+    """Name the failure of a command: the strongest signature of its output and of the signal that ended it, else
+    ``exit:1``.
 
     Args:
-        log: what its whole output says.
+        log: the scan of its whole output.
         status: its exit status; negative for the signal that killed it, 128 + n where a shell says that of signal n.
     """
     main, died = log.main, died_of(status)
@@ -38,6 +38,5 @@ def name_of(log: Scan, status: int) -> str:
 
 
 def tells_of_damage(signature: str) -> bool:
-    """Whether a name says what went wrong in the engine, and not only that an exception, a test, a kill or an exit code
-    ended the run. A hang and memory that is exhausted count, too: they may be the damage."""
+    """Return False for a name that only says that an exception, a test, a kill or an exit code ended the run."""
     return not signature.startswith(_LITTLE)

@@ -1,4 +1,4 @@
-"""What a line of a log says went wrong.
+"""The rules by which a line of a log tells of a failure.
 
 A line may be ours, SGLang's, torch's, CUDA's, pytest's or a shell's. A :class:`LogRule` finds lines, and names what
 they tell of as a :class:`Hit` with a signature in our own form, ``kind@site``, so that it can be compared with what
@@ -20,7 +20,7 @@ from specdebug.logs.hits import KINDS, Hit, Strength
 
 MAX_SITE = 80
 MAX_SIGNATURE = 240
-"""Characters of a signature of ours; what is longer is none."""
+"""Characters of a signature of ours at most."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,10 @@ class LogRule:
     """One way in which a line tells of a failure.
 
     Attributes:
-        words: one of these is in every line of it, so that most of a log need not be looked at any further.
+        words: one of these is in every such line, so that most of a log need not be looked at any further.
         patterns: find the lines.
-        name: what such a line tells of, given the line and where in it the pattern begins; nothing where that found
-            too much.
-        numbers: what the line tells of depends on its digits (otherwise only what a signature itself holds of them).
+        name: the hits of a line, given the line and the place of the pattern in it; none where that found too much.
+        numbers: the hits depend on the line's digits (otherwise only as far as a signature itself holds them).
     """
 
     words: tuple[bytes, ...]
@@ -43,15 +42,31 @@ class LogRule:
 
 def _said(signature: str, strength: Strength, words: Sequence[bytes], *patterns: bytes) -> LogRule:
     """A rule for a message whose signature is always the same."""
-    kind = signature.split("@")[0].split(":")[0]
-    hits = (Hit(signature, strength, kind),)
+    hits = (Hit(signature, strength, signature.split("@")[0].split(":")[0]),)
     return LogRule(tuple(words), patterns, lambda line, at: hits)
+
+
+def _placed(
+    kind: str, strength: Strength, words: tuple[bytes, ...], pattern: bytes, place: Callable[[bytes], str]
+) -> LogRule:
+    """A rule for a message of one kind. ``place`` makes the rest of the signature of the pattern's first group."""
+    find = compiled(pattern)
+
+    def name(line: bytes, at: int) -> list[Hit]:
+        found = find.search(line)
+        return [] if found is None else [Hit(kind + place(found[1]), strength, kind[:-1])]
+
+    return LogRule(words, (pattern,), name)
 
 
 def printable(data: bytes) -> str:
     """Foreign bytes as text that does nothing to a terminal."""
     text = data.decode("utf-8", "replace")
     return text if text.isprintable() else "".join(char if char.isprintable() else "\ufffd" for char in text)
+
+
+def _short(data: bytes) -> str:
+    return printable(data[:MAX_SITE])
 
 
 # Our own signatures: verdicts, probes' messages, anything that prints kind@site.
@@ -62,6 +77,7 @@ _PLACE = rb"[\w.:/\[\]>-]"
 _OWN = compiled(_AHEAD + rb"(" + _SITED + _PLACE + rb"+(?: of arena)?|crash:SIG[A-Z]+)([*@?])?")
 _BARE = compiled(rb"(?:\bfail |\"signature\": \"|message=\")((?:hang|oom)\b)@?")
 _MAIL = compiled(rb"@[\w-]+\.(?:com|org|net|io|dev|cn|de)\b")
+_BARE_WORDS = tuple(before + word for before in (b"fail ", b' "', b'="') for word in (b"hang", b"oom"))
 _JUDGED = (b"fail ", b'"signature": "')
 
 
@@ -81,7 +97,7 @@ def _own(line: bytes, at: int) -> list[Hit]:
 
 
 def _site_of(raw: bytes) -> str:
-    """A signature without what only follows it: an arrow that leads nowhere, the end of a sentence."""
+    """A signature without an arrow that leads nowhere or the end of a sentence."""
     arena = " of arena"
     name, buried = printable(raw), raw.endswith(b"->end" + arena.encode())
     head, arrow, tail = name.removesuffix(arena).partition("->")
@@ -110,17 +126,8 @@ _UPSTREAM = (
 )
 
 
-def _upstream(kind: str, pattern: bytes, word: bytes) -> LogRule:
-    find = compiled(pattern)
-
-    def name(line: bytes, at: int) -> list[Hit]:
-        found = find.search(line)
-        if found is None:
-            return []
-        place = printable(found[1]).partition(" failed")[0].rstrip("`'\" ")
-        return [Hit(f"{kind}@{_slug(place)}", Strength.PROBE, kind)]
-
-    return LogRule((word,), (pattern,), name)
+def _probe_site(data: bytes) -> str:
+    return _slug(printable(data).partition(" failed")[0].rstrip("`'\" "))
 
 
 def _slug(text: str) -> str:
@@ -133,15 +140,8 @@ def _slug(text: str) -> str:
 # Checks that say what they found.
 
 _LEAK = rb"(\w+ Pool|\w+) [Mm]em(?:ory)? [Ll]eak [Dd]etected"
-_FIND_LEAK = compiled(_LEAK)
 _HOST_ASSERTION = rb"([^\s:/]+):\d+: [^\n]*Assertion [`'][^\n]*['`] failed"
-_FIND_HOST_ASSERTION = compiled(_HOST_ASSERTION)
 _ABOUT_INDEX = compiled(rb"(?i:\b(?:ind(?:ex|ices)?|srcIndex|idx|sizes?)\b|out of bounds)")
-
-
-def _leak(line: bytes, at: int) -> list[Hit]:
-    found = _FIND_LEAK.search(line)
-    return [] if found is None else [Hit(f"pools@{_slug(printable(found[1]))}", Strength.CHECK, "pools")]
 
 
 def _device_assertion(line: bytes, at: int) -> list[Hit]:
@@ -152,15 +152,11 @@ def _device_assertion(line: bytes, at: int) -> list[Hit]:
     return [Hit(f"{found.kind}@{found.site}", Strength.CHECK, means)]
 
 
-def _host_assertion(line: bytes, at: int) -> list[Hit]:
-    found = _FIND_HOST_ASSERTION.search(line)
-    return [] if found is None else [Hit(f"assert@{printable(found[1][:MAX_SITE])}", Strength.CHECK, "assert")]
-
-
 # How a process ended.
 
-_SIGNALS = {int(getattr(signal, name)): name for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")}
-_OUTSIDE = {int(getattr(signal, name)): name for name in ("SIGKILL", "SIGTERM")}
+_SIGNALS = dict.fromkeys(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"), Strength.DEATH)
+_SIGNALS |= {"SIGKILL": Strength.LEFT, "SIGTERM": Strength.LEFT}
+_DIED_OF = {int(getattr(signal, name)): Hit(f"crash:{name}", strength, "crash") for name, strength in _SIGNALS.items()}
 _EXIT = rb"(?i:\bexit(?:ed|s)?(?:[ _-]?(?:with|code|status|value))*)[ \t]*[:=]?[ \t]*\(?(-?\d{1,3})\b"
 _FIND_EXIT = compiled(_EXIT)
 _DEATHS = (
@@ -179,12 +175,7 @@ _KILLED = rb"^(?:\d{4}-\S+ )?[ \t]*(?:\S+: line \d+: +)?\d* *Killed\b|\bSIGKILL\
 
 def died_of(status: int) -> Hit | None:
     """The signal that ended a process, by the status a shell (128 + n) or Python (-n) gives of it; None for others."""
-    number = status - 128 if status > 128 else -status
-    if number in _SIGNALS:
-        return Hit(f"crash:{_SIGNALS[number]}", Strength.DEATH, "crash")
-    if number in _OUTSIDE:
-        return Hit(f"crash:{_OUTSIDE[number]}", Strength.LEFT, "crash")
-    return None
+    return _DIED_OF.get(status - 128 if status > 128 else -status)
 
 
 def _exit(strength: Strength) -> LogRule:
@@ -192,8 +183,8 @@ def _exit(strength: Strength) -> LogRule:
 
     def name(line: bytes, at: int) -> list[Hit]:
         found = _FIND_EXIT.search(line)
-        hit = None if found is None else died_of(int(found[1]))
-        return [hit] if hit is not None and hit.strength is strength else []
+        hit = died_of(int(found[1])) if found else None
+        return [hit] if hit and hit.strength is strength else []
 
     return LogRule((b"exit", b"Exit", b"EXIT"), (_EXIT,), name, numbers=True)
 
@@ -207,7 +198,6 @@ _FIND_BARE_ASSERT = compiled(_BARE_ASSERT)
 _CLASS = rb"([A-Z]\w*(?:Error|Exception|Timeout|TimeoutExpired|Disconnected|NotFound)|Exception|OutOfResources)"
 _RAISED = rb"(?:^|[ \t])(?:[A-Za-z_]\w*\.)*" + _CLASS + rb"(?::(?:[ \t]|$)|[ \t]*$)"
 _QUOTED = rb"\b(?:[A-Za-z_]\w*\.)*" + _CLASS + rb"\([\"']"
-_FIND_QUOTED = compiled(_QUOTED)
 _EXCEPTIONS = (b"Error", b"Exception", b"Timeout", b"OutOfResources", b"Disconnected", b"NotFound")
 _VARIES = compiled(rb"0x[0-9a-fA-F]+|\d+")
 _FAILED_TEST = (
@@ -247,11 +237,6 @@ def _exception(name: bytes) -> tuple[Hit, ...]:
     return (Hit(f"error:{printable(name)}", Strength.EXCEPTION, "error"),)
 
 
-def _quoted(line: bytes, at: int) -> list[Hit]:
-    found = _FIND_QUOTED.search(line)
-    return [] if found is None else [Hit(f"error:{printable(found[1][:MAX_SITE])}", Strength.MENTION, "error")]
-
-
 def _failed_test(line: bytes, at: int) -> list[Hit]:
     found = _FIND_FAILED_TEST.search(line)
     if found is None or int(found[3] or found[4] or 1) == 0:
@@ -266,16 +251,7 @@ def _failed_test(line: bytes, at: int) -> list[Hit]:
 RULES: tuple[LogRule, ...] = (
     LogRule((b"async probe ",), (rb"async probe (?:%b)@[^\s:`'\"]" % "|".join(async_probe.KINDS).encode(),), _probe),
     LogRule(
-        (
-            *(f"{kind}@".encode() for kind in KINDS),
-            b"crash:SIG",
-            b"fail hang",
-            b"fail oom",
-            b' "hang',
-            b' "oom',
-            b'="hang',
-            b'="oom',
-        ),
+        (*(f"{kind}@".encode() for kind in KINDS), b"crash:SIG", *_BARE_WORDS),
         (
             _AHEAD + _SITED + _PLACE,
             rb"(?:^|[^\n\w:])crash:SIG[A-Z]",
@@ -283,7 +259,7 @@ RULES: tuple[LogRule, ...] = (
         ),
         _own,
     ),
-    *(_upstream(*one) for one in _UPSTREAM),
+    *(_placed(f"{kind}@", Strength.PROBE, (word,), pattern, _probe_site) for kind, pattern, word in _UPSTREAM),
     _said(
         "nan@sampler.logits",
         Strength.CHECK,
@@ -312,9 +288,9 @@ RULES: tuple[LogRule, ...] = (
         rb"index -?\d+ is out of bounds for (?:dimension|axis) \d+ with size",
     ),
     _said("oob@tensor", Strength.CHECK, (b"Out Of Bound",), rb"Out Of Bound Tensor access detected"),
-    LogRule((b" Leak ", b" leak "), (_LEAK,), _leak),
+    _placed("pools@", Strength.CHECK, (b" Leak ", b" leak "), _LEAK, lambda data: _slug(printable(data))),
     LogRule((b"Assertion `",), (ASSERTION,), _device_assertion),
-    LogRule((b"Assertion `", b"Assertion '"), (_HOST_ASSERTION,), _host_assertion),
+    _placed("assert@", Strength.CHECK, (b"Assertion `", b"Assertion '"), _HOST_ASSERTION, _short),
     *(_said(f"{kind}@cuda", Strength.DEVICE, FAULT_WORDS, pattern) for kind, _, pattern in FAULTS),
     _said(
         "oom",
@@ -336,21 +312,21 @@ RULES: tuple[LogRule, ...] = (
     _said("hang", Strength.LEFT, (b"collective operation",), rb"Watchdog caught collective operation timeout"),
     _said("crash:SIGKILL", Strength.LEFT, (b"Killed", b"SIGKILL"), _KILLED),
     _exit(Strength.LEFT),
-    LogRule(_EXCEPTIONS, (_QUOTED,), _quoted),
+    _placed("error:", Strength.MENTION, _EXCEPTIONS, _QUOTED, _short),
     LogRule((b"FAILED ", b"ERROR ", b"FAIL: ", b"ERROR: ", b" failed"), (_FAILED_TEST,), _failed_test, True),
 )
 """Every rule, the strongest first; the first that names something of a line has the line."""
 
 FINDERS = tuple(line_finder(rule.patterns) for rule in RULES)
-"""What finds the lines of each rule."""
+"""The finders of each rule's lines."""
 REACH = 16_384
-"""Bytes of a line that are named from: so many from a little before the place where a rule was found in it."""
+"""Bytes of a line that a rule sees, from a little before the place where it was found."""
 AHEAD = 256
-"""How many of these lie before that place."""
+"""Bytes of these that lie before that place."""
 
 
 def named(rule: LogRule, line: bytes, at: int) -> Sequence[Hit]:
-    """What a rule that was found at ``at`` says of a line, of which it sees ``REACH`` bytes around that place."""
+    """The hits of a rule that was found at ``at`` in a line, of which it sees ``REACH`` bytes around that place."""
     if len(line) <= REACH:
         return rule.name(line, at)
     begin = max(0, at - AHEAD)

@@ -7,6 +7,7 @@ be in the block runs over them once, the strongest first, and a line that a rule
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,13 +26,13 @@ BLOCK = 1 << 20
 MAX_FINDINGS = 500
 MAX_TEXT = 240
 MAX_NAMED = 1000
-"""Different lines of one block that one rule names. What follows them in the block is not looked at by weaker rules."""
+"""Different lines of one block that one rule names. Weaker rules do not look at the lines that follow them."""
 MAX_ASKED = 3000
-"""Different lines of one block that one rule finds and that are asked whether they tell of something after all."""
+"""Different lines of one block that one rule finds and tries to name."""
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]{0,32}[A-Za-z]")
 _CONTROL = bytes(code for code in (*range(32), 127) if code not in b"\t\n\r")
 _TABLE = ("│".encode(), "┃".encode())
-"""In a line of a table of ours, whose cells may be folded: all it says is said elsewhere in full."""
+"""The marks of our own tables, whose cells may be folded: their signatures stand elsewhere in full."""
 _DIGITS_ALIKE = bytes.maketrans(b"123456789", b"0" * 9)
 
 _RULE_WORDS = tuple(dict.fromkeys(word for rule in RULES for word in rule.words))
@@ -53,19 +54,16 @@ class Finding:
 
     def to_dict(self) -> dict[str, object]:
         """Plain data."""
-        return {
-            "signature": self.signature,
-            "means": self.means,
-            "strength": self.strength.name.lower(),
-            "line": self.line,
-            "count": self.count,
-            "text": self.text,
-        }
+        names = ("signature", "means", "strength", "line", "count", "text")
+        return {name: getattr(self, name) for name in names} | {"strength": self.strength.name.lower()}
+
+
+_RANK = operator.attrgetter("strength", "line")
 
 
 @dataclass
 class Scan:
-    """What a log says."""
+    """The findings and the facts of a log."""
 
     lines: int = 0
     size: int = 0
@@ -75,18 +73,17 @@ class Scan:
     @property
     def main(self) -> Finding | None:
         """The finding that names the failure: the first of the strongest kind of message there is."""
-        return min(self.findings.values(), key=lambda found: (found.strength, found.line), default=None)
+        return next(iter(self.ranked()), None)
 
     def ranked(self) -> list[Finding]:
         """All findings, the strongest first."""
-        return sorted(self.findings.values(), key=lambda found: (found.strength, found.line))
+        return sorted(self.findings.values(), key=_RANK)
 
 
 class LogReader:
-    """Reads a log that comes in pieces; ``scan`` is what is known so far. Memory does not grow with the log.
+    """Reads a log that comes in pieces into ``scan``. Memory does not grow with the log.
 
-    Args:
-        settings: whether to read ``scan.facts`` as well.
+    ``settings``: read ``scan.facts`` as well.
     """
 
     def __init__(self, *, settings: bool = True) -> None:
@@ -107,24 +104,22 @@ class LogReader:
                 if len(self._rest) < 2 * BLOCK:
                     return
                 cut = 2 * BLOCK  # a line longer than that is read as several
-            block = bytes(self._rest[:cut])
-            del self._rest[:cut]
             self._searched = 0
-            self._read(block)
+            self._read(cut)
 
     def close(self) -> Scan:
-        """Read what is left, and return what all of it says."""
+        """Read the rest, and return the scan of the whole log."""
         if self._rest:
-            block = bytes(self._rest)
-            self._rest.clear()
-            self._read(block)
-        if not self._ended:
-            self.scan.lines += 1
+            self._read(len(self._rest))
+        self.scan.lines += not self._ended
         self._ended = True
         return self.scan
 
-    def _read(self, block: bytes) -> None:
-        self.scan.size += len(block)
+    def _read(self, cut: int) -> None:
+        """Read the rest up to ``cut``."""
+        block = bytes(self._rest[:cut])
+        del self._rest[:cut]
+        self.scan.size += cut
         text = _tidied(block)
         words = {_WORDS[number] for number in _WORDS_IN(text)}
         if self._settings and not words.isdisjoint(FACT_WORDS):
@@ -137,24 +132,21 @@ class LogReader:
 
     def _keep(self, hit: Hit, place: int, line: bytes, at: int, count: int) -> None:
         findings, number = self.scan.findings, self.scan.lines + 1 + place
-        known = findings.get(hit.signature)
-        if known is not None:
+        if known := findings.get(hit.signature):
             known.count += count
-            if hit.strength < known.strength:
-                known.strength = hit.strength
+            known.strength = min(hit.strength, known.strength)
             if number < known.line:
                 known.line, known.text = number, _excerpt(line, at)
         elif self._has_room(hit.strength):
-            excerpt = _excerpt(line, at)
-            findings[hit.signature] = Finding(hit.signature, hit.strength, hit.means, number, excerpt, count)
+            findings[hit.signature] = Finding(*hit, number, _excerpt(line, at), count)
 
     def _has_room(self, strength: Strength) -> bool:
-        """Whether a finding is kept; of too many, the last of the weakest gives way to a stronger one."""
+        """Return True if a finding is to be kept; of too many, the last of the weakest gives way to a stronger one."""
         if len(self.scan.findings) < MAX_FINDINGS:
             return True
         if strength >= self._weakest:  # as most are in a log of so many: what is kept only becomes stronger
             return False
-        weakest = max(self.scan.findings.values(), key=lambda found: (found.strength, found.line))
+        weakest = max(self.scan.findings.values(), key=_RANK)
         self._weakest = weakest.strength
         if strength >= weakest.strength:
             return False
@@ -163,13 +155,8 @@ class LogReader:
 
 
 def scan(stream: BinaryIO, progress: Callable[[int], None] | None = None) -> Scan:
-    """Read a log to its end. Bytes that are no text are nobody's error.
-
-    Args:
-        progress: is told after every block how many bytes were read.
-    """
-    reader = LogReader()
-    size = 0
+    """Read a log to its end; any bytes will do. ``progress`` gets the number of bytes read after every block."""
+    reader, size = LogReader(), 0
     while data := stream.read(BLOCK):
         reader.feed(data)
         size += len(data)
@@ -186,7 +173,7 @@ def scan_bytes(log: bytes) -> Scan:
 
 
 def _tidied(block: bytes) -> bytes:
-    """Lines without colours, other control characters, and what XML makes of an arrow."""
+    """Lines without colours and other control characters, and with XML's ``-&gt;`` as an arrow."""
     if b"\x1b" in block:
         block = _ESCAPES.sub(b"", block)
     return block.translate(None, _CONTROL).replace(b"\r\n", b"\n").replace(b"-&gt;", b"->")
@@ -195,11 +182,11 @@ def _tidied(block: bytes) -> bytes:
 class _Block:
     """The lines of one block, those together that differ in digits only: they are of one *kind*.
 
-    What is done for every line is done by loops of the interpreter's own (``split``, ``Counter``, ``zip``), and only
-    where a rule found something. Python's code runs for lines that are named, and a rule names so many and no more.
+    The interpreter's own loops (``split``, ``Counter``, ``zip``) run over all lines, and only where a rule found
+    something. Python code runs for lines that are named, and a rule names so many and no more.
 
     Args:
-        keep: is told what a line tells of, its place in the block, the line, where in it, and how many lines do so.
+        keep: gets the hit, the line's place in the block, the line, the place in it, and the number of such lines.
     """
 
     def __init__(self, text: bytes, keep: Callable[[Hit, int, bytes, int, int], None]) -> None:
@@ -211,12 +198,12 @@ class _Block:
 
     @cached_property
     def _counts(self) -> Counter[bytes]:
-        """How often each line is there; the lines in the order in which they come up."""
+        """The count of each line, in the order in which the lines come up."""
         return Counter(self._text.split(b"\n"))
 
     @cached_property
     def _place(self) -> dict[bytes, int]:
-        """Where each line comes up first."""
+        """The first place of each line."""
         lines = self._text.split(b"\n")
         return dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))
 
@@ -247,8 +234,7 @@ class _Block:
         text = _alike(self._text)
         for number in due:
             if FINDERS[number].search(text) is not None:
-                kinds = list(self._one) if kinds is None else kinds
-                kinds = self._look(RULES[number], FINDERS[number], kinds)
+                kinds = self._look(RULES[number], FINDERS[number], list(self._one) if kinds is None else kinds)
                 text = b"\n".join(kinds)
 
     def _look(self, rule: LogRule, finder: Pattern, kinds: list[bytes]) -> list[bytes]:
@@ -275,9 +261,9 @@ class _Block:
         return list(compress(kinds, weaker))
 
     def _name(self, rule: LogRule, kind: bytes, at: int, room: int) -> tuple[int, bool]:
-        """Keep what a rule that was found at ``at`` says of the lines of a kind.
+        """Keep the hits of a rule that was found at ``at`` in the lines of a kind.
 
-        Returns how many different lines it named, and whether that is all there is to say of this kind.
+        Returns the number of different lines that it named, and False if weaker rules are to look at others of them.
         """
         lines = self._left.get(kind) or self._several.get(kind) or (self._one[kind],)
         if len(lines) > 1 and not rule.numbers:

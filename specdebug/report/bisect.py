@@ -1,4 +1,4 @@
-"""A search for a culprit, for a reader: how it goes, what it found, and the same as plain data."""
+"""A search for a culprit: its progress and its result for a reader, and the result as plain data."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rich.text import Text
 from specdebug import __version__
 from specdebug.bisect import Rate
 from specdebug.report.foreign import shown
-from specdebug.report.lines import PlainLines
+from specdebug.report.lines import PlainTrials
 from specdebug.report.live import LiveDisplay
-from specdebug.report.words import journal_line, times
+from specdebug.report.words import counted, ended, journal_line, some, times
 from specdebug.trials.search import Findings, Standing
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -26,12 +26,16 @@ BAR = 24
 MISSED = 0.05
 """Chance to have missed a failure of the rate that is called excluded."""
 
-MAX_NAMED = 6
-"""Commits that could not be tested that are named."""
-
+MAX_UNTESTABLE = 6
 GOOD = "the good commit"
-
-_NONE = "none of these"
+_UNDECIDED = {
+    "stalled": "undecided: nearly every trial that could tell is untestable or fails in another way",
+    "untestable": "undecided: no trial could be tested",
+    "max-trials": "undecided: --max-trials is reached",
+    "interrupted": "interrupted",
+    "trouble": "stopped",
+    "answered": "undecided",
+}
 _KINDS = {"toggles": "toggles", "config": "options", "faults": "faults", "commits": "commits"}
 _DONE = {"toggles": "reverted", "config": "set", "faults": "injected", "commits": "in"}
 
@@ -42,12 +46,11 @@ class Bisection:
 
     Attributes:
         over: the kind of candidate: ``toggles``, ``config``, ``faults`` or ``commits``.
-        what: what is run, as the user wrote it.
-        labels: of every candidate, what it is.
-        names: of every candidate, how it is called where there is little room.
-        journal: where the trials are kept.
+        what: the command, as the user wrote it.
+        labels: of every candidate, a description.
+        names: of every candidate, a short name.
         reproduce: the command that shows the failure with these candidates switched on, and this seed.
-        next_step: what to do once these culprits and the signature that was followed are known; may be empty.
+        next_step: the advice for these culprits and the signature that was followed; may be empty.
     """
 
     over: str
@@ -60,29 +63,22 @@ class Bisection:
 
     def called(self, culprits: frozenset[str]) -> str:
         """A culprit set in few words."""
-        return "+".join(self.names[one] for one in self.ordered(culprits)) or _NONE
+        return "+".join(self.names[one] for one in self.ordered(culprits)) or "none of these"
 
     def ordered(self, chosen: frozenset[str]) -> list[str]:
         """Candidates in the order in which they were given."""
         return [one for one in self.labels if one in chosen]
 
 
-class PlainBisect(PlainLines):
+class PlainBisect(PlainTrials):
     """One line a trial."""
 
     def __init__(self, stream: IO[str], subject: Bisection) -> None:
-        super().__init__(stream)
+        super().__init__(stream, subject.journal)
         self._subject = subject
-        self._resumed = False
-
-    def moved(self, standing: Standing) -> None:
-        """Says once how many trials the journal held."""
-        if standing.resumed and not self._resumed:
-            self._resumed = True
-            self._say(f"resumed: {standing.resumed} trials are in {self._subject.journal}")
 
     def counted(self, trial: Trial, result: TrialResult, standing: Standing) -> None:
-        """A trial and what it leaves likeliest."""
+        """Say what a trial came to and which culprits are now likeliest."""
         self.moved(standing)
         culprits, probability = standing.posterior[0]
         likeliest = f"likeliest {self._subject.called(culprits)} {probability:.2f}"
@@ -99,26 +95,23 @@ class LiveBisect(LiveDisplay):
         self._last = ""
 
     def moved(self, standing: Standing) -> None:
-        """Draws from now on what is known now."""
+        """Draw this standing from now on."""
         self._standing = standing
 
     def counted(self, trial: Trial, result: TrialResult, standing: Standing) -> None:
-        """The same, with the trial."""
-        self._standing = standing
+        """Draw this standing and the trial from now on."""
+        self.moved(standing)
         self._last = f"last: {trial_text(trial, result, self._subject)}"
 
     def _draw(self) -> RenderableType:
         standing = self._standing
         if standing is None:
             return Text("starting")
+        fails, without = rate_text(standing.rates.manifest), rate_text(standing.rates.false_failure)
         return Group(
             Text(f"bisect {shown(self._subject.what)} over {self._subject.over}: {progress_text(standing)}", "bold"),
             posterior_table(standing, self._subject),
-            Text(
-                f"fails {rate_text(standing.rates.manifest)} with the culprit, "
-                f"{rate_text(standing.rates.false_failure)} without",
-                "dim",
-            ),
+            Text(f"fails {fails} with the culprit, {without} without", "dim"),
             Text(shown(self._last), "dim"),
         )
 
@@ -144,24 +137,20 @@ def posterior_table(standing: Standing, subject: Bisection) -> Table:
 
 
 def progress_text(standing: Standing) -> str:
-    """Trials, and what they are after."""
-    parts = [f"{standing.trials} trials"]
-    if standing.resumed:
-        parts.append(f"{standing.resumed} of them from the journal")
-    if standing.running:
-        parts.append(f"{standing.running} running")
-    parts.append(f"after {standing.followed}" if standing.followed else "no failure yet")
-    return ", ".join(parts)
+    """The number of trials, and the signature that they are after."""
+    resumed = f", {standing.resumed} of them from the journal" if standing.resumed else ""
+    running = f", {standing.running} running" if standing.running else ""
+    followed = f"after {standing.followed}" if standing.followed else "no failure yet"
+    return f"{standing.trials} trials{resumed}{running}, {followed}"
 
 
 def trial_text(trial: Trial, result: TrialResult, subject: Bisection) -> str:
     """A trial in few words: ``fail exit:1, 3 of 10 reverted, 0.2 s``."""
-    outcome = f"{result.outcome} {result.signature}" if result.signature else result.outcome
-    return f"{outcome}, {switched_text(trial, subject)}, {result.seconds:.1f} s"
+    return f"{ended(result.outcome, result.signature)}, {switched_text(trial, subject)}, {result.seconds:.1f} s"
 
 
 def switched_text(trial: Trial, subject: Bisection) -> str:
-    """Return what a trial switched on, in few words."""
+    """The candidates that a trial switched on, in few words."""
     if subject.over == "commits":
         return f"at {subject.called(trial.reverted) if trial.reverted else GOOD}"
     if len(trial.reverted) == 1:
@@ -175,9 +164,9 @@ def rate_text(rate: Rate) -> str:
 
 
 def findings_text(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -> str:
-    """Verdict, what else was seen, how to see it again, what to do next. No line is folded: some are to be copied.
+    """The result in lines, none of them folded: some are to be copied.
 
-    ``evidence``: of every signature, what its first trial left; of untestable trials under ``""``.
+    ``evidence``: of every signature, the text that its first trial left; of untestable trials under ``""``.
     """
     standing, answer = findings.standing, findings.answer
     lines = [verdict_line(findings, subject)]
@@ -186,9 +175,8 @@ def findings_text(findings: Findings, subject: Bisection, evidence: Mapping[str,
     lines += _seen(findings, subject, evidence)
     if (command := _reproduce(findings, subject)) is not None:
         lines.append(f"reproduce: {command}")
-    if answer is not None and answer.culprits:
-        then = subject.next_step(answer.culprits, standing.followed or "*")
-        lines += [f"next: {then}"] if then else []
+    if answer and answer.culprits and (then := subject.next_step(answer.culprits, standing.followed or "*")):
+        lines.append(f"next: {then}")
     lines.append(journal_line(subject.journal, findings.reason, standing.resumed, standing.trials))
     return "\n".join(map(shown, lines))
 
@@ -196,18 +184,11 @@ def findings_text(findings: Findings, subject: Bisection, evidence: Mapping[str,
 def verdict_line(findings: Findings, subject: Bisection) -> str:
     """The answer in one line, or why there is none."""
     standing, answer = findings.standing, findings.answer
-    trials = f"{standing.trials} {'trial' if standing.trials == 1 else 'trials'}"
+    trials = counted(standing.trials, "trial")
     if answer is None:
-        why = {
-            "stalled": "undecided: nearly every trial that could tell is untestable or fails in another way",
-            "untestable": "undecided: no trial could be tested",
-            "max-trials": "undecided: --max-trials is reached",
-            "interrupted": "interrupted",
-            "trouble": "stopped",
-            "answered": "undecided",
-        }[findings.reason]
-        return f"{why}, after {trials}; likeliest so far:"
-    after = f"with probability {_probability(answer.probability)} after {trials}"
+        return f"{_UNDECIDED[findings.reason]}, after {trials}; likeliest so far:"
+    probability = f"{min(answer.probability, 0.999):.3f}".rstrip("0")
+    after = f"with probability {probability} after {trials}"
     rates = standing.rates
     if not answer.culprits:
         among = f"no culprit among these {len(subject.labels)} {_KINDS[subject.over]} {after}"
@@ -232,8 +213,8 @@ def verdict_line(findings: Findings, subject: Bisection) -> str:
 def bisect_document(
     findings: Findings, subject: Bisection, exit_code: int, evidence: Mapping[str, str]
 ) -> dict[str, Any]:
-    """A search as plain data. ``evidence``: of every signature, what its first trial left."""
-    standing, answer = findings.standing, findings.answer
+    """A search as plain data. ``evidence`` is that of :func:`findings_text`."""
+    standing, answer, rates = findings.standing, findings.answer, findings.standing.rates
     return {
         "specdebug": __version__,
         "over": subject.over,
@@ -256,11 +237,7 @@ def bisect_document(
         "signatures": [
             {**dataclasses.asdict(one), "evidence": evidence.get(one.signature, "")} for one in standing.signatures
         ],
-        "rates": {
-            "with": _rate(standing.rates.manifest),
-            "without": _rate(standing.rates.false_failure),
-            "interval": 0.9,
-        },
+        "rates": {"with": _rate(rates.manifest), "without": _rate(rates.false_failure), "interval": 0.9},
         "posterior": [
             {"culprits": subject.ordered(culprits), "probability": round(probability, 6)}
             for culprits, probability in standing.posterior
@@ -275,19 +252,20 @@ def _seen(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -
     """The signature that was followed, and whatever else came up."""
     standing = findings.standing
     lines = []
+    mine, others = (
+        ", ".join(f"{one.signature} ({times(one.failures)})" for one in standing.signatures if one.followed is followed)
+        for followed in (True, False)
+    )
     if standing.followed is not None:
-        mine = [f"{one.signature} ({times(one.failures)})" for one in standing.signatures if one.followed]
         how = f"; {standing.chosen}" if standing.chosen else ""
-        lines.append(f"followed: {', '.join(mine) or f'{standing.followed}, which was not seen'}{how}")
-    others = [f"{one.signature} ({times(one.failures)})" for one in standing.signatures if not one.followed]
+        lines.append(f"followed: {mine or f'{standing.followed}, which was not seen'}{how}")
     if others:
-        lines.append(f"also seen: {', '.join(others)}; follow another with --signature")
+        lines.append(f"also seen: {others}; follow another with --signature")
     if standing.untestable:
         where = ""
         if subject.over == "commits":
-            named = [subject.called(one) if one else GOOD for one in findings.untestable[:MAX_NAMED]]
-            more = len(findings.untestable) - len(named)
-            where = f", at {', '.join(named)}" + (f" and {more} more commits" if more else "")
+            named = [subject.called(one) if one else GOOD for one in findings.untestable]
+            where = f", at {some(named, MAX_UNTESTABLE)}" + (" commits" if len(named) > MAX_UNTESTABLE else "")
         lines.append(f"untestable: {times(standing.untestable)}{where}")
         if evidence.get(""):
             lines.append(f"  the first said: {evidence[''].strip().splitlines()[-1]}")
@@ -295,19 +273,15 @@ def _seen(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -
 
 
 def _reproduce(findings: Findings, subject: Bisection) -> str | None:
-    """Return how to see the failure again; None where there is none to see."""
-    shown, answer = findings.shown_by, findings.answer
-    if shown is None or (answer is not None and not answer.culprits):
+    """The command that shows the failure again; None where there is none to see."""
+    trial, answer = findings.shown_by, findings.answer
+    if trial is None or (answer is not None and not answer.culprits):
         return None
-    return subject.reproduce(shown.reverted if answer is None else answer.culprits, shown.seed)
-
-
-def _probability(probability: float) -> str:
-    return f"{min(probability, 0.999):.3f}".rstrip("0")
+    return subject.reproduce(trial.reverted if answer is None else answer.culprits, trial.seed)
 
 
 def _rate(rate: Rate) -> dict[str, float]:
-    return {"mean": round(rate.mean, 6), "low": round(rate.low, 6), "high": round(rate.high, 6)}
+    return {name: round(value, 6) for name, value in dataclasses.asdict(rate).items()}
 
 
 def _candidate(one: str, subject: Bisection) -> dict[str, str]:

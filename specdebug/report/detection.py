@@ -9,8 +9,9 @@ The document, as ``specdebug faults verify --json`` writes it among other things
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -51,28 +52,13 @@ class DetectionMatrix:
     def from_dict(cls, document: Mapping[str, Any]) -> DetectionMatrix:
         """Read the document. Raises MatrixError."""
         try:
-            return cls(
-                tuple(
-                    Injected(
-                        str(row["fault"]),
-                        int(row["seed"]),
-                        bool(row["effective"]),
-                        {str(name): int(steps) for name, steps in row["caught"].items()},
-                    )
-                    for row in document["runs"]
-                )
-            )
+            return cls(tuple(map(_injected, document["runs"])))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise MatrixError(f"no detection matrix: {type(error).__name__}: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Inverse of :meth:`from_dict`."""
-        return {
-            "runs": [
-                {"fault": row.fault, "seed": row.seed, "effective": row.effective, "caught": dict(row.caught)}
-                for row in self.rows
-            ]
-        }
+        return {"runs": [asdict(row) for row in self.rows]}
 
     @cached_property
     def classes(self) -> list[str]:
@@ -82,15 +68,12 @@ class DetectionMatrix:
     @cached_property
     def detectors(self) -> list[str]:
         """Detectors, those that caught most first."""
-        counts: dict[str, int] = {}
-        for row in self._effective:
-            for name in row.caught:
-                counts[name] = counts.get(name, 0) + 1
+        counts = Counter(name for row in self._effective for name in row.caught)
         return sorted(counts, key=lambda name: (-counts[name], name))
 
     @cached_property
     def sole(self) -> dict[str, list[str]]:
-        """Of detectors that were the only one to catch an injection, the classes it was of."""
+        """Of each detector that alone caught an injection, the classes of such injections."""
         found: dict[str, dict[str, None]] = {}
         for row in self._effective:
             if len(row.caught) == 1:
@@ -103,7 +86,7 @@ class DetectionMatrix:
         return self.any(fault).effective
 
     def caught(self, fault: str) -> int:
-        """Return how many of those some detector saw."""
+        """Effective injections of the class that some detector saw."""
         return self.any(fault).caught
 
     @property
@@ -112,13 +95,13 @@ class DetectionMatrix:
         return [row for row in self._effective if not row.caught]
 
     def cell(self, fault: str, detector: str) -> Cell:
-        """Return what a detector saw of a class."""
-        rows = self._of(fault)
+        """The injections of a class that a detector saw."""
+        rows = self._by_class[fault]
         return _cell(len(rows), [row.caught[detector] for row in rows if detector in row.caught])
 
     def any(self, fault: str) -> Cell:
-        """Return what some detector saw of a class, the first to do so counted."""
-        rows = self._of(fault)
+        """The same for all detectors together, the first to see an injection counted."""
+        rows = self._by_class[fault]
         return _cell(len(rows), [min(row.caught.values()) for row in rows if row.caught])
 
     @cached_property
@@ -127,13 +110,15 @@ class DetectionMatrix:
 
     @cached_property
     def _by_class(self) -> dict[str, list[Injected]]:
-        grouped: dict[str, list[Injected]] = {}
+        grouped: defaultdict[str, list[Injected]] = defaultdict(list)
         for row in self._effective:
-            grouped.setdefault(row.fault, []).append(row)
+            grouped[row.fault].append(row)
         return grouped
 
-    def _of(self, fault: str) -> list[Injected]:
-        return self._by_class.get(fault, [])
+
+def _injected(row: Mapping[str, Any]) -> Injected:
+    caught = {str(name): int(steps) for name, steps in row["caught"].items()}
+    return Injected(str(row["fault"]), int(row["seed"]), bool(row["effective"]), caught)
 
 
 def _cell(effective: int, steps: Sequence[int]) -> Cell:

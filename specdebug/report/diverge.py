@@ -11,23 +11,16 @@ from specdebug import __version__
 from specdebug.diverge.align import Difference
 from specdebug.diverge.run import Divergence
 from specdebug.report.foreign import shown
-from specdebug.report.tables import Column, Listing, Prose, line
+from specdebug.report.tables import Column, Listing, Prose, columns, line
 
-AFTER = (
-    Column("step", key=True),
-    Column("site", key=True),
-    Column("request", key=True),
-    Column("what differs", prose=True),
-)
+AFTER = (*columns("step", "site", "request", key=True), Column("what differs", prose=True))
 
 
 def render_divergence(scenario: str, answer: Divergence) -> RenderableType:
-    """Return what a person wants to know first, first."""
-    left, right = answer.names
-    lines: list[RenderableType] = [
-        Prose(Text.assemble((shown(scenario), "bold"), f": {shown(left)} against {shown(right)}"))
-    ]
-    lines += [line(each) for each in _answer(answer)]
+    """The answer, what differs right after, and the circumstances."""
+    left, right = map(shown, answer.names)
+    lines: list[RenderableType] = [Prose(Text.assemble((shown(scenario), "bold"), f": {left} against {right}"))]
+    lines += map(line, _answer(answer))
     if answer.after:
         lines += [Text(), Text("right after:")]
         rows = [
@@ -35,8 +28,7 @@ def render_divergence(scenario: str, answer: Divergence) -> RenderableType:
             for each in answer.after
         ]
         lines.append(Listing(AFTER, rows))
-    lines += [line(each) for each in _circumstances(answer)]
-    return Group(*lines)
+    return Group(*lines, *map(line, _circumstances(answer)))
 
 
 def divergence_document(scenario: str, answer: Divergence) -> dict[str, Any]:
@@ -53,13 +45,13 @@ def divergence_document(scenario: str, answer: Divergence) -> dict[str, Any]:
         "alike": answer.alike,
         "steps": list(answer.steps),
         "diverged": answer.first is not None,
-        "first": None if answer.first is None else _difference(answer.first),
+        "first": answer.first and _difference(answer.first),
         "values": None if answer.values is None else answer.values.to_dict(),
         "after": [_difference(each) for each in answer.after],
         "rounding": {
             "shares": rounding.shares,
             "widest": rounding.widest,
-            "first": None if rounding.first is None else _difference(rounding.first),
+            "first": rounding.first and _difference(rounding.first),
             "parted": [_difference(each) for each in rounding.parted],
         },
         "rescheduled": answer.rescheduled,
@@ -84,22 +76,19 @@ def _answer(answer: Divergence) -> list[str]:
         return [f"diverged at step {_step(first)}{site}{who}: {first.text}"]
     nth = first.right.nth if first.right is not None else 0
     again = f" (call {nth + 1} of it in the step)" if nth else ""
-    lines = [f"diverged at step {_step(first)}{who}, site {first.site}{again}"]
-    if seen is not None:
-        dtype = first.right.descriptor.dtype if first.right is not None else ""
-        place = f"[{', '.join(map(str, seen.index))}]" if seen.index else ""
-        more = f"; {seen.count} of its {seen.size} elements differ" if seen.size > 1 else ""
-        lines.append(f"  {dtype} {place}: {seen.left!r} in the first arm, {seen.right!r} in the second{more}")
-    else:
-        lines.append("  the values could not be read again: a second run did not come to the same place")
-    return lines
+    where = f"diverged at step {_step(first)}{who}, site {first.site}{again}"
+    if seen is None:
+        return [where, "  the values could not be read again: a second run did not come to the same place"]
+    dtype = first.right.descriptor.dtype if first.right is not None else ""
+    place = f"[{', '.join(map(str, seen.index))}]" if seen.index else ""
+    more = f"; {seen.count} of its {seen.size} elements differ" if seen.size > 1 else ""
+    return [where, f"  {dtype} {place}: {seen.left!r} in the first arm, {seen.right!r} in the second{more}"]
 
 
 def _circumstances(answer: Divergence) -> list[str]:
     if answer.reason or answer.interrupted:
         return []
-    lines: list[str] = []
-    rounding = answer.rounding
+    lines, rounding = [], answer.rounding
     if rounding.first is not None:
         lines.append(
             f"rounding, and not counted: {rounding.shares} tensors differ by at most {rounding.widest:.1e} of a row's "
@@ -122,10 +111,9 @@ def _circumstances(answer: Divergence) -> list[str]:
 
 
 def _step(found: Difference) -> str:
-    """Its number; in both arms where they differ."""
-    left, right = found.left, found.right
-    if left is not None and right is not None and left.step != right.step:
-        return f"{left.step}/{right.step}"
+    """The step's number; in both arms where they differ."""
+    if found.left and found.right and found.left.step != found.right.step:
+        return f"{found.left.step}/{found.right.step}"
     return str(found.step)
 
 

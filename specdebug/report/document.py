@@ -25,7 +25,7 @@ def replay_document(replay: Replay) -> dict[str, Any]:
 
 
 def arm_document(result: ArmResult) -> dict[str, Any]:
-    """One arm: what was run, what was expected, what happened."""
+    """One arm: the run, the expectation, the outcome."""
     expectation, asked = result.run.expectation, result.run.asked
     return {
         "arm": result.run.arm,

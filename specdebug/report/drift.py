@@ -1,13 +1,15 @@
-"""The check of one release for a person: a table, what is stale beside what stands there now, a closing line."""
+"""The check of one release for a person: a table, each stale edit beside the lines nearest to it, a closing line."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from specdebug.drift import EditProblem, FixRow, Report
 from specdebug.drift.check import UNDECIDED
-from specdebug.report.tables import Column, Listing, line
+from specdebug.report.tables import Column, Listing, columns, line
 
 _STYLES = {"fits": "green", "stale": "bold red", "not-for-version": "dim"}
 _OWNERS = {"ours": "ours", "upstream": "its own"}
@@ -19,15 +21,9 @@ def render_drift(report: Report) -> RenderableType:
     for row in report.rows:
         where = [str(place) for place in row.places] if row.status == "fits" else row.why or _count(row)
         rows.append((str(row.pr), _OWNERS[row.registry], Text(row.status, _STYLES[row.status]), where))
-    columns = (
-        Column("PR", key=True),
-        Column("registry", key=True),
-        Column("status", key=True),
-        Column("where", prose=True),
-    )
-    stale = [problem for row in report.rows for problem in row.problems]
-    said = line(_closing_line(report))
-    return Group(Listing(columns, rows), *(part for problem in stale for part in _evidence(problem)), said)
+    heads = (*columns("PR", "registry", "status", key=True), Column("where", prose=True))
+    evidence = (part for row in report.rows for problem in row.problems for part in _evidence(problem))
+    return Group(Listing(heads, rows), *evidence, line(_closing_line(report)))
 
 
 def _count(row: FixRow) -> str:
@@ -43,9 +39,11 @@ def _evidence(problem: EditProblem) -> list[RenderableType]:
 
 
 def _closing_line(report: Report) -> str:
-    ours = f"{report.count('ours', 'fits')} fit, {report.count('ours', 'stale')} stale"
-    ours += f", {report.count('ours', 'not-for-version')} not for this version"
-    own = f"{report.count('upstream', 'fits')} fit, {report.count('upstream', 'stale')} stale"
+    def count(registry: Literal["ours", "upstream"]) -> str:
+        return f"{report.count(registry, 'fits')} fit, {report.count(registry, 'stale')} stale"
+
     has_own = any(row.registry == "upstream" for row in report.rows)
-    said = f"{report.dist}: ours {ours}" + (f"; its own {own}" if has_own else "; it has no reverts of its own")
-    return said + ("; no patch of ours is for this release" if report.exit_code == UNDECIDED else "")
+    own = f"its own {count('upstream')}" if has_own else "it has no reverts of its own"
+    others = f"{report.count('ours', 'not-for-version')} not for this version"
+    undecided = "; no patch of ours is for this release" if report.exit_code == UNDECIDED else ""
+    return f"{report.dist}: ours {count('ours')}, {others}; {own}{undecided}"

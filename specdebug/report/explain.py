@@ -1,22 +1,23 @@
-"""Reasons why an arm that should have failed may have passed: what ran, what looked, and what to try next."""
+"""Reasons why an arm that should have failed may have passed, and advice on what to try next."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from specdebug.async_probe.sites import Site
 from specdebug.loops.replay import ArmResult
-from specdebug.report.words import times
+from specdebug.report.words import some, times
 from specdebug.scenario.library import engine_sites, live_in
 
-MAX_NAMED = 6
-"""Sites that were never reached that are named."""
+MAX_MISSED = 6
+"""Sites that were never reached and are named."""
+
+_sites = cache(engine_sites)
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,13 @@ class Probes:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The evidence for and against there having been nothing to find.
+    """The evidence for and against an arm in which nothing could be found.
 
     Attributes:
-        reverted: by fix, how often each edit of its revert ran.
-        oracles: by name, how often each looked; 0 for one that was switched off or had nothing to look at.
-        near: what came nearest to a failure, a line each; empty when nothing did.
-        next: what to try, a line each; commands begin with ``specdebug``.
+        reverted: by fix and edit of its revert, the number of times that it ran.
+        oracles: by name, the number of looks; 0 for one that was switched off or had nothing to look at.
+        near: the nearest things to a failure, a line each.
+        next: the advice, a line each; commands begin with ``specdebug``.
     """
 
     reverted: dict[str, dict[str, int]]
@@ -48,18 +49,18 @@ class Explanation:
 
     @property
     def findings(self) -> list[str]:
-        """Return what ran and what looked, in words, a line each."""
+        """The reverted lines that ran and the probes and oracles that looked, a line each."""
         near = [f"nearest to a failure: {'; '.join(self.near)}"] if self.near else []
         return [*_reverted(self.reverted), _probes(self.probes), _oracles(self.oracles), *near]
 
     @property
     def advice(self) -> list[str]:
-        """Return what to try, a line each."""
+        """The advice, a line each."""
         return [f"try: {one}" for one in self.next]
 
     @property
     def lines(self) -> list[str]:
-        """All of it."""
+        """The findings, then the advice."""
         return [*self.findings, *self.advice]
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,7 +69,7 @@ class Explanation:
 
 
 def explain(result: ArmResult) -> Explanation | None:
-    """Return why an arm passed of which a failure was expected, or that had fixes reverted to see one; else None."""
+    """Explain an arm that passed though a failure was expected or fixes were reverted to see one; None for others."""
     expectation, run = result.run.expectation, result.run
     should_fail = bool(run.reverts) if expectation is None else expectation.verdict == "fail"
     if result.outcome.verdict != "pass" or not should_fail:
@@ -83,16 +84,10 @@ def explain(result: ArmResult) -> Explanation | None:
 
 
 def _what_probes_did(result: ArmResult) -> Probes:
-    sites = _sites()
-    enabled = set().union(*(live_in(pack, sites) for pack in result.run.packs))
+    enabled = set().union(*(live_in(pack, _sites()) for pack in result.run.packs))
     counts = {site: count for site, count in result.outcome.reached_sites.items() if count}
     missed = tuple(sorted(enabled - counts.keys()))
     return Probes(len(enabled), len(enabled) - len(missed), sum(counts.values()), missed)
-
-
-@cache
-def _sites() -> list[Site]:
-    return engine_sites()
 
 
 def _what_oracles_did(result: ArmResult) -> dict[str, int]:
@@ -121,8 +116,8 @@ def _near(result: ArmResult) -> Iterator[str]:
 def _next(result: ArmResult) -> Iterator[str]:
     run = result.run
     own = run.scenario.arms[run.arm].revert
-    asked = [str(number) for number in run.reverts if number not in own]
-    words = [_file(run.scenario.path), "--arm", run.arm, *(("--revert", ",".join(asked)) if asked else ())]
+    asked = ",".join(str(number) for number in run.reverts if number not in own)
+    words = [_file(run.scenario.path), "--arm", run.arm, *(("--revert", asked) if asked else ())]
     yield f"{shlex.join(['specdebug', 'flake', *words])} (more seeds: how often does it fail?)"
     memory = None if run.config is None else run.config.memory
     if memory is not None and memory.fill != "garbage":
@@ -132,18 +127,15 @@ def _next(result: ArmResult) -> Iterator[str]:
     if any(pack.mode != "record" for pack in run.packs) and run.scenario.arms[run.arm].mode != "record":
         yield f"{shlex.join(['specdebug', 'replay', *words, '--mode', 'record'])} (probes note all that they find)"
     wanted = run.scenario.oracles_of(run.arm)
-    off = [name for name in ("lossless", "draft_kv", "pools") if not getattr(wanted, name)]
-    off += [] if wanted.accept is not None else ["accept"]
+    off = [f"{name}: true" for name in ("lossless", "draft_kv", "pools") if not getattr(wanted, name)]
+    if wanted.accept is None:
+        off.append("accept: {min_ratio: 0.8}")
     if off:
-        yield f"oracles: {{{', '.join(map(_switched_on, off))}}} in the scenario (off in this arm)"
-
-
-def _switched_on(oracle: str) -> str:
-    return "accept: {min_ratio: 0.8}" if oracle == "accept" else f"{oracle}: true"
+        yield f"oracles: {{{', '.join(off)}}} in the scenario (off in this arm)"
 
 
 def _file(path: Path) -> str:
-    """The file as one would type it from here."""
+    """The path as one would type it here."""
     here = os.path.relpath(path)
     return str(path) if here.startswith(os.pardir) else here
 
@@ -156,18 +148,12 @@ def _reverted(hits: dict[str, dict[str, int]]) -> Iterator[str]:
 
 
 def _probes(probes: Probes) -> str:
-    missed = ", ".join(probes.missed[:MAX_NAMED])
-    more = len(probes.missed) - MAX_NAMED
-    never = f"; never at {missed}{f' and {more} more' if more > 0 else ''}" if missed else ""
-    return (
-        f"probes: {probes.reached} of {probes.enabled} enabled sites reached, {times(probes.evaluated)} in all{never}"
-    )
+    never = f"; never at {some(probes.missed, MAX_MISSED)}" if probes.missed else ""
+    reached = f"{probes.reached} of {probes.enabled} enabled sites reached"
+    return f"probes: {reached}, {times(probes.evaluated)} in all{never}"
 
 
 def _oracles(looks: dict[str, int]) -> str:
-    def told(names: Sequence[str]) -> str:
-        return ", ".join(f"{name} {times(looks[name])}" for name in names)
-
     idle = [name for name, count in looks.items() if not count]
-    looked = told([name for name, count in looks.items() if count]) or "none"
+    looked = ", ".join(f"{name} {times(count)}" for name, count in looks.items() if count) or "none"
     return f"oracles that looked: {looked}" + (f"; that did not: {', '.join(idle)}" if idle else "")

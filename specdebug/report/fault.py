@@ -26,7 +26,7 @@ EFFECTS = {
 
 
 def in_graphs(kind: FaultClass) -> str:
-    """In a few words, whether it can act where CUDA graphs are captured; nothing if it can at all its sites."""
+    """The sites at which it can act inside a CUDA graph, in a few words; nothing if it can at all of its sites."""
     captured = kind.captured_sites
     others = [site for site in kind.sites if site not in captured]
     if not captured:

@@ -1,4 +1,4 @@
-"""The detection matrix for a person: how it comes along, and what came out."""
+"""The detection matrix for a person: its progress and its result."""
 
 from __future__ import annotations
 
@@ -12,33 +12,30 @@ from specdebug.loops.fault_matrix import CaseCheck, FaultMatrix
 from specdebug.loops.fault_runs import MatrixStanding
 from specdebug.report.lines import PlainLines
 from specdebug.report.live import LiveDisplay
-from specdebug.report.tables import Column, Listing, line
+from specdebug.report.tables import Column, Listing, columns, line
+from specdebug.report.words import counted, some
 
 COLUMNS = (
     Column("fault", key=True),
-    Column("effect"),
-    Column("injected"),
-    Column("caught"),
-    Column("within a step"),
-    Column("worst lag"),
+    *columns("effect", "injected", "caught", "within a step", "worst lag"),
     Column("caught by", prose=True),
 )
 MAX_DETECTORS = 3
 MAX_PROBLEMS = 20
 MAX_LIVE = 5
 TWENTIETHS = 20
-"""Plain output: lines that say how far it is, in all."""
+"""Plain output: lines about the progress, in all."""
 
 
 class PlainFaults(PlainLines):
-    """A line for whatever is wrong, and one whenever another twentieth is done."""
+    """A line for each problem, and one whenever another twentieth is done."""
 
     def __init__(self, stream: IO[str]) -> None:
         super().__init__(stream)
         self._said = 0
 
     def moved(self, standing: MatrixStanding) -> None:
-        """A run has ended."""
+        """Say the problems of the run that has ended."""
         for problem in standing.problems:
             self._say(problem)
         twentieth = standing.made * TWENTIETHS // max(standing.planned, 1)
@@ -48,7 +45,7 @@ class PlainFaults(PlainLines):
 
 
 class LiveFaults(LiveDisplay):
-    """The standing, how long it will take, and the latest of what is wrong."""
+    """The standing, the time left, and the latest problems."""
 
     def __init__(self, stream: IO[str]) -> None:
         super().__init__(stream)
@@ -57,7 +54,7 @@ class LiveFaults(LiveDisplay):
         self._problems: tuple[str, ...] = ()
 
     def moved(self, standing: MatrixStanding) -> None:
-        """Draws from now on what is known now."""
+        """Draw this standing from now on."""
         self._standing = standing
         self._problems = (*self._problems, *standing.problems)[-MAX_LIVE:]
 
@@ -75,7 +72,7 @@ def faults_progress(stream: IO[str]) -> PlainFaults | LiveFaults:
 
 
 def left_text(standing: MatrixStanding, seconds: float) -> str:
-    """Return what is left at the pace so far, ``seconds`` having passed; nothing while there is no pace to speak of."""
+    """The time that is left at the pace so far, ``seconds`` having passed; nothing while there is no pace yet."""
     if standing.made < standing.planned / 100:
         return ""
     left = seconds / max(standing.made, 1) * (standing.planned - standing.made)
@@ -83,14 +80,13 @@ def left_text(standing: MatrixStanding, seconds: float) -> str:
 
 
 def standing_text(standing: MatrixStanding) -> str:
-    """Return how far it is, in one line."""
-    wrong = f"{standing.found_wrong} {'problem' if standing.found_wrong == 1 else 'problems'}"
+    """The progress in one line."""
     caught = f"{standing.detected} of {standing.effective} effective injections caught"
-    return f"{standing.made} of {standing.planned} runs, {caught}, {wrong}"
+    return f"{standing.made} of {standing.planned} runs, {caught}, {counted(standing.found_wrong, 'problem')}"
 
 
 def render_fault_matrix(matrix: FaultMatrix) -> RenderableType:
-    """A row for each class that was run, then what is wrong."""
+    """A row for each class that was run, then the problems."""
     rows = [_row(check) for check in matrix.checks if check.runs]
     problems = [line(f"  {each}", "red") for each in matrix.problems[:MAX_PROBLEMS]]
     if len(matrix.problems) > MAX_PROBLEMS:
@@ -109,8 +105,7 @@ def render_fault_matrix(matrix: FaultMatrix) -> RenderableType:
 def closing_line(matrix: FaultMatrix) -> str:
     """The matrix in one line."""
     cut = f"stopped after {matrix.made} of {matrix.made + matrix.missing} runs; " if matrix.missing else ""
-    count = sum(bool(check.runs) for check in matrix.checks)
-    rows = "1 row" if count == 1 else f"{count} rows"
+    rows = counted(sum(bool(check.runs) for check in matrix.checks), "row")
     return (
         f"{cut}{rows}: {matrix.detected} of {matrix.effective} effective injections caught, "
         f"{matrix.promptly} within a step; {len(matrix.false_alarms)} false alarms in {matrix.clean_steps} clean steps"
@@ -118,16 +113,13 @@ def closing_line(matrix: FaultMatrix) -> str:
 
 
 def _row(check: CaseCheck) -> tuple[str, ...]:
-    data = check.to_dict()
-    names = [f"{name} ({count})" for name, count in check.caught_by.most_common(MAX_DETECTORS)]
-    more = len(check.caught_by) - MAX_DETECTORS
-    benign = check.kind.effect == "benign"
+    worst = check.to_dict()["worst_lag"]
+    counts = ("-", "-") if check.kind.effect == "benign" else (str(check.detected), str(check.promptly))
     return (
         check.case.name,
         check.kind.effect,
         f"{sum(run.injected for run in check.runs)} of {len(check.runs)}",
-        "-" if benign else str(check.detected),
-        "-" if benign else str(check.promptly),
-        "-" if data["worst_lag"] is None else str(data["worst_lag"]),
-        ", ".join(names) + (f" and {more} more" if more > 0 else ""),
+        *counts,
+        "-" if worst is None else str(worst),
+        some([f"{name} ({count})" for name, count in check.caught_by.most_common()], MAX_DETECTORS),
     )

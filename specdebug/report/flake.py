@@ -1,9 +1,9 @@
-"""A failure rate for a reader: while it is measured, what it came to, and the same as plain data."""
+"""A failure rate: its measurement and its result for a reader, and the result as plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 from rich.console import Group, RenderableType
@@ -12,9 +12,9 @@ from rich.text import Text
 
 from specdebug import __version__
 from specdebug.report.foreign import shown
-from specdebug.report.lines import PlainLines
+from specdebug.report.lines import PlainTrials
 from specdebug.report.live import LiveDisplay
-from specdebug.report.words import journal_line, times
+from specdebug.report.words import ended, journal_line, times
 from specdebug.stats.claims import Claim, percent
 from specdebug.stats.clean import clean_bound
 from specdebug.stats.intervals import Interval, anytime_interval, clopper_pearson
@@ -25,6 +25,8 @@ EVERY = 20
 """Plain output: runs between two lines, besides one for each failure."""
 
 MAX_SIGNATURES = 8
+COUNTS = ("trials", "resumed", "runs", "failures", "untestable", "masked")
+"""The counts of a tally that the document has."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,8 @@ class Question:
     """The question, in words.
 
     Attributes:
-        what: what is run, as the user wrote it.
-        claim: what is to be decided; None to measure the rate.
-        journal: where the trials are kept.
+        what: the command, as the user wrote it.
+        claim: the claim to be decided; None to measure the rate.
         reproduce: the command that runs it with this seed.
     """
 
@@ -45,28 +46,22 @@ class Question:
     reproduce: Callable[[int], str]
 
 
-class PlainFlake(PlainLines):
+class PlainFlake(PlainTrials):
     """A line for each failure, and one every few runs."""
 
     def __init__(self, stream: IO[str], question: Question) -> None:
-        super().__init__(stream)
+        super().__init__(stream, question.journal)
         self._question = question
-        self._resumed = False
-
-    def moved(self, tally: Tally) -> None:
-        """Says once how many trials the journal held."""
-        if tally.resumed and not self._resumed:
-            self._resumed = True
-            self._say(f"resumed: {tally.resumed} trials are in {self._question.journal}")
 
     def counted(self, trial: Trial, result: TrialResult, tally: Tally) -> None:
-        """A trial that did not pass, or the standing once in a while."""
+        """Say that a trial did not pass, or the standing once in a while."""
         self.moved(tally)
+        standing = standing_text(tally, self._question)
         if result.outcome != "pass":
-            what = f"{result.outcome} {result.signature}" if result.signature else result.outcome
-            self._say(f"trial {trial.number}: {what}, seed {trial.seed}; {standing_text(tally, self._question)}")
+            what = ended(result.outcome, result.signature)
+            self._say(f"trial {trial.number}: {what}, seed {trial.seed}; {standing}")
         elif tally.trials % EVERY == 0:
-            self._say(standing_text(tally, self._question))
+            self._say(standing)
 
 
 class LiveFlake(LiveDisplay):
@@ -78,21 +73,20 @@ class LiveFlake(LiveDisplay):
         self._tally = Tally()
 
     def moved(self, tally: Tally) -> None:
-        """Draws from now on what is known now."""
+        """Draw this tally from now on."""
         self._tally = tally
 
     def counted(self, trial: Trial, result: TrialResult, tally: Tally) -> None:
-        """The same."""
-        self._tally = tally
+        """Draw this tally from now on."""
+        self.moved(tally)
 
     def _draw(self) -> RenderableType:
         tally = self._tally
-        lines: list[RenderableType] = [Text(f"flake {shown(self._question.what)}: {tally.running} running", "bold")]
-        lines.append(Text(standing_text(tally, self._question)))
+        head = Text(f"flake {shown(self._question.what)}: {tally.running} running", "bold")
         table = Table.grid(padding=(0, 2))
         for name, count in tally.signatures[:MAX_SIGNATURES]:
             table.add_row(Text(str(count), "red", justify="right"), Text(shown(name)))
-        return Group(*lines, table)
+        return Group(head, Text(standing_text(tally, self._question)), table)
 
 
 def flake_progress(stream: IO[str], question: Question) -> PlainFlake | LiveFlake:
@@ -101,28 +95,30 @@ def flake_progress(stream: IO[str], question: Question) -> PlainFlake | LiveFlak
 
 
 def standing_text(tally: Tally, question: Question) -> str:
-    """``3 of 40 failed: 7.5%, 95% interval 1.2% to 23.7%``, and what the claim still takes."""
-    text = rate_text(tally, question.confidence)
-    if question.claim is None or not tally.runs or question.claim.decided(tally.failures, tally.runs) is not None:
+    """``3 of 40 failed: 7.5%, 95% interval 1.2% to 23.7%``, and the runs that the claim still takes."""
+    text, claim = rate_text(tally, question.confidence), question.claim
+    if claim is None or not tally.runs or claim.decided(tally.failures, tally.runs) is not None:
         return text
-    return f"{text}; {_owed(tally, question.claim)}"
+    owed = claim.owed(tally.failures, tally.runs)
+    runs = "1 more clean run is" if owed == 1 else f"{owed} more clean runs are"
+    return f"{text}; {runs} owed before `{claim.text.partition(' or ')[0]}` can be claimed"
 
 
 def rate_text(tally: Tally, confidence: float) -> str:
     """Failures, and the rate with its interval."""
-    counts = f"{tally.failures} of {tally.runs} failed"
     if not tally.runs:
         return "no run has come to a verdict"
+    counts = f"{tally.failures} of {tally.runs} failed"
     if not tally.failures:
         return f"{counts}: rate < {_percent(clean_bound(tally.runs, confidence))} at {percent(confidence)}"
-    interval = _interval(tally, confidence)
-    return f"{counts}: rate {_percent(tally.failures / tally.runs)}, {percent(confidence)} interval {_span(interval)}"
+    span = _span(anytime_interval(tally.failures, tally.runs, confidence))
+    return f"{counts}: rate {_percent(tally.failures / tally.runs)}, {percent(confidence)} interval {span}"
 
 
 def sampled_text(sampled: Sampled, question: Question, evidence: Mapping[str, str]) -> str:
-    """Verdict, what else was seen, how to see it again. No line is folded: some are to be copied.
+    """The result in lines, none of them folded: some are to be copied.
 
-    ``evidence``: of every signature, what its first trial left; of untestable trials under ``""``.
+    ``evidence``: of every signature, the text that its first trial left; of untestable trials under ``""``.
     """
     tally = sampled.tally
     lines = [verdict_line(sampled, question)]
@@ -148,7 +144,7 @@ def sampled_text(sampled: Sampled, question: Question, evidence: Mapping[str, st
 
 
 def verdict_line(sampled: Sampled, question: Question) -> str:
-    """Return what it came to, in one line."""
+    """The result in one line."""
     tally, claim = sampled.tally, question.claim
     holds = decision(sampled, claim)
     if claim is not None and holds is not None:
@@ -164,7 +160,7 @@ def verdict_line(sampled: Sampled, question: Question) -> str:
 
 
 def decision(sampled: Sampled, claim: Claim | None) -> bool | None:
-    """Return whether the claim holds, None where it was not decided or none was made."""
+    """Return True if the claim holds, None where it was not decided or none was made."""
     tally = sampled.tally
     return None if claim is None or sampled.reason != "enough" else claim.decided(tally.failures, tally.runs)
 
@@ -172,9 +168,9 @@ def decision(sampled: Sampled, claim: Claim | None) -> bool | None:
 def flake_document(
     sampled: Sampled, question: Question, exit_code: int, reverted: list[str], evidence: Mapping[str, str]
 ) -> dict[str, Any]:
-    """A measurement as plain data. ``evidence``: of every signature, what its first trial left."""
+    """A measurement as plain data. ``evidence`` is that of :func:`sampled_text`."""
     tally, claim = sampled.tally, question.claim
-    holds, seeds = decision(sampled, claim), dict(tally.first)
+    seeds = dict(tally.first)
     return {
         "specdebug": __version__,
         "what": question.what,
@@ -183,15 +179,10 @@ def flake_document(
         "reason": sampled.reason,
         "trouble": None if sampled.trouble is None else str(sampled.trouble),
         "claim": None if claim is None else claim.text,
-        "holds": holds,
+        "holds": decision(sampled, claim),
         "owed": None if claim is None else claim.owed(tally.failures, tally.runs),
         "confidence": question.confidence,
-        "trials": tally.trials,
-        "resumed": tally.resumed,
-        "runs": tally.runs,
-        "failures": tally.failures,
-        "untestable": tally.untestable,
-        "masked": tally.masked,
+        **{name: getattr(tally, name) for name in COUNTS},
         "rate": tally.failures / tally.runs if tally.runs else None,
         "interval": _plain(anytime_interval(tally.failures, tally.runs, question.confidence)),
         "fixed_interval": _plain(clopper_pearson(tally.failures, tally.runs, question.confidence)),
@@ -210,22 +201,12 @@ def flake_document(
     }
 
 
-def _owed(tally: Tally, claim: Claim) -> str:
-    owed = claim.owed(tally.failures, tally.runs)
-    runs = "1 more clean run is" if owed == 1 else f"{owed} more clean runs are"
-    return f"{runs} owed before `{claim.text.partition(' or ')[0]}` can be claimed"
-
-
-def _interval(tally: Tally, confidence: float) -> Interval:
-    return anytime_interval(tally.failures, tally.runs, confidence)
-
-
 def _span(interval: Interval) -> str:
     return f"{_percent(interval.low)} to {_percent(interval.high)}"
 
 
 def _plain(interval: Interval) -> dict[str, float]:
-    return {"low": round(interval.low, 6), "high": round(interval.high, 6)}
+    return {name: round(value, 6) for name, value in asdict(interval).items()}
 
 
 def _percent(rate: float) -> str:

@@ -9,7 +9,7 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def shown(text: object) -> str:
-    """Return ``text`` on one line with every character that could do more than be read written as its escape.
+    """Return ``text`` on one line, with every character that is not printable as its escape.
 
     Control characters (an escape sequence starts with one), line breaks, marks that turn the direction of writing and
     lone surrogates come out as ``\\x1b``, ``\\n``, ``\\u202e``, ``\\udc80``. Everything printable stays as it is.

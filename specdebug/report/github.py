@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Literal
 
 from specdebug.loops.compare import Comparison
+from specdebug.loops.last_failed import as_it_should
 from specdebug.loops.replay import ArmResult, Replay
 from specdebug.report.explain import explain
 from specdebug.report.foreign import shown, shown_lines
-from specdebug.report.terminal import COMPARED, accept_text, closing_line, comparison_line
-from specdebug.verdict.outcome import Outcome
+from specdebug.report.terminal import COMPARED, accept_text, closing_line, comparison_line, step_text
+from specdebug.report.words import ended
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 ACTIONS_VARIABLE = "GITHUB_ACTIONS"
@@ -51,9 +52,8 @@ class Annotation:
 
 
 def replay_annotations(replay: Replay, environment: Mapping[str, str] = os.environ) -> list[Annotation]:
-    """One for each arm that did not do what it should: an error, or a warning where it came to no verdict. It stands at
-    the arm's line of the scenario's file."""
-    return [_annotation(replay, result, environment) for result in replay.results if not _as_it_should(result)]
+    """An error for each arm that did not do as it should, or a warning where it came to no verdict, at its line."""
+    return [_annotation(replay, result, environment) for result in replay.results if not as_it_should(result)]
 
 
 def comparison_annotations(
@@ -69,43 +69,43 @@ def comparison_annotations(
 
 
 def replay_summary(replay: Replay) -> str:
-    """The results as Markdown: a table of arms, then what was found in those that failed."""
-    sign = "✅" if replay.exit_code == 0 else "❔" if replay.exit_code not in (1, 2) else "❌"
-    lines = [f"### {sign} specdebug replay: {plain(replay.scenario.name)}", "", plain(closing_line(replay)), ""]
+    """The results as Markdown: a table of arms, then the findings in those that failed."""
     rows = [
         (
             result.run.arm,
             _verdict(result),
             result.outcome.signature or "",
-            "" if result.outcome.where_step is None else str(result.outcome.where_step),
+            step_text(result.outcome.where_step),
             accept_text(result.outcome.metrics),
             f"{result.outcome.metrics.wall_s:.1f} s",
         )
         for result in replay.results
     ]
-    lines += _table(("arm", "verdict", "signature", "step", "accept length", "time"), rows)
+    lines = _table(("arm", "verdict", "signature", "step", "accept length", "time"), rows)
     for result in replay.results:
         lines += _findings(result)
-    return "\n".join(lines) + "\n"
+    sign = {0: "✅", 1: "❌", 2: "❌"}.get(replay.exit_code, "❔")
+    return _summary(sign, f"replay: {plain(replay.scenario.name)}", closing_line(replay), lines)
 
 
 def comparison_summary(replay: Replay, comparison: Comparison) -> str:
     """The same for two arms side by side."""
     sign = "✅" if comparison.agree else "❔" if comparison.unavailable else "❌"
-    lines = [f"### {sign} specdebug compare: {plain(replay.scenario.name)}", "", plain(comparison_line(comparison)), ""]
-    left, right = comparison.outcomes
-    lines += _table(("", *comparison.names), [(name, tell(left), tell(right)) for name, tell in COMPARED.items()])
-    return "\n".join(lines) + "\n"
+    rows = [(name, *map(tell, comparison.outcomes)) for name, tell in COMPARED.items()]
+    table = _table(("", *comparison.names), rows)
+    return _summary(sign, f"compare: {plain(replay.scenario.name)}", comparison_line(comparison), table)
 
 
 def text_summary(command: str, exit_code: int, text: str) -> str:
-    """The same for what a command says as text, its first line being the verdict."""
+    """The same for the text of a command, its first line being the verdict."""
     sign = {0: "✅", 1: "❌"}.get(exit_code, "❔")
     verdict, _, rest = text.partition("\n")
-    lines = [f"### {sign} specdebug {plain(command)}", "", plain(verdict), ""]
-    if rest:
-        lines += [f"<pre>{html.escape(shown_lines(rest)).replace(chr(10), '<br>')}</pre>", ""]
-    return "\n".join(lines) + "\n"
+    lines = [f"<pre>{html.escape(shown_lines(rest)).replace(chr(10), '<br>')}</pre>", ""] if rest else []
+    return _summary(sign, plain(command), verdict, lines)
+
+
+def _summary(sign: str, title: str, verdict: str, lines: Sequence[str]) -> str:
+    return "\n".join((f"### {sign} specdebug {title}", "", plain(verdict), "", *lines)) + "\n"
 
 
 def plain(text: str) -> str:
@@ -120,19 +120,11 @@ def _annotation(replay: Replay, result: ArmResult, environment: Mapping[str, str
     path, line = _place(replay, result.run.arm, environment)
     what = outcome.signature or outcome.verdict
     title = f"specdebug: {replay.scenario.name}, arm {result.run.arm}: {what}"
-    message = _where(outcome) + (outcome.detail or "nothing was found")
+    where = "" if outcome.where_step is None else f"step {outcome.where_step}: "
+    message = where + (outcome.detail or "nothing was found")
     if expectation is not None:
-        wanted = " or ".join(expectation.signatures)
-        message += f"; expected was {expectation.verdict}{f' {wanted}' if wanted else ''}"
+        message += f"; expected was {ended(expectation.verdict, ' or '.join(expectation.signatures))}"
     return Annotation(level, title, message, path, line)
-
-
-def _where(outcome: Outcome) -> str:
-    return "" if outcome.where_step is None else f"step {outcome.where_step}: "
-
-
-def _as_it_should(result: ArmResult) -> bool:
-    return result.outcome.verdict == "pass" if result.met is None else result.met
 
 
 def _place(replay: Replay, arm: str, environment: Mapping[str, str]) -> tuple[str, int]:
@@ -150,14 +142,13 @@ def _verdict(result: ArmResult) -> str:
 
 
 def _findings(result: ArmResult) -> list[str]:
-    outcome = result.outcome
-    why = explain(result)
+    outcome, why = result.outcome, explain(result)
     if not outcome.violations and not outcome.reasons and why is None:
         return []
     lines = ["", f"<details><summary>{plain(result.run.arm)}: what was found</summary>", ""]
     if outcome.violations:
-        shown = outcome.violations[:MAX_FINDINGS]
-        rows = [(found.signature, "" if found.step is None else str(found.step), found.detail) for found in shown]
+        told = outcome.violations[:MAX_FINDINGS]
+        rows = [(found.signature, step_text(found.step), found.detail) for found in told]
         lines += _table(("signature", "step", "what"), rows)
         if len(outcome.violations) > MAX_FINDINGS:
             lines += ["", f"and {len(outcome.violations) - MAX_FINDINGS} more"]

@@ -7,9 +7,10 @@ skipped when the arm came to no verdict. A comparison, or a measured failure rat
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree as ET
 
+from specdebug.loops.last_failed import as_it_should
 from specdebug.loops.replay import ArmResult, Replay
 from specdebug.report.explain import explain
 from specdebug.report.terminal import ties_text
@@ -20,69 +21,63 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 def junit_xml(replays: Sequence[Replay]) -> str:
     """The XML document."""
-    root = ET.Element("testsuites", name="specdebug")
-    totals = {"tests": 0, "failures": 0, "skipped": 0, "errors": 0}
-    for replay in replays:
-        suite = ET.SubElement(root, "testsuite", name=_clean(replay.scenario.name))
-        counts = dict.fromkeys(totals, 0)
-        for result in replay.results:
-            counts["tests"] += 1
-            kind = _case(suite, replay, result)
-            if kind:
-                counts[kind] += 1
-        for name, count in counts.items():
-            suite.set(name, str(count))
-            totals[name] += count
-        suite.set("time", f"{replay.wall_s:.3f}")
-    for name, count in totals.items():
-        root.set(name, str(count))
-    ET.indent(root)
-    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    return _document(
+        _suite(replay.scenario.name, [_result_case(replay, result) for result in replay.results], replay.wall_s)
+        for replay in replays
+    )
 
 
 def verdict_xml(suite: str, case: str, exit_code: int, text: str, seconds: float) -> str:
     """The document of one case: passed for exit code 0, failed for 1, else skipped for want of a verdict.
 
-    ``text``: what was said, its first line the verdict.
+    ``text``: the command's output, its first line the verdict.
     """
-    verdict = text.partition("\n")[0]
-    kind = {0: None, 1: "failure"}.get(exit_code, "skipped")
-    counts = {"tests": 1, "failures": int(kind == "failure"), "skipped": int(kind == "skipped"), "errors": 0}
-    numbers = {name: str(count) for name, count in counts.items()}
-    root = ET.Element("testsuites", {"name": "specdebug", **numbers})
-    element = ET.SubElement(root, "testsuite", {"name": _clean(suite), **numbers, "time": f"{seconds:.3f}"})
-    one = ET.SubElement(element, "testcase", classname=_clean(f"specdebug.{suite}"), name=_clean(case))
-    one.set("time", f"{seconds:.3f}")
-    if kind is not None:
-        ET.SubElement(one, kind, message=_clean(verdict)).text = _clean(text)
+    one = _case(suite, case, seconds)
+    if exit_code != 0:
+        kind = "failure" if exit_code == 1 else "skipped"
+        ET.SubElement(one, kind, message=_clean(text.partition("\n")[0])).text = _clean(text)
     ET.SubElement(one, "system-out").text = _clean(text)
+    return _document([_suite(suite, [one], seconds)])
+
+
+def _document(suites: Iterable[ET.Element]) -> str:
+    root = ET.Element("testsuites", name="specdebug")
+    root.extend(suites)
+    _count(root)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _case(suite: ET.Element, replay: Replay, result: ArmResult) -> str | None:
-    """Add one case; returns which count it adds to."""
+def _suite(name: str, cases: Iterable[ET.Element], seconds: float) -> ET.Element:
+    suite = ET.Element("testsuite", name=_clean(name))
+    suite.extend(cases)
+    _count(suite)
+    suite.set("time", f"{seconds:.3f}")
+    return suite
+
+
+def _count(element: ET.Element) -> None:
+    """Set the numbers of cases below an element."""
+    for name, tag in {"tests": "testcase", "failures": "failure", "skipped": "skipped", "errors": "error"}.items():
+        element.set(name, str(sum(1 for _ in element.iter(tag))))
+
+
+def _case(suite: str, name: str, seconds: float) -> ET.Element:
+    return ET.Element("testcase", classname=_clean(f"specdebug.{suite}"), name=_clean(name), time=f"{seconds:.3f}")
+
+
+def _result_case(replay: Replay, result: ArmResult) -> ET.Element:
     outcome = result.outcome
-    case = ET.SubElement(
-        suite,
-        "testcase",
-        classname=_clean(f"specdebug.{replay.scenario.name}"),
-        name=_clean(result.run.arm),
-        time=f"{outcome.metrics.wall_s:.3f}",
-    )
-    kind = None
-    if result.met is False or (result.met is None and outcome.verdict != "pass"):
-        kind = "skipped" if outcome.verdict == "unknown" else "failures"
-        if kind == "skipped":
-            ET.SubElement(case, "skipped", message=_clean(outcome.detail))
-        else:
-            summary = outcome.signature or f"{outcome.verdict}, where a failure was expected"
-            failure = ET.SubElement(case, "failure", message=_clean(summary), type=_clean(summary))
-            failure.text = _clean(_evidence(result))
+    case = _case(replay.scenario.name, result.run.arm, outcome.metrics.wall_s)
+    if not as_it_should(result) and outcome.verdict == "unknown":
+        ET.SubElement(case, "skipped", message=_clean(outcome.detail))
+    elif not as_it_should(result):
+        summary = _clean(outcome.signature or f"{outcome.verdict}, where a failure was expected")
+        ET.SubElement(case, "failure", message=summary, type=summary).text = _clean(_evidence(result))
     ET.SubElement(case, "system-out").text = _clean(_facts(outcome))
     if outcome.log_tail:
         ET.SubElement(case, "system-err").text = _clean(outcome.log_tail)
-    return kind
+    return case
 
 
 def _evidence(result: ArmResult) -> str:
@@ -110,5 +105,5 @@ def _facts(outcome: Outcome) -> str:
 
 
 def _clean(text: str) -> str:
-    """Without the characters XML 1.0 cannot hold."""
+    """Replace the characters that XML 1.0 cannot hold."""
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import IO, Self
+import contextlib
+from typing import IO, TYPE_CHECKING, Self
 
 from specdebug.report.foreign import shown
+
+if TYPE_CHECKING:
+    from specdebug.trials.sampling import Tally
+    from specdebug.trials.search import Standing
 
 
 class PlainLines:
@@ -17,14 +21,25 @@ class PlainLines:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Nothing to put back."""
 
     def _say(self, text: str) -> None:
         """Print one line, whatever is in ``text``."""
-        try:
+        with contextlib.suppress(OSError):  # nobody reads the progress; the results still matter
             print(shown(text), file=self._stream, flush=True)
-        except OSError:  # nobody reads the progress; the results still matter
-            return
+
+
+class PlainTrials(PlainLines):
+    """Says once how many trials the journal held."""
+
+    def __init__(self, stream: IO[str], journal: str) -> None:
+        super().__init__(stream)
+        self._journal = journal
+        self._resumed = False
+
+    def moved(self, standing: Standing | Tally) -> None:
+        """A trial begins, or was in the journal."""
+        if standing.resumed and not self._resumed:
+            self._resumed = True
+            self._say(f"resumed: {standing.resumed} trials are in {self._journal}")

@@ -1,4 +1,4 @@
-"""Tables of what there is to be named: scenarios, probe sites and packs, facts of an installation."""
+"""Tables of scenarios, probe sites and packs, and facts of an installation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdebug.scenario.packs import ProbePack
 
 
 def scenario_table(scenarios: Iterable[Scenario]) -> Listing:
-    """One row a scenario: the name it is called by, its arms, what it shows."""
+    """One row a scenario: name, arms, description."""
     columns = (Column("scenario", key=True), Column("arms", prose=True), Column("what it shows", prose=True))
     return Listing(columns, [(s.path.stem, ", ".join(s.arms), " ".join(s.description.split())) for s in scenarios])
 
@@ -34,7 +34,7 @@ def probe_tables(
 
 
 def facts_table(facts: Mapping[str, Any], problems: Iterable[str]) -> RenderableType:
-    """Names and values side by side, then what is wrong."""
+    """Names and values side by side, then the problems."""
     columns = (Column("", key=True), Column("", prose=True))
     rows = [
         (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)) for name, value in facts.items()

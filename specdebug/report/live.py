@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import IO, Any, Self, cast
 
 from rich.console import Console, RenderableType
@@ -31,7 +30,7 @@ class _WhileItLasts:
 
 
 class LiveDisplay(ABC):
-    """Draws what is known on a stream for as long as it is entered; then it is gone."""
+    """Draws the state on a stream for as long as it is entered; then the drawing is gone."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._console = Console(file=cast(IO[str], _WhileItLasts(stream)), highlight=False)
@@ -41,11 +40,9 @@ class LiveDisplay(ABC):
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
 
     @abstractmethod
     def _draw(self) -> RenderableType:
-        """Return what is known now. Called by another thread than the one that learns it."""
+        """Return the state of now. Another thread calls this than the one that changes the state."""

@@ -8,16 +8,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from specdebug.loops.verify import ToggleCheck
-from specdebug.report.tables import Column, Listing, line
+from specdebug.report.tables import Listing, columns, line
 
 COLUMNS = (
-    Column("PR", key=True),
-    Column("state", key=True),
-    Column("scenario", key=True),
-    Column("plan"),
-    Column("stated signature"),
-    Column("applied: silent", right=True),
-    Column("reverted: detected", right=True),
+    *columns("PR", "state", "scenario", key=True),
+    *columns("plan", "stated signature"),
+    *columns("applied: silent", "reverted: detected", right=True),
 )
 MAX_PROBLEMS = 5
 """Problems of one toggle that are spelt out."""
@@ -42,8 +38,7 @@ def render_matrix(checks: Sequence[ToggleCheck]) -> RenderableType:
     ]
     lines: list[RenderableType] = []
     for check in checks:
-        for problem in check.problems[:MAX_PROBLEMS]:
-            lines.append(line(f"{check.toggle.pr} {problem}", "red"))
+        lines += [line(f"{check.toggle.pr} {problem}", "red") for problem in check.problems[:MAX_PROBLEMS]]
         if len(check.problems) > MAX_PROBLEMS:
             lines.append(line(f"{check.toggle.pr} and {len(check.problems) - MAX_PROBLEMS} more", "red"))
     live = sum(check.live for check in checks)

@@ -1,4 +1,4 @@
-"""A search for the smallest scenario, for a reader: how it goes, what is left, and the same as plain data."""
+"""A search for the smallest scenario: its progress and its result for a reader, and the result as plain data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specdebug import __version__
 from specdebug.minimise import Seen, StageResult, Summary
 from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainLines
-from specdebug.report.words import journal_line, times
+from specdebug.report.words import counted, journal_line, times
 
 NUMBERS = "numbers"
 """The beginning of the titles of stages that make numbers smaller."""
@@ -22,10 +22,9 @@ class Minimisation:
 
     Attributes:
         what: the scenario and its options, as the user wrote them.
-        requests: how many requests (or conversations) there were.
+        requests: the number of requests (or conversations) before.
         output: the file that is written.
-        journal: where the trials are kept.
-        confidence: of what is said to be needed.
+        confidence: the confidence of what is said to be needed.
     """
 
     what: str
@@ -53,29 +52,29 @@ class MinimiseProgress(PlainLines):
         self._say(f"{step.title}: {len(step.removed)} of {len(step.removed) + len(step.kept)} were superfluous")
 
     def closing(self, seen: Seen, failures: int, trials: int) -> None:
-        """A trial of what is left, at the end."""
+        """A trial of the smallest scenario, at the end."""
         self._say(f"what is left: {_seen(seen)}; {times(failures)} of {trials}")
 
 
 def summary_text(summary: Summary[Any], subject: Minimisation) -> str:
-    """Return what is left, how sure that is, how to see it, what else was seen."""
+    """The result in lines: the headline, the parts needed, other failures, the command to reproduce it."""
     lines = [headline(summary, subject)]
     if summary.reason != "silent":
-        lines.append(f"signature {summary.followed}: the whole {rate_text(*summary.whole)}, {_left(summary)}")
+        whole, left = rate_text(*summary.whole), rate_text(*summary.left)
+        lines.append(f"signature {summary.followed}: the whole {whole}, what is left {left}")
         lines += needed_lines(summary, subject)
     if summary.others:
         others = (f"{name} ({times(count)})" for name, count in summary.others)
         lines.append(f"also seen on the way: {', '.join(others)}")
     if summary.seeds:
-        lines.append(f"written: {subject.output}")
-        lines.append(f"reproduce: specdebug replay {subject.output}")
+        lines += [f"written: {subject.output}", f"reproduce: specdebug replay {subject.output}"]
     lines.append(journal_line(subject.journal, summary.reason, summary.resumed, summary.trials))
     return "\n".join(map(shown, lines))
 
 
 def headline(summary: Summary[Any], subject: Minimisation) -> str:
     """The result in one line."""
-    trials = f"{summary.trials} {'trial' if summary.trials == 1 else 'trials'}"
+    trials = counted(summary.trials, "trial")
     parts = [f"{step.trials} of them for the requests" for step in summary.steps[:1]]
     if summary.resumed:
         parts.append(f"{summary.resumed} of them from the journal")
@@ -85,27 +84,24 @@ def headline(summary: Summary[Any], subject: Minimisation) -> str:
         followed = f" with {summary.followed}" if summary.followed else ""
         return f"{subject.what} did not fail{followed} in {trials}; there is nothing to make smaller"
     size = f"{subject.requests} requests became {_requests_left(summary, subject)}"
-    why = {
-        "done": f"{size} after {trials}",
-        "max-trials": f"{size}, not yet the smallest: --max-trials is reached after {trials}",
-        "interrupted": f"{size}, not yet the smallest: interrupted after {trials}",
-        "trouble": f"{size}, not yet the smallest: stopped after {trials}",
-    }
-    return why[summary.reason]
+    if summary.reason == "done":
+        return f"{size} after {trials}"
+    why = {"max-trials": "--max-trials is reached", "interrupted": "interrupted", "trouble": "stopped"}[summary.reason]
+    return f"{size}, not yet the smallest: {why} after {trials}"
 
 
 def needed_lines(summary: Summary[Any], subject: Minimisation) -> list[str]:
-    """Return what is needed, stage by stage, and what nobody knows yet."""
-    lines = []
+    """The parts that are needed, stage by stage, and those of which nobody knows yet."""
+    lines: list[str] = []
+    smaller: list[str] = []
     for step in summary.steps:
         if step.title.startswith(NUMBERS):
+            smaller += step.removed
             continue
-        sure = [label for label in step.kept if label not in step.unconfirmed]
-        if sure:
+        if sure := [label for label in step.kept if label not in step.unconfirmed]:
             lines.append(f"needed at {subject.confidence:.0%}: {', '.join(sure)}")
         if step.unconfirmed:
             lines.append(f"not known to be needed: {', '.join(step.unconfirmed)}")
-    smaller = [label for step in summary.steps if step.title.startswith(NUMBERS) for label in step.removed]
     if smaller:
         lines.append(f"smaller: {', '.join(_merged(smaller))}")
     return lines
@@ -131,13 +127,7 @@ def minimise_document(summary: Summary[Any], subject: Minimisation, exit_code: i
         "smallest": dict(zip(("failures", "trials"), summary.left, strict=True)),
         "seeds": list(summary.seeds),
         "steps": [
-            {
-                "title": step.title,
-                "trials": step.trials,
-                "removed": list(step.removed),
-                "kept": list(step.kept),
-                "unconfirmed": list(step.unconfirmed),
-            }
+            {name: getattr(step, name) for name in ("title", "trials", "removed", "kept", "unconfirmed")}
             for step in summary.steps
         ],
         "trials": summary.trials,
@@ -151,17 +141,13 @@ def _requests_left(summary: Summary[Any], subject: Minimisation) -> int:
     return len(summary.steps[0].kept) if summary.steps else subject.requests
 
 
-def _left(summary: Summary[Any]) -> str:
-    return f"what is left {rate_text(*summary.left)}"
-
-
 def _merged(changes: Sequence[str]) -> list[str]:
     """``a 9 -> 5`` and ``a 5 -> 3`` as ``a 9 -> 3``."""
     found: dict[str, tuple[str, str]] = {}
     for change in changes:
         label, _, values = change.rpartition(" -> ")
         name, _, before = label.rpartition(" ")
-        found[name] = (found[name][0] if name in found else before, values)
+        found[name] = (found.get(name, (before,))[0], values)
     return [f"{name} {before} -> {after}" for name, (before, after) in found.items()]
 
 

@@ -2,7 +2,7 @@
 
 A process is an arm, a thread a phase of its engine. The engine's own time is all that is recorded, so steps stand one
 after another as if nothing lay between them. Besides a slice for each step there are counters (accept length, batch
-size, tokens that came out) and instants (what was found, who finished, who was retracted).
+size, tokens that came out) and instants (findings, injections, requests that finished or were retracted).
 
 Format: "Trace Event Format", Google, 2016; times are in microseconds.
 """
@@ -14,10 +14,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from specdebug import __version__
-from specdebug.faults.model import Injection
 from specdebug.loops.replay import ArmResult, Replay
 from specdebug.loops.steplog import EngineStep, Recording
-from specdebug.verdict.outcome import Violation
 
 PHASES = {"prefill": 1, "decode": 2, "idle": 3}
 """Threads; findings and ends of requests lie on one of their own."""
@@ -37,7 +35,7 @@ def perfetto_json(replay: Replay, recording: Recording) -> str:
 
 
 def arm_events(result: ArmResult, steps: Sequence[EngineStep], pid: int) -> list[Event]:
-    """One arm's events under this process id; metadata first, then steps, then what happened in them."""
+    """One arm's events under this process id: metadata, steps, injections, findings."""
     name = f"{result.run.arm}: {result.outcome.verdict}"
     events = [_named("process_name", name, pid, 0), _named("process_sort_index", pid, pid, 0)]
     events += [_named("thread_name", phase, pid, tid) for phase, tid in PHASES.items()]
@@ -51,10 +49,13 @@ def arm_events(result: ArmResult, steps: Sequence[EngineStep], pid: int) -> list
     ends = {step.number: starts[step.number] + 1e6 * step.seconds for step in steps}
     # A step that never came to its end is in neither: what belongs to it, or to no step, stands at the end.
     outcome = result.outcome
-    events += [_injection(each, starts.get(each.step, now), pid) for each in outcome.injections]
-    events += [
-        _finding(each, now if each.step is None else ends.get(each.step, now), pid) for each in outcome.violations
-    ]
+    for each in outcome.injections:
+        args = {"step": each.step, "detail": str(each)}
+        events.append(_instant(each.fault, "injection", starts.get(each.step, now), pid, args))
+    for found in outcome.violations:
+        args = {"step": found.step, "times": found.count, "detail": found.detail}
+        at = now if found.step is None else ends.get(found.step, now)
+        events.append(_instant(found.signature, "finding", at, pid, args))
     return events
 
 
@@ -77,15 +78,6 @@ def _step_events(step: EngineStep, at: float, pid: int) -> Iterator[Event]:
     for what, rids in (("finished", step.finished), ("retracted", step.retracted)):
         for rid in rids:
             yield _instant(f"{rid} {what}", what, end, pid, {"request": rid, "step": step.number})
-
-
-def _finding(violation: Violation, at: float, pid: int) -> Event:
-    args = {"step": violation.step, "times": violation.count, "detail": violation.detail}
-    return _instant(violation.signature, "finding", at, pid, args)
-
-
-def _injection(injection: Injection, at: float, pid: int) -> Event:
-    return _instant(injection.fault, "injection", at, pid, {"step": injection.step, "detail": str(injection)})
 
 
 def _instant(name: str, category: str, at: float, pid: int, args: Event) -> Event:

@@ -14,6 +14,7 @@ from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainLines
 from specdebug.report.live import LiveDisplay
 from specdebug.report.terminal import VERDICT_STYLE
+from specdebug.report.words import ended
 from specdebug.verdict.ledger import Ledger
 
 QUIET_S = 5.0
@@ -28,21 +29,21 @@ MAX_ROWS = 12
 
 @dataclass
 class _Row:
-    """The state of an arm: what it is busy with (``activity``), since when, and when that was last said."""
+    """The state of an arm: its ``activity``, the time when that began, and the time when that was last said."""
 
-    text: str
-    activity: str
     since: float
     said_at: float
+    text: str = "starting"
+    activity: str = ""
 
     def moved(self, ledger: Ledger, now: float) -> None:
-        """Take over what the ledger says; a new activity starts a new clock."""
+        """Take over the ledger's state; a new activity starts a new clock."""
         if ledger.activity != self.activity:
             self.activity, self.since = ledger.activity, now
         self.text = progress_text(ledger)
 
     def line(self, now: float) -> str:
-        """The text, and while something takes long, for how many seconds it has."""
+        """The text, and the seconds that the activity has taken."""
         return f"{self.text}, {now - self.since:.0f} s" if self.activity else self.text
 
 
@@ -55,7 +56,7 @@ class PlainProgress(PlainLines):
 
     def arm_started(self, run: ArmRun) -> None:
         now = time.monotonic()
-        self._rows[run.key] = _Row("starting", "", now, now)
+        self._rows[run.key] = _Row(now, now)
 
     def arm_moved(self, run: ArmRun, ledger: Ledger) -> None:
         now, row = time.monotonic(), self._rows[run.key]
@@ -64,7 +65,7 @@ class PlainProgress(PlainLines):
             self._say_row(run.key, row, now)
 
     def waiting(self) -> None:
-        """An arm that reports nothing more for a while, because it is busy, is shown to be so."""
+        """Say of an arm that has reported nothing for a while that it is busy."""
         now = time.monotonic()
         for key, row in self._rows.items():
             begun_unsaid = row.said_at < row.since and now - row.since >= BUSY_S
@@ -74,8 +75,8 @@ class PlainProgress(PlainLines):
     def arm_ended(self, result: ArmResult) -> None:
         self._rows.pop(result.run.key, None)
         outcome = result.outcome
-        what = f"{outcome.verdict} {outcome.signature}" if outcome.signature else outcome.verdict
-        self._say(f"{result.run.key}: {what}, {outcome.metrics.wall_s:.1f} s")
+        said = ended(outcome.verdict, outcome.signature)
+        self._say(f"{result.run.key}: {said}, {outcome.metrics.wall_s:.1f} s")
 
     def notice(self, text: str) -> None:
         """Say something that concerns the whole run."""
@@ -87,7 +88,7 @@ class PlainProgress(PlainLines):
 
 
 class LiveProgress(LiveDisplay):
-    """A small table that follows every arm; drawn anew several times a second, so that seconds are seen to pass."""
+    """A small table that follows every arm."""
 
     def __init__(self, stream: IO[str]) -> None:
         super().__init__(stream)
@@ -96,7 +97,7 @@ class LiveProgress(LiveDisplay):
 
     def arm_started(self, run: ArmRun) -> None:
         now = time.monotonic()
-        self._rows[run.key] = _Row("starting", "", now, now)
+        self._rows[run.key] = _Row(now, now)
 
     def arm_moved(self, run: ArmRun, ledger: Ledger) -> None:
         row = self._rows[run.key]
@@ -128,7 +129,7 @@ class LiveProgress(LiveDisplay):
 
 
 def progress_text(ledger: Ledger) -> str:
-    """Return where a run stands."""
+    """The stage of a run, its requests, its first violation and its activity."""
     busy = f", {ledger.activity}" if ledger.activity else ""
     if ledger.planned_requests == 0:
         return ledger.stage + busy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,8 +15,9 @@ from specdebug.loops.replays import Replays
 from specdebug.report.document import replay_document
 from specdebug.report.foreign import shown
 from specdebug.report.github import replay_summary
-from specdebug.report.tables import Cell, Column, Listing
+from specdebug.report.tables import Cell, Column, Listing, columns
 from specdebug.report.terminal import VERDICT_STYLE, render_replay
+from specdebug.report.words import counted
 
 
 def render_replays(answer: Replays) -> RenderableType:
@@ -44,38 +45,27 @@ def replays_summary(answer: Replays) -> str:
 
 
 def replays_line(answer: Replays) -> str:
-    """Return what the exit code says, in words."""
+    """The meaning of the exit code, in words."""
     codes = [replay.exit_code for replay in answer.replays]
-    counts = {
-        "as they should": codes.count(0),
-        "not": codes.count(1),
-        "without a verdict": sum(code not in (0, 1) for code in codes),
-    }
-    parts = [f"{count} {what}" for what, count in counts.items() if count or what == "as they should"]
-    line = f"{len(codes)} scenario{_s(codes)}: {', '.join(parts)} ({answer.wall_s:.1f} s)"
+    good, bad = codes.count(0), codes.count(1)
+    counts = {"not": bad, "without a verdict": len(codes) - good - bad}
+    parts = [f"{good} as they should", *(f"{count} {what}" for what, count in counts.items() if count)]
+    line = f"{counted(len(codes), 'scenario')}: {', '.join(parts)} ({answer.wall_s:.1f} s)"
     if answer.missing:
-        line += f"; {answer.missing} arm{_s(range(answer.missing))} did not run"
+        line += f"; {counted(answer.missing, 'arm')} did not run"
     return f"{line}; interrupted" if answer.interrupted else line
 
 
 def _table(answer: Replays) -> Listing:
-    columns = (
-        Column("scenario", key=True),
-        Column("arms", right=True),
-        Column("time", right=True),
-        Column("what did not do as it should"),
-    )
+    numbers = columns("arms", "time", right=True)
+    heads = (Column("scenario", key=True), *numbers, Column("what did not do as it should"))
     rows: list[Sequence[Cell]] = []
     for replay in answer.replays:
         right = sum(map(as_it_should, replay.results))
         wrong = [_wrong(result) for result in replay.results if not as_it_should(result)]
         counted = f"{right} of {len(replay.results)}"
         rows.append((replay.scenario.name, counted, f"{replay.wall_s:.1f} s", Text("\n").join(wrong)))
-    return Listing(columns, rows, bar=True)
-
-
-def _s(many: Sized) -> str:
-    return "" if len(many) == 1 else "s"
+    return Listing(heads, rows, bar=True)
 
 
 def _wrong(result: ArmResult) -> Text:

@@ -19,12 +19,12 @@ from rich.text import Text
 from specdebug.report.foreign import shown
 
 GAP = 2
-"""Columns between two columns."""
+"""Columns of the terminal between two columns of a table."""
 MIN_PROSE = 32
 """Columns that prose has at least in a table; with less, rows become blocks."""
 BAR = "│ "
 INDENT = "  "
-"""Before the details of a block."""
+"""Stands before the details of a block."""
 
 _FIXED = "\N{NO-BREAK SPACE}"
 """Stands for a space at which no line is broken; foreign text has none, because ``shown`` writes it as an escape."""
@@ -39,7 +39,7 @@ class Column:
     """A column and how it behaves where room is short.
 
     Attributes:
-        name: its head; in a block it stands before the value.
+        name: the head; in a block it stands before the value.
         key: the value stands in the first line of a block.
         prose: the value may be broken between words; any other stays on one line.
         right: numbers, flush right.
@@ -49,6 +49,11 @@ class Column:
     key: bool = False
     prose: bool = False
     right: bool = False
+
+
+def columns(*names: str, key: bool = False, prose: bool = False, right: bool = False) -> list[Column]:
+    """Columns of one kind."""
+    return [Column(name, key, prose, right) for name in names]
 
 
 class Listing:
@@ -151,10 +156,8 @@ class Prose:
         if options.no_wrap or not self._fold:
             yield _whole(self._text)
             return
-        first, *rest = broken(self._text, options.max_width, self._hang)
-        yield _whole(first)
-        for line in rest:
-            yield _whole(Text(" " * self._hang) + line)
+        for place, line in enumerate(broken(self._text, options.max_width, self._hang)):
+            yield _whole(Text(" " * self._hang) + line if place else line)
 
 
 def line(text: object, style: str = "", fold: bool = True) -> Prose:
@@ -163,7 +166,7 @@ def line(text: object, style: str = "", fold: bool = True) -> Prose:
 
 
 def unbroken(text: str) -> str:
-    """Return what ``shown`` returned, so marked that no line is broken within it."""
+    """Text of ``shown``, so marked that no line is broken within it."""
     return text.replace(" ", _FIXED)
 
 

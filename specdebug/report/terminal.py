@@ -14,13 +14,19 @@ from specdebug.loops.compare import Comparison
 from specdebug.loops.replay import ArmResult, Replay
 from specdebug.report.explain import explain
 from specdebug.report.foreign import shown
-from specdebug.report.tables import Column, Listing, Prose, line, unbroken
+from specdebug.report.tables import Column, Listing, Prose, columns, line, unbroken
+from specdebug.report.words import counted, ended
 from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Violation
 
 PLAIN_WIDTH = 160
 """Columns where the output is no terminal: a table in a log should not be folded at 80."""
 
 VERDICT_STYLE = {"pass": "green", "fail": "bold red", "unknown": "yellow"}
+RESULTS = (
+    *columns("arm", "verdict", "signature", key=True),
+    Column("expected", prose=True),
+    *columns("step", "accept length", "cached", "tokens/s", "time", right=True),
+)
 MAX_VIOLATIONS = 6
 MAX_REQUESTS = 40
 MAX_TIES = 6
@@ -46,17 +52,6 @@ def render_replay(replay: Replay) -> RenderableType:
 
 def results_table(title: str, results: Sequence[ArmResult]) -> Listing:
     """One row an arm."""
-    columns = (
-        Column("arm", key=True),
-        Column("verdict", key=True),
-        Column("signature", key=True),
-        Column("expected", prose=True),
-        Column("step", right=True),
-        Column("accept length", right=True),
-        Column("cached", right=True),
-        Column("tokens/s", right=True),
-        Column("time", right=True),
-    )
     rows = []
     for result in results:
         outcome, metrics = result.outcome, result.outcome.metrics
@@ -66,14 +61,19 @@ def results_table(title: str, results: Sequence[ArmResult]) -> Listing:
                 Text(outcome.verdict, VERDICT_STYLE[outcome.verdict]),
                 outcome.signature or "",
                 _met(result),
-                "" if outcome.where_step is None else str(outcome.where_step),
+                step_text(outcome.where_step),
                 accept_text(metrics),
                 str(metrics.cached_tokens),
                 _number(metrics.tokens_per_s, 0),
                 f"{metrics.wall_s:.1f} s",
             )
         )
-    return Listing(columns, rows, title, bar=True)
+    return Listing(RESULTS, rows, title, bar=True)
+
+
+def step_text(step: int | None) -> str:
+    """The number; nothing without one."""
+    return "" if step is None else str(step)
 
 
 def accept_text(metrics: Metrics) -> str:
@@ -85,18 +85,17 @@ def accept_text(metrics: Metrics) -> str:
 
 
 def wants_evidence(result: ArmResult) -> bool:
-    """Return whether an arm's story is more than its row: it failed, came to no verdict, or has something to note."""
+    """Return True if an arm's story is more than its row: it failed, came to no verdict, or has something to note."""
     outcome = result.outcome
-    told = outcome.violations or outcome.reasons or outcome.notes or outcome.ties or outcome.injections
-    return bool(told or outcome.cannot_show) or explain(result) is not None
+    told = (outcome.violations, outcome.reasons, outcome.notes, outcome.ties, outcome.injections, outcome.cannot_show)
+    return any(told) or explain(result) is not None
 
 
 def evidence(result: ArmResult) -> RenderableType:
-    """Return what was found in an arm, first things first."""
+    """The findings of an arm, first things first."""
     outcome = result.outcome
     head = Text(shown(result.run.arm), "bold")
-    reverted = ", ".join(map(str, result.run.reverts))
-    if reverted:
+    if reverted := ", ".join(map(str, result.run.reverts)):
         head.append(f"  fixes reverted: {reverted}", "dim")
     lines = [_told(injection, "magenta") for injection in outcome.injections[:MAX_INJECTIONS]]
     if len(outcome.injections) > MAX_INJECTIONS:
@@ -104,8 +103,7 @@ def evidence(result: ArmResult) -> RenderableType:
     lines += [_violation_line(v, first=n == 0) for n, v in enumerate(outcome.violations[:MAX_VIOLATIONS])]
     if len(outcome.violations) > MAX_VIOLATIONS:
         lines.append(_told(f"and {len(outcome.violations) - MAX_VIOLATIONS} more kinds (see --json)", "dim"))
-    lines += [_told(reason, "yellow") for reason in outcome.reasons]
-    lines += [_told(f"unknown: {blind}", "yellow") for blind in outcome.cannot_show]
+    lines += [_told(each, "yellow") for each in (*outcome.reasons, *(f"unknown: {b}" for b in outcome.cannot_show))]
     lines += [_told(note, "dim") for note in outcome.notes]
     if outcome.ties:
         lines.append(_told(ties_text(outcome), "dim"))
@@ -119,7 +117,6 @@ def evidence(result: ArmResult) -> RenderableType:
 
 
 def _told(what: object, style: str) -> RenderableType:
-    """A line of an arm's story."""
     return line(f"  {what}", style)
 
 
@@ -132,17 +129,17 @@ def ties_text(outcome: Outcome) -> str:
     ]
     if len(widest) > MAX_TIES:
         named.append(f"{len(widest) - MAX_TIES} more (see --json)")
-    count = "1 near-tie" if len(widest) == 1 else f"{len(widest)} near-ties"
-    return f"{count} went the other way than the reference (margin in logits, of what is allowed): {'; '.join(named)}"
+    count, listed = counted(len(widest), "near-tie"), "; ".join(named)
+    return f"{count} went the other way than the reference (margin in logits, of what is allowed): {listed}"
 
 
 def stack_text(results: Sequence[ArmResult]) -> str:
-    """Return what the arms ran on, one phrase for all that share it; empty when all ran on the CPU as the file says."""
+    """The devices of the arms, one phrase for all that share it; empty when all ran on the CPU as the file says."""
     phrases: dict[str, list[str]] = {}
     for result in results:
         stack = result.outcome.stack
         if stack and (stack["device"] != "cpu" or result.run.scenario.overrides):
-            phrase = f"{stack['device']} ({stack['name']}), {stack['dtype']}, {stack['backend']} by {stack['executor']}"
+            phrase = "{device} ({name}), {dtype}, {backend} by {executor}".format_map(stack)
             phrases.setdefault(phrase, []).append(result.run.arm)
     if len(phrases) == 1:
         return f"on {next(iter(phrases))}"
@@ -150,40 +147,33 @@ def stack_text(results: Sequence[ArmResult]) -> str:
 
 
 def closing_line(replay: Replay) -> str:
-    """Return what the exit code says, in words."""
-    name, seconds = replay.scenario.name, f"{replay.wall_s:.1f} s"
-    if not replay.plain:
-        met = sum(result.met is True for result in replay.results)
-        return f"{name}: {met} of {len(replay.results)} arms as expected ({seconds})"
-    verdicts = ", ".join(
-        f"{result.run.arm} {result.outcome.verdict}"
-        + (f" {result.outcome.signature}" if result.outcome.signature else "")
-        for result in replay.results
-    )
-    return f"{name}: {verdicts} ({seconds})"
+    """The meaning of the exit code, in words."""
+    if replay.plain:
+        answer = ", ".join(f"{r.run.arm} {ended(r.outcome.verdict, r.outcome.signature)}" for r in replay.results)
+    else:
+        answer = f"{sum(r.met is True for r in replay.results)} of {len(replay.results)} arms as expected"
+    return f"{replay.scenario.name}: {answer} ({replay.wall_s:.1f} s)"
 
 
 def render_comparison(scenario: str, comparison: Comparison) -> RenderableType:
     """Metrics side by side, then the requests."""
     left, right = comparison.outcomes
-    columns = [Column("", key=True), *(Column(name) for name in comparison.names)]
     rows = [(label, value(left), value(right)) for label, value in COMPARED.items()]
-    return Group(
-        Listing(columns, rows, scenario), Text(), _request_table(comparison), line(comparison_line(comparison))
-    )
+    measures = Listing([Column("", key=True), *columns(*comparison.names)], rows, scenario)
+    return Group(measures, Text(), _request_table(comparison), line(comparison_line(comparison)))
 
 
 def comparison_line(comparison: Comparison) -> str:
-    """Return what the comparison came to, in one line."""
+    """The result of the comparison in one line."""
     differing = [request for request in comparison.requests if not request.same_output]
     closing = "outputs and verdicts agree" if comparison.agree else "the arms differ"
     if comparison.unavailable:
         named = zip(comparison.names, comparison.outcomes, strict=True)
         closing = "; ".join(f"{name} cannot be run here: {o.detail}" for name, o in named if o.unavailable)
-    elif not comparison.agree and not differing:
-        closing += " in their verdict"
     elif differing:
         closing += f": {len(differing)} of {len(comparison.requests)} requests have other outputs"
+    elif not comparison.agree:
+        closing += " in their verdict"
     if comparison.same_trace:
         closing += "; every step was the same"
     return closing
@@ -204,12 +194,8 @@ COMPARED: dict[str, Callable[[Outcome], str]] = {
 
 
 def _request_table(comparison: Comparison) -> RenderableType:
-    columns = [
-        Column("request", key=True),
-        Column("output", prose=True),
-        *(Column(f"accept, {name}", right=True) for name in comparison.names),
-        *(Column(f"cached, {name}", right=True) for name in comparison.names),
-    ]
+    numbers = [f"{what}, {name}" for what in ("accept", "cached") for name in comparison.names]
+    heads = [Column("request", key=True), Column("output", prose=True), *columns(*numbers, right=True)]
     ranked = sorted(comparison.requests, key=lambda request: request.same_output)
     rows = []
     for request in ranked[:MAX_REQUESTS]:
@@ -220,15 +206,9 @@ def _request_table(comparison: Comparison) -> RenderableType:
         else:
             output = f"token {request.position}: {request.left_text!r} | {request.right_text!r}"
         sides = (request.left, request.right)
-        rows.append(
-            (
-                request.rid,
-                output,
-                *(_request_accept(side) for side in sides),
-                *("" if side is None else str(side.cached_tokens) for side in sides),
-            )
-        )
-    table = Listing(columns, rows)
+        cached = ("" if side is None else str(side.cached_tokens) for side in sides)
+        rows.append((request.rid, output, *map(_request_accept, sides), *cached))
+    table = Listing(heads, rows)
     if len(ranked) <= MAX_REQUESTS:
         return table
     return Group(table, Text(f"{len(ranked) - MAX_REQUESTS} more requests with the same output", "dim"))
@@ -237,19 +217,18 @@ def _request_table(comparison: Comparison) -> RenderableType:
 def _request_accept(request: RequestResult | None) -> str:
     if request is None:
         return ""
-    text = _number(request.accept_mean, 2)
-    cold = request.cold_accept_mean
-    return text if cold is None else f"{text} (cold {cold:.2f})"
+    cold = "" if request.cold_accept_mean is None else f" (cold {request.cold_accept_mean:.2f})"
+    return _number(request.accept_mean, 2) + cold
 
 
 def _met(result: ArmResult) -> Text:
-    if result.run.expectation is None:
+    expectation = result.run.expectation
+    if expectation is None:
         return Text()
     if result.met:
         return Text("yes", "green")
-    expectation = result.run.expectation
-    wanted = expectation.verdict + (f" with {' or '.join(expectation.signatures)}" if expectation.signatures else "")
-    return Text(f"no: {shown(wanted)}", "bold red")
+    wanted = f" with {' or '.join(expectation.signatures)}" if expectation.signatures else ""
+    return Text(f"no: {shown(expectation.verdict + wanted)}", "bold red")
 
 
 def _violation_line(violation: Violation, *, first: bool) -> RenderableType:
@@ -264,10 +243,8 @@ def _violation_line(violation: Violation, *, first: bool) -> RenderableType:
 
 
 def _is_death(violation: Violation) -> bool:
-    kind = violation.kind
-    if violation.data.get("lost"):
-        return True
-    return kind in ("hang", "oom") or kind.startswith("crash:") or violation.site == "worker"
+    deadly = violation.kind in ("hang", "oom") or violation.kind.startswith("crash:") or violation.site == "worker"
+    return deadly or bool(violation.data.get("lost"))
 
 
 def _number(value: float | None, digits: int) -> str:

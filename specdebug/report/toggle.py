@@ -10,12 +10,13 @@ from rich.text import Text
 
 from specdebug.patching import Patch
 from specdebug.report.foreign import shown
-from specdebug.report.tables import Column, Listing, Prose, line
+from specdebug.report.tables import Column, Listing, Prose, columns, line
 from specdebug.toggles import Toggle, not_in_this_engine
 
 
 def toggle_document(toggle: Toggle) -> dict[str, Any]:
     """A toggle as plain data."""
+    detected_by = toggle.detected_by
     return {
         "pr": toggle.pr,
         "aliases": list(toggle.aliases),
@@ -24,10 +25,7 @@ def toggle_document(toggle: Toggle) -> dict[str, Any]:
         "family": toggle.family,
         "symptom": toggle.symptom,
         "description": " ".join(toggle.description.split()),
-        "detected_by": {
-            "scenario": toggle.detected_by.scenario,
-            "signatures": list(toggle.detected_by.signatures),
-        }
+        "detected_by": {"scenario": detected_by.scenario, "signatures": list(detected_by.signatures)}
         if toggle.patches
         else None,
         "path": str(toggle.path),
@@ -35,7 +33,7 @@ def toggle_document(toggle: Toggle) -> dict[str, Any]:
             {
                 "target": patch.target,
                 "edits": [
-                    {"id": edit.id, "match": edit.match, "replacement": edit.replacement} for edit in patch.edits
+                    {name: getattr(edit, name) for name in ("id", "match", "replacement")} for edit in patch.edits
                 ],
             }
             for patch in toggle.patches
@@ -45,14 +43,8 @@ def toggle_document(toggle: Toggle) -> dict[str, Any]:
 
 
 def toggle_table(toggles: Iterable[Toggle]) -> Listing:
-    """One row a fix: its numbers, what it mends, and what notices its revert."""
-    columns = (
-        Column("PR", key=True),
-        Column("scenario", key=True),
-        Column("signature", key=True),
-        Column("family"),
-        Column("title", prose=True),
-    )
+    """One row a fix: its numbers, its scenario and signature, its family and title."""
+    heads = (*columns("PR", "scenario", "signature", key=True), Column("family"), Column("title", prose=True))
     rows = [
         (
             ", ".join(map(str, each.numbers)),
@@ -63,40 +55,35 @@ def toggle_table(toggles: Iterable[Toggle]) -> Listing:
         )
         for each in toggles
     ]
-    return Listing(columns, rows, bar=True)
+    return Listing(heads, rows, bar=True)
 
 
 def describe_toggle(toggle: Toggle) -> RenderableType:
-    """A toggle for a person: what it is, then the edits that revert it, as a diff."""
-    facts = [
-        ("url", toggle.url),
-        ("family", toggle.family),
-        ("symptom", toggle.symptom),
-        ("file", str(toggle.path)),
-    ]
+    """A toggle for a person: the facts, then the edits that revert it, as a diff."""
+    facts = {"also": ", ".join(map(str, toggle.aliases))} if toggle.aliases else {}
+    facts |= {"url": toggle.url, "family": toggle.family, "symptom": toggle.symptom}
     if toggle.patches:
-        facts[3:3] = [
-            ("scenario", toggle.detected_by.scenario),
-            ("signature", " or ".join(toggle.detected_by.signatures)),
-        ]
-    else:
-        facts.append(("engine", not_in_this_engine(toggle)))
-    facts += [(engine, "patched in " + " or ".join(versions)) for engine, versions in toggle.foreign.items()]
-    if toggle.aliases:
-        facts.insert(0, ("also", ", ".join(map(str, toggle.aliases))))
+        facts["scenario"] = toggle.detected_by.scenario
+        facts["signature"] = " or ".join(toggle.detected_by.signatures)
+    facts["file"] = str(toggle.path)
+    if not toggle.patches:
+        facts["engine"] = not_in_this_engine(toggle)
+    facts |= {engine: f"patched in {' or '.join(versions)}" for engine, versions in toggle.foreign.items()}
     lines: list[RenderableType] = [line(f"{toggle.pr}  {toggle.title}"), Text()]
-    lines += [Prose(Text(shown(f"{name:<10} {value}")), hang=11) for name, value in facts]
+    lines += [Prose(Text(shown(f"{name:<10} {value}")), hang=11) for name, value in facts.items()]
     if toggle.description:
         lines += [Text(), Prose(Text(shown(" ".join(toggle.description.split()))), hang=0)]
     for patch in toggle.patches or _elsewhere(toggle):
         lines += [Text(), line(f"reverted in {patch.target}:", fold=False)]
         for edit in patch.edits:
-            lines += [line(f"  - {each}", fold=False) for each in edit.match.rstrip().split("\n")]
-            if edit.replacement.strip():
-                lines += [line(f"  + {each}", fold=False) for each in edit.replacement.rstrip().split("\n")]
+            lines += _diff("-", edit.match) + _diff("+", edit.replacement)
     return Group(*lines)
 
 
+def _diff(sign: str, text: str) -> list[Prose]:
+    return [line(f"  {sign} {each}", fold=False) for each in text.rstrip().split("\n") if text.strip()]
+
+
 def _elsewhere(toggle: Toggle) -> list[Patch]:
-    """Return what reverts a fix that only other engines have, in the last range stated of each."""
+    """The patches that revert a fix that only other engines have, in the last range stated of each."""
     return [patch for versions in toggle.foreign.values() for patch in list(versions.values())[-1]]

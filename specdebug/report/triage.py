@@ -18,15 +18,13 @@ MAX_FINDINGS = 8
 def render_triage(
     name: str, found: Scan, best: Sequence[CandidateFix], commands: Sequence[str], tried: Sequence[Tried] = ()
 ) -> RenderableType:
-    """The signature, what else there was, who may be to blame and why, what to run next."""
+    """The signature, other findings, the candidates with their reasons, the commands to run next."""
     main = found.main
+    next_steps = [Text("to run next:"), *(Text(f"  {shown(command)}") for command in commands)]
     if main is None:
-        return Group(
-            Text(shown(f"{name}: no failure found in {found.lines} lines")),
-            Text("what went wrong may stand in another log (the server's, beside the test's), or further up"),
-            Text("to run next:"),
-            *(Text(shown(f"  {command}")) for command in commands),
-        )
+        none = Text(shown(f"{name}: no failure found in {found.lines} lines"))
+        hint = Text("what went wrong may stand in another log (the server's, beside the test's), or further up")
+        return Group(none, hint, *next_steps)
     means = "" if main.signature.startswith(main.means) else f" ({shown(main.means)})"
     lines = [Text.assemble(f"{shown(name)}: ", (shown(main.signature), "bold red"), means), _finding(name, main)]
     others = [finding for finding in found.ranked() if finding is not main]
@@ -40,14 +38,15 @@ def render_triage(
         lines.append(Text(f"the log says: {shown(told)}", "dim"))
     lines.append(Text("candidates:" if best else "nothing in the log points to a known fix"))
     for rank, candidate in enumerate(best, start=1):
-        lines.append(
-            Text.assemble(f"  {rank}. ", (str(candidate.toggle.pr), "bold"), f" {shown(candidate.toggle.title)}")
-        )
+        toggle = candidate.toggle
+        lines.append(Text.assemble(f"  {rank}. ", (str(toggle.pr), "bold"), f" {shown(toggle.title)}"))
         lines += [Text(f"       {shown(reason)}", "dim") for reason in candidate.reasons]
-    lines += [Text("to run next:"), *(Text(f"  {shown(command)}") for command in commands)]
+    lines += next_steps
     if tried:
         lines.append(Text("tried:"))
-        lines += [Text(shown(f"  {one.candidate.toggle.pr}: {one.verdict}{_signature(one)}")) for one in tried]
+    for one in tried:
+        signature = f" ({one.outcome.signature})" if one.outcome.signature else ""
+        lines.append(Text(shown(f"  {one.candidate.toggle.pr}: {one.verdict}{signature}")))
     return Group(*lines)
 
 
@@ -55,10 +54,6 @@ def _finding(name: str, finding: Finding, *, named: bool = False) -> Text:
     times = f", {finding.count} times" if finding.count > 1 else ""
     what = f"{finding.signature}  " if named else ""
     return Text.assemble(shown(f"  {what}"), (shown(f"{name}:{finding.line}{times}: {finding.text}"), "dim"))
-
-
-def _signature(one: Tried) -> str:
-    return f" ({one.outcome.signature})" if one.outcome.signature else ""
 
 
 def _plain(value: object) -> str:

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def times(count: int) -> str:
     """``once``, ``3 times``."""
     return "once" if count == 1 else f"{count} times"
 
 
-def journal_line(path: str, reason: str, resumed: int, trials: int) -> str:
-    """Return where trials are kept, and what the same command would do.
+def counted(count: int, noun: str) -> str:
+    """``1 trial``, ``3 trials``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
-    Args:
-        reason: why the search or measurement ended.
-        resumed: of its ``trials``, how many were in the journal before.
+
+def ended(verdict: str, signature: str | None) -> str:
+    """``pass``, ``fail nan@draft.logits``."""
+    return f"{verdict} {signature}" if signature else verdict
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """The first names; of more than ``most`` also how many are left: ``a, b and 3 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def journal_line(path: str, reason: str, resumed: int, trials: int) -> str:
+    """The path of the journal, and the effect of running the same command again.
+
+    ``reason``: of the end of the search; ``resumed``: those of its ``trials`` that were in the journal before.
     """
     if reason in ("interrupted", "trouble"):
         hint = "the same command goes on from here"

@@ -1,6 +1,4 @@
-"""Triage: from a log of somebody's CI to a named failure, the fixes that might explain it, and what to run next.
+"""Triage: from the scan of a log (:mod:`specdebug.logs`) to the fixes that might explain its failure.
 
-``patterns.py`` says what a line of a log tells of, ``facts.py`` what it says of the setting, ``scan.py`` reads a log of
-any size once, ``candidates.py`` ranks the registry's fixes, and ``run.py`` tries the best of them. ``docs/triage.md``
-describes what is recognised.
+``candidates.py`` ranks the registry's fixes, and ``run.py`` tries the best of them.
 """

@@ -1,10 +1,10 @@
-"""Which fixes of the registry might be missing where a log is from, each with its reasons.
+"""The fixes of the registry that might be missing where a log is from, each with its reasons.
 
 Only evidence names a fix: the log says that it was reverted, holds a signature that the fix's scenario fails with, or
 tells of damage that the fix's stated symptom speaks of. An exception, a failed assertion of a test, a process that
-was killed or took too long is no such damage, so nothing is ranked for it. What the log says of its setting only orders
-what evidence has named. Points do that and mean nothing else: only running the candidates decides. What settles it (the
-very signature, or the revert) outweighs everything that only makes it likelier.
+was killed or took too long is no such damage. The log's setting only orders the fixes that evidence has named. Points
+do that and mean nothing else: only running the candidates decides. The very signature, or the revert, settles it and
+outweighs everything that only makes a fix likelier.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_CANDIDATES = 5
 MAX_REPLAYS = 3
 HOW_OFTEN = "specdebug flake -- COMMAND   # how often it fails, and in which ways"
 CONSEQUENCE = 8
-"""Points for a signature of a fix among what followed. More has only what settles it."""
+"""Points for a signature of a fix among the consequences. Only evidence that settles it has more."""
 
 SYMPTOM = 3
 """Points for damage that the fix's symptom speaks of."""
@@ -49,12 +49,8 @@ _UNSAID = "assert@cuda"
 
 @dataclass(frozen=True)
 class CandidateFix:
-    """A fix that might be missing.
-
-    Attributes:
-        arm: of ``scenario``, the one that reverts just this fix; None if it has none.
-        exact: whether the log names this failure or this revert itself.
-    """
+    """A fix that might be missing. ``arm``: that of ``scenario`` which reverts just this fix, if it has one;
+    ``exact``: the log names this failure or this revert itself."""
 
     toggle: Toggle
     scenario: Scenario
@@ -83,18 +79,15 @@ def candidates(found: Scan, library: Library) -> tuple[CandidateFix, ...]:
         return ()
     ranked = []
     for toggle in library.all_toggles():
-        seen = tuple(_seen(toggle, found))
-        evidence = (*seen, *_damage(toggle, found.main))
+        evidence = (*_seen(toggle, found), *_damage(toggle, found.main))
         if not evidence:
             continue
         scenario = library.scenario(toggle.detected_by.scenario)
-        weighed = (*evidence, *_likely(toggle, scenario, found.facts))
-        points = sum(number for number, _ in weighed)
-        if points >= SYMPTOM:
+        numbers, reasons = zip(*evidence, *_likely(toggle, scenario, found.facts), strict=True)
+        if sum(numbers) >= SYMPTOM:
             arm = next((arm.name for arm in scenario.arms.values() if arm.revert == (toggle.pr,)), None)
-            reasons = tuple(reason for _, reason in weighed)
-            exact = any(number > CONSEQUENCE for number, _ in seen)
-            ranked.append(CandidateFix(toggle, scenario, arm, points, reasons, exact))
+            exact = any(number > CONSEQUENCE for number, _ in evidence)
+            ranked.append(CandidateFix(toggle, scenario, arm, sum(numbers), reasons, exact))
     # Of two alike the newer: fewer releases have it.
     ranked.sort(key=lambda candidate: (-candidate.points, -candidate.toggle.pr))
     if ranked and ranked[0].exact:
@@ -103,7 +96,7 @@ def candidates(found: Scan, library: Library) -> tuple[CandidateFix, ...]:
 
 
 def commands(found: Scan, best: tuple[CandidateFix, ...], library: Library) -> tuple[str, ...]:
-    """What to run next, most telling first. Raises ContentError."""
+    """The commands to run next, the most telling first. Raises ContentError."""
     if found.main is None:
         return (HOW_OFTEN,)
     lines: list[tuple[str, ...]] = []
@@ -127,17 +120,14 @@ Weighed = tuple[int, str]
 def _seen(toggle: Toggle, found: Scan) -> Iterator[Weighed]:
     for number in sorted(found.facts.reverted.intersection(toggle.numbers)):
         yield 40, f"the log says that {number} was reverted"
-    known = [finding for finding in found.ranked() if toggle.detected_by.recognises(finding.signature)]
-    if known:
-        first = known[0]
-        yield (
-            (20 if first is found.main else CONSEQUENCE),
-            f"{first.signature} (line {first.line}) is how its scenario fails",
-        )
+    known = (finding for finding in found.ranked() if toggle.detected_by.recognises(finding.signature))
+    if first := next(known, None):
+        points = 20 if first is found.main else CONSEQUENCE
+        yield points, f"{first.signature} (line {first.line}) is how its scenario fails"
 
 
 def _damage(toggle: Toggle, main: Finding) -> Iterator[Weighed]:
-    """Whether the failure is damage, and the fix's symptom speaks of such."""
+    """Points if the failure is damage of which the fix's symptom speaks."""
     if main.strength > Strength.DEVICE:
         return
     pattern = _SYMPTOMS.get("oob" if main.signature == _UNSAID else main.means)
@@ -146,17 +136,11 @@ def _damage(toggle: Toggle, main: Finding) -> Iterator[Weighed]:
 
 
 def _likely(toggle: Toggle, scenario: Scenario, facts: Facts) -> Iterator[Weighed]:
-    """What the log says of its setting, for or against a fix that there is evidence for."""
-    through = sorted(facts.functions & _functions(toggle))
-    if through:
+    """Points for and against a fix by the tracebacks and the setting of the log."""
+    if through := sorted(facts.functions & _functions(toggle)):
         yield 3, f"a traceback passes through {', '.join(through)}, which it changes"
     if facts.cached_tokens is not None and toggle.family == "cache hit":
         yield 2, f"it is about prefix cache hits, and the log has one ({facts.cached_tokens} cached tokens)"
-    yield from _about_setting(toggle, scenario, facts)
-
-
-def _about_setting(toggle: Toggle, scenario: Scenario, facts: Facts) -> Iterator[Weighed]:
-    """What backend, branches and page size say."""
     if facts.backend is not None:
         plans = [plan for plan in PLANS if exists_in(toggle, plan)]
         if facts.backend not in plans:
@@ -167,11 +151,13 @@ def _about_setting(toggle: Toggle, scenario: Scenario, facts: Facts) -> Iterator
         yield (2, f"it needs topk > 1, which is {facts.topk}") if facts.topk > 1 else (-6, "it needs topk > 1")
     pages = scenario.engine_of(next(iter(scenario.arms))).get("page_size", 1)
     if facts.page_size is not None and pages > 1:
-        same = facts.page_size > 1
-        yield (1 if same else -1), f"its scenario has pages of {pages} slots, the log of {facts.page_size}"
+        yield (
+            (1 if facts.page_size > 1 else -1),
+            f"its scenario has pages of {pages} slots, the log of {facts.page_size}",
+        )
 
 
 def _functions(toggle: Toggle) -> set[str]:
-    """Names of the functions that it changes, here and in other engines."""
+    """Names of the functions that a fix changes, here and in other engines."""
     foreign = [patch for versions in toggle.foreign.values() for patches in versions.values() for patch in patches]
     return {patch.qualname.rpartition(".")[2] for patch in (*toggle.patches, *foreign) if patch.qualname}

@@ -1,4 +1,4 @@
-"""Try the candidates: does reverting the fix fail as the log did?"""
+"""Trials of the candidates: each fix is reverted, and the failure is compared with the log's."""
 
 from __future__ import annotations
 
@@ -18,12 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tried:
-    """A candidate that was run.
-
-    Attributes:
-        same: it failed with the log's very signature.
-        alike: it failed with damage of the log's kind, among its consequences if not first.
-    """
+    """A candidate that was run. ``same``: it failed with the log's very signature; ``alike``: it failed with damage of
+    the log's kind, among its consequences if not first."""
 
     candidate: CandidateFix
     outcome: Outcome
@@ -32,7 +28,7 @@ class Tried:
 
     @property
     def verdict(self) -> str:
-        """In words, next to the log's failure."""
+        """The verdict in words."""
         if self.outcome.verdict != "fail":
             return self.outcome.verdict
         return "fails with the same signature" if self.same else "fails alike" if self.alike else "fails otherwise"
@@ -55,24 +51,23 @@ def try_out(
     main: Finding,
     progress: Progress | None = None,
 ) -> tuple[tuple[Tried, ...], bool]:
-    """Run each candidate's scenario without its fix; returns what came of it and whether a Ctrl-C cut it short.
+    """Run each candidate's scenario without its fix; returns the trials and True if a Ctrl-C cut them short.
 
     Raises ContentError or ReplayError.
     """
-    runs = [_run_of(candidate, library) for candidate in best]
-    results, interrupted = run_arms(pool, library, runs, progress)
     by_key = {str(candidate.toggle.pr): candidate for candidate in best}
+    runs = [_run_of(candidate, key, library) for key, candidate in by_key.items()]
+    results, interrupted = run_arms(pool, library, runs, progress)
     tried = []
     for result in results:
-        found = result.outcome.violations
         same = result.outcome.signature == main.signature
-        alike = same or any(violation.kind == main.means for violation in found)
+        alike = same or any(violation.kind == main.means for violation in result.outcome.violations)
         tried.append(Tried(by_key[result.run.key], result.outcome, same, alike))
     return tuple(tried), interrupted
 
 
-def _run_of(candidate: CandidateFix, library: Library) -> ArmRun:
-    arm, pr = candidate.arm, candidate.toggle.pr
-    choices = Choices(reverts=(pr,)) if arm is None else Choices(arms=(arm,))
+def _run_of(candidate: CandidateFix, key: str, library: Library) -> ArmRun:
+    arm = candidate.arm
+    choices = Choices(reverts=(candidate.toggle.pr,)) if arm is None else Choices(arms=(arm,))
     (run,) = plan(candidate.scenario, choices, library)
-    return replace(run, key=str(candidate.toggle.pr))
+    return replace(run, key=key)

@@ -1,31 +1,14 @@
-"""The page of ``specdebug bisect``: the culprit, how the search came to it, and every trial."""
+"""The page of ``specdebug bisect``: the culprit, the search for it, and every trial."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 from specdebug.report.bisect import Bisection, bisect_document, rate_text, switched_text, verdict_line
 from specdebug.report.html.page import Chip, Head, render
 from specdebug.report.html.posterior import LINES, History, history, posterior_bars, posterior_plot
 from specdebug.trials.search import Chooser, Findings
 from specdebug.trials.trial import Trial, TrialResult
-
-MAX_TRIALS = 1000
-"""Rows of the table of trials, the last ones; the journal has them all."""
-
-
-@dataclass(frozen=True)
-class TrialRow:
-    """One trial. ``reproduce``: the command that runs it again."""
-
-    number: int
-    verdict: str
-    signature: str
-    switched: str
-    named: str
-    seed: int
-    seconds: float
 
 
 def bisect_page(
@@ -38,11 +21,11 @@ def bisect_page(
     pattern: str | None,
     command: str,
 ) -> str:
-    """The page, whatever the search came to.
+    """The page, whatever the result.
 
     Args:
-        trials: those in the journal, by number; of each signature ``evidence`` has what its first left.
-        chooser: makes what draws conclusions, in its first state.
+        trials: those in the journal, by number; ``evidence``: by signature, the text that its first trial left.
+        chooser: makes a chooser that has seen no trial yet.
         pattern: the signatures to follow, if they were given.
     """
     standing = findings.standing
@@ -66,19 +49,26 @@ def bisect_page(
         command=command,
     )
     rows = [
-        _row(trial, result, verdict, subject) for (trial, result), verdict in zip(counted, past.verdicts, strict=True)
+        (
+            trial,
+            result,
+            verdict,
+            switched_text(trial, subject),
+            ", ".join(map(subject.names.__getitem__, subject.ordered(trial.reverted))),
+        )
+        for (trial, result), verdict in zip(counted, past.verdicts, strict=True)
     ]
     names = [subject.called(culprits) for culprits in past.likeliest]
+    belief = _belief(past, subject)
     return render(
         "bisect.html",
         head,
         document=bisect_document(findings, subject, exit_code, evidence),
-        belief=_belief(past, subject),
-        bars=posterior_bars([(subject.called(culprits), p) for culprits, p in past.looks[-1][1][:LINES]]),
+        belief=belief,
+        bars=posterior_bars([(name, probability) for name, _, probability in belief[:LINES]]),
         plot=posterior_plot(past, names) if counted else None,
         lines=names,
-        trials=rows[-MAX_TRIALS:],
-        more_trials=max(0, len(rows) - MAX_TRIALS),
+        trials=rows,
     )
 
 
@@ -91,20 +81,12 @@ def _chip(findings: Findings, subject: Bisection) -> Chip:
     return Chip(f"culprit: {subject.called(answer.culprits)}", "fail")
 
 
-def _belief(past: History, subject: Bisection) -> Sequence[tuple[str, str, float]]:
+def _belief(past: History, subject: Bisection) -> list[tuple[str, str, float]]:
     return [
         (subject.called(culprits), "; ".join(subject.labels[one] for one in subject.ordered(culprits)), probability)
         for culprits, probability in past.looks[-1][1][: 2 * LINES]
     ]
 
 
-def _row(trial: Trial, result: TrialResult, verdict: str, subject: Bisection) -> TrialRow:
-    return TrialRow(
-        number=trial.number,
-        verdict={"other": "other failure"}.get(verdict, verdict),
-        signature=result.signature or "",
-        switched=switched_text(trial, subject),
-        named=", ".join(subject.names[one] for one in subject.ordered(trial.reverted)),
-        seed=trial.seed,
-        seconds=result.seconds,
-    )
+def _named(trial: Trial, subject: Bisection) -> str:
+    return ", ".join(subject.names[one] for one in subject.ordered(trial.reverted))

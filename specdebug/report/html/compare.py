@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from specdebug.loops.compare import Comparison, RequestDifference
 from specdebug.loops.replay import Replay
 from specdebug.loops.steplog import Recording
 from specdebug.report.html.accept import accept_overlay
-from specdebug.report.html.arm import MAX_ROWS, arm_view, head_chip
+from specdebug.report.html.arm import arm_views, head_chip
 from specdebug.report.html.page import Chip, Head, render
 from specdebug.report.html.replay import scenario_facts
 from specdebug.report.terminal import COMPARED, comparison_line
-from specdebug.verdict.outcome import Outcome
-
-
-@dataclass(frozen=True)
-class MeasureRow:
-    """One measure of both arms."""
-
-    name: str
-    left: str
-    right: str
-
-    @property
-    def differs(self) -> bool:
-        return self.left != self.right
 
 
 def compare_page(replay: Replay, comparison: Comparison, recording: Recording, command: str) -> str:
     """The page of a comparison and the replay that it is of. ``command``: the command line that it was."""
-    views = [arm_view(result, recording.of(result.run.key), len(replay.results)) for result in replay.results]
     requests = sorted(comparison.requests, key=lambda request: request.same_output)
-    differing = sum(not request.same_output for request in requests)
     verdict = Chip("the arms agree", "pass") if comparison.agree else Chip("the arms differ", "fail")
     if comparison.unavailable:
         verdict = Chip("cannot be compared here", "unknown")
@@ -48,18 +29,12 @@ def compare_page(replay: Replay, comparison: Comparison, recording: Recording, c
         "compare.html",
         head,
         names=comparison.names,
-        rows=_rows(comparison.outcomes, COMPARED),
+        rows=[(name, *map(measure, comparison.outcomes)) for name, measure in COMPARED.items()],
         overlay=accept_overlay({result.run.arm: recording.of(result.run.key) for result in replay.results}),
-        differing=differing,
-        requests=[(request, _position(request)) for request in requests[:MAX_ROWS]],
-        more_requests=max(0, len(requests) - MAX_ROWS),
-        arms=views,
+        differing=sum(not request.same_output for request in requests),
+        requests=[(request, _position(request)) for request in requests],
+        arms=arm_views(replay, recording),
     )
-
-
-def _rows(outcomes: tuple[Outcome, Outcome], measures: dict[str, Callable[[Outcome], str]]) -> list[MeasureRow]:
-    left, right = outcomes
-    return [MeasureRow(name, measure(left), measure(right)) for name, measure in measures.items()]
 
 
 def _position(request: RequestDifference) -> str:

@@ -1,38 +1,33 @@
-"""The page of a detection matrix: what caught which injected fault, how soon, and what nothing caught."""
+"""The page of a detection matrix: the detectors of each injected fault, their delay, the faults that none caught."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from specdebug.report.detection import DetectionMatrix
-from specdebug.report.html.arm import MAX_ROWS
 from specdebug.report.html.heatmap import heat_map
 from specdebug.report.html.page import Chip, Head, render
+from specdebug.report.words import counted
 
 
 def faults_page(
     matrix: DetectionMatrix, exit_code: int, wall_s: float, command: str, problems: Sequence[str] = (), missing: int = 0
 ) -> str:
-    """The page.
+    """The page. ``command``: the command line.
 
     Args:
-        matrix: what was injected and what caught it.
-        exit_code: of the command.
-        wall_s: how long it took, in seconds.
-        command: the command line that it was.
-        problems: everything that is wrong, a line each: what was missed, false alarms, what was never injected.
+        problems: misses, false alarms and faults that were never injected, a line each.
         missing: runs that were planned and not made.
     """
     effective = sum(matrix.effective(name) for name in matrix.classes)
     caught = sum(matrix.caught(name) for name in matrix.classes)
     soon = sum(bool(row.caught) and min(row.caught.values()) <= 1 for row in matrix.rows if row.effective)
-    missed = matrix.missed
-    others = len(problems) - len(missed)
+    missed, others = matrix.missed, len(problems) - len(matrix.missed)
     chips = [Chip("every effective fault was caught", "pass") if effective else Chip("nothing took effect", "unknown")]
     if missed:
         chips = [Chip(f"{len(missed)} missed", "fail")]
     if others > 0:
-        chips.append(Chip(f"{others} other {'problem' if others == 1 else 'problems'}", "fail"))
+        chips.append(Chip(counted(others, "other problem"), "fail"))
     if missing:
         chips.append(Chip(f"{missing} runs not made", "unknown"))
     part = f" ({soon / effective:.2%})" if effective else ""
@@ -56,14 +51,12 @@ def faults_page(
         plot=heat_map(matrix),
         cells=[(name, matrix.any(name), _names(matrix, name)) for name in matrix.classes],
         sole=matrix.sole,
-        missed=missed[:MAX_ROWS],
-        more_missed=max(0, len(missed) - MAX_ROWS),
-        problems=problems[:MAX_ROWS],
-        more_problems=max(0, len(problems) - MAX_ROWS),
+        missed=missed,
+        problems=problems,
     )
 
 
 def _names(matrix: DetectionMatrix, fault: str) -> str:
-    """Return who saw a class, and how often."""
+    """The detectors that saw a class, each with its count."""
     seen = ((name, matrix.cell(fault, name).caught) for name in matrix.detectors)
     return ", ".join(f"{name} {count}" for name, count in seen if count) or "nothing"

@@ -1,4 +1,4 @@
-"""The page of ``specdebug flake``: the failure rate, how it became known, and what failed."""
+"""The page of ``specdebug flake``: the failure rate, its measurement, and the failures."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from specdebug.stats.claims import Apart, Below, Claim, percent
 from specdebug.trials.sampling import Sampled
 from specdebug.trials.trial import Trial, TrialResult
 
-MAX_TRIALS = 1000
-"""Rows of the table of trials that did not pass, the last ones; the journal has them all."""
-
 
 def flake_page(
     sampled: Sampled,
@@ -26,12 +23,8 @@ def flake_page(
     pattern: str | None,
     command: str,
 ) -> str:
-    """The page, whatever it came to.
-
-    Args:
-        trials: those in the journal, by number; of each signature ``evidence`` has what its first left.
-        pattern: the failures that were measured, if not all.
-    """
+    """The page, whatever the result. ``trials``: those in the journal, by number; ``evidence``: by signature, the text
+    that its first trial left; ``pattern``: the failures that were measured, if not all."""
     tally = sampled.tally
     counted = [trials[number] for number in range(tally.trials)]
     bad = [(trial, result) for trial, result in counted if result.outcome != "pass"]
@@ -58,42 +51,34 @@ def flake_page(
         document=flake_document(sampled, question, exit_code, reverted, evidence),
         confidence=percent(question.confidence),
         plot=rate_plot(failed(counted, pattern), question.confidence, _claimed(question.claim)),
-        trials=bad[-MAX_TRIALS:],
-        more_trials=max(0, len(bad) - MAX_TRIALS),
+        trials=bad,
         passed=len(counted) - len(bad),
     )
 
 
 def failed(counted: Sequence[tuple[Trial, TrialResult]], pattern: str | None) -> list[bool]:
-    """Of every run with a verdict on the failure that is measured, whether it showed it."""
-    shown = []
-    for _, result in counted:
-        if result.outcome == "pass":
-            shown.append(False)
-        elif result.outcome == "fail" and (pattern is None or fnmatchcase(result.signature or "fail", pattern)):
-            shown.append(True)
-    return shown
+    """Of every run with a verdict on the failure that is measured, True if it failed so."""
+    return [
+        result.outcome == "fail"
+        for _, result in counted
+        if result.outcome == "pass"
+        or (result.outcome == "fail" and (pattern is None or fnmatchcase(result.signature or "fail", pattern)))
+    ]
 
 
 def _claimed(claim: Claim | None) -> tuple[float, ...]:
     """The rates that the claim speaks of."""
-    match claim:
-        case Below(rate=rate):
-            return (rate,)
-        case Apart(below=below, above=above):
-            return (below, above)
-        case _:
-            return ()
+    if isinstance(claim, Below):
+        return (claim.rate,)
+    return (claim.below, claim.above) if isinstance(claim, Apart) else ()
 
 
 def _chip(sampled: Sampled, question: Question) -> Chip:
-    holds = decision(sampled, question.claim)
     if question.claim is not None:
-        return {
-            True: Chip("the claim holds", "pass"),
-            False: Chip("the claim is refuted", "fail"),
-            None: Chip("undecided", "unknown"),
-        }[holds]
+        holds = decision(sampled, question.claim)
+        if holds is None:
+            return Chip("undecided", "unknown")
+        return Chip("the claim holds", "pass") if holds else Chip("the claim is refuted", "fail")
     if sampled.tally.failures:
         return Chip(f"{sampled.tally.failures} of {sampled.tally.runs} failed", "fail")
     return Chip("nothing failed", "pass") if sampled.tally.runs else Chip("no run came to a verdict", "unknown")

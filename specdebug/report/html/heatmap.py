@@ -11,9 +11,9 @@ CELL, TALL, NAMES, HEADS = 46.0, 24.0, 250.0, 170.0
 
 
 def heat_map(matrix: DetectionMatrix) -> Markup | None:
-    """The plot, a row a class, a column a detector, any of them first; None of nothing. It is as wide as it must be.
+    """The plot: a row a class, a column a detector, all detectors together first; None where nothing was caught.
 
-    What a detector never saw is left out: of thousands of cells few have anything in them.
+    Cells of classes that a detector never saw are left out: few of thousands have anything in them.
     """
     if not matrix.classes or not matrix.detectors:
         return None
@@ -46,19 +46,18 @@ def _row(matrix: DetectionMatrix, name: str, top: float) -> Markup:
 
 
 def _cell(cell: Cell, x: float, top: float, name: str) -> Markup:
-    """Its strength is the share that was caught; a class that nothing could catch is hatched by its dash."""
+    """A cell whose strength is the share that was caught; a class without an effective injection has a dash."""
+    share = cell.caught / max(cell.effective, 1)
     if not cell.effective:
         words, tip, style = "–", f"{name}: no effective injection", "cell none"
     else:
-        share = cell.caught / cell.effective
         tip = f"{name}: {cell.caught} of {cell.effective}"
         if cell.steps is not None:
             tip += f"\nafter {cell.steps:.2g} steps in the mean, {cell.latest} at most"
         words, style = (f"{100 * share:.0f}" if cell.caught else ""), "cell strong" if share > 0.55 else "cell"
-    strength = 0.0 if not cell.effective else cell.caught / cell.effective
     return element(
         "g",
-        rect(x + 1, top + 1, CELL - 2, TALL - 2, class_=style, style=f"--heat-of:{strength:.2f}"),
+        rect(x + 1, top + 1, CELL - 2, TALL - 2, class_=style, style=f"--heat-of:{share:.2f}"),
         text(x + CELL / 2, top + 16, words, text_anchor="middle", class_=style),
         data_tip=tip,
     )

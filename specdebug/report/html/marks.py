@@ -1,4 +1,4 @@
-"""Marks over the steps of a plot for everything that was found or injected; numbers are those of the tables."""
+"""Marks over the steps of a plot for findings and injected faults; their numbers are those of the tables."""
 
 from __future__ import annotations
 
@@ -13,22 +13,19 @@ MAX_MARKS = 12
 """Findings, and injections, that are marked; the tables have them all."""
 
 CLOSE = 24
-"""Labels that would be nearer to each other than that are left to the tables and the tips."""
+"""Units between two labels at least; a label that is nearer is left to the tables and the tips."""
 
 _Told = tuple[int | None, int, str]
 
 
 def marks(outcome: Outcome, x: Scale, top: float, bottom: float) -> Markup:
-    """A dashed line at the step of each of the first findings, a solid one at the first injections; several at one step
-    share it."""
+    """Dashed lines at the steps of the first findings, solid ones at those of the first injections."""
     findings = [
         (found.step, place, f"{place}. {found.signature} at step {found.step}")
         for place, found in enumerate(outcome.violations[:MAX_MARKS], 1)
     ]
-    injections = [
-        (each.step, place, f"i{place}. {each}") for place, each in enumerate(outcome.injections[:MAX_MARKS], 1)
-    ]
-    return _lines(injections, "injected", "i", x, top, bottom) + _lines(findings, "finding", "", x, top, bottom)
+    injected = [(each.step, place, f"i{place}. {each}") for place, each in enumerate(outcome.injections[:MAX_MARKS], 1)]
+    return _lines(injected, "injected", "i", x, top, bottom) + _lines(findings, "finding", "", x, top, bottom)
 
 
 def _lines(told: Sequence[_Told], style: str, letter: str, x: Scale, top: float, bottom: float) -> Markup:

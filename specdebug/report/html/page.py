@@ -15,6 +15,11 @@ from markupsafe import Markup
 
 from specdebug import __version__
 
+MAX_ROWS = 500
+"""Rows of a table; the JSON document has them all."""
+MAX_TRIALS = 1000
+"""Rows of a table of trials, the last ones; the journal has them all."""
+
 _NOT_HTML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
@@ -29,15 +34,8 @@ class Chip:
 
 @dataclass(frozen=True)
 class Head:
-    """The head of every page.
-
-    Attributes:
-        title: what was run.
-        chips: the verdicts.
-        summary: what it came to, in one line.
-        facts: what else is to be known (seed, duration, ...), by name.
-        command: the command line; empty when it is not known.
-    """
+    """The head of every page: the verdicts, the result in one line, seed, duration and the like by name, and the
+    command line, which may be empty."""
 
     title: str
     chips: Sequence[Chip]
@@ -63,7 +61,7 @@ def render(template: str, head: Head, **context: object) -> str:
 
 
 def plain_log(text: str) -> str:
-    """A log without its colours."""
+    """Take the colours out of a log."""
     return _COLOUR.sub("", text)
 
 
@@ -80,4 +78,5 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["log"] = plain_log
+    environment.globals |= {"max_rows": MAX_ROWS, "max_trials": MAX_TRIALS}
     return environment

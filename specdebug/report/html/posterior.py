@@ -1,4 +1,4 @@
-"""A plot of how a search became certain: the probability of each of the likeliest culprits after every trial."""
+"""The posterior of a search: the probability of each of the likeliest culprits after every trial."""
 
 from __future__ import annotations
 
@@ -8,23 +8,8 @@ from typing import Literal
 
 from markupsafe import Markup
 
+from specdebug.report.html import svg
 from specdebug.report.html.series import MAX_SPANS, chunks
-from specdebug.report.html.svg import (
-    LEFT,
-    RIGHT,
-    WIDTH,
-    Scale,
-    across,
-    drawing,
-    element,
-    join,
-    line,
-    polyline,
-    rect,
-    text,
-    x_axis,
-    y_axis,
-)
 from specdebug.trials.clusters import Clusters
 from specdebug.trials.search import Chooser
 from specdebug.trials.trial import Trial, TrialResult
@@ -35,7 +20,7 @@ LINES = 5
 """Culprits with a line of their own."""
 
 LOOKS = 200
-"""Times at which the posterior is worked out anew, at most."""
+"""Looks at the posterior, at most."""
 
 Verdict = Literal["fail", "pass", "other", "untestable"]
 Belief = tuple[tuple[frozenset[str], float], ...]
@@ -57,14 +42,13 @@ class History:
 def history(
     trials: Sequence[tuple[Trial, TrialResult]], chooser: Callable[[], Chooser], pattern: str | None, top: int = 64
 ) -> History:
-    """Draw the conclusions again, trial by trial, from what the journal kept.
+    """Draw the conclusions again, trial by trial, from the journal.
 
-    Failures are judged by the signature that was followed in the end, so the first trials say what they are worth now,
-    not what was thought of them then.
+    Failures are judged by the signature that was followed in the end, whatever was followed at their time.
 
     Args:
         trials: those that count, in the order of their numbers.
-        chooser: makes what drew the conclusions, in its first state.
+        chooser: makes a chooser that has seen no trial yet.
         pattern: the signatures to follow, if they were given.
         top: culprits whose probability is kept at each look; one that is not among them counts as 0.
     """
@@ -83,9 +67,9 @@ def history(
 
 
 def posterior_plot(past: History, names: Sequence[str]) -> Markup:
-    """The plot; ``names`` are those of ``past.likeliest``. Under it a strip of the trials and what came of them."""
+    """The plot, and below it a strip of the trials' verdicts. ``names`` are those of ``past.likeliest``."""
     total = len(past.verdicts)
-    x, y = across(0, max(total, 1)), Scale(0, 1, BOTTOM, TOP)
+    x, y = svg.across(0, max(total, 1)), svg.Scale(0, 1, BOTTOM, TOP)
     last = dict(past.looks[-1][1])
     label = f"Posterior over {total} trials; in the end " + ", ".join(
         f"{name} {last[culprits]:.3f}" for name, culprits in zip(names, past.likeliest, strict=True)
@@ -93,16 +77,16 @@ def posterior_plot(past: History, names: Sequence[str]) -> Markup:
     lines = []
     for place, culprits in enumerate(past.likeliest, 1):
         points = [(x(counted), y(dict(belief).get(culprits, 0.0))) for counted, belief in past.looks]
-        lines.append(polyline(points, class_=f"culprit c{place}"))
-        lines.append(element("circle", cx=points[-1][0], cy=points[-1][1], r=3.5, class_=f"culprit c{place}"))
-    return drawing(
+        lines.append(svg.polyline(points, class_=f"culprit c{place}"))
+        lines.append(svg.dot(*points[-1], 3.5, f"culprit c{place}"))
+    return svg.drawing(
         HEIGHT,
         label,
-        y_axis(y, "probability"),
-        join(reversed(lines)),
-        text(LEFT, STRIP - 14, "trials", class_="title"),
+        svg.y_axis(y, "probability"),
+        svg.join(reversed(lines)),
+        svg.text(svg.LEFT, STRIP - 14, "trials", class_="title"),
         _strip(past.verdicts, x),
-        x_axis(x, STRIP + 14, "trials that count"),
+        svg.x_axis(x, STRIP + 14, "trials that count"),
         _hits(past, names, x),
     )
 
@@ -110,25 +94,24 @@ def posterior_plot(past: History, names: Sequence[str]) -> Markup:
 def posterior_bars(belief: Sequence[tuple[str, float]]) -> Markup:
     """The posterior in the end, a bar each."""
     height, label_width = 26.0, 300.0
-    x = Scale(0, 1, LEFT + label_width, WIDTH - RIGHT - 60)
+    x = svg.Scale(0, 1, svg.LEFT + label_width, svg.WIDTH - svg.RIGHT - 60)
     bars = []
     for place, (name, probability) in enumerate(belief):
         at = 12 + place * height
         shown = name if len(name) <= 42 else name[:41] + "…"
         bars += [
-            text(x.start - 10, at + 13, shown, text_anchor="end", class_="name", data_tip=name),
-            line(x.start, at + 9, x.end, at + 9, class_="grid"),
-            rect(x.start, at, x(probability) - x.start, 18, class_=f"culprit c{place + 1}"),
-            text(x(probability) + 8, at + 13, f"{probability:.3f}", class_="name"),
+            svg.text(x.start - 10, at + 13, shown, text_anchor="end", class_="name", data_tip=name),
+            svg.line(x.start, at + 9, x.end, at + 9, class_="grid"),
+            svg.rect(x.start, at, x(probability) - x.start, 18, class_=f"culprit c{place + 1}"),
+            svg.text(x(probability) + 8, at + 13, f"{probability:.3f}", class_="name"),
         ]
     label = "Posterior: " + ", ".join(f"{name} {probability:.3f}" for name, probability in belief)
-    return drawing(24 + height * len(belief), label, *bars)
+    return svg.drawing(24 + height * len(belief), label, *bars)
 
 
-def _strip(verdicts: Sequence[Verdict], x: Scale) -> Markup:
-    """A tick a trial, or of many the part that failed as followed, from below."""
-    parts = []
-    start = 0
+def _strip(verdicts: Sequence[Verdict], x: svg.Scale) -> Markup:
+    """A tick a trial; of many trials the shares of their verdicts, one above the other."""
+    parts, start = [], 0
     for run in chunks(verdicts, MAX_SPANS):
         left, width, below = x(start), x(start + len(run)) - x(start), float(STRIP + 10)
         start += len(run)
@@ -137,11 +120,11 @@ def _strip(verdicts: Sequence[Verdict], x: Scale) -> Markup:
             height = 20 * run.count(kind) / len(run)
             if height:
                 below -= height
-                parts.append(rect(left, below, width - gap, height, class_=f"trial {kind}"))
-    return join(parts)
+                parts.append(svg.rect(left, below, width - gap, height, class_=f"trial {kind}"))
+    return svg.join(parts)
 
 
-def _hits(past: History, names: Sequence[str], x: Scale) -> Markup:
+def _hits(past: History, names: Sequence[str], x: svg.Scale) -> Markup:
     columns = []
     for (before, _), (counted, belief) in zip(past.looks, past.looks[1:], strict=False):
         known = dict(belief)
@@ -150,8 +133,8 @@ def _hits(past: History, names: Sequence[str], x: Scale) -> Markup:
         lines = [f"after {counted} trials ({what})"]
         lines += [f"{known.get(one, 0.0):.3f} {name}" for name, one in zip(names, past.likeliest, strict=True)]
         width = x(counted) - x(before)
-        columns.append(rect(x(before), TOP, width, STRIP + 10 - TOP, class_="hit", data_tip="\n".join(lines)))
-    return join(columns)
+        columns.append(svg.rect(x(before), TOP, width, STRIP + 10 - TOP, class_="hit", data_tip="\n".join(lines)))
+    return svg.join(columns)
 
 
 def _verdict(clusters: Clusters, result: TrialResult) -> Verdict:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from specdebug.loops.replay import Replay
 from specdebug.loops.steplog import Recording
-from specdebug.report.html.arm import arm_view, head_chip
+from specdebug.report.html.arm import arm_views, head_chip
 from specdebug.report.html.page import Head, render
 from specdebug.report.terminal import closing_line
 
 
 def replay_page(replay: Replay, recording: Recording, command: str) -> str:
     """The page, whatever came of the replay. ``command``: the command line that it was."""
-    views = [arm_view(result, recording.of(result.run.key), len(replay.results)) for result in replay.results]
     head = Head(
         title=replay.scenario.name,
         chips=[head_chip(result) for result in replay.results],
@@ -19,11 +18,11 @@ def replay_page(replay: Replay, recording: Recording, command: str) -> str:
         facts=scenario_facts(replay),
         command=command,
     )
-    return render("replay.html", head, arms=views, description=replay.scenario.description)
+    return render("replay.html", head, arms=arm_views(replay, recording), description=replay.scenario.description)
 
 
 def scenario_facts(replay: Replay) -> dict[str, str]:
-    """Scenario, seed, duration."""
+    """The facts in the head of a page about a replay."""
     seeds = {result.run.seed for result in replay.results} or {replay.scenario.seed}
     return {
         "scenario": str(replay.scenario.path),

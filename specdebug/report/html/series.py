@@ -1,4 +1,4 @@
-"""Many steps in little room: runs of steps are drawn as one, and say what they were."""
+"""Many steps in little room: several steps in a row are drawn as one span."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from specdebug.loops.steplog import EngineStep
+from specdebug.report.words import some
 
 MAX_SPANS = 400
 """Steps that a plot draws apart; more are drawn in runs of equal length."""
 
 LEAST_SPANS = 100
-"""The same, however many arms a page has."""
+"""Steps that a plot draws apart at least, however many arms a page has."""
+
+MAX_RIDS = 6
+"""Requests that a tip names of those that finished or were retracted."""
 
 T = TypeVar("T")
 
@@ -25,7 +29,7 @@ def chunks(items: Sequence[T], most: int) -> list[Sequence[T]]:
 
 
 def spans_for(arms: int) -> int:
-    """Return how many spans a plot of one arm has on a page of so many: the page's size is to stay in bounds."""
+    """The most spans of an arm's plot on a page of so many arms, so that the page's size stays in bounds."""
     return max(LEAST_SPANS, min(MAX_SPANS, 3 * MAX_SPANS // (arms + 2)))
 
 
@@ -35,10 +39,10 @@ class Span:
 
     Attributes:
         first: number of the first step; ``last`` of the last.
-        kinds: how many steps of each kind.
+        kinds: the number of steps of each kind.
         batch: the most requests in a step.
         accept: mean accept length over all verifies, with the smallest and greatest of a step; None without verifies.
-        seconds: the longest step's.
+        seconds: the time of the longest step.
     """
 
     first: int
@@ -59,6 +63,10 @@ class Span:
         return f"step {self.first}" if self.first == self.last else f"steps {self.first}-{self.last}"
 
     @property
+    def middle(self) -> float:
+        return (self.first + self.last) / 2
+
+    @property
     def kind(self) -> str:
         """``decode``, or of several ``decode 18, prefill 2``."""
         if len(self.kinds) == 1:
@@ -67,7 +75,7 @@ class Span:
 
     @property
     def tip(self) -> str:
-        """Everything about it, line by line."""
+        """All facts of the span, line by line."""
         several = self.first != self.last
         lines = [f"{self.name}: {self.kind}", f"{'largest batch' if several else 'batch'} {self.batch}"]
         if self.accept is not None:
@@ -75,9 +83,9 @@ class Span:
         lines.append(f"{self.emitted} tokens")
         lines.append(f"{'longest ' if several else ''}{1000 * self.seconds:.1f} ms")
         if self.finished:
-            lines.append(f"finished: {_some(self.finished)}")
+            lines.append(f"finished: {some(self.finished, MAX_RIDS)}")
         if self.retracted:
-            lines.append(f"retracted: {_some(self.retracted)}")
+            lines.append(f"retracted: {some(self.retracted, MAX_RIDS)}")
         return "\n".join(lines)
 
 
@@ -102,8 +110,3 @@ def _span(run: Sequence[EngineStep]) -> Span:
         retracted=tuple(rid for step in run for rid in step.retracted),
         seconds=max(step.seconds for step in run),
     )
-
-
-def _some(rids: Sequence[str], most: int = 6) -> str:
-    more = f" and {len(rids) - most} more" if len(rids) > most else ""
-    return ", ".join(rids[:most]) + more

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 WIDTH = 960
-"""Of every plot, in its own units; the page scales it to the window."""
+"""Width of a plot in its own units; the page scales it to the window."""
 
 LEFT, RIGHT = 56, 24
-"""Margins beside what is plotted: the same in every plot, so that plots over the same steps are aligned."""
+"""Margins: the same in every plot, so that plots over the same steps are aligned."""
 
 _NEWLINE = Markup("&#10;")  # an XML reader takes a plain one in an attribute for a space
 
@@ -24,7 +24,7 @@ def element(tag: str, *content: str, **attributes: Attribute) -> Markup:
     """One element. Text that is no Markup is escaped; ``class_`` is class, ``data_tip`` data-tip; None is left out."""
     given = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
     shown = "".join(
-        f' {name}="{number(value) if isinstance(value, float) else escape(str(value)).replace(chr(10), _NEWLINE)}"'
+        f' {name}="{escape(str(value)).replace(chr(10), _NEWLINE) if isinstance(value, str) else number(value)}"'
         for name, value in given.items()
     )
     return Markup(f"<{tag}{shown}>{join(content)}</{tag}>")
@@ -36,7 +36,7 @@ def join(parts: Iterable[str]) -> Markup:
 
 
 def drawing(height: float, label: str, *content: str, width: float = WIDTH) -> Markup:
-    """A whole plot. ``label`` is what somebody hears who does not see it; one that is wider is scrolled."""
+    """A whole plot. A screen reader says ``label``; a plot that is wider than others is scrolled."""
     box = f"0 0 {number(width)} {number(height)}"
     least = f"min-width:{number(width)}px" if width > WIDTH else None
     return element("svg", *content, viewBox=box, role="img", aria_label=label, class_="plot", style=least)
@@ -81,63 +81,52 @@ def ticks(low: float, high: float, about: int = 6) -> list[float]:
     return [round((first + index) * apart, 12) for index in range(count)]
 
 
-def polyline(points: Sequence[Point], **attributes: Attribute) -> Markup:
+def polyline(points: Sequence[Point], tag: str = "polyline", **attributes: Attribute) -> Markup:
     """A line through points of the drawing."""
-    text = " ".join(f"{number(x)},{number(y)}" for x, y in points)
-    return element("polyline", points=text, **attributes)
+    return element(tag, points=" ".join(f"{number(x)},{number(y)}" for x, y in points), **attributes)
 
 
 def polygon(points: Sequence[Point], **attributes: Attribute) -> Markup:
     """A closed area."""
-    text = " ".join(f"{number(x)},{number(y)}" for x, y in points)
-    return element("polygon", points=text, **attributes)
+    return polyline(points, "polygon", **attributes)
 
 
 def rect(x: float, y: float, width: float, height: float, **attributes: Attribute) -> Markup:
     """A rectangle; one that would have no extent is drawn half a unit wide."""
-    return element("rect", x=float(x), y=float(y), width=max(width, 0.5), height=max(height, 0.0), **attributes)
+    return element("rect", x=x, y=y, width=max(width, 0.5), height=max(height, 0.0), **attributes)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, **attributes: Attribute) -> Markup:
     """A straight line."""
-    return element("line", x1=float(x1), y1=float(y1), x2=float(x2), y2=float(y2), **attributes)
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, **attributes)
+
+
+def dot(x: float, y: float, r: float, style: str) -> Markup:
+    """A filled circle."""
+    return element("circle", cx=x, cy=y, r=r, class_=style)
 
 
 def text(x: float, y: float, words: str, **attributes: Attribute) -> Markup:
     """A label."""
-    return element("text", words, x=float(x), y=float(y), **attributes)
+    return element("text", words, x=x, y=y, **attributes)
 
 
-def x_axis(scale: Scale, y: float, title: str, show: Callable[[float], str] = lambda value: f"{value:g}") -> Markup:
-    """Ticks and numbers below a plot whose lower edge is at ``y``, and what they count at the right."""
-    marks = [
-        join(
-            (
-                line(scale(value), y, scale(value), y + 4, class_="axis"),
-                text(scale(value), y + 16, show(value), class_="tick", text_anchor="middle"),
-            )
-        )
-        for value in ticks(scale.low, scale.high, 10)
-    ]
-    label = text(scale.end, y + 30, title, class_="tick", text_anchor="end")
-    return join((line(scale.start, y, scale.end, y, class_="axis"), *marks, label))
+def x_axis(scale: Scale, y: float, title: str) -> Markup:
+    """Ticks and numbers below a plot whose lower edge is at ``y``, and the title at the right."""
+    parts = [line(scale.start, y, scale.end, y, class_="axis")]
+    for value in ticks(scale.low, scale.high, 10):
+        parts.append(line(scale(value), y, scale(value), y + 4, class_="axis"))
+        parts.append(text(scale(value), y + 16, f"{value:g}", class_="tick", text_anchor="middle"))
+    parts.append(text(scale.end, y + 30, title, class_="tick", text_anchor="end"))
+    return join(parts)
 
 
 def y_axis(
-    scale: Scale,
-    title: str,
-    show: Callable[[float], str] = lambda value: f"{value:g}",
-    about: int = 5,
-    above: float = 8,
+    scale: Scale, title: str, show: Callable[[float], str] = "{:g}".format, about: int = 5, above: float = 8
 ) -> Markup:
     """A rule across the plot for every tick, its number at the left, the title so far ``above`` them."""
-    marks = [
-        join(
-            (
-                line(LEFT, scale(value), WIDTH - RIGHT, scale(value), class_="grid"),
-                text(LEFT - 6, scale(value) + 4, show(value), class_="tick", text_anchor="end"),
-            )
-        )
-        for value in ticks(scale.low, scale.high, about)
-    ]
-    return join((*marks, text(LEFT, scale.end - above, title, class_="title")))
+    parts = []
+    for value in ticks(scale.low, scale.high, about):
+        parts.append(line(LEFT, scale(value), WIDTH - RIGHT, scale(value), class_="grid"))
+        parts.append(text(LEFT - 6, scale(value) + 4, show(value), class_="tick", text_anchor="end"))
+    return join((*parts, text(LEFT, scale.end - above, title, class_="title")))

@@ -1,4 +1,4 @@
-"""A plot of what the engine did, step by step: phase, batch size, time, and who finished or had to give way."""
+"""A plot of the engine's steps: phase, batch size, time, and the requests that finished or were retracted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specdebug.loops.steplog import EngineStep
 from specdebug.report.html.accept import hits, step_scale
 from specdebug.report.html.marks import marks
 from specdebug.report.html.series import Span, spans, spans_for
-from specdebug.report.html.svg import LEFT, Scale, drawing, element, join, polygon, rect, text, x_axis, y_axis
+from specdebug.report.html.svg import LEFT, Scale, dot, drawing, join, polygon, rect, text, x_axis, y_axis
 from specdebug.verdict.outcome import Outcome
 
 KINDS = ("prefill", "decode", "idle")
@@ -30,24 +30,23 @@ def timeline_plot(steps: Sequence[EngineStep], outcome: Outcome, arms: int = 1) 
     drawn = spans(steps, spans_for(arms))
     x = step_scale(steps)
     counts = {kind: sum(span.kinds[kind] for span in drawn) for kind in KINDS}
-    retracted = sum(len(span.retracted) for span in drawn)
+    finished, retracted = sum(len(span.finished) for span in drawn), sum(len(span.retracted) for span in drawn)
+    batches, seconds = [span.batch for span in drawn], [span.seconds for span in drawn]
     label = (
         f"Timeline of {len(steps)} steps: {', '.join(f'{count} {kind}' for kind, count in counts.items() if count)}; "
-        f"largest batch {max(span.batch for span in drawn)}, "
-        f"{sum(len(span.finished) for span in drawn)} requests finished, {retracted} retractions"
+        f"largest batch {max(batches)}, {finished} requests finished, {retracted} retractions"
     )
-    batch = Scale(0, max(1, *(span.batch for span in drawn)), _BATCH[1], _BATCH[0])
-    longest = max(span.seconds for span in drawn)
-    time = Scale(0, longest or 1e-6, _TIME[1], _TIME[0])
+    batch = Scale(0, max(1, *batches), _BATCH[1], _BATCH[0])
+    time = Scale(0, max(seconds) or 1e-6, _TIME[1], _TIME[0])
     return drawing(
         HEIGHT,
         label,
         text(LEFT, _PHASE[0] - 8, "phase", class_="title"),
         join(_phases(span, x) for span in drawn),
         y_axis(batch, "batch size", about=2),
-        _bars(drawn, x, [span.batch for span in drawn], batch, "batch"),
+        _bars(drawn, x, batches, batch, "batch"),
         y_axis(time, "time of the step (ms; the longest where several are drawn as one)", lambda s: f"{1000 * s:g}", 2),
-        _bars(drawn, x, [span.seconds for span in drawn], time, "time"),
+        _bars(drawn, x, seconds, time, "time"),
         text(LEFT - 6, _ENDS + 4, "ends", class_="tick", text_anchor="end"),
         join(_ends(span, x) for span in drawn),
         x_axis(x, _BOTTOM, "step"),
@@ -78,10 +77,10 @@ def _bars(drawn: Sequence[Span], x: Scale, values: Sequence[float], y: Scale, st
 
 def _ends(span: Span, x: Scale) -> Markup:
     """A dot where requests finished, a triangle where some were retracted."""
-    at, parts = x((span.first + span.last) / 2), []
+    at, parts = x(span.middle), []
     if span.finished:
-        parts.append(element("circle", cx=at, cy=float(_ENDS), r=3.5, class_="finished"))
+        parts.append(dot(at, _ENDS, 3.5, "finished"))
     if span.retracted:
-        tip = [(at - 5, _ENDS - 5), (at + 5, _ENDS - 5), (at, _ENDS + 5)]
-        parts.append(polygon([(float(a), float(b)) for a, b in tip], class_="retracted"))
+        corners = [(at - 5, _ENDS - 5), (at + 5, _ENDS - 5), (at, _ENDS + 5)]
+        parts.append(polygon(corners, class_="retracted"))
     return join(parts)

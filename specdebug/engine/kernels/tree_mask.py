@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.kernels.pointer import raw_block
+from specdebug.engine.kernels.twin import triton_on_gpu
 
 
+@triton_on_gpu
 def flat_tree_mask(tree_mask: Tensor, seq_lens: Tensor, bits: Tensor) -> Tensor:
     """Lay out FULL_MASK: per request T rows of L prefix bits (all set) and T tree bits, one after another.
 
@@ -17,10 +19,6 @@ def flat_tree_mask(tree_mask: Tensor, seq_lens: Tensor, bits: Tensor) -> Tensor:
     Raises:
         IllegalAddress: a request's bits leave the allocation behind ``bits``.
     """
-    if bits.is_cuda:
-        from specdebug.engine.kernels.triton import tree_mask as twin
-
-        return twin.flat_tree_mask(tree_mask, seq_lens, bits)
     nodes = tree_mask.shape[1]
     starts: list[int] = []
     start = 0

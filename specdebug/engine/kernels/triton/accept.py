@@ -1,7 +1,7 @@
-"""Triton twins of :mod:`specdebug.engine.kernels.accept`.
+"""Triton twins of :mod:`specdebug.engine.kernels.accept`: a walk is one program per request.
 
-A walk is one program per request. The bonus of a sampled walk is drawn by two more launches: every block of the
-vocabulary sums its weights, then one program per request finds the block, and in it the token, that its coin names.
+Two more launches draw the bonus of a sampled walk: every block of the vocabulary sums its weights, then one program per
+request finds the block, and in it the token, that its coin names.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -19,7 +19,6 @@ _VOCAB_TILE = 4096
 def walk_greedy(
     tokens: Tensor, next_token: Tensor, next_sibling: Tensor, target_ids: Tensor, num_steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """From the root to the first child that the target wants, and on."""
     predict, accept_index, correct = _outputs(tokens, num_steps)
     batch, nodes = tokens.shape
     if batch:
@@ -51,7 +50,6 @@ def walk_sampling(
     threshold_single: float,
     threshold_acc: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One coin a node against the cumulative mass of its children in turn; the bonus is drawn from what is left."""
     predict, accept_index, correct = _outputs(tokens, num_steps)
     batch, nodes = tokens.shape
     if batch == 0:
@@ -118,7 +116,7 @@ def _outputs(tokens: Tensor, num_steps: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _row_strides(*tensors: Tensor) -> tuple[int, ...]:
-    """Kernels step along rows one element at a time; rows may lie anywhere (a chain's links repeat one row)."""
+    """The strides between rows, which may lie anywhere (a chain's links repeat one row), but must be contiguous."""
     for tensor in tensors:
         if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
             raise ValueError(f"rows must be contiguous; shape {tuple(tensor.shape)}, strides {tensor.stride()}")
@@ -195,7 +193,7 @@ def _walk_sampling(
     SINGLE: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """All but the bonus; leaves what was rejected below the last accepted node."""
+    """Walk, and leave the tokens that were rejected below the last accepted node for the bonus."""
     b = tl.program_id(0).to(tl.int64)
     tokens += b * tokens_stride
     child += b * child_stride
@@ -250,7 +248,7 @@ def _sum_blocks(
     NODES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """A block's weight and its last token of any weight, [b, 0] without what was rejected, [b, 1] with it."""
+    """Store a block's weight and its last token of any weight: [b, 0] without rejected tokens, [b, 1] with them."""
     b = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     blocks = tl.num_programs(1)
@@ -286,7 +284,7 @@ def _draw_bonus(
     BLOCK_TILE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The first token whose running weight passes coin x total; a token without weight is never drawn."""
+    """Draw the first token whose running weight passes coin x total, never one without weight."""
     b = tl.program_id(0).to(tl.int64)
     node = _last_node(accept_index, correct, b, STEPS)
     block_number = tl.arange(0, BLOCK_TILE)

@@ -27,7 +27,7 @@ def _silu_mul(gate_up_ptr, out_ptr, width, row_stride, BLOCK: tl.constexpr):
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """gate_up [n, 2*I] (bf16, fp16, fp32), the gates first -> new [n, I], computed in float32.
+    """Multiply SiLU of the first half of each row of gate_up [n, 2*I] (bf16, fp16, fp32) by the second, in float32.
 
     Raises:
         ValueError: the elements of a row are not adjacent.

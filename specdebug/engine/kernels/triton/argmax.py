@@ -1,4 +1,5 @@
-"""Triton twins of :mod:`specdebug.engine.kernels.argmax`: many programs to a row, the last of which adds up."""
+"""Triton twins of :mod:`specdebug.engine.kernels.argmax` for fp32, bf16 and fp16: many programs to a row, the last of
+which adds up."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -16,12 +17,10 @@ FEW_ROWS = 16  # too few to occupy the device unless each has many programs
 
 
 def argmax(x: Tensor) -> Tensor:
-    """x [n, V] (fp32, bf16, fp16) -> int64 [n]."""
     return _launch(x, None)
 
 
 def softmax_top1(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """logits [n, V] (fp32, bf16, fp16) -> float32 [n, 1], int64 [n, 1]."""
     probs = torch.empty((logits.shape[0], 1), dtype=torch.float32, device=logits.device)
     ids = _launch(logits, probs)
     return probs, ids.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""A number and where it stands as one int64, so that one reduction finds the largest, and of equals the first."""
+"""A number and its index as one int64, so that one reduction finds the largest, and of equals the first."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def as_key(x, index):
-    """An int64 that orders float32 ``x`` by value, NaN largest of all, and equals by how early they come.
+    """Order float32 ``x`` by value, NaN largest of all, and equals by index, the first largest.
 
     No key is as small as -0x7FFFFFFFFFFFFFFF, which can stand for none.
     """

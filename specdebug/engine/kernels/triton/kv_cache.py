@@ -13,7 +13,6 @@ _MAX_TILE = 2048
 
 
 def write_kv(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
-    """Store k and v rows at ``slots``, unchecked, both in one launch."""
     count, heads, dim = k.shape
     if k.numel() == 0:
         return
@@ -39,10 +38,7 @@ def write_kv(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tens
 
 
 def move_kv(buffers: Tensor, tgt_loc: Tensor, src_loc: Tensor) -> None:
-    """Copy every layer's rows from ``src_loc`` to ``tgt_loc``, unchecked; all reads are one launch, all writes another.
-
-    An entry that names one slot twice has nothing to move and is passed over: padding costs nothing.
-    """
+    """Read all rows in one launch and write them in another; pass over an entry that names one slot twice."""
     layers, count, size = buffers.shape[0], tgt_loc.numel(), buffers[0, 0].numel()
     if count == 0:
         return
@@ -99,7 +95,7 @@ def _move_rows(
     TILE: tl.constexpr,
     READ: tl.constexpr,
 ):
-    """One half of a move: rows at ``sources`` into ``moved``, or ``moved`` into rows at ``targets``."""
+    """Copy rows at ``sources`` to ``moved`` (READ), or ``moved`` to rows at ``targets``."""
     entry = tl.program_id(0).to(tl.int64)
     layer = tl.program_id(1).to(tl.int64)
     element = tl.program_id(2) * TILE + tl.arange(0, TILE)

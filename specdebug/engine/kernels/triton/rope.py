@@ -63,8 +63,8 @@ def _rotate(
 def rotate(qkv: Tensor, positions: Tensor, phases: Tensor, heads: int, head_dim: int) -> None:
     """Turn the first ``heads`` heads of every row of qkv [n, >= heads*D], pairs adjacent, in place.
 
-    positions [n] int64. phases [P, W] float32, W >= D: cosine and sine of pair j at 2j and 2j+1 of its position's
-    row. A position outside the table reads whatever lies there: checking it is the caller's.
+    positions [n] int64, unchecked. phases [P, W] float32, W >= D: cosine and sine of pair j at 2j and 2j+1 of its
+    position's row.
 
     Raises:
         ValueError: the elements of a row are not adjacent.
@@ -75,8 +75,8 @@ def rotate(qkv: Tensor, positions: Tensor, phases: Tensor, heads: int, head_dim:
 def rotate_and_store(
     qkv: Tensor, positions: Tensor, phases: Tensor, heads: int, head_dim: int, cache: KVDestination
 ) -> None:
-    """As :func:`rotate`, ``heads`` counting queries and keys; but turned keys, and the values after them, go to
-    ``cache``, unchecked, and only the queries of qkv [n, (heads + Hkv)*D] are turned in place.
+    """Turn ``heads`` query and key heads as :func:`rotate`, but put turned keys, and the values after them, in
+    ``cache``, unchecked; only the queries of qkv [n, (heads + Hkv)*D] are turned in place.
 
     Raises:
         ValueError: the elements of a row are not adjacent, or those of a slot.

@@ -1,13 +1,13 @@
-"""Attention plans: whose metadata is built, by which planner, and which library's kernels execute it on a GPU.
+"""Attention plans: a plan's metadata, the planner that builds it, and the library that executes it on a GPU.
 
-Each plan is one record, and :data:`PLANS` lists them. Everything that names plans derives from that list: the engine's
-option and the command line's, which fixes and faults exist under a plan, and what a machine says it would execute.
+Each plan is one record, and :data:`PLANS` lists them. All that names plans derives from that list: the options of the
+engine and of the command line, the fixes and faults of a plan, and a machine's report of what it would execute.
 
-Code is named here as ``module:name`` and imported where it is used. This module needs neither torch nor the engine, so
+Code is named here as ``module:name`` and imported where it is used: this module needs neither torch nor the engine, so
 that a parent process and a fork server can read it, and a worker can still revert fixes before it imports the engine.
 
-A package of its own brings a plan through an entry point of the group ``specdebug.attention_plans``. The entry point
-has the plan's name and leads to an :class:`AttentionPlan`.
+Another package brings a plan through an entry point of the group ``specdebug.attention_plans``, which has the plan's
+name and leads to an :class:`AttentionPlan`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from specdebug import plugins
 from specdebug.errors import ConfigError
 
 KIND = "attention_plans"
-"""Of plugins; their group is ``specdebug.attention_plans``."""
+"""The kind of plugins; their group is ``specdebug.attention_plans``."""
 
 MetadataKind = Literal["ragged", "paged", "cascade"]
-"""The classes of ``specdebug.engine.attention.metadata``: packed index lists, page tables, and two passes of these."""
+"""A class of ``specdebug.engine.attention.metadata``: packed index lists, page tables, or two passes of these."""
 
 
 class PlanError(ConfigError):
@@ -36,12 +36,12 @@ class Generation:
     """One generation of a library, which is a package of its own.
 
     Attributes:
-        name: as messages have it.
-        package: its key in what ``specdebug.workers.stack.versions`` reports.
-        module: as it is imported.
-        distributions: as it is installed; the usual one comes first.
-        capability: the first number of the compute capability that its kernels are for; None means any.
-        limits: what else it needs, for a reader; empty where it needs nothing else.
+        name: in messages.
+        package: its key in ``specdebug.workers.stack.versions``.
+        module: its import name.
+        distributions: its names as installed, the usual one first.
+        capability: the first number of its kernels' compute capability; None means any.
+        limits: its other needs, for a reader; empty for none.
     """
 
     name: str
@@ -57,12 +57,10 @@ class KernelLibrary:
     """A library whose kernels execute a plan on a GPU. Where it cannot, our own Triton kernels do.
 
     Attributes:
-        name: as messages have it.
-        package: what one says is not installed.
-        executor: ``module:function`` that makes the backend for a model, as ``MakeExecutor`` of
-            ``specdebug.engine.attention.backend`` says.
-        dtypes: of the keys and queries that it has kernels for.
-        head_dims: sizes of a head that it has kernels for.
+        name: in messages.
+        package: its name where it is not installed.
+        executor: ``module:function``, a ``MakeExecutor`` of ``specdebug.engine.attention.backend``.
+        dtypes, head_dims: of the keys and queries that it has kernels for.
         generations: newest first.
     """
 
@@ -82,8 +80,8 @@ class AttentionPlan:
         planner: ``module:class`` of its ``AttentionPlanner``.
         modules: those that hold the planner's own lines. A fix in them exists under this plan only.
         metadata: the kinds that the planner builds.
-        library: that executes it on a GPU; None where our own kernels are meant to.
-        log_names: what SGLang's logs call it besides its name.
+        library: that executes it on a GPU; None for our own kernels.
+        log_names: its other names in SGLang's logs.
     """
 
     name: str
@@ -164,10 +162,7 @@ SHIPPED = (FLASHINFER, FA3, TRITON)
 
 
 class Plans(Mapping[str, AttentionPlan]):
-    """Plans by name: those given, then those of installed packages.
-
-    To look up one that was given reads nothing of the installed packages; to go through all of them does.
-    """
+    """Plans by name: those given, then those of installed packages, which are not read to look up a given one."""
 
     def __init__(self, given: Iterable[AttentionPlan]) -> None:
         self._known = {plan.name: plan for plan in given}
@@ -182,14 +177,14 @@ class Plans(Mapping[str, AttentionPlan]):
         return iter(dict.fromkeys((*self._known, *plugins.names(KIND))))
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return sum(1 for _ in self)
 
 
 PLANS = Plans(SHIPPED)
 
 
 def import_named(reference: str, purpose: str) -> Any:
-    """The object that ``module:name`` names. Raises :class:`PlanError` when there is none."""
+    """Import the object that ``module:name`` names. Raises :class:`PlanError` when there is none."""
     module, _, name = reference.partition(":")
     try:
         return getattr(importlib.import_module(module), name)

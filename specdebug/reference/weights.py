@@ -18,7 +18,7 @@ from specdebug.reference.layers import Weights
 def load_weights(
     path: Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """All tensors of a folder's safetensors files, floating ones cast, and its config.
+    """Read all tensors of a folder's safetensors files, floating ones cast, and its config.
 
     Raises CheckpointError when the folder holds no weights, or some that cannot be read.
     """
@@ -48,7 +48,7 @@ def load_draft(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> DraftHead:
-    """The head in ``path``, borrowing embedding and lm_head from an already loaded target."""
+    """Load the head in ``path``, which borrows embedding and lm_head from a loaded target."""
     weights, config = load_weights(path, dtype=dtype, device=device)
     return make_head(weights, config, target_weights, target_config)
 

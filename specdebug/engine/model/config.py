@@ -151,7 +151,7 @@ class Eagle3Options:
         )
 
     def aux_layers_for(self, num_layers: int, where: str) -> tuple[int, ...]:
-        """The layers of a target of ``num_layers`` whose *inputs* the head reads, ascending; 2, n//2 and n-3 by default.
+        """The layers of a target of ``num_layers`` whose *inputs* the head reads, ascending; by default 2, n//2, n-3.
 
         Lists that start with 1 name layers by their output, the input of the next one; all others name the input itself
         (sgl-project/sglang pull request 25454).

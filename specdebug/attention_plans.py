@@ -33,63 +33,38 @@ class PlanError(ConfigError):
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One generation of a library, which is a package of its own.
+    """One generation of a library, which is a package of its own."""
 
-    Attributes:
-        name: in messages.
-        package: its key in ``specdebug.workers.stack.versions``.
-        module: its import name.
-        distributions: its names as installed, the usual one first.
-        capability: the first number of its kernels' compute capability; None means any.
-        limits: its other needs, for a reader; empty for none.
-    """
-
-    name: str
-    package: str
-    module: str
-    distributions: tuple[str, ...]
-    capability: int | None = None
-    limits: str = ""
+    name: str  # in messages
+    package: str  # its key in ``specdebug.workers.stack.versions``
+    module: str  # its import name
+    distributions: tuple[str, ...]  # its names as installed, the usual one first
+    capability: int | None = None  # the first number of its kernels' compute capability; None means any
+    limits: str = ""  # its other needs, for a reader
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelLibrary:
-    """A library whose kernels execute a plan on a GPU. Where it cannot, our own Triton kernels do.
+    """A library whose kernels execute a plan on a GPU. Where it cannot, our own Triton kernels do."""
 
-    Attributes:
-        name: in messages.
-        package: its name where it is not installed.
-        executor: ``module:function``, a ``MakeExecutor`` of ``specdebug.engine.attention.backend``.
-        dtypes, head_dims: of the keys and queries that it has kernels for.
-        generations: newest first.
-    """
-
-    name: str
-    package: str
-    executor: str
-    dtypes: tuple[str, ...]
-    head_dims: Sequence[int]
-    generations: tuple[Generation, ...]
+    name: str  # in messages
+    package: str  # the name of what is not installed
+    executor: str  # ``module:function``, a ``MakeExecutor`` of ``specdebug.engine.attention.backend``
+    dtypes: tuple[str, ...]  # that it has kernels for
+    head_dims: Sequence[int]  # that it has kernels for
+    generations: tuple[Generation, ...]  # newest first
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionPlan:
-    """One value of ``attention_backend``.
-
-    Attributes:
-        planner: ``module:class`` of its ``AttentionPlanner``.
-        modules: those that hold the planner's own lines. A fix in them exists under this plan only.
-        metadata: the kinds that the planner builds.
-        library: that executes it on a GPU; None for our own kernels.
-        log_names: its other names in SGLang's logs.
-    """
+    """One value of ``attention_backend``."""
 
     name: str
-    planner: str
-    modules: tuple[str, ...]
-    metadata: frozenset[MetadataKind]
-    library: KernelLibrary | None = None
-    log_names: tuple[str, ...] = ()
+    planner: str  # ``module:class`` of its ``AttentionPlanner``
+    modules: tuple[str, ...]  # those that hold the planner's own lines: a fix in them exists under this plan only
+    metadata: frozenset[MetadataKind]  # the kinds that the planner builds
+    library: KernelLibrary | None = None  # that executes it on a GPU; None for our own kernels
+    log_names: tuple[str, ...] = ()  # its other names in SGLang's logs
 
 
 _ATTENTION = "specdebug.engine.attention"

@@ -19,7 +19,7 @@ from specdebug.reference.draft import DraftHead, draft_kv, draft_logits, draft_s
 
 @dataclass(frozen=True)
 class TreeShape:
-    """``topk``: branches K; ``num_steps``: depth S; ``tree_size``: nodes T, the root included."""
+    """A tree's branches K, its depth S and its nodes T, the root included."""
 
     topk: int
     num_steps: int
@@ -28,15 +28,10 @@ class TreeShape:
 
 @dataclass(frozen=True)
 class PathStanding:
-    """The standing of a path with a head's tree.
+    """The standing of a path with a head's tree."""
 
-    Attributes:
-        slack: the log-probability that it could lose and stay in the tree, or below 0, that it lacks.
-        size: the largest magnitude among the logits it was judged by.
-    """
-
-    slack: float
-    size: float
+    slack: float  # the log-probability that it could lose and stay in the tree, or below 0, that it lacks
+    size: float  # the largest magnitude among the logits it was judged by
 
 
 @dataclass(frozen=True)

@@ -50,11 +50,6 @@ def load_draft(
 ) -> DraftHead:
     """Load the head in ``path``, which borrows embedding and lm_head from a loaded target."""
     weights, config = load_weights(path, dtype=dtype, device=device)
-    return make_head(weights, config, target_weights, target_config)
-
-
-def make_head(weights: Weights, config: ModelConfig, target_weights: Weights, target_config: ModelConfig) -> DraftHead:
-    """Join head weights to the target tensors they borrow."""
     embed = target_weights["model.embed_tokens.weight"]
     lm_head = embed if target_config.tie_word_embeddings else target_weights["lm_head.weight"]
     return DraftHead(weights=weights, config=config, embed=embed, lm_head=lm_head)

@@ -15,7 +15,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,24 +29,6 @@ _FA2_PAGE = 256
 _AMPERE = 8
 
 
-class FlashAttnKernels(Protocol):
-    """One generation of the library."""
-
-    name: str
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, batch: PagedMetadata, *, causal: bool) -> Tensor:
-        """q [n, Hq, D] over one layer's pages k, v [pages, P, Hkv, D] -> [n, Hq, D]; zeros for a query without keys.
-
-        Launches depend on shapes only.
-        """
-        ...
-
-    def attend_with_lse(self, q: Tensor, k: Tensor, v: Tensor, batch: PagedMetadata) -> tuple[Tensor, Tensor]:
-        """Attend without a causal mask where ``q_len`` is given: [B, q_len, Hq, D], and the log of the summed weights,
-        float32 [B, Hq, q_len]; -inf for a query without keys."""
-        ...
-
-
 class FlashAttention3:
     """``flash_attn_interface``."""
 
@@ -56,6 +38,10 @@ class FlashAttention3:
         self._attend: Callable[..., Any] = module.flash_attn_with_kvcache
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, batch: PagedMetadata, *, causal: bool) -> Tensor:
+        """q [n, Hq, D] over one layer's pages k, v [pages, P, Hkv, D] -> [n, Hq, D]; zeros for a query without keys.
+
+        Launches depend on shapes only.
+        """
         if batch.q_len is not None:
             out: Tensor = self._attend(_by_sequence(q, batch), k, v, **_pages(q, batch), causal=causal)
             return out.flatten(0, 1)
@@ -65,12 +51,14 @@ class FlashAttention3:
         return packed
 
     def attend_with_lse(self, q: Tensor, k: Tensor, v: Tensor, batch: PagedMetadata) -> tuple[Tensor, Tensor]:
+        """Attend without a causal mask where ``q_len`` is given: [B, q_len, Hq, D], and the log of the summed weights,
+        float32 [B, Hq, q_len]; -inf for a query without keys."""
         out, lse, *_ = self._attend(_by_sequence(q, batch), k, v, **_pages(q, batch), return_softmax_lse=True)
         return out, lse
 
 
 class FlashAttention2:
-    """``flash_attn``."""
+    """``flash_attn``; methods as those of ``FlashAttention3``."""
 
     name = _GENERATIONS[2].name
 
@@ -101,6 +89,10 @@ class FlashAttention2:
 
     def attend_with_lse(self, q: Tensor, k: Tensor, v: Tensor, batch: PagedMetadata) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("a cascade has pages of single slots, which FlashAttention-2 does not take")
+
+
+FlashAttnKernels = FlashAttention3 | FlashAttention2
+"""One generation of the library."""
 
 
 def find(

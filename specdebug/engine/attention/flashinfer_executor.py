@@ -126,13 +126,7 @@ class FlashInferExecutor:
     ) -> FlashInferAttention:
         """Plan attention of one batch; not to be called in a capture."""
         assert isinstance(metadata, RaggedMetadata)
-        schedule = _schedule(metadata)
-        scratch, space = self._memory(schedule, graph=graph)
-        attention = FlashInferAttention(self, metadata, pool, out_cache_loc, schedule, scratch, space, graph=graph)
-        if not graph:  # the next batch may have it: kernels that are launched already come first in the stream
-            spare = self._spare.setdefault(space.size, [])
-            weakref.finalize(attention, spare.append, space).atexit = False
-        return attention
+        return FlashInferAttention(self, metadata, pool, out_cache_loc, graph=graph)
 
     def last_page_lens(self, batch: int) -> Tensor:
         """Ones, int32 [batch] on the host: a page of one slot is always full."""
@@ -140,8 +134,10 @@ class FlashInferExecutor:
             self._ones = torch.ones(batch, dtype=torch.int32)
         return self._ones[:batch]
 
-    def _memory(self, schedule: _Schedule, *, graph: bool) -> tuple[Tensor, _ScheduleSpace]:
-        """Scratch and schedule space for any batch of this shape.
+    def lend(
+        self, attention: FlashInferAttention, schedule: _Schedule, *, graph: bool
+    ) -> tuple[Tensor, _ScheduleSpace]:
+        """Lend an attention scratch and schedule space for any batch of this shape.
 
         FlashInfer cuts a batch into tiles of up to 128 query rows (a group's heads are rows of one kv head) and, to
         fill the device, keys into as many pieces as ``_blocks``. Every piece has a partial result if keys were cut, as
@@ -159,8 +155,10 @@ class FlashInferExecutor:
         pieces = max(pieces, schedule.rows * group // 16 + schedule.batch)
         needed = 16 * pieces + 4 * (schedule.rows + schedule.batch) + 1024
         size = max(1 << (needed - 1).bit_length(), _SMALLEST_SCHEDULE)
-        spare = self._spare.get(size)
+        spare = self._spare.setdefault(size, [])
         space = spare.pop() if spare and not graph else _ScheduleSpace(size, self.device)
+        if not graph:  # the next batch may have it: kernels that are launched already come first in the stream
+            weakref.finalize(attention, spare.append, space).atexit = False
         return self._scratch, space
 
 
@@ -191,17 +189,14 @@ class FlashInferAttention(DeviceAttention):
         metadata: RaggedMetadata,
         pool: KVPool,
         out_cache_loc: Tensor,
-        schedule: _Schedule,
-        scratch: Tensor,
-        space: _ScheduleSpace,
         *,
         graph: bool,
     ) -> None:
         super().__init__(pool, out_cache_loc)
         self._executor = executor
-        self._scratch = scratch
-        self._space = space
         self._graph = graph
+        schedule = _schedule(metadata)
+        self._scratch, self._space = executor.lend(self, schedule, graph=graph)
         self._packed: tuple[Tensor, Tensor] | None = None
         if metadata.custom_mask is not None:
             size = packed_size(metadata.custom_mask.numel(), schedule.batch)
@@ -211,7 +206,6 @@ class FlashInferAttention(DeviceAttention):
             )
         self._wrapper = self._make_wrapper(metadata, schedule)
         self._plan(metadata, schedule)
-        self._pack_mask(metadata)
 
     def replan(self, metadata: Metadata) -> None:
         """Attend by ``metadata``, of the same shape as at bind. Under a graph it lies in the same buffers, which the
@@ -220,9 +214,9 @@ class FlashInferAttention(DeviceAttention):
         schedule = _schedule(metadata)
         if self._graph:
             self._schedule_again(metadata, schedule)
+            self._pack_mask(metadata)
         else:
             self._plan(metadata, schedule)
-        self._pack_mask(metadata)
 
     def attend(self, layer_id: int, q: Tensor) -> Tensor:
         k, v = self._pool.kv_buffer(layer_id)
@@ -268,6 +262,7 @@ class FlashInferAttention(DeviceAttention):
             wrapper._qo_indptr_buf = metadata.qo_indptr
         if self._packed is not None:
             wrapper._custom_mask_buf, wrapper._mask_indptr_buf = self._packed
+        self._pack_mask(metadata)
 
     def _schedule_again(self, metadata: RaggedMetadata, schedule: _Schedule) -> None:
         """Do the part of ``plan`` that a captured graph needs; its buffers are where they were.

@@ -47,27 +47,17 @@ class TargetOutput(NamedTuple):
 
 
 class DraftModel(Protocol):
-    """A draft head: one recurrent pass over (token at p+1, feature at p).
+    """A draft head: one recurrent pass over (token at p+1, feature at p)."""
 
-    Attributes:
-        num_layers: layers that write draft KV; ``LayerAttention`` is called with 0 .. num_layers-1.
-        num_heads, num_kv_heads, head_dim: Hq, Hkv, D.
-        kv_layout: of its KV; see ``memory.kv_pool``.
-        hidden_size: Hd, the width of the hidden that forward() takes and returns.
-        vocab_size: Vd, the width of logits().
-        target_feature_size: F, the width of the target features that project() takes.
-        aux_layers: to ask of ``TargetModel.forward``; () means that its final hidden is the feature.
-    """
-
-    num_layers: int
+    num_layers: int  # that write draft KV; ``LayerAttention`` is called with 0 .. num_layers-1
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    kv_layout: str
-    hidden_size: int
-    vocab_size: int
-    target_feature_size: int
-    aux_layers: tuple[int, ...]
+    kv_layout: str  # see ``memory.kv_pool``
+    hidden_size: int  # Hd, of the hidden that forward() takes and returns
+    vocab_size: int  # Vd, of logits()
+    target_feature_size: int  # F, of the target features that project() takes
+    aux_layers: tuple[int, ...]  # to ask of ``TargetModel.forward``; () for its final hidden
 
     def project(self, target_features: Tensor) -> Tensor:
         """[n, F] features of the target -> [n, Hd], the hidden that forward() takes."""

@@ -20,8 +20,7 @@ def set_expand_page_table(cache_loc: Tensor, page_size: int, page_table: Tensor)
     _write_pages[(rows,)](
         cache_loc,
         page_table,
-        cache_loc.stride(0),
-        cache_loc.stride(1),
+        *cache_loc.stride(),
         stride,
         columns,
         PAGE=page_size,

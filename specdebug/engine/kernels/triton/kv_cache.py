@@ -25,12 +25,8 @@ def write_kv(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tens
         v,
         k_cache.stride(0),
         slots.stride(0),
-        k.stride(0),
-        k.stride(1),
-        k.stride(2),
-        v.stride(0),
-        v.stride(1),
-        v.stride(2),
+        *k.stride(),
+        *v.stride(),
         HEADS=heads,
         DIM=dim,
         TILE=tile,
@@ -45,9 +41,9 @@ def move_kv(buffers: Tensor, tgt_loc: Tensor, src_loc: Tensor) -> None:
     moved = torch.empty((layers, count, size), dtype=buffers.dtype, device=buffers.device)
     tile = min(triton.next_power_of_2(size), _MAX_TILE)
     grid = (count, layers, triton.cdiv(size, tile))
-    strides = (buffers.stride(0), buffers.stride(1), tgt_loc.stride(0), src_loc.stride(0))
-    _move_rows[grid](buffers, moved, tgt_loc, src_loc, *strides, SIZE=size, TILE=tile, READ=True)
-    _move_rows[grid](buffers, moved, tgt_loc, src_loc, *strides, SIZE=size, TILE=tile, READ=False)
+    strides = (*buffers.stride()[:2], tgt_loc.stride(0), src_loc.stride(0))
+    for read in (True, False):
+        _move_rows[grid](buffers, moved, tgt_loc, src_loc, *strides, SIZE=size, TILE=tile, READ=read)
 
 
 @triton.jit

@@ -101,10 +101,7 @@ class FlashInferExecutor:
     """Makes attention for batches of one model on one device, and owns the memory they share.
 
     Compiles FlashInfer's kernels if need be, which takes half a minute and is reported. ``supports`` must have allowed
-    ``dtype`` and ``head_dim``.
-
-    Raises:
-        FlashInferError: FlashInfer is missing, of another version, or cannot compile.
+    ``dtype`` and ``head_dim``. Raises FlashInferError if FlashInfer is missing, of another version, or cannot compile.
     """
 
     def __init__(
@@ -118,7 +115,6 @@ class FlashInferExecutor:
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
         self._blocks = _BLOCKS_PER_SM * processors // num_kv_heads
         self._scratch = torch.zeros(_SCRATCH_BYTES, dtype=torch.uint8, device=device)
-        self._ones = torch.ones(0, dtype=torch.int32)
         self._spare: dict[int, list[_ScheduleSpace]] = {}
 
     def bind(
@@ -127,12 +123,6 @@ class FlashInferExecutor:
         """Plan attention of one batch; not to be called in a capture."""
         assert isinstance(metadata, RaggedMetadata)
         return FlashInferAttention(self, metadata, pool, out_cache_loc, graph=graph)
-
-    def last_page_lens(self, batch: int) -> Tensor:
-        """Ones, int32 [batch] on the host: a page of one slot is always full."""
-        if self._ones.numel() < batch:
-            self._ones = torch.ones(batch, dtype=torch.int32)
-        return self._ones[:batch]
 
     def lend(
         self, attention: FlashInferAttention, schedule: _Schedule, *, graph: bool
@@ -166,10 +156,7 @@ def make_flashinfer(
     config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device
 ) -> tuple[FlashInferExecutor | None, str | None]:
     """Make the executor for a model, or say why FlashInfer cannot execute its plan here.
-
-    Raises:
-        FlashInferError: FlashInfer is installed, and cannot be used.
-    """
+    Raises FlashInferError if FlashInfer is installed, and cannot be used."""
     reason = supports(dtype, model.head_dim)
     if reason is None and importlib.util.find_spec("flashinfer") is None:
         reason = "FlashInfer is not installed"
@@ -249,7 +236,8 @@ class FlashInferAttention(DeviceAttention):
         """Plan from the host's lengths, then have the kernels read the device's."""
         owner, wrapper = self._executor, self._wrapper
         heads = (owner.num_heads, owner.num_kv_heads, owner.head_dim, 1)
-        pages = (schedule.kv_indptr, metadata.kv_indices, owner.last_page_lens(schedule.batch))
+        last_page_lens = torch.ones(schedule.batch, dtype=torch.int32)  # a page of one slot is always full
+        pages = (schedule.kv_indptr, metadata.kv_indices, last_page_lens)
         types = {"q_data_type": owner.dtype, "kv_data_type": owner.dtype}
         with self._space.staging() as staging:
             wrapper._pin_memory_int_workspace_buffer = staging

@@ -32,11 +32,7 @@ def supports(dtype: torch.dtype, head_dim: int) -> str | None:
 
 @lru_cache(maxsize=1)
 def load() -> Any:
-    """Import the package.
-
-    Raises:
-        FlashInferError: it is missing, broken, or of another version.
-    """
+    """Import the package. Raises FlashInferError if it is missing, broken, or of another version."""
     try:
         library = importlib.import_module("flashinfer")
     except Exception as error:  # what a broken installation raises depends on which part of it is missing
@@ -50,10 +46,7 @@ def load() -> Any:
 
 def paged_kernels(dtype: torch.dtype, head_dim: int) -> Any:
     """The module that plans and runs attention over a paged cache with int32 indices, compiled on first use.
-
-    Raises:
-        FlashInferError: it cannot be compiled or loaded.
-    """
+    Raises FlashInferError if it cannot be compiled or loaded."""
     global _in_use
     library = load()
     what = f"attention, head_dim {head_dim}, {_name(dtype)}"

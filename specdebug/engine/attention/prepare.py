@@ -25,10 +25,7 @@ length has another, and 64 long ones would take a GB."""
 
 def prepare(metadata: RaggedMetadata | PagedMetadata) -> AttentionPass:
     """One pass over sequences of equal query counts (``q_len`` is set).
-
-    Raises:
-        IllegalAddress: a length or an offset lies outside the metadata's own buffers.
-    """
+    Raises IllegalAddress if a length or an offset lies outside the metadata's own buffers."""
     q_len = metadata.q_len
     assert q_len is not None
     if isinstance(metadata, PagedMetadata):
@@ -93,7 +90,8 @@ def _prepare_even(metadata: RaggedMetadata, q_len: int) -> AttentionPass | None:
     elif metadata.causal and q_len > 1:
         if q_len > length:
             return None
-        mask = _causal_mask(q_len, -(-length // _MASK_STEP) * _MASK_STEP, metadata.kv_indptr.device)[..., -length:]
+        make = _kept_mask if q_len <= _KEPT_QUERIES else _causal_mask
+        mask = make(q_len, -(-length // _MASK_STEP) * _MASK_STEP, metadata.kv_indptr.device)[..., -length:]
     block = metadata.kv_indices[first : indptr[-1]]
     if batch == 1:
         ids: list[int] = block.tolist()
@@ -109,14 +107,10 @@ def _num_splits(metadata: RaggedMetadata) -> int:
 
 def _causal_mask(q_len: int, width: int, device: torch.device) -> Tensor:
     """Additive float32 [1, 1, q_len, width] of q_len last queries; its last n columns serve n keys."""
-    return (_kept_mask if q_len <= _KEPT_QUERIES else _new_mask)(q_len, width, device)
-
-
-def _new_mask(q_len: int, width: int, device: torch.device) -> Tensor:
     return torch.full((1, 1, q_len, width), NEG_INF, device=device).triu_(width - q_len + 1)
 
 
-_kept_mask = lru_cache(maxsize=64)(_new_mask)
+_kept_mask = lru_cache(maxsize=64)(_causal_mask)
 
 
 def _ragged_slots(kv_indptr: Tensor, kv_indices: Tensor) -> Tensor:

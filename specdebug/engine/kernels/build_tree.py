@@ -30,10 +30,8 @@ def build_tree(parent_list: Tensor, top_scores_index: Tensor, topk: int) -> Tree
     parent_list: int64 [B, K(S-1)+1] or [B, 0], the candidate that group g continues, -1 for the root.
     top_scores_index: int64 [B, T-1], chosen candidates, ascending; a parent is chosen whenever its child is. A parent
     that was not chosen gives the node after its place, T when there is none: ``parent`` keeps it for a probe, the links
-    take the last node instead. Source: SGLang ``build_tree_kernel_efficient``.
-
-    Raises:
-        IndexError: a candidate belongs to no group of ``parent_list``.
+    take the last node instead. Source: SGLang ``build_tree_kernel_efficient``. Raises IndexError if a candidate belongs
+    to no group of ``parent_list``.
     """
     batch, nodes = top_scores_index.shape[0], top_scores_index.shape[1] + 1
     mask = np.zeros((batch, nodes, nodes), dtype=np.bool_)

@@ -35,10 +35,8 @@ def assign_draft_cache_locs(
     """Read the draft slots of a batch from its reserved row cells.
 
     table: int32 [R + 1, width]. req_pool_indices, seq_lens: int64 [B].
-    Source: SGLang ``assign_draft_cache_locs``, ``duplicate_prefix_tail_to_draft_branches``.
-
-    Raises:
-        IllegalAddress: a cell lies outside the table's allocation.
+    Source: SGLang ``assign_draft_cache_locs``, ``duplicate_prefix_tail_to_draft_branches``. Raises IllegalAddress if a
+    cell lies outside the table's allocation.
     """
     device = seq_lens.device
     row = (req_pool_indices * table.stride(0)).view(-1, 1, 1)
@@ -68,10 +66,7 @@ def assign_draft_cache_locs(
 @triton_on_gpu
 def verify_cache_locs(table: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, num_tokens: int) -> Tensor:
     """Row cells [L, L + num_tokens) of each request: int64 [B·num_tokens].
-
-    Raises:
-        IllegalAddress: a cell lies outside the table's allocation.
-    """
+    Raises IllegalAddress if a cell lies outside the table's allocation."""
     column = torch.arange(num_tokens, device=seq_lens.device)
     first = torch.add(seq_lens, req_pool_indices, alpha=table.stride(0))
     cells = (first.unsqueeze(1) + column).view(-1)

@@ -15,10 +15,8 @@ def set_expand_page_table(cache_loc: Tensor, page_size: int, page_table: Tensor)
 
     cache_loc: int64 [B·K, n] slots in ascending positions. page_table: int32 [B·K or more, width], written at
     row·stride + rank of the page, unchecked: too many pages for a row run into the next.
-    Source: SGLang ``draft_decode_set_expand_metadata``, PR 27360.
-
-    Raises:
-        IllegalAddress: a write leaves the table's allocation.
+    Source: SGLang ``draft_decode_set_expand_metadata``, PR 27360. Raises IllegalAddress if a write leaves the table's
+    allocation.
     """
     pages = cache_loc // page_size
     rank = torch.zeros_like(pages)

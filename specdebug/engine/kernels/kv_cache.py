@@ -20,10 +20,7 @@ class KVDestination(NamedTuple):
 @triton_on_gpu
 def write_kv(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
     """Store k, v [n, Hkv, D], of any strides, at int64 ``slots`` [n] of one layer's k_cache, v_cache [N, Hkv, D].
-
-    Raises:
-        IndexError: a slot lies outside the cache (on a CPU; a device writes where the slot points).
-    """
+    Raises IndexError if a slot lies outside the cache (on a CPU; a device writes where the slot points)."""
     k_cache.index_copy_(0, slots, k)
     v_cache.index_copy_(0, slots, v)
 
@@ -32,9 +29,7 @@ def write_kv(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tens
 def move_kv(buffers: Tensor, tgt_loc: Tensor, src_loc: Tensor) -> None:
     """Copy buffers[:, src_loc] to buffers[:, tgt_loc] (int64 [m]); all reads finish before any write.
 
-    buffers: [2·layers, N, Hkv, D], contiguous in its last two dimensions. Either copy to one target may win.
-
-    Raises:
-        IndexError: a slot lies outside the buffers (on a CPU; a device reads and writes where the slot points).
+    buffers: [2·layers, N, Hkv, D], contiguous in its last two dimensions. Either copy to one target may win. Raises
+    IndexError if a slot lies outside the buffers (on a CPU; a device reads and writes where the slot points).
     """
     buffers.index_copy_(1, tgt_loc, buffers.index_select(1, src_loc))

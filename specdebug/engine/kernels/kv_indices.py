@@ -15,10 +15,8 @@ def create_kv_indices(
 ) -> None:
     """Copy the first ``kv_lens[b]`` cells of each request's row to ``kv_indices[kv_indptr[b] :]``.
 
-    table: int32 [R + 1, width]. req_pool_indices, kv_lens: int [B]. kv_indptr: int [B + 1]. kv_indices: 1-D.
-
-    Raises:
-        IllegalAddress: a row or an offset lies outside its allocation.
+    table: int32 [R + 1, width]. req_pool_indices, kv_lens: int [B]. kv_indptr: int [B + 1]. kv_indices: 1-D. Raises
+    IllegalAddress if a row or an offset lies outside its allocation.
     """
     starts = kv_indptr.tolist()
     for row, length, start in zip(req_pool_indices.tolist(), kv_lens.tolist(), starts, strict=False):
@@ -42,10 +40,8 @@ def generate_draft_decode_kv_indices(
     what is too long runs on into the next row, as on a device.
 
     table: int32 [R + 1, width]. req_pool_indices, seq_lens: int64 [B]. out_cache_loc: int64 [B·K, S].
-    kv_indices: int [num_forwards or more, width]; written. Source: SGLang PR 27338, the kernel of this name.
-
-    Raises:
-        IllegalAddress: an access leaves its allocation.
+    kv_indices: int [num_forwards or more, width]; written. Source: SGLang PR 27338, the kernel of this name. Raises
+    IllegalAddress if an access leaves its allocation.
     """
     rows, lengths = req_pool_indices.tolist(), seq_lens.tolist()
     prefixes = [
@@ -68,10 +64,7 @@ def generate_draft_decode_kv_indices(
 @triton_on_gpu
 def gather_page_table(table: Tensor, req_pool_indices: Tensor, num_pages: int, page_size: int) -> Tensor:
     """The page of every page_size-th cell of each row: int32 [B, num_pages].
-
-    Raises:
-        IllegalAddress: a row lies outside the table's allocation.
-    """
+    Raises IllegalAddress if a row lies outside the table's allocation."""
     column = torch.arange(0, num_pages * page_size, page_size, device=table.device)
     offsets = req_pool_indices.unsqueeze(1) * table.stride(0) + column
     return raw_gather(table, offsets, "gather_page_table.req_to_token") // page_size

@@ -18,10 +18,7 @@ def pack_mask(
     bits: bool, flat; sequence b begins at ``mask_indptr[b]`` (int64 [B] or longer) and has q_len bits per key, of which
     ``kv_indptr`` (int32 [B + 1]) counts kv_len. packed: uint8, at least :func:`packed_size`; written. packed_indptr:
     int32 [B]; written, the byte that each sequence begins at: ``mask_indptr[b] // 8 + b`` is far enough behind the one
-    before it, and needs no lengths added up.
-
-    Raises:
-        IllegalAddress: (CPU) a sequence's bits lie outside ``bits``.
+    before it, and needs no lengths added up. Raises IllegalAddress on a CPU if a sequence's bits lie outside ``bits``.
     """
     batch = kv_indptr.numel() - 1
     weights = 2 ** torch.arange(8)

@@ -33,10 +33,7 @@ def _offsets_leave(tensor: Tensor, offsets: Tensor, site: str) -> IllegalAddress
 
 def raw_block(tensor: Tensor, offset: int, length: int, site: str) -> Tensor:
     """View ``length`` elements, writable and 1-D, from ``offset`` elements after the tensor's first.
-
-    Raises:
-        IllegalAddress: the block is not inside the tensor's allocation.
-    """
+    Raises IllegalAddress if the block is not inside the tensor's allocation."""
     start = tensor.storage_offset() + offset
     if start < 0 or length < 0 or start + length > _size(tensor):
         raise _block_leaves(tensor, offset, length, site)
@@ -46,8 +43,8 @@ def raw_block(tensor: Tensor, offset: int, length: int, site: str) -> Tensor:
 def raw_store(tensor: Tensor, offset: int, values: Tensor, site: str) -> None:
     """Write 1-D ``values`` from ``offset`` elements after the tensor's first.
 
-    Raises:
-        IllegalAddress: the end of ``values`` leaves the allocation; as on a device, what comes before it is written.
+    Raises IllegalAddress if the end of ``values`` leaves the allocation; as on a device, what comes before it is
+    written.
     """
     start = tensor.storage_offset() + offset
     inside = min(values.numel(), _size(tensor) - start)
@@ -59,10 +56,7 @@ def raw_store(tensor: Tensor, offset: int, values: Tensor, site: str) -> None:
 
 def raw_scatter(tensor: Tensor, offsets: Tensor, values: Tensor, site: str) -> None:
     """Write ``values`` at int64 ``offsets`` from the tensor's first element, in order.
-
-    Raises:
-        IllegalAddress: an offset is not inside the tensor's allocation.
-    """
+    Raises IllegalAddress if an offset is not inside the tensor's allocation."""
     if offsets.numel() == 0:
         return
     index = offsets.reshape(-1) + int(tensor.storage_offset())
@@ -74,10 +68,7 @@ def raw_scatter(tensor: Tensor, offsets: Tensor, values: Tensor, site: str) -> N
 
 def raw_gather(tensor: Tensor, offsets: Tensor, site: str) -> Tensor:
     """Read the elements at int64 ``offsets`` from the tensor's first element, in the shape of ``offsets``.
-
-    Raises:
-        IllegalAddress: an offset is not inside the tensor's allocation.
-    """
+    Raises IllegalAddress if an offset is not inside the tensor's allocation."""
     index = offsets.reshape(-1)
     start = int(tensor.storage_offset())
     if start:

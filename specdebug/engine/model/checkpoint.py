@@ -49,11 +49,7 @@ class Checkpoint:
     """The names, shapes and tensors of one folder, and which of them have been used."""
 
     def __init__(self, folder: Path) -> None:
-        """Open ``folder``.
-
-        Raises:
-            CheckpointError: there is no config, or no weights that can be read.
-        """
+        """Open ``folder``. Raises CheckpointError if there is no config, or no weights that can be read."""
         self.folder = folder
         self.config_file = folder / "config.json"
         self.config = read_json_object(self.config_file)
@@ -70,10 +66,7 @@ class Checkpoint:
 
     def floats(self, name: str, *shape: int) -> Tensor:
         """The tensor ``name`` as stored: bf16, fp16 or fp32, of exactly ``shape``.
-
-        Raises:
-            CheckpointError: it is missing, of another shape or of another dtype, or its file breaks off.
-        """
+        Raises CheckpointError if it is missing, of another shape or of another dtype, or its file breaks off."""
         tensor = self.any(name, *shape)
         if tensor.dtype not in FLOAT_DTYPES:
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -114,16 +107,6 @@ def read_json_object(file: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise CheckpointError(f"{file} holds a {type(data).__name__}, not a JSON object")
     return data
-
-
-class _Source(Protocol):
-    """One weights file."""
-
-    file: Path
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def tensor(self, name: str) -> Tensor: ...
 
 
 class _Safetensors:
@@ -176,6 +159,9 @@ class _Pickled:
 
     def tensor(self, name: str) -> Tensor:
         return self._tensors[name]
+
+
+_Source = _Safetensors | _Pickled
 
 
 def _open_weights(folder: Path) -> dict[str, _Source]:

@@ -73,10 +73,7 @@ class LlamaConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str) -> LlamaConfig:
         """Read the parsed ``config.json``; ``where`` (its path) opens every message.
-
-        Raises:
-            CheckpointError: a key is missing or of the wrong kind, or asks for what the engine does not do.
-        """
+        Raises CheckpointError if a key is missing or of the wrong kind, or asks for what the engine does not do."""
         keys = _Keys(data, where)
         _refuse_the_unsupported(keys)
         hidden_size = keys.positive_int("hidden_size")
@@ -126,10 +123,7 @@ class Eagle3Options:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str) -> Eagle3Options:
         """Read either layout: flat, as EAGLE and SpecForge write it, or nested (``transformer_layer_config``).
-
-        Raises:
-            CheckpointError: an option is of the wrong kind or not supported.
-        """
+        Raises CheckpointError if an option is of the wrong kind or not supported."""
         keys = _Keys(data, where)
         nested = keys.section("transformer_layer_config")
         for option in ("norm_before_fc", "fc_norm", "norm_output"):
@@ -154,10 +148,8 @@ class Eagle3Options:
         """The layers of a target of ``num_layers`` whose *inputs* the head reads, ascending; by default 2, n//2, n-3.
 
         Lists that start with 1 name layers by their output, the input of the next one; all others name the input itself
-        (sgl-project/sglang pull request 25454).
-
-        Raises:
-            CheckpointError: the layers are not ascending or not this target's.
+        (sgl-project/sglang pull request 25454). Raises CheckpointError if the layers are not ascending or not this
+        target's.
         """
         layers = self.aux_layer_ids or (2, num_layers // 2, num_layers - 3)
         if layers[0] == 1:
@@ -170,10 +162,7 @@ class Eagle3Options:
 
 def require_target_architecture(data: Mapping[str, Any], where: str) -> None:
     """Refuse a ``config.json`` whose model is not one the target loader reads.
-
-    Raises:
-        CheckpointError: the architecture is absent or another one.
-    """
+    Raises CheckpointError if the architecture is absent or another one."""
     if _architecture(data) not in TARGET_ARCHITECTURES:
         known = ", ".join(TARGET_ARCHITECTURES)
         found = _shown(data.get("architectures"))

@@ -50,11 +50,7 @@ class TokenShare:
         self._table = self._of(embedding) if size <= MAX_TABLE_BYTES else None
 
     def __call__(self, input_ids: Tensor) -> Tensor:
-        """Ids [n] i64 -> [n, out], bias included.
-
-        Raises:
-            IndexError: an id is outside the vocabulary.
-        """
+        """Ids [n] i64 -> [n, out], bias included. Raises IndexError if an id is outside the vocabulary."""
         if self._table is not None:
             return self._table.index_select(0, input_ids)
         return self._of(torch.embedding(self._embedding, input_ids))

@@ -36,10 +36,7 @@ class EagleDraft(HeadSizes):
 
     def forward(self, input_ids: Tensor, positions: Tensor, hidden: Tensor, attn: LayerAttention) -> Tensor:
         """Target-vocabulary ids [n] i64, positions [n] i64, hidden [n, H] -> next hidden [n, H].
-
-        Raises:
-            IndexError: as ``TargetModel.forward``.
-        """
+        Raises IndexError as ``TargetModel.forward`` does."""
         phases = self.rotary.at(positions)
         x = linear_into(self.token(input_ids), hidden, self.fc)
         for norm, layer in self.layers:

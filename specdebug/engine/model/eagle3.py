@@ -43,10 +43,7 @@ class Eagle3Draft(HeadSizes):
 
     def forward(self, input_ids: Tensor, positions: Tensor, hidden: Tensor, attn: LayerAttention) -> Tensor:
         """Target ids [n] i64, positions [n] i64, hidden [n, Hd] -> next hidden [n, Hd], before the norm.
-
-        Raises:
-            IndexError: as ``TargetModel.forward``.
-        """
+        Raises IndexError as ``TargetModel.forward`` does."""
         phases = self.rotary.at(positions)
         # a copy of what is the caller's, for the layer writes where its residual lay
         residual = self.hidden_norm.with_gain(hidden) if self.residual_is_normed else hidden.clone()
@@ -57,9 +54,5 @@ class Eagle3Draft(HeadSizes):
         return linear(self.final_norm(hidden), self.lm_head)
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Any shape of draft ids i64 -> target ids.
-
-        Raises:
-            IndexError: an id is outside the draft vocabulary.
-        """
+        """Any shape of draft ids i64 -> target ids. Raises IndexError if an id is outside the draft vocabulary."""
         return draft_ids if self.target_ids is None else torch.take(self.target_ids, draft_ids)

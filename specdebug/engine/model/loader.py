@@ -35,10 +35,8 @@ def load_target(
 ) -> TargetModel:
     """Load a Llama-family target from a checkpoint folder.
 
-    ``max_positions`` is the length of the RoPE table, by default the model's ``max_position_embeddings``.
-
-    Raises:
-        CheckpointError: the folder, its config or a tensor is not what a Llama-family model needs.
+    ``max_positions`` is the length of the RoPE table, by default the model's ``max_position_embeddings``. Raises
+    CheckpointError if the folder, its config or a tensor is not what a Llama-family model needs.
     """
     checkpoint = Checkpoint(Path(path))
     where = str(checkpoint.config_file)
@@ -75,10 +73,8 @@ def load_draft(
     """Load the draft head at ``path`` for ``target``, in its dtype and on its device.
 
     ``max_positions`` is the length of the RoPE table, by default the target's ``max_position_embeddings``: published
-    heads were trained on short texts and state a limit of their own, which no server minds.
-
-    Raises:
-        CheckpointError: the folder, its config or a tensor is not such a head's, or not one for this target.
+    heads were trained on short texts and state a limit of their own, which no server minds. Raises CheckpointError if
+    the folder, its config or a tensor is not such a head's, or not one for this target.
     """
     checkpoint = Checkpoint(Path(path))
     where = str(checkpoint.config_file)

@@ -66,10 +66,7 @@ class Rotary:
 
     def at(self, positions: Tensor) -> Tensor:
         """Prepare positions [n] i64 for ``split``, once per forward: their phases [n, heads*D/2] c64; on a GPU as they
-        are.
-
-        Raises:
-            IndexError: a position is outside the table; on a GPU this is not checked.
+        are. Raises IndexError if a position is outside the table; on a GPU this is not checked.
         """
         if self._flat_table is not None:
             return positions

@@ -15,10 +15,7 @@ class TargetTokenizer:
 
     def __init__(self, file: str | Path, eos_token_ids: Sequence[int] = ()) -> None:
         """Read ``file``; ``eos_token_ids`` come from the model's config.
-
-        Raises:
-            CheckpointError: the file is missing or not a tokenizer.
-        """
+        Raises CheckpointError if the file is missing or not a tokenizer."""
         path = Path(file)
         if not path.is_file():
             raise CheckpointError(f"{path} is missing; the tokenizer lies beside the target's weights")

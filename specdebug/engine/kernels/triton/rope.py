@@ -64,10 +64,7 @@ def rotate(qkv: Tensor, positions: Tensor, phases: Tensor, heads: int, head_dim:
     """Turn the first ``heads`` heads of every row of qkv [n, >= heads*D], pairs adjacent, in place.
 
     positions [n] int64, unchecked. phases [P, W] float32, W >= D: cosine and sine of pair j at 2j and 2j+1 of its
-    position's row.
-
-    Raises:
-        ValueError: the elements of a row are not adjacent.
+    position's row. Raises ValueError if the elements of a row are not adjacent.
     """
     _launch(qkv, positions, phases, heads, head_dim, None)
 
@@ -76,10 +73,8 @@ def rotate_and_store(
     qkv: Tensor, positions: Tensor, phases: Tensor, heads: int, head_dim: int, cache: KVDestination
 ) -> None:
     """Turn ``heads`` query and key heads as :func:`rotate`, but put turned keys, and the values after them, in
-    ``cache``, unchecked; only the queries of qkv [n, (heads + Hkv)*D] are turned in place.
-
-    Raises:
-        ValueError: the elements of a row are not adjacent, or those of a slot.
+    ``cache``, unchecked; only the queries of qkv [n, (heads + Hkv)*D] are turned in place. Raises ValueError if the
+    elements of a row are not adjacent, or those of a slot.
     """
     slot = (head_dim, 1)
     if cache.k.stride() != cache.v.stride() or cache.k.stride()[1:] != slot or cache.k.shape[2] != head_dim:

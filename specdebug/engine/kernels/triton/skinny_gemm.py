@@ -96,10 +96,8 @@ def skinny_gemm(
 ) -> Tensor:
     """Compute x [n, in] @ weight [in, out], plus ``base`` [n, out] if given; n <= 16, bf16 or fp16, summed in float32.
 
-    The weight's inputs must be adjacent (storage [out, in]). ``out`` may be ``base`` itself.
-
-    Raises:
-        ValueError: too many rows, another dtype, or a layout that the kernel does not read.
+    The weight's inputs must be adjacent (storage [out, in]). ``out`` may be ``base`` itself. Raises ValueError for too
+    many rows, another dtype, or a layout that the kernel does not read.
     """
     rows, depth = x.shape
     width = weight.shape[1]

@@ -25,7 +25,6 @@ class BoundAttention(LayerAttention, Protocol):
 
     def replan(self, metadata: Metadata) -> None:
         """Attend by ``metadata`` from now on. Under a graph it lies in the buffers it lay in when bound."""
-        ...
 
 
 class AttentionBackend(Protocol):
@@ -34,7 +33,6 @@ class AttentionBackend(Protocol):
     def bind(self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor, *, graph: bool = False) -> BoundAttention:
         """Bind a batch whose own KV goes to ``out_cache_loc`` (int64 [n]). ``graph``: it is about to be captured, so
         metadata and locations are static buffers."""
-        ...
 
 
 class Heads(Protocol):
@@ -55,7 +53,6 @@ class MakeExecutor(Protocol):
         self, config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device
     ) -> tuple[AttentionBackend | None, str | None]:
         """Return the backend, or None and the reason to report; the reason is None if there is none to report."""
-        ...
 
 
 class DeviceAttention(ABC):

@@ -52,13 +52,8 @@ class FlashInferPlanner(AttentionPlanner):
         rows, nodes = tree_mask.shape[:2]
         keys = batch.longer(nodes)
         kv_indptr, kv_indices = self._lists(keys, "verify", workspace)
-        chain = RaggedMetadata(
-            kv_indptr,
-            kv_indices,
-            query_indptr(rows, nodes, keys.seq_lens.device),
-            q_len=nodes,
-            kv_lens_host=keys.seq_lens_cpu,
-        )
+        qo_indptr = query_indptr(rows, nodes, keys.seq_lens.device)
+        chain = RaggedMetadata(kv_indptr, kv_indices, qo_indptr, q_len=nodes, kv_lens_host=keys.seq_lens_cpu)
         if self.topk == 1:  # a chain is causal: no mask to build or read
             return chain
         num_bits = kv_indices.numel() * nodes
@@ -72,7 +67,8 @@ class FlashInferPlanner(AttentionPlanner):
         bs = batch.req_pool_indices.numel()
         rows = bs * self.topk
         forwards = self.num_steps - 1
-        needed = batch.seq_lens_sum * self.topk + rows * self.num_steps
+        prefixes = sum(batch.seq_lens_cpu) * self.topk
+        needed = prefixes + rows * self.num_steps
         kv_indices = workspace.take("draft.kv_indices", (self.num_steps, needed), self.index_dtype)
         kv_indptr = workspace.take("draft.kv_indptr", (self.num_steps, rows + 1), torch.int32)
         assert_fits(needed, kv_indices.shape[1], "attention.draft.plan", "a kv_indices row")
@@ -93,7 +89,7 @@ class FlashInferPlanner(AttentionPlanner):
         splits = self._splits(lengths, "draft", workspace)
         with grouped():
             for step, step_indptr in enumerate(kv_indptr[:forwards, : rows + 1].unbind()):
-                used = batch.seq_lens_sum * self.topk + rows * (step + 1)
+                used = prefixes + rows * (step + 1)
                 lens_host = tuple(n + step + 1 for n in batch.seq_lens_cpu for _ in range(self.topk))
                 maybe_detect_oob(step_indptr, 0, used + 1, "draft.plan.kv_indptr")
                 plans.append(

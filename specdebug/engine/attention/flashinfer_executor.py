@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -59,11 +59,9 @@ def _schedule(metadata: RaggedMetadata) -> _Schedule:
     return _Schedule(_indptr(q_lens), _indptr(kv_lens), torch.tensor(kv_lens, dtype=torch.int32), sum(q_lens))
 
 
-def _lengths(known: tuple[int, ...] | None, indptr: Tensor) -> Sequence[int]:
-    """The lengths that the host knows, else those read off the device, which waits for it."""
-    if known is not None:
-        return known
-    return [stop - start for start, stop in pairwise(indptr.tolist())]
+def _lengths(known: tuple[int, ...] | None, indptr: Tensor) -> tuple[int, ...]:
+    """The lengths that the host knows, else those read off the device, which is waited for."""
+    return tuple(indptr.diff().tolist()) if known is None else known
 
 
 def _indptr(lengths: Sequence[int]) -> Tensor:

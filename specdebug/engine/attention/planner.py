@@ -60,8 +60,7 @@ class DraftLayout:
     """A batch of draft decodes.
 
     req_pool_indices, seq_lens: int64 [B] (rows, L). positions: int64 [B * K], L per branch, 0 on padding.
-    out_cache_loc: int64 [B * K, S], slot of draft step j of each branch.
-    seq_lens_cpu: L of each row as the host knows it, 0 on padding.
+    out_cache_loc: int64 [B * K, S], slot of draft step j of each branch. seq_lens_cpu: L, 0 on padding.
     """
 
     req_pool_indices: Tensor
@@ -69,10 +68,6 @@ class DraftLayout:
     positions: Tensor
     out_cache_loc: Tensor
     seq_lens_cpu: tuple[int, ...]
-
-    @property
-    def seq_lens_sum(self) -> int:
-        return sum(self.seq_lens_cpu)
 
 
 class AttentionPlanner(ABC):
@@ -120,11 +115,11 @@ class AttentionPlanner(ABC):
 
     @abstractmethod
     def declare_verify(self, layout: ArenaLayout, max_bs: int) -> None:
-        """Declare the static buffers of :meth:`verify`."""
+        """Declare those of :meth:`verify`."""
 
     @abstractmethod
     def declare_draft(self, layout: ArenaLayout, max_bs: int) -> None:
-        """Declare the static buffers of :meth:`draft_decode`."""
+        """Declare those of :meth:`draft_decode`."""
 
 
 def assert_fits(needed: int, capacity: int, site: str, what: str) -> None:

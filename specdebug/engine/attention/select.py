@@ -42,10 +42,8 @@ def make_backends(
         return [TorchBackend()] * len(models)
     spec = config.speculative
     if spec is not None and spec.tree_size > _CUDA_TREE_SIZE:
-        raise InvalidOption(
-            f"kernels on a GPU have trees of up to {_CUDA_TREE_SIZE} nodes, not {spec.tree_size}",
-            ("speculative", "num_draft_tokens"),
-        )
+        problem = f"kernels on a GPU have trees of up to {_CUDA_TREE_SIZE} nodes, not {spec.tree_size}"
+        raise InvalidOption(problem, ("speculative", "num_draft_tokens"))
     made: dict[tuple[int, int, int], AttentionBackend] = {}
     reasons: list[str] = []
     backends = []

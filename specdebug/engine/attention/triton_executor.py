@@ -72,23 +72,18 @@ class TritonAttention(DeviceAttention):
 
 
 def _sequences(metadata: RaggedMetadata | PagedMetadata) -> Sequences:
+    q_len, causal = metadata.q_len, metadata.causal or metadata.q_len is None
     if isinstance(metadata, PagedMetadata):
-        return Sequences(
-            metadata.page_table,
-            metadata.cache_seqlens,
-            metadata.page_size,
-            metadata.q_len,
-            qo_indptr=metadata.cu_seqlens_q,
-            causal=metadata.causal or metadata.q_len is None,
-        )
-    mask = None if metadata.q_len is None else metadata.custom_mask
+        pages, lengths = metadata.page_table, metadata.cache_seqlens
+        return Sequences(pages, lengths, metadata.page_size, q_len, qo_indptr=metadata.cu_seqlens_q, causal=causal)
+    mask = None if q_len is None else metadata.custom_mask
     return Sequences(
         metadata.kv_indices,
         metadata.kv_indptr,
         0,
-        metadata.q_len,
+        q_len,
         qo_indptr=metadata.qo_indptr,
-        causal=metadata.causal or metadata.q_len is None,
+        causal=causal,
         mask=None if mask is None else mask.view(torch.uint8),
         mask_indptr=None if mask is None else metadata.mask_indptr,
         num_splits=metadata.num_kv_splits,

@@ -16,7 +16,6 @@ class Workspace(Protocol):
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Give a buffer of ``shape``, or the larger static one declared under ``name``; content undefined."""
-        ...
 
 
 class EagerWorkspace:

@@ -166,18 +166,14 @@ _Source = _Safetensors | _Pickled
 
 def _open_weights(folder: Path) -> dict[str, _Source]:
     """Map each tensor's name to the file that holds it."""
-    single, index, pickled = (
-        folder / name for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-    )
-    if os.path.lexists(single):
-        safetensors = _Safetensors(single)
-        return dict.fromkeys(safetensors.names, safetensors)
-    if os.path.lexists(index):
-        return _open_shards(index)
-    if os.path.lexists(pickled):
-        state_dict = _Pickled(pickled)
-        return dict.fromkeys(state_dict.names, state_dict)
-    raise CheckpointError(f"{folder} holds no weights: none of {single.name}, {index.name}, {pickled.name}")
+    names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+    file = next((folder / name for name in names if os.path.lexists(folder / name)), None)
+    if file is None:
+        raise CheckpointError(f"{folder} holds no weights: none of {', '.join(names)}")
+    if file.suffix == ".json":
+        return _open_shards(file)
+    source: _Source = _Pickled(file) if file.suffix == ".bin" else _Safetensors(file)
+    return dict.fromkeys(source.names, source)
 
 
 def _open_shards(index: Path) -> dict[str, _Source]:

@@ -23,7 +23,6 @@ class LayerAttention(Protocol):
         interleaves the two halves that RoPE rotates against each other (0, D/2, 1, D/2+1, ...): dot products stay, but
         a pool's keys are not in Hugging Face order.
         """
-        ...
 
 
 @runtime_checkable
@@ -32,11 +31,9 @@ class StoredAttention(Protocol):
 
     def destination(self, layer_id: int) -> KVDestination:
         """The place to write to before ``attend``."""
-        ...
 
     def attend(self, layer_id: int, q: Tensor) -> Tensor:
         """q [n, Hq, D] -> [n, Hq*D], over keys and values that have been written."""
-        ...
 
 
 class TargetOutput(NamedTuple):
@@ -61,16 +58,12 @@ class DraftModel(Protocol):
 
     def project(self, target_features: Tensor) -> Tensor:
         """[n, F] features of the target -> [n, Hd], the hidden that forward() takes."""
-        ...
 
     def forward(self, input_ids: Tensor, positions: Tensor, hidden: Tensor, attn: LayerAttention) -> Tensor:
         """Ids [n] i64 of the *target*, positions [n] i64, hidden [n, Hd] -> next hidden [n, Hd]."""
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[m, Hd] as forward() returned it -> [m, Vd] in the model's dtype."""
-        ...
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Draft-vocabulary ids, any shape, i64 -> the target's ids."""
-        ...

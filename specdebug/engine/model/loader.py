@@ -110,10 +110,9 @@ def build_eagle(weights: Weights, target: TargetModel, max_positions: int | None
     """An EAGLE head of ``weights.config`` for ``target``; ``max_positions`` and errors as for ``load_draft``."""
     config, size = weights.config, weights.config.hidden_size
     if size != target.config.hidden_size:
-        raise CheckpointError(
-            f"{weights.checkpoint.config_file}: hidden_size {size} is not the target's "
-            f"{target.config.hidden_size}; an EAGLE head shares the target's hidden and lm_head"
-        )
+        problem = f"hidden_size {size} is not the target's {target.config.hidden_size}"
+        where = weights.checkpoint.config_file
+        raise CheckpointError(f"{where}: {problem}; an EAGLE head shares the target's hidden and lm_head")
     rotary = _draft_rotary(weights, target, max_positions)
     layers: list[tuple[Norm | None, DecoderLayer]] = []
     for index in range(config.num_layers):

@@ -64,11 +64,8 @@ class Weights:
             rotated=2,
         )
         mlp_norm = self.norm(f"{prefix}.post_attention_layernorm.weight")
-        gate_up = self.linear(
-            config.hidden_size,
-            (f"{mlp}.gate_proj.weight", config.intermediate_size),
-            (f"{mlp}.up_proj.weight", config.intermediate_size),
-        )
+        gates = [(f"{mlp}.{part}_proj.weight", config.intermediate_size) for part in ("gate", "up")]
+        gate_up = self.linear(config.hidden_size, *gates)
         return DecoderLayer(
             layer_id=index,
             rotary=rotary,

@@ -103,9 +103,7 @@ def choose_splits(batch: Sequences, q: Tensor, k: Tensor) -> int:
     rows = batch.q_len * (q.shape[1] // k.shape[1])
     tile = choose_tile(rows, q.shape[2], k.dtype, masked=batch.mask is not None)
     wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * _num_processors(q.device), max(count_tiles(batch, q, k), 1))
-    longest = k.shape[0]
-    if batch.page_size:
-        longest = min(longest, batch.slots.shape[1] * batch.page_size)
+    longest = min(k.shape[0], batch.slots.shape[1] * batch.page_size) if batch.page_size else k.shape[0]
     most: int = min(wanted, triton.cdiv(longest, tile.keys), _MAX_SPLITS)
     return 1 << (max(most, 1).bit_length() - 1)
 

@@ -14,8 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdebug.engine.kernels.softmax_topk import MAX_FUSED
-from specdebug.engine.kernels.triton.argmax import FEW_ROWS
-from specdebug.engine.kernels.triton.keys import as_key, index_of, value_of
+from specdebug.engine.kernels.triton.argmax import FEW_ROWS, as_key, index_of, value_of
 from specdebug.engine.kernels.triton.tickets import tickets
 
 

@@ -61,8 +61,10 @@ class AttentionPass:
         folded = q.reshape(batch, self.q_len, num_kv, group, dim).permute(0, 2, 3, 1, 4)
         folded = folded.reshape(batch, num_kv, group * self.q_len, dim)
         mask = self._folded_mask(group)
-        attend = self._split if self.splits > 1 else _flash
-        out, logsum = attend(folded, k, v, attn_mask=mask)
+        if self.splits > 1:
+            out, logsum = self._split(folded, k, v, mask)
+        else:
+            out, logsum = _flash(folded, k, v, attn_mask=mask)
         if self.empty is not None:
             out = out.masked_fill(self.empty.view(-1, 1, 1, 1), 0.0)
             logsum = logsum.masked_fill(self.empty.view(-1, 1, 1), NEG_INF)
@@ -77,13 +79,13 @@ class AttentionPass:
             self._folded = self.mask.repeat(1, 1, group, 1)
         return self._folded
 
-    def _split(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _split(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         width = k.shape[2]
         step = -(-width // self.splits)
         parts = []
         for start in range(0, width, step):
             stop = min(start + step, width)
-            part_mask = None if attn_mask is None else attn_mask[..., start:stop]
+            part_mask = None if mask is None else mask[..., start:stop]
             out, logsum = _flash(q, k[:, :, start:stop], v[:, :, start:stop], attn_mask=part_mask)
             if part_mask is not None:
                 dead = (part_mask == NEG_INF).all(dim=-1).expand(logsum.shape)

@@ -42,7 +42,7 @@ def walk_sampling(
         next_sibling,
         target_probs,
         num_steps,
-        (coins, rejected, num_rejected, *_row_strides(coins)),
+        (coins, rejected, num_rejected, _row_strides(coins)[0]),
         (float(threshold_single), float(threshold_acc)),
     )
     if batch == 0:

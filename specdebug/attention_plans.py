@@ -1,13 +1,13 @@
-"""Attention plans: whose metadata is built, by which planner, and which library's kernels execute it on a GPU.
+"""Attention plans: a plan's metadata, the planner that builds it, and the library that executes it on a GPU.
 
-Each plan is one record, and :data:`PLANS` lists them. Everything that names plans derives from that list: the engine's
-option and the command line's, which fixes and faults exist under a plan, and what a machine says it would execute.
+Each plan is one record, and :data:`PLANS` lists them. All that names plans derives from that list: the options of the
+engine and of the command line, the fixes and faults of a plan, and a machine's report of what it would execute.
 
-Code is named here as ``module:name`` and imported where it is used. This module needs neither torch nor the engine, so
+Code is named here as ``module:name`` and imported where it is used: this module needs neither torch nor the engine, so
 that a parent process and a fork server can read it, and a worker can still revert fixes before it imports the engine.
 
-A package of its own brings a plan through an entry point of the group ``specdebug.attention_plans``. The entry point
-has the plan's name and leads to an :class:`AttentionPlan`.
+Another package brings a plan through an entry point of the group ``specdebug.attention_plans``, which has the plan's
+name and leads to an :class:`AttentionPlan`.
 """
 
 from __future__ import annotations
@@ -19,70 +19,43 @@ from typing import Literal
 from specdebug import plugins
 
 MetadataKind = Literal["ragged", "paged", "cascade"]
-"""The classes of ``specdebug.engine.attention.metadata``: packed index lists, page tables, and two passes of these."""
+"""A class of ``specdebug.engine.attention.metadata``: packed index lists, page tables, or two passes of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One generation of a library, which is a package of its own.
+    """One generation of a library, which is a package of its own."""
 
-    Attributes:
-        name: as messages have it.
-        package: its key in what ``specdebug.workers.stack.versions`` reports.
-        module: as it is imported.
-        distributions: as it is installed; the usual one comes first.
-        capability: the first number of the compute capability that its kernels are for; None means any.
-        limits: what else it needs, for a reader; empty where it needs nothing else.
-    """
-
-    name: str
-    package: str
-    module: str
-    distributions: tuple[str, ...]
-    capability: int | None = None
-    limits: str = ""
+    name: str  # in messages
+    package: str  # its key in ``specdebug.workers.stack.versions``
+    module: str  # its import name
+    distributions: tuple[str, ...]  # its names as installed, the usual one first
+    capability: int | None = None  # the first number of its kernels' compute capability; None means any
+    limits: str = ""  # its other needs, for a reader
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelLibrary:
-    """A library whose kernels execute a plan on a GPU. Where it cannot, our own Triton kernels do.
+    """A library whose kernels execute a plan on a GPU. Where it cannot, our own Triton kernels do."""
 
-    Attributes:
-        name: as messages have it.
-        package: what one says is not installed.
-        executor: ``module:function`` that makes the backend for a model, as ``MakeExecutor`` of
-            ``specdebug.engine.attention.backend`` says.
-        dtypes: of the keys and queries that it has kernels for.
-        head_dims: sizes of a head that it has kernels for.
-        generations: newest first.
-    """
-
-    name: str
-    package: str
-    executor: str
-    dtypes: tuple[str, ...]
-    head_dims: Sequence[int]
-    generations: tuple[Generation, ...]
+    name: str  # in messages
+    package: str  # the name of what is not installed
+    executor: str  # ``module:function``, a ``MakeExecutor`` of ``specdebug.engine.attention.backend``
+    dtypes: tuple[str, ...]  # that it has kernels for
+    head_dims: Sequence[int]  # that it has kernels for
+    generations: tuple[Generation, ...]  # newest first
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionPlan:
-    """One value of ``attention_backend``.
-
-    Attributes:
-        planner: ``module:class`` of its ``AttentionPlanner``.
-        modules: those that hold the planner's own lines. A fix in them exists under this plan only.
-        metadata: the kinds that the planner builds.
-        library: that executes it on a GPU; None where our own kernels are meant to.
-        log_names: what SGLang's logs call it besides its name.
-    """
+    """One value of ``attention_backend``."""
 
     name: str
-    planner: str
-    modules: tuple[str, ...]
-    metadata: frozenset[MetadataKind]
-    library: KernelLibrary | None = None
-    log_names: tuple[str, ...] = ()
+    planner: str  # ``module:class`` of its ``AttentionPlanner``
+    modules: tuple[str, ...]  # those that hold the planner's own lines: a fix in them exists under this plan only
+    metadata: frozenset[MetadataKind]  # the kinds that the planner builds
+    library: KernelLibrary | None = None  # that executes it on a GPU; None for our own kernels
+    log_names: tuple[str, ...] = ()  # its other names in SGLang's logs
 
 
 _ATTENTION = "specdebug.engine.attention"

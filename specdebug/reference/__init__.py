@@ -1,15 +1,14 @@
 """An independent dense implementation of the target and of both draft heads.
 
-No pages, no graphs, nothing shared with ``specdebug.engine``: the engine can be checked against something
-simple enough to be believed by reading, and training tools and oracles agree on what a draft head is.
-Functions over a mapping of published tensor names to tensors; autograd flows through.
+It has no pages and no graphs, and shares nothing with ``specdebug.engine``: it is simple enough to be believed by
+reading, and training tools and oracles agree on what a draft head is. Functions take a mapping of published tensor
+names to tensors; autograd flows through.
 
-Read in order: ``config`` (shapes), ``layers``, ``target``, ``draft``, ``accept``, ``weights`` (files).
+Read in order: ``config`` (shapes), ``layers``, ``target``, ``draft``, ``weights`` (files).
 """
 
-from specdebug.reference.accept import accept_lengths, chain_matches
 from specdebug.reference.config import ModelConfig, read_config
-from specdebug.reference.draft import DraftHead, draft_kv, draft_logits, draft_unroll
+from specdebug.reference.draft import DraftHead, accept_lengths, chain_matches, draft_kv, draft_logits, draft_unroll
 from specdebug.reference.target import DenseCache, greedy_generate, greedy_margin, target_forward
 from specdebug.reference.weights import load_draft, load_weights
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ from specdebug.errors import CheckpointError, one_line
 from specdebug.files import read_file
 
 MAX_BYTES = 64 << 20
-"""Of a config; published ones have a few KiB."""
+"""The size limit of a config; published ones have a few KiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
-    """The llama3 RoPE rule: long wavelengths stretched by ``factor``, short ones kept, a ramp between."""
+    """The llama3 RoPE rule: long wavelengths are stretched by ``factor``, short ones kept, a ramp lies between."""
 
     factor: float
     low_freq_factor: float
@@ -26,7 +26,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What the dense functions need to know of a target or of a draft head."""
+    """The shapes and constants of a target or of a draft head."""
 
     hidden_size: int
     intermediate_size: int
@@ -40,7 +40,7 @@ class ModelConfig:
     rope_scaling: Llama3Scaling | None = None
     tie_word_embeddings: bool = False
     draft_vocab_size: int | None = None
-    """Rows of an EAGLE-3 head's own lm_head; None for a target and for an EAGLE head."""
+    """The rows of an EAGLE-3 head's own lm_head; None for a target and for an EAGLE head."""
     aux_layers: tuple[int, ...] | None = None
     """Target layers whose inputs an EAGLE-3 head reads, when its config names them."""
 
@@ -50,17 +50,12 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> ModelConfig:
-        """From the keys of a ``config.json``, old (``rope_theta``) or new (``rope_parameters``) style."""
+        """Read the keys of a ``config.json``, old (``rope_theta``) or new (``rope_parameters``) style."""
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         scaling = None
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind == "llama3":
-            scaling = Llama3Scaling(
-                factor=rope["factor"],
-                low_freq_factor=rope["low_freq_factor"],
-                high_freq_factor=rope["high_freq_factor"],
-                original_max_position_embeddings=rope["original_max_position_embeddings"],
-            )
+            scaling = Llama3Scaling(**{field.name: rope[field.name] for field in fields(Llama3Scaling)})
         elif kind != "default":
             raise CheckpointError(f"RoPE scaling '{one_line(str(kind))}' is not supported; known: default, llama3")
         # Lists that start with 1 name layer outputs, and the output of layer i is the input of layer i + 1; all
@@ -85,7 +80,7 @@ class ModelConfig:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """``path/config.json``. Raises CheckpointError when it is missing, malformed, or lacks a key."""
+    """Read ``path/config.json``. Raises CheckpointError when it is missing, malformed, or lacks a key."""
     file = path / "config.json"
     try:
         return ModelConfig.from_dict(json.loads(read_file(file, MAX_BYTES).decode()))

@@ -1,15 +1,14 @@
 """EAGLE and EAGLE-3 draft heads, dense, in their published layouts.
 
-Position p of a draft head pairs token p+1 with the target's hidden state at p, and guesses token p+2. The key
-and value it writes at p depend on that pair and on p alone (one layer), which is what makes them checkable.
+Position p of a draft head pairs token p+1 with the target's hidden state at p, and guesses token p+2. Its key and value
+depend on that pair and on p alone (one layer), so they can be checked.
 
-While drafting, the hidden state of a token the target has not seen is the head's own previous output.
-Unrolled over known text, pass k at position p therefore reads pass k-1's output at p-1, and attends to
+The hidden state of a token that the target has not seen is the head's own previous output. Unrolled over known text,
+pass k at position p reads pass k-1's output at p-1, and attends to
 
     pass 0 at 0..p-k   (true target states)      and      pass 1 at p-k+1, pass 2 at p-k+2, ..., pass k at p
 
-which is the chain that started k tokens earlier, for every starting point at once. Training and measuring
-both use it.
+which is the chain that started k tokens earlier, for every start at once. Training and measuring both use it.
 """
 
 from __future__ import annotations
@@ -35,11 +34,7 @@ from specdebug.reference.layers import (
 
 @dataclass(frozen=True)
 class DraftHead:
-    """A head and the two target tensors it borrows.
-
-    ``weights`` has the published names. ``embed`` is the target's [V, H]; ``lm_head`` is the target's [V, H]
-    for EAGLE and unused by EAGLE-3, which brings its own over ``draft_vocab_size`` tokens.
-    """
+    """A head and the two target tensors [V, H] that it borrows; EAGLE-3 brings an lm_head of its own."""
 
     weights: Weights
     config: ModelConfig
@@ -52,17 +47,19 @@ class DraftHead:
 
     @property
     def layer(self) -> str:
-        """Prefix of the single decoder layer's names."""
+        """The prefix of the single decoder layer's names."""
         return "midlayer." if self.is_eagle3 else "layers.0."
 
 
 def reduce_aux(head: DraftHead, hidden: Tensor) -> Tensor:
-    """EAGLE-3 only: three auxiliary target states [..., n, 3H] -> [..., n, H]."""
+    """Reduce EAGLE-3's auxiliary target states [..., n, 3H] to [..., n, H]; an EAGLE head reads its state as it is."""
+    if not head.is_eagle3:
+        return hidden
     return F.linear(hidden, head.weights["fc.weight"], head.weights.get("fc.bias"))
 
 
 def _layer_input(head: DraftHead, next_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """What attention projects, and the residual; ``hidden`` is [..., n, H], already reduced for EAGLE-3."""
+    """The input of attention and the residual; ``hidden`` is [..., n, H], already reduced."""
     embedded = F.embedding(next_ids, head.embed)
     if head.is_eagle3:
         normed_token = rms_norm(embedded, head.weights["midlayer.input_layernorm.weight"], head.config)
@@ -74,26 +71,25 @@ def _layer_input(head: DraftHead, next_ids: Tensor, hidden: Tensor) -> tuple[Ten
 
 
 def draft_kv(head: DraftHead, next_ids: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The rotated key and the value the head writes, each [..., Hkv, n, D].
+    """The rotated key and the value that the head writes, each [..., Hkv, n, D].
 
-    ``next_ids`` int64 [..., n] is token p+1 for each p in ``positions`` [n]; ``hidden`` is the target's state
-    at p: [..., n, H] for EAGLE, the auxiliary states [..., n, 3H] for EAGLE-3.
+    ``next_ids`` int64 [..., n] is token p+1 for each p in ``positions`` [n]; ``hidden`` is the target's state at p:
+    [..., n, H] for EAGLE, the auxiliary states [..., n, 3H] for EAGLE-3.
     """
-    hidden = reduce_aux(head, hidden) if head.is_eagle3 else hidden
-    x, _ = _layer_input(head, next_ids, hidden)
+    x, _ = _layer_input(head, next_ids, reduce_aux(head, hidden))
     _, k, v = project_qkv(head.weights, f"{head.layer}self_attn.", head.config, x, rope_tables(head.config, positions))
     return k, v
 
 
 def _finish_layer(head: DraftHead, attended: Tensor, residual: Tensor) -> Tensor:
-    """Output projection, residual, MLP, residual: the state handed to the next draft step [..., n, H]."""
+    """Apply output projection and MLP with their residuals: the state [..., n, H] for the next draft step."""
     x = residual + F.linear(attended, head.weights[f"{head.layer}self_attn.o_proj.weight"])
     normed = rms_norm(x, head.weights[f"{head.layer}post_attention_layernorm.weight"], head.config)
     return x + gated_mlp(head.weights, f"{head.layer}mlp.", normed)
 
 
 def draft_logits(head: DraftHead, output: Tensor) -> Tensor:
-    """[..., Vd] from a draft step's output [..., H]; draft-vocabulary ids for EAGLE-3."""
+    """Logits [..., Vd] of a draft step's output [..., H], over draft-vocabulary ids for EAGLE-3."""
     if head.is_eagle3:
         normed = rms_norm(output, head.weights["norm.weight"], head.config)
         return F.linear(normed, head.weights["lm_head.weight"])
@@ -101,14 +97,14 @@ def draft_logits(head: DraftHead, output: Tensor) -> Tensor:
 
 
 def to_target_ids(head: DraftHead, draft_ids: Tensor) -> Tensor:
-    """Draft-vocabulary ids to target ids: EAGLE-3's d2t is an offset, EAGLE's vocabulary is the target's."""
+    """Turn draft ids to target ids: EAGLE-3's d2t is an offset, EAGLE's vocabulary is the target's."""
     return draft_ids + head.weights["d2t"][draft_ids] if head.is_eagle3 else draft_ids
 
 
 def _chain_attention(
     q: Tensor, first: tuple[Tensor, Tensor], chain: list[tuple[Tensor, Tensor]], config: ModelConfig
 ) -> Tensor:
-    """Pass k = len(chain) of the unrolled head: see this module's docstring for which position sees what."""
+    """Attend in pass k = len(chain) of the unrolled head, as this module's docstring says."""
     n, depth = q.shape[-2], len(chain)
     keys, values = repeat_kv(first[0], config), repeat_kv(first[1], config)
     scores = (q @ keys.transpose(-1, -2)).float()
@@ -130,26 +126,22 @@ def _delayed(x: Tensor, back: int) -> Tensor:
 
 
 def draft_unroll(head: DraftHead, next_ids: Tensor, hidden: Tensor, num_steps: int) -> list[Tensor]:
-    """``num_steps`` passes over known text; pass k holds step k of every chain. Each output is [..., n, H].
+    """Make ``num_steps`` passes over known text; pass k holds step k of every chain. Each output is [..., n, H].
 
-    Arguments as for ``draft_kv``, with positions 0..n-1. Entry [k][..., p, :] guesses token p+2 in the chain
-    whose true states end at p-k; rows p < k belong to no real chain.
+    Arguments as for ``draft_kv``, with positions 0..n-1. Entry [k][..., p, :] guesses token p+2 in the chain whose true
+    states end at p-k; rows p < k belong to no real chain.
     """
     n = next_ids.shape[-1]
     rope = rope_tables(head.config, torch.arange(n, device=next_ids.device))
-    hidden = reduce_aux(head, hidden) if head.is_eagle3 else hidden
-    first: tuple[Tensor, Tensor] | None = None
-    chain: list[tuple[Tensor, Tensor]] = []
+    hidden = reduce_aux(head, hidden)
+    written: list[tuple[Tensor, Tensor]] = []
     outputs: list[Tensor] = []
     for _ in range(num_steps):
         x, residual = _layer_input(head, next_ids, hidden)
         q, k, v = project_qkv(head.weights, f"{head.layer}self_attn.", head.config, x, rope)
-        if first is None:
-            first = (k, v)
-            attended = causal_attention(q, k, v, head.config)
-        else:
-            chain.append((k, v))
-            attended = _chain_attention(q, first, chain, head.config)
+        written.append((k, v))
+        first, *chain = written
+        attended = _chain_attention(q, first, chain, head.config) if chain else causal_attention(q, k, v, head.config)
         outputs.append(_finish_layer(head, merge_heads(attended), residual))
         hidden = _delayed(outputs[-1], 1)
     return outputs
@@ -158,10 +150,10 @@ def draft_unroll(head: DraftHead, next_ids: Tensor, hidden: Tensor, num_steps: i
 def draft_step(
     head: DraftHead, next_ids: Tensor, hidden: Tensor, position: int, cache: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """One position of [B] chains: the output [B, 1, H], and the cache with that position's key and value.
+    """Draft one position of [B] chains: the output [B, 1, H], and the cache with that position's key and value.
 
-    ``next_ids`` int64 [B, 1] is each chain's token after the position; ``hidden`` [B, 1, H] the state at it, reduced
-    for EAGLE-3; ``cache`` keys and values [B, Hkv, m, D] of what the chain attends to.
+    ``next_ids`` int64 [B, 1] is each chain's token after the position; ``hidden`` [B, 1, H] the reduced state at it;
+    ``cache`` the keys and values [B, Hkv, m, D] that the chain attends to.
     """
     x, residual = _layer_input(head, next_ids, hidden)
     rope = rope_tables(head.config, torch.tensor([position], device=next_ids.device))
@@ -169,3 +161,33 @@ def draft_step(
     cache = torch.cat([cache[0], k], dim=-2), torch.cat([cache[1], v], dim=-2)
     attended = causal_attention(q, *cache, head.config)
     return _finish_layer(head, merge_heads(attended), residual), cache
+
+
+@torch.no_grad()
+def chain_matches(head: DraftHead, ids: Tensor, hidden: Tensor, num_steps: int) -> Tensor:
+    """Bool [num_steps, n - 2], True at [k, p] if step k of the chain that started at p - k guesses token p+2.
+
+    ``ids`` is int64 [n]; ``hidden`` [n, H] or [n, 3H] is what the head reads of the target at each position.
+    """
+    outputs = draft_unroll(head, ids[1:], hidden[:-1], num_steps)
+    rows = [to_target_ids(head, draft_logits(head, out).argmax(-1))[:-1] == ids[2:] for out in outputs]
+    return torch.stack(rows)
+
+
+def accept_lengths(matches: Tensor, prompt_length: int) -> list[int]:
+    """Tokens that each verify of a chain (topk 1) yields, the bonus included, along a greedy text past its prompt.
+
+    The first new token comes from the prefill, as in the engine; a last verify that the text's end cuts off is left
+    out.
+    """
+    num_steps, n = matches.shape
+    lengths = []
+    # the newest token, at `newest`, has no target state yet; the chain starts from the state before it
+    newest = prompt_length
+    while newest - 1 + num_steps <= n:
+        accepted = 0
+        while accepted < num_steps and matches[accepted, newest - 1 + accepted]:
+            accepted += 1
+        lengths.append(accepted + 1)
+        newest += accepted + 1
+    return lengths

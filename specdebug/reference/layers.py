@@ -21,10 +21,9 @@ def rope_tables(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]
     """Cosines and sines, each float32 [n, head_dim], for int64 positions [n]."""
     half = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=torch.float32)
     inv_freq = 1.0 / config.rope_theta ** (half / config.head_dim)
-    if config.rope_scaling is not None:
-        scaling = config.rope_scaling
-        wavelength = 2 * math.pi / inv_freq
-        turns = scaling.original_max_position_embeddings / wavelength
+    scaling = config.rope_scaling
+    if scaling is not None:
+        turns = scaling.original_max_position_embeddings / (2 * math.pi / inv_freq)
         keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
         keep = keep.clamp(0.0, 1.0)
         inv_freq = inv_freq * (keep + (1.0 - keep) / scaling.factor)
@@ -66,7 +65,7 @@ def repeat_kv(x: Tensor, config: ModelConfig) -> Tensor:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, config: ModelConfig) -> Tensor:
-    """Of the last ``n`` of ``m`` positions: q [..., Hq, n, D], k and v [..., Hkv, m, D] -> like q."""
+    """Attend from the last ``n`` of ``m`` positions: q [..., Hq, n, D], k and v [..., Hkv, m, D] -> like q."""
     n, m = q.shape[-2], k.shape[-2]
     k, v = repeat_kv(k, config), repeat_kv(v, config)
     if n == m:
@@ -76,7 +75,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, config: ModelConfig) -> Te
 
 
 def rms_norm(x: Tensor, weight: Tensor, config: ModelConfig) -> Tensor:
-    """Over the last axis, in float32 whatever the input, as Llama defines it."""
+    """Norm the last axis, in float32 whatever the input, as Llama does."""
     return F.rms_norm(x.float(), (x.shape[-1],), weight.float(), config.rms_norm_eps).to(x.dtype)
 
 

@@ -38,7 +38,7 @@ class DenseCache:
         self.length = 0
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store [..., Hkv, n, D] behind the committed length; return everything up to there."""
+        """Store [..., Hkv, n, D] behind the committed length; return everything up to its end."""
         stop = self.length + k.shape[-2]
         self.keys[layer][..., self.length : stop, :] = k
         self.values[layer][..., self.length : stop, :] = v
@@ -53,11 +53,10 @@ def target_forward(
     cache: DenseCache | None = None,
     aux_layers: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One pass over int64 ids [..., n].
+    """Make one pass over int64 ids [..., n], which continue the cache, if there is one, and make it n longer.
 
-    Returns logits [..., n, V], hidden [..., n, H] (after the final norm: what an EAGLE head reads) and aux
-    [..., n, len(aux_layers) * H] (the inputs of those layers, 2, n//2, n-3 unless given: what EAGLE-3 reads).
-    With a cache, ids continue it and its length grows by n.
+    Returns logits [..., n, V], hidden [..., n, H] (after the final norm, for an EAGLE head) and aux
+    [..., n, len(aux_layers) * H] (the inputs of those layers, 2, n//2, n-3 unless given, for EAGLE-3).
     """
     start = 0 if cache is None else cache.length
     rope = rope_tables(config, torch.arange(start, start + ids.shape[-1], device=ids.device))
@@ -83,7 +82,7 @@ def target_forward(
 
 
 def target_logits(weights: Weights, config: ModelConfig, hidden: Tensor) -> Tensor:
-    """[..., V] from final-normed hidden [..., H]."""
+    """Logits [..., V] of final-normed hidden [..., H]."""
     name = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     return F.linear(hidden, weights[name])
 
@@ -97,19 +96,14 @@ def greedy_generate(
     *,
     pick: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """``ids`` [..., n] and ``max_new_tokens`` more, int64 [..., n + max_new_tokens]; no stop token ends it.
+    """Continue ``ids`` [..., n] to int64 [..., n + max_new_tokens]; no stop token ends it.
 
-    ``pick`` turns last-position logits [..., V] into tokens [...]; the argmax when not given.
+    ``pick`` turns last-position logits [..., V] into tokens [...], by argmax when not given.
     """
     choose = pick or (lambda logits: logits.argmax(-1))
     embedding = weights["model.embed_tokens.weight"]
-    cache = DenseCache(
-        config,
-        ids.shape[-1] + max_new_tokens,
-        batch=tuple(ids.shape[:-1]),
-        dtype=embedding.dtype,
-        device=ids.device,
-    )
+    batch, capacity = tuple(ids.shape[:-1]), ids.shape[-1] + max_new_tokens
+    cache = DenseCache(config, capacity, batch=batch, dtype=embedding.dtype, device=ids.device)
     out, step_ids = [ids], ids
     for _ in range(max_new_tokens):
         logits, _, _ = target_forward(weights, config, step_ids, cache=cache)
@@ -122,8 +116,8 @@ def greedy_generate(
 def greedy_margin(weights: Weights, config: ModelConfig, ids: Tensor, start: int) -> tuple[Tensor, Tensor]:
     """Judge ids [n] from position ``start`` (at least 1) on, teacher-forced, as a greedy output.
 
-    Returns the target's choice int64 [n - start] and, float32 [n - start], how far its logit stands above the
-    logit of the token given: 0 where they agree, small at a near-tie, large where the output is wrong.
+    Returns the target's choice int64 [n - start] and the distance float32 [n - start] of its logit from that of the
+    given token: 0 where they agree, small at a near-tie, large where the output is wrong.
     """
     logits, _, _ = target_forward(weights, config, ids[:-1])
     logits = logits[start - 1 :]

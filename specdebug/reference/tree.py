@@ -1,9 +1,9 @@
-"""The draft tree, dense: which continuations a head proposes, and how narrowly one of them is among them.
+"""The draft tree, dense: the continuations that a head proposes, and how narrowly one of them is among them.
 
-A tree is grown level by level. The roots are the K best tokens; of every level the K best paths go on, each to its K
-best tokens; a path's score is the sum of its log-probabilities. Of all that were scored the tree has the best T - 1.
-So a path is in the tree under three conditions at every depth: its token is among the K best of its parent, while it is
-to go on it is among the K best of its level, and its score is among the best T - 1.
+A tree grows level by level. The roots are the K best tokens; of every level the K best paths go on, each to its K best
+tokens; a path's score is the sum of its log-probabilities. The tree has the best T - 1 of all that were scored. So a
+path is in the tree if at every depth its token is among the K best of its parent, its score is among the best T - 1,
+and, while it is to go on, it is among the K best of its level.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specdebug.reference.draft import DraftHead, draft_kv, draft_logits, draft_s
 
 @dataclass(frozen=True)
 class TreeShape:
-    """``topk``: branches K; ``num_steps``: depth S; ``tree_size``: nodes T, the root included."""
+    """A tree's branches K, its depth S and its nodes T, the root included."""
 
     topk: int
     num_steps: int
@@ -28,20 +28,15 @@ class TreeShape:
 
 @dataclass(frozen=True)
 class PathStanding:
-    """How a path stands with a head's tree.
+    """The standing of a path with a head's tree."""
 
-    Attributes:
-        slack: log-probability by which it is in the tree (what it could lose), or below 0, by which it is not.
-        size: the largest magnitude among the logits it was judged by.
-    """
-
-    slack: float
-    size: float
+    slack: float  # the log-probability that it could lose and stay in the tree, or below 0, that it lacks
+    size: float  # the largest magnitude among the logits it was judged by
 
 
 @dataclass(frozen=True)
 class _Path:
-    """A path with its score, and what its head has computed: its parent's output and keys and values so far."""
+    """A path with its score, its parent's output, and the keys and values so far."""
 
     tokens: tuple[int, ...]
     score: float
@@ -67,15 +62,14 @@ class _Grown:
 
 @torch.no_grad()
 def standing(head: DraftHead, ids: Tensor, hidden: Tensor, path: Sequence[int], shape: TreeShape) -> PathStanding:
-    """How ``path`` stands with the tree that is drafted after ``ids``.
+    """The standing of ``path``, of 1 to ``num_steps`` tokens, with the tree that is drafted after ``ids``.
 
-    ``ids`` is int64 [n], the tokens there are, the last without a target state; ``hidden`` [n-1, H] or [n-1, 3H] is
-    what the head reads of the target at the positions before. ``path``: 1 to ``num_steps`` tokens.
+    ``ids`` is int64 [n], the last token without a target state; ``hidden`` [n-1, H] or [n-1, 3H] is what the head reads
+    of the target at the positions before.
     """
     wanted, first = tuple(path), len(ids) - 2
     k, v = draft_kv(head, ids[1:-1], hidden[:-1], torch.arange(first))
-    state = reduce_aux(head, hidden[-1:]) if head.is_eagle3 else hidden[-1:]
-    beam = [_Path((), 0.0, state[None], (k[None], v[None]))]
+    beam = [_Path((), 0.0, reduce_aux(head, hidden[-1:])[None], (k[None], v[None]))]
     stray: _Path | None = None  # the path where it is in no beam: followed all the same, to see what it lacks
     scored: list[float] = []
     ours = float("-inf")
@@ -106,7 +100,7 @@ def standing(head: DraftHead, ids: Tensor, hidden: Tensor, path: Sequence[int], 
 
 
 def _grow(head: DraftHead, path: _Path, root: int, position: int) -> _Grown:
-    """What the head says after a path; ``root`` is the token before the tree."""
+    """Grow a path by one step of the head; ``root`` is the token before the tree."""
     last = torch.tensor([[path.tokens[-1] if path.tokens else root]])
     output, cache = draft_step(head, last, path.hidden, position, path.cache)
     logits = draft_logits(head, output[0, 0]).float()
@@ -115,7 +109,7 @@ def _grow(head: DraftHead, path: _Path, root: int, position: int) -> _Grown:
 
 
 def _slack(descending: Sequence[float], value: float, kept: int) -> float:
-    """By how much ``value`` is among the ``kept`` greatest, or below 0, misses that."""
+    """The margin by which ``value`` is among the ``kept`` greatest, or below 0, misses that."""
     if kept >= len(descending):
         return float("inf")
     last, next_one = descending[kept - 1], descending[kept]

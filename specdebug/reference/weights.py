@@ -18,7 +18,7 @@ from specdebug.reference.layers import Weights
 def load_weights(
     path: Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """All tensors of a folder's safetensors files, floating ones cast, and its config.
+    """Read all tensors of a folder's safetensors files, floating ones cast, and its config.
 
     Raises CheckpointError when the folder holds no weights, or some that cannot be read.
     """
@@ -48,13 +48,8 @@ def load_draft(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> DraftHead:
-    """The head in ``path``, borrowing embedding and lm_head from an already loaded target."""
+    """Load the head in ``path``, which borrows embedding and lm_head from a loaded target."""
     weights, config = load_weights(path, dtype=dtype, device=device)
-    return make_head(weights, config, target_weights, target_config)
-
-
-def make_head(weights: Weights, config: ModelConfig, target_weights: Weights, target_config: ModelConfig) -> DraftHead:
-    """Join head weights to the target tensors they borrow."""
     embed = target_weights["model.embed_tokens.weight"]
     lm_head = embed if target_config.tie_word_embeddings else target_weights["lm_head.weight"]
     return DraftHead(weights=weights, config=config, embed=embed, lm_head=lm_head)

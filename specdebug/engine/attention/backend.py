@@ -1,11 +1,12 @@
-"""A backend executes plans: the torch reference on a CPU, device kernels on CUDA.
+"""A backend binds metadata to a KV pool and to the slots that a batch writes: torch on a CPU, device kernels on CUDA.
 
-A backend binds metadata to a pool and to the slots a batch writes. What it returns attends layer by layer, and can be
-planned anew for the next batch of the same shape, which is how a captured graph keeps its attention.
+The result attends layer by layer, and can be planned anew for the next batch of the same shape: a captured graph keeps
+its attention.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.config import EngineConfig
+from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 
@@ -23,16 +25,14 @@ class BoundAttention(LayerAttention, Protocol):
 
     def replan(self, metadata: Metadata) -> None:
         """Attend by ``metadata`` from now on. Under a graph it lies in the buffers it lay in when bound."""
-        ...
 
 
 class AttentionBackend(Protocol):
     """Makes attention for batches of one plan on one device."""
 
     def bind(self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor, *, graph: bool = False) -> BoundAttention:
-        """``out_cache_loc``: int64 [n], where the batch's own KV goes. ``graph``: it is about to be captured, so
+        """Bind a batch whose own KV goes to ``out_cache_loc`` (int64 [n]). ``graph``: it is about to be captured, so
         metadata and locations are static buffers."""
-        ...
 
 
 class Heads(Protocol):
@@ -47,14 +47,38 @@ class Heads(Protocol):
 
 
 class MakeExecutor(Protocol):
-    """A plan's library as the engine asks for it: a function that makes a backend of its kernels for one model."""
+    """The function of a plan's library that makes a backend of its kernels for one model."""
 
     def __call__(
         self, config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device
     ) -> tuple[AttentionBackend | None, str | None]:
-        """The backend, or None and the reason why it cannot be had, which is reported. The reason is None where
-        nothing need be reported."""
-        ...
+        """Return the backend, or None and the reason to report; the reason is None if there is none to report."""
+
+
+class DeviceAttention(ABC):
+    """Attention by device kernels over one prepared batch of one pool, as ``StoredAttention`` and ``BoundAttention``.
+
+    out_cache_loc: int64 [n], where the batch's own keys and values go.
+    """
+
+    def __init__(self, pool: KVPool, out_cache_loc: Tensor) -> None:
+        self._pool = pool
+        self._loc = out_cache_loc
+
+    def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [n, Hq, D], k and v [n, Hkv, D] -> [n, Hq * D]."""
+        self._pool.write(layer_id, self._loc, k, v)
+        return self.attend(layer_id, q)
+
+    def destination(self, layer_id: int) -> KVDestination:
+        return self._pool.destination(layer_id, self._loc)
+
+    @abstractmethod
+    def attend(self, layer_id: int, q: Tensor) -> Tensor:
+        """q [n, Hq, D] -> [n, Hq * D], over keys and values that are written."""
+
+    @abstractmethod
+    def replan(self, metadata: Metadata) -> None: ...
 
 
 class TorchBackend:

@@ -13,12 +13,9 @@ from specdebug.engine.memory.kv_pool import KVPool
 
 
 class TorchAttention:
-    """Attention over one prepared batch of one pool: called by every layer as ``LayerAttention``.
+    """Attention over one prepared batch of one pool, a ``BoundAttention``.
 
-    Args:
-        metadata: as planned; read here and never again.
-        pool: keys and values by slot.
-        out_cache_loc: int64 [n], where this batch's own keys and values go.
+    Metadata is read when it is bound and never again. out_cache_loc: int64 [n], where the batch's own KV goes.
     """
 
     def __init__(self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor) -> None:
@@ -28,13 +25,12 @@ class TorchAttention:
 
     def replan(self, metadata: Metadata) -> None:
         """Attend by ``metadata`` from now on."""
-        self._cascade: tuple[AttentionPass, AttentionPass] | None = None
-        self._uniform: AttentionPass | None = None
+        self._passes: list[AttentionPass] = []
         self._ragged: list[tuple[int, int, AttentionPass]] = []
         if isinstance(metadata, CascadeMetadata):
-            self._cascade = (prepare(metadata.prefix), prepare(metadata.expand))
+            self._passes = [prepare(metadata.prefix), prepare(metadata.expand)]
         elif metadata.q_len is not None:
-            self._uniform = prepare(metadata)
+            self._passes = [prepare(metadata)]
         else:
             self._ragged = prepare_each(metadata)
 
@@ -42,35 +38,29 @@ class TorchAttention:
         """q [n, Hq, D], k and v [n, Hkv, D] -> [n, Hq * D]."""
         pool = self._pool
         pool.write(layer_id, self._loc, k, v)
-        if self._uniform is not None:
-            out, _ = self._uniform.run(q, pool, layer_id, lse=False)
+        if len(self._passes) == 1:
+            out, _ = self._passes[0].run(q, pool, layer_id, lse=False)
             return out.transpose(1, 2).reshape(q.shape[0], -1)
-        if self._cascade is not None:
-            return self._run_cascade(self._cascade, layer_id, q)
+        if self._passes:
+            return self._run_cascade(layer_id, q)
         outs = [_attend_sequence(one, q[start:stop], pool, layer_id) for start, stop, one in self._ragged]
         return torch.cat(outs) if len(outs) != 1 else outs[0]
 
-    def _run_cascade(self, passes: tuple[AttentionPass, AttentionPass], layer_id: int, q: Tensor) -> Tensor:
+    def _run_cascade(self, layer_id: int, q: Tensor) -> Tensor:
         parts = []
-        num_heads, dim = q.shape[1], q.shape[2]
-        for one in passes:
+        for one in self._passes:
             out, logsum = one.run(q, self._pool, layer_id, lse=True)
             assert logsum is not None
-            rows = out.transpose(1, 2).reshape(-1, num_heads, dim)
-            parts.append((rows, logsum.transpose(1, 2).reshape(-1, num_heads)))
+            parts.append((out.transpose(1, 2).reshape(q.shape), logsum.transpose(1, 2).reshape(q.shape[:2])))
         merged, _ = merge_partial(parts)
         return merged.reshape(q.shape[0], -1)
 
 
 def _attend_sequence(one: AttentionPass, q: Tensor, pool: KVPool, layer: int) -> Tensor:
-    """One sequence of many queries (a prefill): [n, Hq, D] -> [n, Hq * D]."""
+    """Attend one sequence of many queries (a prefill): [n, Hq, D] -> [n, Hq * D]."""
     k, v = one.keys_values(pool, layer)
+    causal = one.mask is None and one.q_len > 1
     out = functional.scaled_dot_product_attention(
-        q.unsqueeze(0).transpose(1, 2),
-        k,
-        v,
-        attn_mask=one.mask,
-        is_causal=one.mask is None and one.q_len > 1,
-        enable_gqa=True,
+        q.unsqueeze(0).transpose(1, 2), k, v, attn_mask=one.mask, is_causal=causal, enable_gqa=True
     )
     return out.transpose(1, 2).reshape(q.shape[0], -1)

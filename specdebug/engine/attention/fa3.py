@@ -25,21 +25,19 @@ class FlashAttention3Planner(AttentionPlanner):
     """page_table / cache_seqlens (int32), with an expand pass for topk > 1."""
 
     def extend(self, batch: ExtendLayout, workspace: Workspace) -> Metadata:
-        kv_lens = batch.prefix_lens + batch.extend_lens
-        cu_seqlens = workspace.take("extend.cu_seqlens_q", (kv_lens.numel() + 1,), torch.int32)
+        cu_seqlens = workspace.take("extend.cu_seqlens_q", (batch.extend_lens.numel() + 1,), torch.int32)
         cu_seqlens = indptr(batch.extend_lens, cu_seqlens)
-        layout = SequenceLayout(batch.req_pool_indices, kv_lens, batch.kv_lens_cpu)
-        return self._pages(layout, cu_seqlens, None, "extend", workspace, causal=True)
+        return self._pages(batch.sequences(), cu_seqlens, None, "extend", workspace, causal=True)
 
     def extend_uniform(self, batch: SequenceLayout, q_len: int, workspace: Workspace) -> Metadata:
         cu_seqlens = query_indptr(batch.seq_lens.numel(), q_len, batch.seq_lens.device)
-        return self._pages(_longer(batch, q_len), cu_seqlens, q_len, "extend", workspace, causal=True)
+        return self._pages(batch.longer(q_len), cu_seqlens, q_len, "extend", workspace, causal=True)
 
     def verify(self, batch: SequenceLayout, tree_mask: Tensor, workspace: Workspace) -> Metadata:
         rows, nodes = tree_mask.shape[:2]
         cu_seqlens = query_indptr(rows, nodes, batch.seq_lens.device)
         if self.topk == 1:
-            return self._pages(_longer(batch, nodes), cu_seqlens, nodes, "verify", workspace, causal=True)
+            return self._pages(batch.longer(nodes), cu_seqlens, nodes, "verify", workspace, causal=True)
         prefix = self._pages(batch, cu_seqlens, nodes, "verify", workspace, causal=False)
         return CascadeMetadata(prefix, self._verify_expand(batch, tree_mask, workspace))
 
@@ -99,7 +97,7 @@ class FlashAttention3Planner(AttentionPlanner):
                 layout.add(f"draft.cache_seqlens.{step}", (max_bs,), torch.int32)
 
     def _draft_chain(self, batch: DraftLayout, workspace: Workspace) -> list[Metadata]:
-        """topk 1: the branch continues the row, so one page table serves every forward."""
+        """Plan topk 1, where the branch continues the row: one page table serves every forward."""
         bs = batch.req_pool_indices.numel()
         cu_seqlens = query_indptr(bs, 1, batch.seq_lens.device)
         longest = max(batch.seq_lens_cpu) + self.num_steps - 1
@@ -112,7 +110,7 @@ class FlashAttention3Planner(AttentionPlanner):
         return plans
 
     def _verify_expand(self, batch: SequenceLayout, tree_mask: Tensor, workspace: Workspace) -> PagedMetadata:
-        """Each node attends its ancestors' slots: the row cells L + ancestor, valid ones first."""
+        """Plan each node's ancestors, the row cells L + ancestor, valid ones first."""
         bs, nodes = tree_mask.shape[:2]
         rows = bs * nodes
         table = self.req_to_token.table
@@ -153,9 +151,3 @@ class FlashAttention3Planner(AttentionPlanner):
     def _declare_pages(self, layout: ArenaLayout, scope: str, max_bs: int, kv_len: int) -> None:
         layout.add(f"{scope}.page_table", (max_bs, -(-kv_len // self.page_size) + 1), torch.int32)
         layout.add(f"{scope}.cache_seqlens", (max_bs,), torch.int32)
-
-
-def _longer(batch: SequenceLayout, tokens: int) -> SequenceLayout:
-    """The batch with ``tokens`` more keys per sequence."""
-    lens_cpu = tuple(length + tokens for length in batch.seq_lens_cpu)
-    return SequenceLayout(batch.req_pool_indices, batch.seq_lens + tokens, lens_cpu)

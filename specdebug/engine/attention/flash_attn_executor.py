@@ -1,9 +1,8 @@
 """The fa3 plan executed by flash-attn on CUDA: one call a layer, or two and a merge for a cascade.
 
-The library reads page tables and lengths on the device and decides by shapes how keys are split, so what is captured in
-a graph attends whatever its metadata buffers hold at replay. It loads keys in blocks, and what lies behind a sequence's
-end in its last page is multiplied by a weight of zero in some of its kernels: where unwritten memory is filled with NaN
-(``memory.fill: nan``), ours are the ones that never read it.
+The library reads page tables and lengths on the device and splits keys by shapes, so a captured graph attends whatever
+its metadata buffers hold at replay. Some of its kernels multiply what lies behind a sequence's end in its last page by
+a weight of zero: where unwritten memory is NaN (``memory.fill: nan``), only ours never read it.
 
 As :mod:`flash_attn_library` says, tested against a stand-in for the library only.
 """
@@ -13,11 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdebug.engine.attention.backend import Heads
+from specdebug.engine.attention.backend import DeviceAttention, Heads
 from specdebug.engine.attention.flash_attn_library import FlashAttnKernels, find
 from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.kernels.merge_pair import PartialAttention, merge_pair
 from specdebug.engine.memory.kv_pool import KVPool
 
@@ -26,20 +24,18 @@ class FlashAttnExecutor:
     """Makes attention for batches of the fa3 plan. It owns no memory: the library allocates what it needs."""
 
     def __init__(self, kernels: FlashAttnKernels) -> None:
-        """``kernels``: as :func:`~specdebug.engine.attention.flash_attn_library.find` found them for a model."""
         self._kernels = kernels
 
     def bind(
         self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor, *, graph: bool = False
     ) -> FlashAttnAttention:
-        """Attention of one batch. out_cache_loc: int64 [n], where the batch's own KV goes."""
         return FlashAttnAttention(self._kernels, metadata, pool, out_cache_loc)
 
 
 def make_flash_attn(
     config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device
 ) -> tuple[FlashAttnExecutor | None, str | None]:
-    """The executor for a model, or None and the reason why what is installed of flash-attn cannot execute its plan.
+    """Make the executor for a model, or say why the installed flash-attn cannot execute its plan.
 
     Without flash-attn our own kernels are the plan's usual executor, and there is no reason to report.
     """
@@ -48,13 +44,12 @@ def make_flash_attn(
     return (None, reason) if kernels is None else (FlashAttnExecutor(kernels), None)
 
 
-class FlashAttnAttention:
-    """Attention over one prepared batch of one pool: called by every layer as ``LayerAttention``."""
+class FlashAttnAttention(DeviceAttention):
+    """Attention by page tables, in one pass or a cascade."""
 
     def __init__(self, kernels: FlashAttnKernels, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor) -> None:
+        super().__init__(pool, out_cache_loc)
         self._kernels = kernels
-        self._pool = pool
-        self._loc = out_cache_loc
         self.replan(metadata)
 
     def replan(self, metadata: Metadata) -> None:
@@ -62,17 +57,7 @@ class FlashAttnAttention:
         assert isinstance(metadata, (PagedMetadata, CascadeMetadata))
         self._metadata = metadata
 
-    def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [n, Hq, D], k and v [n, Hkv, D] -> [n, Hq * D]."""
-        self._pool.write(layer_id, self._loc, k, v)
-        return self.attend(layer_id, q)
-
-    def destination(self, layer_id: int) -> KVDestination:
-        """Where k and v go, for a model that writes them itself and then calls ``attend``."""
-        return self._pool.destination(layer_id, self._loc)
-
     def attend(self, layer_id: int, q: Tensor) -> Tensor:
-        """q [n, Hq, D] -> [n, Hq * D], over keys and values that are written."""
         if q.shape[0] == 0:
             return q.new_empty(0, q.shape[1] * q.shape[2])
         if isinstance(self._metadata, CascadeMetadata):

@@ -1,10 +1,10 @@
-"""The flash-attn library as the engine finds it: which generation is installed, what it can attend, how it is called.
+"""The flash-attn library: its installed generation, and what that can attend.
 
 FlashAttention-3 (Shah et al., 2024, arXiv 2407.08608) is the module ``flash_attn_interface``: Hopper only, pages of any
 size. FlashAttention-2 (Dao, 2023, arXiv 2307.08691) is the package ``flash_attn``: pages of a multiple of 256 slots, so
-that a tree's own nodes, whose pages are single slots, are beyond it.
+a tree's own nodes, whose pages are single slots, are beyond it.
 
-Written from the signatures and docstrings that the project publishes (``flash_attn_with_kvcache`` of both, and
+Written from the published signatures and docstrings (``flash_attn_with_kvcache`` of both, and
 ``flash_attn_varlen_func`` with a block table), and tested against a stand-in with those signatures only: it has not
 been run with the library itself.
 """
@@ -15,7 +15,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,24 +29,6 @@ _FA2_PAGE = 256
 _AMPERE = 8
 
 
-class FlashAttnKernels(Protocol):
-    """One generation of the library."""
-
-    name: str
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, batch: PagedMetadata, *, causal: bool) -> Tensor:
-        """q [n, Hq, D] over one layer's pages k, v [pages, P, Hkv, D] -> [n, Hq, D]; zeros for a query without keys.
-
-        Launches depend on shapes only, the host reads nothing back.
-        """
-        ...
-
-    def attend_with_lse(self, q: Tensor, k: Tensor, v: Tensor, batch: PagedMetadata) -> tuple[Tensor, Tensor]:
-        """Without a causal mask, for a batch whose ``q_len`` is given: [B, q_len, Hq, D], and the log of the summed
-        weights, float32 [B, Hq, q_len]; -inf for a query without keys."""
-        ...
-
-
 class FlashAttention3:
     """``flash_attn_interface``."""
 
@@ -56,6 +38,10 @@ class FlashAttention3:
         self._attend: Callable[..., Any] = module.flash_attn_with_kvcache
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, batch: PagedMetadata, *, causal: bool) -> Tensor:
+        """q [n, Hq, D] over one layer's pages k, v [pages, P, Hkv, D] -> [n, Hq, D]; zeros for a query without keys.
+
+        Launches depend on shapes only.
+        """
         if batch.q_len is not None:
             out: Tensor = self._attend(_by_sequence(q, batch), k, v, **_pages(q, batch), causal=causal)
             return out.flatten(0, 1)
@@ -65,12 +51,14 @@ class FlashAttention3:
         return packed
 
     def attend_with_lse(self, q: Tensor, k: Tensor, v: Tensor, batch: PagedMetadata) -> tuple[Tensor, Tensor]:
+        """Attend without a causal mask where ``q_len`` is given: [B, q_len, Hq, D], and the log of the summed weights,
+        float32 [B, Hq, q_len]; -inf for a query without keys."""
         out, lse, *_ = self._attend(_by_sequence(q, batch), k, v, **_pages(q, batch), return_softmax_lse=True)
         return out, lse
 
 
 class FlashAttention2:
-    """``flash_attn``."""
+    """``flash_attn``; methods as those of ``FlashAttention3``."""
 
     name = _GENERATIONS[2].name
 
@@ -81,15 +69,8 @@ class FlashAttention2:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, batch: PagedMetadata, *, causal: bool) -> Tensor:
         scale = q.shape[-1] ** -0.5
         if batch.q_len is not None:
-            out: Tensor = self._attend(
-                _by_sequence(q, batch),
-                k,
-                v,
-                cache_seqlens=batch.cache_seqlens,
-                block_table=batch.page_table,
-                softmax_scale=scale,
-                causal=causal,
-            )
+            pages = {"cache_seqlens": batch.cache_seqlens, "block_table": batch.page_table}
+            out: Tensor = self._attend(_by_sequence(q, batch), k, v, **pages, softmax_scale=scale, causal=causal)
             return out.flatten(0, 1)
         ends = functional.pad(batch.cache_seqlens.cumsum(0, dtype=torch.int32), (1, 0))
         packed: Tensor = self._attend_packed(
@@ -110,10 +91,14 @@ class FlashAttention2:
         raise NotImplementedError("a cascade has pages of single slots, which FlashAttention-2 does not take")
 
 
+FlashAttnKernels = FlashAttention3 | FlashAttention2
+"""One generation of the library."""
+
+
 def find(
     dtype: torch.dtype, head_dim: int, *, page_size: int, topk: int, device: torch.device
 ) -> tuple[FlashAttnKernels | None, str | None]:
-    """The newest installed generation that can execute the fa3 plan; without one, why what is installed cannot.
+    """Load the newest installed generation that can execute the fa3 plan, or say why what is installed cannot.
 
     (None, None): nothing is installed.
     """
@@ -136,8 +121,7 @@ def find(
 def supports(
     generation: int, dtype: torch.dtype, head_dim: int, *, page_size: int, topk: int, major: int
 ) -> str | None:
-    """Why a generation of the library cannot execute the plan on a device of this major capability; None when it
-    can."""
+    """Say why a generation cannot execute the plan on a device of this major capability; None when it can."""
     name, only = _GENERATIONS[generation].name, _GENERATIONS[generation].capability
     dtypes, head_dims = FLASH_ATTN_LIBRARY.dtypes, FLASH_ATTN_LIBRARY.head_dims
     computed_in = str(dtype).removeprefix("torch.")

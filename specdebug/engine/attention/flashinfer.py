@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,62 +30,45 @@ class FlashInferPlanner(AttentionPlanner):
     index_dtype = torch.int32
 
     def extend(self, batch: ExtendLayout, workspace: Workspace) -> Metadata:
-        kv_lens = batch.prefix_lens + batch.extend_lens
-        size = (kv_lens.numel() + 1,)
-        kv_indptr = indptr(kv_lens, workspace.take("extend.kv_indptr", size, torch.int32))
-        qo_indptr = indptr(batch.extend_lens, workspace.take("extend.qo_indptr", size, torch.int32))
-        lens_host = batch.kv_lens_cpu
-        kv_indices = self._fill_indices(batch.req_pool_indices, kv_lens, kv_indptr, lens_host, "extend", workspace)
+        keys = batch.sequences()
+        lists = self._lists(keys, "extend", workspace)
+        starts = workspace.take("extend.qo_indptr", (keys.seq_lens.numel() + 1,), torch.int32)
+        qo_indptr = indptr(batch.extend_lens, starts)
         return RaggedMetadata(
-            kv_indptr, kv_indices, qo_indptr, q_len=None, kv_lens_host=lens_host, q_lens_host=batch.extend_lens_cpu
+            *lists, qo_indptr, q_len=None, kv_lens_host=keys.seq_lens_cpu, q_lens_host=batch.extend_lens_cpu
         )
 
     def extend_uniform(self, batch: SequenceLayout, q_len: int, workspace: Workspace) -> Metadata:
-        rows = batch.seq_lens.numel()
-        kv_lens = batch.seq_lens + q_len
-        lens_host = tuple(length + q_len for length in batch.seq_lens_cpu)
-        kv_indptr = indptr(kv_lens, workspace.take("extend.kv_indptr", (rows + 1,), torch.int32))
+        keys = batch.longer(q_len)
         return RaggedMetadata(
-            kv_indptr,
-            self._fill_indices(batch.req_pool_indices, kv_lens, kv_indptr, lens_host, "extend", workspace),
-            query_indptr(rows, q_len, kv_lens.device),
+            *self._lists(keys, "extend", workspace),
+            query_indptr(keys.seq_lens.numel(), q_len, keys.seq_lens.device),
             q_len=q_len,
-            num_kv_splits=self._splits(kv_lens, "extend", workspace) if q_len == 1 else None,
-            kv_lens_host=lens_host,
+            num_kv_splits=self._splits(keys.seq_lens, "extend", workspace) if q_len == 1 else None,
+            kv_lens_host=keys.seq_lens_cpu,
         )
 
     def verify(self, batch: SequenceLayout, tree_mask: Tensor, workspace: Workspace) -> Metadata:
         rows, nodes = tree_mask.shape[:2]
-        kv_lens = batch.seq_lens + nodes
-        lens_host = tuple(length + nodes for length in batch.seq_lens_cpu)
-        kv_indptr = indptr(kv_lens, workspace.take("verify.kv_indptr", (rows + 1,), torch.int32))
-        kv_indices = self._fill_indices(
-            batch.req_pool_indices, kv_lens, kv_indptr, lens_host, "verify", workspace, slack=batch.slack
-        )
-        qo_indptr = query_indptr(rows, nodes, kv_lens.device)
+        keys = batch.longer(nodes)
+        kv_indptr, kv_indices = self._lists(keys, "verify", workspace)
+        qo_indptr = query_indptr(rows, nodes, keys.seq_lens.device)
+        chain = RaggedMetadata(kv_indptr, kv_indices, qo_indptr, q_len=nodes, kv_lens_host=keys.seq_lens_cpu)
         if self.topk == 1:  # a chain is causal: no mask to build or read
-            return RaggedMetadata(kv_indptr, kv_indices, qo_indptr, q_len=nodes, kv_lens_host=lens_host)
+            return chain
         num_bits = kv_indices.numel() * nodes
         bits = workspace.take("verify.custom_mask", (num_bits,), torch.bool)
         assert_fits(num_bits, bits.numel(), "attention.verify.plan", "custom_mask")
         mask_indptr = workspace.take("verify.mask_indptr", (rows,), torch.int64)[:rows]
         mask_indptr.copy_(flat_tree_mask(tree_mask, batch.seq_lens, bits))
-        return RaggedMetadata(
-            kv_indptr,
-            kv_indices,
-            qo_indptr,
-            q_len=nodes,
-            causal=False,
-            custom_mask=bits,
-            mask_indptr=mask_indptr,
-            kv_lens_host=lens_host,
-        )
+        return replace(chain, causal=False, custom_mask=bits, mask_indptr=mask_indptr)
 
     def draft_decode(self, batch: DraftLayout, workspace: Workspace) -> list[Metadata]:
         bs = batch.req_pool_indices.numel()
         rows = bs * self.topk
         forwards = self.num_steps - 1
-        needed = batch.seq_lens_sum * self.topk + rows * self.num_steps
+        prefixes = sum(batch.seq_lens_cpu) * self.topk
+        needed = prefixes + rows * self.num_steps
         kv_indices = workspace.take("draft.kv_indices", (self.num_steps, needed), self.index_dtype)
         kv_indptr = workspace.take("draft.kv_indptr", (self.num_steps, rows + 1), torch.int32)
         assert_fits(needed, kv_indices.shape[1], "attention.draft.plan", "a kv_indices row")
@@ -106,7 +89,7 @@ class FlashInferPlanner(AttentionPlanner):
         splits = self._splits(lengths, "draft", workspace)
         with grouped():
             for step, step_indptr in enumerate(kv_indptr[:forwards, : rows + 1].unbind()):
-                used = batch.seq_lens_sum * self.topk + rows * (step + 1)
+                used = prefixes + rows * (step + 1)
                 lens_host = tuple(n + step + 1 for n in batch.seq_lens_cpu for _ in range(self.topk))
                 maybe_detect_oob(step_indptr, 0, used + 1, "draft.plan.kv_indptr")
                 plans.append(
@@ -137,27 +120,20 @@ class FlashInferPlanner(AttentionPlanner):
         layout.add("draft.kv_indices", (self.num_steps, width), self.index_dtype)
         layout.add("draft.kv_indptr", (self.num_steps, max_bs * self.topk + 1), torch.int32)
 
-    def _fill_indices(
-        self,
-        req_pool_indices: Tensor,
-        kv_lens: Tensor,
-        kv_indptr: Tensor,
-        lens_host: Sequence[int],
-        scope: str,
-        workspace: Workspace,
-        *,
-        slack: int = 0,
-    ) -> Tensor:
-        total, name = sum(lens_host), f"{scope}.kv_indices"
+    def _lists(self, batch: SequenceLayout, scope: str, workspace: Workspace) -> tuple[Tensor, Tensor]:
+        """kv_indptr and kv_indices of the first ``seq_lens`` positions of each row."""
+        starts = workspace.take(f"{scope}.kv_indptr", (batch.seq_lens.numel() + 1,), torch.int32)
+        kv_indptr = indptr(batch.seq_lens, starts)
+        total, name = sum(batch.seq_lens_cpu), f"{scope}.kv_indices"
         kv_indices = workspace.take(name, (total,), self.index_dtype)
         assert_fits(total, kv_indices.numel(), "attention.plan", name)
-        if slack:  # where lengths fall short of the host's bounds, the list's end is not written below, but is probed
-            kv_indices[total - slack : total].zero_()
-        create_kv_indices(self.req_to_token.table, req_pool_indices, kv_lens, kv_indptr, kv_indices)
+        if batch.slack:  # where lengths fall short of the host's bounds, the list's end is probed, but not written
+            kv_indices[total - batch.slack : total].zero_()
+        create_kv_indices(self.req_to_token.table, batch.req_pool_indices, batch.seq_lens, kv_indptr, kv_indices)
         maybe_detect_oob(kv_indices[:total], 0, self.num_slots + self.page_size, "attention.plan.kv_indices")
-        return kv_indices[:total]
+        return kv_indptr, kv_indices[:total]
 
     def _splits(self, kv_lens: Tensor, scope: str, workspace: Workspace) -> Tensor | None:
-        """num_kv_splits of single-query sequences, in the shape of ``kv_lens`` ([B] or [forwards, B]); FlashInfer
-        decides inside its own planner."""
+        """num_kv_splits of single-query sequences, shaped as ``kv_lens`` ([B] or [forwards, B]); None where FlashInfer
+        decides."""
         return None

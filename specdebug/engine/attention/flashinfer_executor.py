@@ -1,12 +1,12 @@
 """FlashInfer's plan executed by FlashInfer on CUDA: its paged decode and prefill wrappers over pages of one slot.
 
-FlashInfer schedules a batch on the host (``plan``) before its kernels run. The schedule is made from the lengths the
-host knows, so that nothing waits for the device; what is attended is what the device's metadata says, wrong or not.
-With one query per sequence the host may believe in more keys than there are. With several both must agree: partial
-results are laid out by the device's length and merged by the host's. Keys beyond the schedule are never attended.
+FlashInfer schedules a batch on the host (``plan``) from the lengths that the host knows, so that nothing waits for the
+device; its kernels attend what the device's metadata says, wrong or not. With one query per sequence the host may know
+of more keys than there are. With several both must agree: partial results are laid out by the device's length and
+merged by the host's. Keys beyond the schedule are never attended.
 
-One query per sequence runs on tensor cores too. For grouped queries FlashInfer advises it; besides, its other decode
-kernel does not end when the schedule is longer than the sequence, and would be a second module to compile.
+One query per sequence runs on tensor cores too, as FlashInfer advises for grouped queries: its other decode kernel does
+not end when the schedule is longer than the sequence, and would be a second module to compile.
 
 Everything runs on one stream: attentions share scratch memory.
 """
@@ -18,17 +18,16 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdebug.engine.attention.backend import Heads
+from specdebug.engine.attention.backend import DeviceAttention, Heads
 from specdebug.engine.attention.flashinfer_library import load, paged_kernels, supports
 from specdebug.engine.attention.metadata import Metadata, RaggedMetadata
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.kernels.pack_mask import pack_mask, packed_size
 from specdebug.engine.memory.kv_pool import KVPool
 
@@ -39,7 +38,7 @@ _SMALLEST_SCHEDULE = 64 << 10
 
 @dataclass(frozen=True)
 class _Schedule:
-    """A batch as the host describes it to FlashInfer's planner: int32 CPU tensors, [B + 1], [B + 1] and [B]."""
+    """A batch for FlashInfer's planner: int32 CPU tensors [B + 1], [B + 1] and [B], and its query rows."""
 
     qo_indptr: Tensor
     kv_indptr: Tensor
@@ -60,11 +59,9 @@ def _schedule(metadata: RaggedMetadata) -> _Schedule:
     return _Schedule(_indptr(q_lens), _indptr(kv_lens), torch.tensor(kv_lens, dtype=torch.int32), sum(q_lens))
 
 
-def _lengths(known: tuple[int, ...] | None, indptr: Tensor) -> Sequence[int]:
-    """Lengths the host knows; else they are read off the device, which waits for it."""
-    if known is not None:
-        return known
-    return [stop - start for start, stop in pairwise(indptr.tolist())]
+def _lengths(known: tuple[int, ...] | None, indptr: Tensor) -> tuple[int, ...]:
+    """The lengths that the host knows, else those read off the device, which is waited for."""
+    return tuple(indptr.diff().tolist()) if known is None else known
 
 
 def _indptr(lengths: Sequence[int]) -> Tensor:
@@ -72,9 +69,9 @@ def _indptr(lengths: Sequence[int]) -> Tensor:
 
 
 class _ScheduleSpace:
-    """Where a schedule lies on the device, and where the host writes it for an asynchronous copy there.
+    """The memory of a schedule on the device, and two host buffers for its asynchronous copy there.
 
-    Two host buffers take turns: the copy of the last schedule may still wait for its place in the stream.
+    The buffers take turns: the copy of the last schedule may still wait for its place in the stream.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -88,7 +85,7 @@ class _ScheduleSpace:
 
     @contextmanager
     def staging(self) -> Iterator[Tensor]:
-        """A host buffer that is free; its copy must be enqueued when the block ends."""
+        """Give a free host buffer; its copy must be enqueued when the block ends."""
         self._turn ^= 1
         copied = None if self._copied is None else self._copied[self._turn]
         if copied is not None and not copied.query():
@@ -101,17 +98,13 @@ class _ScheduleSpace:
 class FlashInferExecutor:
     """Makes attention for batches of one model on one device, and owns the memory they share.
 
-    Compiles FlashInfer's kernels if that was not done before, which takes half a minute and is reported.
-
-    Raises:
-        FlashInferError: FlashInfer is missing, of another version, or cannot compile.
+    Compiles FlashInfer's kernels if need be, which takes half a minute and is reported. ``supports`` must have allowed
+    ``dtype`` and ``head_dim``. Raises FlashInferError if FlashInfer is missing, of another version, or cannot compile.
     """
 
     def __init__(
         self, *, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Ask :func:`~specdebug.engine.attention.flashinfer_library.supports` first whether ``dtype`` and
-        ``head_dim`` are possible at all."""
         self.library = load()
         self.kernels = paged_kernels(dtype, head_dim)
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -120,37 +113,23 @@ class FlashInferExecutor:
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
         self._blocks = _BLOCKS_PER_SM * processors // num_kv_heads
         self._scratch = torch.zeros(_SCRATCH_BYTES, dtype=torch.uint8, device=device)
-        self._ones = torch.ones(0, dtype=torch.int32)
         self._spare: dict[int, list[_ScheduleSpace]] = {}
 
     def bind(
         self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor, *, graph: bool = False
     ) -> FlashInferAttention:
-        """Attention of one batch, planned. out_cache_loc: int64 [n], where the batch's own KV goes.
-
-        graph: calls are about to be captured, so metadata lies in static buffers; not to be called in a capture.
-        """
+        """Plan attention of one batch; not to be called in a capture."""
         assert isinstance(metadata, RaggedMetadata)
-        schedule = _schedule(metadata)
-        scratch, space = self._memory(schedule, graph=graph)
-        attention = FlashInferAttention(self, metadata, pool, out_cache_loc, schedule, scratch, space, graph=graph)
-        if not graph:  # the next batch may have it: kernels that are launched already come first in the stream
-            spare = self._spare.setdefault(space.size, [])
-            weakref.finalize(attention, spare.append, space).atexit = False
-        return attention
+        return FlashInferAttention(self, metadata, pool, out_cache_loc, graph=graph)
 
-    def last_page_lens(self, batch: int) -> Tensor:
-        """int32 [batch] ones on the host: a page of one slot is always full."""
-        if self._ones.numel() < batch:
-            self._ones = torch.ones(batch, dtype=torch.int32)
-        return self._ones[:batch]
-
-    def _memory(self, schedule: _Schedule, *, graph: bool) -> tuple[Tensor, _ScheduleSpace]:
-        """Scratch and schedule space for any batch of this shape.
+    def lend(
+        self, attention: FlashInferAttention, schedule: _Schedule, *, graph: bool
+    ) -> tuple[Tensor, _ScheduleSpace]:
+        """Lend an attention scratch and schedule space for any batch of this shape.
 
         FlashInfer cuts a batch into tiles of up to 128 query rows (a group's heads are rows of one kv head) and, to
-        fill the device, cuts keys until there are as many pieces as ``_blocks``. Every piece has a partial result if
-        keys were cut, which under a graph they always count as. A captured graph keeps the scratch it was given.
+        fill the device, keys into as many pieces as ``_blocks``. Every piece has a partial result if keys were cut, as
+        under a graph they always count. A captured graph keeps the scratch it was given.
         """
         group = self.num_heads // self.num_kv_heads
         longest = (schedule.rows - schedule.batch + 1) * group
@@ -164,36 +143,30 @@ class FlashInferExecutor:
         pieces = max(pieces, schedule.rows * group // 16 + schedule.batch)
         needed = 16 * pieces + 4 * (schedule.rows + schedule.batch) + 1024
         size = max(1 << (needed - 1).bit_length(), _SMALLEST_SCHEDULE)
-        spare = self._spare.get(size)
+        spare = self._spare.setdefault(size, [])
         space = spare.pop() if spare and not graph else _ScheduleSpace(size, self.device)
+        if not graph:  # the next batch may have it: kernels that are launched already come first in the stream
+            weakref.finalize(attention, spare.append, space).atexit = False
         return self._scratch, space
 
 
 def make_flashinfer(
     config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device
 ) -> tuple[FlashInferExecutor | None, str | None]:
-    """The executor for a model, or None and the reason why FlashInfer cannot execute its plan here.
-
-    Raises:
-        FlashInferError: FlashInfer is installed, and cannot be used.
-    """
+    """Make the executor for a model, or say why FlashInfer cannot execute its plan here.
+    Raises FlashInferError if FlashInfer is installed, and cannot be used."""
     reason = supports(dtype, model.head_dim)
     if reason is None and importlib.util.find_spec("flashinfer") is None:
         reason = "FlashInfer is not installed"
     if reason is not None:
         return None, reason
-    executor = FlashInferExecutor(
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=dtype,
-        device=device,
-    )
+    heads, kv_heads, head_dim = model.num_heads, model.num_kv_heads, model.head_dim
+    executor = FlashInferExecutor(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=device)
     return executor, None
 
 
-class FlashInferAttention:
-    """Attention over one planned batch of one pool: called by every layer as ``LayerAttention``."""
+class FlashInferAttention(DeviceAttention):
+    """Attention by a schedule for packed lists."""
 
     def __init__(
         self,
@@ -201,18 +174,14 @@ class FlashInferAttention:
         metadata: RaggedMetadata,
         pool: KVPool,
         out_cache_loc: Tensor,
-        schedule: _Schedule,
-        scratch: Tensor,
-        space: _ScheduleSpace,
         *,
         graph: bool,
     ) -> None:
+        super().__init__(pool, out_cache_loc)
         self._executor = executor
-        self._pool = pool
-        self._loc = out_cache_loc
-        self._scratch = scratch
-        self._space = space
         self._graph = graph
+        schedule = _schedule(metadata)
+        self._scratch, self._space = executor.lend(self, schedule, graph=graph)
         self._packed: tuple[Tensor, Tensor] | None = None
         if metadata.custom_mask is not None:
             size = packed_size(metadata.custom_mask.numel(), schedule.batch)
@@ -222,30 +191,19 @@ class FlashInferAttention:
             )
         self._wrapper = self._make_wrapper(metadata, schedule)
         self._plan(metadata, schedule)
-        self._pack_mask(metadata)
 
     def replan(self, metadata: Metadata) -> None:
-        """Attend by ``metadata`` from now on, of the same shape as at bind. Under a graph it lies in the same buffers,
-        which the captured kernels read, so that only the schedule is new."""
+        """Attend by ``metadata``, of the same shape as at bind. Under a graph it lies in the same buffers, which the
+        captured kernels read, so that only the schedule is new."""
         assert isinstance(metadata, RaggedMetadata)
         schedule = _schedule(metadata)
         if self._graph:
             self._schedule_again(metadata, schedule)
+            self._pack_mask(metadata)
         else:
             self._plan(metadata, schedule)
-        self._pack_mask(metadata)
-
-    def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [n, Hq, D], k and v [n, Hkv, D] -> [n, Hq * D]."""
-        self._pool.write(layer_id, self._loc, k, v)
-        return self.attend(layer_id, q)
-
-    def destination(self, layer_id: int) -> KVDestination:
-        """Where k and v go, for a model that writes them itself and then calls ``attend``."""
-        return self._pool.destination(layer_id, self._loc)
 
     def attend(self, layer_id: int, q: Tensor) -> Tensor:
-        """q [n, Hq, D] -> [n, Hq * D], over keys and values that are written."""
         k, v = self._pool.kv_buffer(layer_id)
         out = q.new_empty(q.shape)
         self._wrapper.run(q, (k.unsqueeze(1), v.unsqueeze(1)), out=out)
@@ -276,7 +234,8 @@ class FlashInferAttention:
         """Plan from the host's lengths, then have the kernels read the device's."""
         owner, wrapper = self._executor, self._wrapper
         heads = (owner.num_heads, owner.num_kv_heads, owner.head_dim, 1)
-        pages = (schedule.kv_indptr, metadata.kv_indices, owner.last_page_lens(schedule.batch))
+        last_page_lens = torch.ones(schedule.batch, dtype=torch.int32)  # a page of one slot is always full
+        pages = (schedule.kv_indptr, metadata.kv_indices, last_page_lens)
         types = {"q_data_type": owner.dtype, "kv_data_type": owner.dtype}
         with self._space.staging() as staging:
             wrapper._pin_memory_int_workspace_buffer = staging
@@ -289,12 +248,12 @@ class FlashInferAttention:
             wrapper._qo_indptr_buf = metadata.qo_indptr
         if self._packed is not None:
             wrapper._custom_mask_buf, wrapper._mask_indptr_buf = self._packed
+        self._pack_mask(metadata)
 
     def _schedule_again(self, metadata: RaggedMetadata, schedule: _Schedule) -> None:
-        """The part of ``plan`` that a captured graph needs: buffers are where they were, so nothing else is copied.
+        """Do the part of ``plan`` that a captured graph needs; its buffers are where they were.
 
-        The result is what it was at bind, because under a graph it depends on shapes only; the schedule itself is in
-        the space.
+        The result is what it was at bind, because under a graph it depends on shapes only.
         """
         owner = self._executor
         with self._space.staging() as staging:

@@ -1,4 +1,4 @@
-"""The FlashInfer library as the engine finds it: there or not, of the right version, its kernels compiled."""
+"""The FlashInfer library: its presence, its version, and its kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_POSITIONS = 0  # FlashInfer's code for keys and queries that are rotated alr
 
 
 def supports(dtype: torch.dtype, head_dim: int) -> str | None:
-    """Why FlashInfer cannot attend keys of this type and size; None when it can."""
+    """Say why FlashInfer cannot attend keys of this type and size; None when it can."""
     dtypes, head_dims = FLASHINFER_LIBRARY.dtypes, FLASHINFER_LIBRARY.head_dims
     if _name(dtype) not in dtypes:
         return f"FlashInfer computes in {' or '.join(dtypes)}, not in {_name(dtype)}"
@@ -32,11 +32,7 @@ def supports(dtype: torch.dtype, head_dim: int) -> str | None:
 
 @lru_cache(maxsize=1)
 def load() -> Any:
-    """The imported package.
-
-    Raises:
-        FlashInferError: it is missing, broken, or of another version.
-    """
+    """Import the package. Raises FlashInferError if it is missing, broken, or of another version."""
     try:
         library = importlib.import_module("flashinfer")
     except Exception as error:  # what a broken installation raises depends on which part of it is missing
@@ -49,11 +45,8 @@ def load() -> Any:
 
 
 def paged_kernels(dtype: torch.dtype, head_dim: int) -> Any:
-    """The module that plans and runs attention over a paged cache with int32 indices; compiled on first use.
-
-    Raises:
-        FlashInferError: it cannot be compiled or loaded.
-    """
+    """The module that plans and runs attention over a paged cache with int32 indices, compiled on first use.
+    Raises FlashInferError if it cannot be compiled or loaded."""
     global _in_use
     library = load()
     what = f"attention, head_dim {head_dim}, {_name(dtype)}"
@@ -69,19 +62,19 @@ def paged_kernels(dtype: torch.dtype, head_dim: int) -> Any:
 
 
 def in_use() -> bool:
-    """Say if this process attends through FlashInfer. If it does, its user has waited for a compiler already or had the
-    kernels compiled beforehand. If not, nothing should wait for a compiler because the library happens to be there."""
+    """Return True if this process attends through FlashInfer. If not, nothing should wait for a compiler because the
+    library happens to be there."""
     return _in_use
 
 
 def announce_compile(spec: Any, what: str) -> None:
-    """Report what FlashInfer is about to compile; nothing when it is compiled already. spec: a ``JitSpec``."""
+    """Report what FlashInfer is about to compile, unless it is compiled already. spec: a ``JitSpec``."""
     if not spec.is_compiled:
         progress.report(f"compiling flashinfer {what}")
 
 
 def compile_error(what: str, error: Exception) -> FlashInferError:
-    """The error that says that FlashInfer could not compile or load ``what``."""
+    """The error of a failure to compile or load ``what``."""
     reason = f"FlashInfer cannot compile its {what} ({_reason(error)})"
     return FlashInferError(f"{reason}: it needs nvcc and ninja on the PATH, {_INSTEAD}")
 
@@ -91,7 +84,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """One line of it: a compiler's log is pages long, and its first error says most."""
+    """The most telling line: a compiler's log is pages long, and its first error says most."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

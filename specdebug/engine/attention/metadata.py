@@ -1,7 +1,6 @@
-"""Metadata is all that attention kernels are handed. It has two families, as upstream: ragged index lists and page
-tables.
+"""Metadata is all that attention kernels are handed: ragged index lists or page tables, as upstream.
 
-B sequences (for drafting: one per branch), each with its own queries. Nothing here knows requests or trees.
+B counts sequences (for drafting: one per branch), each with its own queries. Nothing here knows requests or trees.
 """
 
 from __future__ import annotations
@@ -65,5 +64,5 @@ Metadata = RaggedMetadata | PagedMetadata | CascadeMetadata
 
 
 def with_host_lens(metadata: Metadata, kv_lens: tuple[int, ...]) -> Metadata:
-    """``metadata`` of a batch whose keys per sequence the host has come to know; page tables tell it none."""
+    """Add what the host has come to know of the keys per sequence; page tables have no place for it."""
     return replace(metadata, kv_lens_host=kv_lens) if isinstance(metadata, RaggedMetadata) else metadata

@@ -1,7 +1,7 @@
 """One pass of paged attention: a padded slot table, a mask, and the product over one layer's keys and values.
 
-Padding repeats a sequence's own first slot under the mask, because a kernel never loads past a sequence's end:
-a NaN that lies there must not leak, one inside the sequence must.
+Padding repeats a sequence's own first slot under the mask, because a kernel never loads past a sequence's end: a NaN
+there must not leak, one inside the sequence must.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 class AttentionPass:
     """Sequences of ``q_len`` queries each. mask: additive float32 [B or 1, 1, q_len, W].
 
-    Keys come from ``slots``, int64 [B, W], or where a single sequence's slots are consecutive from their ``span``.
+    Keys come from ``slots``, int64 [B, W], or from ``span`` (start, stop) where a single sequence's slots are
+    consecutive. empty: bool [B], sequences without keys.
     """
 
     slots: Tensor | None
     q_len: int
     mask: Tensor | None
-    empty: Tensor | None  # bool [B]: sequences without keys
-    span: tuple[int, int] | None  # (start, stop): gather-free
+    empty: Tensor | None
+    span: tuple[int, int] | None
     splits: int = 1
     _folded: Tensor | None = None
 
@@ -42,9 +43,8 @@ class AttentionPass:
                 raise IllegalAddress("attention.kv_cache", f"slot {stop - 1} of a pool of {pool.size}")
             return k[start:stop].unsqueeze(0).transpose(1, 2), v[start:stop].unsqueeze(0).transpose(1, 2)
         assert self.slots is not None
-        batch, width = self.slots.shape
         flat = self.slots.view(-1)
-        shape = (batch, width, *k.shape[1:])
+        shape = (*self.slots.shape, *k.shape[1:])
         try:
             keys, values = k.index_select(0, flat), v.index_select(0, flat)
         except (IndexError, RuntimeError) as error:
@@ -68,11 +68,8 @@ class AttentionPass:
         if self.empty is not None:
             out = out.masked_fill(self.empty.view(-1, 1, 1, 1), 0.0)
             logsum = logsum.masked_fill(self.empty.view(-1, 1, 1), NEG_INF)
-        out = out.reshape(batch, num_kv, group, self.q_len, dim)
-        out = out.reshape(batch, num_kv * group, self.q_len, dim)
-        if not lse:
-            return out, None
-        return out, logsum.reshape(batch, num_kv * group, self.q_len)
+        shape = (batch, num_kv * group, self.q_len)
+        return out.reshape(*shape, dim), logsum.reshape(shape) if lse else None
 
     def _folded_mask(self, group: int) -> Tensor | None:
         """The mask repeated for each query head of a group; the same for every layer, so made once."""

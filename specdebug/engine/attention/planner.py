@@ -1,4 +1,4 @@
-"""The planner interface: one per metadata family, and the sizes its static buffers need under a graph.
+"""The planner interface: one planner per metadata family declares and fills its static buffers.
 
 Symbols: B sequences, L committed length, K topk, S num_steps, T tree nodes, P page size.
 """
@@ -6,7 +6,7 @@ Symbols: B sequences, L committed length, K topk, S num_steps, T tree nodes, P p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -24,8 +24,8 @@ from specdebug.engine.memory.req_to_token import ReqToToken
 class SequenceLayout:
     """A batch of sequences that continue their rows.
 
-    req_pool_indices, seq_lens: int64 [B] (rows, L). seq_lens_cpu: L as the host knows it, padding rows included.
-    slack: the host may know upper bounds only; their sum exceeds the sum of the lengths by ``slack`` at most.
+    req_pool_indices, seq_lens: int64 [B] (rows, L). seq_lens_cpu: L as the host knows it, padding rows included, or
+    upper bounds, whose sum exceeds that of the lengths by ``slack`` at most.
     """
 
     req_pool_indices: Tensor
@@ -33,11 +33,15 @@ class SequenceLayout:
     seq_lens_cpu: tuple[int, ...]
     slack: int = 0
 
+    def longer(self, tokens: int) -> SequenceLayout:
+        """The batch with ``tokens`` more keys per sequence."""
+        lens_cpu = tuple(length + tokens for length in self.seq_lens_cpu)
+        return replace(self, seq_lens=self.seq_lens + tokens, seq_lens_cpu=lens_cpu)
+
 
 @dataclass(frozen=True)
 class ExtendLayout:
-    """A batch of prompt chunks. req_pool_indices, prefix_lens, extend_lens: int64 [B]; the lengths again as the host
-    knows them."""
+    """A batch of prompt chunks: int64 [B] each, and the lengths again as the host knows them."""
 
     req_pool_indices: Tensor
     prefix_lens: Tensor
@@ -45,19 +49,18 @@ class ExtendLayout:
     prefix_lens_cpu: tuple[int, ...]
     extend_lens_cpu: tuple[int, ...]
 
-    @property
-    def kv_lens_cpu(self) -> tuple[int, ...]:
-        """Keys of each sequence, its new ones included."""
-        return tuple(a + b for a, b in zip(self.prefix_lens_cpu, self.extend_lens_cpu, strict=True))
+    def sequences(self) -> SequenceLayout:
+        """Rows and keys of each sequence, its new ones included."""
+        lens_cpu = tuple(a + b for a, b in zip(self.prefix_lens_cpu, self.extend_lens_cpu, strict=True))
+        return SequenceLayout(self.req_pool_indices, self.prefix_lens + self.extend_lens, lens_cpu)
 
 
 @dataclass(frozen=True)
 class DraftLayout:
-    """A batch of draft decodes, as a planner needs to know it.
+    """A batch of draft decodes.
 
     req_pool_indices, seq_lens: int64 [B] (rows, L). positions: int64 [B * K], L per branch, 0 on padding.
-    out_cache_loc: int64 [B * K, S], slot of draft step j of each branch.
-    seq_lens_cpu: L of each row as the host knows it, 0 on padding.
+    out_cache_loc: int64 [B * K, S], slot of draft step j of each branch. seq_lens_cpu: L, 0 on padding.
     """
 
     req_pool_indices: Tensor
@@ -66,17 +69,12 @@ class DraftLayout:
     out_cache_loc: Tensor
     seq_lens_cpu: tuple[int, ...]
 
-    @property
-    def seq_lens_sum(self) -> int:
-        """ΣL over live requests."""
-        return sum(self.seq_lens_cpu)
-
 
 class AttentionPlanner(ABC):
-    """Builds metadata for one engine configuration. Stateless between calls.
+    """Builds metadata for one engine configuration; stateless between calls.
 
-    Lengths are given twice: on the device, where kernels read them, and as the host knows them (``*_cpu``), so that
-    sizing buffers never waits for the device.
+    Lengths come twice: on the device for kernels, and as the host knows them (``*_cpu``), so that sizing buffers never
+    waits for the device.
     """
 
     def __init__(self, config: EngineConfig, req_to_token: ReqToToken) -> None:
@@ -92,24 +90,24 @@ class AttentionPlanner(ABC):
 
     @property
     def max_kv_len(self) -> int:
-        """Most keys one sequence of a verify or draft batch can have."""
+        """The most keys that one sequence of a verify or draft batch can have."""
         return self.context_length + max(self.tree_size, self.num_steps)
 
     @abstractmethod
     def extend(self, batch: ExtendLayout, workspace: Workspace) -> Metadata:
-        """Prefill: sequence b has ``extend_lens[b]`` causal queries after ``prefix_lens[b]`` positions."""
+        """Plan a prefill: ``extend_lens[b]`` causal queries of sequence b after ``prefix_lens[b]`` positions."""
 
     @abstractmethod
     def extend_uniform(self, batch: SequenceLayout, q_len: int, workspace: Workspace) -> Metadata:
-        """``q_len`` causal queries per sequence, at positions L .. L + q_len - 1 (decode, draft extend)."""
+        """Plan ``q_len`` causal queries per sequence, at positions L .. L + q_len - 1 (decode, draft extend)."""
 
     @abstractmethod
     def verify(self, batch: SequenceLayout, tree_mask: Tensor, workspace: Workspace) -> Metadata:
-        """T tree nodes per sequence after L; ``tree_mask`` bool [B, T, T], ancestors and self."""
+        """Plan T tree nodes per sequence after L; ``tree_mask`` bool [B, T, T], ancestors and self."""
 
     @abstractmethod
     def draft_decode(self, batch: DraftLayout, workspace: Workspace) -> list[Metadata]:
-        """Metadata of the S - 1 draft forwards: forward i sees L positions and its branch's i + 1 slots."""
+        """Plan the S - 1 draft forwards, of which number i sees L positions and its branch's i + 1 slots."""
 
     @abstractmethod
     def declare_extend(self, layout: ArenaLayout, max_bs: int, q_len: int) -> None:
@@ -117,11 +115,11 @@ class AttentionPlanner(ABC):
 
     @abstractmethod
     def declare_verify(self, layout: ArenaLayout, max_bs: int) -> None:
-        """Declare the static buffers of :meth:`verify`."""
+        """Declare those of :meth:`verify`."""
 
     @abstractmethod
     def declare_draft(self, layout: ArenaLayout, max_bs: int) -> None:
-        """Declare the static buffers of :meth:`draft_decode`."""
+        """Declare those of :meth:`draft_decode`."""
 
 
 def assert_fits(needed: int, capacity: int, site: str, what: str) -> None:
@@ -131,7 +129,7 @@ def assert_fits(needed: int, capacity: int, site: str, what: str) -> None:
 
 
 def indptr(lengths: Tensor, out: Tensor) -> Tensor:
-    """0 and the running sums of int ``lengths`` [B], in int32 ``out`` (B + 1 or longer); returns [B + 1]."""
+    """Write 0 and the running sums of int ``lengths`` [B] to int32 ``out`` (B + 1 or longer); return [B + 1]."""
     filled = out[: lengths.numel() + 1]
     filled[:1].zero_()  # assigning a number to a GPU tensor waits for its copy
     torch.cumsum(lengths, 0, out=filled[1:])
@@ -140,5 +138,5 @@ def indptr(lengths: Tensor, out: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def query_indptr(batch: int, q_len: int, device: torch.device) -> Tensor:
-    """int32 [B + 1]: 0, q_len, 2·q_len, ... Made once per shape and never written."""
+    """0, q_len, 2·q_len, ... as int32 [B + 1]; made once per shape and never written."""
     return torch.arange(0, batch * q_len + 1, q_len, dtype=torch.int32, device=device)

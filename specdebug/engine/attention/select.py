@@ -14,7 +14,7 @@ from specdebug.plugins import import_named
 
 _CUDA_HEAD_DIMS = (32, 64, 128, 256)
 _CUDA_TREE_SIZE = 1024
-"""A tree's nodes and ancestors are tiles of the kernels that build it."""
+"""The most nodes of a tree; they and their ancestors are tiles of the kernels that build it."""
 
 
 def planner_class(plan: str) -> type[AttentionPlanner]:
@@ -41,40 +41,31 @@ def make_backends(
     """
     if device.type == "cpu":
         return [TorchBackend()] * len(models)
-    _check_tree(config)
+    spec = config.speculative
+    if spec is not None and spec.tree_size > _CUDA_TREE_SIZE:
+        problem = f"kernels on a GPU have trees of up to {_CUDA_TREE_SIZE} nodes, not {spec.tree_size}"
+        raise InvalidOption(problem, ("speculative", "num_draft_tokens"))
     made: dict[tuple[int, int, int], AttentionBackend] = {}
     reasons: list[str] = []
+    backends = []
     for model in models:
         geometry = (model.num_heads, model.num_kv_heads, model.head_dim)
         if geometry not in made:
-            _check_heads(model)
-            backend, reason = _make(config, model, dtype, device)
-            made[geometry] = backend
+            made[geometry], reason = _make(config, model, dtype, device)
             if reason is not None and reason not in reasons:
                 reasons.append(reason)
                 progress.report(f"{reason}: Triton kernels execute the {config.attention_backend} plan")
-    return [made[model.num_heads, model.num_kv_heads, model.head_dim] for model in models]
-
-
-def _check_heads(model: Heads) -> None:
-    if model.head_dim not in _CUDA_HEAD_DIMS:
-        sizes = ", ".join(map(str, _CUDA_HEAD_DIMS))
-        raise InvalidOption(f"no kernels for this model's head_dim {model.head_dim} ({sizes}); use cpu", ("device",))
-
-
-def _check_tree(config: EngineConfig) -> None:
-    spec = config.speculative
-    if spec is not None and spec.tree_size > _CUDA_TREE_SIZE:
-        raise InvalidOption(
-            f"kernels on a GPU have trees of up to {_CUDA_TREE_SIZE} nodes, not {spec.tree_size}",
-            ("speculative", "num_draft_tokens"),
-        )
+        backends.append(made[geometry])
+    return backends
 
 
 def _make(
     config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device
 ) -> tuple[AttentionBackend, str | None]:
     """The backend for a model, and the reason why it is not the plan's library; None where there is nothing to say."""
+    if model.head_dim not in _CUDA_HEAD_DIMS:
+        sizes = ", ".join(map(str, _CUDA_HEAD_DIMS))
+        raise InvalidOption(f"no kernels for this model's head_dim {model.head_dim} ({sizes}); use cpu", ("device",))
     library = PLANS[config.attention_backend].library
     if library is None:
         return TritonBackend(), None

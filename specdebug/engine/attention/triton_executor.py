@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdebug.engine.attention.backend import DeviceAttention
 from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata, RaggedMetadata
-from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.kernels.triton.merge_splits import merge_splits
 from specdebug.engine.kernels.triton.paged_attention import (
     MAX_MERGED_IN_PLACE,
@@ -22,18 +22,11 @@ from specdebug.engine.kernels.triton.paged_attention import (
 from specdebug.engine.memory.kv_pool import KVPool
 
 
-class TritonAttention:
-    """Attention over one prepared batch of one pool: called by every layer as ``LayerAttention``.
-
-    Args:
-        metadata: any plan; its tensors are read by the kernels, at every call.
-        pool: keys and values by slot, on the device.
-        out_cache_loc: int64 [n], where this batch's own keys and values go.
-    """
+class TritonAttention(DeviceAttention):
+    """Attention by metadata of any plan, whose tensors the kernels read at every call."""
 
     def __init__(self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor) -> None:
-        self._pool = pool
-        self._loc = out_cache_loc
+        super().__init__(pool, out_cache_loc)
         self._splits: list[int] = []
         self._partial: tuple[Tensor, Tensor] | None = None
         self._tickets: Tensor | None = None
@@ -41,22 +34,10 @@ class TritonAttention:
 
     def replan(self, metadata: Metadata) -> None:
         """Attend by ``metadata``, of the same kind and shape, from now on."""
-        if isinstance(metadata, CascadeMetadata):
-            self._passes = [_sequences(metadata.prefix), _sequences(metadata.expand)]
-        else:
-            self._passes = [_sequences(metadata)]
-
-    def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [n, Hq, D], k and v [n, Hkv, D] -> [n, Hq * D]."""
-        self._pool.write(layer_id, self._loc, k, v)
-        return self.attend(layer_id, q)
-
-    def destination(self, layer_id: int) -> KVDestination:
-        """Where k and v go, for a model that writes them itself and then calls ``attend``."""
-        return self._pool.destination(layer_id, self._loc)
+        parts = (metadata.prefix, metadata.expand) if isinstance(metadata, CascadeMetadata) else (metadata,)
+        self._passes = [_sequences(part) for part in parts]
 
     def attend(self, layer_id: int, q: Tensor) -> Tensor:
-        """q [n, Hq, D] -> [n, Hq * D], over keys and values that are written."""
         keys, values = self._pool.kv_buffer(layer_id)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if not self._splits:
@@ -77,10 +58,8 @@ class TritonAttention:
         return out.flatten(1)
 
     def _size(self, q: Tensor, keys: Tensor) -> None:
-        """Parts per pass, and room for them: one for all layers, which follow each other.
-
-        The last pass merges them in place where one program can.
-        """
+        """Choose parts per pass, and make room for them that all layers share; the last pass merges them in place where
+        one program can."""
         self._splits = [choose_splits(batch, q, keys) for batch in self._passes]
         parts = sum(self._splits)
         if parts > 1:
@@ -93,23 +72,18 @@ class TritonAttention:
 
 
 def _sequences(metadata: RaggedMetadata | PagedMetadata) -> Sequences:
+    q_len, causal = metadata.q_len, metadata.causal or metadata.q_len is None
     if isinstance(metadata, PagedMetadata):
-        return Sequences(
-            metadata.page_table,
-            metadata.cache_seqlens,
-            metadata.page_size,
-            metadata.q_len,
-            qo_indptr=metadata.cu_seqlens_q,
-            causal=metadata.causal or metadata.q_len is None,
-        )
-    mask = None if metadata.q_len is None else metadata.custom_mask
+        pages, lengths = metadata.page_table, metadata.cache_seqlens
+        return Sequences(pages, lengths, metadata.page_size, q_len, qo_indptr=metadata.cu_seqlens_q, causal=causal)
+    mask = None if q_len is None else metadata.custom_mask
     return Sequences(
         metadata.kv_indices,
         metadata.kv_indptr,
         0,
-        metadata.q_len,
+        q_len,
         qo_indptr=metadata.qo_indptr,
-        causal=metadata.causal or metadata.q_len is None,
+        causal=causal,
         mask=None if mask is None else mask.view(torch.uint8),
         mask_indptr=None if mask is None else metadata.mask_indptr,
         num_splits=metadata.num_kv_splits,

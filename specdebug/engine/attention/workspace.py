@@ -1,4 +1,4 @@
-"""Workspaces give planners memory for metadata: fresh for an eager batch, a runner's static buffers for a graph."""
+"""Workspaces give planners memory for metadata: fresh for an eager batch, static for a graph."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ class Workspace(Protocol):
     """Hands out metadata buffers by name."""
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A buffer of ``shape``, or the larger static one declared under ``name``; content undefined."""
-        ...
+        """Give a buffer of ``shape``, or the larger static one declared under ``name``; content undefined."""
 
 
 class EagerWorkspace:
-    """Every buffer is fresh memory of exactly the asked shape."""
+    """Gives fresh memory of exactly the asked shape."""
 
     def __init__(self, scratch: Scratch) -> None:
         self._scratch = scratch
@@ -30,7 +29,7 @@ class EagerWorkspace:
 
 
 class ArenaWorkspace:
-    """The static buffers of one runner: what was declared is what every replay gets."""
+    """Gives the static buffers of one runner, the same at every replay."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena

@@ -1,5 +1,5 @@
-"""The speculative plumbing kernels: torch references, which write as device kernels do, by flat offset.
+"""The speculative plumbing kernels as torch references, which write by flat offset as device kernels do.
 
-Each hands tensors on a GPU to its twin in ``triton``: one to three launches, nothing read back. What a reference
-reports as an illegal address is one there. Twins take index and length lists ([B] and the like) to be contiguous.
+Tensors on a GPU go to the twins in ``triton``, which read nothing back and check no address. Twins take index and
+length lists ([B] and the like) to be contiguous.
 """

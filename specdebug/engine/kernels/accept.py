@@ -1,7 +1,7 @@
-"""Walks over a batch of trees: which drafts the target accepts, and what it emits after each.
+"""Walks over a batch of trees find the drafts that the target accepts, and what it emits after each.
 
-Both take tokens, next_token (first child) and next_sibling, int64 [B, T], -1 for none, and return what an
-``Acceptance`` holds: predict int32 [B·T], accept_index int32 [B, S+1], num_correct_drafts int32 [B].
+Both take tokens, next_token (first child) and next_sibling, int64 [B, T], -1 for none, and return the fields of an
+``Acceptance``: predict int32 [B·T], accept_index int32 [B, S+1], num_correct_drafts int32 [B].
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specdebug.engine.kernels.twin import triton_on_gpu
 
+
+@triton_on_gpu
 def walk_greedy(
     tokens: Tensor, next_token: Tensor, next_sibling: Tensor, target_ids: Tensor, num_steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """From the root to the first child that the target wants, and on. target_ids: int64 [B, T]."""
-    if tokens.is_cuda:
-        from specdebug.engine.kernels.triton import accept
-
-        return accept.walk_greedy(tokens, next_token, next_sibling, target_ids, num_steps)
+    """Go from the root to the first child that the target wants, and on. target_ids: int64 [B, T]."""
     batch, nodes = tokens.shape
     drafts, wanted = tokens.tolist(), target_ids.tolist()
     child, sibling = next_token.tolist(), next_sibling.tolist()
@@ -39,6 +38,7 @@ def walk_greedy(
     return _pack(paths, emitted, nodes, num_steps, tokens.device)
 
 
+@triton_on_gpu
 def walk_sampling(
     tokens: Tensor,
     next_token: Tensor,
@@ -49,17 +49,11 @@ def walk_sampling(
     threshold_single: float,
     threshold_acc: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One coin a node against the cumulative mass of its children in turn; the bonus is drawn from what is left.
+    """Hold a node's coin against the cumulative mass of its children in turn; draw the bonus from the rest.
 
-    target_probs: float32 [B, T, V]. coins: float32 [B, S+2], the last for the bonus. Probabilities add up in float64;
-    on a device the bonus' sums run block by block, so a coin within rounding of a boundary may fall to either side.
+    target_probs: float32 [B, T, V]. coins: float32 [B, S+2], the last for the bonus. Probabilities add up in float64,
+    on a device block by block: a coin within rounding of a boundary may fall to either side.
     """
-    if tokens.is_cuda:
-        from specdebug.engine.kernels.triton import accept
-
-        return accept.walk_sampling(
-            tokens, next_token, next_sibling, target_probs, coins, num_steps, threshold_single, threshold_acc
-        )
     batch, nodes = tokens.shape
     drafts = tokens.tolist()
     child, sibling = next_token.tolist(), next_sibling.tolist()
@@ -71,7 +65,6 @@ def walk_sampling(
         rejected: list[int] = []
         while len(path) <= num_steps:
             coin, mass = coin_rows[b][len(path) - 1], 0.0
-            rejected = []
             node = child[b][path[-1]]
             while node >= 0:
                 token = drafts[b][node]
@@ -93,10 +86,9 @@ def walk_sampling(
 
 
 def _without(probs: Tensor, rejected: Sequence[int]) -> Tensor:
-    """float64 weights [V] of the bonus: the target's, less what was offered and rejected.
+    """The target's float64 weights [V] for the bonus, without the rejected tokens.
 
-    Float sums may stay short of 1, so a coin can pass over drafts that hold all of the mass. Then nothing is
-    left, and the drafts are what the target wants.
+    Float sums may stay short of 1, so a coin can pass over drafts that hold all of the mass. Then they stay.
     """
     weights = probs.to(torch.float64)
     if not rejected:
@@ -107,7 +99,7 @@ def _without(probs: Tensor, rejected: Sequence[int]) -> Tensor:
 
 
 def _draw(weights: Tensor, coin: float) -> int:
-    """Inverse-CDF draw from unnormalised weights [V]; a token of zero weight is never drawn."""
+    """Draw by inverse CDF from unnormalised weights [V], never a token of zero weight."""
     cumulative = weights.cumsum(0)
     total = float(cumulative[-1])
     drawn = torch.tensor(coin * total, dtype=cumulative.dtype)

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdebug.engine.kernels.twin import triton_on_gpu
+
 
 class TreeLinks(NamedTuple):
     """int64 [B, T-1] parent node of nodes 1 .. T-1; bool [B, T, T] mask, [b, i, j] when j is i or an ancestor of i;
@@ -21,22 +23,16 @@ class TreeLinks(NamedTuple):
     next_sibling: Tensor
 
 
+@triton_on_gpu
 def build_tree(parent_list: Tensor, top_scores_index: Tensor, topk: int) -> TreeLinks:
-    """One walk over each request's nodes, parents first; siblings are linked in node order, so best first.
+    """Link each request's nodes, parents first, and siblings in node order, so best first.
 
     parent_list: int64 [B, K(S-1)+1] or [B, 0], the candidate that group g continues, -1 for the root.
-    top_scores_index: int64 [B, T-1], chosen candidates, ascending; a parent is chosen whenever its child is, which
-    makes the search exact. A parent that was not chosen gives the node after its place, T when there is none:
-    ``parent`` keeps it for a probe, the links take the last node instead.
-    Source: SGLang ``build_tree_kernel_efficient``.
-
-    Raises:
-        IndexError: a candidate belongs to no group of ``parent_list``.
+    top_scores_index: int64 [B, T-1], chosen candidates, ascending; a parent is chosen whenever its child is. A parent
+    that was not chosen gives the node after its place, T when there is none: ``parent`` keeps it for a probe, the links
+    take the last node instead. Source: SGLang ``build_tree_kernel_efficient``. Raises IndexError if a candidate belongs
+    to no group of ``parent_list``.
     """
-    if top_scores_index.is_cuda:
-        from specdebug.engine.kernels.triton import build_tree as twin
-
-        return TreeLinks(*twin.build_tree(parent_list, top_scores_index, topk))
     batch, nodes = top_scores_index.shape[0], top_scores_index.shape[1] + 1
     mask = np.zeros((batch, nodes, nodes), dtype=np.bool_)
     parents: list[list[int]] = []

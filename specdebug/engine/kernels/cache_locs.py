@@ -1,27 +1,26 @@
-"""Which reserved slots the draft loop writes.
+"""The reserved slots that the draft loop and a verify write.
 
-With topk 1 or page size 1, branch k's step j takes row cell L + k·S + j. With both above 1 a branch must own
-whole pages: branch k takes cells from L - r + k·n·P (r = L mod P, n = ceil((r + S) / P)), its draft slots
-start at + r, and the r prefix positions that share the tail page are duplicated into branches 1..K-1 of the
-draft pool.
+With topk 1 or page size 1, branch k's step j takes row cell L + k·S + j. With both above 1 a branch owns whole pages:
+branch k takes cells from L - r + k·n·P (r = L mod P, n = ceil((r + S) / P)), its draft slots start at + r, and the r
+prefix positions that share the tail page are duplicated into branches 1..K-1 of the draft pool.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdebug.engine.kernels.pointer import raw_gather
+from specdebug.engine.kernels.twin import triton_on_gpu
 
 
-@dataclass(frozen=True)
-class DraftCacheLocs:
-    """out_cache_loc: int64 [B·K, S]. dup_src, dup_tgt: int64, prefix-tail copies due in the draft pool.
+class DraftCacheLocs(NamedTuple):
+    """out_cache_loc: int64 [B·K, S]. dup_src, dup_tgt: int64, prefix-tail copies due in the draft pool; None for none.
 
-    On a CPU there is an entry for each copy. How many those are a GPU's host does not know without waiting: there, all
-    B·(K-1)·P entries that may be needed exist, and the rest copy slot 0, the padding slot, onto itself.
+    On a CPU there is an entry for each copy. A GPU's host does not know how many those are: there, all B·(K-1)·P
+    possible entries exist, and the rest copy slot 0, the padding slot, onto itself.
     """
 
     out_cache_loc: Tensor
@@ -29,25 +28,16 @@ class DraftCacheLocs:
     dup_tgt: Tensor | None
 
 
+@triton_on_gpu
 def assign_draft_cache_locs(
     table: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, *, topk: int, num_steps: int, page_size: int
 ) -> DraftCacheLocs:
     """Read the draft slots of a batch from its reserved row cells.
 
     table: int32 [R + 1, width]. req_pool_indices, seq_lens: int64 [B].
-    Source: SGLang ``assign_draft_cache_locs``, ``duplicate_prefix_tail_to_draft_branches``.
-
-    Raises:
-        IllegalAddress: a cell lies outside the table's allocation.
+    Source: SGLang ``assign_draft_cache_locs``, ``duplicate_prefix_tail_to_draft_branches``. Raises IllegalAddress if a
+    cell lies outside the table's allocation.
     """
-    if table.is_cuda:
-        from specdebug.engine.kernels.triton import cache_locs as twin
-
-        return DraftCacheLocs(
-            *twin.assign_draft_cache_locs(
-                table, req_pool_indices, seq_lens, topk=topk, num_steps=num_steps, page_size=page_size
-            )
-        )
     device = seq_lens.device
     row = (req_pool_indices * table.stride(0)).view(-1, 1, 1)
     branch = torch.arange(topk, device=device).view(1, -1, 1)
@@ -73,16 +63,10 @@ def assign_draft_cache_locs(
     )
 
 
+@triton_on_gpu
 def verify_cache_locs(table: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, num_tokens: int) -> Tensor:
     """Row cells [L, L + num_tokens) of each request: int64 [B·num_tokens].
-
-    Raises:
-        IllegalAddress: a cell lies outside the table's allocation.
-    """
-    if table.is_cuda:
-        from specdebug.engine.kernels.triton import cache_locs as twin
-
-        return twin.verify_cache_locs(table, req_pool_indices, seq_lens, num_tokens)
+    Raises IllegalAddress if a cell lies outside the table's allocation."""
     column = torch.arange(num_tokens, device=seq_lens.device)
     first = torch.add(seq_lens, req_pool_indices, alpha=table.stride(0))
     cells = (first.unsqueeze(1) + column).view(-1)

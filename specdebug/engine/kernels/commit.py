@@ -1,4 +1,4 @@
-"""A commit gathers slots of accepted nodes, and their predictions and features."""
+"""A commit gathers the slots of accepted nodes, their predictions and their features."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from specdebug.engine.kernels.twin import triton_on_gpu
 
+
+@triton_on_gpu
 def accepted_locs(
     accept_index: Tensor, out_cache_loc: Tensor, tree_size: int, src_loc: Tensor, tgt_loc: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Slots of accepted nodes and where each belongs; src_loc and tgt_loc where nothing was accepted.
+    """The slots of accepted nodes and those they belong in; src_loc and tgt_loc where nothing was accepted.
 
     accept_index: int32 [B, S+1], flat nodes, negative for none. out_cache_loc: int64 [B·T]. src_loc, tgt_loc: int64
     [B, S+1]; on a device they are written and returned.
     """
-    if out_cache_loc.is_cuda:
-        from specdebug.engine.kernels.triton import commit
-
-        return commit.accepted_locs(accept_index, out_cache_loc, tree_size, src_loc, tgt_loc)
     batch, width = accept_index.shape
     accepted = accept_index >= 0
     node = accept_index.clamp(min=0).view(-1)
@@ -29,19 +28,16 @@ def accepted_locs(
     return src, torch.where(accepted, front, tgt_loc)
 
 
+@triton_on_gpu
 def compact(
     accept_index: Tensor, predict: Tensor, num_correct_drafts: Tensor, features: Tensor, tree_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Each request's accepted entries moved to the front of its T rows.
+    """Move each request's accepted entries to the front of its T rows.
 
     accept_index: int32 [B, S+1]. predict: int32 [B·T]. num_correct_drafts: int32 [B]. features: [B·T, F].
-    Returns predict int64 [B·T] (0 past the accepted), features [B·T, F] (past the accepted the root's), and int64 [B],
-    how many were accepted, the root included.
+    Returns predict int64 [B·T] (0 past the accepted), features [B·T, F] (past the accepted the root's), and the counts
+    of accepted nodes int64 [B], the root included.
     """
-    if features.is_cuda:
-        from specdebug.engine.kernels.triton import commit
-
-        return commit.compact(accept_index, predict, num_correct_drafts, features, tree_size)
     batch, width = accept_index.shape
     # negative padding cuts, so this serves trees on both sides of S + 1 nodes
     index = functional.pad(accept_index, (0, tree_size - width), value=-1)

@@ -6,23 +6,18 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.kernels.pointer import raw_scatter
+from specdebug.engine.kernels.twin import triton_on_gpu
 
 
+@triton_on_gpu
 def set_expand_page_table(cache_loc: Tensor, page_size: int, page_table: Tensor) -> None:
     """Write each branch's distinct consecutive pages into its row of ``page_table``.
 
-    cache_loc: int64 [B·K, n] slots in ascending positions. page_table: int32 [B·K or more, width], written by
-    flat offset (row·stride + rank of the page), unchecked: too many pages for a row run into the next.
-    Source: SGLang ``draft_decode_set_expand_metadata``, PR 27360.
-
-    Raises:
-        IllegalAddress: a write leaves the table's allocation.
+    cache_loc: int64 [B·K, n] slots in ascending positions. page_table: int32 [B·K or more, width], written at
+    row·stride + rank of the page, unchecked: too many pages for a row run into the next.
+    Source: SGLang ``draft_decode_set_expand_metadata``, PR 27360. Raises IllegalAddress if a write leaves the table's
+    allocation.
     """
-    if page_table.is_cuda:
-        from specdebug.engine.kernels.triton import expand_page_table as twin
-
-        twin.set_expand_page_table(cache_loc, page_size, page_table)
-        return
     pages = cache_loc // page_size
     rank = torch.zeros_like(pages)
     rank[:, 1:] = (pages[:, 1:] != pages[:, :-1]).cumsum(dim=1)

@@ -1,4 +1,4 @@
-"""Merging attention over two disjoint sets of keys, as FlashAttention gives it, by log-sum-exp."""
+"""Attention over two disjoint sets of keys, as FlashAttention gives it, merged by log-sum-exp."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from torch import Tensor
 
 
 class PartialAttention(NamedTuple):
-    """Attention of B sequences of q queries: ``out`` [B, q, Hq, D], contiguous, and the log of the weights it was made
-    of, ``lse`` float32 [B, Hq, q]; -inf and zeros where a query had no keys."""
+    """Attention of B sequences of q queries: ``out`` [B, q, Hq, D], contiguous, and the log of its summed weights,
+    ``lse`` float32 [B, Hq, q]; zeros and -inf where a query had no keys."""
 
     out: Tensor
     lse: Tensor
 
 
 def merge_pair(first: PartialAttention, second: PartialAttention) -> Tensor:
-    """[n, Hq, D] of two parts of the same n = B·q queries, however each part counts sequences; weighed in float32.
+    """Merge two parts of the same n = B·q queries to [n, Hq, D], weighed in float32; each may count sequences its own
+    way.
 
     Zeros where neither part had keys. NaN in a part is NaN in the result, whatever its weight: a library that gives a
     row of NaN no weight must not hide it.

@@ -1,4 +1,4 @@
-"""A tree batch's mask as FlashInfer reads it: eight bits to a byte, every sequence on a byte of its own."""
+"""The mask of a tree batch as FlashInfer reads it: eight bits to a byte, every sequence on a byte of its own."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.kernels.pointer import raw_block
+from specdebug.engine.kernels.twin import triton_on_gpu
 
 
+@triton_on_gpu
 def pack_mask(
     bits: Tensor, mask_indptr: Tensor, kv_indptr: Tensor, q_len: int, packed: Tensor, packed_indptr: Tensor
 ) -> None:
@@ -15,19 +17,9 @@ def pack_mask(
 
     bits: bool, flat; sequence b begins at ``mask_indptr[b]`` (int64 [B] or longer) and has q_len bits per key, of which
     ``kv_indptr`` (int32 [B + 1]) counts kv_len. packed: uint8, at least :func:`packed_size`; written. packed_indptr:
-    int32 [B]; written, the byte each sequence begins at.
-
-    A sequence begins at byte ``mask_indptr[b] // 8 + b``: far enough behind the one before it, and known without
-    adding up the lengths of those.
-
-    Raises:
-        IllegalAddress: (CPU) a sequence's bits lie outside ``bits``.
+    int32 [B]; written, the byte that each sequence begins at: ``mask_indptr[b] // 8 + b`` is far enough behind the one
+    before it, and needs no lengths added up. Raises IllegalAddress on a CPU if a sequence's bits lie outside ``bits``.
     """
-    if bits.is_cuda:
-        from specdebug.engine.kernels.triton import pack_mask as device
-
-        device.pack_mask(bits, mask_indptr, kv_indptr, q_len, packed, packed_indptr)
-        return
     batch = kv_indptr.numel() - 1
     weights = 2 ** torch.arange(8)
     lengths = (kv_indptr[1:] - kv_indptr[:-1]).tolist()
@@ -41,5 +33,5 @@ def pack_mask(
 
 
 def packed_size(num_bits: int, batch: int) -> int:
-    """Bytes that ``num_bits`` bits of ``batch`` sequences may take."""
+    """The most bytes that ``num_bits`` bits of ``batch`` sequences take."""
     return num_bits // 8 + batch + 1

@@ -1,9 +1,8 @@
-"""Raw access to a tensor's storage, the way a device pointer sees it.
+"""Raw access to a tensor's storage, as a device pointer has it.
 
-A CUDA or Triton kernel is given a base pointer and computes offsets; nothing checks that they stay inside the
-tensor it was handed. The references in this package use these helpers for exactly those accesses, so that an
-overrun lands in the next row, then in the next buffer of the same arena, as it would on a device. Leaving the
-allocation altogether raises :class:`IllegalAddress`.
+Nothing checks that a CUDA or Triton kernel's offsets stay inside the tensor it was handed. The references in this
+package make the same accesses with these helpers, so an overrun lands in the next row, then in the next buffer of the
+same arena. Leaving the allocation raises :class:`IllegalAddress`.
 """
 
 from __future__ import annotations
@@ -15,69 +14,61 @@ from specdebug.engine.errors import IllegalAddress
 
 def flat_storage(tensor: Tensor) -> Tensor:
     """The whole allocation behind ``tensor`` as a 1-D tensor of its dtype."""
-    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+    return tensor.as_strided((_size(tensor),), (1,), 0)
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes() // tensor.element_size()
+
+
+def _block_leaves(tensor: Tensor, offset: int, length: int, site: str) -> IllegalAddress:
+    block = f"elements [{offset}, {offset + length})"
+    return IllegalAddress(site, f"{block} of a buffer of {tensor.numel()} leave its allocation")
+
+
+def _offsets_leave(tensor: Tensor, offsets: Tensor, site: str) -> IllegalAddress:
+    used = f"offsets {int(offsets.min())}..{int(offsets.max())}"
+    return IllegalAddress(site, f"{used} of a buffer of {tensor.numel()} leave its allocation")
 
 
 def raw_block(tensor: Tensor, offset: int, length: int, site: str) -> Tensor:
-    """``length`` elements starting ``offset`` elements after the tensor's first, as a writable 1-D view.
-
-    Raises:
-        IllegalAddress: the block is not inside the tensor's allocation.
-    """
+    """View ``length`` elements, writable and 1-D, from ``offset`` elements after the tensor's first.
+    Raises IllegalAddress if the block is not inside the tensor's allocation."""
     start = tensor.storage_offset() + offset
-    size = tensor.untyped_storage().nbytes() // tensor.element_size()
-    if start < 0 or length < 0 or start + length > size:
-        raise IllegalAddress(
-            site,
-            f"elements [{offset}, {offset + length}) of a buffer of {tensor.numel()} leave its allocation",
-        )
+    if start < 0 or length < 0 or start + length > _size(tensor):
+        raise _block_leaves(tensor, offset, length, site)
     return tensor.as_strided((length,), (1,), start)
 
 
 def raw_store(tensor: Tensor, offset: int, values: Tensor, site: str) -> None:
-    """Write 1-D ``values`` from ``offset`` elements after the tensor's first; what lies inside the allocation lands.
+    """Write 1-D ``values`` from ``offset`` elements after the tensor's first.
 
-    Raises:
-        IllegalAddress: the end of ``values`` does not; as on a device, the damage before it is done by then.
+    Raises IllegalAddress if the end of ``values`` leaves the allocation; as on a device, what comes before it is
+    written.
     """
     start = tensor.storage_offset() + offset
-    size = tensor.untyped_storage().nbytes() // tensor.element_size()
-    inside = min(values.numel(), size - start)
+    inside = min(values.numel(), _size(tensor) - start)
     if start >= 0 and inside > 0:
-        landing = values if inside == values.numel() else values[:inside]
-        tensor.as_strided((inside,), (1,), start).copy_(landing)
+        tensor.as_strided((inside,), (1,), start).copy_(values[:inside])
     if start < 0 or inside < values.numel():
-        raise IllegalAddress(
-            site,
-            f"elements [{offset}, {offset + values.numel()}) of a buffer of {tensor.numel()} leave its allocation",
-        )
+        raise _block_leaves(tensor, offset, values.numel(), site)
 
 
 def raw_scatter(tensor: Tensor, offsets: Tensor, values: Tensor, site: str) -> None:
-    """Write ``values`` at int64 element ``offsets`` from the tensor's first element, in order.
-
-    Raises:
-        IllegalAddress: an offset is not inside the tensor's allocation.
-    """
+    """Write ``values`` at int64 ``offsets`` from the tensor's first element, in order.
+    Raises IllegalAddress if an offset is not inside the tensor's allocation."""
     if offsets.numel() == 0:
         return
-    flat = flat_storage(tensor)
     index = offsets.reshape(-1) + int(tensor.storage_offset())
     try:
-        flat.scatter_(0, index, values.reshape(-1).to(tensor.dtype))
+        flat_storage(tensor).scatter_(0, index, values.reshape(-1).to(tensor.dtype))
     except (RuntimeError, IndexError) as error:
-        low, high = int(offsets.min()), int(offsets.max())
-        raise IllegalAddress(
-            site, f"offsets {low}..{high} of a buffer of {tensor.numel()} leave its allocation"
-        ) from error
+        raise _offsets_leave(tensor, offsets, site) from error
 
 
 def raw_gather(tensor: Tensor, offsets: Tensor, site: str) -> Tensor:
-    """Read int64 element ``offsets`` from the tensor's first element; same shape as ``offsets``.
-
-    Raises:
-        IllegalAddress: an offset is not inside the tensor's allocation.
-    """
+    """Read the elements at int64 ``offsets`` from the tensor's first element, in the shape of ``offsets``.
+    Raises IllegalAddress if an offset is not inside the tensor's allocation."""
     index = offsets.reshape(-1)
     start = int(tensor.storage_offset())
     if start:
@@ -85,7 +76,4 @@ def raw_gather(tensor: Tensor, offsets: Tensor, site: str) -> Tensor:
     try:
         return flat_storage(tensor).index_select(0, index).view(offsets.shape)
     except (RuntimeError, IndexError) as error:
-        low, high = int(offsets.min()), int(offsets.max())
-        raise IllegalAddress(
-            site, f"offsets {low}..{high} of a buffer of {tensor.numel()} leave its allocation"
-        ) from error
+        raise _offsets_leave(tensor, offsets, site) from error

@@ -5,22 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdebug.engine.kernels.twin import triton_on_gpu
+
 MAX_FUSED = 16
-"""Most tokens a row that the device's own kernel finds; above it torch does, which may put any of equals first."""
+"""The largest k of the device's own kernel. Above it torch finds the tokens, and may put any of equals first."""
 
 
+@triton_on_gpu
 def softmax_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of softmax(logits [n, V]), descending: probabilities float32 [n, k], and where, int64 [n, k].
+    """The k largest of softmax(logits [n, V]), descending: probabilities float32 [n, k], and their places int64 [n, k].
 
-    Of equals the first. A row that has no softmax (NaN, an infinity above all, nothing but -inf) gives NaN, at
+    Equals keep their order. A row that has no softmax (NaN, an infinity above all, nothing but -inf) gives NaN, at
     0 .. k - 1. Logits so close that their probabilities round to one number are equals on a CPU, but not on a GPU.
     """
-    if logits.is_cuda:
-        if k <= MAX_FUSED:
-            from specdebug.engine.kernels.triton import softmax_topk as twin
-
-            return twin.softmax_topk(logits, k)
-        return torch.topk(torch.softmax(logits, dim=-1, dtype=torch.float32), k, dim=-1)
     probs = torch.softmax(logits, dim=-1, dtype=torch.float32)
     values, ids = torch.topk(probs, min(k + 1, probs.shape[-1]), dim=-1)
     if not bool((values[:, 1:] < values[:, :-1]).all()):  # equals, or NaN: topk takes any, and the sort costs more

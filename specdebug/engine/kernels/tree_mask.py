@@ -6,21 +6,17 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.kernels.pointer import raw_block
+from specdebug.engine.kernels.twin import triton_on_gpu
 
 
+@triton_on_gpu
 def flat_tree_mask(tree_mask: Tensor, seq_lens: Tensor, bits: Tensor) -> Tensor:
     """Lay out FULL_MASK: per request T rows of L prefix bits (all set) and T tree bits, one after another.
 
     tree_mask: bool [B, T, T]. seq_lens: int64 [B]. bits: bool, 1-D, at least ΣL·T + B·T²; written.
-    Returns int64 [B] offsets of each request's first bit.
-
-    Raises:
-        IllegalAddress: a request's bits leave the allocation behind ``bits``.
+    Returns int64 [B] offsets of each request's first bit. Raises IllegalAddress if a request's bits leave the
+    allocation behind ``bits``.
     """
-    if bits.is_cuda:
-        from specdebug.engine.kernels.triton import tree_mask as twin
-
-        return twin.flat_tree_mask(tree_mask, seq_lens, bits)
     nodes = tree_mask.shape[1]
     starts: list[int] = []
     start = 0

@@ -5,7 +5,7 @@ The engine owns attention and the KV cache; a model calls back into it once per 
 
 from specdebug.engine.model.eagle import EagleDraft
 from specdebug.engine.model.eagle3 import Eagle3Draft
-from specdebug.engine.model.interface import DraftModel, LayerAttention, TargetOutput
+from specdebug.engine.model.interface import DraftModel
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_draft, load_target
 from specdebug.engine.model.tokenizer import TargetTokenizer
@@ -14,9 +14,7 @@ __all__ = [
     "DraftModel",
     "Eagle3Draft",
     "EagleDraft",
-    "LayerAttention",
     "TargetModel",
-    "TargetOutput",
     "TargetTokenizer",
     "load_draft",
     "load_target",

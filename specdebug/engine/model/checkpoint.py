@@ -1,8 +1,8 @@
 """A checkpoint folder as a lazy mapping from tensor names to tensors.
 
-Reads ``model.safetensors``, ``model.safetensors.index.json`` with its shards, or ``pytorch_model.bin``
-(published EAGLE heads ship that). A tensor is read when it is asked for, so a big model is never held twice.
-Every way in which a folder can be broken ends in a one-line CheckpointError.
+Reads ``model.safetensors``, ``model.safetensors.index.json`` with its shards, or ``pytorch_model.bin`` (as published
+EAGLE heads ship). A tensor is read when it is asked for, so a big model is never held twice. A broken folder ends in a
+one-line CheckpointError.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from specdebug.files import kind_of, read_file
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 MAX_JSON_BYTES = 64 << 20
-"""Of a config or an index; the index of a model of a thousand layers has one."""
-
+"""The size limit of a config or an index; the index of a model of a thousand layers has one MiB."""
 
 MAX_NAME = 255
-"""Characters of a file's name; no file system takes longer ones."""
+"""The most characters of a file's name on any file system."""
 
 
 class TensorSource(Protocol):
@@ -50,11 +49,7 @@ class Checkpoint:
     """The names, shapes and tensors of one folder, and which of them have been used."""
 
     def __init__(self, folder: Path) -> None:
-        """Open ``folder``.
-
-        Raises:
-            CheckpointError: there is no config, or no weights that can be read.
-        """
+        """Open ``folder``. Raises CheckpointError if there is no config, or no weights that can be read."""
         self.folder = folder
         self.config_file = folder / "config.json"
         self.config = read_json_object(self.config_file)
@@ -65,23 +60,21 @@ class Checkpoint:
         return name in self._sources
 
     def error(self, name: str, message: str) -> CheckpointError:
-        """An error about one tensor, naming the file that holds it (or the folder that does not)."""
+        """An error about one tensor, which names its file, or the folder without it."""
         source = self._sources.get(name)
         return CheckpointError(f"{source.file if source else self.folder}: tensor '{one_line(name)}' {message}")
 
     def floats(self, name: str, *shape: int) -> Tensor:
         """The tensor ``name`` as stored: bf16, fp16 or fp32, of exactly ``shape``.
-
-        Raises:
-            CheckpointError: it is missing, of another shape or of another dtype, or its file breaks off.
-        """
+        Raises CheckpointError if it is missing, of another shape or of another dtype, or its file breaks off."""
         tensor = self.any(name, *shape)
         if tensor.dtype not in FLOAT_DTYPES:
-            raise self.error(name, f"is {_plain(tensor.dtype)}; convert the weights to bf16, fp16 or fp32")
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise self.error(name, f"is {dtype}; convert the weights to bf16, fp16 or fp32")
         return tensor
 
     def any(self, name: str, *shape: int) -> Tensor:
-        """As ``floats``, of whatever dtype."""
+        """The tensor ``name`` as ``floats`` gives it, but of any dtype."""
         source = self._sources.get(name)
         if source is None:
             raise self.error(name, "is missing; fetch the checkpoint again, or its config.json")
@@ -92,7 +85,7 @@ class Checkpoint:
         return source.tensor(name)
 
     def refuse_leftovers(self, ignored: Iterable[str] = ()) -> None:
-        """Raise CheckpointError for a tensor that no layer asked for: the model would compute something else."""
+        """Raise CheckpointError for a tensor that no layer asked for, since the model would compute something else."""
         skip = self._asked.union(ignored)
         for name in sorted(self._sources):
             if name not in skip and not name.endswith("rotary_emb.inv_freq"):
@@ -116,16 +109,6 @@ def read_json_object(file: Path) -> dict[str, Any]:
     return data
 
 
-class _Source(Protocol):
-    """One weights file."""
-
-    file: Path
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def tensor(self, name: str) -> Tensor: ...
-
-
 class _Safetensors:
     """A safetensors file, mapped into memory; opening it checks its header against its length."""
 
@@ -133,12 +116,11 @@ class _Safetensors:
         self.file = file
         _refuse_other_kinds(file)
         try:
-            handle: Any = safe_open(str(file), framework="pt")
+            self._handle: Any = safe_open(str(file), framework="pt")
         except FileNotFoundError:
             raise CheckpointError(f"{file} is missing; fetch the checkpoint again") from None
         except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(f"{file} is truncated or not safetensors ({_line(error)}); fetch it again") from None
-        self._handle: Any = handle
         self.names: list[str] = list(self._handle.keys())
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -147,17 +129,10 @@ class _Safetensors:
     def tensor(self, name: str) -> Tensor:
         try:
             tensor: Tensor = self._handle.get_tensor(name)
-        except (
-            SafetensorError,
-            OSError,
-            AttributeError,
-            KeyError,
-            TypeError,
-            ValueError,
-        ) as error:  # a dtype unknown here
-            raise CheckpointError(
-                f"{self.file}: tensor '{one_line(name)}' cannot be read ({_line(error)}); fetch it again"
-            ) from None
+        # a dtype unknown here
+        except (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+            problem = f"tensor '{one_line(name)}' cannot be read ({_line(error)})"
+            raise CheckpointError(f"{self.file}: {problem}; fetch it again") from None
         return tensor
 
 
@@ -172,9 +147,8 @@ class _Pickled:
         except MemoryError:  # which says more of this machine than of the file
             raise
         except Exception as error:  # the restricted unpickler lets through whatever its callees raise
-            raise CheckpointError(
-                f"{file} is truncated or not a plain state dict ({_line(error)}); fetch it again"
-            ) from None
+            problem = f"is truncated or not a plain state dict ({_line(error)})"
+            raise CheckpointError(f"{file} {problem}; fetch it again") from None
         if not isinstance(loaded, dict) or not all(_is_plain(name, tensor) for name, tensor in loaded.items()):
             raise CheckpointError(f"{file} is not a plain state dict; save the model's state_dict() alone")
         self._tensors: dict[str, Tensor] = loaded
@@ -187,20 +161,19 @@ class _Pickled:
         return self._tensors[name]
 
 
+_Source = _Safetensors | _Pickled
+
+
 def _open_weights(folder: Path) -> dict[str, _Source]:
-    """Tensor name -> the file that holds it."""
-    single, index, pickled = (
-        folder / name for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-    )
-    if os.path.lexists(single):
-        safetensors = _Safetensors(single)
-        return dict.fromkeys(safetensors.names, safetensors)
-    if os.path.lexists(index):
-        return _open_shards(index)
-    if os.path.lexists(pickled):
-        state_dict = _Pickled(pickled)
-        return dict.fromkeys(state_dict.names, state_dict)
-    raise CheckpointError(f"{folder} holds no weights: none of {single.name}, {index.name}, {pickled.name}")
+    """Map each tensor's name to the file that holds it."""
+    names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+    file = next((folder / name for name in names if os.path.lexists(folder / name)), None)
+    if file is None:
+        raise CheckpointError(f"{folder} holds no weights: none of {', '.join(names)}")
+    if file.suffix == ".json":
+        return _open_shards(file)
+    source: _Source = _Pickled(file) if file.suffix == ".bin" else _Safetensors(file)
+    return dict.fromkeys(source.names, source)
 
 
 def _open_shards(index: Path) -> dict[str, _Source]:
@@ -214,9 +187,8 @@ def _open_shards(index: Path) -> dict[str, _Source]:
         shards[file] = _Safetensors(index.parent / file)
     for name, file in weight_map.items():
         if name not in shards[file].names:
-            raise CheckpointError(
-                f"{index.parent / file}: tensor '{one_line(name)}' is missing, but {index.name} puts it here"
-            )
+            problem = f"tensor '{one_line(name)}' is missing, but {index.name} puts it here"
+            raise CheckpointError(f"{index.parent / file}: {problem}")
     return {name: shards[file] for name, file in weight_map.items()}
 
 
@@ -227,7 +199,7 @@ def _refuse_other_kinds(file: Path) -> None:
 
 
 def _is_plain(name: object, tensor: object) -> bool:
-    """Return whether this is an entry of a state dict, its numbers in memory one after the other."""
+    """Return True for an entry of a state dict whose numbers are in memory one after the other."""
     return (
         isinstance(name, str)
         and isinstance(tensor, Tensor)
@@ -239,7 +211,3 @@ def _is_plain(name: object, tensor: object) -> bool:
 def _line(error: BaseException) -> str:
     """The first line of another library's message, at most 200 characters of it."""
     return one_line(str(error).strip().split("\n")[0], 200) or type(error).__name__
-
-
-def _plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -1,8 +1,7 @@
-"""``config.json`` of a Llama-family model, read into a frozen value; whatever it asks for that we lack is
-refused.
+"""``config.json`` of a Llama-family model, read into a frozen value; what we do not support is refused.
 
-Both spellings of RoPE are read: transformers 4 (``rope_theta`` and ``rope_scaling`` beside each other) and
-transformers 5 (one ``rope_parameters``).
+Both spellings of RoPE are read: ``rope_theta`` beside ``rope_scaling`` (transformers 4), and one ``rope_parameters``
+(transformers 5).
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from typing import Any
 from specdebug.errors import CheckpointError
 
 MAX_SIZE = 2**31 - 1
-"""Of any whole number in a config. No model is near it, and products of three fit the integers torch counts in."""
+"""The largest whole number in a config: no model is near it, and products of three fit the integers torch counts in."""
 
 MAX_HEAD_DIM = 4096
-"""Of a head, which the table of RoPE's phases is made for before any tensor is looked at; published are up to 512."""
+"""The largest head, as RoPE's table is made before any tensor is looked at; published ones have up to 512."""
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 80
@@ -42,9 +41,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Shapes and constants of a decoder. Sizes count elements; ``head_dim`` need not be
-    hidden_size/num_heads.
-    """
+    """Shapes and constants of a decoder. Sizes count elements; ``head_dim`` need not be hidden_size/num_heads."""
 
     hidden_size: int
     num_layers: int
@@ -65,21 +62,18 @@ class LlamaConfig:
 
     @property
     def q_size(self) -> int:
-        """Width of all query heads together, Hq*D."""
+        """The width of all query heads, Hq*D."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
-        """Width of all key heads together, Hkv*D."""
+        """The width of all key heads, Hkv*D."""
         return self.num_kv_heads * self.head_dim
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str) -> LlamaConfig:
         """Read the parsed ``config.json``; ``where`` (its path) opens every message.
-
-        Raises:
-            CheckpointError: a key is missing or of the wrong kind, or asks for what the engine does not do.
-        """
+        Raises CheckpointError if a key is missing or of the wrong kind, or asks for what the engine does not do."""
         keys = _Keys(data, where)
         _refuse_the_unsupported(keys)
         hidden_size = keys.positive_int("hidden_size")
@@ -88,14 +82,12 @@ class LlamaConfig:
         if num_heads % num_kv_heads:
             raise keys.error(f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
         if data.get("head_dim") is None and hidden_size % num_heads:
-            raise keys.error(
-                f"hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}; set head_dim"
-            )
+            problem = f"hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}"
+            raise keys.error(f"{problem}; set head_dim")
         head_dim = keys.positive_int("head_dim", hidden_size // num_heads)
         if head_dim > MAX_HEAD_DIM:
-            raise keys.error(
-                f"head_dim {head_dim} is more than {MAX_HEAD_DIM}; is hidden_size or num_attention_heads wrong?"
-            )
+            problem = f"head_dim {head_dim} is more than {MAX_HEAD_DIM}"
+            raise keys.error(f"{problem}; is hidden_size or num_attention_heads wrong?")
         if head_dim % 2:
             raise keys.error(f"head_dim {head_dim} is odd; RoPE turns pairs")
         theta, scaling = _rope(keys)
@@ -121,7 +113,7 @@ class LlamaConfig:
 
 @dataclass(frozen=True)
 class Eagle3Options:
-    """The options that the ``config.json`` of a draft head has beyond its decoder; an EAGLE head sets none of them."""
+    """The options of a draft head's ``config.json`` beyond its decoder; an EAGLE head sets none of them."""
 
     decoder: Mapping[str, Any]  # where the keys of LlamaConfig lie
     draft_vocab_size: int | None
@@ -130,12 +122,8 @@ class Eagle3Options:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str) -> Eagle3Options:
-        """Read either layout: flat, as EAGLE and SpecForge write it, or with a nested
-        ``transformer_layer_config``.
-
-        Raises:
-            CheckpointError: an option is of the wrong kind or not supported.
-        """
+        """Read either layout: flat, as EAGLE and SpecForge write it, or nested (``transformer_layer_config``).
+        Raises CheckpointError if an option is of the wrong kind or not supported."""
         keys = _Keys(data, where)
         nested = keys.section("transformer_layer_config")
         for option in ("norm_before_fc", "fc_norm", "norm_output"):
@@ -145,9 +133,8 @@ class Eagle3Options:
         if eagle.data.get("use_aux_hidden_state") is False:
             raise keys.error("eagle_config.use_aux_hidden_state false is not supported")
         ids = eagle.data.get("eagle_aux_hidden_state_layer_ids", data.get("eagle_aux_hidden_state_layer_ids"))
-        if ids is not None and not (
-            isinstance(ids, list) and ids and all(type(i) is int and abs(i) <= MAX_SIZE for i in ids)
-        ):
+        sound = isinstance(ids, list) and ids and all(type(i) is int and abs(i) <= MAX_SIZE for i in ids)
+        if ids is not None and not sound:
             raise keys.error(f"eagle_aux_hidden_state_layer_ids must be a list of layer numbers, not {_shown(ids)}")
         return cls(
             decoder=nested or data,
@@ -158,45 +145,34 @@ class Eagle3Options:
         )
 
     def aux_layers_for(self, num_layers: int, where: str) -> tuple[int, ...]:
-        """The layers of a target of ``num_layers`` whose *inputs* the head reads, ascending.
+        """The layers of a target of ``num_layers`` whose *inputs* the head reads, ascending; by default 2, n//2, n-3.
 
-        Checkpoints number them in two ways. Lists that start with 1 name layers whose output is meant, that
-        is the input of the next one; all others name the input itself (sgl-project/sglang pull request
-        25454). Without a list it is layers 2, n//2 and n-3.
-
-        Raises:
-            CheckpointError: the layers are not ascending or not this target's.
+        Lists that start with 1 name layers by their output, the input of the next one; all others name the input itself
+        (sgl-project/sglang pull request 25454). Raises CheckpointError if the layers are not ascending or not this
+        target's.
         """
         layers = self.aux_layer_ids or (2, num_layers // 2, num_layers - 3)
         if layers[0] == 1:
             layers = tuple(layer + 1 for layer in layers)
         if list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] > num_layers:
-            raise CheckpointError(
-                f"{where}: auxiliary layers {list(layers)} do not ascend within the target's {num_layers} "
-                "layers; set eagle_config.eagle_aux_hidden_state_layer_ids"
-            )
+            problem = f"auxiliary layers {list(layers)} do not ascend within the target's {num_layers} layers"
+            raise CheckpointError(f"{where}: {problem}; set eagle_config.eagle_aux_hidden_state_layer_ids")
         return layers
 
 
 def require_target_architecture(data: Mapping[str, Any], where: str) -> None:
     """Refuse a ``config.json`` whose model is not one the target loader reads.
-
-    Raises:
-        CheckpointError: the architecture is absent or another one.
-    """
+    Raises CheckpointError if the architecture is absent or another one."""
     if _architecture(data) not in TARGET_ARCHITECTURES:
-        names = data.get("architectures")
-        raise CheckpointError(
-            f"{where}: architecture {_shown(names)} is none of {', '.join(TARGET_ARCHITECTURES)}; give one of those"
-        )
+        known = ", ".join(TARGET_ARCHITECTURES)
+        found = _shown(data.get("architectures"))
+        raise CheckpointError(f"{where}: architecture {found} is none of {known}; give one of those")
 
 
 def _architecture(data: Mapping[str, Any]) -> str:
     """The one name in ``architectures``, or nothing when that key holds anything else."""
     names = data.get("architectures")
-    if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str):
-        return names[0]
-    return ""
+    return names[0] if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) else ""
 
 
 def _refuse_the_unsupported(keys: _Keys) -> None:

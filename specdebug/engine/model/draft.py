@@ -1,6 +1,8 @@
-"""EAGLE and EAGLE-3 heads have their geometry in common, and what they compute of a token before its context."""
+"""The geometry that EAGLE and EAGLE-3 heads share, and a token's share of their first layer."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,39 +15,33 @@ from specdebug.engine.model.linear import linear
 MAX_TABLE_BYTES = 32 << 20
 
 
+@dataclass(eq=False, kw_only=True)
 class HeadSizes:
-    """Sizes of a head; see ``interface.DraftModel`` for what each one means."""
+    """Sizes of a head; ``interface.DraftModel`` says what each one means."""
 
-    def __init__(
-        self,
-        config: LlamaConfig,
-        *,
-        num_layers: int,
-        vocab_size: int,
-        feature_size: int,
-        aux_layers: tuple[int, ...],
-    ) -> None:
-        self.config = config
-        self.num_layers = num_layers
-        self.num_heads = config.num_heads
-        self.num_kv_heads = config.num_kv_heads
-        self.head_dim = config.head_dim
-        self.kv_layout = config.kv_layout
-        self.hidden_size = config.hidden_size
-        self.vocab_size = vocab_size
-        self.target_feature_size = feature_size
-        self.aux_layers = aux_layers
+    config: LlamaConfig
+    num_layers: int
+    vocab_size: int
+    target_feature_size: int
+    aux_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.num_heads = self.config.num_heads
+        self.num_kv_heads = self.config.num_kv_heads
+        self.head_dim = self.config.head_dim
+        self.kv_layout = self.config.kv_layout
+        self.hidden_size = self.config.hidden_size
 
 
 class TokenShare:
     """The token's share of a linear layer that reads (token embedding, hidden) side by side.
 
-    Both heads begin with such a layer. The share is a function of the id alone, so for a small vocabulary it is a
-    table: half of the layer's weights, and a concatenation, less to read per step.
+    Both heads begin with such a layer. The share depends on the id alone, so for a small vocabulary it is a table: half
+    of the layer's weights, and a concatenation, less to read per step.
     """
 
     def __init__(self, embedding: Tensor, norm: Norm | None, weight: Tensor, bias: Tensor | None) -> None:
-        """Embedding [V, E], normed first where the layer wants it; weight [E, out], the rows that read it."""
+        """Take embedding [V, E], normed first by ``norm`` if given, and weight [E, out], the rows that read it."""
         self._embedding = embedding
         self._norm = norm
         self._weight = weight
@@ -54,11 +50,7 @@ class TokenShare:
         self._table = self._of(embedding) if size <= MAX_TABLE_BYTES else None
 
     def __call__(self, input_ids: Tensor) -> Tensor:
-        """Ids [n] i64 -> [n, out], bias included.
-
-        Raises:
-            IndexError: an id is outside the vocabulary.
-        """
+        """Ids [n] i64 -> [n, out], bias included. Raises IndexError if an id is outside the vocabulary."""
         if self._table is not None:
             return self._table.index_select(0, input_ids)
         return self._of(torch.embedding(self._embedding, input_ids))

@@ -1,4 +1,4 @@
-"""The protocols by which a model and the engine talk to each other.
+"""The protocols between a model and the engine.
 
 Shapes: n tokens of the batch, one after another; H target hidden size, Hd draft hidden size, V and Vd the two
 vocabularies, Hq query heads, Hkv key-value heads, D head size. Models hold no state between calls.
@@ -14,16 +14,15 @@ from specdebug.engine.kernels.kv_cache import KVDestination
 
 
 class LayerAttention(Protocol):
-    """The engine's side of one layer: write this batch's keys and values to the pool, then attend."""
+    """The engine's side of one layer: writes this batch's keys and values to the pool, then attends."""
 
     def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [n, Hq, D]; k, v [n, Hkv, D], q and k already rotated -> [n, Hq*D].
 
-        All three are slices of one [n, Hq + 2*Hkv, D] tensor, valid during this call only. Within each head
-        of q and k the two halves that RoPE rotates against each other are interleaved (0, D/2, 1, D/2+1,
-        ...): dot products are what they were, but a pool's keys are not in Hugging Face order.
+        All three are slices of one [n, Hq + 2*Hkv, D] tensor, valid during this call only. Each head of q and k
+        interleaves the two halves that RoPE rotates against each other (0, D/2, 1, D/2+1, ...): dot products stay, but
+        a pool's keys are not in Hugging Face order.
         """
-        ...
 
 
 @runtime_checkable
@@ -31,12 +30,10 @@ class StoredAttention(Protocol):
     """A ``LayerAttention`` that lets the model write keys and values itself, in the kernel that rotates them."""
 
     def destination(self, layer_id: int) -> KVDestination:
-        """Where to write before ``attend``."""
-        ...
+        """The place to write to before ``attend``."""
 
     def attend(self, layer_id: int, q: Tensor) -> Tensor:
         """q [n, Hq, D] -> [n, Hq*D], over keys and values that have been written."""
-        ...
 
 
 class TargetOutput(NamedTuple):
@@ -49,63 +46,24 @@ class TargetOutput(NamedTuple):
 class DraftModel(Protocol):
     """A draft head: one recurrent pass over (token at p+1, feature at p)."""
 
-    @property
-    def num_layers(self) -> int:
-        """Layers that write draft KV; ``LayerAttention`` is called with 0 .. num_layers-1."""
-        ...
-
-    @property
-    def num_heads(self) -> int:
-        """Query heads, Hq."""
-        ...
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Key-value heads, Hkv."""
-        ...
-
-    @property
-    def head_dim(self) -> int:
-        """Head size, D."""
-        ...
-
-    @property
-    def kv_layout(self) -> str:
-        """The layout of its KV; see ``memory.kv_pool``."""
-        ...
-
-    @property
-    def hidden_size(self) -> int:
-        """Hd, the width of the hidden that forward() takes and returns."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Vd, the width of logits()."""
-        ...
-
-    @property
-    def target_feature_size(self) -> int:
-        """F, the width of the target features that project() takes."""
-        ...
-
-    @property
-    def aux_layers(self) -> tuple[int, ...]:
-        """The layers to ask of ``TargetModel.forward``; () means that its final hidden is the feature."""
-        ...
+    num_layers: int  # that write draft KV; ``LayerAttention`` is called with 0 .. num_layers-1
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    kv_layout: str  # see ``memory.kv_pool``
+    hidden_size: int  # Hd, of the hidden that forward() takes and returns
+    vocab_size: int  # Vd, of logits()
+    target_feature_size: int  # F, of the target features that project() takes
+    aux_layers: tuple[int, ...]  # to ask of ``TargetModel.forward``; () for its final hidden
 
     def project(self, target_features: Tensor) -> Tensor:
         """[n, F] features of the target -> [n, Hd], the hidden that forward() takes."""
-        ...
 
     def forward(self, input_ids: Tensor, positions: Tensor, hidden: Tensor, attn: LayerAttention) -> Tensor:
         """Ids [n] i64 of the *target*, positions [n] i64, hidden [n, Hd] -> next hidden [n, Hd]."""
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[m, Hd] as forward() returned it -> [m, Vd] in the model's dtype."""
-        ...
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Draft-vocabulary ids, any shape, i64 -> the target's ids."""
-        ...

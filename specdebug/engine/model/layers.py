@@ -1,10 +1,10 @@
 """RMS norm and the decoder layer, shared by the target and both kinds of draft head.
 
-Weights are plain tensors fused at load (q, k, v in one; gate and up in one). On a CPU in f32 the gain of a norm
-is folded into the linear layer after it, and the norm itself is three kernels (``vector_norm``, ``hypot``,
-``div``): at batch 1 that took 8 us where ``F.rms_norm`` took 21, and the kernels' fixed cost is most of a small
-model's step. In bf16 and fp16 folding would round the weights a second time, so ``F.rms_norm`` runs as usual.
-On a GPU norm, rotation and activation are one kernel each, and a layer is seven launches besides attention.
+Weights are plain tensors fused at load (q, k, v in one; gate and up in one). On a CPU in f32 a norm's gain is folded
+into the linear layer after it, and the norm is three kernels (``vector_norm``, ``hypot``, ``div``): at batch 1 they
+took 8 us, ``F.rms_norm`` 21, and kernels' fixed cost is most of a small model's step. In bf16 and fp16 folding would
+round the weights a second time. On a GPU norm, rotation and activation are one kernel each, and a layer is seven
+launches besides attention.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from specdebug.engine.model.rope import Rotary
 
 
 class Norm:
-    """Root-mean-square norm over the last dimension, its gain left to the next linear when ``folds_gain``.
+    """Root-mean-square norm over the last dimension by a weight [H]; ``folds_gain`` leaves its gain to the next linear.
 
-    x * rsqrt(mean(x^2) + eps) * gain = x / hypot(|x|, sqrt(H*eps)) * (sqrt(H) * gain); ``gain`` holds the
-    bracket.
+    x * rsqrt(mean(x^2) + eps) * gain = x / hypot(|x|, sqrt(H*eps)) * (sqrt(H) * gain); ``gain`` holds the bracket.
     """
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        """Weight [H] in the model's dtype."""
         size = weight.shape[0]
         self._on_gpu = weight.is_cuda
         self.folds_gain = weight.dtype == torch.float32 and not self._on_gpu
@@ -50,11 +48,11 @@ class Norm:
         return F.rms_norm(x, self._shape, None, self._eps) * self.gain
 
     def with_gain(self, x: Tensor) -> Tensor:
-        """The norm in full, where its output is read by more than one linear layer."""
+        """The norm in full, for more readers than one linear layer."""
         return self(x).mul_(self.gain) if self.folds_gain else self(x)
 
     def fold_into(self, weight: Tensor) -> Tensor:
-        """The [in, out] weight of the linear layer that reads this norm, the gain folded in if it must be."""
+        """Fold the gain, if it must be, into the [in, out] weight of the linear layer that reads this norm."""
         return weight.mul_(self.gain[:, None]) if self.folds_gain else weight
 
 
@@ -85,8 +83,8 @@ class DecoderLayer:
     ) -> Tensor:
         """Normed input [n, in] and residual [n, H] -> [n, H]; ``phases`` from ``Rotary.at``.
 
-        The result takes the residual's place in memory. ``qkv_share`` [n, q+k+v] is a share of the projection
-        computed elsewhere, in place of the bias, and is used up as well.
+        The result takes the residual's place in memory. ``qkv_share`` [n, q+k+v] stands for the bias: a share of the
+        projection computed elsewhere, which is used up as well.
         """
         qkv = linear(normed, self.qkv, self.qkv_bias) if qkv_share is None else linear_into(qkv_share, normed, self.qkv)
         if self.rotary.stores and isinstance(attn, StoredAttention):
@@ -101,7 +99,7 @@ class DecoderLayer:
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """SiLU of the first half of each row times the second: [n, 2*I] -> [n, I]."""
+    """Multiply SiLU of the first half of each row by the second: [n, 2*I] -> [n, I]."""
     if gate_up.is_cuda:
         from specdebug.engine.kernels.triton import activation
 

@@ -1,8 +1,8 @@
-"""How a weight matrix lies in memory, and its product with a few rows: the one place that decides both.
+"""The layout of a weight matrix, and its product with a few rows.
 
-A weight is always a tensor of shape [in, out]. On a CPU it is stored so, which makes the product of a few rows
-twice as fast there. Elsewhere it is a view of [out, in], as checkpoints hold it: a GPU's kernels for a few rows then
-read each output's weights as one run.
+A weight always has the shape [in, out]. On a CPU it is stored so, which makes the product of a few rows twice as fast.
+Elsewhere it is a view of [out, in], as checkpoints hold it: a GPU's kernels for a few rows then read each output's
+weights as one run.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 # Up to this many bf16 or fp16 rows on a GPU go to our own kernel if the weight is no larger than this; cuBLAS splits
-# the sums of such a product and adds them in a second kernel. ``benchmarks/gpu/gemm.py`` measures which is faster: on
-# an H200 with 6 rows 11.9 us against 13.5 for [4096, 4096] and 14.8 against 15.5 for [4096, 6144]. With the down
-# projection of an 8B layer, [14336, 4096], on our own kernel too a verify step is 4.598 ms against 4.619; gate_up,
-# [4096, 28672], stays with cuBLAS, at 55.8 us against 58.0.
+# the sums of such a product and adds them in a second kernel. By ``benchmarks/gpu/gemm.py`` on an H200 with 6 rows ours
+# takes 11.9 us against 13.5 for [4096, 4096], and 14.8 against 15.5 for [4096, 6144]. With the down projection of an 8B
+# layer, [14336, 4096], a verify step is 4.598 ms against 4.619; gate_up, [4096, 28672], stays with cuBLAS, at 55.8 us
+# against 58.0.
 SKINNY_ROWS = 16
 SKINNY_BYTES = 128 << 20
 
@@ -32,7 +32,7 @@ def as_weight(rows: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [n, in] @ weight [in, out] + bias [out] -> [n, out]."""
+    """Compute x [n, in] @ weight [in, out] + bias [out] -> [n, out]."""
     if bias is not None:
         return torch.addmm(bias, x, weight)
     if _is_skinny(x, weight):
@@ -43,10 +43,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_into(base: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """base [n, out] + x [n, in] @ weight [in, out], written to ``base`` and returned.
-
-    In place, because out of place ``addmm`` first copies its addend, on a GPU in a kernel of its own.
-    """
+    """Add x [n, in] @ weight [in, out] to base [n, out] in place: ``addmm`` out of place first copies its addend."""
     if _is_skinny(x, weight):
         from specdebug.engine.kernels.triton.skinny_gemm import skinny_gemm
 

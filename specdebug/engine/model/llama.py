@@ -29,14 +29,11 @@ class TargetModel:
     def forward(
         self, input_ids: Tensor, positions: Tensor, attn: LayerAttention, aux_layers: tuple[int, ...] = ()
     ) -> TargetOutput:
-        """Ids [n] i64, positions [n] i64 -> final-normed hidden [n, H] and the *inputs* of ``aux_layers``.
+        """Ids [n] i64, positions [n] i64 -> final-normed hidden [n, H] and the *inputs* of ``aux_layers``, ascending.
 
-        ``aux_layers`` ascends; an entry equal to the number of layers is the last layer's output before the
-        norm.
-
-        Raises:
-            IndexError: an id is outside the vocabulary, or a position outside the RoPE table; on a GPU a bad id
-                fails an assertion of the device, and positions are not checked.
+        The number of layers among them names the last layer's output before the norm. Raises IndexError if an id is
+        outside the vocabulary, or a position outside the RoPE table; on a GPU a bad id fails an assertion of the
+        device, and positions are not checked.
         """
         phases = self.rotary.at(positions)
         x = torch.embedding(self.embedding, input_ids)

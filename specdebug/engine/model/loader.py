@@ -1,8 +1,7 @@
 """From a checkpoint folder to a model; every mismatch is reported in one line.
 
-Tensor names are those of the published checkpoints: Llama's for the target; ``fc``, ``layers.N`` for EAGLE
-heads; ``fc``, ``midlayer`` (or ``layers.0``, as speculators for vLLM write it), ``norm``, ``lm_head``,
-``d2t`` and ``t2d`` for EAGLE-3 heads.
+Tensors have their published names: Llama's for the target; ``fc``, ``layers.N`` for EAGLE heads; ``fc``, ``midlayer``
+(or ``layers.0``, as speculators for vLLM write it), ``norm``, ``lm_head``, ``d2t`` and ``t2d`` for EAGLE-3 heads.
 """
 
 from __future__ import annotations
@@ -36,10 +35,8 @@ def load_target(
 ) -> TargetModel:
     """Load a Llama-family target from a checkpoint folder.
 
-    ``max_positions`` is the length of the RoPE table, by default the model's ``max_position_embeddings``.
-
-    Raises:
-        CheckpointError: the folder, its config or a tensor is not what a Llama-family model needs.
+    ``max_positions`` is the length of the RoPE table, by default the model's ``max_position_embeddings``. Raises
+    CheckpointError if the folder, its config or a tensor is not what a Llama-family model needs.
     """
     checkpoint = Checkpoint(Path(path))
     where = str(checkpoint.config_file)
@@ -61,10 +58,8 @@ def build_target(weights: Weights, max_positions: int | None = None) -> TargetMo
         norm = weights.norm(f"{prefix}.input_layernorm.weight")
         layers.append((norm, weights.layer(prefix, index, rotary, norm, config.hidden_size)))
     final_norm = weights.norm("model.norm.weight")
-    if config.tie_word_embeddings:
-        lm_head = embedding
-    else:
-        lm_head = weights.plain("lm_head.weight", config.vocab_size, config.hidden_size)
+    tied = config.tie_word_embeddings
+    lm_head = embedding if tied else weights.plain("lm_head.weight", config.vocab_size, config.hidden_size)
     return TargetModel(config, rotary, embedding, tuple(layers), final_norm, as_weight(lm_head))
 
 
@@ -75,23 +70,19 @@ def load_draft(
     target: TargetModel,
     max_positions: int | None = None,
 ) -> EagleDraft | Eagle3Draft:
-    """Load the draft head at ``path`` for ``target``, in the target's dtype and on its device.
+    """Load the draft head at ``path`` for ``target``, in its dtype and on its device.
 
-    ``max_positions`` is the length of the RoPE table, by default the target's ``max_position_embeddings``:
-    published heads were trained on short texts and state a limit of their own, which no server minds.
-
-    Raises:
-        CheckpointError: the folder, its config or a tensor is not such a head's, or not one for this target.
+    ``max_positions`` is the length of the RoPE table, by default the target's ``max_position_embeddings``: published
+    heads were trained on short texts and state a limit of their own, which no server minds. Raises CheckpointError if
+    the folder, its config or a tensor is not such a head's, or not one for this target.
     """
     checkpoint = Checkpoint(Path(path))
     where = str(checkpoint.config_file)
     options = Eagle3Options.from_dict(checkpoint.config, where)
     config = LlamaConfig.from_dict(options.decoder, where)
     if config.vocab_size != target.config.vocab_size:
-        raise CheckpointError(
-            f"{where}: vocab_size {config.vocab_size} is not the target's {target.config.vocab_size}; "
-            "this head drafts for another model"
-        )
+        problem = f"vocab_size {config.vocab_size} is not the target's {target.config.vocab_size}"
+        raise CheckpointError(f"{where}: {problem}; this head drafts for another model")
     weights = Weights(checkpoint, config, target.embedding.dtype, target.embedding.device)
     _require_kind(weights, algorithm)
     draft: EagleDraft | Eagle3Draft
@@ -119,10 +110,9 @@ def build_eagle(weights: Weights, target: TargetModel, max_positions: int | None
     """An EAGLE head of ``weights.config`` for ``target``; ``max_positions`` and errors as for ``load_draft``."""
     config, size = weights.config, weights.config.hidden_size
     if size != target.config.hidden_size:
-        raise CheckpointError(
-            f"{weights.checkpoint.config_file}: hidden_size {size} is not the target's "
-            f"{target.config.hidden_size}; an EAGLE head shares the target's hidden and lm_head"
-        )
+        problem = f"hidden_size {size} is not the target's {target.config.hidden_size}"
+        where = weights.checkpoint.config_file
+        raise CheckpointError(f"{where}: {problem}; an EAGLE head shares the target's hidden and lm_head")
     rotary = _draft_rotary(weights, target, max_positions)
     layers: list[tuple[Norm | None, DecoderLayer]] = []
     for index in range(config.num_layers):
@@ -131,7 +121,10 @@ def build_eagle(weights: Weights, target: TargetModel, max_positions: int | None
         layers.append((norm, weights.layer(f"layers.{index}", index, rotary, norm, size)))
     fc = weights.linear(2 * size, ("fc.weight", size))
     return EagleDraft(
-        config,
+        config=config,
+        num_layers=config.num_layers,
+        vocab_size=target.lm_head.shape[1],
+        target_feature_size=size,
         rotary=rotary,
         token=TokenShare(_embedding(weights, target), None, fc[:size], _fc_bias(weights)),
         fc=fc[size:],
@@ -155,11 +148,15 @@ def _build_eagle3(
     embedding = _embedding(weights, target)
     final_norm = weights.norm("norm.weight")
     lm_head = _eagle3_lm_head(weights, target, embedding, options.draft_vocab_size or config.vocab_size)
+    feature_size = len(aux_layers) * target.config.hidden_size
     return Eagle3Draft(
-        config,
+        config=config,
+        num_layers=1,
+        vocab_size=lm_head.shape[0],
+        target_feature_size=feature_size,
         aux_layers=aux_layers,
         rotary=layer.rotary,
-        fc=weights.linear(len(aux_layers) * target.config.hidden_size, ("fc.weight", size)),
+        fc=weights.linear(feature_size, ("fc.weight", size)),
         fc_bias=_fc_bias(weights),
         token=TokenShare(embedding, input_norm, input_norm.fold_into(layer.qkv[:size]), layer.qkv_bias),
         hidden_norm=hidden_norm,
@@ -168,7 +165,7 @@ def _build_eagle3(
         final_norm=final_norm,
         # a copy where folding writes, because the matrix may be the target's
         lm_head=final_norm.fold_into(as_weight(lm_head.clone() if final_norm.folds_gain else lm_head)),
-        d2t=_d2t(weights, lm_head.shape[0]),
+        target_ids=_target_ids(weights, lm_head.shape[0]),
     )
 
 
@@ -186,10 +183,8 @@ def _embedding(weights: Weights, target: TargetModel) -> Tensor:
     if weights.has("embed_tokens.weight"):
         return weights.plain("embed_tokens.weight", target.config.vocab_size, size)
     if size != target.config.hidden_size:
-        raise weights.checkpoint.error(
-            "embed_tokens.weight",
-            f"is missing, and the target's is {target.config.hidden_size} wide where the head needs {size}",
-        )
+        problem = f"is missing, and the target's is {target.config.hidden_size} wide where the head needs {size}"
+        raise weights.checkpoint.error("embed_tokens.weight", problem)
     return target.embedding
 
 
@@ -205,24 +200,20 @@ def _eagle3_lm_head(weights: Weights, target: TargetModel, embedding: Tensor, vo
     raise weights.checkpoint.error("lm_head.weight", "is missing, and the target's does not fit this head")
 
 
-def _d2t(weights: Weights, vocab_size: int) -> Tensor | None:
-    """The offsets from draft ids to target ids, [Vd] i64, checked against the target and ``t2d``."""
+def _target_ids(weights: Weights, vocab_size: int) -> Tensor | None:
+    """The target's id of each draft id, [Vd] i64, from the offsets ``d2t``; checked against the target and ``t2d``."""
     checkpoint, target_vocab_size = weights.checkpoint, weights.config.vocab_size
     name = weights.name("d2t")
     if name not in checkpoint:
         if vocab_size == target_vocab_size:
             return None
-        raise checkpoint.error(
-            "d2t", f"is missing, yet draft_vocab_size {vocab_size} is not the target's {target_vocab_size}"
-        )
-    offsets = checkpoint.any(name, vocab_size).long()
-    ids = offsets + torch.arange(vocab_size)
+        problem = f"is missing, yet draft_vocab_size {vocab_size} is not the target's {target_vocab_size}"
+        raise checkpoint.error("d2t", problem)
+    ids = checkpoint.any(name, vocab_size).long() + torch.arange(vocab_size)
     if bool(((ids < 0) | (ids >= target_vocab_size)).any()):
-        raise checkpoint.error(
-            name, f"leads outside {target_vocab_size} target ids; it holds offsets: target id = i + d2t[i]"
-        )
+        problem = f"leads outside {target_vocab_size} target ids; it holds offsets: target id = i + d2t[i]"
+        raise checkpoint.error(name, problem)
     if "t2d" in checkpoint and not bool(checkpoint.any("t2d", target_vocab_size).bool()[ids].all()):
-        raise checkpoint.error(
-            name, "leads to ids that t2d does not list; it must hold offsets, target id = i + d2t[i]"
-        )
-    return offsets.to(weights.device)
+        problem = "leads to ids that t2d does not list; it must hold offsets, target id = i + d2t[i]"
+        raise checkpoint.error(name, problem)
+    return ids.to(weights.device)

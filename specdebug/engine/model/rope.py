@@ -1,10 +1,9 @@
 """Rotary position embedding as one complex product over the fused q, k and v of a token.
 
-Rotating a pair (a, b) by an angle is multiplying a + ib by e^(i angle). With the pairs adjacent in memory
-(the loader interleaves the rows of the q and k projections, see ``interleave_pairs``), the whole fused row is
-a row of complex numbers, and one in-place multiplication turns every head at once; the value heads are
-multiplied by one. That is two small operations a layer where slicing, negating and concatenating halves takes
-six. On a GPU one kernel does it, and looks the phases up itself.
+To rotate a pair (a, b) by an angle is to multiply a + ib by e^(i angle). With pairs adjacent in memory (the loader
+interleaves the rows of the q and k projections, see ``interleave_pairs``), the fused row is a row of complex numbers,
+and one in-place multiplication turns every head; value heads are multiplied by one. That is two small operations a
+layer, where slicing, negating and concatenating halves takes six. On a GPU one kernel does it, the look-up included.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ def interleave_pairs(rows: Tensor, head_dim: int) -> Tensor:
 
 
 def paired(rows: Tensor, head_dim: int) -> Tensor:
-    """The order of ``interleave_pairs`` as a view: [heads*D, ...] -> [heads, D/2, 2, ...]."""
+    """View rows in the order of ``interleave_pairs``: [heads*D, ...] -> [heads, D/2, 2, ...]."""
     return rows.view(-1, 2, head_dim // 2, *rows.shape[1:]).transpose(1, 2)
 
 
 def separate_pairs(keys: Tensor) -> Tensor:
-    """Undo ``interleave_pairs`` on the last dimension [..., D]: rotated keys in Hugging Face's order."""
+    """Undo ``interleave_pairs`` on the last dimension [..., D]."""
     return keys.view(*keys.shape[:-1], -1, 2).transpose(-1, -2).reshape(keys.shape)
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
     """Radians per position for each pair, [D/2] f32, computed in f32 as transformers computes them.
 
-    With llama3 scaling (Llama 3.1 model card; ``_compute_llama3_parameters`` in transformers), wavelengths
-    longer than ``original/low_freq_factor`` are slowed by ``factor``, those shorter than
-    ``original/high_freq_factor`` are kept, and those between are blended linearly in original/wavelength.
+    llama3 scaling (Llama 3.1 model card; ``_compute_llama3_parameters`` in transformers) slows wavelengths longer than
+    ``original/low_freq_factor`` by ``factor``, keeps those shorter than ``original/high_freq_factor``, and blends those
+    between linearly in original/wavelength.
     """
     frequency = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
     if scaling is None:
@@ -51,10 +50,9 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None
 
 
 class Rotary:
-    """The phases of every position, and the product that applies them."""
+    """The phases of positions 0 .. max_positions-1, and the product that applies them."""
 
     def __init__(self, config: LlamaConfig, max_positions: int, device: torch.device) -> None:
-        """Tabulate positions 0 .. max_positions-1."""
         frequency = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequency
         phases = torch.polar(torch.ones_like(angles), angles)
@@ -67,11 +65,8 @@ class Rotary:
         self._flat_table = torch.view_as_real(self.table).flatten(1) if self.table.is_cuda else None
 
     def at(self, positions: Tensor) -> Tensor:
-        """Prepare positions [n] i64 for ``split``, once per forward: their phases [n, heads*D/2] c64, and on a GPU the
-        positions as they are.
-
-        Raises:
-            IndexError: a position is outside the table; on a GPU this is not checked.
+        """Prepare positions [n] i64 for ``split``, once per forward: their phases [n, heads*D/2] c64; on a GPU as they
+        are. Raises IndexError if a position is outside the table; on a GPU this is not checked.
         """
         if self._flat_table is not None:
             return positions
@@ -98,7 +93,7 @@ class Rotary:
         return self._flat_table is not None
 
     def split_and_store(self, qkv: Tensor, phases: Tensor, cache: KVDestination) -> Tensor:
-        """As ``split``, but keys and values go to their cache, in the same kernel: q [n, Hq, D]."""
+        """Split, but put keys and values in their cache, in the same kernel; return q [n, Hq, D]."""
         from specdebug.engine.kernels.triton.rope import rotate_and_store
 
         assert self._flat_table is not None

@@ -14,11 +14,8 @@ class TargetTokenizer:
     """Byte-exact text <-> ids. No chat template and no special tokens added: a prompt is what was written."""
 
     def __init__(self, file: str | Path, eos_token_ids: Sequence[int] = ()) -> None:
-        """Read ``file``; ``eos_token_ids`` come from the model's config, as its generation does.
-
-        Raises:
-            CheckpointError: the file is missing or not a tokenizer.
-        """
+        """Read ``file``; ``eos_token_ids`` come from the model's config.
+        Raises CheckpointError if the file is missing or not a tokenizer."""
         path = Path(file)
         if not path.is_file():
             raise CheckpointError(f"{path} is missing; the tokenizer lies beside the target's weights")
@@ -33,11 +30,10 @@ class TargetTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids it can produce, added tokens included."""
+        """The number of ids, added tokens included."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str) -> list[int]:
-        """Text -> ids."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:

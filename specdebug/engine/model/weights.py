@@ -1,6 +1,4 @@
-"""Tensors of a checkpoint in the form the layers use: right dtype and device, fused, transposed, gains folded
-in.
-"""
+"""Tensors of a checkpoint in the form that layers use: cast, fused, transposed, gains folded in."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ from specdebug.engine.model.rope import Rotary, interleave_pairs, paired
 
 
 class Weights:
-    """Reads one checkpoint for one model; every method raises CheckpointError when a tensor is not as it
-    should be.
-    """
+    """Reads one checkpoint for one model; every method raises CheckpointError for an unfit tensor."""
 
     def __init__(self, checkpoint: TensorSource, config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.checkpoint = checkpoint
@@ -43,7 +39,7 @@ class Weights:
         return Norm(self.plain(name, self.config.hidden_size), self.config.rms_norm_eps)
 
     def linear(self, size_in: int, *parts: tuple[str, int], rotated: int = 0) -> Tensor:
-        """Projections of one input as [size_in, sum of outputs]; RoPE turns the first ``rotated`` of them."""
+        """Fuse projections of one input to [size_in, sum of outputs]; RoPE turns the first ``rotated`` of them."""
         stored = [self.checkpoint.floats(self.name(name), size, size_in) for name, size in parts]
         fused = empty_weight(size_in, sum(size for _, size in parts), self.dtype, self.device)
         start = 0
@@ -57,9 +53,7 @@ class Weights:
         return fused
 
     def layer(self, prefix: str, index: int, rotary: Rotary, norm: Norm | None, size_in: int) -> DecoderLayer:
-        """Layer ``index``, its tensors under ``prefix``; ``norm`` is what its q, k and v read, ``size_in``
-        wide.
-        """
+        """Layer ``index``, its tensors under ``prefix``; its q, k and v read ``norm``, ``size_in`` wide."""
         config = self.config
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         qkv = self.linear(
@@ -70,32 +64,22 @@ class Weights:
             rotated=2,
         )
         mlp_norm = self.norm(f"{prefix}.post_attention_layernorm.weight")
-        gate_up = self.linear(
-            config.hidden_size,
-            (f"{mlp}.gate_proj.weight", config.intermediate_size),
-            (f"{mlp}.up_proj.weight", config.intermediate_size),
-        )
+        gates = [(f"{mlp}.{part}_proj.weight", config.intermediate_size) for part in ("gate", "up")]
+        gate_up = self.linear(config.hidden_size, *gates)
         return DecoderLayer(
             layer_id=index,
             rotary=rotary,
             qkv=norm.fold_into(qkv) if norm else qkv,
-            qkv_bias=self._qkv_bias(attention),
+            qkv_bias=self._qkv_bias(attention) if config.qkv_bias else None,
             output=self.linear(config.q_size, (f"{attention}.o_proj.weight", config.hidden_size)),
-            output_bias=self._output_bias(attention),
+            output_bias=self.plain(f"{attention}.o_proj.bias", config.hidden_size) if config.output_bias else None,
             mlp_norm=mlp_norm,
             gate_up=mlp_norm.fold_into(gate_up),
             down=self.linear(config.intermediate_size, (f"{mlp}.down_proj.weight", config.hidden_size)),
         )
 
-    def _output_bias(self, attention: str) -> Tensor | None:
-        if not self.config.output_bias:
-            return None
-        return self.plain(f"{attention}.o_proj.bias", self.config.hidden_size)
-
-    def _qkv_bias(self, attention: str) -> Tensor | None:
+    def _qkv_bias(self, attention: str) -> Tensor:
         config = self.config
-        if not config.qkv_bias:
-            return None
         q = self.plain(f"{attention}.q_proj.bias", config.q_size)
         k = self.plain(f"{attention}.k_proj.bias", config.kv_size)
         v = self.plain(f"{attention}.v_proj.bias", config.kv_size)

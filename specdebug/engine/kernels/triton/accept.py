@@ -1,7 +1,7 @@
-"""Triton twins of :mod:`specdebug.engine.kernels.accept`.
+"""Triton twins of :mod:`specdebug.engine.kernels.accept`: a walk is one program per request.
 
-A walk is one program per request. The bonus of a sampled walk is drawn by two more launches: every block of the
-vocabulary sums its weights, then one program per request finds the block, and in it the token, that its coin names.
+Two more launches draw the bonus of a sampled walk: every block of the vocabulary sums its weights, then one program per
+request finds the block, and in it the token, that its coin names.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -19,26 +19,7 @@ _VOCAB_TILE = 4096
 def walk_greedy(
     tokens: Tensor, next_token: Tensor, next_sibling: Tensor, target_ids: Tensor, num_steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """From the root to the first child that the target wants, and on."""
-    predict, accept_index, correct = _outputs(tokens, num_steps)
-    batch, nodes = tokens.shape
-    if batch:
-        _walk_greedy[(batch,)](
-            tokens,
-            next_token,
-            next_sibling,
-            target_ids,
-            predict,
-            accept_index,
-            correct,
-            *_row_strides(tokens, next_token, next_sibling, target_ids),
-            STEPS=num_steps,
-            NODES=nodes,
-            STEP_TILE=triton.next_power_of_2(num_steps + 1),
-            NODE_TILE=triton.next_power_of_2(nodes),
-            num_warps=1,
-        )
-    return predict, accept_index, correct
+    return _launch_walk(tokens, next_token, next_sibling, target_ids, num_steps)
 
 
 def walk_sampling(
@@ -51,35 +32,21 @@ def walk_sampling(
     threshold_single: float,
     threshold_acc: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One coin a node against the cumulative mass of its children in turn; the bonus is drawn from what is left."""
-    predict, accept_index, correct = _outputs(tokens, num_steps)
     batch, nodes = tokens.shape
-    if batch == 0:
-        return predict, accept_index, correct
     device, vocab = tokens.device, target_probs.shape[2]
     rejected = torch.empty((batch, nodes), dtype=torch.int64, device=device)
     num_rejected = torch.empty(batch, dtype=torch.int32, device=device)
-    _walk_sampling[(batch,)](
+    predict, accept_index, correct = _launch_walk(
         tokens,
         next_token,
         next_sibling,
         target_probs,
-        coins,
-        predict,
-        accept_index,
-        correct,
-        rejected,
-        num_rejected,
-        *_row_strides(tokens, next_token, next_sibling, target_probs, coins),
-        target_probs.stride(1),
-        STEPS=num_steps,
-        NODES=nodes,
-        STEP_TILE=triton.next_power_of_2(num_steps + 1),
-        NODE_TILE=triton.next_power_of_2(nodes),
-        SINGLE=float(threshold_single),
-        ACC=float(threshold_acc),
-        num_warps=1,
+        num_steps,
+        (coins, rejected, num_rejected, _row_strides(coins)[0]),
+        (float(threshold_single), float(threshold_acc)),
     )
+    if batch == 0:
+        return predict, accept_index, correct
     blocks = triton.cdiv(vocab, _VOCAB_TILE)
     sums = torch.empty((batch, 2, blocks), dtype=torch.float64, device=device)
     ends = torch.empty((batch, 2, blocks), dtype=torch.int32, device=device)
@@ -108,17 +75,45 @@ def walk_sampling(
     return predict, accept_index, correct
 
 
-def _outputs(tokens: Tensor, num_steps: int) -> tuple[Tensor, Tensor, Tensor]:
+def _launch_walk(
+    tokens: Tensor,
+    next_token: Tensor,
+    next_sibling: Tensor,
+    target: Tensor,
+    num_steps: int,
+    drawn: tuple[Tensor | None, Tensor | None, Tensor | None, int] = (None, None, None, 0),
+    thresholds: tuple[float, float] = (0.0, 0.0),
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Walk by coins if ``drawn`` holds them, the buffers of rejected tokens and the coins' stride, else greedily."""
     batch, nodes = tokens.shape
-    return (
-        torch.empty(batch * nodes, dtype=torch.int32, device=tokens.device),
-        torch.empty((batch, num_steps + 1), dtype=torch.int32, device=tokens.device),
-        torch.empty(batch, dtype=torch.int32, device=tokens.device),
-    )
+    predict = torch.empty(batch * nodes, dtype=torch.int32, device=tokens.device)
+    accept_index = torch.empty((batch, num_steps + 1), dtype=torch.int32, device=tokens.device)
+    correct = torch.empty(batch, dtype=torch.int32, device=tokens.device)
+    if batch:
+        _walk[(batch,)](
+            tokens,
+            next_token,
+            next_sibling,
+            target,
+            *drawn,
+            predict,
+            accept_index,
+            correct,
+            *_row_strides(tokens, next_token, next_sibling, target),
+            target.stride(1),
+            STEPS=num_steps,
+            NODES=nodes,
+            STEP_TILE=triton.next_power_of_2(num_steps + 1),
+            NODE_TILE=triton.next_power_of_2(nodes),
+            SINGLE=thresholds[0],
+            ACC=thresholds[1],
+            num_warps=1,
+        )
+    return predict, accept_index, correct
 
 
 def _row_strides(*tensors: Tensor) -> tuple[int, ...]:
-    """Kernels step along rows one element at a time; rows may lie anywhere (a chain's links repeat one row)."""
+    """The strides between rows, which may lie anywhere (a chain's links repeat one row), but must be contiguous."""
     for tensor in tensors:
         if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
             raise ValueError(f"rows must be contiguous; shape {tuple(tensor.shape)}, strides {tensor.stride()}")
@@ -126,11 +121,15 @@ def _row_strides(*tensors: Tensor) -> tuple[int, ...]:
 
 
 @triton.jit
-def _walk_greedy(
+def _walk(
     tokens,
     child,
     sibling,
-    target_ids,
+    target,
+    coins,
+    rejected,
+    num_rejected,
+    coins_stride,
     predict,
     accept_index,
     correct,
@@ -138,55 +137,6 @@ def _walk_greedy(
     child_stride,
     sibling_stride,
     target_stride,
-    STEPS: tl.constexpr,
-    NODES: tl.constexpr,
-    STEP_TILE: tl.constexpr,
-    NODE_TILE: tl.constexpr,
-):
-    b = tl.program_id(0).to(tl.int64)
-    tokens += b * tokens_stride
-    child += b * child_stride
-    sibling += b * sibling_stride
-    target_ids += b * target_stride
-    place = tl.arange(0, NODE_TILE)
-    depth = tl.arange(0, STEP_TILE)
-    emitted = tl.zeros([NODE_TILE], tl.int32)
-    path = tl.where(depth == 0, b * NODES, -1).to(tl.int32)
-    here = tl.full((), 0, tl.int64)
-    length = tl.full((), 1, tl.int32)
-    wanted = tl.load(target_ids)
-    node = tl.load(child)
-    while (node >= 0) & (length <= STEPS):
-        taken = tl.load(tokens + node) == wanted
-        emitted = tl.where(taken & (place == here), wanted.to(tl.int32), emitted)
-        path = tl.where(taken & (depth == length), (b * NODES + node).to(tl.int32), path)
-        length += taken.to(tl.int32)
-        here = tl.where(taken, node, here)
-        wanted = tl.load(target_ids + here)
-        node = tl.where(taken, tl.load(child + node), tl.load(sibling + node))
-    emitted = tl.where(place == here, wanted.to(tl.int32), emitted)
-    tl.store(predict + b * NODES + place, emitted, mask=place < NODES)
-    tl.store(accept_index + b * (STEPS + 1) + depth, path, mask=depth <= STEPS)
-    tl.store(correct + b, length - 1)
-
-
-@triton.jit
-def _walk_sampling(
-    tokens,
-    child,
-    sibling,
-    probs,
-    coins,
-    predict,
-    accept_index,
-    correct,
-    rejected,
-    num_rejected,
-    tokens_stride,
-    child_stride,
-    sibling_stride,
-    probs_stride,
-    coins_stride,
     node_stride,
     STEPS: tl.constexpr,
     NODES: tl.constexpr,
@@ -195,14 +145,13 @@ def _walk_sampling(
     SINGLE: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """All but the bonus; leaves what was rejected below the last accepted node."""
+    """Walk by ``coins`` over probabilities, and leave the tokens rejected below the last accepted node for the bonus;
+    without coins walk greedily over the target's ids."""
     b = tl.program_id(0).to(tl.int64)
     tokens += b * tokens_stride
     child += b * child_stride
     sibling += b * sibling_stride
-    probs += b * probs_stride
-    coins += b * coins_stride
-    rejected += b * NODES
+    target += b * target_stride
     place = tl.arange(0, NODE_TILE)
     depth = tl.arange(0, STEP_TILE)
     emitted = tl.zeros([NODE_TILE], tl.int32)
@@ -211,27 +160,32 @@ def _walk_sampling(
     length = tl.full((), 1, tl.int32)
     refused = tl.full((), 0, tl.int32)
     mass = tl.full((), 0.0, tl.float64)
-    coin = tl.load(coins).to(tl.float64)
     node = tl.load(child)
     while (node >= 0) & (length <= STEPS):
         token = tl.load(tokens + node)
-        p = tl.load(probs + here * node_stride + token).to(tl.float64)
-        mass += p
-        # by way of an integer: the interpreter cannot spread the outcome of comparing floats over a tile
-        taken = tl.where((coin < mass / ACC) | (p >= SINGLE), 1, 0) == 1
-        tl.store(rejected + refused, token)
-        refused = tl.where(taken, 0, refused + 1)
-        mass = tl.where(taken, 0.0, mass)
+        if coins is None:
+            taken = token == tl.load(target + here)
+        else:
+            coin = tl.load(coins + b * coins_stride + (length - 1)).to(tl.float64)
+            p = tl.load(target + here * node_stride + token).to(tl.float64)
+            mass += p
+            # by way of an integer: the interpreter cannot spread the outcome of comparing floats over a tile
+            taken = tl.where((coin < mass / ACC) | (p >= SINGLE), 1, 0) == 1
+            tl.store(rejected + b * NODES + refused, token)
+            refused = tl.where(taken, 0, refused + 1)
+            mass = tl.where(taken, 0.0, mass)
         emitted = tl.where(taken & (place == here), token.to(tl.int32), emitted)
         path = tl.where(taken & (depth == length), (b * NODES + node).to(tl.int32), path)
         length += taken.to(tl.int32)
         here = tl.where(taken, node, here)
-        coin = tl.load(coins + (length - 1)).to(tl.float64)
         node = tl.where(taken, tl.load(child + node), tl.load(sibling + node))
+    if coins is None:
+        emitted = tl.where(place == here, tl.load(target + here).to(tl.int32), emitted)
+    else:
+        tl.store(num_rejected + b, refused)
     tl.store(predict + b * NODES + place, emitted, mask=place < NODES)
     tl.store(accept_index + b * (STEPS + 1) + depth, path, mask=depth <= STEPS)
     tl.store(correct + b, length - 1)
-    tl.store(num_rejected + b, refused)
 
 
 @triton.jit
@@ -250,7 +204,7 @@ def _sum_blocks(
     NODES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """A block's weight and its last token of any weight, [b, 0] without what was rejected, [b, 1] with it."""
+    """Store a block's weight and its last token of any weight: [b, 0] without rejected tokens, [b, 1] with them."""
     b = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     blocks = tl.num_programs(1)
@@ -286,7 +240,7 @@ def _draw_bonus(
     BLOCK_TILE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The first token whose running weight passes coin x total; a token without weight is never drawn."""
+    """Draw the first token whose running weight passes coin x total, never one without weight."""
     b = tl.program_id(0).to(tl.int64)
     node = _last_node(accept_index, correct, b, STEPS)
     block_number = tl.arange(0, BLOCK_TILE)

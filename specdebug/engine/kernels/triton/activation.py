@@ -27,11 +27,8 @@ def _silu_mul(gate_up_ptr, out_ptr, width, row_stride, BLOCK: tl.constexpr):
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """gate_up [n, 2*I] (bf16, fp16, fp32), the gates first -> new [n, I], computed in float32.
-
-    Raises:
-        ValueError: the elements of a row are not adjacent.
-    """
+    """Multiply SiLU of the first half of each row of gate_up [n, 2*I] (bf16, fp16, fp32) by the second, in float32.
+    Raises ValueError if the elements of a row are not adjacent."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     if gate_up.stride(1) != 1:
         raise ValueError("silu_mul: the elements of a row must be adjacent")

@@ -1,4 +1,5 @@
-"""Triton twins of :mod:`specdebug.engine.kernels.argmax`: many programs to a row, the last of which adds up."""
+"""Triton twins of :mod:`specdebug.engine.kernels.argmax` for fp32, bf16 and fp16: many programs to a row, the last of
+which adds up."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -9,19 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdebug.engine.kernels.triton.keys import as_key, index_of, value_of
 from specdebug.engine.kernels.triton.tickets import tickets
 
 FEW_ROWS = 16  # too few to occupy the device unless each has many programs
 
 
 def argmax(x: Tensor) -> Tensor:
-    """x [n, V] (fp32, bf16, fp16) -> int64 [n]."""
     return _launch(x, None)
 
 
 def softmax_top1(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """logits [n, V] (fp32, bf16, fp16) -> float32 [n, 1], int64 [n, 1]."""
     probs = torch.empty((logits.shape[0], 1), dtype=torch.float32, device=logits.device)
     ids = _launch(logits, probs)
     return probs, ids.unsqueeze(1)
@@ -44,13 +42,40 @@ def _launch(x: Tensor, probs: Tensor | None) -> Tensor:
         sums,
         tickets(x.device, rows),
         width,
-        x.stride(0),
-        x.stride(1),
+        *x.stride(),
         BLOCK=block,
         BLOCK_PARTS=triton.next_power_of_2(parts),
         num_warps=4 if block <= 2048 else 8,
     )
     return ids
+
+
+# A number and its index are one int64, so that one reduction finds the largest, and of equals the first.
+
+
+@triton.jit
+def as_key(x, index):
+    """Order float32 ``x`` by value, NaN largest of all, and equals by index, the first largest.
+
+    No key is as small as -0x7FFFFFFFFFFFFFFF, which can stand for none.
+    """
+    bits = (x + 0.0).to(tl.int32, bitcast=True)  # -0.0 becomes 0.0
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative numbers grow with their magnitude
+    bits = tl.where(x != x, 0x7FFFFFFF, bits)
+    return (bits.to(tl.int64) << 32) | (0x7FFFFFFF - index).to(tl.int64)
+
+
+@triton.jit
+def value_of(key):
+    """The float32 that a key was made of."""
+    bits = (key >> 32).to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def index_of(key):
+    """The int64 index that a key was made of."""
+    return 0x7FFFFFFF - (key & 0x7FFFFFFF)
 
 
 @triton.jit

@@ -9,13 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdebug.engine.kernels.build_tree import TreeLinks
+
 _MAX_ROWS = 16
 
 
-def build_tree(
-    parent_list: Tensor, top_scores_index: Tensor, topk: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The fields of ``TreeLinks``. A candidate that belongs to no group is looked up all the same, unchecked."""
+def build_tree(parent_list: Tensor, top_scores_index: Tensor, topk: int) -> TreeLinks:
+    """A candidate that belongs to no group is looked up all the same, unchecked."""
     batch, nodes = top_scores_index.shape[0], top_scores_index.shape[1] + 1
     device = top_scores_index.device
     parent, depth, child, sibling = torch.empty((4, batch, nodes), dtype=torch.int64, device=device).unbind(0)
@@ -40,7 +40,7 @@ def build_tree(
             ROWS=rows,
             TILE=tile,
         )
-    return parent[:, 1:], mask, depth, child, sibling
+    return TreeLinks(parent[:, 1:], mask, depth, child, sibling)
 
 
 @triton.jit
@@ -102,7 +102,7 @@ def _link_nodes(
 def _parents(
     groups, chosen, node, HAS_GROUPS: tl.constexpr, TOPK: tl.constexpr, NODES: tl.constexpr, HALVINGS: tl.constexpr
 ):
-    """The node that holds the candidate each node continues (where it would stand if it was not chosen), 0 the root."""
+    """The node that holds the candidate each node continues (its place if it was not chosen), 0 the root."""
     real = (node > 0) & (node < NODES)
     candidate = tl.load(chosen + (node - 1), mask=real, other=0)
     continued = tl.load(groups + candidate // TOPK, mask=real, other=-1) if HAS_GROUPS else candidate * 0 - 1

@@ -9,11 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdebug.engine.kernels.cache_locs import DraftCacheLocs
+
 _TILE = 256
 
 
 def verify_cache_locs(table: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, num_tokens: int) -> Tensor:
-    """Row cells [L, L + num_tokens) of each request, read unchecked: int64 [B·num_tokens]."""
     slots = torch.empty(seq_lens.numel() * num_tokens, dtype=torch.int64, device=table.device)
     if slots.numel():
         _read_cells[(triton.cdiv(slots.numel(), _TILE),)](
@@ -24,20 +25,14 @@ def verify_cache_locs(table: Tensor, req_pool_indices: Tensor, seq_lens: Tensor,
 
 def assign_draft_cache_locs(
     table: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, *, topk: int, num_steps: int, page_size: int
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """out_cache_loc int64 [B·K, S]; dup_src, dup_tgt int64 [B·(K-1)·P], None with topk 1 or page size 1.
-
-    How many tail positions there are to duplicate is on the device only, so there is an entry for every one that
-    could be; those without use copy slot 0, the padding slot, onto itself.
-    """
+) -> DraftCacheLocs:
     batch = seq_lens.numel()
     slots = torch.empty((batch * topk, num_steps), dtype=torch.int64, device=table.device)
     paged = topk > 1 and page_size > 1
     dup_src = dup_tgt = None
     if paged:
-        dup_src, dup_tgt = torch.empty(
-            (2, batch * (topk - 1) * page_size), dtype=torch.int64, device=table.device
-        ).unbind(0)
+        duplicates = batch * (topk - 1) * page_size
+        dup_src, dup_tgt = torch.empty((2, duplicates), dtype=torch.int64, device=table.device).unbind(0)
     if batch:
         _read_branches[(batch * topk,)](
             table,
@@ -53,7 +48,7 @@ def assign_draft_cache_locs(
             PAGED=paged,
             TILE=triton.next_power_of_2(max(num_steps, page_size if paged else 1)),
         )
-    return slots, dup_src, dup_tgt
+    return DraftCacheLocs(slots, dup_src, dup_tgt)
 
 
 @triton.jit(do_not_specialize=["count"])

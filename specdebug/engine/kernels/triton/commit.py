@@ -1,4 +1,4 @@
-"""Triton twins of :mod:`specdebug.engine.kernels.commit`."""
+"""Triton twins of :mod:`specdebug.engine.kernels.commit`, each one launch."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -15,7 +15,7 @@ _MAX_TILE = 2048
 def accepted_locs(
     accept_index: Tensor, out_cache_loc: Tensor, tree_size: int, src_loc: Tensor, tgt_loc: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """src_loc and tgt_loc themselves, written where a node was accepted and nowhere else."""
+    """Write src_loc and tgt_loc where a node was accepted and nowhere else; return them."""
     batch, width = accept_index.shape
     if batch:
         tile = triton.next_power_of_2(width)
@@ -28,7 +28,6 @@ def accepted_locs(
 def compact(
     accept_index: Tensor, predict: Tensor, num_correct_drafts: Tensor, features: Tensor, tree_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Accepted predictions and feature rows first, and how many there are: all in one launch."""
     batch, width = accept_index.shape
     rows, size = batch * tree_size, features.shape[1]
     tokens = torch.empty(rows, dtype=torch.int64, device=features.device)
@@ -44,8 +43,7 @@ def compact(
             tokens,
             front,
             lengths,
-            features.stride(0),
-            features.stride(1),
+            *features.stride(),
             WIDTH=width,
             NODES=tree_size,
             SIZE=size,

@@ -8,14 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdebug.engine.kernels.triton.pages import page_of
+from specdebug.engine.kernels.triton.kv_indices import page_of
 
 
 def set_expand_page_table(cache_loc: Tensor, page_size: int, page_table: Tensor) -> None:
-    """Write each branch's distinct consecutive pages into its row of ``page_table``, unchecked.
-
-    Where a row is too long, memory ends up as if rows were written in order: what a later row writes is left to it.
-    """
+    """Leave to a later row what it writes: where a row is too long, memory ends up as if rows were written in order."""
     rows, columns = cache_loc.shape
     if cache_loc.numel() == 0:
         return
@@ -23,8 +20,7 @@ def set_expand_page_table(cache_loc: Tensor, page_size: int, page_table: Tensor)
     _write_pages[(rows,)](
         cache_loc,
         page_table,
-        cache_loc.stride(0),
-        cache_loc.stride(1),
+        *cache_loc.stride(),
         stride,
         columns,
         PAGE=page_size,
@@ -62,7 +58,7 @@ def _write_pages(
 
 @triton.jit
 def _page_starts(slots, column, inside, column_stride, PAGE: tl.constexpr):
-    """Each slot's page, and whether it is the first of its run of equal pages."""
+    """Each slot's page, and true where a run of equal pages begins."""
     pages = page_of(tl.load(slots + column * column_stride, mask=inside, other=0), PAGE)
     follows = inside & (column > 0)
     before = page_of(tl.load(slots + (column - 1) * column_stride, mask=follows, other=0), PAGE)

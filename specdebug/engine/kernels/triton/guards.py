@@ -1,4 +1,4 @@
-"""Looking at guard regions from the device."""
+"""The check of guard regions, made on the device."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -28,9 +28,9 @@ def _look(memory, starts, stops, seen, pattern, BLOCK: tl.constexpr):
 
 
 def look_at_guards(memory: Tensor, starts: Tensor, stops: Tensor, pattern: int, longest: int, seen: Tensor) -> None:
-    """Write what is damaged to ``seen``, one launch, and nothing where all is well.
+    """Write the damage to ``seen`` in one launch, and nothing where all is well.
 
     memory: uint8, 1-D. starts, stops: int64 [n], regions of at most ``longest`` bytes that should all be ``pattern``.
-    seen: int64 [n, 3], may be pinned host memory: first damaged byte of the region, just past the last, how many.
+    seen: int64 [n, 3], may be pinned host memory: a region's first damaged byte, the one after the last, their number.
     """
     _look[(starts.numel(),)](memory, starts, stops, seen, pattern, BLOCK=triton.next_power_of_2(longest))

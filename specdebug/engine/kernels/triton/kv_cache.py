@@ -13,7 +13,6 @@ _MAX_TILE = 2048
 
 
 def write_kv(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
-    """Store k and v rows at ``slots``, unchecked, both in one launch."""
     count, heads, dim = k.shape
     if k.numel() == 0:
         return
@@ -26,12 +25,8 @@ def write_kv(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tens
         v,
         k_cache.stride(0),
         slots.stride(0),
-        k.stride(0),
-        k.stride(1),
-        k.stride(2),
-        v.stride(0),
-        v.stride(1),
-        v.stride(2),
+        *k.stride(),
+        *v.stride(),
         HEADS=heads,
         DIM=dim,
         TILE=tile,
@@ -39,19 +34,16 @@ def write_kv(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tens
 
 
 def move_kv(buffers: Tensor, tgt_loc: Tensor, src_loc: Tensor) -> None:
-    """Copy every layer's rows from ``src_loc`` to ``tgt_loc``, unchecked; all reads are one launch, all writes another.
-
-    An entry that names one slot twice has nothing to move and is passed over: padding costs nothing.
-    """
+    """Read all rows in one launch and write them in another; pass over an entry that names one slot twice."""
     layers, count, size = buffers.shape[0], tgt_loc.numel(), buffers[0, 0].numel()
     if count == 0:
         return
     moved = torch.empty((layers, count, size), dtype=buffers.dtype, device=buffers.device)
     tile = min(triton.next_power_of_2(size), _MAX_TILE)
     grid = (count, layers, triton.cdiv(size, tile))
-    strides = (buffers.stride(0), buffers.stride(1), tgt_loc.stride(0), src_loc.stride(0))
-    _move_rows[grid](buffers, moved, tgt_loc, src_loc, *strides, SIZE=size, TILE=tile, READ=True)
-    _move_rows[grid](buffers, moved, tgt_loc, src_loc, *strides, SIZE=size, TILE=tile, READ=False)
+    strides = (*buffers.stride()[:2], tgt_loc.stride(0), src_loc.stride(0))
+    for read in (True, False):
+        _move_rows[grid](buffers, moved, tgt_loc, src_loc, *strides, SIZE=size, TILE=tile, READ=read)
 
 
 @triton.jit
@@ -99,7 +91,7 @@ def _move_rows(
     TILE: tl.constexpr,
     READ: tl.constexpr,
 ):
-    """One half of a move: rows at ``sources`` into ``moved``, or ``moved`` into rows at ``targets``."""
+    """Copy rows at ``sources`` to ``moved`` (READ), or ``moved`` to rows at ``targets``."""
     entry = tl.program_id(0).to(tl.int64)
     layer = tl.program_id(1).to(tl.int64)
     element = tl.program_id(2) * TILE + tl.arange(0, TILE)

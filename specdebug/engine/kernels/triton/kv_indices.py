@@ -1,4 +1,4 @@
-"""Triton twins of :mod:`specdebug.engine.kernels.kv_indices`: same arguments, lengths stay on the device."""
+"""Triton twins of :mod:`specdebug.engine.kernels.kv_indices`; lengths stay on the device."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -9,8 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdebug.engine.kernels.triton.pages import page_of
-
 _TILE = 1024
 _MAX_PROGRAMS = 64
 _MIN_BATCH_TILE = 64  # one compiled kernel for all smaller batches
@@ -19,7 +17,6 @@ _MIN_BATCH_TILE = 64  # one compiled kernel for all smaller batches
 def create_kv_indices(
     table: Tensor, req_pool_indices: Tensor, kv_lens: Tensor, kv_indptr: Tensor, kv_indices: Tensor
 ) -> None:
-    """Copy the first ``kv_lens[b]`` cells of each request's row to ``kv_indices[kv_indptr[b] :]``, unchecked."""
     grid = (req_pool_indices.numel(), _programs_per_sequence(table))
     if grid[0]:
         _copy_rows[grid](table, req_pool_indices, kv_lens, kv_indptr, kv_indices, table.stride(0), TILE=_TILE)
@@ -34,11 +31,8 @@ def generate_draft_decode_kv_indices(
     kv_indices: Tensor,
     num_forwards: int,
 ) -> None:
-    """Fill row i of ``kv_indices`` for draft forward i: per branch, the prefix and i + 1 draft slots.
-
-    A forward that is too long for its row leaves to the next one what that one writes anyway (it is longer), so
-    memory ends up as if forwards were written in order, whatever the order of programs.
-    """
+    """Leave to the next forward what it writes: where a row is too long, memory ends up as if rows were written in
+    order."""
     batch = req_pool_indices.numel()
     grid = (batch * topk, num_forwards, _programs_per_sequence(table))
     if batch and num_forwards:
@@ -49,8 +43,7 @@ def generate_draft_decode_kv_indices(
             out_cache_loc,
             kv_indices,
             table.stride(0),
-            out_cache_loc.stride(0),
-            out_cache_loc.stride(1),
+            *out_cache_loc.stride(),
             kv_indices.stride(0),
             TOPK=topk,
             BATCH_TILE=max(triton.next_power_of_2(batch), _MIN_BATCH_TILE),
@@ -59,7 +52,6 @@ def generate_draft_decode_kv_indices(
 
 
 def gather_page_table(table: Tensor, req_pool_indices: Tensor, num_pages: int, page_size: int) -> Tensor:
-    """int32 [B, num_pages]: the page of every page_size-th cell of each row."""
     batch = req_pool_indices.numel()
     pages = torch.empty((batch, num_pages), dtype=table.dtype, device=table.device)
     if pages.numel():
@@ -69,7 +61,7 @@ def gather_page_table(table: Tensor, req_pool_indices: Tensor, num_pages: int, p
 
 
 def _programs_per_sequence(table: Tensor) -> int:
-    """By the longest a row can be: how long sequences are, only the device knows. Each program strides on."""
+    """Programs for the longest row there can be; only the device knows the lengths, and each program strides on."""
     return max(1, min(-(-table.shape[1] // _TILE), _MAX_PROGRAMS))
 
 
@@ -128,6 +120,13 @@ def _write_branches(
         values = tl.where(shared, cell, slot.to(cell.dtype))
         tl.store(target + column, values.to(out.dtype.element_ty), mask=inside)
         first += stride
+
+
+@triton.jit
+def page_of(slots, PAGE: tl.constexpr):
+    """The page of each slot, rounded down as torch does; a device's own integer division rounds to zero."""
+    pages = slots // PAGE
+    return tl.where(slots - pages * PAGE < 0, pages - 1, pages)
 
 
 @triton.jit(do_not_specialize=["num_pages"])

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def merge_pair(first: PartialAttention, second: PartialAttention) -> Tensor:
-    """One launch of a program for each query and head."""
     num_heads, dim = first.out.shape[2:]
     num_rows = first.out.shape[0] * first.out.shape[1]
     assert second.out.shape[0] * second.out.shape[1] == num_rows
@@ -65,7 +64,7 @@ def _merge_pair(
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """Grid: (n × Hq,). batch_x, head_x, query_x: strides of a part's lse."""
+    """Merge one query and head; grid: (n × Hq,). batch_x, head_x, query_x: strides of a part's lse."""
     cell = tl.program_id(0)
     row = cell // num_heads
     head = (cell % num_heads).to(tl.int64)
@@ -87,7 +86,7 @@ def _merge_pair(
 
 @triton.jit
 def _log_of(lse, row, head, q_len, batch_stride, head_stride, query_stride):
-    """The part's lse of one query, by its number among all."""
+    """The lse of query number ``row`` among all."""
     sequence = (row // q_len).to(tl.int64)
     query = (row % q_len).to(tl.int64)
     return tl.load(lse + sequence * batch_stride + head * head_stride + query * query_stride)

@@ -1,7 +1,7 @@
-"""Merging what several programs made of disjoint keys of the same queries, by log-sum-exp.
+"""Attention by several programs over disjoint keys of the same queries, merged by log-sum-exp.
 
-A kernel of its own does it, or the program that is the last of its tile to finish. Either adds the parts in their own
-order, so that results do not depend on which program it was.
+A kernel of its own merges, or the last program of a tile to finish. Either adds the parts in their own order, so that
+results do not depend on which program it was.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -14,10 +14,9 @@ from torch import Tensor
 
 
 def merge_splits(partial: Tensor, lse: Tensor, out: Tensor) -> None:
-    """Merge parts over disjoint keys, float32 [n, Hq, S, D] and the log of their weights [n, Hq, S], to ``out``
-    [n, Hq, D].
+    """Merge parts float32 [n, Hq, S, D], their log weights [n, Hq, S], to ``out`` [n, Hq, D]; all contiguous.
 
-    A part of -inf had no keys and is not read; zeros where no part had any. All contiguous.
+    A part of -inf had no keys and is not read; zeros where no part had any.
     """
     num_rows, num_heads, splits, dim = partial.shape
     assert all(tensor.is_contiguous() for tensor in (partial, lse, out))
@@ -69,11 +68,10 @@ def merge_if_last(
     BLOCK_SPLITS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """Called by each of ``arrivals`` programs when its part of a tile is stored; the last one merges the first
-    ``parts`` of ``all_splits``, and leaves ``ticket`` at zero as it was found.
+    """Merge the first ``parts`` of ``all_splits`` in the last of the ``arrivals`` programs of a tile.
 
-    row: int64 [BLOCK_ROWS], numbers of the tile's rows in [n × Hq]. Where AT_ONCE parts are loaded before any is added,
-    one latency serves them all.
+    Each calls this when its part is stored; ``ticket`` is zero before and after. row: int64 [BLOCK_ROWS], numbers of
+    the tile's rows in [n × Hq]. AT_ONCE parts are loaded before any is added, so one latency serves them all.
     """
     tl.debug_barrier()  # every thread's stores come before the one thread's release
     if tl.atomic_add(ticket, 1, sem="acq_rel") == arrivals - 1:

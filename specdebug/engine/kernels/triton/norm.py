@@ -25,11 +25,8 @@ def _rms_norm(x_ptr, gain_ptr, out_ptr, width, x_stride, eps, BLOCK: tl.constexp
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """x [n, H] and gain [H] of one dtype (bf16, fp16, fp32) -> new [n, H], computed in float32.
-
-    Raises:
-        ValueError: the elements of a row are not adjacent, or the gain is not one row's.
-    """
+    """Norm x [n, H] by gain [H], of one dtype (bf16, fp16, fp32), to new [n, H]; computed in float32.
+    Raises ValueError if the elements of a row are not adjacent, or the gain is not one row's."""
     rows, width = x.shape
     if x.stride(1) != 1 or gain.shape != (width,) or not gain.is_contiguous():
         raise ValueError(f"rms_norm: rows of {width} elements must be adjacent, and the gain [{width}] contiguous")

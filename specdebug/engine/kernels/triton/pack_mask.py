@@ -1,4 +1,4 @@
-"""Triton twin of :mod:`specdebug.engine.kernels.pack_mask`."""
+"""Triton twin of :mod:`specdebug.engine.kernels.pack_mask`; lengths stay on the device."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 _BYTES = 256
 _PARTS = 8
-"""Programs per sequence: they take turns, since only the device knows how many bytes there are."""
+"""Programs per sequence, which take turns: only the device knows how many bytes there are."""
 
 
 @triton.jit
@@ -37,7 +37,6 @@ def _pack_mask(bits, mask_indptr, kv_indptr, packed, packed_indptr, q_len, BYTES
 def pack_mask(
     bits: Tensor, mask_indptr: Tensor, kv_indptr: Tensor, q_len: int, packed: Tensor, packed_indptr: Tensor
 ) -> None:
-    """As the reference of this name; one launch, and lengths stay on the device."""
     batch = kv_indptr.numel() - 1
     _pack_mask[(batch, _PARTS)](
         bits.view(torch.uint8), mask_indptr, kv_indptr, packed, packed_indptr, q_len, BYTES=_BYTES

@@ -1,11 +1,11 @@
 """Paged attention: one kernel for decode, verify and prefill over any list of slots.
 
-Online softmax over blocks of keys as in FlashAttention-2 (Dao, 2023, arXiv 2307.08691); a sequence's keys shared out
-among several programs as in Flash-Decoding (Dao et al., 2023), whose results the last of them to finish merges. The
+It takes the online softmax over blocks of keys from FlashAttention-2 (Dao, 2023, arXiv 2307.08691), and shares out a
+sequence's keys among programs as Flash-Decoding does (Dao et al., 2023); the last to finish merges their results. The
 query heads of one kv head are rows of one tile, so keys are read once for all of them.
 
-Grids follow from shapes and host integers, lengths are read on the device: a captured launch serves any batch of its
-shape. Addresses that metadata names are read unchecked; what lies past a sequence's end is never read.
+Grids follow from shapes and host integers, and lengths are read on the device: a captured launch serves any batch of
+its shape. Addresses in metadata are read unchecked; what lies past a sequence's end is never read.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -32,14 +32,14 @@ _PROGRAMS_PER_PROCESSOR = 2
 
 @dataclass(frozen=True)
 class Sequences:
-    """B sequences: which slots each attends, and which rows of q it has.
+    """B sequences: the slots that each attends, and its rows of q.
 
     Packed lists, ``page_size`` 0: sequence b attends ``slots[extents[b] : extents[b + 1]]``, extents int [B + 1].
     Page tables: ``slots`` [B, W] holds pages of ``page_size`` slots, ``extents`` int [B] how many slots count.
     Rows: ``q_len`` each, or ``qo_indptr`` (int [B + 1]) where ``q_len`` is None.
     causal: query i of n sees the first kv_len - n + i + 1 keys.
     mask: uint8, flat; sequence b has q_len × kv_len bytes starting at ``mask_indptr[b]``; replaces ``causal``.
-    num_splits: int32 [B], at most how many programs share out a sequence's keys.
+    num_splits: int32 [B], the most programs that share out a sequence's keys.
     """
 
     slots: Tensor
@@ -54,14 +54,13 @@ class Sequences:
 
     @property
     def count(self) -> int:
-        """B."""
         return self.extents.numel() - (self.page_size == 0)
 
 
 @dataclass(frozen=True)
 class Merge:
-    """Where the last program of a tile puts the merged result: ``out`` contiguous [n, Hq, D], and a counter of programs
-    that are done for each tile, int32 [>= :func:`count_tiles`]: zero, and zero again when the launch ends."""
+    """The merged result, contiguous [n, Hq, D], and each tile's counter of finished programs, int32
+    [>= :func:`count_tiles`], zero before and after a launch."""
 
     out: Tensor
     tickets: Tensor
@@ -69,7 +68,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """Rows of queries and keys that one program multiplies at a time, and how it is run."""
+    """The rows of queries and the keys that one program multiplies at a time, and how it is run."""
 
     rows: int
     keys: int
@@ -78,10 +77,10 @@ class AttentionTile:
 
 
 def choose_tile(rows: int, dim: int, dtype: torch.dtype, *, masked: bool) -> AttentionTile:
-    """For up to ``rows`` queries × heads that share keys; sized so that Hopper's registers hold it.
+    """The tile that Hopper's registers hold, for up to ``rows`` queries × heads that share keys.
 
-    float32 is multiplied exactly, without tensor cores, and its operands live in registers. Few rows are bound by how
-    many keys are on their way: deeper prefetch, of which one stage in two fetches slots.
+    float32 is multiplied exactly, without tensor cores, and its operands live in registers. Few rows wait for keys, so
+    they prefetch deeper; one stage in two fetches slots.
     """
     fitting = max(16, triton.next_power_of_2(rows))
     if dtype == torch.float32:
@@ -94,41 +93,35 @@ def choose_tile(rows: int, dim: int, dtype: torch.dtype, *, masked: bool) -> Att
 
 
 def choose_splits(batch: Sequences, q: Tensor, k: Tensor) -> int:
-    """Programs among which :func:`attend` should share out each sequence's keys: 1, 2, 4, ... 64.
+    """Programs among which :func:`attend` should share out each sequence's keys: 1, 2, 4, ... 64; 1 for prefills.
 
-    Enough to occupy the device twice: at batch 1 latency is what counts, and short shares have less. No more than the
-    longest sequence that the pool or a page table's width allows has blocks of keys.
-    q [n, Hq, D], k [N, Hkv, D]. Prefills are not split.
+    They occupy the device twice, since at batch 1 short shares have less latency; but no more of them than blocks of
+    keys in the longest sequence that the pool or a page table's width allows. q [n, Hq, D], k [N, Hkv, D].
     """
     if batch.q_len is None:
         return 1
     rows = batch.q_len * (q.shape[1] // k.shape[1])
     tile = choose_tile(rows, q.shape[2], k.dtype, masked=batch.mask is not None)
     wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * _num_processors(q.device), max(count_tiles(batch, q, k), 1))
-    longest = k.shape[0]
-    if batch.page_size:
-        longest = min(longest, batch.slots.shape[1] * batch.page_size)
+    longest = min(k.shape[0], batch.slots.shape[1] * batch.page_size) if batch.page_size else k.shape[0]
     most: int = min(wanted, triton.cdiv(longest, tile.keys), _MAX_SPLITS)
     return 1 << (max(most, 1).bit_length() - 1)
 
 
 def count_tiles(batch: Sequences, q: Tensor, k: Tensor) -> int:
-    """Programs of :func:`attend` that share nothing with each other: one for each sequence, block of rows and kv head
-    of a batch whose ``q_len`` is given."""
+    """Programs of :func:`attend` that share nothing: one for each sequence, block of rows and kv head, where ``q_len``
+    is given."""
     assert batch.q_len is not None
-    num_kv_heads = k.shape[1]
-    rows = batch.q_len * (q.shape[1] // num_kv_heads)
+    rows = batch.q_len * (q.shape[1] // k.shape[1])
     tile = choose_tile(rows, q.shape[2], k.dtype, masked=batch.mask is not None)
-    tiles: int = batch.count * triton.cdiv(rows, tile.rows) * num_kv_heads
-    return tiles
+    return int(batch.count * triton.cdiv(rows, tile.rows) * k.shape[1])
 
 
 @lru_cache(maxsize=16)
 def _num_processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 8  # interpreted: enough that small batches are split as well
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def attend(
@@ -145,12 +138,12 @@ def attend(
 ) -> None:
     """Attention of q [n, Hq, D] over one layer of a pool, k and v [N, Hkv, D]; scores are scaled by D ** -0.5.
 
-    Without ``lse``: one program does all of a sequence's keys, ``out`` [n, Hq, D] receives the result.
+    Without ``lse``: one program attends all of a sequence's keys, ``out`` [n, Hq, D] receives the result.
     With it: ``splits`` programs share them out; number i leaves its result in ``out[:, :, first_split + i]`` and the
     natural log of its summed weights in ``lse[:, :, first_split + i]``: float32 [n, Hq, S, D] and [n, Hq, S]. One
     that had no keys leaves -inf and writes nothing to ``out``.
-    With ``merge`` besides: these parts and the ``first_split`` ones before them, which earlier launches left there, are
-    merged to ``merge.out``. Parts then need not be written at all where there is one.
+    With ``merge`` besides: these parts and the ``first_split`` ones of earlier launches are merged to ``merge.out``;
+    a single part is not written elsewhere.
 
     A query without keys gets zeros. NaN among the keys a query sees is NaN in its result. out and lse are contiguous.
     """
@@ -163,13 +156,12 @@ def attend(
     assert merge is None or (lse is not None and batch.q_len is not None and merge.out.is_contiguous())
     if num_rows == 0:
         return
+    rows = (num_rows if batch.q_len is None else batch.q_len) * group
+    tile = choose_tile(rows, dim, k.dtype, masked=batch.q_len is not None and batch.mask is not None)
+    row_blocks = triton.cdiv(rows, tile.rows)
     if batch.q_len is None:
-        tile = choose_tile(num_rows * group, dim, k.dtype, masked=False)
-        row_blocks = triton.cdiv(num_rows * group, tile.rows)
         grid = (row_blocks, num_kv_heads, batch.count)
     else:
-        tile = choose_tile(batch.q_len * group, dim, k.dtype, masked=batch.mask is not None)
-        row_blocks = triton.cdiv(batch.q_len * group, tile.rows)
         grid = (batch.count * row_blocks, num_kv_heads, splits)
     block_dim = max(16, triton.next_power_of_2(dim))
     _paged_attention[grid](
@@ -187,10 +179,8 @@ def attend(
         None if merge is None else merge.out,
         None if merge is None else merge.tickets,
         _LOG2_E / sqrt(dim),
-        q.stride(0),
-        q.stride(1),
-        k.stride(0),
-        k.stride(1),
+        *q.stride()[:2],
+        *k.stride()[:2],
         batch.slots.stride(0),
         batch.page_size,
         batch.q_len or 0,

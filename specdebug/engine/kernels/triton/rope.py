@@ -60,36 +60,15 @@ def _rotate(
         tl.store(v_cache_ptr + value, stored.to(v_cache_ptr.dtype.element_ty), mask=live & (head >= heads)[:, None])
 
 
-def rotate(qkv: Tensor, positions: Tensor, phases: Tensor, heads: int, head_dim: int) -> None:
+def rotate(
+    qkv: Tensor, positions: Tensor, phases: Tensor, heads: int, head_dim: int, cache: KVDestination | None = None
+) -> None:
     """Turn the first ``heads`` heads of every row of qkv [n, >= heads*D], pairs adjacent, in place.
 
-    positions [n] int64. phases [P, W] float32, W >= D: cosine and sine of pair j at 2j and 2j+1 of its position's
-    row. A position outside the table reads whatever lies there: checking it is the caller's.
-
-    Raises:
-        ValueError: the elements of a row are not adjacent.
+    positions [n] int64, unchecked. phases [P, W] float32, W >= D: cosine and sine of pair j at 2j and 2j+1 of its
+    position's row. cache: as :func:`rotate_and_store` takes it. Raises ValueError if the elements of a row are not
+    adjacent.
     """
-    _launch(qkv, positions, phases, heads, head_dim, None)
-
-
-def rotate_and_store(
-    qkv: Tensor, positions: Tensor, phases: Tensor, heads: int, head_dim: int, cache: KVDestination
-) -> None:
-    """As :func:`rotate`, ``heads`` counting queries and keys; but turned keys, and the values after them, go to
-    ``cache``, unchecked, and only the queries of qkv [n, (heads + Hkv)*D] are turned in place.
-
-    Raises:
-        ValueError: the elements of a row are not adjacent, or those of a slot.
-    """
-    slot = (head_dim, 1)
-    if cache.k.stride() != cache.v.stride() or cache.k.stride()[1:] != slot or cache.k.shape[2] != head_dim:
-        raise ValueError("rotate_and_store: k and v must be laid out alike, the elements of a slot adjacent")
-    _launch(qkv, positions, phases, heads, head_dim, cache)
-
-
-def _launch(
-    qkv: Tensor, positions: Tensor, phases: Tensor, heads: int, head_dim: int, cache: KVDestination | None
-) -> None:
     if qkv.stride(1) != 1 or phases.stride(1) != 1 or not positions.is_contiguous():
         raise ValueError("rotate: the elements of a row of qkv and of phases, and the positions, must be adjacent")
     rows = qkv.shape[0]
@@ -114,3 +93,15 @@ def _launch(
         BLOCK_HEADS=HEADS_PER_PROGRAM,
         BLOCK_DIM=triton.next_power_of_2(head_dim),
     )
+
+
+def rotate_and_store(
+    qkv: Tensor, positions: Tensor, phases: Tensor, heads: int, head_dim: int, cache: KVDestination
+) -> None:
+    """Turn ``heads`` query and key heads as :func:`rotate`, but put turned keys, and the values after them, in
+    ``cache``, unchecked; only the queries of qkv [n, (heads + Hkv)*D] are turned in place. Raises ValueError if the
+    elements of a row are not adjacent, or those of a slot."""
+    slot = (head_dim, 1)
+    if cache.k.stride() != cache.v.stride() or cache.k.stride()[1:] != slot or cache.k.shape[2] != head_dim:
+        raise ValueError("rotate_and_store: k and v must be laid out alike, the elements of a slot adjacent")
+    rotate(qkv, positions, phases, heads, head_dim, cache)

@@ -1,9 +1,9 @@
 """The product of a few rows with a large weight matrix, limited by reading the weights once.
 
-Every program streams some output columns' weights from end to end, so a result does not depend on the order in which
-programs run. The weights are the left operand, so that their many columns fill the tall side of the tensor core's tile
-and the few rows its short side. Cutting long sums into parts, and adding these up in the last program to finish, was
-slower: 32.7 us against 30.2 for the down projection of an 8B layer on an H200.
+Every program streams some output columns' weights from end to end, so the order of programs does not change a result.
+The weights are the left operand: their many columns fill the tall side of the tensor core's tile, the few rows its
+short side. Cutting long sums into parts, added up in the last program to finish, was slower: 32.7 us against 30.2 for
+the down projection of an 8B layer on an H200.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -22,7 +22,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 class GemmTile(NamedTuple):
-    """Output columns of a program, how much of their depth it loads at once, and how many loads are under way."""
+    """A program's output columns, the depth that it loads at once, its warps, and the loads under way."""
 
     columns: int
     depth: int
@@ -94,12 +94,10 @@ def tile_for(width: int) -> GemmTile:
 def skinny_gemm(
     x: Tensor, weight: Tensor, base: Tensor | None = None, out: Tensor | None = None, tile: GemmTile | None = None
 ) -> Tensor:
-    """x [n, in] @ weight [in, out], plus ``base`` [n, out] if given; n <= 16, bf16 or fp16, summed in float32.
+    """Compute x [n, in] @ weight [in, out], plus ``base`` [n, out] if given; n <= 16, bf16 or fp16, summed in float32.
 
-    The weight's inputs must be adjacent (storage [out, in]). ``out`` may be ``base`` itself.
-
-    Raises:
-        ValueError: too many rows, another dtype, or a layout that the kernel does not read.
+    The weight's inputs must be adjacent (storage [out, in]). ``out`` may be ``base`` itself. Raises ValueError for too
+    many rows, another dtype, or a layout that the kernel does not read.
     """
     rows, depth = x.shape
     width = weight.shape[1]

@@ -1,7 +1,7 @@
 """Triton twin of :mod:`specdebug.engine.kernels.softmax_topk`: many programs to a row, the last of which merges.
 
-Each finds the best of its share and the share's part of the softmax's sum, so logits are read once and probabilities
-are never written.
+Each finds the best of its share and the share's part of the softmax's sum: logits are read once, and probabilities
+never written.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -13,16 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdebug.engine.kernels.triton.argmax import FEW_ROWS
-from specdebug.engine.kernels.triton.keys import as_key, index_of, value_of
+from specdebug.engine.kernels.softmax_topk import MAX_FUSED
+from specdebug.engine.kernels.triton.argmax import FEW_ROWS, as_key, index_of, value_of
 from specdebug.engine.kernels.triton.tickets import tickets
 
 
 def softmax_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """logits [n, V] (fp32, bf16, fp16), 0 < k <= V -> float32 [n, k], int64 [n, k].
-
-    k reductions one after another: meant for k up to ``MAX_FUSED`` of the public function.
-    """
+    """Make k reductions one after another, up to ``MAX_FUSED``; logits are fp32, bf16 or fp16, 0 < k <= V."""
+    if k > MAX_FUSED:
+        return torch.topk(torch.softmax(logits, dim=-1, dtype=torch.float32), k, dim=-1)
     rows, width = logits.shape
     assert 0 < k <= width
     probs = torch.empty((rows, k), dtype=torch.float32, device=logits.device)
@@ -39,8 +38,7 @@ def softmax_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         torch.empty((rows, parts), dtype=torch.float32, device=logits.device),
         tickets(logits.device, rows),
         width,
-        logits.stride(0),
-        logits.stride(1),
+        *logits.stride(),
         K=k,
         BLOCK=block,
         BLOCK_K=triton.next_power_of_2(k),

@@ -1,4 +1,4 @@
-"""Counters by which the programs of a launch find out which of them is the last to finish."""
+"""Counters that tell the programs of a launch which of them is the last to finish."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def tickets(device: torch.device, count: int) -> Tensor:
-    """int32 [>= count], zeros; who is last leaves them so. All launches share them, so none may run beside another, and
-    the first of a size must not be captured in a graph."""
+    """Counters int32 [>= count], zeros before and after a launch. All launches share them, so none may run beside
+    another, and the first of a size must not be captured in a graph."""
     return _zeros(device, 1 << max(count - 1, 0).bit_length())
 
 

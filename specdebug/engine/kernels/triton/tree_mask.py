@@ -15,7 +15,6 @@ _MIN_BATCH_TILE = 64  # one compiled kernel for all smaller batches
 
 
 def flat_tree_mask(tree_mask: Tensor, seq_lens: Tensor, bits: Tensor) -> Tensor:
-    """Lay out FULL_MASK, unchecked. Returns int64 [B] offsets of each request's first bit, on the device."""
     batch, nodes = tree_mask.shape[:2]
     starts = torch.empty(batch, dtype=torch.int64, device=bits.device)
     if batch == 0:
@@ -27,9 +26,7 @@ def flat_tree_mask(tree_mask: Tensor, seq_lens: Tensor, bits: Tensor) -> Tensor:
         seq_lens,
         bits.view(torch.uint8),
         starts,
-        tree_mask.stride(0),
-        tree_mask.stride(1),
-        tree_mask.stride(2),
+        *tree_mask.stride(),
         NODES=nodes,
         BATCH_TILE=max(triton.next_power_of_2(batch), _MIN_BATCH_TILE),
         TILE=_TILE,

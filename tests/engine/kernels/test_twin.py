@@ -1,0 +1,51 @@
+"""A reference and its Triton twin are one function to their callers."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+from specdebug.engine import kernels
+
+pytest.importorskip("triton")
+
+from specdebug.engine.kernels import kv_indices
+from specdebug.engine.kernels.triton import kv_indices as twins
+
+MODULES = [import_module(f"{kernels.__name__}.{each.name}") for each in pkgutil.iter_modules(kernels.__path__)]
+REFERENCES = [
+    function
+    for module in MODULES
+    for _, function in inspect.getmembers(module, inspect.isfunction)
+    if function.__module__ == module.__name__ and hasattr(function, "__wrapped__")
+]
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it lies on a GPU."""
+
+    is_cuda = True
+
+
+def test_references_are_found() -> None:
+    assert len(REFERENCES) >= 15
+
+
+@pytest.mark.parametrize("reference", REFERENCES, ids=lambda each: each.__name__)
+def test_a_twin_takes_what_its_reference_takes(reference: Callable[..., Any]) -> None:
+    module = import_module(reference.__module__.replace(".kernels.", ".kernels.triton."))
+    twin = getattr(module, reference.__name__)
+    assert inspect.signature(twin) == inspect.signature(reference)
+
+
+def test_a_first_argument_on_a_gpu_goes_to_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twins, "gather_page_table", lambda *arguments: arguments[2:])
+    table, rows = torch.arange(12, dtype=torch.int32).view(3, 4), torch.tensor([1])
+    assert kv_indices.gather_page_table(table, rows, 2, 2).tolist() == [[2, 3]]
+    assert kv_indices.gather_page_table(table.as_subclass(OnGpu), rows, 2, 2) == (2, 2)

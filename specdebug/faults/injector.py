@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class InjectionSink(Protocol):
-    """Where injections are reported."""
+    """Takes reports of injections."""
 
     def emit(self, event: str, **fields: Any) -> None: ...
 
@@ -109,20 +109,19 @@ class Injector(EngineObserver):
             self._view.eagle.drafts_ahead = False
             self._wrap(self._view.state, "store_lengths", "lengths")
             self._run_later_after(self._view.state, "gather")
-        if "readback" in points:
-            from specdebug.engine.speculative import worker
+        from specdebug.engine.memory import mha_pool
+        from specdebug.engine.speculative import worker
 
-            self._wrap(worker, "Readback", "readback")
-        if "move" in points:
-            from specdebug.engine.memory import mha_pool
-
-            self._wrap(mha_pool, "move_kv", "move")
-        if "free" in points:
-            self._wrap(self._view.memory, "free", "free")
-        if "attach" in points:
-            self._wrap(self._view.cache, "attach", "attach")
-        if "release" in points:
-            self._wrap(self._view.cache, "release", "release")
+        wrapped: dict[Point, tuple[object, str]] = {
+            "readback": (worker, "Readback"),
+            "move": (mha_pool, "move_kv"),
+            "free": (self._view.memory, "free"),
+            "attach": (self._view.cache, "attach"),
+            "release": (self._view.cache, "release"),
+        }
+        for point, (owner, name) in wrapped.items():
+            if point in points:
+                self._wrap(owner, name, point)
 
     def before_step(self, step: int) -> None:
         """The engine is about to make a step."""

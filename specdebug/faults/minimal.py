@@ -30,13 +30,10 @@ PLAIN: dict[str, Any] = {
 def minimal(kind: FaultClass, site: str | None = None) -> tuple[dict[str, Any], Fault]:
     """A scenario (without the fault) in the file's grammar, and the fault to lay over it; ``site``: one of the class's
     other than the first."""
-    return _scenario(kind, site or ""), Fault(kind.name, step=_steps(kind, site or ""), site=site)
-
-
-def _steps(kind: FaultClass, site: str) -> Steps | None:
-    """Prefills are few, and the first is as good as any."""
+    # Prefills are few, and the first is as good as any.
     prefill = kind.name in ("draft_kv_not_written", "prompt_token_swapped", "target_only_restore")
-    return None if prefill or "prefill" in site else BUSY
+    steps = None if prefill or "prefill" in (site or "") else BUSY
+    return _scenario(kind, site or ""), Fault(kind.name, step=steps, site=site)
 
 
 def _scenario(kind: FaultClass, site: str) -> dict[str, Any]:

@@ -63,13 +63,13 @@ class Shot:
 
     @property
     def site(self) -> SiteCall:
-        """The site reached. For classes that act at sites only."""
+        """The call of the site that was reached. For classes that act at sites only."""
         assert self.at_site is not None
         return self.at_site
 
     @property
     def wrapped(self) -> Call:
-        """The call intercepted. For classes that act on calls only."""
+        """The intercepted call. For classes that act on calls only."""
         assert self.call is not None
         return self.call
 
@@ -108,38 +108,26 @@ class Shot:
 
     def overwrite(self, tensor: Tensor, rows: Tensor | slice | int, values: Any, name: str) -> None:
         """Put ``values`` into rows of the tensor's first dimension, and write it to the ledger as one entry."""
+        if isinstance(rows, int):
+            rows = slice(rows, rows + 1)
         before = tensor[rows].clone()
         tensor[rows] = values
         after = tensor[rows]
         differs = (before != after) & ~((before != before) & (after != after))
         where = differs.nonzero()
         inside = tuple(where[0].tolist()) if len(where) else (0,) * before.dim()
-        index = inside
-        if isinstance(rows, int):
-            index = (rows, *inside)
-        elif isinstance(rows, slice):
-            index = ((rows.start or 0) + inside[0], *inside[1:])
-        elif before.numel():
-            index = (int(rows.reshape(-1)[inside[0]]), *inside[1:])
-        first = (before[inside].item(), after[inside].item()) if before.numel() else (None, None)
-        self.note(name, index, first[0], first[1], count=max(int(differs.sum()), 1))
+        if not before.numel():
+            self.note(name, inside, None, None)
+            return
+        row = rows.start + inside[0] if isinstance(rows, slice) else int(rows.reshape(-1)[inside[0]])
+        index = (row, *inside[1:])
+        self.note(name, index, before[inside].item(), after[inside].item(), count=max(int(differs.sum()), 1))
 
     def note(self, tensor: str, index: Sequence[int], before: Any, after: Any, count: int = 1) -> None:
         """Write damage to the ledger that was done by other means than :meth:`edit`."""
         same = before == after or (before != before and after != after)
+        request = None if self.request is None else self.request.rid
+        site = None if self.at_site is None else self.at_site.site
         self.reported += 1
-        self.report(
-            Injection(
-                fault=self.fault.name,
-                number=self.number,
-                step=self.step,
-                request=None if self.request is None else self.request.rid,
-                site=None if self.at_site is None else self.at_site.site,
-                tensor=tensor,
-                index=tuple(index),
-                before=before,
-                after=after,
-                count=count,
-                changed=not same,
-            )
-        )
+        place = (self.fault.name, self.number, self.step, request, site, tensor, tuple(index))
+        self.report(Injection(*place, before=before, after=after, count=count, changed=not same))

@@ -20,12 +20,9 @@ _HINT = re.compile("; nearest is |; known: ")
 
 @dataclass(frozen=True)
 class EditProblem:
-    """The reason why an edit cannot be made.
+    """An edit that cannot be made, and in one line why: ``what``.
 
-    Attributes:
-        written: place of the edit in the registry that holds it.
-        what: one line.
-        near: the lines of the release that come nearest to those the edit names.
+    ``written``: the edit's place in its registry. ``near``: the release's lines that come nearest to those it names.
     """
 
     written: str
@@ -33,13 +30,10 @@ class EditProblem:
     near: Near | None
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "written": self.written,
-            "what": self.what,
-            "where": str(self.near.where) if self.near else None,
-            "nearest": list(self.near.lines) if self.near else None,
-            "diff": list(self.near.diff) if self.near else None,
-        }
+        place, lines, diff = None, None, None
+        if self.near:
+            place, lines, diff = str(self.near.where), list(self.near.lines), list(self.near.diff)
+        return {"written": self.written, "what": self.what, "where": place, "nearest": lines, "diff": diff}
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from specdebug.drift.errors import DistError
-from specdebug.drift.members import Members
+from specdebug.drift.members import DistError, Members
 from specdebug.yamlio import one_line
 
 _VERSION_NAMES = ("__version__", "version")
@@ -110,12 +109,11 @@ def _constant(source: bytes) -> str | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     for statement in tree.body:
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        names = [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
-        if any(name in _VERSION_NAMES for name in names):
-            value = statement.value if isinstance(statement, ast.Assign) else None
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                return value.value
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Constant):
+            continue
+        names = [node.id for target in statement.targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+        if not set(names).isdisjoint(_VERSION_NAMES) and isinstance(statement.value.value, str):
+            return statement.value.value
     return None
 
 

@@ -1,4 +1,4 @@
-"""The files of a wheel, an sdist or a folder, by their path inside it. Read in memory; nothing is unpacked."""
+"""The files of a wheel, an sdist or a folder, by their path inside it. They are read in memory, never unpacked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from specdebug.drift.errors import DistError
+from specdebug.errors import SpecDebugError
 from specdebug.yamlio import one_line
 
 MAX_MEMBER_BYTES = 16 << 20
@@ -21,6 +21,10 @@ _TAR_ENDINGS = (".tar.gz", ".tgz")
 _METADATA = ("METADATA", "PKG-INFO", "pyproject.toml")
 _SKIPPED_FOLDERS = ("__pycache__", "node_modules")
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError, OSError)
+
+
+class DistError(SpecDebugError):
+    """The thing to check is no wheel, sdist or source tree, is damaged, or nobody can say what it is."""
 
 
 class Members(ABC):
@@ -133,11 +137,8 @@ class _Folder(Members):
     def names(self) -> Sequence[str]:
         found = []
         for folder, folders, files in os.walk(self.path):
-            folders[:] = [
-                one
-                for one in folders
-                if not one.startswith(".") and one not in _SKIPPED_FOLDERS and not _is_environment(Path(folder, one))
-            ]
+            named = [one for one in folders if not one.startswith(".") and one not in _SKIPPED_FOLDERS]
+            folders[:] = [one for one in named if not Path(folder, one, "pyvenv.cfg").exists()]
             below = Path(folder).relative_to(self.path)
             wanted = [file for file in files if _wanted(file) and Path(folder, file).is_file()]
             found += [(below / file).as_posix() for file in wanted]
@@ -153,10 +154,6 @@ class _Folder(Members):
 
 def _wanted(name: str) -> bool:
     return name.endswith(".py") or name.rpartition("/")[2] in _METADATA
-
-
-def _is_environment(folder: Path) -> bool:
-    return (folder / "pyvenv.cfg").exists()
 
 
 def _reason(error: BaseException) -> str:

@@ -1,12 +1,11 @@
 """Counters that prove an edited line ran.
 
-The rewriter puts ``__specdebug_hit__(n)`` in front of every edit. The name lives in ``builtins``, not in
-the patched module: frames that outlive a restore still find it, and nothing is added to the module.
+The rewriter puts ``__specdebug_hit__(n)`` in front of every edit. The name lives in ``builtins``, not in the patched
+module: frames that outlive a restore still find it, and nothing is added to the module.
 
-Under ``torch.compile`` the call is folded while the function is traced (``_dynamo_marked_constant``), so it
-breaks no graph and counts once a trace rather than once a call: still proof that the edited lines are in the
-graph.
-Counts taken by several threads at once may miss some; none is ever lost to zero.
+Under ``torch.compile`` the call is folded while the function is traced (``_dynamo_marked_constant``), so it breaks no
+graph and counts once a trace: still proof that the edited lines are in the graph. Counts taken by several threads at
+once may miss some; none is ever lost to zero.
 """
 
 from __future__ import annotations

@@ -64,16 +64,11 @@ def _innermost(tree: ast.Module, line: int) -> _Place | None:
     found: _Place | None = None
     bodies = [tree.body]
     while bodies:
-        inside = [
-            _Place(body, at)
-            for body in bodies
-            for at, node in enumerate(body)
-            if _span(node)[0] <= line <= _span(node)[1]
-        ]
+        nodes = [(_Place(body, at), node) for body in bodies for at, node in enumerate(body)]
+        inside = [(place, node) for place, node in nodes if _span(node)[0] <= line <= _span(node)[1]]
         if not inside:
             break
-        found = inside[0]
-        node = found.body[found.at]
+        found, node = inside[0]
         if _span(node)[0] == line and isinstance(node, ast.stmt):
             break
         bodies = _bodies(node)
@@ -104,12 +99,11 @@ def _must_stay_first(body: list[Any], at: int) -> bool:
 
 def _count_in_lambda(statement: ast.AST, line: int, index: int) -> bool:
     """Turn the innermost lambda body around ``line`` into ``(hit(n), body)[1]``; False if there is none."""
-    inner: ast.Lambda | None = None
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Lambda) and node.body.lineno <= line <= (node.body.end_lineno or 0):
-            inner = node  # the walk is breadth first, so the last one is the deepest
-    if inner is None:
+    lambdas = [node for node in ast.walk(statement) if isinstance(node, ast.Lambda)]
+    around = [node for node in lambdas if node.body.lineno <= line <= (node.body.end_lineno or 0)]
+    if not around:
         return False
+    inner = around[-1]  # the walk is breadth first, so the last one is the deepest
     pair = without_columns(ast.Tuple([_call(line, index), inner.body], ast.Load()), line)
     second = without_columns(ast.Constant(1), line)
     inner.body = without_columns(ast.Subscript(pair, second, ast.Load()), line)

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from specdebug.errors import Where, did_you_mean
-from specdebug.patching.errors import PatchError
+from specdebug.patching.spec import PatchError
 from specdebug.yamlio import one_line
 
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -80,10 +80,9 @@ def find_source(module: str, where: Where) -> ModuleSource:
     except (ImportError, OSError, SyntaxError, UnicodeError) as error:
         raise PatchError(f"the source of {module} cannot be read: {one_line(str(error))}", where) from None
     if text is None or not spec.origin:
-        kind = {"built-in": "is built into Python", "frozen": "is frozen into Python"}.get(
-            spec.origin or "",
-            "is a namespace package" if spec.loader is None else "comes without Python source",
-        )
+        kind = "is a namespace package" if spec.loader is None else "comes without Python source"
+        if spec.origin in ("built-in", "frozen"):
+            kind = f"is {spec.origin.removesuffix('-in')} into Python"
         raise PatchError(f"{module} {kind} and cannot be patched", where)
     source = ModuleSource(module, spec.origin, text)
     try:

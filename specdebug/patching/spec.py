@@ -1,17 +1,22 @@
-"""What a patch is: named edits of one function's source text. Values only; nothing here touches a module."""
+"""Patches: named edits of one function's source text. These are values; nothing here touches a module."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from specdebug.errors import Where
+from specdebug.errors import ContentError, Where
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 _QUALNAME = re.compile(r"[^\W\d]\w*(\.(<locals>\.)?[^\W\d]\w*)*\Z")
-
-
 _NOWHERE = Where("<patch>")
+
+
+class PatchError(ContentError):
+    """A patch does not fit: its module, function or text is missing, ambiguous, taken, or would not run.
+
+    Raised before anything has been changed. ``where`` is the edit's place in the toggle file.
+    """
 
 
 @dataclass(frozen=True)
@@ -22,8 +27,8 @@ class Edit:
 
     Attributes:
         id: unique among everything applied together, as in ``27338#1``; keys ``Applied.hits()``.
-        match_at, replacement_at: places of the two texts' first lines in the toggle file. A place without a
-            column is a block's, so line ``n`` of the text is ``n - 1`` lines further down.
+        match_at, replacement_at: places of the two texts' first lines in the toggle file. A place without a column is
+            a block's, so line ``n`` of the text is ``n - 1`` lines further down.
     """
 
     id: str
@@ -45,8 +50,7 @@ class Patch:
     Attributes:
         owner: who wants it, as errors name it ("toggle 27338").
         module: dotted module name.
-        qualname: function, method, nested function or class inside it, ``<locals>`` optional; empty for the
-            whole module.
+        qualname: function, method, nested function or class in it, ``<locals>`` optional; empty for the whole module.
         where: place of the target in the toggle file.
     """
 

@@ -12,7 +12,7 @@ vocabulary of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -32,11 +32,11 @@ GROUNDS = {
     "accept.predict": ("verify.logits",),
     "draft_extend.topk_index": ("draft_extend.logits",),
 }
-"""Where a choice is handed over, and where what it is made from is, in the same step."""
+"""The site that hands over a choice, and those of the same step that hand over its grounds."""
 
 
 def grounds(part: Share, step: RecordedStep) -> dict[Place, Share]:
-    """The choice ``part`` and what its request came by that decides it; empty for what is no choice."""
+    """The choice ``part`` and those shares of its request that decide it; empty for what is no choice."""
     sites = (part.descriptor.site, *GROUNDS.get(part.descriptor.site, ()))
     if len(sites) == 1:
         return {}
@@ -62,41 +62,34 @@ def explained(place: Place, arms: tuple[Tensors, Tensors], topk: int) -> bool:
         return _walks(arms)
     if site == "draft.organize.draft_tokens":
         return _same_roots(arms, topk) and all(_tokens_of_tree(arm, topk) for arm in arms)
-    return all(_JUDGES[site](arm, nth, topk) for arm in arms)
+    return all(_is_right(site, nth, arm, topk) for arm in arms)
 
 
-def _holds_best(scores: np.ndarray, chosen: np.ndarray) -> bool:
+def _is_right(site: str, nth: int, arm: Tensors, topk: int) -> bool:
+    """True if a choice is right by what its own arm computed."""
+    chosen = arm[site, nth]
+    if site == "draft.forward.input_ids":
+        return _branch_tokens(arm, nth, topk)
+    if site == "sampler.next_token_ids":
+        logits = next((arm[ground, nth] for ground in GROUNDS[site] if (ground, nth) in arm), None)
+        return logits is not None and len(logits) == chosen.size and _holds_best(logits, chosen.reshape(-1, 1))
+    if site == "draft_extend.topk_index":
+        return _holds_best(arm.get(("draft_extend.logits", nth)), chosen)
+    scores = arm.get(("draft.organize.scores", 0))
+    if site == "draft.select.choice" and scores is not None:
+        first = topk + nth * topk * topk  # after the roots, each forward's
+        scores = scores[:, first : first + topk * topk]
+    return _holds_best(scores, chosen)
+
+
+def _holds_best(scores: np.ndarray | None, chosen: np.ndarray) -> bool:
     """True if ``chosen`` [n, k] names k best of each row of ``scores`` [n, m]; of equals, whichever."""
-    if chosen.min(initial=0) < 0 or chosen.max(initial=0) >= scores.shape[1]:
+    if scores is None or chosen.min(initial=0) < 0 or chosen.max(initial=0) >= scores.shape[1]:
         return False
     if any(len(set(row)) < len(row) for row in chosen.tolist()):
         return False
     taken = np.sort(np.take_along_axis(scores, chosen, 1), 1)
     return bool((taken == np.sort(scores, 1)[:, scores.shape[1] - chosen.shape[1] :]).all())
-
-
-def _next_token(arm: Tensors, nth: int, topk: int) -> bool:
-    logits = next((arm[site, nth] for site in GROUNDS["sampler.next_token_ids"] if (site, nth) in arm), None)
-    chosen = arm["sampler.next_token_ids", nth].reshape(-1, 1)
-    return logits is not None and len(logits) == len(chosen) and _holds_best(logits, chosen)
-
-
-def _extended(arm: Tensors, nth: int, topk: int) -> bool:
-    logits = arm.get(("draft_extend.logits", nth))
-    return logits is not None and _holds_best(logits, arm["draft_extend.topk_index", nth])
-
-
-def _kept_branches(arm: Tensors, nth: int, topk: int) -> bool:
-    scores = arm.get(("draft.organize.scores", 0))
-    if scores is None:
-        return False
-    first = topk + nth * topk * topk  # after the roots, each forward's
-    return _holds_best(scores[:, first : first + topk * topk], arm["draft.select.choice", nth])
-
-
-def _kept_candidates(arm: Tensors, nth: int, topk: int) -> bool:
-    scores = arm.get(("draft.organize.scores", 0))
-    return scores is not None and _holds_best(scores, arm["draft.organize.top_scores_index", nth])
 
 
 def _branch_tokens(arm: Tensors, nth: int, topk: int) -> bool:
@@ -142,8 +135,10 @@ def _ranked(logits: np.ndarray, at: int, token: int, topk: int) -> bool:
 
 
 def _walks(arms: tuple[Tensors, Tensors]) -> bool:
-    """Two walks through the tree: 0 at nodes not accepted, a node's parent before it. Where they part, both have chosen
-    the best; where they go after that, each has."""
+    """True if two walks through the tree have both chosen the best where they part, and each where it goes after that.
+
+    A walk is 0 at nodes not accepted, and has a node's parent before it.
+    """
     both = [arm["accept.predict", 0].reshape(-1) for arm in arms]
     logits = [arm.get(("verify.logits", 0)) for arm in arms]
     if len(both[0]) != len(both[1]) or not (both[0] != both[1]).any():
@@ -159,12 +154,3 @@ def _walks(arms: tuple[Tensors, Tensors]) -> bool:
         ):
             return False
     return True
-
-
-_JUDGES: Mapping[str, Callable[[Tensors, int, int], bool]] = {
-    "sampler.next_token_ids": _next_token,
-    "draft.select.choice": _kept_branches,
-    "draft.forward.input_ids": _branch_tokens,
-    "draft.organize.top_scores_index": _kept_candidates,
-    "draft_extend.topk_index": _extended,
-}

@@ -4,11 +4,11 @@ The device adds up **groups** of rows, the host what came of the groups of a **s
 over (value XOR key) times odd weight, key and weight by position. One changed element always changes both. Hashes of
 the host (``fingerprint.py``) and of a device are not comparable.
 
-Nobody waits: at the end of a step its sums are sent to pinned memory of the host, which reads them when it comes by and
-they are there. So what is known of a device when it is lost is all it had computed but for the last step or two.
+Nobody waits: at the end of a step its sums are sent to pinned memory of the host, which reads them once they are there.
+So of a device that is lost all is known but the last step or two.
 
-A graph adds up what passes in it to memory of its own, since who the rows belong to is known only when it is replayed:
-a group is a row, or all rows. After a replay that memory is copied to where the step's other sums are.
+A graph adds up what passes in it to memory of its own, since the owners of the rows are known only when it is replayed:
+a group is a row, or all rows. After a replay that memory is copied to the step's other sums.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _keys_and_weights(place: Any) -> tuple[Any, Any]:
 
 
 def _launch(call: SiteCall, groups: Groups, out: Tensor, first: int) -> None:
-    """The same by one launch of the kernel, added to ``out`` from ``first`` on."""
+    """Add the sums of a call's groups to ``out`` from ``first`` on, by one launch of the kernel."""
     from specdebug.diverge.kernels import LOOPS, TILE, add_sums
 
     tensor, at = call.tensor.detach(), call.at

@@ -37,7 +37,7 @@ class Keeper(RunListener):
         self._drafted = 0
 
     def finish(self) -> None:
-        """Everything is written."""
+        """Do nothing: everything is written."""
 
     def _new_capture(self) -> Captured:
         return Captured(copied=self._sites)
@@ -56,13 +56,10 @@ class Keeper(RunListener):
         return step in self._steps and site in self._sites
 
     def _add(self, rows: Tensor | None) -> None:
-        if rows is not None:
-            if self._into is self._now and not self._drafted:
-                self._write(len(self._now), rows)
-                rows = None
-            else:
-                rows = rows.clone()
-        self._into.append(rows)
+        if rows is not None and self._into is self._now and not self._drafted:
+            self._write(len(self._now), rows)
+            rows = None
+        self._into.append(None if rows is None else rows.clone())
 
     def _write(self, call: int, rows: Tensor) -> None:
         place = self._step, call
@@ -78,11 +75,9 @@ class Keeper(RunListener):
         self._into, self._drafted = self._now, len(self._now)
 
     def on_ahead_begin(self) -> None:
-        """Calls belong to the next step from now on, and come first in it."""
         self._into = self._next
 
     def on_ahead_end(self) -> None:
-        """Calls belong to this step again."""
         self._into = self._now
 
     def on_ahead_dropped(self) -> None:

@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
 
 class RunListener(EngineObserver, ABC):
-    """Listens to one engine's run. Who listened before (the injector) is asked first, because the engine goes on with
-    what that leaves.
+    """Listens to one engine's run, after whoever did before (the injector), so to what the engine goes on with.
 
-    What passes in a graph has to be listened to when it is captured, so before there is an engine: call :meth:`listen`,
-    build the engine, then :meth:`attach`.
+    Graphs are listened to when they are captured, so call :meth:`listen`, build the engine, then :meth:`attach`.
     """
 
     def __init__(self) -> None:
@@ -41,7 +39,6 @@ class RunListener(EngineObserver, ABC):
         async_probe.on_site(self._at_site, self._at_replay)
 
     def on_step_begin(self, step: int) -> None:
-        """Remember which step it is."""
         self._step = step
 
     @abstractmethod
@@ -66,12 +63,10 @@ class RunListener(EngineObserver, ABC):
         if call.capture is None:  # the warm-up before a capture: compiles what that will launch
             self._new_capture().add(call)
             return
-        captured = self._captures.get(call.capture)
-        if captured is None:
-            captured = self._captures[call.capture] = self._new_capture()
-        captured.add(call)
+        if call.capture not in self._captures:
+            self._captures[call.capture] = self._new_capture()
+        self._captures[call.capture].add(call)
 
     def _at_replay(self, capture: Capture) -> None:
-        captured = self._captures.get(capture)
-        if captured is not None:
-            self._replayed(captured)
+        if capture in self._captures:
+            self._replayed(self._captures[capture])

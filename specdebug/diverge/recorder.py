@@ -20,12 +20,7 @@ BATCHES = 64
 
 
 class HashRecorder(RunListener):
-    """Records one engine's run.
-
-    Args:
-        writer: takes the hashes.
-        by_request: a hash for each request's share of a tensor, else one for the whole of it, which costs less.
-    """
+    """Records one engine's run: a hash for each request's share of a tensor, or one for the whole, which costs less."""
 
     def __init__(self, writer: Writer, *, by_request: bool = False) -> None:
         super().__init__()
@@ -44,7 +39,6 @@ class HashRecorder(RunListener):
         super().attach(engine)
 
     def finish(self) -> None:
-        """Write what is not written yet. Waits for the device."""
         if self._log.pending:
             self.on_step_end()
         self._log.close()
@@ -71,15 +65,12 @@ class HashRecorder(RunListener):
         self._log.drafting = stage == "draft"
 
     def on_ahead_begin(self) -> None:
-        """Calls belong to the next step from now on, and come first in it."""
         self._log.begin_ahead()
 
     def on_ahead_end(self) -> None:
-        """Calls belong to this step again."""
         self._log.end_ahead()
 
     def on_ahead_dropped(self) -> None:
-        """Strike out what was drafted ahead."""
         self._log.drop_ahead()
 
     def _new_capture(self) -> Captured:
@@ -101,11 +92,9 @@ class HashRecorder(RunListener):
                 self._rids.append(request.rid)
             places.append(self._rids.index(request.rid))
         key = (batch.kind, tuple(request.rid for request in batch.requests), tuple(places), batch.lens)
-        found = self._batches.get(key)
-        if found is None:
+        if key not in self._batches:
             if len(self._batches) >= BATCHES:
                 self._batches.clear()
-            found = self._batches[key] = Batch(
-                batch.kind, list(batch.requests), tuple(places), batch.lens, self._branches, self._log.nodes
-            )
-        return found
+            facts = (tuple(places), batch.lens, self._branches, self._log.nodes)
+            self._batches[key] = Batch(batch.kind, list(batch.requests), *facts)
+        return self._batches[key]

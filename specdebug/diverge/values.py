@@ -62,15 +62,7 @@ class ValueDifference:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        gap = self.gap if np.isfinite(self.gap) else str(self.gap)
-        return {
-            "index": list(self.index),
-            "left": _plain(self.left),
-            "right": _plain(self.right),
-            "count": self.count,
-            "size": self.size,
-            "gap": gap,
-        }
+        return {name: _plain(value) for name, value in vars(self).items()} | {"index": list(self.index)}
 
 
 def keep(folder: Path, place: Place, rows: Tensor) -> None:
@@ -99,11 +91,9 @@ def difference(left: np.ndarray, right: np.ndarray) -> ValueDifference | None:
         differs |= (np.signbit(left) != np.signbit(right)) & (left == right)  # zeros whose bits differ
     if not differs.any():
         return None
-    first = np.unravel_index(int(differs.argmax()), differs.shape)
-    index = tuple(int(i) for i in first)
-    return ValueDifference(
-        index, left[index].item(), right[index].item(), int(differs.sum()), differs.size, _gap(left, right)
-    )
+    index = tuple(map(int, np.unravel_index(int(differs.argmax()), differs.shape)))
+    pair = left[index].item(), right[index].item()
+    return ValueDifference(index, *pair, int(differs.sum()), differs.size, _gap(left, right))
 
 
 def _gap(left: np.ndarray, right: np.ndarray) -> float:
@@ -123,7 +113,7 @@ def _gap(left: np.ndarray, right: np.ndarray) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no word for what is not finite."""
+    """The value as JSON can say it: what is not finite as text."""
     return value if not isinstance(value, float) or np.isfinite(value) else str(value)
 
 

@@ -47,10 +47,7 @@ class Difference:
 
 
 def in_lockstep(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> Iterator[Difference]:
-    """Differences of two runs that should be one and the same, in program order.
-
-    It ends with the first step whose calls are not the same, because what follows has no counterpart.
-    """
+    """Differences of two runs that should be equal, in program order, up to the first step with other calls."""
     for one, other in zip_longest(left, right):
         if one is None or other is None:
             longer = one or other
@@ -65,7 +62,9 @@ def in_lockstep(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> 
             return
         for a, b in zip_longest(one.parts(), other.parts()):
             if a is None or b is None or a.descriptor.site != b.descriptor.site:
-                yield _parted(other.number, a, b)
+                sites = ["nothing more" if part is None else part.descriptor.site for part in (a, b)]
+                text = f"the first arm reaches {sites[0]}, the second reaches {sites[1]}"
+                yield Difference("schedule", other.number, sites[0] if b is None else sites[1], None, a, b, text)
                 return
             if a.descriptor.owners != b.descriptor.owners or a.descriptor.rows != b.descriptor.rows:
                 text = f"{_shape(a)} in the first arm, {_shape(b)} in the second"
@@ -77,10 +76,11 @@ def in_lockstep(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> 
 
 
 def by_request(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> Iterator[Difference]:
-    """Differences of what each request came by, in the order of the right run.
+    """Differences of the shares of each request, in the order of the right run.
 
-    Of prefills only those that end at the same position are compared, and shares with as many rows: how a prompt is
-    cut depends on what else is served. A request whose tensors cease to have counterparts is not looked at any further.
+    Of prefills only those that end at the same position are compared, and shares with as many rows: the cuts of a
+    prompt depend on the other requests. A request whose tensors cease to have counterparts is not looked at any
+    further.
     """
     counterpart = dict(_placed(left))
     lost: set[str] = set()
@@ -147,13 +147,6 @@ def _nth_of_owner(part: Share, step: RecordedStep) -> int:
         return part.nth
     wanted = part.descriptor.site, part.descriptor.owners
     return sum((call.site, call.owners) == wanted for call in step.calls[: part.call])
-
-
-def _parted(step: int, left: Share | None, right: Share | None) -> Difference:
-    one, other = ("nothing more" if part is None else part.descriptor.site for part in (left, right))
-    site = next(part.descriptor.site for part in (right, left) if part is not None)
-    text = f"the first arm reaches {one}, the second reaches {other}"
-    return Difference("schedule", step, site, None, left, right, text)
 
 
 def _shape(part: Share) -> str:

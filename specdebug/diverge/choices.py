@@ -3,11 +3,10 @@
 In half precision two tokens are often as likely as each other, to the last bit or nearly, and arms that batch otherwise
 may choose one each. A choice is excused if in both arms it is right by what that very arm computed: the numbers it was
 made from differ by rounding only (else they would have been the first to differ), and it holds the best of them. No
-margin is needed, and a token changed after it was chosen is none of the best. What a request does after an excused
-choice has no counterpart in the other arm.
+margin is needed, and a token changed after it was chosen is none of the best. After an excused choice the request has
+no counterpart in the other arm.
 
-Not excused are choices of sampled requests (they depend on a coin, too) and tokens of draft heads that have a
-vocabulary of their own.
+Not excused are choices of sampled requests (they depend on a coin) and tokens of draft heads with an own vocabulary.
 """
 
 from __future__ import annotations
@@ -50,10 +49,7 @@ def grounds(part: Share, step: RecordedStep) -> dict[Place, Share]:
 def explained(place: Place, arms: tuple[Tensors, Tensors], topk: int) -> bool:
     """True if two arms' unequal choices at ``place`` are both right by what the arms computed.
 
-    Args:
-        place: of the choice.
-        arms: in each arm, the tensors that :func:`grounds` names.
-        topk: branches of the draft tree.
+    ``arms``: in each, the tensors that :func:`grounds` names. ``topk``: branches of the draft tree.
     """
     site, nth = place
     if site not in GROUNDS or any(place not in arm for arm in arms):
@@ -61,7 +57,7 @@ def explained(place: Place, arms: tuple[Tensors, Tensors], topk: int) -> bool:
     if site == "accept.predict":
         return _walks(arms)
     if site == "draft.organize.draft_tokens":
-        return _same_roots(arms, topk) and all(_tokens_of_tree(arm, topk) for arm in arms)
+        return _trees(arms, topk)
     return all(_is_right(site, nth, arm, topk) for arm in arms)
 
 
@@ -101,10 +97,17 @@ def _branch_tokens(arm: Tensors, nth: int, topk: int) -> bool:
     return all(_ranked(logits, int(at), int(token), topk) for at, token in zip(choice[0], tokens, strict=True))
 
 
-def _tokens_of_tree(arm: Tensors, topk: int) -> bool:
-    chosen = arm.get(("draft.organize.top_scores_index", 0))
-    if chosen is None:
+def _trees(arms: tuple[Tensors, Tensors], topk: int) -> bool:
+    """True if all tokens but the roots are right. Roots were chosen in the step before: here they must be equal."""
+    top = ("draft.organize.top_scores_index", 0)
+    if any(top not in arm for arm in arms):
         return False
+    one, other = (arm["draft.organize.draft_tokens", 0][0][arm[top][0] < topk].tolist() for arm in arms)
+    return one == other and all(_tokens_of_tree(arm, topk) for arm in arms)
+
+
+def _tokens_of_tree(arm: Tensors, topk: int) -> bool:
+    chosen = arm["draft.organize.top_scores_index", 0]
     for at, token in zip(chosen[0].tolist(), arm["draft.organize.draft_tokens", 0][0].tolist(), strict=True):
         if at < topk:
             continue
@@ -113,17 +116,6 @@ def _tokens_of_tree(arm: Tensors, topk: int) -> bool:
         if logits is None or not _ranked(logits, place, token, topk):
             return False
     return True
-
-
-def _same_roots(arms: tuple[Tensors, Tensors], topk: int) -> bool:
-    """Roots were chosen in the step before: here nothing excuses that they differ."""
-    roots: list[list[int]] = []
-    for arm in arms:
-        chosen = arm.get(("draft.organize.top_scores_index", 0))
-        if chosen is None:
-            return False
-        roots.append(arm["draft.organize.draft_tokens", 0][0][chosen[0] < topk].tolist())
-    return roots[0] == roots[1]
 
 
 def _ranked(logits: np.ndarray, at: int, token: int, topk: int) -> bool:

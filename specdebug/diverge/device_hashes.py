@@ -1,8 +1,8 @@
 """Hashes of rows that lie on a device: equal rows have equal hashes, others do not but for one in 2**64.
 
-The device adds up **groups** of rows, the host what came of the groups of a **segment**, each time a sum modulo 2**64
-over (value XOR key) times odd weight, key and weight by position. One changed element always changes both. Hashes of
-the host (``fingerprint.py``) and of a device are not comparable.
+The device adds up **groups** of rows, the host the sums of a **segment**, each time modulo 2**64 over (value XOR key)
+times odd weight, key and weight by position. One changed element always changes both. Hashes of the host
+(``fingerprint.py``) and of a device are not comparable.
 
 Nobody waits: at the end of a step its sums are sent to pinned memory of the host, which reads them once they are there.
 So of a device that is lost all is known but the last step or two.
@@ -35,7 +35,7 @@ _compiled: dict[tuple[object, ...], Any] = {}
 
 
 class Groups(NamedTuple):
-    """How a call's rows are added up: ``number`` groups of ``unit`` rows."""
+    """The groups in which a call's rows are added up: ``number`` of them, of ``unit`` rows each."""
 
     number: int
     unit: int
@@ -138,7 +138,6 @@ class StepSums:
         self._blocks: list[tuple[Block, Tensor]] = []
 
     def add(self, call: SiteCall, groups: Groups) -> None:
-        """Enqueue the sums of a call's groups."""
         self._block(call.tensor.device, groups.number).add(call, groups)
 
     def copy(self, captured: CapturedSums) -> None:
@@ -149,7 +148,6 @@ class StepSums:
             mine.used += block.used
 
     def __bool__(self) -> bool:
-        """True if there are any."""
         return bool(self._blocks)
 
     def send(self) -> Sent | None:
@@ -163,7 +161,7 @@ class StepSums:
 
 
 class Layout:
-    """How the sums of some calls make the hashes of their segments. ``calls``: segments and number of sums of each."""
+    """Makes the hashes of segments of the sums of their calls. ``calls``: segments and number of sums of each."""
 
     def __init__(self, calls: Sequence[tuple[Sequence[Segment], int]]) -> None:
         index: list[int] = []

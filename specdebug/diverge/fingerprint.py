@@ -75,15 +75,11 @@ def list_hash(tensor: Tensor) -> int:
 
 
 class HostPlan:
-    """How to hash, segment by segment, contiguous tensors of one shape on the host; found once for many.
+    """A way to hash, segment by segment, contiguous tensors of one ``shape`` (rows first); found once for many.
 
-    Args:
-        shape: rows first.
-        dtype: of the values.
-        segments: rows to hash together.
-        layers: where the tensor is [L, N, ...] and rows are in dimension 1: L, which is second in ``shape``. Else 0.
-        relative: the values are rows of a tensor that has as many for each request; they are taken from the request's
-            first, so that a request has the same hash wherever it stands in the batch. 0: they are not.
+    ``layers``: L of a tensor [L, N, ...] whose rows are in dimension 1 (L is second in ``shape``), else 0.
+    ``relative``: the values are rows of a tensor that has as many for each request; they are taken from the request's
+    first, so that its hash does not depend on its place in the batch. 0: they are not.
     """
 
     def __init__(

@@ -58,10 +58,8 @@ class Judgement(NamedTuple):
 def judge(left: Sequence[RecordedStep], right: Sequence[RecordedStep], look: Look, config: Any) -> Judgement:
     """Find the first difference between two arms that rounding does not explain.
 
-    Args:
-        left, right: their steps, with a hash for each request's share.
-        look: gets at values.
-        config: the engine's of the first arm; what matters here is the same in the second.
+    ``left``, ``right``: their steps, with a hash for each request's share. ``look`` gets at values. ``config``: the
+    first engine's; what matters here is the same in the second.
     """
     steps = {step.number: step for step in left}, {step.number: step for step in right}
     model = read_config(checkpoint_path(config.model))

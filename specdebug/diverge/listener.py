@@ -1,18 +1,71 @@
-"""The worker's side: observe an engine, and be handed every call of a probe's site."""
+"""The worker's side: observe an engine, and be handed every call of a probe's site.
+
+Calls in a graph are recorded while it is captured, because every replay makes the same ones.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
 
 from specdebug import async_probe
 from specdebug.async_probe import Capture, SiteCall
-from specdebug.diverge.captured import Captured
+from specdebug.diverge.device_hashes import CapturedSums, Groups
+from specdebug.diverge.fingerprint import rows_of
+from specdebug.diverge.owners import LISTS
 from specdebug.engine.observer import EngineObserver
 
 if TYPE_CHECKING:
     from specdebug.engine import Engine
+
+
+Described = tuple[str, Sequence[int], torch.dtype, Sequence[int] | None]
+"""Of a call: the site, the shape with rows first (empty for a list), the dtype, and the shape of ``at``."""
+
+
+class CapturedCall(NamedTuple):
+    """A call in a graph. ``groups``: what the graph adds up of it. ``copy``: what it copies of it, rows first."""
+
+    described: Described
+    groups: Groups | None
+    copy: Tensor | None
+
+
+class Captured:
+    """The calls in one graph, in program order.
+
+    ``groups`` names the groups of a call that are to be added up, if any; ``copied``: sites whose tensors are copied.
+    """
+
+    def __init__(
+        self, groups: Callable[[SiteCall], Groups | None] | None = None, copied: frozenset[str] = frozenset()
+    ) -> None:
+        self.sums = CapturedSums()
+        self.calls: list[CapturedCall] = []
+        self._groups = groups
+        self._copied = copied
+
+    def add(self, call: SiteCall) -> None:
+        """Make what is wanted of a call a part of the graph that is being captured."""
+        groups = None if self._groups is None else self._groups(call)
+        if groups is not None:
+            self.sums.add(call, groups)
+        copy = rows_of(call).clone() if call.site in self._copied else None
+        self.calls.append(CapturedCall(described(call), groups, copy))
+
+
+def described(call: SiteCall) -> Described:
+    tensor, at = call.tensor, call.at
+    shape: Sequence[int] = tensor.shape or (1,)
+    if at is not None:
+        shape = (at.numel(), tensor.shape[0], *tensor.shape[2:])
+    elif call.site in LISTS:
+        shape = ()
+    return call.site, shape, tensor.dtype, None if at is None else at.shape
 
 
 class RunListener(EngineObserver, ABC):

@@ -36,14 +36,10 @@ class Batch:
     def segments(
         self, name: str, rows: int, *, grid: bool = False, drafting: bool = False, nth: int = 0
     ) -> list[Segment]:
-        """The owners of the rows, in their order.
+        """The owners of the rows that a site handed over, in their order.
 
-        Args:
-            name: the site where they were handed over.
-            rows: how many there are.
-            grid: they are slots that the draft loop wrote: a row for each branch.
-            drafting: the draft loop runs.
-            nth: how often the site was reached before in this step.
+        ``grid``: they are slots that the draft loop wrote, a row for each branch. ``drafting``: the draft loop runs.
+        ``nth``: the number of calls of the site before in this step.
         """
         count, held = len(self.places), held_at(name)
         whole = [(BATCH, 0, rows)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from specdebug.async_probe import SiteCall
-from specdebug.diverge.captured import Captured
-from specdebug.diverge.listener import RunListener
+from specdebug.diverge.listener import Captured, RunListener
 from specdebug.diverge.owners import Batch
 from specdebug.diverge.steplog import StepLog
 from specdebug.diverge.stream import Writer
@@ -32,7 +31,6 @@ class HashRecorder(RunListener):
         self._branches = 1
 
     def attach(self, engine: Engine) -> None:
-        """Record what ``engine`` does from now on."""
         spec = engine.config.speculative
         if spec is not None:
             self._branches, self._log.nodes = spec.eagle_topk, spec.tree_size
@@ -44,17 +42,14 @@ class HashRecorder(RunListener):
         self._log.close()
 
     def on_step_end(self) -> None:
-        """Write the step, as soon as its hashes are known."""
         self._log.end_step(self._step, self._rids)
         self._rids = []
 
     def on_batch_begin(self, batch: ObservedBatch) -> None:
-        """From now on rows belong to the requests of ``batch``."""
         self._outer.append(self._batch)
         self._batch = self._known(batch)
 
     def on_batch_end(self, batch: ObservedBatch) -> None:
-        """From now on rows belong to those of the batch around it again."""
         ended, self._batch = self._batch, self._outer.pop()
         self._log.drafting = False
         if batch.kind == "speculative":

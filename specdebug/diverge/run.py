@@ -1,7 +1,6 @@
 """Run two arms, lay their recordings side by side, and look once more at what differs, with its values.
 
-Runs repeat to the bit, so values are not kept the first time: once it is known where to look, both arms run again and
-keep those tensors.
+Runs repeat to the bit, so values are not kept the first time: both arms run again and keep those that differ.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ SHAPE_OPTIONS = ("model", "device", "dtype")
 
 @dataclass(frozen=True)
 class RecordedRun(ArmRun):
-    """An arm run that writes ``hashes`` to a file, or keeps tensors in ``folder``: step, call and site of each.
-
-    ``by_request``: a hash for each request's share of a tensor.
-    """
+    """An arm run that writes ``hashes``, or keeps tensors in ``folder`` (``keep``: step, call and site of each)."""
 
     folder: str = ""
     hashes: str | None = None
@@ -47,7 +43,6 @@ class RecordedRun(ArmRun):
     keep: tuple[tuple[int, int, str], ...] = ()
 
     def job(self, library: RunContent) -> Job:
-        """As ``ArmRun.job``."""
         job = super().job(library)
         record = {"folder": self.folder, "hashes": self.hashes, "keep": self.keep, "by_request": self.by_request}
         return dataclasses.replace(job, target=TARGET, payload={**job.payload, "record": record})
@@ -55,16 +50,12 @@ class RecordedRun(ArmRun):
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two arms part.
+    """The answer: the place where two arms part.
 
-    Attributes:
-        names: of the two arms, with what was done to them.
-        outcomes: of the arms, without oracles.
-        alike: their engines are configured alike, so that everything must be equal to the bit.
-        first: the first difference, None if there is none (but for rounding). values: those there, if they differ.
-        after: first difference at each of the sites that differed next.
-        rescheduled: the first step in which they computed other requests or shapes, None if there is none.
-        reason: why they cannot be compared, empty if they can.
+    ``names``: of the arms, with what was done to them. ``alike``: their engines are configured alike, so everything
+    must be equal to the bit. ``first``: the first difference (beyond rounding), with its ``values`` if those differ;
+    ``after``: the first at each of the next sites. ``rescheduled``: the first step in which they computed other
+    requests or shapes. ``reason``: why they cannot be compared, empty if they can.
     """
 
     names: tuple[str, str]
@@ -108,37 +99,33 @@ def _first_unequal(one: object, other: object, options: Sequence[str]) -> str:
     return next((f"{option} ({left} and {right})" for option, left, right in pairs if left != right), "")
 
 
+@dataclass
 class Diverging:
     """Two arm runs under comparison. ``folder``: an empty one, for hashes and tensors."""
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        library: RunContent,
-        runs: tuple[ArmRun, ArmRun],
-        folder: Path,
-        progress: Progress | None = None,
-    ) -> None:
-        self._pool = pool
-        self._library = library
-        self._runs = tuple(_unjudged(run) for run in runs)
-        self._folder = folder
-        self._progress = progress
-        self._looks = 0
+    pool: WorkerPool
+    library: RunContent
+    runs: tuple[ArmRun, ArmRun]
+    folder: Path
+    progress: Progress | None = None
+    _looks: int = 0
+
+    def __post_init__(self) -> None:
+        self.runs = _unjudged(self.runs[0]), _unjudged(self.runs[1])
 
     def run(self) -> Divergence:
         """Compare the arms. Raises as ``loops.replay.run_arms``."""
-        left, right = self._runs
+        left, right = self.runs
         names = (_name(left), _name(right))
         reason = not_comparable(left, right)
         if reason:
             return Divergence(names, reason=reason)
-        files = [self._folder / f"{side}.hashes" for side in (0, 1)]
+        files = [self.folder / f"{side}.hashes" for side in (0, 1)]
         alike = left.config == right.config
-        record = {"folder": str(self._folder), "by_request": not alike}
-        named = [(run, f"{side}: {run.arm}") for side, run in enumerate(self._runs, start=1)]
+        record = {"folder": str(self.folder), "by_request": not alike}
+        named = [(run, f"{side}: {run.arm}") for side, run in enumerate(self.runs, start=1)]
         runs = [_recorded(*each, hashes=str(file), **record) for each, file in zip(named, files, strict=True)]
-        results, interrupted = run_arms(self._pool, self._library, runs, self._progress)
+        results, interrupted = run_arms(self.pool, self.library, runs, self.progress)
         outcomes = tuple(result.outcome for result in results)
         if interrupted:
             return Divergence(names, outcomes, interrupted=True)
@@ -154,7 +141,7 @@ class Diverging:
         try:
             if alike:
                 return self._in_lockstep(answer, *streams)
-            first, values, after, rounding = judge(*streams, self._kept, self._runs[0].config)
+            first, values, after, rounding = judge(*streams, self._kept, self.runs[0].config)
         except KeyboardInterrupt:
             return dataclasses.replace(answer, interrupted=True)
         return dataclasses.replace(answer, first=first, values=values, after=after, rounding=rounding)
@@ -177,15 +164,15 @@ class Diverging:
         """Run both arms again, keeping each one's parts, in a folder of its own while the block lasts."""
         self._looks += 1
         runs, folders = [], []
-        for side, run in enumerate(self._runs):
-            folder = self._folder / f"{self._looks}-{side}"
+        for side, run in enumerate(self.runs):
+            folder = self.folder / f"{self._looks}-{side}"
             folder.mkdir()
             folders.append(folder)
             parts = {part for pair in pairs if (part := pair[side]) is not None}
             keep = tuple(sorted({(part.step, part.call, part.descriptor.site) for part in parts}))
             runs.append(_recorded(run, f"{side + 1}: {run.arm}, again", folder=str(folder), keep=keep))
         if pairs:
-            results, interrupted = run_arms(self._pool, self._library, runs, self._progress)
+            results, interrupted = run_arms(self.pool, self.library, runs, self.progress)
             if interrupted:
                 raise KeyboardInterrupt
             for result in results:

@@ -1,10 +1,9 @@
 """The calls of a step become the records of a file: the owners of their rows, and their hashes.
 
-Between two calls the model sweeps the caches, so that every line there costs several times what it seems to. So work is
-left to the end of the step where it can be, and what steps mostly have in common is found once.
+Between two calls the model sweeps the caches, so every line there costs several times what it seems to. So work is left
+to the end of the step where it can be, and what steps mostly have in common is found once.
 
-On a GPU the engine drafts ahead: those calls belong to the next step, unless that computes another batch and the draft
-is dropped.
+On a GPU the engine drafts ahead: those calls belong to the next step, unless that computes another batch.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import torch
 
 from specdebug.async_probe import SiteCall
 from specdebug.diverge.align import is_where
-from specdebug.diverge.captured import Captured, Described, described
 from specdebug.diverge.device_hashes import Groups, Layout, Memory, Sent, StepSums
 from specdebug.diverge.fingerprint import HostPlan, Staging, list_hash, whole_hash
+from specdebug.diverge.listener import Captured, Described, described
 from specdebug.diverge.owners import LISTS, Batch, Segment
 from specdebug.diverge.stream import BATCH, PADDING, Descriptor, Writer
 from specdebug.engine.sites import SITES
@@ -175,15 +174,12 @@ class StepLog:
         return Groups.of(call, apart=apart)
 
     def begin_ahead(self) -> None:
-        """Count calls to the next step from now on."""
         self._into = self._next
 
     def end_ahead(self) -> None:
-        """Count calls to this step again."""
         self._into = self._now
 
     def drop_ahead(self) -> None:
-        """Strike out what was drafted ahead."""
         now = self._now
         now.dropped += sum(each.sums for each in now.contents[: now.ahead] if isinstance(each, _Enqueued))
         del now.marks[: now.ahead], now.contents[: now.ahead]

@@ -65,14 +65,14 @@ class Share:
 
     @property
     def rows(self) -> int | None:
-        """How many rows there are, None where that is not fixed."""
+        """The number of rows, None where it is not fixed."""
         if not self.descriptor.rows:
             return None
         return sum(self.descriptor.rows) if self.place < 0 else self.descriptor.rows[self.place]
 
     @property
     def first_row(self) -> int:
-        """Where they begin in the tensor, if that is fixed."""
+        """The first of the rows in the tensor, if that is fixed."""
         return sum(self.descriptor.rows[: max(self.place, 0)])
 
 
@@ -124,7 +124,6 @@ class Writer:
         self._pending = bytearray()
 
     def descriptor(self, descriptor: Descriptor) -> int:
-        """The number of a descriptor."""
         facts = [descriptor.site, descriptor.dtype, descriptor.owners, descriptor.rows]
         return self._number(b"D", descriptor, lambda: json.dumps(facts, separators=(",", ":")).encode())
 
@@ -134,27 +133,22 @@ class Writer:
         template = self._number(b"T", calls, lambda: array("I", calls).tobytes())
         self._record(b"S", _STEP.pack(number, template, batch) + digests)
         data, self._pending = self._pending, bytearray()
-        memory = self._memory(self._used + len(data))
-        memory[self._used + 1 : self._used + len(data)] = bytes(data[1:])
-        memory[self._used] = data[0]  # last, so that half a step is none
-        self._used += len(data)
+        start, end = self._used, self._used + len(data)
+        if self._map is None or len(self._map) < end:
+            if self._map is not None:
+                self._map.close()
+            larger = -(-end // GROWTH) * GROWTH
+            os.ftruncate(self._fd, larger)
+            self._map = mmap.mmap(self._fd, larger)
+        self._map[start + 1 : end] = bytes(data[1:])
+        self._map[start] = data[0]  # last, so that half a step is none
+        self._used = end
 
     def close(self) -> None:
-        """No step will follow."""
         if self._map is not None:
             self._map.close()
         os.ftruncate(self._fd, self._used)
         os.close(self._fd)
-
-    def _memory(self, size: int) -> mmap.mmap:
-        """The file, at least that large."""
-        if self._map is None or len(self._map) < size:
-            if self._map is not None:
-                self._map.close()
-            larger = -(-size // GROWTH) * GROWTH
-            os.ftruncate(self._fd, larger)
-            self._map = mmap.mmap(self._fd, larger)
-        return self._map
 
     def _number(self, tag: bytes, key: Hashable, encoded: Callable[[], bytes]) -> int:
         known = self._known[tag]

@@ -25,13 +25,9 @@ UNDECIDED = 125
 
 @dataclass(frozen=True)
 class FixRow:
-    """One fix, checked.
+    """One fix, checked. ``registry``: our toggles, or the engine's own. ``why``: the reason for ``not-for-version``.
 
-    Attributes:
-        registry: whose patches: our toggles, or the engine's own.
-        why: what ``not-for-version`` means here, else empty.
-        places: where in the release the edits land that can be made.
-        problems: the edits that cannot.
+    ``places``: in the release, of the edits that can be made; ``problems``: the edits that cannot.
     """
 
     pr: int
@@ -89,9 +85,8 @@ def engines(registry: Registry) -> set[str]:
 def check(dist: Dist, registry: Registry) -> Report:
     """Match every patch of both registries against a release.
 
-    Raises:
-        DistError: no toggle knows the engine, and it has no registry of its own; or a file of it is damaged.
-        ContentError: two version ranges of one toggle hold the same release.
+    Raises DistError if no toggle knows the engine and it has no registry of its own, or a file of it is damaged, and
+    ContentError if two version ranges of one toggle hold the same release.
     """
     entries = read_entries(dist)
     if not entries and all(canonicalize_name(engine) != dist.name for engine in engines(registry)):

@@ -38,11 +38,9 @@ class Dist:
         return self._members.path
 
     def source(self, module: str, where: Where | None = None) -> ModuleSource:
-        """The text of a module.
+        """The text of a module, for whoever asks at ``where``.
 
-        Raises:
-            PatchError: there is none, or it is no Python; ``where`` is who asked.
-            DistError: it cannot be read.
+        Raises PatchError if there is none, or it is no Python, and DistError if it cannot be read.
         """
         file = self._file(module)
         if file is None:
@@ -105,15 +103,10 @@ class Dist:
 
 
 def open_dist(path: str | Path, known: Collection[str], version: str | None = None) -> Dist:
-    """Open a wheel, an sdist or a source tree and find out which release it is.
+    """Open a wheel, an sdist or a source tree of one of the ``known`` engines and find out which release it is.
 
-    Args:
-        known: names of engines that patches exist for.
-        version: for a source tree that does not say its own.
-
-    Raises:
-        DistError: it cannot be read, is none of these, its version is unknown or no version, or differs from
-            ``version``.
+    ``version``: for a source tree that does not say its own. Raises DistError if it cannot be read, is none of these,
+    its version is unknown or no version, or differs from ``version``.
     """
     members = open_members(path)
     identity = identify(members, {canonicalize_name(name) for name in known})

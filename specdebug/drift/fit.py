@@ -38,18 +38,14 @@ class EditProblem:
 
 @dataclass(frozen=True)
 class Fit:
-    """The end of some patches: where the edits land, or what is wrong."""
+    """The result for some patches: where the edits land, or what is wrong."""
 
     places: tuple[Where, ...]
     problems: tuple[EditProblem, ...]
 
 
 def fit(dist: Dist, patches: Sequence[Patch]) -> Fit:
-    """Return whether all edits of these patches can be made together in this release. Every edit is tried.
-
-    Raises:
-        DistError: a file of the release cannot be read.
-    """
+    """Match all edits of these patches, to be made together. Raises DistError if a file cannot be read."""
     problems: list[EditProblem] = []
     placed: dict[str, list[Placed]] = {}
     for patch in patches:

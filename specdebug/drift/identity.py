@@ -28,16 +28,11 @@ class Identity:
 
 
 def identify(members: Members, known: Collection[str]) -> Identity:
-    """Name and version of a distribution.
+    """Name and version of a distribution. Raises DistError if nothing names it, or two of ``known`` are in there.
 
-    In order: a wheel's ``METADATA``, an sdist's ``PKG-INFO``, ``pyproject.toml`` (also one folder down, where
-    monorepos keep it) with the files it takes its version from, and at last a package folder with a known name.
-
-    Args:
-        known: names that are looked for; among several distributions (a ``site-packages``) one of these counts.
-
-    Raises:
-        DistError: nothing names it, or two of ``known`` are in there.
+    In order: a wheel's ``METADATA``, an sdist's ``PKG-INFO``, ``pyproject.toml`` (also one folder down, where monorepos
+    keep it) with the files it takes its version from, and at last a package folder with a known name. Among several
+    distributions (a ``site-packages``) one of ``known`` counts.
     """
     stated = list(_stated(members))
     found = [one for one in stated if one.name in known] or stated[:1]

@@ -59,8 +59,7 @@ class Members(ABC):
 def open_members(path: str | Path) -> Members:
     """Open whatever lies at ``path``.
 
-    Raises:
-        DistError: nothing does, it is neither wheel (.whl), sdist (.tar.gz) nor folder, or it is damaged.
+    Raises DistError if nothing does, it is neither wheel (.whl), sdist (.tar.gz) nor folder, or it is damaged.
     """
     file = Path(path)
     shown = one_line(str(path), 200)

@@ -29,10 +29,9 @@ class Near:
 
 
 def nearest(dist: Dist, module: str, qualname: str, wanted: Sequence[str]) -> Near | None:
-    """The best place for lines: in their function, or else in their module or any function of the same name.
+    """The best place for ``wanted`` lines: in their function, or else in their module or any function of the same name.
 
-    Args:
-        wanted: lines without common indentation, at least one of them not blank.
+    They have no common indentation, and at least one of them is not blank.
     """
     plain = qualname.replace("<locals>.", "")
     source = _source(dist, module)

@@ -120,7 +120,14 @@ def _value(kind: FaultClass, key: str, text: str) -> Any:
     if key in ("request", "site"):
         return text
     if key == "probability":
-        return _between_0_and_1(kind, text)
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 < value <= 1:
+            what = "probability must be above 0 and at most 1"
+            raise BadFault(f"--fault {kind.name}: {what}, not '{one_line(text, 60)}'")
+        return value
     if key == "step":
         first, dots, last = text.partition("..")
         begin = _number(kind, key, first)
@@ -134,13 +141,3 @@ def _number(kind: FaultClass, key: str, text: str) -> int:
         form = f"a whole number from {low} to {high}" + (", or two of them as 2..5" if key == "step" else "")
         raise BadFault(f"--fault {kind.name}: {key} must be {form}, not '{one_line(text, 60)}'")
     return int(text)
-
-
-def _between_0_and_1(kind: FaultClass, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise BadFault(f"--fault {kind.name}: probability must be above 0 and at most 1, not '{one_line(text, 60)}'")
-    return value

@@ -1,9 +1,8 @@
-"""When faults are due: the worker's side of injection.
+"""The worker's side of injection: it decides when faults are due.
 
 The injector observes an engine, is told of every step's beginning and end, listens at the probes' sites, and wraps the
-few public functions that some classes act on, those of the classes that were declared only. An opportunity (a step,
-a site reached, a call) that a fault's address covers becomes a ``Shot`` for its class's function. What that does is
-emitted at once: the next thing may be the end of the process.
+few public functions that declared classes act on. An opportunity (a step, a site reached, a call) that a fault's
+address covers becomes a ``Shot`` for its class's function. Its damage is reported at once: the process may end next.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ class Injector(EngineObserver):
         self._installed.append(lambda: engine.observers.remove(self))
         points = {armed.kind.point for armed in self._armed}
         if "site" in points:
-            async_probe.on_site(self._at_site)
+            async_probe.on_site(lambda call: self._offer("site", self._batch, at_site=call))
         if "lengths" in points:
             # What a GPU drafts ahead it may drop, and then nobody has used what was read early.
             self._view.eagle.drafts_ahead = False
@@ -124,13 +123,11 @@ class Injector(EngineObserver):
                 self._wrap(owner, name, point)
 
     def before_step(self, step: int) -> None:
-        """The engine is about to make a step."""
         self._step = step
         if self._armed:
             self._offer("before", self._view.running)
 
     def after_step(self) -> None:
-        """The engine has made it."""
         if not self._armed:
             return
         undo, self._after_step = self._after_step, []
@@ -149,19 +146,14 @@ class Injector(EngineObserver):
                 self.sink.emit("unfired", number=armed.number, why=armed.missed)
 
     def on_batch_begin(self, batch: ObservedBatch) -> None:
-        """Remember whose batch is computed."""
         self._batches.append(batch.requests)
 
     def on_batch_end(self, batch: ObservedBatch) -> None:
-        """Go back to the batch around it."""
         self._batches.pop()
 
     @property
     def _batch(self) -> Sequence[Request]:
         return self._batches[-1] if self._batches else ()
-
-    def _at_site(self, call: async_probe.SiteCall) -> None:
-        self._offer("site", self._batch, at_site=call)
 
     def _offer(
         self,

@@ -116,7 +116,6 @@ class FaultClass:
         return tuple(name for name in self.sites if held_at(name).captured)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for reports."""
         return {
             "name": self.name,
             "family": self.family,
@@ -138,7 +137,7 @@ ALWAYS = ("step", "probability", "times", "seed")
 class Injection:
     """One entry of the ledger: what was done, where and when. Values that are no finite numbers are text.
 
-    ``index``: of the first element changed; ``count``: how many were. ``changed``: whether any has another value now.
+    ``index``: of the first of ``count`` changed elements. ``changed``: True if any has another value now.
     """
 
     fault: str

@@ -1,4 +1,7 @@
-"""A class's function gets a shot when its fault is due: the engine to act on, and a ledger for what it does."""
+"""The functions of classes: how they are entered, and the shot that each gets when its fault is due.
+
+A shot is the engine to act on, and a ledger for the damage.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specdebug.engine.sites import rows_per_request
-from specdebug.faults.model import Fault, Injection
+from specdebug.faults.model import Effect, Fault, FaultClass, Injection, Need, Point
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +19,10 @@ if TYPE_CHECKING:
     from specdebug.async_probe import SiteCall
     from specdebug.engine.inspect import EngineView
     from specdebug.engine.request import Request
+
+
+registered: dict[str, FaultClass] = {}
+"""By name; ``catalogue.py`` sees to it that all are here."""
 
 
 class NotHere(Exception):
@@ -131,3 +138,25 @@ class Shot:
         self.reported += 1
         place = (self.fault.name, self.number, self.step, request, site, tensor, tuple(index))
         self.report(Injection(*place, before=before, after=after, count=count, changed=not same))
+
+
+def fault_class(
+    family: str,
+    point: Point,
+    effect: Effect,
+    *,
+    needs: tuple[Need, ...] = (),
+    sites: tuple[str, ...] = (),
+    addressed_by: tuple[str, ...] = ("request", "row"),
+) -> Callable[[Callable[[Shot], None]], Callable[[Shot], None]]:
+    """Enter a function as a class of its name; the first line of its docstring says what it does."""
+
+    def enter(act: Callable[[Shot], None]) -> Callable[[Shot], None]:
+        name = act.__name__
+        summary = (act.__doc__ or "").strip().splitlines()[0]
+        if name in registered:
+            raise ValueError(f"fault class {name!r} is registered twice")
+        registered[name] = FaultClass(name, family, summary, point, effect, act, needs, sites, addressed_by)
+        return act
+
+    return enter

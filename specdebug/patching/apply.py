@@ -37,9 +37,9 @@ class Applied:
         self._active = True
 
     def hits(self) -> dict[str, int]:
-        """How often each edit ran, by ``Edit.id``; a Triton kernel's edits count its launches.
+        """Counts of the passes through each edit, by ``Edit.id``, also after ``restore``.
 
-        Under ``torch.compile`` a trace counts once. Goes on answering after ``restore``.
+        A Triton kernel's edits count its launches; under ``torch.compile`` a trace counts once.
         """
         return {one.edit.id: hits_of(one.index) for placed in self._placed.values() for one in placed}
 
@@ -67,13 +67,11 @@ class Applied:
 def apply(patches: Iterable[Patch], mode: Mode = "inprocess") -> Applied:
     """Put patches in force at once.
 
-    Args:
-        mode: ``import`` compiles modules patched when they are imported, and refuses one that already is; everything in
-            them can be edited. ``inprocess`` exchanges the code of functions of modules that are imported already; what
-            ran at their import (module level, class bodies, defaults, decorators) can no longer be edited.
+    Raises PatchError, with nothing changed, if an edit does not fit, two overlap, or the result would not run.
 
-    Raises:
-        PatchError: an edit does not fit, two overlap, or the result would not run. Nothing was changed.
+    ``import`` compiles modules patched when they are imported, and refuses one that already is; everything in them can
+    be edited. ``inprocess`` exchanges the code of functions of modules that are imported already; what ran at their
+    import (module level, class bodies, defaults, decorators) can no longer be edited.
     """
     patches = tuple(patches)
     with _lock:

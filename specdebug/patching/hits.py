@@ -4,26 +4,22 @@ The rewriter puts ``__specdebug_hit__(n)`` in front of every edit. The name live
 module: frames that outlive a restore still find it, and nothing is added to the module.
 
 Under ``torch.compile`` the call is folded while the function is traced (``_dynamo_marked_constant``), so it breaks no
-graph and counts once a trace: still proof that the edited lines are in the graph. Counts taken by several threads at
-once may miss some; none is ever lost to zero.
+graph and counts once a trace. Counts taken by several threads at once may miss some; none is ever lost to zero.
 """
 
 from __future__ import annotations
 
 import builtins
-from itertools import count
 
 HIT_NAME = "__specdebug_hit__"
 
-_counts: dict[int, int] = {}
-_indices = count(1)
+_counts = [0]
 
 
 def new_counter() -> int:
     """Number of a fresh counter at zero."""
-    index = next(_indices)
-    _counts[index] = 0
-    return index
+    _counts.append(0)
+    return len(_counts) - 1
 
 
 def hit(index: int) -> None:
@@ -32,7 +28,6 @@ def hit(index: int) -> None:
 
 
 def hits_of(index: int) -> int:
-    """Passes counted so far."""
     return _counts[index]
 
 

@@ -37,8 +37,7 @@ class PatchFinder(importlib.abc.MetaPathFinder):
     ) -> ModuleSpec | None:
         """Spec of a pending module with its loader wrapped, None for any other.
 
-        Raises:
-            PatchError: the import found another file than the patches were matched against.
+        Raises PatchError if the import found another file than the patches were matched against.
         """
         module = self._pending(fullname)
         if module is None:

@@ -24,7 +24,7 @@ from specdebug.patching.live import gc_objects
 
 @dataclass(frozen=True)
 class KernelText:
-    """What a kernel's function reads after the edits: ``lines`` (decorators included) from line ``start`` on.
+    """The text of a kernel's function after the edits: ``lines`` (decorators included) from line ``start`` on.
 
     ``counters`` are those of the edits inside it.
     """

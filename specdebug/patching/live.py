@@ -26,7 +26,7 @@ _census: list[Any] | None = None
 
 @dataclass(frozen=True)
 class Exchange:
-    """What to do to get from one state of a module to another: which function gets which code."""
+    """The step from one state of a module to another: the new code of each function."""
 
     target: Rewritten
     swaps: list[tuple[FunctionType, CodeType]]
@@ -50,17 +50,14 @@ class LiveFunctions:
     def plan(self, current: Rewritten, target: Rewritten, *, restoring: bool = False) -> Exchange:
         """Work out how to turn the functions of ``current`` into those of ``target``; changes nothing.
 
-        Args:
-            restoring: put back what can be put back. A closure made while the patch was on, lacking a variable that the
-                original needs, is then left as it is; otherwise any misfit is an error.
-
-        Raises:
-            PatchError: an edit touches code that ran at import, needs a variable that live closures do not hold, or
-                reaches no live function; or the file is not what was imported.
+        ``restoring``: put back what can be put back, and leave a closure made while the patch was on that lacks a
+        variable of the original. Otherwise any misfit raises PatchError: an edit touches code that ran at import, needs
+        a variable that live closures do not hold, or reaches no live function; or the file is not what was imported.
         """
         before, after = self._aligned(current), self._aligned(target)
         changed = {key for key in self.base.functions.functions if before.get(key) != after.get(key)}
-        live = _functions_of(self.base.source.path)
+        functions = [thing for thing in gc_objects() if type(thing) is FunctionType]
+        live = [function for function in functions if function.__code__.co_filename == self.base.source.path]
         if not restoring:
             self._refuse_stale(live, changed, target)
         live = [function for function in live if function.__code__ in self._keys]
@@ -76,8 +73,7 @@ class LiveFunctions:
     def commit(self, exchange: Exchange) -> list[tuple[FunctionType, CodeType]]:
         """Carry out a plan, wholly or not at all; returns what ``undo`` needs to take it back.
 
-        Raises:
-            PatchError: the interpreter refused; everything is as it was before.
+        Raises PatchError if the interpreter refused; everything is as it was before.
         """
         self.learn(exchange.target)
         done: list[tuple[FunctionType, CodeType]] = []
@@ -247,8 +243,3 @@ def _caches_of(functions: Sequence[FunctionType]) -> list[Any]:
     wanted = set(map(id, functions))
     caches = [thing for thing in _census if issubclass(type(thing), _LruCache)]
     return [cache for cache in caches if any(id(held) in wanted for held in gc.get_referents(cache))]
-
-
-def _functions_of(path: str) -> list[FunctionType]:
-    functions = [thing for thing in gc_objects() if type(thing) is FunctionType]
-    return [function for function in functions if function.__code__.co_filename == path]

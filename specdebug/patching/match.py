@@ -18,9 +18,7 @@ from specdebug.yamlio import one_line
 class Placed:
     """An edit that fits: lines ``start..stop`` (from 1, inclusive) of the module become ``lines``.
 
-    Attributes:
-        index: number of its hit counter.
-        offset: blank lines dropped at the top of the replacement's text: leads from ``lines`` back to the toggle file.
+    ``index``: of its hit counter. ``offset``: blank lines dropped at the top of the replacement's text.
     """
 
     patch: Patch
@@ -41,8 +39,7 @@ class Placed:
 def place(source: ModuleSource, patch: Patch, edit: Edit, index: int) -> Placed:
     """Match one edit against its module's original text.
 
-    Raises:
-        PatchError: the target does not exist, or the text matches no place or several.
+    Raises PatchError if the target does not exist, or the text matches no place or several.
     """
     qualname = patch.qualname.replace("<locals>.", "")
     spans = source.spans.get(qualname)
@@ -67,11 +64,7 @@ def place(source: ModuleSource, patch: Patch, edit: Edit, index: int) -> Placed:
 
 
 def check_overlaps(source: ModuleSource, placed: list[Placed]) -> None:
-    """Refuse two edits that claim a line between them.
-
-    Raises:
-        PatchError: they do; it names both.
-    """
+    """Raise PatchError, which names both, if two edits claim a line between them."""
     ordered = sorted(placed, key=lambda one: (one.start, one.index))
     for first, second in pairwise(ordered):
         if second.start <= first.stop:

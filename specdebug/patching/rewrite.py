@@ -41,16 +41,14 @@ class Rewritten:
 
     @cached_property
     def functions(self) -> CodeTree:
-        """The functions of ``code``."""
         return CodeTree(self.code)
 
 
 @dataclass(frozen=True)
 class _Text:
-    """Patched text.
+    """Patched text. ``origin[n]`` is line ``n``'s original number (``n`` from 1).
 
-    ``origin[n]`` is line ``n``'s original number (``n`` from 1), ``owner[n]`` the edit it came from and its
-    number there (from 0), None for an unmodified line.
+    ``owner[n]``: the edit it came from and its number there (from 0), None for an unmodified line.
     """
 
     lines: list[str]
@@ -65,11 +63,8 @@ def rewrite(
 ) -> Rewritten:
     """Build the module with ``placed`` (not overlapping) applied; with none of them, the original.
 
-    Args:
-        kept_free: names that functions must go on holding as free variables: a live function's closure cannot shrink.
-
-    Raises:
-        PatchError: the result is not valid Python; the message names the edit at fault.
+    ``kept_free``: names that functions must go on holding as free variables: a live function's closure cannot shrink.
+    Raises PatchError, which names the edit at fault, if the result is not valid Python.
     """
     placed = sorted(placed, key=lambda one: one.start)
     text = _assemble(source, placed)
@@ -164,10 +159,8 @@ def _broken(
         message += f": `{one_line(text.lines[line - 1], 80)}`"
     elif remapped:
         blamed = next((one for one in placed if one.start <= line <= one.stop), None)
-    if blamed is None and len(placed) > 1:
-        blamed = next((one for one in placed if _fails_alone(source, one)), None)
-    if blamed is None and placed:
-        blamed = placed[-1]
+    if blamed is None:
+        blamed = next((one for one in placed if _fails_alone(source, one)), placed[-1] if placed else None)
     if blamed is None:
         return PatchError(f"{source.path} does not compile: {message}")
     near = f" (near {source.path}:{blamed.start})"

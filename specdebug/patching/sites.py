@@ -1,4 +1,4 @@
-"""Where a hit counter goes: before the first statement of an edit, or before the one it is part of."""
+"""The places of hit counters: before the first statement of an edit, or before the one it is part of."""
 
 from __future__ import annotations
 

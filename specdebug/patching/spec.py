@@ -21,14 +21,11 @@ class PatchError(ContentError):
 
 @dataclass(frozen=True)
 class Edit:
-    """Replace the lines ``match`` by the lines ``replacement``.
+    """Replace the lines ``match`` by the lines ``replacement``, whatever their common indentation. None deletes them.
 
-    Both are compared and inserted modulo common indentation. An empty replacement deletes the lines.
-
-    Attributes:
-        id: unique among everything applied together, as in ``27338#1``; keys ``Applied.hits()``.
-        match_at, replacement_at: places of the two texts' first lines in the toggle file. A place without a column is
-            a block's, so line ``n`` of the text is ``n - 1`` lines further down.
+    ``id``: unique among everything applied together, as in ``27338#1``; keys ``Applied.hits()``. ``match_at`` and
+    ``replacement_at``: places of the two texts' first lines in the toggle file. A place without a column is a block's,
+    so line ``n`` of the text is ``n - 1`` lines further down.
     """
 
     id: str
@@ -45,13 +42,9 @@ class Edit:
 
 @dataclass(frozen=True)
 class Patch:
-    """Edits of one target.
+    """Edits of one target. ``owner``: who wants it, as errors name it ("toggle 27338"). ``where``: in the toggle file.
 
-    Attributes:
-        owner: who wants it, as errors name it ("toggle 27338").
-        module: dotted module name.
-        qualname: function, method, nested function or class in it, ``<locals>`` optional; empty for the whole module.
-        where: place of the target in the toggle file.
+    ``qualname``: function, method, nested function or class of the module, ``<locals>`` optional; empty for all of it.
     """
 
     owner: str
@@ -67,11 +60,7 @@ class Patch:
 
     @classmethod
     def of(cls, owner: str, target: str, *edits: tuple[str, str]) -> Patch:
-        """A patch from (match, replacement) pairs, for callers without a toggle file.
-
-        Raises:
-            ValueError: the target is not of the form ``module:qualname``.
-        """
+        """A patch from (match, replacement) pairs, without a toggle file. Raises as :func:`parse_target`."""
         module, qualname = parse_target(target)
         numbered = (Edit(f"{owner}#{n}", match, new) for n, (match, new) in enumerate(edits, start=1))
         return cls(owner, module, qualname, tuple(numbered))
@@ -80,8 +69,7 @@ class Patch:
 def parse_target(text: str) -> tuple[str, str]:
     """``pkg.mod:Class.method`` into its two halves; ``pkg.mod`` and ``pkg.mod:`` mean the module's own level.
 
-    Raises:
-        ValueError: the text has another form.
+    Raises ValueError if the text has another form.
     """
     module, _, qualname = text.partition(":")
     if not _MODULE.match(module) or (qualname and not _QUALNAME.match(qualname)):

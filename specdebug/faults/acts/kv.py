@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from specdebug.faults.registry import fault_class
-from specdebug.faults.shot import NotHere, Shot
+from specdebug.faults.shot import NotHere, Shot, fault_class
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,7 +147,7 @@ def _flip(shot: Shot, tensor: Tensor, index: tuple[int, ...], name: str) -> None
 
 
 def _pool_name(shot: Shot) -> str:
-    """Whose keys or values the site's tensor is."""
+    """The name of the pool, and the side, that the site's tensor is of."""
     side = shot.site.site[-1]
     for name, pool in shot.view.pools():
         if pool.kv_buffer(0)[0].untyped_storage().data_ptr() == shot.site.tensor.untyped_storage().data_ptr():

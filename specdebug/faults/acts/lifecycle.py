@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specdebug.faults.registry import fault_class
-from specdebug.faults.shot import NotHere, Shot
+from specdebug.faults.shot import NotHere, Shot, fault_class
 
 FAMILY = "lifecycle"
 

@@ -6,8 +6,7 @@ import os
 import signal
 import time
 
-from specdebug.faults.registry import fault_class
-from specdebug.faults.shot import Shot
+from specdebug.faults.shot import Shot, fault_class
 
 FAMILY = "process"
 

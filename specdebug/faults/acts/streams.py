@@ -1,16 +1,14 @@
 """Damage that two streams without an event between them do to each other: reads that come before a write, writes that
 come late, memory reused while somebody still reads it; and kernels whose programs run in another order.
 
-The engine runs on one stream, so the order is simulated: what is read is what memory held before the other stream's
-write landed.
+The engine runs on one stream, so the order is simulated: a read gets what memory held before the other stream's write.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specdebug.faults.registry import fault_class
-from specdebug.faults.shot import NotHere, Shot
+from specdebug.faults.shot import NotHere, Shot, fault_class
 
 if TYPE_CHECKING:
     from torch import Tensor

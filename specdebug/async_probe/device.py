@@ -167,19 +167,13 @@ class DeviceRing:
 
     def salvage(self) -> list[RawFinding]:
         """The findings since the last call of what a device, lost by now, had finished. Asks the host alone."""
-        rows: list[list[int]] = []
-        for ticket in range(self._taken, self._taken + self._rows):
-            row = self._table[ticket % self._rows].tolist()
-            if row[0] != ticket + 1:
-                break
-            rows.append(row)
-        return merge(rows)[: self.capacity]
+        tickets = range(self._taken, self._taken + self._rows)
+        rows = ((ticket, self._table[ticket % self._rows].tolist()) for ticket in tickets)
+        written = itertools.takewhile(lambda each: each[1][0] == each[0] + 1, rows)
+        return merge([row for _, row in written])[: self.capacity]
 
     def poll(self) -> list[RawFinding]:
-        """Findings that have reached the host since the last call; a finding takes a few calls to get there.
-
-        Never waits. Launches one copy of a few bytes on the current stream; not during a capture.
-        """
+        """Findings that have reached the host, after a few calls, never waiting. Launches nothing during a capture."""
         if not self._on_gpu:
             return self.take()
         if _cuda.is_current_stream_capturing():
@@ -192,8 +186,7 @@ class DeviceRing:
 
     def totals(self, entries: int) -> list[int]:
         """Bad elements by entry, those of dropped findings included. Waits for the stream."""
-        totals: list[int] = self._state[TOTALS : TOTALS + entries].tolist()
-        return totals
+        return [*self._state[TOTALS : TOTALS + entries].tolist()]
 
     # Launches
 

@@ -1,12 +1,10 @@
 """A finding of a probe, and the one line of text in which an assertion says it.
 
-The line is all that survives an assertion (on a GPU the driver prints it amid other text), so ``parse_message`` finds
-it in any text and reads it back.
+Only the line survives an assertion, amid other text on a GPU; ``parse_message`` finds it there and reads it back.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, replace
 
@@ -59,11 +57,5 @@ def parse_message(text: str) -> ProbeFinding | None:
     if found["count"] is None:
         return finding
     step, index, count = (int(found[name]) for name in ("step", "index", "count"))
-    return replace(finding, step=step, index=index, value=_number(found["value"]), count=count)
-
-
-def _number(text: str) -> int | float:
-    try:
-        return int(text)
-    except ValueError:
-        return math.nan if text == "nan" else float(text)
+    value = int(found["value"]) if re.fullmatch(r"-?\d+", found["value"]) else float(found["value"])
+    return replace(finding, step=step, index=index, value=value, count=count)

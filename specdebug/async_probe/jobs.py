@@ -112,8 +112,7 @@ def make(
 ) -> ProbeJob | None:
     """The job of probing ``tensor`` for ``kinds`` (nan and inf together, or one kind); None: nothing to look at.
 
-    Arguments are those of the probes. Torch first does what no kernel does: other types, differences that broadcast in
-    unusual ways, more than four dimensions.
+    Torch first does what no kernel does: other types, unusual broadcasts of differences, more than four dimensions.
     """
     if kinds[0] in ("nan", "inf"):
         if tensor.dtype not in _INFINITY:

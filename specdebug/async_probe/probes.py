@@ -211,8 +211,7 @@ def drain() -> list[ProbeFinding]:
 def poll() -> list[ProbeFinding]:
     """Take the findings that have reached the host, without ever waiting; call it now and then.
 
-    Together with a final :func:`drain` that gives what ``drain`` alone would have given. Call it on the stream that the
-    probes run on; it is silent during a graph capture.
+    A final :func:`drain` gives the rest. Call it on the stream that probes run on; it is silent during a graph capture.
     """
     return _recorder.poll()
 
@@ -228,10 +227,7 @@ def totals() -> dict[tuple[str, str], int]:
 
 
 def reached() -> dict[str, int]:
-    """The number of times that a live probe of each site had something to look at.
-
-    A captured graph counts once, and once for each replay told of by what :func:`capturing` gave.
-    """
+    """The looks of live probes by site. A captured graph counts once, and once for each replay that it is told of."""
     return dict(_reached)
 
 
@@ -262,10 +258,7 @@ class Capture:
 
 
 def capturing() -> Capture:
-    """A ``with`` block around a capture, not across a :func:`configure` or :func:`reset`.
-
-    Call ``replayed`` of what it gives at every replay.
-    """
+    """A ``with`` block around a capture: call its ``replayed`` at every replay. Not across a :func:`reset`."""
     return Capture()
 
 

@@ -87,8 +87,7 @@ class Ring:
 
     def totals(self, entries: int) -> list[int]:
         """Bad elements by entry, those of dropped findings included. Waits for the device."""
-        totals: list[int] = self._totals[:entries].tolist()
-        return totals
+        return [*self._totals[:entries].tolist()]
 
 
 @dataclass
@@ -106,13 +105,11 @@ class Recorder:
             ring.set_step(step)
 
     def ring(self, device: torch.device) -> Ring | DeviceRing:
-        """The ring of ``device``, made at the first use.
-
-        Raises ``RuntimeError`` if that is in a graph capture: the graph would own the ring and wipe it at each replay.
-        """
+        """The ring of ``device``, made at the first use. Raises ``RuntimeError`` if that is in a graph capture."""
         ring = self.rings.get(device)
         if ring is None:
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                # The graph would own the ring and wipe it at each replay.
                 raise RuntimeError(
                     f"the first probe on {device} runs inside a graph capture: "
                     f"call specdebug.async_probe.prepare('{device}') before it"

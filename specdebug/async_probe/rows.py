@@ -63,14 +63,12 @@ def merge(rows: Iterable[Sequence[int]]) -> list[RawFinding]:
 
 def float_bits(number: float) -> int:
     """The int64 of the same bits."""
-    bits: int = struct.unpack("<q", struct.pack("<d", number))[0]
-    return bits
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])
 
 
 def float_of(bits: int) -> float:
     """Inverse of :func:`float_bits`."""
-    number: float = struct.unpack("<d", struct.pack("<q", bits))[0]
-    return number
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
 
 
 def _launch(row: Sequence[int]) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """The table of sites, generated from source: every probe call with its kind and its place.
 
-A site must be a dotted name written as a string literal, so that it can be found by reading, selected by a glob and
-recognised in the output of a crash.
+A site must be a dotted name written as a string literal: to be read, selected by a glob and recognised after a crash.
 """
 
 from __future__ import annotations

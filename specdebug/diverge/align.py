@@ -28,8 +28,7 @@ PREFILL = "target_prefill.input_ids"
 class Difference:
     """One difference: of values, of the number of rows, of who or what was computed, or that one run had ended.
 
-    ``left``, ``right``: the shares that differ, None on the side that has none. ``text``: for people, of what has no
-    values. ``step``: of the right one where it has one.
+    ``left``, ``right``: the shares that differ, if any. ``text``: for people, where no values differ. ``step``: of the right.
     """
 
     what: What

@@ -127,10 +127,7 @@ def _ranked(logits: np.ndarray, at: int, token: int, topk: int) -> bool:
 
 
 def _walks(arms: tuple[Tensors, Tensors]) -> bool:
-    """True if two walks through the tree have both chosen the best where they part, and each where it goes after that.
-
-    A walk is 0 at nodes not accepted, and has a node's parent before it.
-    """
+    """True if two walks (0 at nodes not accepted) have chosen the best where they part, and each where it goes then."""
     both = [arm["accept.predict", 0].reshape(-1) for arm in arms]
     logits = [arm.get(("verify.logits", 0)) for arm in arms]
     if len(both[0]) != len(both[1]) or not (both[0] != both[1]).any():

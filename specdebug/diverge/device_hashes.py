@@ -199,8 +199,7 @@ def reference(call: SiteCall, groups: Groups) -> Tensor:
     bits = rows.view(_BITS[rows.element_size()]).to(torch.int64).reshape(groups.number, -1)
     place = torch.arange(bits.shape[1], dtype=torch.int64, device=bits.device)
     keys, weights = _keys_and_weights(place)
-    sums: Tensor = ((bits ^ keys) * weights).sum(1)
-    return sums
+    return torch.sum((bits ^ keys) * weights, 1)
 
 
 def _keys_and_weights(place: Any) -> tuple[Any, Any]:

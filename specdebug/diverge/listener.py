@@ -36,10 +36,7 @@ class CapturedCall(NamedTuple):
 
 
 class Captured:
-    """The calls in one graph, in program order.
-
-    ``groups`` names the groups of a call that are to be added up, if any; ``copied``: sites whose tensors are copied.
-    """
+    """The calls in one graph. ``groups`` names those of a call that are added up; ``copied``: sites to copy."""
 
     def __init__(
         self, groups: Callable[[SiteCall], Groups | None] | None = None, copied: frozenset[str] = frozenset()

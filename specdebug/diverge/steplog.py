@@ -8,9 +8,9 @@ On a GPU the engine drafts ahead: those calls belong to the next step, unless th
 
 from __future__ import annotations
 
-import dataclasses
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -69,27 +69,20 @@ class _Plan(NamedTuple):
     host: HostPlan | None
 
 
+@dataclass(eq=False)
 class _Calls:
     """Calls of one step. ``ahead``: the number drafted ahead; ``dropped``: sums of some that were in vain."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.marks: list[_Mark] = []
-        self.contents: list[_Content] = []
-        self.sums = StepSums(memory)
-        self._memory = memory
-        self.staging = Staging()
-        self.ahead = 0
-        self.dropped = 0
+    sums: StepSums
+    staging: Staging = field(default_factory=Staging)
+    marks: list[_Mark] = field(default_factory=list)
+    contents: list[_Content] = field(default_factory=list)
+    ahead: int = 0
+    dropped: int = 0
 
     def add(self, mark: _Mark, content: _Content) -> None:
         self.marks.append(mark)
         self.contents.append(content)
-
-    def begin_again(self) -> None:
-        """Empty this for another step."""
-        self.staging.clear()  # memory that is used again costs less
-        self.marks, self.contents, self.sums = [], [], StepSums(self._memory)
-        self.ahead = self.dropped = 0
 
 
 class _Waiting(NamedTuple):
@@ -116,7 +109,7 @@ class StepLog:
         self.nodes = 1
         self._writer = writer
         self._memory = Memory()
-        self._now, self._next = _Calls(self._memory), _Calls(self._memory)
+        self._now, self._next = _Calls(StepSums(self._memory)), _Calls(StepSums(self._memory))
         self._into = self._now
         self._usual: tuple[list[_Mark], list[_Plan]] = ([], [])
         self._waiting: list[_Waiting] = []
@@ -213,8 +206,8 @@ class StepLog:
         calls = tuple(plan.number for plan in self._usual[1])
         self._waiting.append(_Waiting(step, tuple(rids), calls, hashes, late, now.sums.send()))
         self._write(wait=False)
-        now.begin_again()
-        self._now, self._next = self._next, now
+        now.staging.clear()  # memory that is used again costs less
+        self._now, self._next = self._next, _Calls(StepSums(self._memory), now.staging)
         self._into = self._now
         self._now.ahead = len(self._now.marks)
         self._sampled.clear()
@@ -270,7 +263,7 @@ class StepLog:
         for number, (_, start, stop) in enumerate(plan.segments):
             rows = tensor[start:stop]
             rows -= (rows >= 0) * (number * plan.relative)
-        return dataclasses.replace(call, tensor=tensor)
+        return replace(call, tensor=tensor)
 
     def _large(self, tensor: torch.Tensor, mark: _Mark) -> list[int]:
         """Hash at once what is not in the caches any more by the end of the step."""

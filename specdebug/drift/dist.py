@@ -38,10 +38,7 @@ class Dist:
         return self._members.path
 
     def source(self, module: str, where: Where | None = None) -> ModuleSource:
-        """The text of a module, for whoever asks at ``where``.
-
-        Raises PatchError if there is none, or it is no Python, and DistError if it cannot be read.
-        """
+        """The text of a module. Raises PatchError, at ``where``, if there is none or it is no Python."""
         file = self._file(module)
         if file is None:
             raise PatchError(f"{self} has no module '{module}'", where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import tarfile
 import zipfile
@@ -10,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import IO
 
 from specdebug.errors import SpecDebugError
 from specdebug.yamlio import one_line
@@ -39,12 +41,13 @@ class Members(ABC):
         """Every path, sorted."""
 
     @abstractmethod
-    def _read(self, name: str) -> bytes: ...
+    def _open(self, name: str) -> IO[bytes]: ...
 
     def read(self, name: str) -> bytes:
         """Raises DistError for a file that is damaged, or larger than any source is."""
         try:
-            data = self._read(name)
+            with self._open(name) as stream:
+                data = stream.read(MAX_MEMBER_BYTES + 1)
         except _DAMAGE as error:
             raise DistError(f"{self.path}: {one_line(name)} cannot be read: {_reason(error)}") from None
         if len(data) > MAX_MEMBER_BYTES:
@@ -57,10 +60,7 @@ class Members(ABC):
 
 
 def open_members(path: str | Path) -> Members:
-    """Open whatever lies at ``path``.
-
-    Raises DistError if nothing does, it is neither wheel (.whl), sdist (.tar.gz) nor folder, or it is damaged.
-    """
+    """Open a wheel (.whl), an sdist (.tar.gz) or a folder. Raises DistError for anything else, or a damaged one."""
     file = Path(path)
     shown = one_line(str(path), 200)
     try:
@@ -93,9 +93,8 @@ class _Wheel(Members):
     def names(self) -> Sequence[str]:
         return sorted(filter(_wanted, self._zip.namelist()))
 
-    def _read(self, name: str) -> bytes:
-        with self._zip.open(name) as stream:
-            return stream.read(MAX_MEMBER_BYTES + 1)
+    def _open(self, name: str) -> IO[bytes]:
+        return self._zip.open(name)
 
 
 class _Sdist(Members):
@@ -127,8 +126,8 @@ class _Sdist(Members):
     def names(self) -> Sequence[str]:
         return sorted(self._files)
 
-    def _read(self, name: str) -> bytes:
-        return self._files[name]
+    def _open(self, name: str) -> IO[bytes]:
+        return io.BytesIO(self._files[name])
 
 
 class _Folder(Members):
@@ -143,9 +142,8 @@ class _Folder(Members):
             found += [(below / file).as_posix() for file in wanted]
         return sorted(found)
 
-    def _read(self, name: str) -> bytes:
-        with (self.path / name).open("rb") as stream:
-            return stream.read(MAX_MEMBER_BYTES + 1)
+    def _open(self, name: str) -> IO[bytes]:
+        return (self.path / name).open("rb")
 
     def place(self, name: str) -> str:
         return str(self.path / name)

@@ -21,6 +21,7 @@ from specdebug.faults.model import Fault, FaultClass, Injection, Point
 from specdebug.faults.shot import Call, NotHere, Shot
 
 if TYPE_CHECKING:
+    from specdebug.async_probe import SiteCall
     from specdebug.engine import Engine, Request
 
 
@@ -32,7 +33,7 @@ class InjectionSink(Protocol):
 
 @dataclass
 class _Armed:
-    """A declared fault and how far it has come."""
+    """A declared fault, its ``chances`` so far, and the reason (``why``) why the last was none."""
 
     number: int
     fault: Fault
@@ -40,9 +41,7 @@ class _Armed:
     rng: random.Random
     left: int
     why: str = ""
-    """Of the last opportunity that was none."""
     chances: int = 0
-    """Opportunities its address covered."""
 
     def covers(self, point: Point, step: int, site: str | None) -> bool:
         """True if its address covers this opportunity."""
@@ -156,12 +155,7 @@ class Injector(EngineObserver):
         return self._batches[-1] if self._batches else ()
 
     def _offer(
-        self,
-        point: Point,
-        batch: Sequence[Request],
-        *,
-        at_site: async_probe.SiteCall | None = None,
-        call: Call | None = None,
+        self, point: Point, batch: Sequence[Request], *, at_site: SiteCall | None = None, call: Call | None = None
     ) -> None:
         """Give every fault that is due its opportunity."""
         site = None if at_site is None else at_site.site
@@ -171,9 +165,8 @@ class Injector(EngineObserver):
             armed.chances += 1
             if armed.fault.probability < 1 and armed.rng.random() >= armed.fault.probability:
                 continue
-            shot = Shot(
-                armed.fault, armed.number, self._step, self._view, armed.rng, self._report, batch, at_site, call
-            )
+            place = (armed.fault, armed.number, self._step, self._view)
+            shot = Shot(*place, armed.rng, self._report, batch, at_site, call)
             try:
                 with torch.inference_mode():
                     armed.kind.act(shot)

@@ -34,7 +34,7 @@ NEEDS: Mapping[Need, str] = {
 
 
 class BadFault(SpecDebugError):
-    """``--fault`` names no class, or addresses one by what it does not know."""
+    """``--fault`` names no class, or addresses one by a key it does not know."""
 
 
 Steps = tuple[int, int]
@@ -88,10 +88,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class FaultClass:
-    """One kind of damage.
+    """One kind of damage. ``sites``: it can act there, by default at the first; empty for a class that acts elsewhere.
 
-    ``sites``: where the class can act, the first by default; empty for a class that acts elsewhere. ``addressed_by``:
-    keys of a declaration that mean something to it, beside those that always do.
+    ``addressed_by``: keys of a declaration that mean something to it, beside those that always do.
     """
 
     name: str

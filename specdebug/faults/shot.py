@@ -1,7 +1,4 @@
-"""The functions of classes: how they are entered, and the shot that each gets when its fault is due.
-
-A shot is the engine to act on, and a ledger for the damage.
-"""
+"""The functions of classes: how they are entered, and the shot that each gets when its fault is due."""
 
 from __future__ import annotations
 
@@ -48,7 +45,12 @@ class Call:
 
 @dataclass
 class Shot:
-    """One opportunity of one fault."""
+    """One opportunity of one fault.
+
+    ``batch``: the requests of the batch that is computed, in its order; between two steps, the requests that decode.
+    ``request``: chosen by :meth:`pick`. ``after_gather``: called once the engine has gathered the next step's state.
+    ``after_step``: called when this step is over, before anything looks at it.
+    """
 
     fault: Fault
     number: int
@@ -57,15 +59,11 @@ class Shot:
     rng: random.Random
     report: Callable[[Injection], None]
     batch: Sequence[Request] = ()
-    """The requests of the batch that is computed, in its order; between two steps, the requests that decode."""
     at_site: SiteCall | None = None
     call: Call | None = None
     request: Request | None = None
-    """The request that :meth:`pick` chose."""
     after_gather: list[Callable[[], None]] = field(default_factory=list)
-    """Called once the engine has gathered the next step's state."""
     after_step: list[Callable[[], None]] = field(default_factory=list)
-    """Called when this step is over, before anything looks at it."""
     reported: int = 0
 
     @property

@@ -33,10 +33,9 @@ def is_function(code: CodeType) -> bool:
 
 @dataclass
 class CodeTree:
-    """Index of a module's code object.
+    """Index of a module's code object. ``outermost``: keys of the functions that the import itself creates.
 
-    ``outermost``: keys of the functions that the import itself creates. ``import_time``: the module's own code, its
-    class bodies and their comprehensions, in a fixed order.
+    ``import_time``: the module's own code, its class bodies and their comprehensions, in a fixed order.
     """
 
     module: CodeType

@@ -17,10 +17,7 @@ from specdebug.patching.spec import PatchError
 
 
 class Pending(NamedTuple):
-    """A module that waits to be imported patched.
-
-    ``path``: the file that the patches were matched against. ``run`` executes the patched code as the module.
-    """
+    """A module to import patched: the ``path`` that its patches were matched against, and ``run`` to execute it."""
 
     path: str
     run: Callable[[ModuleType], None]

@@ -24,10 +24,7 @@ from specdebug.patching.live import gc_objects
 
 @dataclass(frozen=True)
 class KernelText:
-    """The text of a kernel's function after the edits: ``lines`` (decorators included) from line ``start`` on.
-
-    ``counters`` are those of the edits inside it.
-    """
+    """The text of a kernel's function after the edits: ``lines`` from line ``start`` on, and its ``counters``."""
 
     lines: Sequence[str]
     start: int

@@ -71,10 +71,7 @@ class LiveFunctions:
         return Exchange(target, [(f, code) for f, code in codes if code is not None and code is not f.__code__])
 
     def commit(self, exchange: Exchange) -> list[tuple[FunctionType, CodeType]]:
-        """Carry out a plan, wholly or not at all; returns what ``undo`` needs to take it back.
-
-        Raises PatchError if the interpreter refused; everything is as it was before.
-        """
+        """Carry out a plan, wholly or not at all (PatchError); returns what ``undo`` needs to take it back."""
         self.learn(exchange.target)
         done: list[tuple[FunctionType, CodeType]] = []
         try:
@@ -221,8 +218,7 @@ def end_census() -> None:
 def gc_objects() -> list[Any]:
     """Every container object of the process, or of the census.
 
-    The collector does not list what ``gc.freeze()`` set aside, as a fork server does, so that is thawed. Freezing it
-    again would keep for good whatever has become garbage meanwhile.
+    ``gc.freeze()``, as of a fork server, hides objects, so they are thawed; freezing again would keep garbage for good.
     """
     if _census is not None:
         return _census

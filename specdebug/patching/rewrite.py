@@ -101,10 +101,9 @@ def _assemble(source: ModuleSource, placed: Sequence[Placed]) -> _Text:
 
 
 def _site(source: ModuleSource, text: _Text, one: Placed) -> int | None:
-    """Line of the patched text whose running means that the edit ran.
+    """Line of the patched text whose running means that the edit ran: the edit's first line of code.
 
-    That is the edit's first line of code. An edit without any took away part of a statement (whole statements leave a
-    ``pass``): the line where that statement begins, or else the one that closed the gap.
+    An edit without any took away part of a statement: the line where that begins, or else the one that closed the gap.
     """
     mine = [number for number, owner in enumerate(text.owner) if owner and owner[0] is one]
     for number in mine:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from specdebug.patching.hits import HIT_NAME
 from specdebug.patching.source import first_line
@@ -25,27 +25,23 @@ def insert_counter(tree: ast.Module, line: int, index: int) -> None:
     if place is None:
         _put(tree.body, 0, line, index)
         return
-    node = place.body[place.at]
+    body, at = place
+    node = body[at]
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler | ast.match_case):
         _put(node.body, 0, line, index)
     elif _span(node)[0] == line:
-        _put(place.body, place.at, line, index)
+        _put(body, at, line, index)
     elif branch := _branch_opened(node, line):
         _put(branch, 0, line, index)
     elif not _count_in_lambda(node, line, index):
-        _put(place.body, place.at, line, index)
+        _put(body, at, line, index)
 
 
 def enclosing_start(tree: ast.Module, line: int) -> int | None:
     """First line of the innermost statement or branch that covers ``line``, if it begins before it."""
     place = _innermost(tree, line)
-    start = _span(place.body[place.at])[0] if place else line
+    start = _span(place[0][place[1]])[0] if place else line
     return start if start < line else None
-
-
-class _Place(NamedTuple):
-    body: list[Any]
-    at: int
 
 
 def _span(node: Any) -> tuple[int, int]:
@@ -59,12 +55,12 @@ def _bodies(node: Any) -> list[list[Any]]:
     return [body for name in _BODIES if isinstance(body := getattr(node, name, None), list)]
 
 
-def _innermost(tree: ast.Module, line: int) -> _Place | None:
-    """The innermost statement (or branch) that covers the line; the first of several that begin on it."""
-    found: _Place | None = None
+def _innermost(tree: ast.Module, line: int) -> tuple[list[Any], int] | None:
+    """The body and place of the innermost statement or branch on the line; the first of several that begin on it."""
+    found: tuple[list[Any], int] | None = None
     bodies = [tree.body]
     while bodies:
-        nodes = [(_Place(body, at), node) for body in bodies for at, node in enumerate(body)]
+        nodes = [((body, at), node) for body in bodies for at, node in enumerate(body)]
         inside = [(place, node) for place, node in nodes if _span(node)[0] <= line <= _span(node)[1]]
         if not inside:
             break

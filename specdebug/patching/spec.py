@@ -67,10 +67,7 @@ class Patch:
 
 
 def parse_target(text: str) -> tuple[str, str]:
-    """``pkg.mod:Class.method`` into its two halves; ``pkg.mod`` and ``pkg.mod:`` mean the module's own level.
-
-    Raises ValueError if the text has another form.
-    """
+    """``pkg.mod:Class.method`` in two halves, the second empty for a module's own level. Raises ValueError."""
     module, _, qualname = text.partition(":")
     if not _MODULE.match(module) or (qualname and not _QUALNAME.match(qualname)):
         raise ValueError("a target is written 'package.module:Class.function'")

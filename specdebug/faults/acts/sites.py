@@ -12,6 +12,7 @@ TARGET_LOGITS = ("verify.logits", "target_prefill.logits", "target_decode.logits
 DRAFT_LOGITS = ("draft.forward.logits", "draft_extend.logits")
 CANDIDATES = ("draft_extend.topk_index", "draft_graph.replay.topk_index")
 REPLAYED = ("draft_graph.replay.topk_index", "draft_graph.replay.topk_p", "draft_graph.replay.hidden_states")
+POISONED = (REPLAYED[0], "draft_graph.replay.req_pool_indices", *REPLAYED[1:])
 
 FAR = -4886055425978319163
 """An uninitialised topk_index was seen to hold this (SGLang PR 23037)."""
@@ -134,14 +135,7 @@ def move_source_out_of_range(shot: Shot) -> None:
     _put(shot, (0,), shot.view.memory.target.size + shot.rng.randrange(100))
 
 
-@fault_class(
-    FAMILY,
-    "site",
-    "corrupts",
-    sites=(REPLAYED[0], "draft_graph.replay.req_pool_indices", *REPLAYED[1:]),
-    needs=("speculative", "graphs"),
-    addressed_by=(),
-)
+@fault_class(FAMILY, "site", "corrupts", sites=POISONED, needs=("speculative", "graphs"), addressed_by=())
 def poisoned_padding_rows(shot: Shot) -> None:
     """A replay's padding rows hold what nobody wrote: ids far out of range, or NaN."""
     value = math.nan if shot.site.tensor.is_floating_point() else FAR
@@ -154,14 +148,7 @@ def stale_padding_rows(shot: Shot) -> None:
     shot.overwrite(shot.site.tensor, _padding(shot), shot.site.tensor[0], shot.site.site)
 
 
-@fault_class(
-    FAMILY,
-    "site",
-    "corrupts",
-    sites=REPLAYED[:1],
-    needs=("speculative", "graphs", "ragged"),
-    addressed_by=(),
-)
+@fault_class(FAMILY, "site", "corrupts", sites=REPLAYED[:1], needs=("speculative", "graphs", "ragged"), addressed_by=())
 def stale_padding_positions(shot: Shot) -> None:
     """A replay's padding rows keep a live row's positions, from which the draft's index pointers are made."""
     padding = _padding(shot)

@@ -21,8 +21,8 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 class CheckPart:
     """One thing that can be wrong: its mask over the subject, and the ``limit`` that it breaks, if any.
 
-    ``phrase``: the relation of a bad value to ``limit``, as in ``not below``; empty when there is no bound. ``limit`` is an
-    int for integer values, a float for floating-point ones.
+    ``phrase``: the relation of a bad value to ``limit``, as in ``not below``; empty when there is no bound. ``limit``:
+    an int for integer values, a float for floating-point ones.
     """
 
     bad: torch.Tensor

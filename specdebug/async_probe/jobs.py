@@ -181,9 +181,9 @@ def _nonfinite(kinds: tuple[str, ...], dtype: torch.dtype) -> What | None:
 def _bounds(of_floats: bool, low: Bound, high: Bound) -> What | None:
     if of_floats:
         low, high, form = float(low), float(high), VALUE_TYPES.index(torch.float64)
-        above_low = JobPart("oob", "below", low, _tag(0, FLOAT, form))
-        below_high = JobPart("oob", "not below", high, _tag(1, FLOAT, form))
-        return What(BOUNDS, float_bits(low), float_bits(high), (above_low, below_high))
+        below_low = JobPart("oob", "below", low, _tag(0, FLOAT, form))
+        above_high = JobPart("oob", "not below", high, _tag(1, FLOAT, form))
+        return What(BOUNDS, float_bits(low), float_bits(high), (below_low, above_high))
     above, below = checks.whole_bounds(low, high)
     form = VALUE_TYPES.index(torch.int64)
     if above is below is None:

@@ -28,7 +28,7 @@ PREFILL = "target_prefill.input_ids"
 class Difference:
     """One difference: of values, of the number of rows, of who or what was computed, or that one run had ended.
 
-    ``left``, ``right``: the shares that differ, if any. ``text``: for people, where no values differ. ``step``: of the right.
+    ``left``, ``right``: the shares that differ, if any. ``step``: of the right one. ``text``: for people, else.
     """
 
     what: What

@@ -123,8 +123,10 @@ class Diverging:
         files = [self.folder / f"{side}.hashes" for side in (0, 1)]
         alike = left.config == right.config
         record = {"folder": str(self.folder), "by_request": not alike}
-        named = [(run, f"{side}: {run.arm}") for side, run in enumerate(self.runs, start=1)]
-        runs = [_recorded(*each, hashes=str(file), **record) for each, file in zip(named, files, strict=True)]
+        runs = [
+            _recorded(run, f"{side + 1}: {run.arm}", hashes=str(files[side]), **record)
+            for side, run in enumerate(self.runs)
+        ]
         results, interrupted = run_arms(self.pool, self.library, runs, self.progress)
         outcomes = tuple(result.outcome for result in results)
         if interrupted:
@@ -141,7 +143,7 @@ class Diverging:
         try:
             if alike:
                 return self._in_lockstep(answer, *streams)
-            first, values, after, rounding = judge(*streams, self._kept, self.runs[0].config)
+            first, values, after, rounding = judge(streams[0], streams[1], self._kept, self.runs[0].config)
         except KeyboardInterrupt:
             return dataclasses.replace(answer, interrupted=True)
         return dataclasses.replace(answer, first=first, values=values, after=after, rounding=rounding)

@@ -152,8 +152,7 @@ def configure(mode: str, rules: Sequence[Rule] = (), *, capacity: int = DEFAULT_
 
     ``mode``: ``off``, ``assert`` or ``record``, for rules without a mode of their own; off is off. ``rules``: the last
     that covers a probe decides; a probe that none covers is off; without rules every probe runs. ``capacity``: findings
-    a ring holds; the ring of a device is made anew. Raises ``ValueError`` for an unknown mode or kind, or a capacity
-    below 1.
+    in a ring, which is made anew. Raises ``ValueError`` for an unknown mode or kind, or a capacity below 1.
     """
     global _gate, _active, _recorder
     if capacity < 1:

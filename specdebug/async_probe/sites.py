@@ -38,8 +38,7 @@ class Site:
 def scan(package_dir: Path | str) -> list[Site]:
     """Every probe call in the ``*.py`` files beneath a folder (one of two kinds twice), by name, kind and place.
 
-    Raises SiteNameError if a site is no string literal or no dotted name, and SyntaxError for a file that is not
-    Python.
+    Raises SiteNameError if a site is no string literal or no dotted name, and SyntaxError if a file is not Python.
     """
     root = Path(package_dir)
     sites: list[Site] = []

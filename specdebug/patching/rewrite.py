@@ -28,10 +28,7 @@ _COMPILE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError, Overflo
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A module with some edits applied, and its compiled ``code``.
-
-    ``spans``: each function's first and last line in ``lines``, by qualified name and original first line.
-    """
+    """A module with edits applied. ``spans``: of functions in ``lines``, by qualified name and original first line."""
 
     source: ModuleSource
     placed: tuple[Placed, ...]

@@ -1,8 +1,7 @@
-"""What is wrong with a tensor: pure functions of tensors, without gates, sites or records.
+"""The checks of a tensor: pure functions of tensors, without gates, sites or records.
 
-``subject`` brings a tensor into a form every check can work on, ``is_clean`` is the quick answer for a CPU,
-and ``parts`` lists the masks that say exactly which elements are bad. A mask is a bool tensor of the
-subject's shape; computing one never waits for the device.
+``subject`` brings a tensor into a form every check can work on, ``is_clean`` is the quick answer for a CPU, and
+``parts`` lists the masks of bad elements: bool tensors of the subject's shape, computed without waiting for the device.
 """
 
 from __future__ import annotations
@@ -22,22 +21,24 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 @dataclass(frozen=True)
 class CheckPart:
-    """One thing that can be wrong: its mask over the subject, and the bound it breaks (if any)."""
+    """One thing that can be wrong: its mask over the subject, and the ``limit`` that it breaks, if any.
+
+    ``phrase``: the relation of a bad value to ``limit``, as in ``not below``; empty when there is no bound. ``limit``:
+    an int for integer values, a float for floating-point ones.
+    """
 
     bad: torch.Tensor
     phrase: str
-    """What a bad value is with regard to ``limit``, as in ``not below``; empty when there is no bound."""
     limit: Bound
-    """An int for integer values, a float for floating-point ones."""
 
 
 def bound_text(phrase: str, limit: Bound) -> str | None:
-    """How a broken bound reads, None for a check without one."""
+    """A broken bound as text, None for a check without one."""
     return f"{phrase} {limit!r}" if phrase else None
 
 
 def subject(tensor: torch.Tensor, relative_to: torch.Tensor | None) -> torch.Tensor:
-    """What is checked: ``tensor``, less ``relative_to`` (broadcast) if given; any shape and strides.
+    """The tensor that is checked: ``tensor``, less ``relative_to`` (broadcast) if given; any shape and strides.
 
     Types that torch does little with (fp8, bool, small unsigned integers) become float32 or int64.
     """
@@ -52,14 +53,12 @@ def subject(tensor: torch.Tensor, relative_to: torch.Tensor | None) -> torch.Ten
 
 
 def applies(kind: str, values: torch.Tensor) -> bool:
-    """Whether such values can fail a check of this kind at all."""
-    if values.numel() == 0:
-        return False
-    return values.is_floating_point() or kind in OF_INTEGERS
+    """Return True if such values can fail a check of this kind at all."""
+    return values.numel() > 0 and (values.is_floating_point() or kind in OF_INTEGERS)
 
 
 def is_clean(kind: str, values: torch.Tensor, low: Bound, high: Bound) -> bool:
-    """Whether nothing is wrong, or False if that is not quickly seen. Reads the tensor: for CPUs only."""
+    """Return True if nothing is wrong, False also if that is not quickly seen. Reads the tensor: for CPUs only."""
     if kind in ("nan", "inf"):
         # One pass and no mask: a sum is finite only if every term is. float32 keeps fp16 from overflowing.
         total = values.sum() if values.element_size() >= 4 else values.sum(dtype=torch.float32)
@@ -75,10 +74,8 @@ def parts(kind: str, values: torch.Tensor, low: Bound, high: Bound) -> Iterator[
 
     ``low``/``high`` are the bounds of an oob check; for page_aligned ``high`` is the page size.
     """
-    if kind == "nan":
-        yield CheckPart(torch.isnan(values), "", 0.0)
-    elif kind == "inf":
-        yield CheckPart(torch.isinf(values), "", 0.0)
+    if kind in ("nan", "inf"):
+        yield CheckPart(torch.isnan(values) if kind == "nan" else torch.isinf(values), "", 0.0)
     elif kind == "page_aligned":
         yield CheckPart((values % high) != 0, "not a multiple of", high)
     elif values.is_floating_point():
@@ -96,24 +93,21 @@ def parts(kind: str, values: torch.Tensor, low: Bound, high: Bound) -> Iterator[
 
 
 def whole_bounds(low: Bound, high: Bound) -> tuple[int | None, int | None]:
-    """An int64 is out of bounds if it is not above the first or not below the second.
+    """An int64 is out of bounds if it is not above the first or not below the second; None: no int64 is.
 
-    Both are int64 themselves: a bound beyond the type would wrap around in a comparison. None: no int64 is.
+    Both are int64 themselves: a bound beyond the type would wrap around in a comparison.
     """
     low, high = _whole(low), _whole(high)
-    return (
-        min(low - 1, INT64_MAX) if low > INT64_MIN else None,
-        max(high, INT64_MIN) if high <= INT64_MAX else None,
-    )
+    above = min(low - 1, INT64_MAX) if low > INT64_MIN else None
+    return above, max(high, INT64_MIN) if high <= INT64_MAX else None
 
 
 def picked(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     """The subject at rows ``at`` (taken flat) of dimension 1 of ``tensor`` [L, N, ...]: [L, n, ...]; no row: zeros."""
     at = at.reshape(-1)
-    if at.is_cpu and at.numel():  # a look at the indices costs a tenth of what masking would
-        least, most = torch.aminmax(at)
-        if least.item() >= 0 and most.item() < tensor.shape[1]:
-            return subject(tensor.detach().index_select(1, at), None)
+    # A look at the indices costs a tenth of what masking would.
+    if at.is_cpu and at.numel() and is_clean("oob", at, 0, tensor.shape[1]):
+        return subject(tensor.detach().index_select(1, at), None)
     there = (at >= 0) & (at < tensor.shape[1])
     rows = subject(tensor.detach().index_select(1, torch.where(there, at, 0)), None)
     return rows.masked_fill(~there.view(1, -1, *[1] * (tensor.dim() - 2)), 0)

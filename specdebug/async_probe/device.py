@@ -1,23 +1,21 @@
 """The ring of a GPU, and the launches that fill it.
 
 A probe is one launch (``kernels.py``), a few probes in one :func:`~specdebug.async_probe.grouped` block are one
-together. A launch writes nothing if all is well. Otherwise every program that saw something bad appends a row of
-its own (entry, count, first bad index and its value) at a ticket it draws from a counter, and ``rows.merge`` puts
-the rows of a launch together on the host: which program was first does not show in what is reported.
+together. A launch writes nothing if all is well. Otherwise every program that saw something bad appends a row of its
+own (entry, count, first bad index and its value) at a ticket it draws from a counter, and ``rows.merge`` puts the rows
+of a launch together on the host, in an order that does not depend on which program was first.
 
-Rows know their launch. One made eagerly has a number of its own (origin > 0). One captured in a graph runs again
-and again with the arguments of its capture: it has a cell on the device (origin < 0) in which every program counts
-itself when it starts, without waiting for an answer. A program that reads the cell later finds all those of
-earlier replays and at least itself, so dividing by the number of programs gives the replay, even of graphs that
-are replayed several times in one step.
+Rows know their launch. One made eagerly has a number of its own (origin > 0). One captured in a graph has a cell on the
+device (origin < 0) in which every program counts itself when it starts. A program that reads the cell later finds all
+those of earlier replays and at least itself, so dividing by the number of programs gives the replay, even of graphs
+that are replayed several times in one step.
 
-The table of rows is bigger than ``capacity``, because a large tensor of NaNs takes a row for each program; these
-are limited in number. When it is full, rows are dropped and counted in the totals only. Launches follow each
-other on a stream, so what is dropped is always the newest.
+The table has more rows than ``capacity``, because a large tensor of NaNs takes a row for each program. When it is full,
+rows are dropped (always the newest, as launches follow each other on a stream) and counted in the totals only.
 
-The table lies in pinned memory of the host, and kernels write to it there: what a finished launch found can be read
-even when a later one has cost the device (``salvage``). ``poll`` takes a snapshot of the counters between two launches,
-copies it on a stream of its own, and at a later call hands over the rows that it counts.
+The table lies in pinned memory of the host, and kernels write to it there: rows of a finished launch can be read even
+when a later one has cost the device (``salvage``). ``poll`` copies a snapshot of the counters, taken between two
+launches, on a stream of its own, and at a later call hands over the rows that it counts.
 """
 
 from __future__ import annotations
@@ -57,24 +55,22 @@ _cuda: Any = torch.cuda  # torch annotates only some of it
 
 
 class Reading(NamedTuple):
-    """How the programs of a launch read."""
+    """The reads of a launch's programs: each has ``tile_bytes`` under way, of as many ``rows`` if rows are picked."""
 
     tile_bytes: int
-    """Bytes that a program has under way at once."""
     warps: int
     rows: int = 0
-    """Of rows that are picked: how many share a tile."""
 
     @property
     def blocks(self) -> int:
-        """How many loads of 16 bytes each thread has under way."""
+        """The number of loads of 16 bytes that each thread has under way."""
         return max(self.tile_bytes // (_LOAD_BYTES * 32 * self.warps), 1)
 
 
 _HEADER = 4
 _LOAD_BYTES = 16
 _PROGRAMS_PER_MULTIPROCESSOR = 8
-"""As many as it holds at once, more or less: each then reads one tile after another."""
+"""About as many as it holds at once: each then reads one tile after another."""
 _READINGS = (Reading(1024, 1), Reading(4096, 4), Reading(8192, 8), Reading(16384, 8))
 """Of contiguous tensors: the first for which there are tiles for no more programs than run at once, else the last."""
 _PICKING = (Reading(4096, 4, rows=2), Reading(4096, 4, rows=4))
@@ -135,12 +131,7 @@ class DeviceRing:
         return self._state[FINE + entry]
 
     def look(self, jobs: Sequence[ProbeJob], entries: Sequence[Entries]) -> None:
-        """Do the jobs, those that can be in as few launches as possible. Waits for nothing.
-
-        Args:
-            jobs: their tensors are on this device.
-            entries: one for each job.
-        """
+        """Do the jobs, whose tensors are on this device, in as few launches as possible. Waits for nothing."""
         if self._on_gpu and _cuda.current_device() != self._device.index:
             with _cuda.device(self._device):
                 self._look(jobs, entries)
@@ -169,26 +160,20 @@ class DeviceRing:
         """The findings since the last call (at most ``capacity``), in program order. Waits for the stream."""
         found = self._arrived(wait=True)
         self._host_header.copy_(self._header, non_blocking=True)
-        self._synchronize()
+        if self._on_gpu:
+            _cuda.current_stream(self._device).synchronize()
         found += self._read(int(self._host_header[CURSOR]))
         return found[: self.capacity]
 
     def salvage(self) -> list[RawFinding]:
         """The findings since the last call of what a device, lost by now, had finished. Asks the host alone."""
-        rows: list[list[int]] = []
-        for ticket in range(self._taken, self._taken + self._rows):
-            row = self._table[ticket % self._rows].tolist()
-            if row[0] != ticket + 1:
-                break
-            rows.append(row)
-        return merge(rows)[: self.capacity]
+        tickets = range(self._taken, self._taken + self._rows)
+        rows = ((ticket, self._table[ticket % self._rows].tolist()) for ticket in tickets)
+        written = itertools.takewhile(lambda each: each[1][0] == each[0] + 1, rows)
+        return merge([row for _, row in written])[: self.capacity]
 
     def poll(self) -> list[RawFinding]:
-        """Findings that have reached the host since the last call; a finding takes a few calls to get there.
-
-        Never waits. Looks at what was launched on the current stream, and launches one copy of a few bytes
-        there; not during a capture.
-        """
+        """Findings that have reached the host, after a few calls, never waiting. Launches nothing during a capture."""
         if not self._on_gpu:
             return self.take()
         if _cuda.is_current_stream_capturing():
@@ -201,8 +186,7 @@ class DeviceRing:
 
     def totals(self, entries: int) -> list[int]:
         """Bad elements by entry, those of dropped findings included. Waits for the stream."""
-        totals: list[int] = self._state[TOTALS : TOTALS + entries].tolist()
-        return totals
+        return [*self._state[TOTALS : TOTALS + entries].tolist()]
 
     # Launches
 
@@ -229,14 +213,13 @@ class DeviceRing:
 
     def _launch_flat(self, job: ProbeJob, tag_0: int, tag_1: int) -> None:
         reading = self._reading(job)
-        relative, wide = job.other is not None, job.wide
         other = job.tensor if job.other is None else job.other
         self._start(
             kernels.look_flat,
             self._programs_for(job, reading),
             reading.warps,
             (job.tensor, other),
-            (job.look, relative, wide, reading.tile_bytes, reading.blocks),
+            (job.look, job.other is not None, job.wide, reading.tile_bytes, reading.blocks),
             (job.tensor, other, self._state, job.size, job.every, job.low, job.high, tag_0, tag_1, self._origin()),
         )
 
@@ -290,15 +273,12 @@ class DeviceRing:
         constants: Sequence[int | str],
         arguments: Sequence[torch.Tensor | int],
     ) -> None:
-        """Launch a kernel. All its machine code depends on is ``warps``, ``constants`` and the type and alignment of
-        ``pointers``, so what Triton compiled is kept here: its own search takes longer than the rest of a probe."""
-        key = (
-            self._device,
-            id(kernel),
-            warps,
-            *constants,
-            *[(pointer.dtype, pointer.data_ptr() % 16 == 0) for pointer in pointers],
-        )
+        """Launch a kernel, whose machine code depends on ``warps``, ``constants`` and ``pointers`` (type, alignment).
+
+        Compiled kernels are kept here, because Triton's own search takes longer than the rest of a probe.
+        """
+        forms = [(pointer.dtype, pointer.data_ptr() % 16 == 0) for pointer in pointers]
+        key = (self._device, id(kernel), warps, *constants, *forms)
         compiled = _compiled.get(key)
         if compiled is not None:
             compiled[programs, 1, 1](*arguments, *constants)
@@ -318,8 +298,7 @@ class DeviceRing:
 
     def _origin(self) -> int:
         if self._on_gpu and _cuda.is_current_stream_capturing():
-            # Captured launches beyond the last cell share it: their replays are told apart by more than a step
-            # only if it so happens.
+            # Captured launches beyond the last cell share it: replays of one step may not be told apart there.
             self._cells = min(self._cells + 1, MAX_CELLS - 1)
             return -self._cells
         return next(self._serials)
@@ -329,12 +308,10 @@ class DeviceRing:
     def _arrived(self, *, wait: bool) -> list[RawFinding]:
         """Findings that the counters copied so far tell of; ``wait`` for a copy that is under way."""
         event = self._transfer
-        if event is None:
+        if event is None or not (wait or event.query()):
             return []
         if wait:
             event.synchronize()
-        elif not event.query():
-            return []
         self._transfer = None
         return self._read(int(self._host_header[CURSOR]))
 
@@ -343,9 +320,9 @@ class DeviceRing:
         self._snapshot.copy_(self._header)
         taken = _cuda.Event()
         taken.record()
-        side = self._side_stream()
-        side.wait_event(taken)
-        with _cuda.stream(side):
+        self._side = self._side or _cuda.Stream(self._device)
+        self._side.wait_event(taken)
+        with _cuda.stream(self._side):
             self._host_header.copy_(self._snapshot, non_blocking=True)
             event = _cuda.Event()
             event.record()
@@ -362,18 +339,9 @@ class DeviceRing:
         self._limit.fill_(self._room_until)
         return merge(rows)
 
-    def _side_stream(self) -> Any:
-        if self._side is None:
-            self._side = _cuda.Stream(self._device)
-        return self._side
-
-    def _synchronize(self) -> None:
-        if self._on_gpu:
-            _cuda.current_stream(self._device).synchronize()
-
 
 def _batches(jobs: Sequence[ProbeJob]) -> list[list[int]]:
-    """Which jobs share a launch: contiguous tensors up to four, rows picked from two tensors; by the first of each."""
+    """The jobs that share a launch: contiguous tensors up to four, rows picked from two tensors."""
     batches: list[list[int]] = []
     for i, job in enumerate(jobs):
         if job.layout == FLAT and not job.wide:

@@ -1,14 +1,12 @@
-"""What a probe found, and the one line of text an assertion says it in.
+"""A finding of a probe, and the one line of text in which an assertion says it.
 
-The line is all that survives an assertion (on a GPU it is printed by the driver, amid other text), so it can
-be read back: ``parse_message`` finds it in any text.
+Only the line survives an assertion, amid other text on a GPU; ``parse_message`` finds it there and reads it back.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .kinds import KINDS, PHRASES
 
@@ -22,21 +20,20 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class ProbeFinding:
-    """One probe's finding in one tensor. Details are None when only the text of an assertion is known."""
+    """One probe's finding in one tensor. Details are None when only the text of an assertion is known.
+
+    ``kind``: nan, inf, oob or page_aligned. ``step``: as ``set_step`` last said. ``value``: the first bad element (for
+    a relative oob its difference from ``relative_to``), ``index``: its place, flat (row-major), whatever the strides.
+    ``count``: of bad elements. ``bound``: broken by the value, as in ``not below 2048`` or ``not a multiple of 16``.
+    """
 
     site: str
     kind: str
-    """One of ``KINDS``."""
     step: int | None = None
-    """What ``set_step`` last said."""
     index: int | None = None
-    """Flat (row-major) index of the first bad element; the tensor's own strides do not matter."""
     value: int | float | None = None
-    """The first bad element; for a relative oob its difference from ``relative_to``."""
     count: int | None = None
-    """How many elements are bad."""
     bound: str | None = None
-    """What the value is that it should not be: ``below 0``, ``not below 2048``, ``not a multiple of 16``."""
 
     @property
     def signature(self) -> str:
@@ -58,21 +55,9 @@ def parse_message(text: str) -> ProbeFinding | None:
     found = _LINE.search(text)
     if found is None:
         return None
+    finding = ProbeFinding(found["site"], found["kind"], bound=found["bound"])
     if found["count"] is None:
-        return ProbeFinding(found["site"], found["kind"], bound=found["bound"])
-    return ProbeFinding(
-        site=found["site"],
-        kind=found["kind"],
-        step=int(found["step"]),
-        index=int(found["index"]),
-        value=_number(found["value"]),
-        count=int(found["count"]),
-        bound=found["bound"],
-    )
-
-
-def _number(text: str) -> int | float:
-    try:
-        return int(text)
-    except ValueError:
-        return math.nan if text == "nan" else float(text)
+        return finding
+    step, index, count = (int(found[name]) for name in ("step", "index", "count"))
+    value = int(found["value"]) if re.fullmatch(r"-?\d+", found["value"]) else float(found["value"])
+    return replace(finding, step=step, index=index, value=value, count=count)

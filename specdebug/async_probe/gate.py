@@ -1,4 +1,4 @@
-"""Which probes are live, and what a live one does. Settled once for every (site, kind), then looked up."""
+"""The gate of probes: which are live, and what a live one does. Settled once for a site's kinds, then looked up."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _FALSE = ("", "0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Rule:
-    """The probes a rule speaks of, and what they do. ``*`` in a glob matches dots too."""
+    """A mode for the probes of a glob, in which ``*`` matches dots too; None: the mode given to ``configure``."""
 
     glob: str
     mode: str | None = None
-    """One of ``MODES``; None stands for the mode given to ``configure``."""
     kinds: tuple[str, ...] = KINDS
 
     def __post_init__(self) -> None:
@@ -36,7 +35,7 @@ class Rule:
                 raise ValueError(f"unknown probe kind {kind!r}, expected one of {', '.join(KINDS)}")
 
     def covers(self, site: str, kind: str) -> bool:
-        """Whether the rule speaks of this probe."""
+        """Return True if the rule speaks of this probe."""
         return kind in self.kinds and fnmatchcase(site, self.glob)
 
 
@@ -50,20 +49,19 @@ class Gate:
         check_mode(mode)
         self._mode = mode
         self._rules = tuple(rules) or (Rule("*"),)
-        self._settled: dict[tuple[str, str], str] = {}
         self._live: dict[tuple[str, tuple[str, ...]], dict[str, str]] = {}
 
     @property
     def active(self) -> bool:
-        """Whether any probe can be live."""
+        """True if any probe can be live."""
         return self._mode != OFF and any(rule.mode != OFF for rule in self._rules)
 
     def mode(self, site: str, kind: str) -> str:
-        """What the probe of this kind does at this site: one of ``MODES``."""
-        settled = self._settled.get((site, kind))
-        if settled is None:
-            settled = self._settled[(site, kind)] = self._settle(site, kind)
-        return settled
+        """The mode of the probe of this kind at this site: one of ``MODES``."""
+        covering = [rule for rule in self._rules if rule.covers(site, kind)]
+        if self._mode == OFF or not covering:
+            return OFF
+        return covering[-1].mode or self._mode
 
     def live(self, site: str, kinds: tuple[str, ...]) -> Mapping[str, str]:
         """The modes of those of the kinds that are not off at this site."""
@@ -72,12 +70,6 @@ class Gate:
             modes = {kind: self.mode(site, kind) for kind in kinds}
             live = self._live[(site, kinds)] = {kind: mode for kind, mode in modes.items() if mode != OFF}
         return live
-
-    def _settle(self, site: str, kind: str) -> str:
-        if self._mode == OFF:
-            return OFF
-        covering = [rule for rule in self._rules if rule.covers(site, kind)]
-        return (covering[-1].mode or self._mode) if covering else OFF
 
 
 def check_mode(mode: str) -> None:

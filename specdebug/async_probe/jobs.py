@@ -1,4 +1,4 @@
-"""What a kernel is asked to look for: a probe's kind, bounds and tensors brought into the form of its arguments."""
+"""The jobs of kernels: a probe's kind, bounds and tensors in the form of a kernel's arguments."""
 
 from __future__ import annotations
 
@@ -30,23 +30,21 @@ _WIDE_FROM = 2**31 - 2**16
 
 @dataclass(frozen=True, slots=True)
 class JobPart:
-    """One of the two things a job can find."""
+    """One of the two things a job can find. The tag lacks entry and job."""
 
     kind: str
     phrase: str
     limit: Bound
     tag: int
-    """Without entry and job."""
 
 
 class What(NamedTuple):
-    """What to look for."""
+    """The things to look for. A part is None if nobody asked for it, or nothing can be wrong."""
 
     look: int
     low: int
     high: int
     parts: tuple[JobPart | None, JobPart | None]
-    """None: not asked for, or nothing can be wrong."""
 
 
 class TensorLayout(NamedTuple):
@@ -58,7 +56,10 @@ class TensorLayout(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ProbeJob:
-    """One tensor and what to look for; the fields are arguments of the kernels."""
+    """One tensor and the things to look for; the fields are arguments of the kernels.
+
+    ``other`` is subtracted, each element from ``every`` elements in a row, or names the rows of dimension 1 to look at.
+    """
 
     tensor: torch.Tensor
     look: int
@@ -67,26 +68,24 @@ class ProbeJob:
     parts: tuple[JobPart | None, JobPart | None]
     size: int
     other: torch.Tensor | None = None
-    """What is subtracted, or at which rows of dimension 1 to look."""
     every: int = 1
-    """How many elements in a row have the same element of ``other`` subtracted."""
     layout: int = FLAT
     sizes: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
 
     @property
     def vector(self) -> bool:
-        """Whether sixteen elements in a row are one block of memory, and so the next sixteen."""
+        """True if sixteen elements in a row are one block of memory, and so the next sixteen."""
         strides = self.strides[1:3] if self.layout == PICKED else self.strides[1:]
         return self.strides[0] == 1 and not any(number % 16 for number in (self.sizes[0], *strides))
 
     @property
     def in_words(self) -> bool:
-        """Whether rows that are picked consist of aligned blocks of sixteen bytes, to be looked at as such."""
+        """True if rows that are picked consist of aligned blocks of sixteen bytes, to be looked at as such."""
         return self.layout == PICKED and self.look == NONFINITE and self.vector and self.tensor.data_ptr() % 16 == 0
 
     def like(self, job: ProbeJob) -> bool:
-        """Whether ``job`` looks for the same at the same places of another tensor."""
+        """Return True if ``job`` looks for the same at the same places of another tensor."""
         return (
             self.layout == job.layout == PICKED
             and self.tensor.dtype == job.tensor.dtype
@@ -99,7 +98,7 @@ class ProbeJob:
 
     @property
     def wide(self) -> bool:
-        """Whether indices need an int64."""
+        """True if indices need an int64."""
         return self.size >= _WIDE_FROM
 
 
@@ -113,14 +112,14 @@ def make(
 ) -> ProbeJob | None:
     """The job of probing ``tensor`` for ``kinds`` (nan and inf together, or one kind); None: nothing to look at.
 
-    Arguments are those of the probes. What no kernel does is done in torch first: other types, differences that
-    broadcast in unusual ways, more than four dimensions.
+    Torch first does what no kernel does: other types, unusual broadcasts of differences, more than four dimensions.
     """
     if kinds[0] in ("nan", "inf"):
         if tensor.dtype not in _INFINITY:
             tensor = tensor.to(torch.float32)
         if at is not None:
-            rows = _rows(tensor, at)
+            fit = at.dtype in _INTEGERS
+            rows = _picks(tensor.shape, tensor.stride(), at.shape, at.stride()) if fit else None
             if rows is not None:
                 what = _nonfinite(kinds, tensor.dtype)
                 size = tensor.shape[0] * rows.sizes[0] * rows.sizes[1]
@@ -131,7 +130,10 @@ def make(
         tensor, other, every = _difference(tensor, relative_to)
         what = _bounds(tensor.is_floating_point(), low, high)
     else:
-        tensor, other, every = _multiple_of(checks.subject(tensor, relative_to), high), None, 1
+        tensor, other, every = checks.subject(tensor, relative_to), None, 1
+        if tensor.is_floating_point() or not isinstance(high, int):  # in float64, multiples become zero
+            exact = tensor.to(torch.float64)
+            tensor = torch.where((exact % high) != 0, exact, 0.0)
         what = _multiple(tensor.is_floating_point(), high)
     if what is None:
         return None
@@ -143,8 +145,7 @@ def make(
     if len(dims) > 4:
         tensor = tensor.contiguous()
         return ProbeJob(tensor, *what, tensor.numel())
-    dims += [(1, 0)] * (4 - len(dims))
-    sizes, strides = zip(*dims, strict=True)
+    sizes, strides = zip(*dims, *[(1, 0)] * (4 - len(dims)), strict=True)
     return ProbeJob(tensor, *what, tensor.numel(), None, 1, STRIDED, sizes, strides)
 
 
@@ -170,10 +171,9 @@ def _nonfinite(kinds: tuple[str, ...], dtype: torch.dtype) -> What | None:
     inf = JobPart("inf", "", 0.0, _tag(1, NO_LIMIT, form)) if "inf" in kinds and has_infinity else None
     suspicious = infinity if inf is not None else infinity + 1
     carry = (1 << (bits - 1)) - suspicious
-    for width in (8, 16):  # the same for all elements of a 32-bit word
-        if bits == width:
-            carry |= carry << width
-            bits *= 2
+    while bits < 32:  # the same for all elements of a 32-bit word
+        carry |= carry << bits
+        bits *= 2
     return None if nan is inf is None else What(NONFINITE, infinity, carry, (nan, inf))
 
 
@@ -181,25 +181,23 @@ def _nonfinite(kinds: tuple[str, ...], dtype: torch.dtype) -> What | None:
 def _bounds(of_floats: bool, low: Bound, high: Bound) -> What | None:
     if of_floats:
         low, high, form = float(low), float(high), VALUE_TYPES.index(torch.float64)
-        parts = (
-            JobPart("oob", "below", low, _tag(0, FLOAT, form)),
-            JobPart("oob", "not below", high, _tag(1, FLOAT, form)),
-        )
-        return What(BOUNDS, float_bits(low), float_bits(high), parts)
+        below_low = JobPart("oob", "below", low, _tag(0, FLOAT, form))
+        above_high = JobPart("oob", "not below", high, _tag(1, FLOAT, form))
+        return What(BOUNDS, float_bits(low), float_bits(high), (below_low, above_high))
     above, below = checks.whole_bounds(low, high)
     form = VALUE_TYPES.index(torch.int64)
-    part_0 = part_1 = None
-    if above is not None:
-        part_0 = JobPart("oob", "below", min(above + 1, checks.INT64_MAX), _tag(0, ABOVE_INT, form))
-    if below is not None:
-        part_1 = JobPart("oob", "not below", below, _tag(1, INT, form))
-    return None if part_0 is part_1 is None else What(BOUNDS, above or 0, below or 0, (part_0, part_1))
+    if above is below is None:
+        return None
+    first = min((above or 0) + 1, checks.INT64_MAX)
+    part_0 = None if above is None else JobPart("oob", "below", first, _tag(0, ABOVE_INT, form))
+    part_1 = None if below is None else JobPart("oob", "not below", below, _tag(1, INT, form))
+    return What(BOUNDS, above or 0, below or 0, (part_0, part_1))
 
 
 def _difference(
     tensor: torch.Tensor, relative_to: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, int]:
-    """A tensor, what the kernel is to subtract from it, and how often each element of that."""
+    """A tensor, the one that the kernel is to subtract from it, and the repeats of each element of that."""
     if relative_to is None:
         return tensor if tensor.dtype in _INTEGERS else checks.subject(tensor, None), None, 1
     if tensor.dtype in _INTEGERS and relative_to.dtype in _INTEGERS and tensor.numel() < _WIDE_FROM:
@@ -210,7 +208,7 @@ def _difference(
 
 
 def _repeats(shape: torch.Size, other: torch.Size) -> int | None:
-    """How often each element of a contiguous ``other`` is subtracted in a row, if it is as simple as that."""
+    """The number of times in a row that each element of a contiguous ``other`` is subtracted, if that is so simple."""
     if shape == other:
         return 1
     if len(other) <= len(shape) and other.numel() == 1:
@@ -218,14 +216,6 @@ def _repeats(shape: torch.Size, other: torch.Size) -> int | None:
     if len(other) == len(shape) and other[-1] == 1 and shape[:-1] == other[:-1]:
         return shape[-1]
     return None
-
-
-def _multiple_of(values: torch.Tensor, unit: Bound) -> torch.Tensor:
-    """int32 or int64 as they are; otherwise float64, in which multiples of ``unit`` have become zero."""
-    if not values.is_floating_point() and isinstance(unit, int):
-        return values
-    exact = values.to(torch.float64)
-    return torch.where((exact % unit) != 0, exact, 0.0)
 
 
 @functools.lru_cache(1024, typed=True)
@@ -236,20 +226,14 @@ def _multiple(of_floats: bool, unit: Bound) -> What:
     return What(MULTIPLE, word, 0, (part, None))
 
 
-def _rows(tensor: torch.Tensor, at: torch.Tensor) -> TensorLayout | None:
-    """Where rows of dimension 1 lie, unless they are not one evenly strided piece of memory each.
-
-    ``at`` may be columns of a matrix: as many side by side, the next row's further on.
-    """
-    if at.dtype not in _INTEGERS:
-        return None
-    return _picks(tensor.shape, tensor.stride(), at.shape, at.stride())
-
-
 @functools.lru_cache(1024)
 def _picks(
     shape: torch.Size, strides: tuple[int, ...], at_shape: torch.Size, at_strides: tuple[int, ...]
 ) -> TensorLayout | None:
+    """The places of picked rows of dimension 1, None if a row is not one evenly strided piece of memory.
+
+    The picks may be columns of a matrix: as many side by side, the next row's further on.
+    """
     inner = merged_dims(shape[2:], strides[2:])
     picks = merged_dims(at_shape, at_strides)
     if picks[0][1] != 1:  # none side by side

@@ -5,15 +5,13 @@ words      name        content
 =========  ==========  =========================================================================
 0          CURSOR      rows asked for so far; only grows
 1          LIMIT       rows from this one on are dropped, until the host has read some
-2          STEP        what ``set_step`` said
+2          STEP        the step of findings, from ``set_step``
 3          ROWS        rows there is room for; row i lies at i modulo this
-4          TABLE       address of the rows, each of ``COLUMNS`` words, in the host's memory
+4          TABLE       address of the rows, each of ``COLUMNS`` words, in memory that a lost device leaves
 from 16    TOTALS      bad elements by entry
-           FINE        by entry, 1 until something bad was seen: what an assertion looks at
+           FINE        by entry, 1 until something bad was seen: an assertion looks at it
            CELLS       by captured launch, programs started so far; cell 0 belongs to nobody
 =========  ==========  =========================================================================
-
-The rows lie where a lost device cannot take them along: few are ever written, and the bus is fast enough for those.
 """
 
 from __future__ import annotations
@@ -38,6 +36,6 @@ MAX_JOBS = 4
 """Tensors one launch can look at."""
 
 NONFINITE, BOUNDS, MULTIPLE = 1, 2, 3
-"""What a kernel looks for."""
+"""The defects that a kernel looks for."""
 FLAT, STRIDED, PICKED = range(3)
-"""Where a kernel finds elements: contiguous; in up to four dimensions with strides; in rows of dimension 1."""
+"""The places of elements: contiguous; in up to four dimensions with strides; in rows of dimension 1."""

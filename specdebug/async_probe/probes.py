@@ -1,14 +1,14 @@
 """The probes, and the process-wide state behind them.
 
-A probe that is off returns after one look at ``_active``. Under ``torch.compile`` a live probe becomes one
-call of a custom operator, which runs this module's eager code: nothing here has to be traceable.
+A probe that is off returns after one look at ``_active``. Under ``torch.compile`` a live probe becomes one call of a
+custom operator, which runs this module's eager code: nothing here has to be traceable.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import TracebackType
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,12 +30,11 @@ _NONFINITE = "nonfinite"  # not a kind of finding: stands for nan and inf
 
 @dataclass(slots=True, eq=False)
 class SiteCall:
-    """A probe call as whoever listens at sites gets it: the tensor itself, and what the call said of it.
+    """A probe call as a hook at sites gets it: the tensor itself, and the call's other arguments.
 
     ``kind``: a kind of finding, or ``nonfinite`` for nan and inf together. ``low``, ``high``: bounds of an oob check,
     of page_aligned ``high`` is the page size. ``at``: the rows of dimension 1 that are meant, None for all.
-    ``gathered``: what :meth:`rows` gathered, None if nobody asked. ``capture``: of the graph that the call is captured
-    in, None outside.
+    ``gathered``: those rows, None if nobody asked. ``capture``: of the graph that the call is captured in.
     """
 
     site: str
@@ -44,7 +43,7 @@ class SiteCall:
     low: Bound
     high: Bound
     relative_to: torch.Tensor | None
-    at: torch.Tensor | None
+    at: torch.Tensor | None = None
     gathered: torch.Tensor | None = None
     capture: Capture | None = None
 
@@ -69,32 +68,29 @@ _replay_hook: ReplayHook | None = None
 _capture: Capture | None = None
 _active = _gate.active
 _recorder = Recorder(DEFAULT_CAPACITY)
-_reached: dict[str, int] = {}
+_reached: Counter[str] = Counter()
 
 
 def maybe_detect_nan(tensor: torch.Tensor | None, site: str, at: torch.Tensor | None = None) -> None:
     """Probe that no element is NaN. Integer tensors hold none.
 
-    With ``at`` (int64, taken flat: [n]), only rows ``tensor[:, at]`` of a tensor [L, N, ...] are looked at, and
-    indices are in that; rows outside 0..N-1 are passed over. On a GPU nothing is copied if rows are contiguous.
+    With ``at`` (int64, taken flat: [n]), only rows ``tensor[:, at]`` of a tensor [L, N, ...] are looked at, and indices
+    are in that; rows outside 0..N-1 are passed over. On a GPU nothing is copied if rows are contiguous.
     """
-    if not _active or tensor is None:
-        return
-    _probe("nan", tensor, site, 0, 0, None, at)
+    if _active and tensor is not None:
+        _probe("nan", tensor, site, 0, 0, None, at)
 
 
 def maybe_detect_inf(tensor: torch.Tensor | None, site: str) -> None:
     """Probe that no element is infinite. Integer tensors hold none."""
-    if not _active or tensor is None:
-        return
-    _probe("inf", tensor, site, 0, 0, None)
+    if _active and tensor is not None:
+        _probe("inf", tensor, site, 0, 0, None)
 
 
 def maybe_detect_nonfinite(tensor: torch.Tensor | None, site: str, at: torch.Tensor | None = None) -> None:
     """``maybe_detect_nan`` and ``maybe_detect_inf`` of one site in one pass; modes and findings stay apart."""
-    if not _active or tensor is None:
-        return
-    _probe(_NONFINITE, tensor, site, 0, 0, None, at)
+    if _active and tensor is not None:
+        _probe(_NONFINITE, tensor, site, 0, 0, None, at)
 
 
 def maybe_detect_oob(
@@ -108,20 +104,18 @@ def maybe_detect_oob(
 
     The two bounds are probed apart, so a finding names the one that failed. A NaN is below ``low``.
     """
-    if not _active or tensor is None:
-        return
-    _probe("oob", tensor, site, low, high, relative_to)
+    if _active and tensor is not None:
+        _probe("oob", tensor, site, low, high, relative_to)
 
 
 def maybe_detect_page_aligned(tensor: torch.Tensor | None, page_size: int, site: str) -> None:
     """Probe that every element is a multiple of ``page_size``."""
-    if not _active or tensor is None:
-        return
-    _probe("page_aligned", tensor, site, 0, page_size, None)
+    if _active and tensor is not None:
+        _probe("page_aligned", tensor, site, 0, page_size, None)
 
 
 class Grouped:
-    """What :func:`grouped` returns."""
+    """The block of :func:`grouped`."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -137,9 +131,7 @@ class Grouped:
     def __enter__(self) -> None:
         self._depth += 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if self._waiting and not self._depth:
             waiting, self._waiting = self._waiting, []
@@ -149,8 +141,8 @@ class Grouped:
 def grouped() -> Grouped:
     """A ``with`` block at whose end the probes made in it on a GPU are run, up to four tensors in one launch.
 
-    For sites next to each other: a launch costs more than looking at a small tensor. The tensors must keep their
-    content until the block ends. Findings of one launch come together. Not under ``torch.compile``.
+    For sites next to each other: a launch costs more than looking at a small tensor. Tensors must keep their content
+    until the block ends. Findings of one launch come together. Not under ``torch.compile``.
     """
     return _grouped
 
@@ -158,14 +150,9 @@ def grouped() -> Grouped:
 def configure(mode: str, rules: Sequence[Rule] = (), *, capacity: int = DEFAULT_CAPACITY) -> None:
     """Choose what probes do from now on (instead of what the environment said), and :func:`reset`.
 
-    Args:
-        mode: ``off``, ``assert`` or ``record``: what a rule without a mode of its own means. Off is off.
-        rules: of those that cover a probe the last one decides; a probe that none covers is off. No rules:
-            every probe runs in ``mode``.
-        capacity: findings a ring holds; the ring of a device is made anew.
-
-    Raises:
-        ValueError: unknown mode or kind, or a capacity below 1.
+    ``mode``: ``off``, ``assert`` or ``record``, for rules without a mode of their own; off is off. ``rules``: the last
+    that covers a probe decides; a probe that none covers is off; without rules every probe runs. ``capacity``: findings
+    in a ring, which is made anew. Raises ``ValueError`` for an unknown mode or kind, or a capacity below 1.
     """
     global _gate, _active, _recorder
     if capacity < 1:
@@ -179,9 +166,9 @@ def configure(mode: str, rules: Sequence[Rule] = (), *, capacity: int = DEFAULT_
 def on_site(hook: SiteHook | None, replayed: ReplayHook | None = None) -> None:
     """Hand every probe call to ``hook`` before it looks, whether or not a probe is live there; None: to nobody.
 
-    The hook may change the tensor in place: what it leaves is what the probe sees and the caller goes on with. Calls in
-    compiled code are not handed over. Those in a graph are when it is captured (``SiteCall.capture``), so that what the
-    hook enqueues then becomes a part of it; of a replay ``replayed`` is told, once it is enqueued.
+    The hook may change the tensor in place, for the probe and the caller. Calls in compiled code are not handed over.
+    Those in a graph are when it is captured (``SiteCall.capture``), so that whatever the hook enqueues then becomes a
+    part of it; of a replay ``replayed`` is told, once it is enqueued.
     """
     global _hook, _replay_hook, _active
     _hook, _replay_hook = hook, replayed
@@ -189,7 +176,7 @@ def on_site(hook: SiteHook | None, replayed: ReplayHook | None = None) -> None:
 
 
 def site_hook() -> SiteHook | None:
-    """Who listens at sites now, for whoever wants to listen as well."""
+    """The hook that listens at sites now, for another that wants to listen as well."""
     return _hook
 
 
@@ -223,8 +210,7 @@ def drain() -> list[ProbeFinding]:
 def poll() -> list[ProbeFinding]:
     """Take the findings that have reached the host, without ever waiting; call it now and then.
 
-    Together with a final :func:`drain` that is what ``drain`` alone would have given. Call it on the stream that
-    the probes run on; it is silent during a graph capture.
+    A final :func:`drain` gives the rest. Call it on the stream that probes run on; it is silent during a graph capture.
     """
     return _recorder.poll()
 
@@ -240,47 +226,38 @@ def totals() -> dict[tuple[str, str], int]:
 
 
 def reached() -> dict[str, int]:
-    """How often a live probe of each site had something to look at.
-
-    A captured graph counts once, and once for each replay told of by what :func:`capturing` gave.
-    """
+    """The looks of live probes by site. A captured graph counts once, and once for each replay that it is told of."""
     return dict(_reached)
 
 
 class Capture:
-    """A block in which a graph is captured: the sites that were reached in it, each as often as it was."""
+    """A block in which a graph is captured, and the sites that were reached in it, each as often as it was."""
 
     def __init__(self) -> None:
-        self._before: dict[str, int] = {}
-        self._sites: dict[str, int] = {}
+        self._before: Counter[str] = Counter()
+        self._sites: Counter[str] = Counter()
 
     def __enter__(self) -> Capture:
         global _capture
-        self._before = dict(_reached)
+        self._before = _reached.copy()
         _capture = self
         return self
 
     def __exit__(self, *_: object) -> None:
         global _capture
         _capture = None
-        self._sites = {
-            site: more for site, count in _reached.items() if (more := count - self._before.get(site, 0)) > 0
-        }
+        self._sites = _reached - self._before
 
     def replayed(self) -> None:
         """Count the sites again, because a graph captured in the block is replayed, and tell who listens."""
         if _active:
-            for site, times in self._sites.items():
-                _reached[site] = _reached.get(site, 0) + times
+            _reached.update(self._sites)
         if _replay_hook is not None:
             _replay_hook(self)
 
 
 def capturing() -> Capture:
-    """A ``with`` block around a capture; call ``replayed`` of what it gives at every replay.
-
-    Not across a :func:`configure` or :func:`reset`.
-    """
+    """A ``with`` block around a capture: call its ``replayed`` at every replay. Not across a :func:`reset`."""
     return Capture()
 
 
@@ -296,25 +273,16 @@ def _probe(
     if torch.compiler.is_compiling():
         operator = getattr(torch.ops, _NAMESPACE).detect
         operator(_ticks, tensor, kind, site, low, high, relative_to, at)
-    else:
-        gathered = None
-        if _hook is not None:
-            call = SiteCall(site, kind, tensor, low, high, relative_to, at, None, _capture)
-            _hook(call)
-            gathered = call.gathered
-        _detect(kind, tensor, site, low, high, relative_to, at, gathered)
+        return
+    call = SiteCall(site, kind, tensor, low, high, relative_to, at, None, _capture)
+    if _hook is not None:
+        _hook(call)
+    _detect(call)
 
 
-def _detect(
-    kind: str,
-    tensor: torch.Tensor,
-    site: str,
-    low: Bound,
-    high: Bound,
-    relative_to: torch.Tensor | None,
-    at: torch.Tensor | None,
-    gathered: torch.Tensor | None = None,
-) -> None:
+def _detect(call: SiteCall) -> None:
+    site, kind, tensor, low, high = call.site, call.kind, call.tensor, call.low, call.high
+    relative_to, at = call.relative_to, call.at
     if kind == _NONFINITE:
         modes = _gate.live(site, ("nan", "inf"))
         kind = "nan"  # the two apply to the same tensors and are clean together
@@ -324,7 +292,7 @@ def _detect(
         return
     if (relative_to is not None and relative_to.numel() == 0) or (at is not None and at.numel() == 0):
         return
-    _reached[site] = _reached.get(site, 0) + 1
+    _reached[site] += 1
     if at is not None:
         at = at.reshape(-1)
     if tensor.is_cuda:
@@ -334,10 +302,7 @@ def _detect(
             if job is not None:
                 _grouped.add(_OnDevice(ring, job, site, modes))
             return
-    if at is None:
-        values = checks.subject(tensor, relative_to)
-    else:
-        values = checks.picked(tensor, at) if gathered is None else gathered
+    values = checks.subject(tensor, relative_to) if at is None else call.rows()
     on_cpu = values.device.type == "cpu"
     if on_cpu and checks.is_clean(kind, values, low, high):
         return
@@ -355,9 +320,8 @@ class _OnDevice:
     def __init__(self, ring: DeviceRing, job: jobs.ProbeJob, site: str, modes: Mapping[str, str]) -> None:
         self.ring = ring
         self.job = job
-        self.entries = tuple(
-            None if part is None else _recorder.number(site, part.kind, part.phrase) for part in job.parts
-        )
+        numbers = (None if part is None else _recorder.number(site, part.kind, part.phrase) for part in job.parts)
+        self.entries = tuple(numbers)
         self._site = site
         self._modes = modes
 
@@ -385,15 +349,8 @@ def _assert_none(site: str, kind: str, values: torch.Tensor, part: checks.CheckP
     if with_details and bool(part.bad.any()):
         bad = part.bad.reshape(-1)
         index = int(bad.nonzero()[0])
-        found = ProbeFinding(
-            site=site,
-            kind=kind,
-            step=_recorder.step,
-            index=index,
-            value=values.reshape(-1)[index].item(),
-            count=int(bad.sum()),
-            bound=found.bound,
-        )
+        value, count = values.reshape(-1)[index].item(), int(bad.sum())
+        found = replace(found, step=_recorder.step, index=index, value=value, count=count)
     torch._assert_async(~part.bad.any(), found.message())
 
 
@@ -408,11 +365,7 @@ def _detect_operator(
     at: torch.Tensor | None = None,
 ) -> None:
     ticks.add_(1)
-    _detect(kind, values, site, low, high, relative_to, at)
-
-
-def _detect_nothing(*_: object) -> None:
-    """Tracing has no values to look at."""
+    _detect(SiteCall(site, kind, values, low, high, relative_to, at))
 
 
 # A compiled graph keeps an operator only if it changes something: each call adds one to ``_ticks``.
@@ -425,4 +378,4 @@ _library.define(
     "Tensor? relative_to, Tensor? at=None) -> ()"
 )
 _library.impl("detect", _detect_operator, "CompositeExplicitAutograd")
-_torch_library.register_fake(f"{_NAMESPACE}::detect", _detect_nothing, lib=_library)
+_torch_library.register_fake(f"{_NAMESPACE}::detect", lambda *_: None, lib=_library)  # a trace has no values to see

@@ -1,23 +1,20 @@
-"""Where findings go in record mode: a ring for every device, read when the run is over.
+"""The place of findings in record mode: a ring for every device, read when the run is over.
 
-On a GPU with Triton that is ``device.DeviceRing``. Elsewhere it is a :class:`Ring`, and recording is tensor
-operations only, whether or not anything is wrong: nothing waits for the device. What is only known on the device
-(is anything wrong, how much, where) is computed there; a clean check writes its row to a spare one behind the
-ring.
-
-When a ring is full later findings are dropped: the first ones tell where a fault came from. Totals count on.
+On a GPU with Triton that is ``device.DeviceRing``. Elsewhere it is a :class:`Ring`, and recording is tensor operations
+that never wait for the device; a clean check writes its row to a spare one behind the ring. When a ring is full later
+findings are dropped: the first ones tell where a fault came from. Totals count on.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .checks import Bound, CheckPart, bound_text
+from .checks import CheckPart, bound_text
 from .finding import ProbeFinding
 from .layout import MAX_ENTRIES
 from .rows import RawFinding, float_bits, float_of
@@ -30,7 +27,7 @@ _FLOAT_VALUE, _FLOAT_LIMIT = 1, 2
 
 
 class FindingKey(NamedTuple):
-    """What findings are counted by. Looked up at every probe, so a tuple, which hashes faster than a dataclass."""
+    """Findings are counted by this. Looked up at every probe, so a tuple, which hashes faster than a dataclass."""
 
     site: str
     kind: str
@@ -50,11 +47,10 @@ class Ring:
             self._step = torch.full((), step, dtype=torch.int64, device=device)
 
     def set_step(self, step: int) -> None:
-        """Findings from now on belong to ``step``."""
         self._step.fill_(step)
 
     def write(self, entry: int, values: torch.Tensor, part: CheckPart) -> None:
-        """Record what ``part`` says of ``values``, if anything is wrong."""
+        """Record the findings of ``part`` in ``values``, if anything is wrong."""
         count = part.bad.sum()
         first = part.bad.reshape(-1).view(torch.uint8).argmax()
         hit = (count > 0).to(torch.int64)
@@ -63,17 +59,8 @@ class Ring:
             value = value.to(torch.float64).view(torch.int64)
         floats = _FLOAT_VALUE * values.is_floating_point() + _FLOAT_LIMIT * isinstance(part.limit, float)
         limit = float_bits(part.limit) if isinstance(part.limit, float) else part.limit
-        row = torch.stack(
-            [
-                torch.full_like(count, entry),
-                self._step,
-                first,
-                value.to(torch.int64),
-                count,
-                torch.full_like(count, limit),
-                torch.full_like(count, floats),
-            ]
-        )
+        number, limits, formats = (torch.full_like(count, each) for each in (entry, limit, floats))
+        row = torch.stack([number, self._step, first, value.to(torch.int64), count, limits, formats])
         slot = torch.where(hit.bool(), self._cursor.clamp(max=self.capacity), self.capacity)
         self._rows.index_copy_(0, slot.reshape(1), row.reshape(1, -1))
         self._cursor.add_(hit)
@@ -83,30 +70,29 @@ class Ring:
         """The findings since the last call, oldest first. Waits for the device."""
         used = min(int(self._cursor.item()), self.capacity)
         self._cursor.zero_()
-        return [
-            RawFinding(
-                entry, step, index, _number(value, floats & _FLOAT_VALUE), count, _number(limit, floats & _FLOAT_LIMIT)
-            )
-            for entry, step, index, value, count, limit, floats in self._rows[:used].tolist()
-        ]
+        found = []
+        for entry, step, index, value, count, limit, floats in self._rows[:used].tolist():
+            value = float_of(value) if floats & _FLOAT_VALUE else value
+            limit = float_of(limit) if floats & _FLOAT_LIMIT else limit
+            found.append(RawFinding(entry, step, index, value, count, limit))
+        return found
 
     def poll(self) -> list[RawFinding]:
         """As :meth:`take`; where this ring is used, a device is no further than the host."""
         return self.take()
 
     def salvage(self) -> list[RawFinding]:
-        """Nothing: what this ring holds is on the device, and that is lost."""
+        """Return nothing: this ring is on the device, and that is lost."""
         return []
 
     def totals(self, entries: int) -> list[int]:
         """Bad elements by entry, those of dropped findings included. Waits for the device."""
-        totals: list[int] = self._totals[:entries].tolist()
-        return totals
+        return [*self._totals[:entries].tolist()]
 
 
 @dataclass
 class Recorder:
-    """The rings of all devices, and what their numbers mean."""
+    """The rings of all devices, and the meaning of their numbers."""
 
     capacity: int
     step: int = 0
@@ -114,39 +100,38 @@ class Recorder:
     rings: dict[torch.device, Ring | DeviceRing] = field(default_factory=dict)
 
     def set_step(self, step: int) -> None:
-        """Findings from now on belong to ``step``."""
         self.step = step
         for ring in self.rings.values():
             ring.set_step(step)
 
     def ring(self, device: torch.device) -> Ring | DeviceRing:
-        """The ring of ``device``, made at the first use.
-
-        Raises ``RuntimeError`` when that is during a graph capture: the graph would then own the ring and
-        wipe it at each replay.
-        """
+        """The ring of ``device``, made at the first use. Raises ``RuntimeError`` if that is in a graph capture."""
         ring = self.rings.get(device)
         if ring is None:
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                # The graph would own the ring and wipe it at each replay.
                 raise RuntimeError(
                     f"the first probe on {device} runs inside a graph capture: "
                     f"call specdebug.async_probe.prepare('{device}') before it"
                 )
-            ring = self.rings[device] = self._make(device)
+            if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+                from .device import DeviceRing  # imports Triton, which only a GPU needs
+
+                ring = DeviceRing(device, self.capacity, self.step)
+            else:
+                ring = Ring(device, self.capacity, self.step)
+            self.rings[device] = ring
         return ring
 
     def number(self, site: str, kind: str, phrase: str) -> int:
-        """The number of an entry, the next free one at its first use.
-
-        Raises ``RuntimeError`` when there are too many.
-        """
+        """The number of an entry, the next free one at its first use. Raises ``RuntimeError`` if there are too many."""
         number = self.entries.setdefault(FindingKey(site, kind, phrase), len(self.entries))
         if number >= MAX_ENTRIES:
             raise RuntimeError(f"more than {MAX_ENTRIES} probes: is a site name computed, as in '{site}'?")
         return number
 
     def write(self, site: str, kind: str, values: torch.Tensor, part: CheckPart) -> None:
-        """Record what ``part`` says of ``values``, which are not a GPU's if that has kernels for it."""
+        """Record the findings of ``part`` in ``values``, which are not a GPU's if that has kernels for it."""
         number = self.number(site, kind, part.phrase)
         ring = self.ring(values.device)
         assert isinstance(ring, Ring)
@@ -161,47 +146,22 @@ class Recorder:
         return self._resolved([finding for ring in self.rings.values() for finding in ring.poll()])
 
     def salvage(self) -> list[ProbeFinding]:
-        """What can be had of the findings once a device is lost."""
+        """Those of the findings that can be had once a device is lost."""
         return self._resolved([finding for ring in self.rings.values() for finding in ring.salvage()])
 
     def totals(self) -> dict[tuple[str, str], int]:
         """Bad elements by (site, kind) since the start, those of dropped findings too; zeros are left out."""
-        sums: dict[tuple[str, str], int] = {}
+        sums: Counter[tuple[str, str]] = Counter()
         for ring in self.rings.values():
             for entry, total in zip(self.entries, ring.totals(len(self.entries)), strict=True):
-                if total:
-                    sums[entry.site, entry.kind] = sums.get((entry.site, entry.kind), 0) + total
-        return sums
-
-    def _make(self, device: torch.device) -> Ring | DeviceRing:
-        if device.type != "cuda" or not _has_triton():
-            return Ring(device, self.capacity, self.step)
-        from .device import DeviceRing  # imports Triton, which only a GPU needs
-
-        return DeviceRing(device, self.capacity, self.step)
+                sums[entry.site, entry.kind] += total
+        return dict(+sums)
 
     def _resolved(self, findings: list[RawFinding]) -> list[ProbeFinding]:
         entries = list(self.entries)
-        found = [_resolved_one(entries[finding.entry], finding) for finding in findings]
+        found = []
+        for raw in findings:
+            site, kind, phrase = entries[raw.entry]
+            bound = bound_text(phrase, raw.limit)
+            found.append(ProbeFinding(site, kind, raw.step, raw.index, raw.value, raw.count, bound))
         return sorted(found, key=lambda finding: finding.step or 0) if len(self.rings) > 1 else found
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-def _resolved_one(entry: FindingKey, finding: RawFinding) -> ProbeFinding:
-    return ProbeFinding(
-        site=entry.site,
-        kind=entry.kind,
-        step=finding.step,
-        index=finding.index,
-        value=finding.value,
-        count=finding.count,
-        bound=bound_text(entry.phrase, finding.limit),
-    )
-
-
-def _number(bits: int, is_float: int) -> Bound:
-    return float_of(bits) if is_float else bits

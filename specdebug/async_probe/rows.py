@@ -1,8 +1,7 @@
-"""From the rows that the programs of a launch appended to what a probe found.
+"""Merge the rows that the programs of a launch appended to findings.
 
-Every program that saw something bad wrote rows of its own, in an order that is a matter of luck. Rows belong
-together when their origin and launch are the same; a launch is as old as its oldest row. What is reported does
-therefore not depend on which program came first.
+Every program that saw something bad wrote rows of its own, in an order that is a matter of luck. Rows belong together
+when their origin and launch are the same; a launch is as old as its oldest row.
 """
 
 from __future__ import annotations
@@ -16,25 +15,18 @@ import torch
 from .checks import INT64_MAX, Bound
 from .layout import TAG_ENTRY, TAG_LIMIT
 
-VALUE_TYPES = (
-    torch.int64,
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-)
-"""What the bits of a value can be; a tag holds the position."""
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+VALUE_TYPES = (torch.int64, *_FLOATS)
+"""The types that the bits of a value can be of; a tag holds the position."""
 NO_LIMIT, ABOVE_INT, INT, FLOAT = range(4)
-"""What the limit of a row is: nothing, an integer that is itself still bad, an integer, bits of a float64."""
+"""The limit of a row: nothing, an integer that is itself still bad, an integer, bits of a float64."""
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class RawFinding:
-    """What one probe found wrong with one tensor, in one of its parts."""
+    """The finding of one probe in one tensor, of one of its parts."""
 
     entry: int
     step: int
@@ -47,9 +39,7 @@ class RawFinding:
 def intact(rows: Sequence[Sequence[int]], first: int, *, more: bool) -> list[Sequence[int]]:
     """The rows that were written, without those of launches of which some found no room.
 
-    Args:
-        rows: what lies in the table at tickets ``first``, ``first + 1`` and so on, in the order of launches.
-        more: tickets after these were dropped.
+    ``rows``: of the tickets from ``first`` on, in the order of launches. ``more``: tickets after these were dropped.
     """
     written: list[Sequence[int]] = []
     cut = set()
@@ -73,14 +63,12 @@ def merge(rows: Iterable[Sequence[int]]) -> list[RawFinding]:
 
 def float_bits(number: float) -> int:
     """The int64 of the same bits."""
-    bits: int = struct.unpack("<q", struct.pack("<d", number))[0]
-    return bits
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])
 
 
 def float_of(bits: int) -> float:
     """Inverse of :func:`float_bits`."""
-    number: float = struct.unpack("<d", struct.pack("<q", bits))[0]
-    return number
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
 
 
 def _launch(row: Sequence[int]) -> tuple[int, int]:
@@ -88,11 +76,9 @@ def _launch(row: Sequence[int]) -> tuple[int, int]:
 
 
 def _findings(launch: list[Sequence[int]]) -> Iterable[RawFinding]:
-    by_part: dict[int, list[Sequence[int]]] = {}
-    for row in launch:
-        by_part.setdefault(row[4], []).append(row)
-    for tag in sorted(by_part, key=_position):
-        shares = by_part[tag]
+    # By job, then by part.
+    for tag in sorted({row[4] for row in launch}, key=lambda tag: tag & ((1 << TAG_ENTRY) - 1) & -(1 << TAG_LIMIT)):
+        shares = [row for row in launch if row[4] == tag]
         first = min(shares, key=lambda row: row[5])
         yield RawFinding(
             entry=tag >> TAG_ENTRY,
@@ -104,19 +90,11 @@ def _findings(launch: list[Sequence[int]]) -> Iterable[RawFinding]:
         )
 
 
-def _position(tag: int) -> int:
-    """Where a finding of this tag comes among those of its launch: by job, then by part."""
-    return tag & ((1 << TAG_ENTRY) - 1) & -(1 << TAG_LIMIT)
-
-
 def _value(form: int, bits: int) -> Bound:
     dtype = VALUE_TYPES[form]
-    value: Bound = torch.tensor(bits, dtype=_BITS[dtype.itemsize]).view(dtype).to(_printable(dtype)).item()
+    printable = torch.float32 if dtype.itemsize == 1 else dtype
+    value: Bound = torch.tensor(bits, dtype=_BITS[dtype.itemsize]).view(dtype).to(printable).item()
     return value
-
-
-def _printable(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype.itemsize == 1 else dtype
 
 
 def _limit(form: int, bits: int) -> Bound:

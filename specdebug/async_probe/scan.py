@@ -1,16 +1,16 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 # ruff: noqa: SIM102, SIM108  (how a branch is written decides what the compiler prunes and what programs skip)
-"""What a program of a probe's kernel does: read its tiles once, and again if something is wrong with them.
+"""A program of a probe's kernel: it reads its tiles once, and again if something is wrong with them.
 
-A clean tensor is read once and nothing is written. Contiguous floats are looked at in 16-byte words, several
-elements at a time: with the signs cleared, adding the right constant carries into an element's sign bit exactly
-if the element is infinite or NaN. A program that saw something bad reads its tiles again, element by element,
-and appends one row for each of the (at most two) things that are wrong with them.
+Nothing is written for a clean tensor. Contiguous floats are looked at in 16-byte words, several elements at a time:
+with the signs cleared, adding the right constant carries into an element's sign bit exactly if the element is infinite
+or NaN. A program that saw something bad reads its tiles again, element by element, and appends one row for each of the
+(at most two) things that are wrong with them.
 
-``_0`` and ``_1`` are the two parts of a finding: NaN and infinity; not above ``low`` and not below ``high``; not
-a multiple of ``low``, and nothing. A part whose tag is negative was not asked for. ``low`` and ``high`` are
-int64: bounds of integers as they are, those of floats as the bits of a float64; looking for infinities and NaNs,
-the bits of infinity and the constant to add.
+``_0`` and ``_1`` are the two parts of a finding: NaN and infinity; not above ``low`` and not below ``high``; not a
+multiple of ``low``, and nothing. A part whose tag is negative was not asked for. ``low`` and ``high`` are int64: bounds
+of integers as they are, those of floats as the bits of a float64; looking for infinities and NaNs, the bits of infinity
+and the constant to add.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _append(state, origin, tag, count, index, value, limit):
 
 @triton.jit
 def _pointer(x, LOOK: tl.constexpr):
-    """What elements are read through: their bits, if infinities and NaNs are looked for."""
+    """The pointer that elements are read through: to their bits, if infinities and NaNs are looked for."""
     SIZE: tl.constexpr = x.dtype.element_ty.primitive_bitwidth
     if LOOK != _NONFINITE:
         pointer = x
@@ -249,7 +249,7 @@ def _carried(word, carry, SIZE: tl.constexpr):
 
 @triton.jit
 def _any_sign(seen, SIZE: tl.constexpr):
-    """Whether any element of the words has its sign set."""
+    """1 if any element of the words has its sign set, else 0."""
     MAGNITUDE: tl.constexpr = (
         2**63 - 1 if SIZE == 8 else (2**31 - 1 if SIZE == 4 else (0x7FFF7FFF if SIZE == 2 else 0x7F7F7F7F))
     )
@@ -259,11 +259,11 @@ def _any_sign(seen, SIZE: tl.constexpr):
 
 @triton.jit
 def _any_suspicious_word(x, n, carry, first, stride, TILE: tl.constexpr, BLOCKS: tl.constexpr):
-    """Whether this program's tiles may hold an infinity or NaN. x: to contiguous, 16-byte aligned bits.
+    """1 if this program's tiles may hold an infinity or NaN, else 0. x: to contiguous, 16-byte aligned bits.
 
-    carry: what, added to an element's magnitude, sets its sign bit exactly if it is suspicious; once for every
-    element of a word (32 bits, or 64 if elements are as long). Loads without a mask, a few in a row, are what
-    keeps the memory busy: the assembler waits for each load under a mask before it begins the next but one.
+    carry: added to an element's magnitude, it sets the sign bit exactly if it is suspicious; once for every element of
+    a word (32 bits, or 64 if elements are as long). Loads without a mask, a few in a row, keep the memory busy: the
+    assembler waits for each load under a mask before it begins the next but one.
     """
     SIZE: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     WORD: tl.constexpr = 8 if SIZE == 8 else 4
@@ -343,7 +343,7 @@ def _any_bad_element(
     LOOK: tl.constexpr, LAYOUT: tl.constexpr, VECTOR: tl.constexpr, RELATIVE: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """Whether anything that was asked for is wrong in this program's tiles."""
+    """1 if anything that was asked for is wrong in this program's tiles, else 0."""
     lanes = tl.arange(0, TILE)
     seen = tl.zeros([TILE], tl.int32)
     tiles = tl.cdiv(n, TILE)

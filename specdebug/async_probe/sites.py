@@ -1,7 +1,6 @@
 """The table of sites, generated from source: every probe call with its kind and its place.
 
-A site must be a dotted name written as a string literal, so that it can be found by reading, selected by a
-glob and recognised in the output of a crash.
+A site must be a dotted name written as a string literal: to be read, selected by a glob and recognised after a crash.
 """
 
 from __future__ import annotations
@@ -22,22 +21,18 @@ class SiteNameError(ValueError):
 
 @dataclass(frozen=True, order=True)
 class Site:
-    """One kind of one probe call."""
+    """One kind (nan, inf, oob or page_aligned) of one probe call. ``path``: relative to the scanned folder."""
 
     name: str
     kind: str
-    """One of ``KINDS``."""
     path: str
-    """Relative to the scanned folder."""
     line: int
 
 
 def scan(package_dir: Path | str) -> list[Site]:
     """Every probe call in the ``*.py`` files beneath a folder (one of two kinds twice), by name, kind and place.
 
-    Raises:
-        SiteNameError: a site is not a string literal, or not a dotted name.
-        SyntaxError: a file is not Python.
+    Raises SiteNameError if a site is no string literal or no dotted name, and SyntaxError if a file is not Python.
     """
     root = Path(package_dir)
     sites: list[Site] = []
@@ -48,11 +43,11 @@ def scan(package_dir: Path | str) -> list[Site]:
             if not isinstance(node, ast.Call) or _called(node.func) not in PROBES:
                 continue
             kinds, position = PROBES[_called(node.func)]
-            argument = _site_argument(node, position)
+            named = [keyword.value for keyword in node.keywords if keyword.arg == "site"]
+            argument = next(iter([*named, *node.args[position : position + 1]]), None)
             if not isinstance(argument, ast.Constant) or not isinstance(argument.value, str):
-                problems.append(
-                    f"{path}:{node.lineno}: the site of this {' and '.join(kinds)} probe must be a string literal"
-                )
+                probe = f"the site of this {' and '.join(kinds)} probe"
+                problems.append(f"{path}:{node.lineno}: {probe} must be a string literal")
             elif not _NAME.fullmatch(argument.value):
                 problems.append(f"{path}:{node.lineno}: the site {argument.value!r} must be a dotted name")
             else:
@@ -66,10 +61,3 @@ def _called(function: ast.expr) -> str:
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
-
-
-def _site_argument(call: ast.Call, position: int) -> ast.expr | None:
-    for keyword in call.keywords:
-        if keyword.arg == "site":
-            return keyword.value
-    return call.args[position] if len(call.args) > position else None

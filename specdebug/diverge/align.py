@@ -1,12 +1,11 @@
-"""Two recorded runs side by side: what in them differs, in the order in which it happened.
+"""Two recorded runs side by side: their differences, in the order in which they happened.
 
 **In lockstep**, for arms whose engines are configured alike: equal code does equal things, to the bit, so the first
 difference is the answer, be it one of rounding's size or one of the schedule.
 
 **By request**, for arms whose engines are configured otherwise: one may batch as the other does not. A request's own
-decode steps are laid side by side by their number, whenever each was made. What only says where things are (slots, the
-place in the batch) may then differ, and floating-point values by rounding: those differences are handed on, for
-somebody who has the values.
+decode steps are laid side by side by their number, whenever each was made. Slots and places in the batch may then
+differ, and floating-point values by rounding: those differences are handed on to somebody who has the values.
 """
 
 from __future__ import annotations
@@ -27,18 +26,17 @@ PREFILL = "target_prefill.input_ids"
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference. ``what``: values, how many rows there are, who or what was computed, or that one run had ended.
+    """One difference: of values, of the number of rows, of who or what was computed, or that one run had ended.
 
-    ``left``, ``right``: the shares that differ, None on the side that has none. ``text``: for people, of what has no
-    values. ``step``: of the right one where it has one.
+    ``left``, ``right``: the shares that differ, if any. ``step``: of the right one. ``text``: for people, else.
     """
 
     what: What
     step: int
     site: str
-    owner: str | None
-    left: Share | None
-    right: Share | None
+    owner: str | None = None
+    left: Share | None = None
+    right: Share | None = None
     text: str = ""
 
     @property
@@ -48,69 +46,56 @@ class Difference:
 
 
 def in_lockstep(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> Iterator[Difference]:
-    """Differences of two runs that should be one and the same, in program order.
-
-    It ends with the first step whose calls are not the same, because what follows has no counterpart.
-    """
+    """Differences of two runs that should be equal, in program order, up to the first step with other calls."""
     for one, other in zip_longest(left, right):
         if one is None or other is None:
             longer = one or other
             side = "second" if one is None else "first"
             first = next(longer.parts(), None)
             site = first.descriptor.site if first is not None else ""
-            yield Difference(
-                "end", longer.number, site, None, None, None, f"only the {side} arm has a step {longer.number}"
-            )
+            yield Difference("end", longer.number, site, text=f"only the {side} arm has a step {longer.number}")
             return
         if one.rids != other.rids:
             text = f"requests {_named(one.rids)} are computed in the first arm, {_named(other.rids)} in the second"
-            yield Difference("schedule", other.number, "", None, None, None, text)
+            yield Difference("schedule", other.number, "", text=text)
             return
         for a, b in zip_longest(one.parts(), other.parts()):
             if a is None or b is None or a.descriptor.site != b.descriptor.site:
-                yield _parted(other.number, a, b)
+                sites = ["nothing more" if part is None else part.descriptor.site for part in (a, b)]
+                text = f"the first arm reaches {sites[0]}, the second reaches {sites[1]}"
+                yield Difference("schedule", other.number, sites[0] if b is None else sites[1], None, a, b, text)
                 return
             if a.descriptor.owners != b.descriptor.owners or a.descriptor.rows != b.descriptor.rows:
                 text = f"{_shape(a)} in the first arm, {_shape(b)} in the second"
-                yield Difference("shape", other.number, a.descriptor.site, _only(a, b), a, b, text)
+                owner = a.owner if a.owner == b.owner else None
+                yield Difference("shape", other.number, a.descriptor.site, owner, a, b, text)
                 return
             if a.digest != b.digest or a.descriptor.dtype != b.descriptor.dtype:
                 yield Difference("value", other.number, a.descriptor.site, a.owner, a, b)
 
 
 def by_request(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> Iterator[Difference]:
-    """Differences of what each request came by, in the order of the right run.
+    """Differences of the shares of each request, in the order of the right run.
 
-    Of prefills only those that end at the same position are compared, and shares with as many rows: how a prompt is
-    cut depends on what else is served. A request whose tensors cease to have counterparts is not looked at any further.
+    Of prefills only those that end at the same position are compared, and shares with as many rows: the cuts of a
+    prompt depend on the other requests. A request whose tensors cease to have counterparts is not looked at any
+    further.
     """
-    counterpart = _by_place(left)
+    counterpart = dict(_placed(left))
     lost: set[str] = set()
-    counts: dict[tuple[str, str], int] = {}
-    for step in right:
-        number, kind = _numbers(step, counts), _kind(step)
-        for part in step.parts():
-            rid, site = part.owner, part.descriptor.site
-            if rid is None or rid in lost or is_where(site):
-                continue
-            key = (rid, kind, number[rid], site, _nth_of_owner(part, step))
-            other = counterpart.get(key)
-            if other is None or other.rows != part.rows:
-                if kind == "decode":
-                    lost.add(rid)
-                    there = "has no such step or tensor of the request" if other is None else f"has {_shape(other)}"
-                    yield Difference(
-                        "shape",
-                        step.number,
-                        site,
-                        rid,
-                        other,
-                        part,
-                        f"the first arm {there}, the second {_shape(part)}",
-                    )
-                continue
+    for place, part in _placed(right):
+        rid, kind, _, site, _ = place
+        if rid in lost or is_where(site):
+            continue
+        other = counterpart.get(place)
+        if other is not None and other.rows == part.rows:
             if other.digest != part.digest:
-                yield Difference("value", step.number, site, rid, other, part)
+                yield Difference("value", part.step, site, rid, other, part)
+        elif kind == "decode":
+            lost.add(rid)
+            there = "has no such step or tensor of the request" if other is None else f"has {_shape(other)}"
+            text = f"the first arm {there}, the second {_shape(part)}"
+            yield Difference("shape", part.step, site, rid, other, part, text)
 
 
 def same_schedule(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> int | None:
@@ -129,19 +114,14 @@ def is_where(name: str) -> bool:
     return held_at(name).places
 
 
-_Key = tuple[str, str, int, str, int]
-
-
-def _by_place(steps: Sequence[RecordedStep]) -> dict[_Key, Share]:
-    found: dict[_Key, Share] = {}
+def _placed(steps: Sequence[RecordedStep]) -> Iterator[tuple[tuple[str, str, int, str, int], Share]]:
+    """The shares of requests, each with its request, the kind and number of its step, its site and call."""
     counts: dict[tuple[str, str], int] = {}
     for step in steps:
         number, kind = _numbers(step, counts), _kind(step)
         for part in step.parts():
             if part.owner is not None:
-                site = part.descriptor.site
-                found[part.owner, kind, number[part.owner], site, _nth_of_owner(part, step)] = part
-    return found
+                yield (part.owner, kind, number[part.owner], part.descriptor.site, _nth_of_owner(part, step)), part
 
 
 def _numbers(step: RecordedStep, counts: dict[tuple[str, str], int]) -> dict[str, int]:
@@ -164,29 +144,13 @@ def _nth_of_owner(part: Share, step: RecordedStep) -> int:
     """Calls of sampling sites are one request's each: their number depends on the batch."""
     if not part.descriptor.site.startswith("sampler."):
         return part.nth
-    mine = [
-        index
-        for index, call in enumerate(step.calls)
-        if call.site == part.descriptor.site and call.owners == part.descriptor.owners
-    ]
-    return mine.index(part.call)
-
-
-def _parted(step: int, left: Share | None, right: Share | None) -> Difference:
-    sites = [
-        f"reaches {part.descriptor.site}" if part is not None else "reaches nothing more" for part in (left, right)
-    ]
-    site = next(part.descriptor.site for part in (right, left) if part is not None)
-    return Difference("schedule", step, site, None, left, right, f"the first arm {sites[0]}, the second {sites[1]}")
+    wanted = part.descriptor.site, part.descriptor.owners
+    return sum((call.site, call.owners) == wanted for call in step.calls[: part.call])
 
 
 def _shape(part: Share) -> str:
     rows = part.descriptor.rows
     return f"{sum(rows)} rows for {sum(owner >= 0 for owner in part.descriptor.owners)} requests" if rows else "a list"
-
-
-def _only(left: Share, right: Share) -> str | None:
-    return left.owner if left.owner == right.owner else None
 
 
 def _named(rids: Sequence[str]) -> str:

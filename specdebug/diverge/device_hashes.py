@@ -1,14 +1,14 @@
 """Hashes of rows that lie on a device: equal rows have equal hashes, others do not but for one in 2**64.
 
-The device adds up **groups** of rows, the host what came of the groups of a **segment**, each time a sum modulo 2**64
-over (value XOR key) times odd weight, key and weight by position. One changed element always changes both. Hashes of
-the host (``fingerprint.py``) and of a device are not comparable.
+The device adds up **groups** of rows, the host the sums of a **segment**, each time modulo 2**64 over (value XOR key)
+times odd weight, key and weight by position. One changed element always changes both. Hashes of the host
+(``fingerprint.py``) and of a device are not comparable.
 
-Nobody waits: at the end of a step its sums are sent to pinned memory of the host, which reads them when it comes by and
-they are there. So what is known of a device when it is lost is all it had computed but for the last step or two.
+Nobody waits: at the end of a step its sums are sent to pinned memory of the host, which reads them once they are there.
+So of a device that is lost all is known but the last step or two.
 
-A graph adds up what passes in it to memory of its own, since who the rows belong to is known only when it is replayed:
-a group is a row, or all rows. After a replay that memory is copied to where the step's other sums are.
+A graph adds up what passes in it to memory of its own, since the owners of the rows are known only when it is replayed:
+a group is a row, or all rows. After a replay that memory is copied to the step's other sums.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _compiled: dict[tuple[object, ...], Any] = {}
 
 
 class Groups(NamedTuple):
-    """How a call's rows are added up: ``number`` groups of ``unit`` rows."""
+    """The groups in which a call's rows are added up: ``number`` of them, of ``unit`` rows each."""
 
     number: int
     unit: int
@@ -138,7 +138,6 @@ class StepSums:
         self._blocks: list[tuple[Block, Tensor]] = []
 
     def add(self, call: SiteCall, groups: Groups) -> None:
-        """Enqueue the sums of a call's groups."""
         self._block(call.tensor.device, groups.number).add(call, groups)
 
     def copy(self, captured: CapturedSums) -> None:
@@ -149,7 +148,6 @@ class StepSums:
             mine.used += block.used
 
     def __bool__(self) -> bool:
-        """True if there are any."""
         return bool(self._blocks)
 
     def send(self) -> Sent | None:
@@ -163,7 +161,7 @@ class StepSums:
 
 
 class Layout:
-    """How the sums of some calls make the hashes of their segments. ``calls``: segments and number of sums of each."""
+    """Makes the hashes of segments of the sums of their calls. ``calls``: segments and number of sums of each."""
 
     def __init__(self, calls: Sequence[tuple[Sequence[Segment], int]]) -> None:
         index: list[int] = []
@@ -201,8 +199,7 @@ def reference(call: SiteCall, groups: Groups) -> Tensor:
     bits = rows.view(_BITS[rows.element_size()]).to(torch.int64).reshape(groups.number, -1)
     place = torch.arange(bits.shape[1], dtype=torch.int64, device=bits.device)
     keys, weights = _keys_and_weights(place)
-    sums: Tensor = ((bits ^ keys) * weights).sum(1)
-    return sums
+    return torch.sum((bits ^ keys) * weights, 1)
 
 
 def _keys_and_weights(place: Any) -> tuple[Any, Any]:
@@ -213,7 +210,7 @@ def _keys_and_weights(place: Any) -> tuple[Any, Any]:
 
 
 def _launch(call: SiteCall, groups: Groups, out: Tensor, first: int) -> None:
-    """The same by one launch of the kernel, added to ``out`` from ``first`` on."""
+    """Add the sums of a call's groups to ``out`` from ``first`` on, by one launch of the kernel."""
     from specdebug.diverge.kernels import LOOPS, TILE, add_sums
 
     tensor, at = call.tensor.detach(), call.at

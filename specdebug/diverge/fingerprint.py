@@ -20,9 +20,12 @@ _NOTHING = xxh3_64_intdigest(b"")
 def rows_of(call: SiteCall) -> Tensor:
     """The tensor to hash, rows first: the call's own, or of [L, N, ...] the rows ``at``, taken flat, of dimension 1."""
     tensor = call.tensor.detach()
+    if call.at is not None and tensor.is_cpu:
+        return call.rows().transpose(0, 1)
     if call.at is not None:
-        # On a device the probe gathers nothing, and two operations are fewer than it would take for that.
-        return (call.rows() if tensor.is_cpu else _picked(tensor, call.at)).transpose(0, 1)
+        # On a device the probe gathers nothing, and two operations are fewer than it would take for that. A row beyond
+        # the last is read as the last.
+        return tensor.index_select(1, call.at.reshape(-1).clamp(0, tensor.shape[1] - 1)).transpose(0, 1)
     return tensor.reshape(1) if tensor.dim() == 0 else tensor
 
 
@@ -30,7 +33,7 @@ _arrays: dict[int, type[ctypes.Array[ctypes.c_char]]] = {}
 
 
 def whole_hash(tensor: Tensor) -> int:
-    """Of a contiguous tensor on the host."""
+    """The hash of a contiguous tensor on the host."""
     # An address, because a view or a conversion of a small tensor would cost many times what hashing it does.
     size = tensor.nbytes
     if not size:
@@ -42,8 +45,7 @@ def whole_hash(tensor: Tensor) -> int:
 
 
 class Staging:
-    """Copies of small tensors, to be hashed later: memory that is used again, because fresh memory costs more than what
-    is written to it."""
+    """Copies of small tensors, to be hashed later, in memory that is used again: fresh memory costs more."""
 
     def __init__(self, size: int = 1 << 20) -> None:
         self._blocks = [ctypes.create_string_buffer(size)]
@@ -68,29 +70,20 @@ class Staging:
 
 
 def list_hash(tensor: Tensor) -> int:
-    """As :func:`whole_hash`, of a tensor of integers whose size another call will not have."""
+    """The hash of a contiguous tensor of integers on the host, whose size another call will not have."""
     return xxh3_64_intdigest(tensor.numpy().data)
 
 
 class HostPlan:
-    """How to hash, segment by segment, contiguous tensors of one shape on the host; found once for many.
+    """A way to hash, segment by segment, contiguous tensors of one ``shape`` (rows first); found once for many.
 
-    Args:
-        shape: rows first.
-        dtype: of the values.
-        segments: rows to hash together.
-        layers: where the tensor is [L, N, ...] and rows are in dimension 1: L, which is second in ``shape``. Else 0.
-        relative: the values are rows of a tensor that has as many for each request; they are taken from the request's
-            first, so that a request has the same hash wherever it stands in the batch. 0: they are not.
+    ``layers``: L of a tensor [L, N, ...] whose rows are in dimension 1 (L is second in ``shape``), else 0.
+    ``relative``: the values are rows of a tensor that has as many for each request; they are taken from the request's
+    first, so that its hash does not depend on its place in the batch. 0: they are not.
     """
 
     def __init__(
-        self,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        segments: Sequence[Segment],
-        layers: int = 0,
-        relative: int = 0,
+        self, shape: Sequence[int], dtype: torch.dtype, segments: Sequence[Segment], layers: int = 0, relative: int = 0
     ) -> None:
         row = dtype.itemsize * math.prod(shape[1:]) // max(layers, 1)
         self._pieces = [(start * row, ctypes.c_char * ((stop - start) * row)) for _, start, stop in segments]
@@ -101,10 +94,9 @@ class HostPlan:
     def hashes(self, at: int) -> list[int]:
         """Of each segment of what lies at an address."""
         if self._relative:
-            return [
-                self._from_first(kind.from_address(at + start), number * self._relative)
-                for number, (start, kind) in enumerate(self._pieces)
-            ]
+            firsts = range(0, len(self._pieces) * self._relative, self._relative)
+            pieces = zip(self._pieces, firsts, strict=True)
+            return [self._from_first(kind.from_address(at + start), first) for (start, kind), first in pieces]
         if not self._layers:
             return [xxh3_64_intdigest(kind.from_address(at + start)) for start, kind in self._pieces]
         found = []
@@ -118,8 +110,3 @@ class HostPlan:
     def _from_first(self, content: ctypes.Array[ctypes.c_char], first: int) -> int:
         values = array(self._integers, content.raw)
         return xxh3_64_intdigest(array(self._integers, [v - first if v >= 0 else v for v in values]))
-
-
-def _picked(tensor: Tensor, at: Tensor) -> Tensor:
-    """Of [L, N, ...] the rows ``at`` (taken flat) of dimension 1, in that form; beyond the last: the last."""
-    return tensor.index_select(1, at.reshape(-1).clamp(0, tensor.shape[1] - 1))

@@ -31,9 +31,10 @@ Look = Callable[[Pairs], AbstractContextManager[tuple[Path, Path]]]
 
 @dataclass(frozen=True)
 class Rounding:
-    """Differences that another batch shape explains. ``shares``: of requests in calls; ``widest``: as a part of a row's
-    largest value. ``first``: where they began. ``parted``: choices that rounding explains, after which their
-    requests have no counterparts."""
+    """Differences that another batch shape explains. ``widest``: as a part of a row's largest value.
+
+    ``parted``: choices that rounding explains, after which their requests have no counterparts.
+    """
 
     shares: int = 0
     widest: float = 0.0
@@ -41,7 +42,7 @@ class Rounding:
     parted: tuple[Difference, ...] = ()
 
     def with_one(self, found: Difference, gap: float) -> Rounding:
-        """With one more."""
+        """These and one more."""
         return Rounding(self.shares + 1, max(self.widest, gap), self.first or found, self.parted)
 
 
@@ -57,10 +58,8 @@ class Judgement(NamedTuple):
 def judge(left: Sequence[RecordedStep], right: Sequence[RecordedStep], look: Look, config: Any) -> Judgement:
     """Find the first difference between two arms that rounding does not explain.
 
-    Args:
-        left, right: their steps, with a hash for each request's share.
-        look: gets at values.
-        config: the engine's of the first arm; what matters here is the same in the second.
+    ``left``, ``right``: their steps, with a hash for each request's share. ``look`` gets at values. ``config``: the
+    first engine's; what matters here is the same in the second.
     """
     steps = {step.number: step for step in left}, {step.number: step for step in right}
     model = read_config(checkpoint_path(config.model))
@@ -99,15 +98,17 @@ def compared(found: Difference, left: Path, right: Path) -> ValueDifference | No
 
 
 def next_sites(found: Sequence[Difference]) -> tuple[Difference, ...]:
-    """Of what follows the first difference, the first at each site."""
-    firsts = {each.site: each for each in reversed(found[1:]) if each.site != found[0].site}
-    return tuple(each for each in found[1:] if firsts.get(each.site) is each)[:AFTER]
+    """The first difference at each site that follows the first difference's own."""
+    firsts: dict[str, Difference] = {}
+    for each in found:
+        firsts.setdefault(each.site, each)
+    return tuple(firsts.values())[1 : AFTER + 1]
 
 
 def _grounds(
     found: Difference, left: Mapping[int, RecordedStep], right: Mapping[int, RecordedStep]
 ) -> tuple[dict[Place, Share], dict[Place, Share]]:
-    """If it is a choice that differs: in each arm, the parts that decide it."""
+    """The parts that decide a choice, in each arm; none if it is no choice that differs."""
     if found.what != "value" or found.soft or found.left is None or found.right is None:
         return {}, {}
     return grounds(found.left, left[found.left.step]), grounds(found.right, right[found.right.step])

@@ -9,20 +9,15 @@ from torch import Tensor
 
 from specdebug.async_probe import SiteCall
 from specdebug.diverge import values
-from specdebug.diverge.captured import Captured
 from specdebug.diverge.fingerprint import rows_of
-from specdebug.diverge.listener import RunListener
+from specdebug.diverge.listener import Captured, RunListener
 
 
 class Keeper(RunListener):
-    """Writes tensors to files.
+    """Writes the tensors of calls to files in ``folder``. ``keep``: (step, call) of each, and its site.
 
     A call is known by its place in its step, and that only once it is certain that what was drafted ahead of the step
     is used. So with such drafts tensors are copied, and written when the step is over; otherwise at once.
-
-    Args:
-        keep: (step, call) of each, and its site: graphs copy what passes there.
-        folder: where the files go.
     """
 
     def __init__(self, keep: Mapping[values.Place, str], folder: Path) -> None:
@@ -37,7 +32,7 @@ class Keeper(RunListener):
         self._drafted = 0
 
     def finish(self) -> None:
-        """Everything is written."""
+        """Do nothing: everything is written."""
 
     def _new_capture(self) -> Captured:
         return Captured(copied=self._sites)
@@ -56,13 +51,10 @@ class Keeper(RunListener):
         return step in self._steps and site in self._sites
 
     def _add(self, rows: Tensor | None) -> None:
-        if rows is not None:
-            if self._into is self._now and not self._drafted:
-                self._write(len(self._now), rows)
-                rows = None
-            else:
-                rows = rows.clone()
-        self._into.append(rows)
+        if rows is not None and self._into is self._now and not self._drafted:
+            self._write(len(self._now), rows)
+            rows = None
+        self._into.append(None if rows is None else rows.clone())
 
     def _write(self, call: int, rows: Tensor) -> None:
         place = self._step, call
@@ -70,7 +62,6 @@ class Keeper(RunListener):
             values.keep(self._folder, place, rows)
 
     def on_step_end(self) -> None:
-        """Write what was copied of the step."""
         for call, rows in enumerate(self._now):
             if rows is not None:
                 self._write(call, rows)
@@ -78,14 +69,11 @@ class Keeper(RunListener):
         self._into, self._drafted = self._now, len(self._now)
 
     def on_ahead_begin(self) -> None:
-        """Calls belong to the next step from now on, and come first in it."""
         self._into = self._next
 
     def on_ahead_end(self) -> None:
-        """Calls belong to this step again."""
         self._into = self._now
 
     def on_ahead_dropped(self) -> None:
-        """Strike out what was drafted ahead."""
         del self._now[: self._drafted]
         self._drafted = 0

@@ -1,26 +1,74 @@
-"""The worker's side: observe an engine, and be handed every call of a probe's site."""
+"""The worker's side: observe an engine, and be handed every call of a probe's site.
+
+Calls in a graph are recorded while it is captured, because every replay makes the same ones.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
 
 from specdebug import async_probe
 from specdebug.async_probe import Capture, SiteCall
-from specdebug.diverge.captured import Captured
+from specdebug.diverge.device_hashes import CapturedSums, Groups
+from specdebug.diverge.fingerprint import rows_of
+from specdebug.diverge.owners import LISTS
 from specdebug.engine.observer import EngineObserver
 
 if TYPE_CHECKING:
     from specdebug.engine import Engine
 
 
-class RunListener(EngineObserver, ABC):
-    """Listens to one engine's run. Who listened before (the injector) is asked first, because the engine goes on with
-    what that leaves.
+Described = tuple[str, Sequence[int], torch.dtype, Sequence[int] | None]
+"""Of a call: the site, the shape with rows first (empty for a list), the dtype, and the shape of ``at``."""
 
-    What passes in a graph has to be listened to when it is captured, so before there is an engine: call :meth:`listen`,
-    build the engine, then :meth:`attach`.
+
+class CapturedCall(NamedTuple):
+    """A call in a graph. ``groups``: what the graph adds up of it. ``copy``: what it copies of it, rows first."""
+
+    described: Described
+    groups: Groups | None
+    copy: Tensor | None
+
+
+class Captured:
+    """The calls in one graph. ``groups`` names those of a call that are added up; ``copied``: sites to copy."""
+
+    def __init__(
+        self, groups: Callable[[SiteCall], Groups | None] | None = None, copied: frozenset[str] = frozenset()
+    ) -> None:
+        self.sums = CapturedSums()
+        self.calls: list[CapturedCall] = []
+        self._groups = groups
+        self._copied = copied
+
+    def add(self, call: SiteCall) -> None:
+        """Make what is wanted of a call a part of the graph that is being captured."""
+        groups = None if self._groups is None else self._groups(call)
+        if groups is not None:
+            self.sums.add(call, groups)
+        copy = rows_of(call).clone() if call.site in self._copied else None
+        self.calls.append(CapturedCall(described(call), groups, copy))
+
+
+def described(call: SiteCall) -> Described:
+    tensor, at = call.tensor, call.at
+    shape: Sequence[int] = tensor.shape or (1,)
+    if at is not None:
+        shape = (at.numel(), tensor.shape[0], *tensor.shape[2:])
+    elif call.site in LISTS:
+        shape = ()
+    return call.site, shape, tensor.dtype, None if at is None else at.shape
+
+
+class RunListener(EngineObserver, ABC):
+    """Listens to one engine's run, after whoever did before (the injector), so to what the engine goes on with.
+
+    Graphs are listened to when they are captured, so call :meth:`listen`, build the engine, then :meth:`attach`.
     """
 
     def __init__(self) -> None:
@@ -41,7 +89,6 @@ class RunListener(EngineObserver, ABC):
         async_probe.on_site(self._at_site, self._at_replay)
 
     def on_step_begin(self, step: int) -> None:
-        """Remember which step it is."""
         self._step = step
 
     @abstractmethod
@@ -66,12 +113,10 @@ class RunListener(EngineObserver, ABC):
         if call.capture is None:  # the warm-up before a capture: compiles what that will launch
             self._new_capture().add(call)
             return
-        captured = self._captures.get(call.capture)
-        if captured is None:
-            captured = self._captures[call.capture] = self._new_capture()
-        captured.add(call)
+        if call.capture not in self._captures:
+            self._captures[call.capture] = self._new_capture()
+        self._captures[call.capture].add(call)
 
     def _at_replay(self, capture: Capture) -> None:
-        captured = self._captures.get(capture)
-        if captured is not None:
-            self._replayed(captured)
+        if capture in self._captures:
+            self._replayed(self._captures[capture])

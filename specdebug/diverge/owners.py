@@ -1,9 +1,10 @@
-"""Whose rows are whose: which requests the rows of a site's tensor belong to."""
+"""The owners of rows: which requests the rows of a site's tensor belong to."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 from specdebug.diverge.stream import BATCH, PADDING
@@ -35,14 +36,10 @@ class Batch:
     def segments(
         self, name: str, rows: int, *, grid: bool = False, drafting: bool = False, nth: int = 0
     ) -> list[Segment]:
-        """Whose the rows are, in their order.
+        """The owners of the rows that a site handed over, in their order.
 
-        Args:
-            name: the site where they were handed over.
-            rows: how many there are.
-            grid: they are slots that the draft loop wrote: a row for each branch.
-            drafting: the draft loop runs.
-            nth: how often the site was reached before in this step.
+        ``grid``: they are slots that the draft loop wrote, a row for each branch. ``drafting``: the draft loop runs.
+        ``nth``: the number of calls of the site before in this step.
         """
         count, held = len(self.places), held_at(name)
         whole = [(BATCH, 0, rows)]
@@ -70,14 +67,8 @@ class Batch:
         used = each * len(self.places)
         if rows < used:
             return None
-        found = self._cut((each,) * len(self.places))
-        if rows > used:
-            found.append((PADDING, used, rows))
-        return found
+        padding = [(PADDING, used, rows)] if rows > used else []
+        return [*self._cut((each,) * len(self.places)), *padding]
 
     def _cut(self, lens: Sequence[int]) -> list[Segment]:
-        found, at = [], 0
-        for place, length in zip(self.places, lens, strict=True):
-            found.append((place, at, at + length))
-            at += length
-        return found
+        return [(place, end - n, end) for place, n, end in zip(self.places, lens, accumulate(lens), strict=True)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from specdebug.async_probe import SiteCall
-from specdebug.diverge.captured import Captured
-from specdebug.diverge.listener import RunListener
+from specdebug.diverge.listener import Captured, RunListener
 from specdebug.diverge.owners import Batch
 from specdebug.diverge.steplog import StepLog
 from specdebug.diverge.stream import Writer
@@ -20,12 +19,7 @@ BATCHES = 64
 
 
 class HashRecorder(RunListener):
-    """Records one engine's run.
-
-    Args:
-        writer: takes the hashes.
-        by_request: a hash for each request's share of a tensor, else one for the whole of it, which costs less.
-    """
+    """Records one engine's run: a hash for each request's share of a tensor, or one for the whole, which costs less."""
 
     def __init__(self, writer: Writer, *, by_request: bool = False) -> None:
         super().__init__()
@@ -37,30 +31,25 @@ class HashRecorder(RunListener):
         self._branches = 1
 
     def attach(self, engine: Engine) -> None:
-        """Record what ``engine`` does from now on."""
         spec = engine.config.speculative
         if spec is not None:
             self._branches, self._log.nodes = spec.eagle_topk, spec.tree_size
         super().attach(engine)
 
     def finish(self) -> None:
-        """Write what is not written yet. Waits for the device."""
         if self._log.pending:
             self.on_step_end()
         self._log.close()
 
     def on_step_end(self) -> None:
-        """Write the step, as soon as its hashes are known."""
         self._log.end_step(self._step, self._rids)
         self._rids = []
 
     def on_batch_begin(self, batch: ObservedBatch) -> None:
-        """From now on rows belong to the requests of ``batch``."""
         self._outer.append(self._batch)
         self._batch = self._known(batch)
 
     def on_batch_end(self, batch: ObservedBatch) -> None:
-        """From now on rows belong to those of the batch around it again."""
         ended, self._batch = self._batch, self._outer.pop()
         self._log.drafting = False
         if batch.kind == "speculative":
@@ -71,15 +60,12 @@ class HashRecorder(RunListener):
         self._log.drafting = stage == "draft"
 
     def on_ahead_begin(self) -> None:
-        """Calls belong to the next step from now on, and come first in it."""
         self._log.begin_ahead()
 
     def on_ahead_end(self) -> None:
-        """Calls belong to this step again."""
         self._log.end_ahead()
 
     def on_ahead_dropped(self) -> None:
-        """Strike out what was drafted ahead."""
         self._log.drop_ahead()
 
     def _new_capture(self) -> Captured:
@@ -101,11 +87,9 @@ class HashRecorder(RunListener):
                 self._rids.append(request.rid)
             places.append(self._rids.index(request.rid))
         key = (batch.kind, tuple(request.rid for request in batch.requests), tuple(places), batch.lens)
-        found = self._batches.get(key)
-        if found is None:
+        if key not in self._batches:
             if len(self._batches) >= BATCHES:
                 self._batches.clear()
-            found = self._batches[key] = Batch(
-                batch.kind, list(batch.requests), tuple(places), batch.lens, self._branches, self._log.nodes
-            )
-        return found
+            facts = (tuple(places), batch.lens, self._branches, self._log.nodes)
+            self._batches[key] = Batch(batch.kind, list(batch.requests), *facts)
+        return self._batches[key]

@@ -1,7 +1,6 @@
 """Run two arms, lay their recordings side by side, and look once more at what differs, with its values.
 
-Runs repeat to the bit, so values are not kept the first time: once it is known where to look, both arms run again and
-keep those tensors.
+Runs repeat to the bit, so values are not kept the first time: both arms run again and keep those that differ.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ SHAPE_OPTIONS = ("model", "device", "dtype")
 
 @dataclass(frozen=True)
 class RecordedRun(ArmRun):
-    """An arm run that writes its hashes to a file (``hashes``; ``by_request``: one for each request's share of a
-    tensor), or keeps tensors in ``folder`` (``keep``: step, call and site of each)."""
+    """An arm run that writes ``hashes``, or keeps tensors in ``folder`` (``keep``: step, call and site of each)."""
 
     folder: str = ""
     hashes: str | None = None
@@ -45,7 +43,6 @@ class RecordedRun(ArmRun):
     keep: tuple[tuple[int, int, str], ...] = ()
 
     def job(self, library: RunContent) -> Job:
-        """As ``ArmRun.job``."""
         job = super().job(library)
         record = {"folder": self.folder, "hashes": self.hashes, "keep": self.keep, "by_request": self.by_request}
         return dataclasses.replace(job, target=TARGET, payload={**job.payload, "record": record})
@@ -53,19 +50,12 @@ class RecordedRun(ArmRun):
 
 @dataclass(frozen=True)
 class Divergence:
-    """The answer.
+    """The answer: the place where two arms part.
 
-    Attributes:
-        names: of the two arms, with what was done to them.
-        outcomes: what became of them; oracles did not look.
-        alike: whether their engines are configured alike, so that everything must be equal to the bit.
-        steps: that each made.
-        first: the first difference, None if there is none (but for rounding).
-        values: what is there, of a first difference in values.
-        after: first difference at each of the sites that differed next.
-        rounding: what differed by rounding.
-        rescheduled: the first step in which they computed other requests or shapes, None if there is none.
-        reason: why they cannot be compared, empty if they can.
+    ``names``: of the arms, with what was done to them. ``alike``: their engines are configured alike, so everything
+    must be equal to the bit. ``first``: the first difference (beyond rounding), with its ``values`` if those differ;
+    ``after``: the first at each of the next sites. ``rescheduled``: the first step in which they computed other
+    requests or shapes. ``reason``: why they cannot be compared, empty if they can.
     """
 
     names: tuple[str, str]
@@ -96,74 +86,67 @@ def not_comparable(left: ArmRun, right: ArmRun) -> str:
     if one is None or other is None:
         lacking = left if one is None else right
         return f"target {lacking.target} cannot show its tensors; only the embedded engine's can be compared"
-    for option in SHAPE_OPTIONS:
-        values = getattr(one, option), getattr(other, option)
-        if values[0] != values[1]:
-            return f"the arms' engines differ in {option} ({values[0]} and {values[1]})"
-    if (one.speculative is None) != (other.speculative is None):
-        return "only one of the two arms speculates"
-    if one.speculative is not None and other.speculative is not None:
-        for option in ("algorithm", "num_steps", "eagle_topk", "tree_size"):
-            values = getattr(one.speculative, option), getattr(other.speculative, option)
-            if values[0] != values[1]:
-                return f"the arms' engines differ in speculative {option} ({values[0]} and {values[1]})"
-    return ""
+    if unequal := _first_unequal(one, other, SHAPE_OPTIONS):
+        return f"the arms' engines differ in {unequal}"
+    if one.speculative is None or other.speculative is None:
+        return "" if one.speculative is other.speculative else "only one of the two arms speculates"
+    unequal = _first_unequal(one.speculative, other.speculative, ("algorithm", "num_steps", "eagle_topk", "tree_size"))
+    return f"the arms' engines differ in speculative {unequal}" if unequal else ""
 
 
+def _first_unequal(one: object, other: object, options: Sequence[str]) -> str:
+    pairs = ((option, getattr(one, option), getattr(other, option)) for option in options)
+    return next((f"{option} ({left} and {right})" for option, left, right in pairs if left != right), "")
+
+
+@dataclass
 class Diverging:
     """Two arm runs under comparison. ``folder``: an empty one, for hashes and tensors."""
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        library: RunContent,
-        runs: tuple[ArmRun, ArmRun],
-        folder: Path,
-        progress: Progress | None = None,
-    ) -> None:
-        self._pool = pool
-        self._library = library
-        self._runs = tuple(_unjudged(run) for run in runs)
-        self._folder = folder
-        self._progress = progress
-        self._looks = 0
+    pool: WorkerPool
+    library: RunContent
+    runs: tuple[ArmRun, ArmRun]
+    folder: Path
+    progress: Progress | None = None
+    _looks: int = 0
+
+    def __post_init__(self) -> None:
+        self.runs = _unjudged(self.runs[0]), _unjudged(self.runs[1])
 
     def run(self) -> Divergence:
-        """The answer. Raises as ``loops.replay.run_arms``."""
-        left, right = self._runs
+        """Compare the arms. Raises as ``loops.replay.run_arms``."""
+        left, right = self.runs
         names = (_name(left), _name(right))
         reason = not_comparable(left, right)
         if reason:
             return Divergence(names, reason=reason)
-        files = [self._folder / f"{side}.hashes" for side in (0, 1)]
+        files = [self.folder / f"{side}.hashes" for side in (0, 1)]
         alike = left.config == right.config
-        record = {"folder": str(self._folder), "by_request": not alike}
+        record = {"folder": str(self.folder), "by_request": not alike}
         runs = [
             _recorded(run, f"{side + 1}: {run.arm}", hashes=str(files[side]), **record)
-            for side, run in enumerate(self._runs)
+            for side, run in enumerate(self.runs)
         ]
-        results, interrupted = run_arms(self._pool, self._library, runs, self._progress)
+        results, interrupted = run_arms(self.pool, self.library, runs, self.progress)
         outcomes = tuple(result.outcome for result in results)
         if interrupted:
             return Divergence(names, outcomes, interrupted=True)
         streams = [read(file) if file.exists() else [] for file in files]
         for file in files:
             file.unlink(missing_ok=True)
-        answer = Divergence(
-            names,
-            outcomes,
-            alike=alike,
-            steps=(len(streams[0]), len(streams[1])),
-            rescheduled=same_schedule(*streams),
-        )
+        steps = (len(streams[0]), len(streams[1]))
+        answer = Divergence(names, outcomes, alike, steps, rescheduled=same_schedule(*streams))
         for name, outcome, stream in zip(names, outcomes, streams, strict=True):
             if outcome.unavailable or not stream:
                 why = outcome.detail or "it made no step"
                 return dataclasses.replace(answer, reason=f"arm {name} could not be run: {why}")
         try:
-            return self._in_lockstep(answer, *streams) if answer.alike else self._by_request(answer, *streams)
+            if alike:
+                return self._in_lockstep(answer, *streams)
+            first, values, after, rounding = judge(streams[0], streams[1], self._kept, self.runs[0].config)
         except KeyboardInterrupt:
             return dataclasses.replace(answer, interrupted=True)
+        return dataclasses.replace(answer, first=first, values=values, after=after, rounding=rounding)
 
     def _in_lockstep(
         self, answer: Divergence, left: Sequence[RecordedStep], right: Sequence[RecordedStep]
@@ -178,26 +161,20 @@ class Diverging:
         first, *after = (_owned(each, seen, by_number) for each, seen in zip(named, values, strict=True))
         return dataclasses.replace(answer, first=first, values=values[0], after=tuple(after))
 
-    def _by_request(
-        self, answer: Divergence, left: Sequence[RecordedStep], right: Sequence[RecordedStep]
-    ) -> Divergence:
-        first, values, after, rounding = judge(left, right, self._kept, self._runs[0].config)
-        return dataclasses.replace(answer, first=first, values=values, after=after, rounding=rounding)
-
     @contextmanager
     def _kept(self, pairs: Pairs) -> Iterator[tuple[Path, Path]]:
         """Run both arms again, keeping each one's parts, in a folder of its own while the block lasts."""
         self._looks += 1
         runs, folders = [], []
-        for side, run in enumerate(self._runs):
-            folder = self._folder / f"{self._looks}-{side}"
+        for side, run in enumerate(self.runs):
+            folder = self.folder / f"{self._looks}-{side}"
             folder.mkdir()
             folders.append(folder)
             parts = {part for pair in pairs if (part := pair[side]) is not None}
             keep = tuple(sorted({(part.step, part.call, part.descriptor.site) for part in parts}))
             runs.append(_recorded(run, f"{side + 1}: {run.arm}, again", folder=str(folder), keep=keep))
         if pairs:
-            results, interrupted = run_arms(self._pool, self._library, runs, self._progress)
+            results, interrupted = run_arms(self.pool, self.library, runs, self.progress)
             if interrupted:
                 raise KeyboardInterrupt
             for result in results:
@@ -211,7 +188,7 @@ class Diverging:
 
 
 def _owned(found: Difference, seen: ValueDifference | None, steps: Mapping[int, RecordedStep]) -> Difference:
-    """With the request whose row is the first to differ."""
+    """The difference with the request whose row is the first to differ."""
     if seen is None or found.right is None or not seen.index:
         return found
     owner = steps[found.right.step].owner_of_row(found.right, seen.index[0])
@@ -219,7 +196,7 @@ def _owned(found: Difference, seen: ValueDifference | None, steps: Mapping[int, 
 
 
 def _unjudged(run: ArmRun) -> ArmRun:
-    """Without oracles: they cost time and see nothing that the fingerprints do not."""
+    """The run without oracles: they cost time and see nothing that the fingerprints do not."""
     scenario: Scenario = run.scenario
     off = OracleSpec(lossless=False, draft_kv=False, pools=scenario.oracles_of(run.arm).pools)
     arms = {name: dataclasses.replace(arm, oracles=off) for name, arm in scenario.arms.items()}

@@ -1,26 +1,25 @@
-"""The calls of a step, and how they become the records of a file: whose rows they are, and their hashes.
+"""The calls of a step become the records of a file: the owners of their rows, and their hashes.
 
-Between two calls the model sweeps the caches, so that every line there costs several times what it seems to. What the
-moment does not ask for is left to the end of the step, and what steps mostly have in common is found once.
+Between two calls the model sweeps the caches, so every line there costs several times what it seems to. So work is left
+to the end of the step where it can be, and what steps mostly have in common is found once.
 
-On a GPU the engine drafts ahead: what passes then belongs to the next step, unless that computes another batch and the
-draft is dropped.
+On a GPU the engine drafts ahead: those calls belong to the next step, unless that computes another batch.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 
 from specdebug.async_probe import SiteCall
 from specdebug.diverge.align import is_where
-from specdebug.diverge.captured import Captured, Described, described
 from specdebug.diverge.device_hashes import Groups, Layout, Memory, Sent, StepSums
 from specdebug.diverge.fingerprint import HostPlan, Staging, list_hash, whole_hash
+from specdebug.diverge.listener import Captured, Described, described
 from specdebug.diverge.owners import LISTS, Batch, Segment
 from specdebug.diverge.stream import BATCH, PADDING, Descriptor, Writer
 from specdebug.engine.sites import SITES
@@ -38,20 +37,19 @@ _ALL = 1 << 62
 
 
 class _Mark(NamedTuple):
-    """A call's tensor: equal marks, equal plans. ``shape``: rows first; empty for a list. ``drafting``: at :data:`LOC`,
-    the draft loop writes."""
+    """A call's tensor: equal marks, equal plans. ``shape``: rows first; empty for a list."""
 
     site: str
     shape: Sequence[int]
     dtype: torch.dtype
     at: Sequence[int] | None
     batch: Batch
-    drafting: bool
+    drafting: bool  # at LOC, the draft loop writes
     captured: bool = False
 
 
 class _Enqueued(NamedTuple):
-    """Stands for the hashes of a call on a device: how many sums they are made of."""
+    """Stands for the hashes of a call on a device: the number of sums that they are made of."""
 
     sums: int
 
@@ -71,38 +69,28 @@ class _Plan(NamedTuple):
     host: HostPlan | None
 
 
+@dataclass(eq=False)
 class _Calls:
-    """Calls of one step. ``ahead``: how many were drafted ahead; ``dropped``: sums of some that were in vain."""
+    """Calls of one step. ``ahead``: the number drafted ahead; ``dropped``: sums of some that were in vain."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.marks: list[_Mark] = []
-        self.contents: list[_Content] = []
-        self.sums = StepSums(memory)
-        self._memory = memory
-        self.staging = Staging()
-        self.ahead = 0
-        self.dropped = 0
+    sums: StepSums
+    staging: Staging = field(default_factory=Staging)
+    marks: list[_Mark] = field(default_factory=list)
+    contents: list[_Content] = field(default_factory=list)
+    ahead: int = 0
+    dropped: int = 0
 
     def add(self, mark: _Mark, content: _Content) -> None:
         self.marks.append(mark)
         self.contents.append(content)
 
-    def begin_again(self) -> None:
-        """For another step."""
-        self.staging.clear()  # memory that is used again costs less
-        self.marks, self.contents, self.sums = [], [], StepSums(self._memory)
-        self.ahead = self.dropped = 0
-
 
 class _Waiting(NamedTuple):
-    """A step that is not written yet. Hashes of calls on a device are None; they come of ``late`` and ``sent``.
-
-    ``hashes`` is empty where all are.
-    """
+    """A step that is not written yet. Hashes that ``late`` and ``sent`` will give are None, or ``hashes`` is empty."""
 
     step: int
     rids: tuple[str, ...]
-    calls: list[int]
+    calls: tuple[int, ...]
     hashes: list[int | None]
     late: _Late
     sent: Sent | None
@@ -111,10 +99,7 @@ class _Waiting(NamedTuple):
 class StepLog:
     """The calls of one step after another.
 
-    Args:
-        writer: takes the steps.
-        by_request: a hash for each request's share of a tensor, else one for the whole of it, which costs less.
-
+    ``by_request``: a hash for each request's share of a tensor, else one for the whole of it, which costs less.
     ``drafting``: the draft loop runs. Whoever knows says so.
     """
 
@@ -124,7 +109,7 @@ class StepLog:
         self.nodes = 1
         self._writer = writer
         self._memory = Memory()
-        self._now, self._next = _Calls(self._memory), _Calls(self._memory)
+        self._now, self._next = _Calls(StepSums(self._memory)), _Calls(StepSums(self._memory))
         self._into = self._now
         self._usual: tuple[list[_Mark], list[_Plan]] = ([], [])
         self._waiting: list[_Waiting] = []
@@ -132,7 +117,7 @@ class StepLog:
         self._sampled: dict[str, int] = {}
 
     def add(self, call: SiteCall, batch: Batch) -> None:
-        """A call, while that batch is computed."""
+        """Note a call that is made while that batch is computed."""
         tensor, at = call.tensor, call.at
         if not tensor.is_cpu:
             self._enqueue(call, batch)
@@ -162,16 +147,16 @@ class StepLog:
         self._into.add(mark, content)
 
     def add_replay(self, captured: Captured, batch: Batch) -> None:
-        """A graph is replayed, and in it all that passed when it was captured."""
+        """Note all calls of a graph, which is replayed."""
         self._into.sums.copy(captured.sums)
-        found = batch.known.get(captured)
-        if found is None:
-            found = batch.known[captured] = (
-                [self._mark(call.described, batch, captured=True) for call in captured.calls],
-                [UNHASHED if call.groups is None else _Enqueued(call.groups.number) for call in captured.calls],
-            )
-        self._into.marks += found[0]
-        self._into.contents += found[1]
+        if captured not in batch.known:
+            marks = [self._mark(call.described, batch, captured=True) for call in captured.calls]
+            groups = [call.groups for call in captured.calls]
+            contents = [UNHASHED if each is None else _Enqueued(each.number) for each in groups]
+            batch.known[captured] = marks, contents
+        marks, contents = batch.known[captured]
+        self._into.marks += marks
+        self._into.contents += contents
 
     def groups(self, call: SiteCall) -> Groups | None:
         """The groups of a call that are added up on its device; None: nothing is."""
@@ -182,37 +167,32 @@ class StepLog:
         return Groups.of(call, apart=apart)
 
     def begin_ahead(self) -> None:
-        """Calls belong to the next step from now on."""
         self._into = self._next
 
     def end_ahead(self) -> None:
-        """Calls belong to this step again."""
         self._into = self._now
 
     def drop_ahead(self) -> None:
-        """Strike out what was drafted ahead."""
         now = self._now
         now.dropped += sum(each.sums for each in now.contents[: now.ahead] if isinstance(each, _Enqueued))
         del now.marks[: now.ahead], now.contents[: now.ahead]
         now.ahead = 0
 
     def use_ahead(self, batch: Batch) -> None:
-        """Calls that were made ahead, if any, belong to that batch."""
+        """Give calls that were made ahead, if any, to that batch."""
         marks, ahead = self._now.marks, self._now.ahead
         if ahead and marks[0].batch is not batch:
             marks[:ahead] = [mark._replace(batch=batch) for mark in marks[:ahead]]
 
     def end_step(self, step: int, rids: Sequence[str]) -> None:
-        """The step is over: write it, as soon as its hashes are known."""
+        """Write the step, which is over, as soon as its hashes are known."""
         now = self._now
         if now.marks != self._usual[0]:  # else it is as the one before
             self._usual = now.marks, [self._plan(mark) for mark in now.marks]
-        calls: list[int] = []
         hashes: list[int | None] = []
         late: _Late = [((), now.dropped)] if now.dropped else []
         on_device = bool(now.sums)
         for plan, content in zip(self._usual[1], now.contents, strict=True):
-            calls.append(plan.number)
             if isinstance(content, _Enqueued):
                 late.append((plan.segments, content.sums))
                 hashes += [None] * len(plan.segments)
@@ -223,10 +203,11 @@ class StepLog:
                 hashes += content if isinstance(content, list) else plan.host.hashes(content) if plan.host else []
         if on_device and hashes.count(None) == len(hashes):
             hashes = []
+        calls = tuple(plan.number for plan in self._usual[1])
         self._waiting.append(_Waiting(step, tuple(rids), calls, hashes, late, now.sums.send()))
         self._write(wait=False)
-        now.begin_again()
-        self._now, self._next = self._next, now
+        now.staging.clear()  # memory that is used again costs less
+        self._now, self._next = self._next, _Calls(StepSums(self._memory), now.staging)
         self._into = self._now
         self._now.ahead = len(self._now.marks)
         self._sampled.clear()
@@ -243,14 +224,9 @@ class StepLog:
 
     def _write(self, *, wait: bool) -> None:
         """Write the steps whose hashes are known by now."""
-        done = 0
-        for waiting in self._waiting:
-            if waiting.sent is not None and not wait and not waiting.sent.arrived:
-                break
-            hashes = self._arrived(waiting)
-            self._writer.step(waiting.step, waiting.rids, tuple(waiting.calls), hashes)
-            done += 1
-        del self._waiting[:done]
+        while self._waiting and (wait or self._waiting[0].sent is None or self._waiting[0].sent.arrived):
+            first = self._waiting.pop(0)
+            self._writer.step(first.step, first.rids, first.calls, self._arrived(first))
 
     def _arrived(self, waiting: _Waiting) -> bytes:
         """The hashes of a step, all of them, as the file has them."""
@@ -266,7 +242,7 @@ class StepLog:
         return array("Q", [next(late) if each is None else each for each in waiting.hashes]).tobytes()
 
     def _enqueue(self, call: SiteCall, batch: Batch) -> None:
-        """A call with a tensor on a device."""
+        """Note a call with a tensor on a device."""
         mark = self._mark(described(call), batch)
         groups = self.groups(call)
         content: _Content = UNHASHED
@@ -287,7 +263,7 @@ class StepLog:
         for number, (_, start, stop) in enumerate(plan.segments):
             rows = tensor[start:stop]
             rows -= (rows >= 0) * (number * plan.relative)
-        return dataclasses.replace(call, tensor=tensor)
+        return replace(call, tensor=tensor)
 
     def _large(self, tensor: torch.Tensor, mark: _Mark) -> list[int]:
         """Hash at once what is not in the caches any more by the end of the step."""
@@ -302,8 +278,7 @@ class StepLog:
         site, batch = mark.site, mark.batch
         sampler = 0
         if site.startswith("sampler."):  # a call for each request
-            sampler = self._sampled.get(site, 0)
-            self._sampled[site] = sampler + 1
+            sampler = self._sampled[site] = self._sampled.get(site, -1) + 1
         key = (site, tuple(mark.shape), mark.dtype, mark.at, mark.captured, mark.drafting, sampler)
         found: _Plan | None = batch.known.get(key)
         if found is None:

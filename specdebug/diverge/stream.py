@@ -1,8 +1,8 @@
 """The file that a worker writes of a run and the parent reads: every step's calls, with a hash for each owner of rows.
 
 A file of records, each a tag and a length, in shared memory: a step costs no system call, and outlives its worker.
-What repeats from step to step is written once and named by number: descriptors of calls (D), sequences of those (T)
-and batches (R). A step (S) is then three numbers and its hashes, 8 bytes each.
+Descriptors of calls (D), sequences of those (T) and batches (R) repeat, so each is written once and named by number. A
+step (S) is then three numbers and its hashes, 8 bytes each.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import struct
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 PADDING = -1
@@ -30,7 +31,7 @@ _STEP = struct.Struct("<III")
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A call of a site: what was handed over.
+    """The tensor that a call of a site handed over.
 
     ``owners``: places in the step's batch, ascending rows, or PADDING or BATCH; a call has a hash for each, or one.
     ``rows``: how many rows each has, empty where that changes from step to step.
@@ -49,28 +50,29 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One owner's share of a call. ``call``: which of the step's calls it is; ``nth``: which of those of its site."""
+    """One owner's share of a call. ``call``: its number among the step's calls; ``nth``: among those of its site.
+
+    ``owner``: a request, None for padding or the whole batch. ``place``: number among the call's owners; -1: all.
+    """
 
     step: int
     call: int
     nth: int
     descriptor: Descriptor
     owner: str | None
-    """A request, None for padding or the batch as a whole."""
     place: int
-    """Which of the call's owners; -1: all of them."""
     digest: int
 
     @property
     def rows(self) -> int | None:
-        """How many rows there are, None where that is not fixed."""
+        """The number of rows, None where it is not fixed."""
         if not self.descriptor.rows:
             return None
         return sum(self.descriptor.rows) if self.place < 0 else self.descriptor.rows[self.place]
 
     @property
     def first_row(self) -> int:
-        """Where they begin in the tensor, if that is fixed."""
+        """The first of the rows in the tensor, if that is fixed."""
         return sum(self.descriptor.rows[: max(self.place, 0)])
 
 
@@ -89,8 +91,7 @@ class RecordedStep:
         seen: dict[str, int] = {}
         apart = len(self.digests) == sum(len(call.owners) for call in self.calls)
         for index, descriptor in enumerate(self.calls):
-            nth = seen.get(descriptor.site, 0)
-            seen[descriptor.site] = nth + 1
+            nth = seen[descriptor.site] = seen.get(descriptor.site, -1) + 1
             if not apart:
                 rid = self.owner(descriptor, 0) if len(descriptor.owners) == 1 else None
                 yield Share(self.number, index, nth, descriptor, rid, -1, self.digests[index])
@@ -108,12 +109,8 @@ class RecordedStep:
         """The request that a row of a part is of, None if it is nobody's or there is no telling."""
         if part.place >= 0 or not part.descriptor.rows:
             return part.owner
-        end = 0
-        for place, rows in enumerate(part.descriptor.rows):
-            end += rows
-            if row < end:
-                return self.owner(part.descriptor, place)
-        return None
+        ends = enumerate(accumulate(part.descriptor.rows))
+        return next((self.owner(part.descriptor, place) for place, end in ends if row < end), None)
 
 
 class Writer:
@@ -123,12 +120,10 @@ class Writer:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         self._map: mmap.mmap | None = None
         self._used = 0
-        self._known: dict[tuple[bytes, Hashable], int] = {}
-        self._counts: dict[bytes, int] = {}
+        self._known: dict[bytes, dict[Hashable, int]] = {b"D": {}, b"T": {}, b"R": {}}
         self._pending = bytearray()
 
     def descriptor(self, descriptor: Descriptor) -> int:
-        """The number of a descriptor."""
         facts = [descriptor.site, descriptor.dtype, descriptor.owners, descriptor.rows]
         return self._number(b"D", descriptor, lambda: json.dumps(facts, separators=(",", ":")).encode())
 
@@ -138,36 +133,29 @@ class Writer:
         template = self._number(b"T", calls, lambda: array("I", calls).tobytes())
         self._record(b"S", _STEP.pack(number, template, batch) + digests)
         data, self._pending = self._pending, bytearray()
-        memory = self._memory(self._used + len(data))
-        memory[self._used + 1 : self._used + len(data)] = bytes(data[1:])
-        memory[self._used] = data[0]  # last, so that half a step is none
-        self._used += len(data)
+        start, end = self._used, self._used + len(data)
+        if self._map is None or len(self._map) < end:
+            if self._map is not None:
+                self._map.close()
+            larger = -(-end // GROWTH) * GROWTH
+            os.ftruncate(self._fd, larger)
+            self._map = mmap.mmap(self._fd, larger)
+        self._map[start + 1 : end] = bytes(data[1:])
+        self._map[start] = data[0]  # last, so that half a step is none
+        self._used = end
 
     def close(self) -> None:
-        """No step will follow."""
         if self._map is not None:
             self._map.close()
         os.ftruncate(self._fd, self._used)
         os.close(self._fd)
 
-    def _memory(self, size: int) -> mmap.mmap:
-        """The file, at least that large."""
-        if self._map is None or len(self._map) < size:
-            if self._map is not None:
-                self._map.close()
-            larger = -(-size // GROWTH) * GROWTH
-            os.ftruncate(self._fd, larger)
-            self._map = mmap.mmap(self._fd, larger)
-        return self._map
-
     def _number(self, tag: bytes, key: Hashable, encoded: Callable[[], bytes]) -> int:
-        number = self._known.get((tag, key))
-        if number is None:
-            number = self._counts.get(tag, 0)
-            self._counts[tag] = number + 1
-            self._known[tag, key] = number
+        known = self._known[tag]
+        if key not in known:
+            known[key] = len(known)
             self._record(tag, encoded())
-        return number
+        return known[key]
 
     def _record(self, tag: bytes, body: bytes) -> None:
         self._pending += _HEADER.pack(tag, len(body)) + body
@@ -183,12 +171,9 @@ def read(path: Path) -> list[RecordedStep]:
     at = 0
     while at + _HEADER.size <= len(data):
         tag, size = _HEADER.unpack_from(data, at)
-        if tag == _END:
-            break
-        at += _HEADER.size
-        body = data[at : at + size]
-        at += size
-        if len(body) < size:
+        body = data[at + _HEADER.size : at + _HEADER.size + size]
+        at += _HEADER.size + size
+        if tag == _END or len(body) < size:
             break
         if tag == b"D":
             site, dtype, owners, rows = json.loads(body)

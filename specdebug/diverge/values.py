@@ -19,25 +19,21 @@ Place = tuple[int, int]
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """By an engine's dtype: how far rounding moves a number, as a part of it."""
 ROUNDINGS = 16
-"""How often a layer rounds what it hands on: norms, q, k, v, rotations, attention, projections, residuals."""
+"""Roundings of a layer: norms, q, k, v, rotations, attention, projections, residuals."""
 LARGEST_LOGIT = 10.0
 """About that of a row. A logit that moves by a part of it moves its probability by that part times its size."""
 PROBABILITIES = ("draft_extend.topk_p", "draft_graph.replay.topk_p", "draft.organize.scores", "sampler.*.probs")
 
 
 def tolerance(site: str, dtype: str, layers: int, width: int) -> float:
-    """How far two values of a row may lie apart, as a part of the row's largest, if only the batch's shape differs.
+    """The gap that two values of a row may have, as a part of the row's largest, if only the batch's shape differs.
 
     Rounding errors are independent of each other, so their sum grows with the root of their number (Higham and Mary, A
     New Approach to Probabilistic Rounding Error Analysis, 2019). In half precision sums are taken in float32 and each
-    operation rounds its result once; in float32 it is the terms of the sums that are rounded, as many as the model is
-    wide.
+    operation rounds its result once; in float32 the terms of the sums are rounded, as many as the model is wide.
 
-    Args:
-        site: where the values were handed over.
-        dtype: the engine's; a tensor may have a finer one than what it was computed from. Others have no tolerance.
-        layers: of the target.
-        width: of its hidden states.
+    ``dtype``: the engine's; a tensor may have a finer one than what it was computed from. Others have no tolerance.
+    ``layers``, ``width``: of the target, and of its hidden states.
     """
     terms = width if dtype == "float32" else 1
     found = UNIT.get(dtype, 0.0) * math.sqrt(ROUNDINGS * layers * terms)
@@ -47,10 +43,10 @@ def tolerance(site: str, dtype: str, layers: int, width: int) -> float:
 
 @dataclass(frozen=True)
 class ValueDifference:
-    """Two shares of a tensor that differ. ``index``: of the first element that does, in the share, by dimension.
+    """Two shares of a tensor that differ. ``index``: of the first element that does; its values ``left`` and ``right``.
 
-    ``left``, ``right``: what is there. ``count``: elements that differ. ``gap``: the widest difference, as a part of
-    the largest value of its row; infinite where one of the two is no finite number.
+    ``count``: elements that differ. ``gap``: the widest difference, as a part of the largest value of its row; infinite
+    where one of the two is no finite number.
     """
 
     index: tuple[int, ...]
@@ -61,16 +57,7 @@ class ValueDifference:
     gap: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        gap = self.gap if np.isfinite(self.gap) else str(self.gap)
-        return {
-            "index": list(self.index),
-            "left": _plain(self.left),
-            "right": _plain(self.right),
-            "count": self.count,
-            "size": self.size,
-            "gap": gap,
-        }
+        return {name: _plain(value) for name, value in vars(self).items()} | {"index": list(self.index)}
 
 
 def keep(folder: Path, place: Place, rows: Tensor) -> None:
@@ -90,7 +77,7 @@ def kept(folder: Path, place: Place) -> np.ndarray | None:
 
 
 def difference(left: np.ndarray, right: np.ndarray) -> ValueDifference | None:
-    """How two arrays differ, None if they hold the same (a NaN is the same as a NaN); first the shapes are compared."""
+    """The difference of two arrays, of their shapes first; None if they hold the same (a NaN is the same as a NaN)."""
     if left.shape != right.shape:
         return ValueDifference((), list(left.shape), list(right.shape), 1, 1, float("inf"))
     differs = left != right
@@ -99,11 +86,9 @@ def difference(left: np.ndarray, right: np.ndarray) -> ValueDifference | None:
         differs |= (np.signbit(left) != np.signbit(right)) & (left == right)  # zeros whose bits differ
     if not differs.any():
         return None
-    first = np.unravel_index(int(differs.argmax()), differs.shape)
-    index = tuple(int(i) for i in first)
-    return ValueDifference(
-        index, left[index].item(), right[index].item(), int(differs.sum()), differs.size, _gap(left, right)
-    )
+    index = tuple(map(int, np.unravel_index(int(differs.argmax()), differs.shape)))
+    pair = left[index].item(), right[index].item()
+    return ValueDifference(index, *pair, int(differs.sum()), differs.size, _gap(left, right))
 
 
 def _gap(left: np.ndarray, right: np.ndarray) -> float:
@@ -123,7 +108,7 @@ def _gap(left: np.ndarray, right: np.ndarray) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no word for what is not finite."""
+    """The value as JSON can say it: what is not finite as text."""
     return value if not isinstance(value, float) or np.isfinite(value) else str(value)
 
 

@@ -17,7 +17,7 @@ TARGET = f"{__name__}:run_recorded"
 
 
 def run_recorded(payload: Mapping[str, Any], sink: Sink) -> None:
-    """Run one arm as ``run.arm.run_arm`` does. ``payload`` is what ``run.RecordedRun.job`` packs."""
+    """Run one arm as ``run.arm.run_arm`` does. ``run.RecordedRun.job`` packs ``payload``."""
     recording = _Recording(payload["record"])
     try:
         run_arm(payload, sink, recording)

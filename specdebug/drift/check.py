@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -10,8 +10,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from specdebug.drift.dist import Dist
-from specdebug.drift.errors import DistError
 from specdebug.drift.fit import EditProblem, Fit, fit
+from specdebug.drift.members import DistError
 from specdebug.drift.upstream import fit_entry, read_entries
 from specdebug.errors import ContentError, Where
 from specdebug.patching import Patch
@@ -25,13 +25,9 @@ UNDECIDED = 125
 
 @dataclass(frozen=True)
 class FixRow:
-    """One fix, checked.
+    """One fix, checked. ``registry``: our toggles, or the engine's own. ``why``: the reason for ``not-for-version``.
 
-    Attributes:
-        registry: whose patches: our toggles, or the engine's own.
-        why: what ``not-for-version`` means here, else empty.
-        places: where in the release the edits land that can be made.
-        problems: the edits that cannot.
+    ``places``: in the release, of the edits that can be made; ``problems``: the edits that cannot.
     """
 
     pr: int
@@ -89,9 +85,8 @@ def engines(registry: Registry) -> set[str]:
 def check(dist: Dist, registry: Registry) -> Report:
     """Match every patch of both registries against a release.
 
-    Raises:
-        DistError: no toggle knows the engine, and it has no registry of its own; or a file of it is damaged.
-        ContentError: two version ranges of one toggle hold the same release.
+    Raises DistError if no toggle knows the engine and it has no registry of its own, or a file of it is damaged, and
+    ContentError if two version ranges of one toggle hold the same release.
     """
     entries = read_entries(dist)
     if not entries and all(canonicalize_name(engine) != dist.name for engine in engines(registry)):
@@ -103,11 +98,7 @@ def check(dist: Dist, registry: Registry) -> Report:
 
 
 def _row(dist: Dist, toggle: Toggle) -> FixRow:
-    if dist.name == OWN_ENGINE:
-        if not toggle.patches:
-            return FixRow(toggle.pr, "ours", "not-for-version", f"no patches for {dist.name}")
-        return _judged(toggle.pr, "ours", fit(dist, toggle.patches))
-    ranges = _ranges(dist, toggle.foreign)
+    ranges = _ranges(dist, toggle)
     if not ranges:
         return FixRow(toggle.pr, "ours", "not-for-version", f"no patches for {dist.name}")
     holding = [wanted for wanted in ranges if SpecifierSet(wanted, prereleases=True).contains(dist.version)]
@@ -119,10 +110,12 @@ def _row(dist: Dist, toggle: Toggle) -> FixRow:
     return _judged(toggle.pr, "ours", fit(dist, ranges[holding[0]]), holding[0])
 
 
-def _ranges(dist: Dist, foreign: Mapping[str, Mapping[str, tuple[Patch, ...]]]) -> dict[str, tuple[Patch, ...]]:
-    """Patches by version range of whatever spelling of the engine's name."""
-    spelled: Iterable[str] = (engine for engine in foreign if canonicalize_name(engine) == dist.name)
-    return {wanted: patches for engine in spelled for wanted, patches in foreign[engine].items()}
+def _ranges(dist: Dist, toggle: Toggle) -> Mapping[str, tuple[Patch, ...]]:
+    """Patches by version range, of whatever spelling of the engine's name; those of our own engine are for any."""
+    if dist.name == OWN_ENGINE:
+        return {"": toggle.patches} if toggle.patches else {}
+    spelled = [ranges for engine, ranges in toggle.foreign.items() if canonicalize_name(engine) == dist.name]
+    return {wanted: patches for ranges in spelled for wanted, patches in ranges.items()}
 
 
 def _judged(pr: int, registry: Owner, found: Fit, versions: str = "") -> FixRow:

@@ -12,9 +12,8 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from specdebug.drift.errors import DistError
 from specdebug.drift.identity import identify
-from specdebug.drift.members import Members, open_members
+from specdebug.drift.members import DistError, Members, open_members
 from specdebug.errors import Where
 from specdebug.patching import PatchError
 from specdebug.patching.source import ModuleSource
@@ -39,25 +38,19 @@ class Dist:
         return self._members.path
 
     def source(self, module: str, where: Where | None = None) -> ModuleSource:
-        """The text of a module.
-
-        Raises:
-            PatchError: there is none, or it is no Python; ``where`` is who asked.
-            DistError: it cannot be read.
-        """
+        """The text of a module. Raises PatchError, at ``where``, if there is none or it is no Python."""
         file = self._file(module)
         if file is None:
             raise PatchError(f"{self} has no module '{module}'", where)
         if file not in self._sources:
+            place = self._members.place(file)
             try:
-                text = importlib.util.decode_source(self._members.read(file))
-                source = ModuleSource(module, self._members.place(file), text)
+                source = ModuleSource(module, place, importlib.util.decode_source(self._members.read(file)))
                 with warnings.catch_warnings():  # somebody else's odd escapes are not ours to report
                     warnings.simplefilter("ignore")
                     _ = source.tree
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                message = f"{self._members.place(file)} does not parse: {one_line(str(error))}"
-                raise PatchError(message, where) from None
+                raise PatchError(f"{place} does not parse: {one_line(str(error))}", where) from None
             self._sources[file] = source
         return self._sources[file]
 
@@ -75,11 +68,9 @@ class Dist:
         root = self._root(package)
         if root is None:
             return {}
-        return {
-            _module_name(name.removeprefix(root)): self._members.read(name)
-            for name in self._members.names
-            if name.startswith(f"{root}{package}/") and name.endswith(".py")
-        }
+        files = [name for name in self._members.names if name.startswith(f"{root}{package}/") and name.endswith(".py")]
+        stems = [name.removeprefix(root).removesuffix(".py").removesuffix("/__init__") for name in files]
+        return {stem.replace("/", "."): self._members.read(name) for stem, name in zip(stems, files, strict=True)}
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -109,26 +100,20 @@ class Dist:
 
 
 def open_dist(path: str | Path, known: Collection[str], version: str | None = None) -> Dist:
-    """Open a wheel, an sdist or a source tree and find out which release it is.
+    """Open a wheel, an sdist or a source tree of one of the ``known`` engines and find out which release it is.
 
-    Args:
-        known: names of engines that patches exist for.
-        version: for a source tree that does not say its own.
-
-    Raises:
-        DistError: it cannot be read, is none of these, its version is unknown or no version, or differs from
-            ``version``.
+    ``version``: for a source tree that does not say its own. Raises DistError if it cannot be read, is none of these,
+    its version is unknown or no version, or differs from ``version``.
     """
     members = open_members(path)
     identity = identify(members, {canonicalize_name(name) for name in known})
-    if identity.version is None and version is None:
-        raise DistError(f"{members.path} ({identity.name}) does not state its version; give --version, as in 0.5.13")
     stated = _version(identity.version, members.path) if identity.version else None
     given = _version(version, "--version") if version else None
     if stated and given and stated != given:
         raise DistError(f"--version is {given}, but {members.path} says that it is {identity.name} {stated}")
     chosen = stated or given
-    assert chosen is not None
+    if chosen is None:
+        raise DistError(f"{members.path} ({identity.name}) does not state its version; give --version, as in 0.5.13")
     return Dist(identity.name, chosen, members)
 
 
@@ -137,7 +122,3 @@ def _version(text: str, owner: str | Path) -> Version:
         return Version(text)
     except InvalidVersion:
         raise DistError(f"{owner}: '{one_line(text, 60)}' is no version") from None
-
-
-def _module_name(path: str) -> str:
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

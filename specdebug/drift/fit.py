@@ -20,12 +20,9 @@ _HINT = re.compile("; nearest is |; known: ")
 
 @dataclass(frozen=True)
 class EditProblem:
-    """The reason why an edit cannot be made.
+    """An edit that cannot be made, and in one line why: ``what``.
 
-    Attributes:
-        written: place of the edit in the registry that holds it.
-        what: one line.
-        near: the lines of the release that come nearest to those the edit names.
+    ``written``: the edit's place in its registry. ``near``: the release's lines that come nearest to those it names.
     """
 
     written: str
@@ -33,29 +30,22 @@ class EditProblem:
     near: Near | None
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "written": self.written,
-            "what": self.what,
-            "where": str(self.near.where) if self.near else None,
-            "nearest": list(self.near.lines) if self.near else None,
-            "diff": list(self.near.diff) if self.near else None,
-        }
+        place, lines, diff = None, None, None
+        if self.near:
+            place, lines, diff = str(self.near.where), list(self.near.lines), list(self.near.diff)
+        return {"written": self.written, "what": self.what, "where": place, "nearest": lines, "diff": diff}
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The end of some patches: where the edits land, or what is wrong."""
+    """The result for some patches: where the edits land, or what is wrong."""
 
     places: tuple[Where, ...]
     problems: tuple[EditProblem, ...]
 
 
 def fit(dist: Dist, patches: Sequence[Patch]) -> Fit:
-    """Return whether all edits of these patches can be made together in this release. Every edit is tried.
-
-    Raises:
-        DistError: a file of the release cannot be read.
-    """
+    """Match all edits of these patches, to be made together. Raises DistError if a file cannot be read."""
     problems: list[EditProblem] = []
     placed: dict[str, list[Placed]] = {}
     for patch in patches:

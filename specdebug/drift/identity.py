@@ -13,8 +13,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from specdebug.drift.errors import DistError
-from specdebug.drift.members import Members
+from specdebug.drift.members import DistError, Members
 from specdebug.yamlio import one_line
 
 _VERSION_NAMES = ("__version__", "version")
@@ -29,16 +28,11 @@ class Identity:
 
 
 def identify(members: Members, known: Collection[str]) -> Identity:
-    """Name and version of a distribution.
+    """Name and version of a distribution. Raises DistError if nothing names it, or two of ``known`` are in there.
 
-    In order: a wheel's ``METADATA``, an sdist's ``PKG-INFO``, ``pyproject.toml`` (also one folder down, where
-    monorepos keep it) with the files it takes its version from, and at last a package folder with a known name.
-
-    Args:
-        known: names that are looked for; among several distributions (a ``site-packages``) one of these counts.
-
-    Raises:
-        DistError: nothing names it, or two of ``known`` are in there.
+    In order: a wheel's ``METADATA``, an sdist's ``PKG-INFO``, ``pyproject.toml`` (also one folder down, where monorepos
+    keep it) with the files it takes its version from, and at last a package folder with a known name. Among several
+    distributions (a ``site-packages``) one of ``known`` counts.
     """
     stated = list(_stated(members))
     found = [one for one in stated if one.name in known] or stated[:1]
@@ -110,12 +104,11 @@ def _constant(source: bytes) -> str | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     for statement in tree.body:
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        names = [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
-        if any(name in _VERSION_NAMES for name in names):
-            value = statement.value if isinstance(statement, ast.Assign) else None
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                return value.value
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Constant):
+            continue
+        names = [node.id for target in statement.targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+        if not set(names).isdisjoint(_VERSION_NAMES) and isinstance(statement.value.value, str):
+            return statement.value.value
     return None
 
 

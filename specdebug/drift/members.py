@@ -1,7 +1,8 @@
-"""The files of a wheel, an sdist or a folder, by their path inside it. Read in memory; nothing is unpacked."""
+"""The files of a wheel, an sdist or a folder, by their path inside it. They are read in memory, never unpacked."""
 
 from __future__ import annotations
 
+import io
 import os
 import tarfile
 import zipfile
@@ -10,8 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import IO
 
-from specdebug.drift.errors import DistError
+from specdebug.errors import SpecDebugError
 from specdebug.yamlio import one_line
 
 MAX_MEMBER_BYTES = 16 << 20
@@ -21,6 +23,10 @@ _TAR_ENDINGS = (".tar.gz", ".tgz")
 _METADATA = ("METADATA", "PKG-INFO", "pyproject.toml")
 _SKIPPED_FOLDERS = ("__pycache__", "node_modules")
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError, OSError)
+
+
+class DistError(SpecDebugError):
+    """The thing to check is no wheel, sdist or source tree, is damaged, or nobody can say what it is."""
 
 
 class Members(ABC):
@@ -35,12 +41,13 @@ class Members(ABC):
         """Every path, sorted."""
 
     @abstractmethod
-    def _read(self, name: str) -> bytes: ...
+    def _open(self, name: str) -> IO[bytes]: ...
 
     def read(self, name: str) -> bytes:
         """Raises DistError for a file that is damaged, or larger than any source is."""
         try:
-            data = self._read(name)
+            with self._open(name) as stream:
+                data = stream.read(MAX_MEMBER_BYTES + 1)
         except _DAMAGE as error:
             raise DistError(f"{self.path}: {one_line(name)} cannot be read: {_reason(error)}") from None
         if len(data) > MAX_MEMBER_BYTES:
@@ -53,11 +60,7 @@ class Members(ABC):
 
 
 def open_members(path: str | Path) -> Members:
-    """Open whatever lies at ``path``.
-
-    Raises:
-        DistError: nothing does, it is neither wheel (.whl), sdist (.tar.gz) nor folder, or it is damaged.
-    """
+    """Open a wheel (.whl), an sdist (.tar.gz) or a folder. Raises DistError for anything else, or a damaged one."""
     file = Path(path)
     shown = one_line(str(path), 200)
     try:
@@ -90,9 +93,8 @@ class _Wheel(Members):
     def names(self) -> Sequence[str]:
         return sorted(filter(_wanted, self._zip.namelist()))
 
-    def _read(self, name: str) -> bytes:
-        with self._zip.open(name) as stream:
-            return stream.read(MAX_MEMBER_BYTES + 1)
+    def _open(self, name: str) -> IO[bytes]:
+        return self._zip.open(name)
 
 
 class _Sdist(Members):
@@ -124,8 +126,8 @@ class _Sdist(Members):
     def names(self) -> Sequence[str]:
         return sorted(self._files)
 
-    def _read(self, name: str) -> bytes:
-        return self._files[name]
+    def _open(self, name: str) -> IO[bytes]:
+        return io.BytesIO(self._files[name])
 
 
 class _Folder(Members):
@@ -133,19 +135,15 @@ class _Folder(Members):
     def names(self) -> Sequence[str]:
         found = []
         for folder, folders, files in os.walk(self.path):
-            folders[:] = [
-                one
-                for one in folders
-                if not one.startswith(".") and one not in _SKIPPED_FOLDERS and not _is_environment(Path(folder, one))
-            ]
+            named = [one for one in folders if not one.startswith(".") and one not in _SKIPPED_FOLDERS]
+            folders[:] = [one for one in named if not Path(folder, one, "pyvenv.cfg").exists()]
             below = Path(folder).relative_to(self.path)
             wanted = [file for file in files if _wanted(file) and Path(folder, file).is_file()]
             found += [(below / file).as_posix() for file in wanted]
         return sorted(found)
 
-    def _read(self, name: str) -> bytes:
-        with (self.path / name).open("rb") as stream:
-            return stream.read(MAX_MEMBER_BYTES + 1)
+    def _open(self, name: str) -> IO[bytes]:
+        return (self.path / name).open("rb")
 
     def place(self, name: str) -> str:
         return str(self.path / name)
@@ -153,10 +151,6 @@ class _Folder(Members):
 
 def _wanted(name: str) -> bool:
     return name.endswith(".py") or name.rpartition("/")[2] in _METADATA
-
-
-def _is_environment(folder: Path) -> bool:
-    return (folder / "pyvenv.cfg").exists()
 
 
 def _reason(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdebug.drift.dist import Dist
@@ -17,13 +17,9 @@ MAX_SHOWN = 12
 
 @dataclass(frozen=True)
 class Near:
-    """The lines most like the ones looked for.
+    """The lines most like those that were looked for: ``where`` they begin, and their ``likeness``, 0 to 1.
 
-    Attributes:
-        where: their file and first line.
-        lines: them, as they stand there, without the indentation all of them share.
-        diff: from what was looked for (``-``) to what is there (``+``).
-        likeness: 0 to 1.
+    ``lines`` lack the indentation that all of them share. ``diff`` leads from the wanted lines (``-``) to them (``+``).
     """
 
     where: Where
@@ -33,10 +29,9 @@ class Near:
 
 
 def nearest(dist: Dist, module: str, qualname: str, wanted: Sequence[str]) -> Near | None:
-    """The best place for lines: in their function, or else in their module or any function of the same name.
+    """The best place for ``wanted`` lines: in their function, or else in their module or any function of the same name.
 
-    Args:
-        wanted: lines without common indentation, at least one of them not blank.
+    They have no common indentation, and at least one of them is not blank.
     """
     plain = qualname.replace("<locals>.", "")
     source = _source(dist, module)
@@ -47,23 +42,16 @@ def nearest(dist: Dist, module: str, qualname: str, wanted: Sequence[str]) -> Ne
     return max(found, key=lambda near: near.likeness, default=None)
 
 
-def _namesakes(dist: Dist, qualname: str) -> Iterator[tuple[ModuleSource, list[tuple[int, int]]]]:
+def _namesakes(dist: Dist, qualname: str) -> list[tuple[ModuleSource, list[tuple[int, int]]]]:
     """Functions and classes of this qualified name in any module, or else of its last part."""
     last = qualname.rpartition(".")[2]
     if not last:
-        return
-    loose = []
-    exact = False
-    for module in dist.modules_that_mention(rf"(def|class)\s+{re.escape(last)}\b".encode()):
-        source = _source(dist, module)
-        for name, spans in source.spans.items() if source else ():
-            if name == qualname and source:
-                exact = True
-                yield source, spans
-            elif name.rpartition(".")[2] == last and source:
-                loose.append((source, spans))
-    if not exact:
-        yield from loose
+        return []
+    modules = dist.modules_that_mention(rf"(def|class)\s+{re.escape(last)}\b".encode())
+    named = [(name, source) for module in modules if (source := _source(dist, module)) for name in source.spans]
+    found = [each for each in named if each[0] == qualname]
+    found = found or [each for each in named if each[0].rpartition(".")[2] == last]
+    return [(source, source.spans[name]) for name, source in found]
 
 
 def _best(source: ModuleSource, spans: Sequence[tuple[int, int]], wanted: Sequence[str]) -> Near | None:

@@ -1,9 +1,9 @@
 """The registry of reverts that an engine ships itself, read from its source.
 
 SGLang keeps one: a module that knows ``SGLANG_DEBUG_REVERT_PR`` and holds a dictionary from numbers of pull requests
-to YAML. Its patches have rules of their own, and are judged by those: a target is a dotted name resolved as Python
-would (through re-exports and base classes), lines are compared without their indentation, an edit sees what the edits
-before it left, and it replaces (``replacement``), precedes (``prepend``) or follows (``append``) what it matches.
+to YAML. Its patches are judged by its own rules: a target is a dotted name resolved as Python would (through re-exports
+and base classes), lines are compared without their indentation, an edit sees what the edits before it left, and it
+replaces (``replacement``), precedes (``prepend``) or follows (``append``) what it matches.
 """
 
 from __future__ import annotations
@@ -41,12 +41,6 @@ class _Edit:
     match: tuple[str, ...]
     becomes: tuple[str, ...]
     where: Where
-
-
-@dataclass(frozen=True)
-class _Line:
-    number: int
-    text: str
 
 
 def read_entries(dist: Dist) -> tuple[UpstreamFix, ...]:
@@ -134,25 +128,25 @@ def _edit(
     """Make the edits, one upon the other: where they land, which do not (and how often they match), and what the
     compiler says of the result."""
     first, last = span
-    lines = [_Line(number, source.lines[number - 1]) for number in range(first, last + 1)]
+    lines = list(enumerate(source.lines[first - 1 : last], first))  # with the number that each has in the file
     places: list[Where] = []
     missed: list[tuple[_Edit, int]] = []
     for edit in edits:
         goal, size = [line.strip() for line in edit.match], len(edit.match)
-        texts = [line.text.strip() for line in lines]
+        texts = [line.strip() for _, line in lines]
         found = [at for at in range(len(texts) - size + 1) if texts[at : at + size] == goal]
         if len(found) != 1:
             missed.append((edit, len(found)))
             continue
         at = found[0]
-        here = lines[at]
-        indent = here.text[: len(here.text) - len(here.text.lstrip())]
-        lines[at : at + size] = [_Line(here.number, indent + line if line.strip() else "") for line in edit.becomes]
-        places.append(Where(source.path, here.number))
+        number, here = lines[at]
+        indent = here[: len(here) - len(here.lstrip())]
+        lines[at : at + size] = [(number, indent + line if line.strip() else "") for line in edit.becomes]
+        places.append(Where(source.path, number))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ast.parse(textwrap.dedent("\n".join(line.text for line in lines)))
+            ast.parse(textwrap.dedent("\n".join(line for _, line in lines)))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return places, missed, one_line(error.msg if isinstance(error, SyntaxError) else str(error))
     return places, missed, ""

@@ -2,10 +2,9 @@
 
 A fault is a class (what is damaged) and an address (step, request, site). Nothing of it is in the engine: faults act at
 the probes' sites, on pools, rows and books between two steps, on a few functions from outside, and on the process.
-Every injection is written to a ledger with what was there before and after, so that what a run found can be held
-against what was done to it.
+Every injection is written to a ledger with the values before and after.
 
 ``model.py`` says what a fault is, ``catalogue.py`` which there are, ``declare.py`` reads them from scenarios and
-command lines, ``fit.py`` says whether an engine is one they can act in. These import no torch. ``injector.py`` works
-inside a worker: it decides when a fault is due and hands a ``Shot`` to the class's function, one of those in ``acts/``.
+command lines, ``fit.py`` refuses those that cannot act in an engine. These import no torch. ``injector.py`` works in a
+worker: it decides when a fault is due and hands a ``Shot`` to the class's function, one of those in ``acts/``.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specdebug.faults.acts import anywhere, books, kv, lifecycle, process, rows, sites, streams
 from specdebug.faults.model import FaultClass
-from specdebug.faults.registry import registered
+from specdebug.faults.shot import registered
 
 FAMILIES = tuple(module.FAMILY for module in (kv, sites, anywhere, rows, books, streams, lifecycle, process))
 

@@ -12,12 +12,7 @@ from specdebug.faults.model import BadFault, Fault, FaultClass, Steps
 from specdebug.schema import Gather, Item
 from specdebug.yamlio import one_line
 
-BOUNDS: dict[str, tuple[int, int]] = {
-    "step": (1, 10**9),
-    "row": (0, 511),
-    "times": (1, 10**6),
-    "seed": (0, 2**63 - 1),
-}
+BOUNDS = {"step": (1, 10**9), "row": (0, 511), "times": (1, 10**6), "seed": (0, 2**63 - 1)}
 """Inclusive bounds of whole numbers."""
 KEYS = ("fault", "step", "request", "row", "site", "probability", "times", "seed")
 
@@ -51,18 +46,16 @@ def read_fault(item: Item) -> Fault:
 
 
 def _class(item: Item) -> FaultClass:
-    name = item.text()
-    if name not in CLASSES:
-        raise ContentError(f"no fault '{one_line(name, 60)}'{_nearest(name)}", item.where)
-    return CLASSES[name]
+    try:
+        return find_class(item.text())
+    except BadFault as error:
+        raise ContentError(str(error), item.where) from None
 
 
 def parse_fault(text: str) -> Fault:
     """``NAME[:key=value,...]``, as in ``nan_kv_in_use:step=2..5,request=g0.1,probability=0.5``. Raises BadFault."""
     name, colon, address = text.partition(":")
-    if name not in CLASSES:
-        raise BadFault(f"--fault: no fault '{one_line(name, 60)}'{_nearest(name)}")
-    kind, values = CLASSES[name], {}
+    kind, values = find_class(name, "--fault: "), {}
     for pair in address.split(",") if colon else ():
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or not value:
@@ -77,16 +70,13 @@ def parse_fault(text: str) -> Fault:
     return fault
 
 
-def find_class(name: str) -> FaultClass:
-    """The class of that name. Raises BadFault with the nearest one."""
+def find_class(name: str, prefix: str = "") -> FaultClass:
+    """The class of that name. Raises BadFault, which begins with ``prefix``, with the nearest one."""
     if name not in CLASSES:
-        raise BadFault(f"no fault '{one_line(name, 60)}'{_nearest(name)}")
+        hint = did_you_mean(name, CLASSES)
+        hint = hint if "did you mean" in hint else "; `specdebug faults list` shows them"
+        raise BadFault(f"{prefix}no fault '{one_line(name, 60)}'{hint}")
     return CLASSES[name]
-
-
-def _nearest(name: str) -> str:
-    hint = did_you_mean(name, CLASSES)
-    return hint if "did you mean" in hint else "; `specdebug faults list` shows them"
 
 
 def _not_addressed(kind: FaultClass, key: str) -> str:
@@ -124,16 +114,20 @@ def _probability(item: Item) -> float:
 
 def _value(kind: FaultClass, key: str, text: str) -> Any:
     """A value of the command line's. Raises BadFault."""
-    if key == "request":
-        return text
-    if key == "site":
-        if text not in kind.sites:
-            raise BadFault(
-                f"--fault {kind.name}: it does not act at '{one_line(text, 60)}'{did_you_mean(text, kind.sites)}"
-            )
+    if key == "site" and text not in kind.sites:
+        hint = did_you_mean(text, kind.sites)
+        raise BadFault(f"--fault {kind.name}: it does not act at '{one_line(text, 60)}'{hint}")
+    if key in ("request", "site"):
         return text
     if key == "probability":
-        return _between_0_and_1(kind, text)
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 < value <= 1:
+            what = "probability must be above 0 and at most 1"
+            raise BadFault(f"--fault {kind.name}: {what}, not '{one_line(text, 60)}'")
+        return value
     if key == "step":
         first, dots, last = text.partition("..")
         begin = _number(kind, key, first)
@@ -147,13 +141,3 @@ def _number(kind: FaultClass, key: str, text: str) -> int:
         form = f"a whole number from {low} to {high}" + (", or two of them as 2..5" if key == "step" else "")
         raise BadFault(f"--fault {kind.name}: {key} must be {form}, not '{one_line(text, 60)}'")
     return int(text)
-
-
-def _between_0_and_1(kind: FaultClass, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise BadFault(f"--fault {kind.name}: probability must be above 0 and at most 1, not '{one_line(text, 60)}'")
-    return value

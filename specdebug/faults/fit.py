@@ -1,4 +1,4 @@
-"""Whether a fault can act in an engine at all, known before anything is run."""
+"""Refuse a fault that cannot act in an engine at all, before anything is run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HAS: dict[Need, Callable[[EngineConfig], bool]] = {
 
 
 def check_fit(fault: Fault, config: EngineConfig, arm: str) -> None:
-    """Raises ContentError at the fault's place (BadFault for one of the command line) when it cannot act."""
+    """Raise ContentError at the fault's place (BadFault for one of the command line) when it cannot act."""
     kind = CLASSES[fault.name]
     for need in kind.needs:
         if not HAS[need](config):

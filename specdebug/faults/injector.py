@@ -1,9 +1,8 @@
-"""When faults are due: the worker's side of injection.
+"""The worker's side of injection: it decides when faults are due.
 
 The injector observes an engine, is told of every step's beginning and end, listens at the probes' sites, and wraps the
-few public functions that some classes act on, those of the classes that were declared only. An opportunity (a step,
-a site reached, a call) that a fault's address covers becomes a ``Shot`` for its class's function. What that does is
-emitted at once: the next thing may be the end of the process.
+few public functions that declared classes act on. An opportunity (a step, a site reached, a call) that a fault's
+address covers becomes a ``Shot`` for its class's function. Its damage is reported at once: the process may end next.
 """
 
 from __future__ import annotations
@@ -22,18 +21,19 @@ from specdebug.faults.model import Fault, FaultClass, Injection, Point
 from specdebug.faults.shot import Call, NotHere, Shot
 
 if TYPE_CHECKING:
+    from specdebug.async_probe import SiteCall
     from specdebug.engine import Engine, Request
 
 
 class InjectionSink(Protocol):
-    """Where injections are reported."""
+    """Takes reports of injections."""
 
     def emit(self, event: str, **fields: Any) -> None: ...
 
 
 @dataclass
 class _Armed:
-    """A declared fault and how far it has come."""
+    """A declared fault, its ``chances`` so far, and the reason (``why``) why the last was none."""
 
     number: int
     fault: Fault
@@ -41,9 +41,7 @@ class _Armed:
     rng: random.Random
     left: int
     why: str = ""
-    """Of the last opportunity that was none."""
     chances: int = 0
-    """Opportunities its address covered."""
 
     def covers(self, point: Point, step: int, site: str | None) -> bool:
         """True if its address covers this opportunity."""
@@ -103,35 +101,32 @@ class Injector(EngineObserver):
         self._installed.append(lambda: engine.observers.remove(self))
         points = {armed.kind.point for armed in self._armed}
         if "site" in points:
-            async_probe.on_site(self._at_site)
+            async_probe.on_site(lambda call: self._offer("site", self._batch, at_site=call))
         if "lengths" in points:
             # What a GPU drafts ahead it may drop, and then nobody has used what was read early.
             self._view.eagle.drafts_ahead = False
             self._wrap(self._view.state, "store_lengths", "lengths")
             self._run_later_after(self._view.state, "gather")
-        if "readback" in points:
-            from specdebug.engine.speculative import worker
+        from specdebug.engine.memory import mha_pool
+        from specdebug.engine.speculative import worker
 
-            self._wrap(worker, "Readback", "readback")
-        if "move" in points:
-            from specdebug.engine.memory import mha_pool
-
-            self._wrap(mha_pool, "move_kv", "move")
-        if "free" in points:
-            self._wrap(self._view.memory, "free", "free")
-        if "attach" in points:
-            self._wrap(self._view.cache, "attach", "attach")
-        if "release" in points:
-            self._wrap(self._view.cache, "release", "release")
+        wrapped: dict[Point, tuple[object, str]] = {
+            "readback": (worker, "Readback"),
+            "move": (mha_pool, "move_kv"),
+            "free": (self._view.memory, "free"),
+            "attach": (self._view.cache, "attach"),
+            "release": (self._view.cache, "release"),
+        }
+        for point, (owner, name) in wrapped.items():
+            if point in points:
+                self._wrap(owner, name, point)
 
     def before_step(self, step: int) -> None:
-        """The engine is about to make a step."""
         self._step = step
         if self._armed:
             self._offer("before", self._view.running)
 
     def after_step(self) -> None:
-        """The engine has made it."""
         if not self._armed:
             return
         undo, self._after_step = self._after_step, []
@@ -150,27 +145,17 @@ class Injector(EngineObserver):
                 self.sink.emit("unfired", number=armed.number, why=armed.missed)
 
     def on_batch_begin(self, batch: ObservedBatch) -> None:
-        """Remember whose batch is computed."""
         self._batches.append(batch.requests)
 
     def on_batch_end(self, batch: ObservedBatch) -> None:
-        """Go back to the batch around it."""
         self._batches.pop()
 
     @property
     def _batch(self) -> Sequence[Request]:
         return self._batches[-1] if self._batches else ()
 
-    def _at_site(self, call: async_probe.SiteCall) -> None:
-        self._offer("site", self._batch, at_site=call)
-
     def _offer(
-        self,
-        point: Point,
-        batch: Sequence[Request],
-        *,
-        at_site: async_probe.SiteCall | None = None,
-        call: Call | None = None,
+        self, point: Point, batch: Sequence[Request], *, at_site: SiteCall | None = None, call: Call | None = None
     ) -> None:
         """Give every fault that is due its opportunity."""
         site = None if at_site is None else at_site.site
@@ -180,9 +165,8 @@ class Injector(EngineObserver):
             armed.chances += 1
             if armed.fault.probability < 1 and armed.rng.random() >= armed.fault.probability:
                 continue
-            shot = Shot(
-                armed.fault, armed.number, self._step, self._view, armed.rng, self._report, batch, at_site, call
-            )
+            place = (armed.fault, armed.number, self._step, self._view)
+            shot = Shot(*place, armed.rng, self._report, batch, at_site, call)
             try:
                 with torch.inference_mode():
                     armed.kind.act(shot)

@@ -1,7 +1,6 @@
 """For every class a small scenario that it certainly takes effect in, and the address there.
 
-Small: a second on one core. What catches a class is measured on these, from seed to seed: the seed moves the prompts,
-who is hit, and where.
+Small: a second on one core. The detection matrix runs these from seed to seed, which moves prompts, victims and places.
 """
 
 from __future__ import annotations
@@ -30,16 +29,9 @@ PLAIN: dict[str, Any] = {
 def minimal(kind: FaultClass, site: str | None = None) -> tuple[dict[str, Any], Fault]:
     """A scenario (without the fault) in the file's grammar, and the fault to lay over it; ``site``: one of the class's
     other than the first."""
-    return _scenario(kind, site or ""), Fault(kind.name, step=_steps(kind, site or ""), site=site)
-
-
-def _steps(kind: FaultClass, site: str) -> Steps | None:
-    """Prefills are few, and the first is as good as any."""
+    # Prefills are few, and the first is as good as any.
     prefill = kind.name in ("draft_kv_not_written", "prompt_token_swapped", "target_only_restore")
-    return None if prefill or "prefill" in site else BUSY
-
-
-def _scenario(kind: FaultClass, site: str) -> dict[str, Any]:
+    steps = None if prefill or "prefill" in (site or "") else BUSY
     scenario: dict[str, Any] = {
         "name": f"minimal-{kind.name.replace('_', '-')}",
         "engine": {
@@ -77,6 +69,6 @@ def _scenario(kind: FaultClass, site: str) -> dict[str, Any]:
             "memory_mb": 768 if kind.name == "worker_out_of_memory" else 1536,
         },
     }
-    if site.startswith(("sampler.", "target_decode.")):
+    if site is not None and site.startswith(("sampler.", "target_decode.")):
         scenario["workload"].append(PLAIN)
-    return scenario
+    return scenario, Fault(kind.name, step=steps, site=site)

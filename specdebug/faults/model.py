@@ -34,7 +34,7 @@ NEEDS: Mapping[Need, str] = {
 
 
 class BadFault(SpecDebugError):
-    """``--fault`` names no class, or addresses one by what it does not know."""
+    """``--fault`` names no class, or addresses one by a key it does not know."""
 
 
 Steps = tuple[int, int]
@@ -88,10 +88,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class FaultClass:
-    """One kind of damage.
+    """One kind of damage. ``sites``: it can act there, by default at the first; empty for a class that acts elsewhere.
 
-    ``sites``: where the class can act, the first by default; empty for a class that acts elsewhere. ``addressed_by``:
-    keys of a declaration that mean something to it, beside those that always do.
+    ``addressed_by``: keys of a declaration that mean something to it, beside those that always do.
     """
 
     name: str
@@ -116,7 +115,6 @@ class FaultClass:
         return tuple(name for name in self.sites if held_at(name).captured)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for reports."""
         return {
             "name": self.name,
             "family": self.family,
@@ -138,7 +136,7 @@ ALWAYS = ("step", "probability", "times", "seed")
 class Injection:
     """One entry of the ledger: what was done, where and when. Values that are no finite numbers are text.
 
-    ``index``: of the first element changed; ``count``: how many were. ``changed``: whether any has another value now.
+    ``index``: of the first of ``count`` changed elements. ``changed``: True if any has another value now.
     """
 
     fault: str

@@ -1,4 +1,4 @@
-"""A class's function gets a shot when its fault is due: the engine to act on, and a ledger for what it does."""
+"""The functions of classes: how they are entered, and the shot that each gets when its fault is due."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specdebug.engine.sites import rows_per_request
-from specdebug.faults.model import Fault, Injection
+from specdebug.faults.model import Effect, Fault, FaultClass, Injection, Need, Point
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from specdebug.async_probe import SiteCall
     from specdebug.engine.inspect import EngineView
     from specdebug.engine.request import Request
+
+
+registered: dict[str, FaultClass] = {}
+"""By name; ``catalogue.py`` sees to it that all are here."""
 
 
 class NotHere(Exception):
@@ -41,7 +45,12 @@ class Call:
 
 @dataclass
 class Shot:
-    """One opportunity of one fault."""
+    """One opportunity of one fault.
+
+    ``batch``: the requests of the batch that is computed, in its order; between two steps, the requests that decode.
+    ``request``: chosen by :meth:`pick`. ``after_gather``: called once the engine has gathered the next step's state.
+    ``after_step``: called when this step is over, before anything looks at it.
+    """
 
     fault: Fault
     number: int
@@ -50,26 +59,22 @@ class Shot:
     rng: random.Random
     report: Callable[[Injection], None]
     batch: Sequence[Request] = ()
-    """The requests of the batch that is computed, in its order; between two steps, the requests that decode."""
     at_site: SiteCall | None = None
     call: Call | None = None
     request: Request | None = None
-    """The request that :meth:`pick` chose."""
     after_gather: list[Callable[[], None]] = field(default_factory=list)
-    """Called once the engine has gathered the next step's state."""
     after_step: list[Callable[[], None]] = field(default_factory=list)
-    """Called when this step is over, before anything looks at it."""
     reported: int = 0
 
     @property
     def site(self) -> SiteCall:
-        """The site reached. For classes that act at sites only."""
+        """The call of the site that was reached. For classes that act at sites only."""
         assert self.at_site is not None
         return self.at_site
 
     @property
     def wrapped(self) -> Call:
-        """The call intercepted. For classes that act on calls only."""
+        """The intercepted call. For classes that act on calls only."""
         assert self.call is not None
         return self.call
 
@@ -108,38 +113,48 @@ class Shot:
 
     def overwrite(self, tensor: Tensor, rows: Tensor | slice | int, values: Any, name: str) -> None:
         """Put ``values`` into rows of the tensor's first dimension, and write it to the ledger as one entry."""
+        if isinstance(rows, int):
+            rows = slice(rows, rows + 1)
         before = tensor[rows].clone()
         tensor[rows] = values
         after = tensor[rows]
         differs = (before != after) & ~((before != before) & (after != after))
         where = differs.nonzero()
         inside = tuple(where[0].tolist()) if len(where) else (0,) * before.dim()
-        index = inside
-        if isinstance(rows, int):
-            index = (rows, *inside)
-        elif isinstance(rows, slice):
-            index = ((rows.start or 0) + inside[0], *inside[1:])
-        elif before.numel():
-            index = (int(rows.reshape(-1)[inside[0]]), *inside[1:])
-        first = (before[inside].item(), after[inside].item()) if before.numel() else (None, None)
-        self.note(name, index, first[0], first[1], count=max(int(differs.sum()), 1))
+        if not before.numel():
+            self.note(name, inside, None, None)
+            return
+        row = rows.start + inside[0] if isinstance(rows, slice) else int(rows.reshape(-1)[inside[0]])
+        index = (row, *inside[1:])
+        self.note(name, index, before[inside].item(), after[inside].item(), count=max(int(differs.sum()), 1))
 
     def note(self, tensor: str, index: Sequence[int], before: Any, after: Any, count: int = 1) -> None:
         """Write damage to the ledger that was done by other means than :meth:`edit`."""
         same = before == after or (before != before and after != after)
+        request = None if self.request is None else self.request.rid
+        site = None if self.at_site is None else self.at_site.site
         self.reported += 1
-        self.report(
-            Injection(
-                fault=self.fault.name,
-                number=self.number,
-                step=self.step,
-                request=None if self.request is None else self.request.rid,
-                site=None if self.at_site is None else self.at_site.site,
-                tensor=tensor,
-                index=tuple(index),
-                before=before,
-                after=after,
-                count=count,
-                changed=not same,
-            )
-        )
+        place = (self.fault.name, self.number, self.step, request, site, tensor, tuple(index))
+        self.report(Injection(*place, before=before, after=after, count=count, changed=not same))
+
+
+def fault_class(
+    family: str,
+    point: Point,
+    effect: Effect,
+    *,
+    needs: tuple[Need, ...] = (),
+    sites: tuple[str, ...] = (),
+    addressed_by: tuple[str, ...] = ("request", "row"),
+) -> Callable[[Callable[[Shot], None]], Callable[[Shot], None]]:
+    """Enter a function as a class of its name; the first line of its docstring says what it does."""
+
+    def enter(act: Callable[[Shot], None]) -> Callable[[Shot], None]:
+        name = act.__name__
+        summary = (act.__doc__ or "").strip().splitlines()[0]
+        if name in registered:
+            raise ValueError(f"fault class {name!r} is registered twice")
+        registered[name] = FaultClass(name, family, summary, point, effect, act, needs, sites, addressed_by)
+        return act
+
+    return enter

@@ -1,9 +1,8 @@
 """Apply patches and take them back.
 
-All edits of all patches are placed, checked for overlaps and compiled before anything changes, and what
-changes is undone if the last step fails. Per module there is one record of the original text and the
-edits now active; every apply and restore rewrites the module from those, so patches nest and may be
-restored in any order.
+All edits of all patches are placed, checked for overlaps and compiled before anything changes, and what changes is
+undone if the last step fails. Each module has one record of its original text and the edits in force; every apply and
+restore rewrites the module from those, so patches nest and may be restored in any order.
 """
 
 from __future__ import annotations
@@ -11,18 +10,17 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from types import CodeType, FunctionType, ModuleType, TracebackType
+from types import CodeType, FunctionType, ModuleType
 from typing import Literal, TypeAlias
 
-from specdebug.patching.errors import PatchError
 from specdebug.patching.hits import hits_of, new_counter
-from specdebug.patching.hook import PatchFinder
+from specdebug.patching.hook import PatchFinder, Pending
 from specdebug.patching.kernels import Kernels, KernelText
 from specdebug.patching.live import Exchange, LiveFunctions, census_taken, undo
 from specdebug.patching.match import Placed, check_overlaps, place
-from specdebug.patching.rewrite import Rewritten, rewrite
+from specdebug.patching.rewrite import rewrite
 from specdebug.patching.source import ModuleSource, find_source
-from specdebug.patching.spec import Patch
+from specdebug.patching.spec import Patch, PatchError
 
 Mode: TypeAlias = Literal["import", "inprocess"]
 
@@ -39,18 +37,17 @@ class Applied:
         self._active = True
 
     def hits(self) -> dict[str, int]:
-        """How often each edit ran, by ``Edit.id``; a Triton kernel's edits count its launches.
+        """Counts of the passes through each edit, by ``Edit.id``, also after ``restore``.
 
-        Under ``torch.compile`` a trace counts once. Goes on answering after ``restore``.
+        A Triton kernel's edits count its launches; under ``torch.compile`` a trace counts once.
         """
         return {one.edit.id: hits_of(one.index) for placed in self._placed.values() for one in placed}
 
     def restore(self) -> None:
         """Take the patches back; a second call does nothing.
 
-        Functions get the very code objects they had. A module that was imported with its module level or
-        a class body patched cannot be undone in place: it is dropped from ``sys.modules``, so that the
-        next import finds the original.
+        Functions get the very code objects they had. A module whose own level or class body was imported patched cannot
+        be undone in place: it is dropped from ``sys.modules``, so that the next import finds the original.
         """
         with _lock:
             if not self._active:
@@ -63,31 +60,25 @@ class Applied:
     def __enter__(self) -> Applied:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.restore()
 
 
 def apply(patches: Iterable[Patch], mode: Mode = "inprocess") -> Applied:
     """Put patches in force at once.
 
-    Args:
-        mode: ``import`` compiles modules patched when they are imported, and refuses one that already is;
-            everything in them can be edited. ``inprocess`` exchanges the code of functions of modules
-            that are imported already; what ran at their import (module level, class bodies, defaults,
-            decorators) can no longer be edited.
+    Raises PatchError, with nothing changed, if an edit does not fit, two overlap, or the result would not run.
 
-    Raises:
-        PatchError: an edit does not fit, two overlap, or the result would not run. Nothing was changed.
+    ``import`` compiles modules patched when they are imported, and refuses one that already is; everything in them can
+    be edited. ``inprocess`` exchanges the code of functions of modules that are imported already; what ran at their
+    import (module level, class bodies, defaults, decorators) can no longer be edited.
     """
     patches = tuple(patches)
     with _lock:
         modules: dict[str, _Module] = {}
         placed: dict[str, list[Placed]] = {}
         for patch in patches:
-            module = modules.get(patch.module) or _Module.of(patch)
-            modules[patch.module] = module
+            module = modules[patch.module] = modules.get(patch.module) or _Module.of(patch)
             module.check_mode(patch, mode)
             here = placed.setdefault(patch.module, [])
             here.extend(place(module.source, patch, edit, new_counter()) for edit in patch.edits)
@@ -107,7 +98,7 @@ def apply(patches: Iterable[Patch], mode: Mode = "inprocess") -> Applied:
 
 
 class _Module:
-    """One patched module: its original, the version in force, and whether it has been imported."""
+    """One patched module: its original and the version in force."""
 
     def __init__(self, source: ModuleSource) -> None:
         self.source = source
@@ -127,20 +118,16 @@ class _Module:
         return known if known is not None and known.source == source else cls(source)
 
     @property
-    def path(self) -> str:
-        return self.source.path
-
-    @property
     def imported(self) -> bool:
         return self.source.name in sys.modules
 
     def check_mode(self, patch: Patch, mode: Mode) -> None:
-        if mode == "import" and self.imported:
-            message = f"{patch.owner}: {patch.module} is imported already; patch it before, or in process"
-            raise PatchError(message, patch.where)
-        if mode == "inprocess" and not self.imported:
-            message = f"{patch.owner}: {patch.module} is not imported yet; import it, or patch by import hook"
-            raise PatchError(message, patch.where)
+        if (mode == "inprocess") == self.imported:
+            return
+        why = "is imported already; patch it before, or in process"
+        if not self.imported:
+            why = "is not imported yet; import it, or patch by import hook"
+        raise PatchError(f"{patch.owner}: {patch.module} {why}", patch.where)
 
     def plan(self, placed: Sequence[Placed]) -> Exchange:
         """Check everything about adding some edits to those in force."""
@@ -201,27 +188,22 @@ class _Module:
             delattr(sys.modules[parent], name)
 
     def _kernel_text(self, function: FunctionType) -> KernelText | None:
-        """The patched text of a function of this module, None if no edit touches it."""
-        return kernel_text(self.current, self.base, function) if self.current.placed else None
+        """The lines of ``function`` in the version in force, None if it is of another module or unedited."""
+        code = function.__code__
+        key = (code.co_qualname, code.co_firstlineno)
+        if code.co_filename != self.source.path or key not in self.base.spans or key not in self.current.spans:
+            return None
+        first, last = self.base.spans[key]
+        counters = tuple(one.index for one in self.current.placed if first <= one.start and one.stop <= last)
+        if not counters:
+            return None
+        start, stop = self.current.spans[key]
+        return KernelText(self.current.lines[start - 1 : stop], code.co_firstlineno, counters)
 
 
-def kernel_text(current: Rewritten, base: Rewritten, function: FunctionType) -> KernelText | None:
-    """The lines of ``function`` in the version in force, None if it is of another module or unedited."""
-    code = function.__code__
-    key = (code.co_qualname, code.co_firstlineno)
-    if code.co_filename != base.source.path or key not in base.spans or key not in current.spans:
-        return None
-    first, last = base.spans[key]
-    counters = tuple(one.index for one in current.placed if first <= one.start and one.stop <= last)
-    if not counters:
-        return None
-    start, stop = current.spans[key]
-    return KernelText(current.lines[start - 1 : stop], code.co_firstlineno, counters)
-
-
-def _pending(name: str) -> _Module | None:
+def _pending(name: str) -> Pending | None:
     module = _modules.get(name)
-    return module if module is not None and module.current.placed else None
+    return Pending(module.source.path, module.run) if module is not None and module.current.placed else None
 
 
 _finder = PatchFinder(_pending)

@@ -1,8 +1,8 @@
 """The functions inside a compiled module, and which of them is which after an edit.
 
-A module's code object holds those of its functions and classes as constants, theirs hold their own, and
-so on. Code that runs when the module is imported (its own, class bodies, their comprehensions) is told apart
-from code that runs when somebody calls: only the latter can be exchanged under a running program.
+A module's code object holds those of its functions and classes as constants, and theirs hold their own. Code that runs
+when the module is imported (its own, class bodies, their comprehensions) is told apart from code that runs when
+somebody calls: only the latter can be exchanged under a running program.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FunctionKey(NamedTuple):
 
 
 def is_function(code: CodeType) -> bool:
-    """Whether the code is called, rather than run once as part of an import."""
+    """Return True if the code is called, rather than run once as part of an import."""
     if code.co_name in _COMPREHENSIONS or code.co_name.startswith("<generic parameters of "):
         return False
     return bool(code.co_flags & inspect.CO_OPTIMIZED)
@@ -33,12 +33,9 @@ def is_function(code: CodeType) -> bool:
 
 @dataclass
 class CodeTree:
-    """Index of a module's code object.
+    """Index of a module's code object. ``outermost``: keys of the functions that the import itself creates.
 
-    Attributes:
-        functions: every function, by key.
-        outermost: keys of the functions that the import itself creates.
-        import_time: the module's own code, its class bodies and their comprehensions, in a fixed order.
+    ``import_time``: the module's own code, its class bodies and their comprehensions, in a fixed order.
     """
 
     module: CodeType
@@ -59,9 +56,8 @@ class CodeTree:
                 self.import_time.append(code)
 
     def same_import(self, other: CodeTree) -> bool:
-        """Whether importing either module runs the same code, function bodies aside."""
-        mine, theirs = self.import_time, other.import_time
-        return len(mine) == len(theirs) and all(map(_same_shell, mine, theirs))
+        """Return True if importing either module runs the same code, function bodies aside."""
+        return list(map(_shell, self.import_time)) == list(map(_shell, other.import_time))
 
     def aligned(self, original: CodeTree) -> dict[FunctionKey, CodeType]:
         """This tree's functions under the keys of the original one; those without a counterpart are left out.
@@ -81,7 +77,7 @@ class CodeTree:
 
 
 def _walk(module: CodeType) -> Iterator[tuple[CodeType, bool]]:
-    """Every code object, outer before inner, in order; and whether the import itself makes or runs it."""
+    """Every code object, outer before inner, in order; and True if the import itself makes or runs it."""
     work = [(module, True)]
     while work:
         code, at_import = work.pop()
@@ -96,10 +92,6 @@ def _by_name(tree: CodeTree) -> dict[str, list[FunctionKey]]:
     for key in tree.functions:
         names.setdefault(key.qualname, []).append(key)
     return names
-
-
-def _same_shell(mine: CodeType, theirs: CodeType) -> bool:
-    return _shell(mine) == _shell(theirs)
 
 
 def _shell(code: CodeType) -> CodeType:

@@ -1,30 +1,25 @@
 """Counters that prove an edited line ran.
 
-The rewriter puts ``__specdebug_hit__(n)`` in front of every edit. The name lives in ``builtins``, not in
-the patched module: frames that outlive a restore still find it, and nothing is added to the module.
+The rewriter puts ``__specdebug_hit__(n)`` in front of every edit. The name lives in ``builtins``, not in the patched
+module: frames that outlive a restore still find it, and nothing is added to the module.
 
-Under ``torch.compile`` the call is folded while the function is traced (``_dynamo_marked_constant``), so it
-breaks no graph and counts once a trace rather than once a call: still proof that the edited lines are in the
-graph.
-Counts taken by several threads at once may miss some; none is ever lost to zero.
+Under ``torch.compile`` the call is folded while the function is traced (``_dynamo_marked_constant``), so it breaks no
+graph and counts once a trace. Counts taken by several threads at once may miss some; none is ever lost to zero.
 """
 
 from __future__ import annotations
 
 import builtins
-from itertools import count
 
 HIT_NAME = "__specdebug_hit__"
 
-_counts: dict[int, int] = {}
-_indices = count(1)
+_counts = [0]
 
 
 def new_counter() -> int:
     """Number of a fresh counter at zero."""
-    index = next(_indices)
-    _counts[index] = 0
-    return index
+    _counts.append(0)
+    return len(_counts) - 1
 
 
 def hit(index: int) -> None:
@@ -33,7 +28,6 @@ def hit(index: int) -> None:
 
 
 def hits_of(index: int) -> int:
-    """Passes counted so far."""
     return _counts[index]
 
 

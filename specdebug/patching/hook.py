@@ -1,7 +1,7 @@
 """Import hook: a module with pending patches is compiled from its patched text when it is first imported.
 
-Whatever an edit changes, this works, because the module has not run yet. The module keeps its own loader for
-everything but executing: its file, resources and original source text stay what they were.
+Any edit can be made this way, because the module has not run yet. Its own loader does all but execute it: its file,
+resources and original source text stay what they were.
 """
 
 from __future__ import annotations
@@ -11,30 +11,20 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-from specdebug.patching.errors import PatchError
+from specdebug.patching.spec import PatchError
 
 
-class Pending(Protocol):
-    """A module waiting to be imported patched."""
+class Pending(NamedTuple):
+    """A module to import patched: the ``path`` that its patches were matched against, and ``run`` to execute it."""
 
-    @property
-    def path(self) -> str:
-        """File that the patches were matched against."""
-        ...
-
-    def run(self, module: ModuleType) -> None:
-        """Execute the patched code as the module."""
-        ...
+    path: str
+    run: Callable[[ModuleType], None]
 
 
 class PatchFinder(importlib.abc.MetaPathFinder):
-    """Finds nothing by itself: asks the others and wraps the loader of a module that is to be patched.
-
-    Args:
-        pending: the module of a name, if it is to be patched.
-    """
+    """Asks the other finders, and wraps the loader of a module if ``pending`` says that it is to be patched."""
 
     def __init__(self, pending: Callable[[str], Pending | None]) -> None:
         self._pending = pending
@@ -44,8 +34,7 @@ class PatchFinder(importlib.abc.MetaPathFinder):
     ) -> ModuleSpec | None:
         """Spec of a pending module with its loader wrapped, None for any other.
 
-        Raises:
-            PatchError: the import found another file than the patches were matched against.
+        Raises PatchError if the import found another file than the patches were matched against.
         """
         module = self._pending(fullname)
         if module is None:

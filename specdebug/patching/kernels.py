@@ -1,10 +1,9 @@
 """Triton kernels: they compile from their own copy of the source text, not from the function's code.
 
-``JITFunction`` keeps the text it read at decoration; ``InterpretedFunction`` (``TRITON_INTERPRET=1``)
-reads the file at its first launch. Both read the file on disk, patched module or not, so both are handed
-the patched text, and what they and the kernels that call them have compiled is forgotten. Launches are
-counted, since a counter cannot run inside a kernel. Triton's line numbers inside a patched kernel are
-those of the patched text.
+``JITFunction`` keeps the text it read at decoration; ``InterpretedFunction`` (``TRITON_INTERPRET=1``) reads the file at
+its first launch. Both are handed the patched text, and what they and the kernels that call them have compiled is
+forgotten. Launches are counted, since a counter cannot run inside a kernel. Triton's line numbers inside a patched
+kernel are those of the patched text.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ from specdebug.patching.live import gc_objects
 
 @dataclass(frozen=True)
 class KernelText:
-    """What a kernel's function reads after the edits: ``lines`` (decorators included) from line ``start`` on.
-
-    ``counters`` are those of the edits inside it.
-    """
+    """The text of a kernel's function after the edits: ``lines`` from line ``start`` on, and its ``counters``."""
 
     lines: Sequence[str]
     start: int
@@ -54,9 +50,8 @@ class Kernels:
                 edited[id(kernel)] = text
                 self._replace_text(kernel, text)
         for kernel in kernels if edited else ():
-            counters = [
-                index for used in _called_by(kernel) if (text := edited.get(id(used))) for index in text.counters
-            ]
+            texts = filter(None, (edited.get(id(used)) for used in _called_by(kernel)))
+            counters = [index for text in texts for index in text.counters]
             if counters:
                 self._count_launches(kernel, counters)
 
@@ -96,15 +91,10 @@ class Kernels:
 
 def live_kernels() -> list[Any]:
     """Every kernel object of the process, compiled or interpreted; none before triton is imported."""
-    kinds: list[type[Any]] = []
-    for module, name in (
-        ("triton.runtime.jit", "JITFunction"),
-        ("triton.runtime.interpreter", "InterpretedFunction"),
-    ):
-        kind = getattr(sys.modules.get(module), name, None)
-        if isinstance(kind, type):
-            kinds.append(kind)
-    return [thing for thing in gc_objects() if issubclass(type(thing), tuple(kinds))] if kinds else []
+    places = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.interpreter", "InterpretedFunction"))
+    found = [getattr(sys.modules.get(module), name, None) for module, name in places]
+    kinds = tuple(kind for kind in found if isinstance(kind, type))
+    return [thing for thing in gc_objects() if issubclass(type(thing), kinds)] if kinds else []
 
 
 def forget_compiled(kernel: Any) -> None:
@@ -122,19 +112,17 @@ def _called_by(kernel: Any) -> list[Any]:
     work = [kernel]
     while work:
         one = work.pop()
-        if id(one) in found:
-            continue
-        found[id(one)] = one
-        work.extend(_mentioned_by(one))
+        if id(one) not in found:
+            found[id(one)] = one
+            work.extend(_mentioned_by(one))
     return list(found.values())
 
 
 def _mentioned_by(kernel: Any) -> Iterator[Any]:
-    names = kernel.fn.__code__.co_names
-    scope = dict(kernel.fn.__globals__)
-    for name, cell in zip(kernel.fn.__code__.co_freevars, kernel.fn.__closure__ or (), strict=True):
-        scope[name] = cell.cell_contents
-    for name in (*names, *kernel.fn.__code__.co_freevars):
+    names, free = kernel.fn.__code__.co_names, kernel.fn.__code__.co_freevars
+    cells = zip(free, kernel.fn.__closure__ or (), strict=True)
+    scope = kernel.fn.__globals__ | {name: cell.cell_contents for name, cell in cells}
+    for name in (*names, *free):
         value = scope.get(name)
         values = [getattr(value, inner, None) for inner in names] if isinstance(value, ModuleType) else [value]
         yield from (one for one in values if type(one) is type(kernel) and one is not kernel)
@@ -146,10 +134,7 @@ def _reading(function: FunctionType, text: KernelText) -> Iterator[None]:
     real = inspect.getsourcelines
 
     def patched(thing: Any) -> tuple[list[str], int]:
-        if thing is function:
-            return [line + "\n" for line in text.lines], text.start
-        lines, start = real(thing)
-        return lines, start
+        return ([line + "\n" for line in text.lines], text.start) if thing is function else real(thing)
 
     inspect.getsourcelines = patched  # type: ignore[assignment]
     try:

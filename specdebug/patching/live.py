@@ -1,9 +1,8 @@
 """Exchange the code of functions that already exist, wherever a program keeps them.
 
-A function object is found through the garbage collector, so it makes no difference whether a module, a
-class, a decorator's closure, a ``functools.wraps`` chain or ``torch.compile`` holds it: setting
-``__code__`` changes it for all of them. Frames and generators that are already running keep the code they
-started with.
+A function object is found through the garbage collector, so whoever holds it (a module, a class, a closure, a
+``functools.wraps`` chain, ``torch.compile``) sees it change when its ``__code__`` is set. Running frames and
+generators keep the code they started with.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from specdebug.patching.codes import CodeTree, FunctionKey
-from specdebug.patching.errors import PatchError
 from specdebug.patching.rewrite import Rewritten, rewrite
+from specdebug.patching.spec import PatchError
 
 _LruCache: type[Any] = type(functools.lru_cache(lambda: None))
 _census: list[Any] | None = None
@@ -27,7 +26,7 @@ _census: list[Any] | None = None
 
 @dataclass(frozen=True)
 class Exchange:
-    """What to do to get from one state of a module to another: which function gets which code."""
+    """The step from one state of a module to another: the new code of each function."""
 
     target: Rewritten
     swaps: list[tuple[FunctionType, CodeType]]
@@ -51,18 +50,14 @@ class LiveFunctions:
     def plan(self, current: Rewritten, target: Rewritten, *, restoring: bool = False) -> Exchange:
         """Work out how to turn the functions of ``current`` into those of ``target``; changes nothing.
 
-        Args:
-            restoring: put back what can be put back. A closure made while the patch was on, lacking a
-            variable
-                that the original needs, is then left as it is; otherwise any misfit is an error.
-
-        Raises:
-            PatchError: an edit touches code that ran at import, needs a variable that live closures do not
-                hold, or reaches no live function; or the file is not what was imported.
+        ``restoring``: put back what can be put back, and leave a closure made while the patch was on that lacks a
+        variable of the original. Otherwise any misfit raises PatchError: an edit touches code that ran at import, needs
+        a variable that live closures do not hold, or reaches no live function; or the file is not what was imported.
         """
         before, after = self._aligned(current), self._aligned(target)
         changed = {key for key in self.base.functions.functions if before.get(key) != after.get(key)}
-        live = _functions_of(self.base.source.path)
+        functions = [thing for thing in gc_objects() if type(thing) is FunctionType]
+        live = [function for function in functions if function.__code__.co_filename == self.base.source.path]
         if not restoring:
             self._refuse_stale(live, changed, target)
         live = [function for function in live if function.__code__ in self._keys]
@@ -72,19 +67,11 @@ class LiveFunctions:
         if not restoring:
             self._refuse_unreachable(live, changed, target)
         after = self._aligned(target)
-        swaps = []
-        for function in live:
-            code = self._fitting(function, after, target, restoring)
-            if code is not None and code is not function.__code__:
-                swaps.append((function, code))
-        return Exchange(target, swaps)
+        codes = [(function, self._fitting(function, after, target, restoring)) for function in live]
+        return Exchange(target, [(f, code) for f, code in codes if code is not None and code is not f.__code__])
 
     def commit(self, exchange: Exchange) -> list[tuple[FunctionType, CodeType]]:
-        """Carry out a plan, wholly or not at all; returns what ``undo`` needs to take it back.
-
-        Raises:
-            PatchError: the interpreter refused; everything is as it was before.
-        """
+        """Carry out a plan, wholly or not at all (PatchError); returns what ``undo`` needs to take it back."""
         self.learn(exchange.target)
         done: list[tuple[FunctionType, CodeType]] = []
         try:
@@ -137,11 +124,7 @@ class LiveFunctions:
         return rewrite(target.source, target.placed, kept) if kept else target
 
     def _fitting(
-        self,
-        function: FunctionType,
-        after: Mapping[FunctionKey, CodeType],
-        target: Rewritten,
-        restoring: bool,
+        self, function: FunctionType, after: Mapping[FunctionKey, CodeType], target: Rewritten, restoring: bool
     ) -> CodeType | None:
         """The code of ``target`` in a form that fits the function's closure; None to leave it alone."""
         now = function.__code__
@@ -183,12 +166,10 @@ class LiveFunctions:
 
     def _import_time(self, target: Rewritten) -> PatchError:
         """The error of an edit that changes what ran when the module was imported."""
-        what = f"code that ran when {target.source.name} was imported"
-        what += " (module level, class body, default, decorator)"
+        what = f"code that ran when {target.source.name} was imported (module level, class body, default, decorator)"
         for one in target.placed:
             if not rewrite(target.source, [one]).functions.same_import(self.base.functions):
-                message = f"{one.name} changes {what}; patch before the module is imported"
-                return PatchError(message, one.edit.match_at)
+                return PatchError(f"{one.name} changes {what}; patch before the module is imported", one.edit.match_at)
         return PatchError(f"the edits together change {what}")
 
 
@@ -211,13 +192,12 @@ def forget_results(functions: Sequence[FunctionType]) -> None:
 
 
 def take_census(folder: str) -> None:
-    """Look up, once, everything alive now that patching may have to reach: functions whose source lies in ``folder``,
-    caches, kernels. Until :func:`end_census`, that is all that patching knows.
+    """Look up, once, all that patching may have to reach: functions whose source lies in ``folder``, caches, kernels.
 
-    Searching every object takes longer than all the rest of applying a patch, and in a fork it copies the memory that
-    all of them lie in. So a process that many are forked from searches, and its forks patch. In between nobody may
-    make functions of that folder, nor patch modules outside of it. Files of modules that have been patched are not read
-    again.
+    Until :func:`end_census` patching knows no others. A search of every object takes longer than the rest of applying a
+    patch, and in a fork it copies the memory that all of them lie in: so a process that many are forked from searches,
+    and its forks patch. In between nobody may make functions of that folder, nor patch modules outside of it. Files of
+    modules that have been patched are not read again.
     """
     global _census
     end_census()
@@ -225,12 +205,12 @@ def take_census(folder: str) -> None:
 
 
 def census_taken() -> bool:
-    """Whether a census stands in for searches now."""
+    """Return True if a census stands in for searches now."""
     return _census is not None
 
 
 def end_census() -> None:
-    """Search whenever something is patched or restored, again."""
+    """Let patching search again, whenever something is patched or restored."""
     global _census
     _census = None
 
@@ -238,8 +218,7 @@ def end_census() -> None:
 def gc_objects() -> list[Any]:
     """Every container object of the process, or of the census.
 
-    The collector does not list what ``gc.freeze()`` set aside, as a fork server does, so that is thawed. It stays
-    thawed: freezing again would also keep whatever has become garbage meanwhile, for good.
+    ``gc.freeze()``, as of a fork server, hides objects, so they are thawed; freezing again would keep garbage for good.
     """
     if _census is not None:
         return _census
@@ -260,8 +239,3 @@ def _caches_of(functions: Sequence[FunctionType]) -> list[Any]:
     wanted = set(map(id, functions))
     caches = [thing for thing in _census if issubclass(type(thing), _LruCache)]
     return [cache for cache in caches if any(id(held) in wanted for held in gc.get_referents(cache))]
-
-
-def _functions_of(path: str) -> list[FunctionType]:
-    functions = [thing for thing in gc_objects() if type(thing) is FunctionType]
-    return [function for function in functions if function.__code__.co_filename == path]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 
 from specdebug.errors import did_you_mean
-from specdebug.patching.errors import PatchError
 from specdebug.patching.source import ModuleSource, first_line
-from specdebug.patching.spec import Edit, Patch
+from specdebug.patching.spec import Edit, Patch, PatchError
 from specdebug.yamlio import one_line
 
 
@@ -18,10 +18,7 @@ from specdebug.yamlio import one_line
 class Placed:
     """An edit that fits: lines ``start..stop`` (from 1, inclusive) of the module become ``lines``.
 
-    Attributes:
-        index: number of its hit counter.
-        offset: blank lines dropped at the top of the replacement's text, so that a line of ``lines`` can be
-            traced back to the toggle file.
+    ``index``: of its hit counter. ``offset``: blank lines dropped at the top of the replacement's text.
     """
 
     patch: Patch
@@ -42,16 +39,14 @@ class Placed:
 def place(source: ModuleSource, patch: Patch, edit: Edit, index: int) -> Placed:
     """Match one edit against its module's original text.
 
-    Raises:
-        PatchError: the target does not exist, or the text matches no place or several.
+    Raises PatchError if the target does not exist, or the text matches no place or several.
     """
     qualname = patch.qualname.replace("<locals>.", "")
     spans = source.spans.get(qualname)
     if spans is None:
         hint = did_you_mean(qualname, filter(None, source.spans))
         raise PatchError(f"{patch.owner}: {source.path} has no '{patch.qualname}'{hint}", patch.where)
-    wanted, _ = _trim(_split(edit.match))
-    wanted, _ = dedent(wanted)
+    wanted, _ = _flush(edit.match)
     if not wanted:
         raise PatchError(f"{patch.owner}: the text to match is empty", edit.match_at)
     found = _find(source, spans, wanted)
@@ -59,8 +54,7 @@ def place(source: ModuleSource, patch: Patch, edit: Edit, index: int) -> Placed:
         raise PatchError(_misfit(source, patch, edit, spans, wanted, found), edit.match_at)
     start, stop = found[0], found[0] + len(wanted) - 1
     _, indent = dedent(source.lines[start - 1 : stop])
-    replacement, offset = _trim(_split(edit.replacement))
-    replacement, _ = dedent(replacement)
+    replacement, offset = _flush(edit.replacement)
     if replacement == wanted:
         raise PatchError(f"{patch.owner}: the replacement equals the match", edit.replacement_at)
     lines = [indent + line if line else "" for line in replacement]
@@ -70,11 +64,7 @@ def place(source: ModuleSource, patch: Patch, edit: Edit, index: int) -> Placed:
 
 
 def check_overlaps(source: ModuleSource, placed: list[Placed]) -> None:
-    """Refuse two edits that claim a line between them.
-
-    Raises:
-        PatchError: they do; it names both.
-    """
+    """Raise PatchError, which names both, if two edits claim a line between them."""
     ordered = sorted(placed, key=lambda one: (one.start, one.index))
     for first, second in pairwise(ordered):
         if second.start <= first.stop:
@@ -96,41 +86,28 @@ def dedent(lines: list[str]) -> tuple[list[str], str]:
     return [line[len(common) :] for line in stripped], common
 
 
-def _split(text: str) -> list[str]:
-    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-
-
-def _trim(lines: list[str]) -> tuple[list[str], int]:
-    """Lines without the blank ones at both ends, and how many were dropped at the top."""
+def _flush(text: str) -> tuple[list[str], int]:
+    """Lines without common indentation and the blank ones at both ends, and how many were dropped at the top."""
+    lines = re.split(r"\r\n|\r|\n", text)
     full = [number for number, line in enumerate(lines) if line.strip()]
-    return (lines[full[0] : full[-1] + 1], full[0]) if full else ([], 0)
+    return (dedent(lines[full[0] : full[-1] + 1])[0], full[0]) if full else ([], 0)
 
 
 def is_code(line: str) -> bool:
-    """Whether a line says anything but a comment."""
+    """Return True if a line says anything but a comment."""
     return bool(line.strip()) and not line.lstrip().startswith("#")
 
 
 def _find(source: ModuleSource, spans: list[tuple[int, int]], wanted: list[str]) -> list[int]:
     """First lines of every place inside the spans that reads as ``wanted``."""
-    found: set[int] = set()
-    head = wanted[0].strip()
-    for first, last in spans:
-        for start in range(first, last - len(wanted) + 2):
-            if source.lines[start - 1].strip() == head:
-                window, _ = dedent(source.lines[start - 1 : start - 1 + len(wanted)])
-                if window == wanted:
-                    found.add(start)
-    return sorted(found)
+    size, head = len(wanted), wanted[0].strip()
+    starts = {start for first, last in spans for start in range(first, last - size + 2)}
+    likely = [start for start in sorted(starts) if source.lines[start - 1].strip() == head]
+    return [start for start in likely if dedent(source.lines[start - 1 : start - 1 + size])[0] == wanted]
 
 
 def _misfit(
-    source: ModuleSource,
-    patch: Patch,
-    edit: Edit,
-    spans: list[tuple[int, int]],
-    wanted: list[str],
-    found: list[int],
+    source: ModuleSource, patch: Patch, edit: Edit, spans: list[tuple[int, int]], wanted: list[str], found: list[int]
 ) -> str:
     number = patch.edits.index(edit) + 1
     text = f"{patch.owner}: edit {number} of {len(patch.edits)} matches {len(found)} places in {patch.target}"
@@ -145,7 +122,7 @@ def _misfit(
 
 
 def _nearest(source: ModuleSource, spans: list[tuple[int, int]], wanted: list[str]) -> int | None:
-    """Where the text would most likely have stood: most equal lines, then the most alike first line."""
+    """The line where the text most likely stood: most equal lines, then the most alike first line."""
     best: tuple[float, int] | None = None
     goal = {line.strip() for line in wanted if line.strip()}
     head = next(line.strip() for line in wanted if line.strip())
@@ -162,15 +139,13 @@ def _nearest(source: ModuleSource, spans: list[tuple[int, int]], wanted: list[st
 
 
 def _whole_statements(source: ModuleSource, start: int, stop: int) -> bool:
-    """Whether the code in these lines is one or more complete statements of one body."""
+    """Return True if the code in these lines is one or more complete statements of one body."""
     code = [number for number in range(start, stop + 1) if is_code(source.lines[number - 1])]
     if not code:
         return False
-    for node in ast.walk(source.tree):
-        for field in ("body", "orelse", "finalbody"):
-            body = getattr(node, field, None)
-            if not isinstance(body, list):
-                continue
+    fields = ("body", "orelse", "finalbody")
+    for body in [getattr(node, field, None) for node in ast.walk(source.tree) for field in fields]:
+        if isinstance(body, list):
             inside = [one for one in body if first_line(one) >= code[0] and (one.end_lineno or 0) <= code[-1]]
             if inside and first_line(inside[0]) == code[0] and inside[-1].end_lineno == code[-1]:
                 return True

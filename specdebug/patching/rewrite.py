@@ -1,8 +1,7 @@
 """Apply placed edits to a module's text and compile it, every unmodified line keeping its original number.
 
-Lines that an edit put in are numbered inside the range it replaced, so a traceback always points at the
-edit's place in the file on disk. They carry no columns: the file shows other text there, and marks under it
-would mislead.
+Lines that an edit put in are numbered inside the range it replaced, so a traceback always points at the edit's place in
+the file on disk. They carry no columns: the file shows other text there, and marks under it would mislead.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from typing import Any
 
 from specdebug.errors import Where
 from specdebug.patching.codes import CodeTree, FunctionKey
-from specdebug.patching.errors import PatchError
 from specdebug.patching.match import Placed, is_code
 from specdebug.patching.sites import enclosing_start, insert_counter, without_columns
 from specdebug.patching.source import ModuleSource, first_line, walk_scopes
+from specdebug.patching.spec import PatchError
 from specdebug.yamlio import one_line
 
 # Everything the parser and compiler raise for text that is not a program, however odd.
@@ -29,12 +28,7 @@ _COMPILE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError, Overflo
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A module with some edits applied.
-
-    Attributes:
-        code: the compiled module.
-        spans: each function's first and last line in ``lines``, by qualified name and original first line.
-    """
+    """A module with edits applied. ``spans``: of functions in ``lines``, by qualified name and original first line."""
 
     source: ModuleSource
     placed: tuple[Placed, ...]
@@ -44,16 +38,14 @@ class Rewritten:
 
     @cached_property
     def functions(self) -> CodeTree:
-        """The functions of ``code``."""
         return CodeTree(self.code)
 
 
 @dataclass(frozen=True)
 class _Text:
-    """Patched text.
+    """Patched text. ``origin[n]`` is line ``n``'s original number (``n`` from 1).
 
-    ``origin[n]`` is line ``n``'s original number (``n`` from 1), ``owner[n]`` the edit it came from and its
-    number there (from 0), None for an unmodified line.
+    ``owner[n]``: the edit it came from and its number there (from 0), None for an unmodified line.
     """
 
     lines: list[str]
@@ -68,12 +60,8 @@ def rewrite(
 ) -> Rewritten:
     """Build the module with ``placed`` (not overlapping) applied; with none of them, the original.
 
-    Args:
-        kept_free: names that functions must go on holding as free variables, used or not: a live function's
-            closure cannot shrink.
-
-    Raises:
-        PatchError: the result is not valid Python; the message names the edit at fault.
+    ``kept_free``: names that functions must go on holding as free variables: a live function's closure cannot shrink.
+    Raises PatchError, which names the edit at fault, if the result is not valid Python.
     """
     placed = sorted(placed, key=lambda one: one.start)
     text = _assemble(source, placed)
@@ -99,28 +87,20 @@ def rewrite(
 
 
 def _assemble(source: ModuleSource, placed: Sequence[Placed]) -> _Text:
-    text = _Text([], [0], [None])
+    rows: list[tuple[str, int, tuple[Placed, int] | None]] = []
     at = 1
     for one in placed:
-        text.lines.extend(source.lines[at - 1 : one.start - 1])
-        text.origin.extend(range(at, one.start))
-        text.owner.extend([None] * (one.start - at))
-        for number, line in enumerate(one.lines):
-            text.lines.append(line)
-            text.origin.append(min(one.start + number, one.stop))
-            text.owner.append((one, number))
+        rows += [(source.lines[number - 1], number, None) for number in range(at, one.start)]
+        rows += [(line, min(one.start + n, one.stop), (one, n)) for n, line in enumerate(one.lines)]
         at = one.stop + 1
-    text.lines.extend(source.lines[at - 1 :])
-    text.origin.extend(range(at, len(source.lines) + 1))
-    text.owner.extend([None] * (len(source.lines) + 1 - at))
-    return text
+    rows += [(line, number, None) for number, line in enumerate(source.lines[at - 1 :], at)]
+    return _Text([line for line, _, _ in rows], [0, *(n for _, n, _ in rows)], [None, *(owner for _, _, owner in rows)])
 
 
 def _site(source: ModuleSource, text: _Text, one: Placed) -> int | None:
-    """Line of the patched text whose running means that the edit ran.
+    """Line of the patched text whose running means that the edit ran: the edit's first line of code.
 
-    That is the edit's first line of code. An edit without any took away part of a statement (whole statements
-    leave a ``pass``): the line where that statement begins, or else the one that closed the gap.
+    An edit without any took away part of a statement: the line where that begins, or else the one that closed the gap.
     """
     mine = [number for number, owner in enumerate(text.owner) if owner and owner[0] is one]
     for number in mine:
@@ -140,29 +120,25 @@ def _renumber(tree: ast.Module, text: _Text) -> dict[tuple[str, int], tuple[int,
         start = first_line(scope)
         spans[qualname, text.origin[start]] = (start, scope.end_lineno or scope.lineno)
     last = len(text.origin) - 1
-    for node in ast.walk(tree):
-        positions: Any = node
-        if not hasattr(node, "lineno"):
-            continue
-        start = min(positions.lineno, last)
-        end = min(positions.end_lineno or start, last)
-        positions.lineno = text.origin[start]
-        positions.end_lineno = max(text.origin[end], positions.lineno)
+    positioned: list[Any] = [node for node in ast.walk(tree) if hasattr(node, "lineno")]
+    for node in positioned:
+        start = min(node.lineno, last)
+        end = min(node.end_lineno or start, last)
+        node.lineno = text.origin[start]
+        node.end_lineno = max(text.origin[end], node.lineno)
         if text.owner[start]:
-            positions.col_offset = positions.end_col_offset = -1
+            node.col_offset = node.end_col_offset = -1
     return spans
 
 
 def _keep_free(tree: ast.Module, kept_free: Mapping[FunctionKey, Sequence[str]]) -> None:
     """Mention names in functions without ever evaluating them, after ``if False``."""
     for qualname, scope in walk_scopes(tree):
-        names = kept_free.get(FunctionKey(qualname, first_line(scope)))
-        if names is None:
-            continue
-        mention = ast.parse("if False:\n    " + ", ".join(names)).body[0]
-        for node in ast.walk(mention):
-            without_columns(node, scope.end_lineno or scope.lineno)
-        scope.body.append(mention)
+        if names := kept_free.get(FunctionKey(qualname, first_line(scope))):
+            mention = ast.parse("if False:\n    " + ", ".join(names)).body[0]
+            for node in ast.walk(mention):
+                without_columns(node, scope.end_lineno or scope.lineno)
+            scope.body.append(mention)
 
 
 def _broken(
@@ -179,10 +155,8 @@ def _broken(
         message += f": `{one_line(text.lines[line - 1], 80)}`"
     elif remapped:
         blamed = next((one for one in placed if one.start <= line <= one.stop), None)
-    if blamed is None and len(placed) > 1:
-        blamed = next((one for one in placed if _fails_alone(source, one)), None)
-    if blamed is None and placed:
-        blamed = placed[-1]
+    if blamed is None:
+        blamed = next((one for one in placed if _fails_alone(source, one)), placed[-1] if placed else None)
     if blamed is None:
         return PatchError(f"{source.path} does not compile: {message}")
     near = f" (near {source.path}:{blamed.start})"

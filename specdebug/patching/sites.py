@@ -1,9 +1,9 @@
-"""Where a hit counter goes: before the first statement of an edit, or before the one it is part of."""
+"""The places of hit counters: before the first statement of an edit, or before the one it is part of."""
 
 from __future__ import annotations
 
 import ast
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from specdebug.patching.hits import HIT_NAME
 from specdebug.patching.source import first_line
@@ -25,27 +25,23 @@ def insert_counter(tree: ast.Module, line: int, index: int) -> None:
     if place is None:
         _put(tree.body, 0, line, index)
         return
-    node = place.body[place.at]
+    body, at = place
+    node = body[at]
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler | ast.match_case):
         _put(node.body, 0, line, index)
     elif _span(node)[0] == line:
-        _put(place.body, place.at, line, index)
+        _put(body, at, line, index)
     elif branch := _branch_opened(node, line):
         _put(branch, 0, line, index)
     elif not _count_in_lambda(node, line, index):
-        _put(place.body, place.at, line, index)
+        _put(body, at, line, index)
 
 
 def enclosing_start(tree: ast.Module, line: int) -> int | None:
     """First line of the innermost statement or branch that covers ``line``, if it begins before it."""
     place = _innermost(tree, line)
-    start = _span(place.body[place.at])[0] if place else line
+    start = _span(place[0][place[1]])[0] if place else line
     return start if start < line else None
-
-
-class _Place(NamedTuple):
-    body: list[Any]
-    at: int
 
 
 def _span(node: Any) -> tuple[int, int]:
@@ -59,21 +55,16 @@ def _bodies(node: Any) -> list[list[Any]]:
     return [body for name in _BODIES if isinstance(body := getattr(node, name, None), list)]
 
 
-def _innermost(tree: ast.Module, line: int) -> _Place | None:
-    """The innermost statement (or branch) that covers the line; the first of several that begin on it."""
-    found: _Place | None = None
+def _innermost(tree: ast.Module, line: int) -> tuple[list[Any], int] | None:
+    """The body and place of the innermost statement or branch on the line; the first of several that begin on it."""
+    found: tuple[list[Any], int] | None = None
     bodies = [tree.body]
     while bodies:
-        inside = [
-            _Place(body, at)
-            for body in bodies
-            for at, node in enumerate(body)
-            if _span(node)[0] <= line <= _span(node)[1]
-        ]
+        nodes = [((body, at), node) for body in bodies for at, node in enumerate(body)]
+        inside = [(place, node) for place, node in nodes if _span(node)[0] <= line <= _span(node)[1]]
         if not inside:
             break
-        found = inside[0]
-        node = found.body[found.at]
+        found, node = inside[0]
         if _span(node)[0] == line and isinstance(node, ast.stmt):
             break
         bodies = _bodies(node)
@@ -104,12 +95,11 @@ def _must_stay_first(body: list[Any], at: int) -> bool:
 
 def _count_in_lambda(statement: ast.AST, line: int, index: int) -> bool:
     """Turn the innermost lambda body around ``line`` into ``(hit(n), body)[1]``; False if there is none."""
-    inner: ast.Lambda | None = None
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Lambda) and node.body.lineno <= line <= (node.body.end_lineno or 0):
-            inner = node  # the walk is breadth first, so the last one is the deepest
-    if inner is None:
+    lambdas = [node for node in ast.walk(statement) if isinstance(node, ast.Lambda)]
+    around = [node for node in lambdas if node.body.lineno <= line <= (node.body.end_lineno or 0)]
+    if not around:
         return False
+    inner = around[-1]  # the walk is breadth first, so the last one is the deepest
     pair = without_columns(ast.Tuple([_call(line, index), inner.body], ast.Load()), line)
     second = without_columns(ast.Constant(1), line)
     inner.body = without_columns(ast.Subscript(pair, second, ast.Load()), line)

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from specdebug.errors import Where, did_you_mean
-from specdebug.patching.errors import PatchError
+from specdebug.patching.spec import PatchError
 from specdebug.yamlio import one_line
 
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -70,8 +71,7 @@ def first_line(node: ast.stmt) -> int:
 def find_source(module: str, where: Where) -> ModuleSource:
     """The source of a module, imported already or not. Runs none of its code, nor its parents'.
 
-    Raises:
-        PatchError: there is no such module, or it has no Python source, or the source does not parse.
+    Raises PatchError if there is no such module, or it has no Python source, or the source does not parse.
     """
     spec = _find_spec(module, where)
     get_source = getattr(spec.loader, "get_source", None)
@@ -80,10 +80,9 @@ def find_source(module: str, where: Where) -> ModuleSource:
     except (ImportError, OSError, SyntaxError, UnicodeError) as error:
         raise PatchError(f"the source of {module} cannot be read: {one_line(str(error))}", where) from None
     if text is None or not spec.origin:
-        kind = {"built-in": "is built into Python", "frozen": "is frozen into Python"}.get(
-            spec.origin or "",
-            "is a namespace package" if spec.loader is None else "comes without Python source",
-        )
+        kind = "is a namespace package" if spec.loader is None else "comes without Python source"
+        if spec.origin in ("built-in", "frozen"):
+            kind = f"is {spec.origin.removesuffix('-in')} into Python"
         raise PatchError(f"{module} {kind} and cannot be patched", where)
     source = ModuleSource(module, spec.origin, text)
     try:
@@ -95,18 +94,16 @@ def find_source(module: str, where: Where) -> ModuleSource:
 
 def _find_spec(module: str, where: Where) -> importlib.machinery.ModuleSpec:
     path: Sequence[str] | None = None
-    names = module.split(".")
-    for depth in range(1, len(names) + 1):
-        name = ".".join(names[:depth])
+    for name in accumulate(module.split("."), "{}.{}".format):
         loaded = sys.modules.get(name)
         spec = getattr(loaded, "__spec__", None) if loaded is not None else _search(name, path)
         if spec is None and loaded is None:
             siblings = [entry.name for entry in pkgutil.iter_modules(path)] if path else []
-            hint = did_you_mean(names[depth - 1], siblings) if path else ""
+            hint = did_you_mean(name.rpartition(".")[2], siblings) if path else ""
             raise PatchError(f"no module named '{name}'{hint}", where)
         if not isinstance(spec, importlib.machinery.ModuleSpec):
             raise PatchError(f"{name} was not loaded from a file and cannot be patched", where)
-        if depth == len(names):
+        if name == module:
             return spec
         path = getattr(loaded, "__path__", None) or spec.submodule_search_locations
         if path is None:

@@ -1,29 +1,31 @@
-"""What a patch is: named edits of one function's source text. Values only; nothing here touches a module."""
+"""Patches: named edits of one function's source text. These are values; nothing here touches a module."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from specdebug.errors import Where
+from specdebug.errors import ContentError, Where
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 _QUALNAME = re.compile(r"[^\W\d]\w*(\.(<locals>\.)?[^\W\d]\w*)*\Z")
-
-
 _NOWHERE = Where("<patch>")
+
+
+class PatchError(ContentError):
+    """A patch does not fit: its module, function or text is missing, ambiguous, taken, or would not run.
+
+    Raised before anything has been changed. ``where`` is the edit's place in the toggle file.
+    """
 
 
 @dataclass(frozen=True)
 class Edit:
-    """Replace the lines ``match`` by the lines ``replacement``.
+    """Replace the lines ``match`` by the lines ``replacement``, whatever their common indentation. None deletes them.
 
-    Both are compared and inserted modulo common indentation. An empty replacement deletes the lines.
-
-    Attributes:
-        id: unique among everything applied together, as in ``27338#1``; keys ``Applied.hits()``.
-        match_at, replacement_at: places of the two texts' first lines in the toggle file. A place without a
-            column is a block's, so line ``n`` of the text is ``n - 1`` lines further down.
+    ``id``: unique among everything applied together, as in ``27338#1``; keys ``Applied.hits()``. ``match_at`` and
+    ``replacement_at``: places of the two texts' first lines in the toggle file. A place without a column is a block's,
+    so line ``n`` of the text is ``n - 1`` lines further down.
     """
 
     id: str
@@ -40,14 +42,9 @@ class Edit:
 
 @dataclass(frozen=True)
 class Patch:
-    """Edits of one target.
+    """Edits of one target. ``owner``: who wants it, as errors name it ("toggle 27338"). ``where``: in the toggle file.
 
-    Attributes:
-        owner: who wants it, as errors name it ("toggle 27338").
-        module: dotted module name.
-        qualname: function, method, nested function or class inside it, ``<locals>`` optional; empty for the
-            whole module.
-        where: place of the target in the toggle file.
+    ``qualname``: function, method, nested function or class of the module, ``<locals>`` optional; empty for all of it.
     """
 
     owner: str
@@ -63,22 +60,14 @@ class Patch:
 
     @classmethod
     def of(cls, owner: str, target: str, *edits: tuple[str, str]) -> Patch:
-        """A patch from (match, replacement) pairs, for callers without a toggle file.
-
-        Raises:
-            ValueError: the target is not of the form ``module:qualname``.
-        """
+        """A patch from (match, replacement) pairs, without a toggle file. Raises as :func:`parse_target`."""
         module, qualname = parse_target(target)
         numbered = (Edit(f"{owner}#{n}", match, new) for n, (match, new) in enumerate(edits, start=1))
         return cls(owner, module, qualname, tuple(numbered))
 
 
 def parse_target(text: str) -> tuple[str, str]:
-    """``pkg.mod:Class.method`` into its two halves; ``pkg.mod`` and ``pkg.mod:`` mean the module's own level.
-
-    Raises:
-        ValueError: the text has another form.
-    """
+    """``pkg.mod:Class.method`` in two halves, the second empty for a module's own level. Raises ValueError."""
     module, _, qualname = text.partition(":")
     if not _MODULE.match(module) or (qualname and not _QUALNAME.match(qualname)):
         raise ValueError("a target is written 'package.module:Class.function'")

@@ -1,15 +1,13 @@
 """The plainest damage, at any probe's site: an index that is out of range, a number that is none.
 
-In the detection matrix each site is a row of its own. What is seen there says what the probe of that site is worth: the
-only one to notice, or the first, or one of many.
+In the detection matrix each site is a row of its own, which shows the worth of that site's probe.
 """
 
 from __future__ import annotations
 
 import math
 
-from specdebug.faults.registry import fault_class
-from specdebug.faults.shot import NotHere, Shot
+from specdebug.faults.shot import NotHere, Shot, fault_class
 
 FAMILY = "anywhere"
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from specdebug.faults.registry import fault_class
-from specdebug.faults.shot import NotHere, Shot
+from specdebug.faults.shot import NotHere, Shot, fault_class
 
 FAMILY = "books"
 
@@ -11,9 +10,12 @@ FAMILY = "books"
 @fault_class(FAMILY, "before", "corrupts")
 def slot_used_after_free(shot: Shot) -> None:
     """A page of a running request is released, and poisoned if the fill poisons, while its row still names it."""
-    slot = _own_slot(shot)
     import torch
 
+    among = [each for each in shot.batch if each.protected_len < each.kv_allocated]
+    request = shot.pick(among, "no request with slots of its own runs")
+    stop = max(request.kv_len, request.protected_len + 1)  # of a committed position, else of a reserved one
+    slot = shot.view.slot(request, shot.rng.randrange(request.protected_len, stop))
     memory = shot.view.memory
     page = slot // shot.view.config.page_size
     before = memory.allocator.owns(page)
@@ -85,11 +87,3 @@ def cache_lock_lost(shot: Shot) -> None:
     before = radix.evictable_size
     radix.evictable_size += size
     shot.note("radix.evictable_size", (), before, radix.evictable_size)
-
-
-def _own_slot(shot: Shot) -> int:
-    """The slot of a committed position that the request owns itself, else of a reserved one."""
-    among = [each for each in shot.batch if each.protected_len < each.kv_allocated]
-    request = shot.pick(among, "no request with slots of its own runs")
-    stop = max(request.kv_len, request.protected_len + 1)
-    return shot.view.slot(request, shot.rng.randrange(request.protected_len, stop))

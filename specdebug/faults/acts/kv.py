@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from specdebug.faults.registry import fault_class
-from specdebug.faults.shot import NotHere, Shot
+from specdebug.faults.shot import NotHere, Shot, fault_class
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,11 +16,6 @@ if TYPE_CHECKING:
 FAMILY = "kv"
 
 WRITTEN = ("kv_pool.write.k", "kv_pool.write.v")
-
-_INTEGERS = {2: "int16", 4: "int32", 8: "int64"}
-"""Integer type of a float's size in bytes: its bits."""
-_EXPONENT_TOP = {2: 14, 4: 30, 8: 62}
-"""The exponent's highest bit. Of bfloat16 and float16 it is the same one."""
 
 
 @fault_class(FAMILY, "before", "corrupts")
@@ -39,8 +33,7 @@ def inf_kv_in_use(shot: Shot) -> None:
 @fault_class(FAMILY, "before", "corrupts")
 def bit_flip_kv_in_use(shot: Shot) -> None:
     """The highest exponent bit of one element of a running request's committed target KV is flipped."""
-    tensor, name, index = _element(shot, shot.view.memory.target, "target_kv")
-    _flip(shot, tensor, index, name)
+    _flip(shot, *_element(shot, shot.view.memory.target, "target_kv"))
 
 
 @fault_class(FAMILY, "before", "benign")
@@ -49,7 +42,7 @@ def denormal_kv_in_use(shot: Shot) -> None:
     import torch
 
     pool = shot.view.memory.target
-    _, _, (slot, _, _) = _element(shot, pool, "target_kv")
+    _, (slot, _, _), _ = _element(shot, pool, "target_kv")
     # Of one layer's few numbers even the smallest may matter.
     layers = range(pool.num_layers)
     sides = {f"target_kv.{'kv'[n]}[{layer}]": pool.kv_buffer(layer)[n] for n in range(2) for layer in layers}
@@ -68,8 +61,7 @@ def nan_draft_kv_in_use(shot: Shot) -> None:
 @fault_class(FAMILY, "before", "corrupts", needs=("speculative",))
 def bit_flip_draft_kv_in_use(shot: Shot) -> None:
     """The highest exponent bit of one element of a running request's committed draft KV is flipped."""
-    tensor, name, index = _element(shot, shot.view.draft_pool, "draft_kv")
-    _flip(shot, tensor, index, name)
+    _flip(shot, *_element(shot, shot.view.draft_pool, "draft_kv"))
 
 
 @fault_class(FAMILY, "before", "benign", addressed_by=())
@@ -80,17 +72,13 @@ def nan_kv_unused(shot: Shot) -> None:
         raise NotHere("every slot is owned")
     slot = int(free[shot.rng.randrange(free.numel())])
     for name, pool in shot.view.pools():
-        for layer in range(pool.num_layers):
-            k, v = pool.kv_buffer(layer)
-            shot.overwrite(k, slot, math.nan, f"{name}.k[{layer}]")
-            shot.overwrite(v, slot, math.nan, f"{name}.v[{layer}]")
+        _fill(shot, pool, name, slot, math.nan)
 
 
 @fault_class(FAMILY, "site", "corrupts", sites=WRITTEN)
 def nan_kv_after_forward(shot: Shot) -> None:
     """One element of what a forward has just written becomes NaN."""
-    tensor, index = _just_written(shot)
-    shot.edit(tensor, index, math.nan, _pool_name(shot))
+    shot.edit(shot.site.tensor, _just_written(shot), math.nan, _pool_name(shot))
 
 
 @fault_class(FAMILY, "site", "corrupts", sites=WRITTEN)
@@ -98,8 +86,7 @@ def bit_flip_kv_after_forward(shot: Shot) -> None:
     """The highest exponent bit of one element of what a target forward has just written is flipped."""
     if _pool_name(shot).startswith("draft"):
         raise NotHere("no target forward has written")
-    tensor, index = _just_written(shot)
-    _flip(shot, tensor, index, _pool_name(shot))
+    _flip(shot, shot.site.tensor, _just_written(shot), _pool_name(shot))
 
 
 @fault_class(FAMILY, "site", "corrupts", sites=WRITTEN, needs=("speculative",))
@@ -107,11 +94,9 @@ def draft_kv_not_written(shot: Shot) -> None:
     """What a draft prefill has just written is taken back: its slots hold zeros, as if it had never run."""
     if _pool_name(shot).startswith("target"):
         raise NotHere("no draft prefill has written")
-    tensor, at = shot.site.tensor, shot.site.at
-    request = shot.pick([each for each in shot.batch if not each.output_ids], "no request is prefilled")
-    slots = _own(shot, request, at)
-    for layer in range(tensor.shape[0]):
-        shot.overwrite(tensor[layer], slots, 0.0, f"{_pool_name(shot)}[{layer}]")
+    slots = _own(shot, shot.pick([each for each in shot.batch if not each.output_ids], "no request is prefilled"))
+    for layer, rows in enumerate(shot.site.tensor):
+        shot.overwrite(rows, slots, 0.0, f"{_pool_name(shot)}[{layer}]")
 
 
 @fault_class(FAMILY, "attach", "corrupts", needs=("speculative", "radix"), addressed_by=("request",))
@@ -122,20 +107,22 @@ def target_only_restore(shot: Shot) -> None:
     slots = shot.view.table[request.row, : request.protected_len].long()
     if not slots.numel() or not request.speculative:
         raise NotHere(f"{request.rid} hits no cached prefix")
-    draft = shot.view.draft_pool
-    for layer in range(draft.num_layers):
-        k, v = draft.kv_buffer(layer)
-        shot.overwrite(k, slots, 0.0, f"draft_kv.k[{layer}]")
-        shot.overwrite(v, slots, 0.0, f"draft_kv.v[{layer}]")
+    _fill(shot, shot.view.draft_pool, "draft_kv", slots, 0.0)
 
 
 def _put(shot: Shot, pool: KVPool, pool_name: str, value: float) -> None:
-    tensor, name, index = _element(shot, pool, pool_name)
+    tensor, index, name = _element(shot, pool, pool_name)
     shot.edit(tensor, index, value, name)
 
 
-def _element(shot: Shot, pool: KVPool, pool_name: str) -> tuple[Tensor, str, tuple[int, int, int]]:
-    """One element of a committed position: the tensor of its layer, that one's name, and the index in it.
+def _fill(shot: Shot, pool: KVPool, pool_name: str, slots: Tensor | int, value: float) -> None:
+    for layer in range(pool.num_layers):
+        for side, tensor in zip("kv", pool.kv_buffer(layer), strict=True):
+            shot.overwrite(tensor, slots, value, f"{pool_name}.{side}[{layer}]")
+
+
+def _element(shot: Shot, pool: KVPool, pool_name: str) -> tuple[Tensor, tuple[int, int, int], str]:
+    """One element of a committed position: the tensor of its layer, the index in that, and the tensor's name.
 
     Draft KV of the last committed position is not counted: the next draft extend may write it.
     """
@@ -146,21 +133,21 @@ def _element(shot: Shot, pool: KVPool, pool_name: str) -> tuple[Tensor, str, tup
     tensor = pool.kv_buffer(layer)["kv".index(side)]
     _, heads, width = tensor.shape
     index = (shot.view.slot(request, position), shot.rng.randrange(heads), shot.rng.randrange(width))
-    return tensor, f"{pool_name}.{side}[{layer}]", index
+    return tensor, index, f"{pool_name}.{side}[{layer}]"
 
 
 def _flip(shot: Shot, tensor: Tensor, index: tuple[int, ...], name: str) -> None:
     import torch
 
-    size = tensor.element_size()
-    bits = tensor.view(getattr(torch, _INTEGERS[size]))
+    width = 8 * tensor.element_size()
+    bits = tensor.view(getattr(torch, f"int{width}"))
     before = tensor[index].item()
-    bits[index] ^= 1 << _EXPONENT_TOP[size]
+    bits[index] ^= 1 << (width - 2)  # in every format the sign's bit comes first, then the exponent's
     shot.note(name, index, before, tensor[index].item())
 
 
 def _pool_name(shot: Shot) -> str:
-    """Whose keys or values the site's tensor is."""
+    """The name of the pool, and the side, that the site's tensor is of."""
     side = shot.site.site[-1]
     for name, pool in shot.view.pools():
         if pool.kv_buffer(0)[0].untyped_storage().data_ptr() == shot.site.tensor.untyped_storage().data_ptr():
@@ -168,24 +155,20 @@ def _pool_name(shot: Shot) -> str:
     raise NotHere(f"{shot.site.site} was reached for no pool of the engine")
 
 
-def _just_written(shot: Shot) -> tuple[Tensor, tuple[int, ...]]:
-    """A tensor of one pool, all layers, and an element of it in a slot that the picked request wrote and keeps."""
-    tensor = shot.site.tensor
-    request = shot.pick()
-    slots = _own(shot, request, shot.site.at)
-    slot = int(slots[0])
-    layers, _, heads, width = tensor.shape
-    index = (shot.rng.randrange(layers), slot, shot.rng.randrange(heads), shot.rng.randrange(width))
-    return tensor, index
+def _just_written(shot: Shot) -> tuple[int, int, int, int]:
+    """The index, in the site's tensor of all layers, of an element that the picked request wrote and keeps."""
+    slot = int(_own(shot, shot.pick())[0])
+    layers, _, heads, width = shot.site.tensor.shape
+    return shot.rng.randrange(layers), slot, shot.rng.randrange(heads), shot.rng.randrange(width)
 
 
-def _own(shot: Shot, request: Request, at: Tensor | None) -> Tensor:
-    """Those of the slots ``at`` that are cells of the request's row, in their order. Raises NotHere."""
+def _own(shot: Shot, request: Request) -> Tensor:
+    """The slots written at the site that are cells of the request's row, in their order. Raises NotHere."""
     import torch
 
-    assert at is not None
-    cells = shot.view.table[request.row, : request.kv_allocated].to(torch.int64)
-    written = at.reshape(-1).to(torch.int64)
+    assert shot.site.at is not None
+    cells = shot.view.table[request.row, : request.kv_allocated].long()
+    written = shot.site.at.reshape(-1).long()
     own = written[torch.isin(written, cells)]
     if not own.numel():
         raise NotHere(f"nothing of {request.rid} was written")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from specdebug.faults.registry import fault_class
-from specdebug.faults.shot import NotHere, Shot
+from dataclasses import replace
+
+from specdebug.faults.shot import NotHere, Shot, fault_class
 
 FAMILY = "lifecycle"
 
@@ -32,12 +33,10 @@ def request_retracted(shot: Shot) -> None:
 @fault_class(FAMILY, "before", "benign")
 def request_finished(shot: Shot) -> None:
     """A request's next token is its last: it ends inside what the step accepts."""
-    import dataclasses
-
     among = [each for each in shot.batch if len(each.output_ids) + 1 < each.sampling.max_new_tokens]
     request = shot.pick(among, "no request has more than one token to go")
     before = request.sampling.max_new_tokens
-    request.sampling = dataclasses.replace(request.sampling, max_new_tokens=len(request.output_ids) + 1)
+    request.sampling = replace(request.sampling, max_new_tokens=len(request.output_ids) + 1)
     shot.note("max_new_tokens", (), before, request.sampling.max_new_tokens)
 
 

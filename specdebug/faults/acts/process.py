@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from specdebug.faults.registry import fault_class
-from specdebug.faults.shot import Shot
+import os
+import signal
+import time
+
+from specdebug.faults.shot import Shot, fault_class
 
 FAMILY = "process"
 
@@ -11,9 +14,6 @@ FAMILY = "process"
 @fault_class(FAMILY, "before", "kills", addressed_by=())
 def worker_killed(shot: Shot) -> None:
     """The worker gets SIGKILL."""
-    import os
-    import signal
-
     shot.note("process", (), "running", "SIGKILL")
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -21,8 +21,6 @@ def worker_killed(shot: Shot) -> None:
 @fault_class(FAMILY, "before", "kills", addressed_by=())
 def worker_hangs(shot: Shot) -> None:
     """The worker never comes back from this step."""
-    import time
-
     shot.note("process", (), "running", "asleep")
     while True:
         time.sleep(3600)

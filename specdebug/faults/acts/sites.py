@@ -4,124 +4,102 @@ from __future__ import annotations
 
 import math
 
-from specdebug.faults.registry import fault_class
-from specdebug.faults.shot import NotHere, Shot
+from specdebug.faults.shot import NotHere, Shot, fault_class
 
 FAMILY = "tensors"
+
+TARGET_LOGITS = ("verify.logits", "target_prefill.logits", "target_decode.logits")
+DRAFT_LOGITS = ("draft.forward.logits", "draft_extend.logits")
+CANDIDATES = ("draft_extend.topk_index", "draft_graph.replay.topk_index")
+REPLAYED = ("draft_graph.replay.topk_index", "draft_graph.replay.topk_p", "draft_graph.replay.hidden_states")
+POISONED = (REPLAYED[0], "draft_graph.replay.req_pool_indices", *REPLAYED[1:])
 
 FAR = -4886055425978319163
 """An uninitialised topk_index was seen to hold this (SGLang PR 23037)."""
 
 
-@fault_class(FAMILY, "site", "corrupts", sites=("verify.logits", "target_prefill.logits", "target_decode.logits"))
+@fault_class(FAMILY, "site", "corrupts", sites=TARGET_LOGITS)
 def nan_logits(shot: Shot) -> None:
     """The target's logits of one node are NaN."""
-    _whole_row(shot, math.nan)
+    shot.overwrite(shot.site.tensor, _row(shot), math.nan, shot.site.site)
 
 
-@fault_class(FAMILY, "site", "corrupts", sites=("verify.logits", "target_prefill.logits", "target_decode.logits"))
+@fault_class(FAMILY, "site", "corrupts", sites=TARGET_LOGITS)
 def inf_logits(shot: Shot) -> None:
     """One of the target's logits is infinite."""
-    row = _row(shot)
-    column = shot.rng.randrange(shot.site.tensor.shape[1])
-    shot.edit(shot.site.tensor, (row, column), math.inf, shot.site.site)
+    _put(shot, _cell(shot), math.inf)
 
 
-@fault_class(FAMILY, "site", "corrupts", sites=("draft.forward.logits", "draft_extend.logits"), needs=("speculative",))
+@fault_class(FAMILY, "site", "corrupts", sites=DRAFT_LOGITS, needs=("speculative",))
 def nan_draft_logits(shot: Shot) -> None:
     """The draft's logits of one branch are NaN."""
-    _whole_row(shot, math.nan)
+    shot.overwrite(shot.site.tensor, _row(shot), math.nan, shot.site.site)
 
 
-@fault_class(FAMILY, "site", "benign", sites=("draft.forward.logits", "draft_extend.logits"), needs=("speculative",))
+@fault_class(FAMILY, "site", "benign", sites=DRAFT_LOGITS, needs=("speculative",))
 def tied_draft_logits(shot: Shot) -> None:
     """The draft's two best logits of one branch are equal: whichever is drafted, the output stays the target's."""
     row = _row(shot)
     values, columns = shot.site.tensor[row].topk(2)
-    shot.edit(shot.site.tensor, (row, int(columns[1])), values[0].item(), shot.site.site)
+    _put(shot, (row, int(columns[1])), values[0].item())
 
 
-@fault_class(FAMILY, "site", "benign", sites=("draft.forward.logits", "draft_extend.logits"), needs=("speculative",))
+@fault_class(FAMILY, "site", "benign", sites=DRAFT_LOGITS, needs=("speculative",))
 def one_hot_draft_logits(shot: Shot) -> None:
     """The draft is certain of one branch's next token: its probability is 1, every other one's 0."""
     row = _row(shot)
-    best = int(shot.site.tensor[row].argmax())
-    shot.edit(shot.site.tensor, (row, best), 1e4, shot.site.site)
+    _put(shot, (row, int(shot.site.tensor[row].argmax())), 1e4)
 
 
 @fault_class(FAMILY, "site", "corrupts", sites=("verify.hidden_states",), needs=("speculative",))
 def nan_hidden_states(shot: Shot) -> None:
     """One feature of a tree's root, which the draft head goes on from, is NaN."""
-    row = shot.site_rows(shot.pick())[0]
-    column = shot.rng.randrange(shot.site.tensor.shape[1])
-    shot.edit(shot.site.tensor, (row, column), math.nan, shot.site.site)
+    _put(shot, _cell(shot), math.nan)
 
 
 @fault_class(FAMILY, "site", "corrupts", sites=("draft.forward.positions",), needs=("speculative",))
 def positions_off_by_one(shot: Shot) -> None:
     """The positions of a request's draft forward are one too far."""
-    rows = shot.site_rows(shot.pick())
-    shot.overwrite(
-        shot.site.tensor, slice(rows.start, rows.stop), shot.site.tensor[rows.start : rows.stop] + 1, shot.site.site
-    )
+    tensor, mine = shot.site.tensor, shot.site_rows(shot.pick())
+    rows = slice(mine.start, mine.stop)
+    shot.overwrite(tensor, rows, tensor[rows] + 1, shot.site.site)
 
 
 @fault_class(FAMILY, "site", "corrupts", sites=("draft.bonus",), needs=("speculative",))
 def next_token_swapped(shot: Shot) -> None:
     """The token that a request's next tree grows from is another one of the vocabulary."""
-    row = shot.site_rows(shot.pick())[0]
-    token = int(shot.site.tensor[row])
-    other = (token + shot.rng.randrange(1, shot.view.vocab_size)) % shot.view.vocab_size
-    shot.edit(shot.site.tensor, (row,), other, shot.site.site)
+    _swap_token(shot, _row(shot))
 
 
 @fault_class(FAMILY, "site", "corrupts", sites=("draft_prefill.input_ids",), needs=("speculative",))
 def prompt_token_swapped(shot: Shot) -> None:
     """One token that the draft's prefill embeds is another one of the vocabulary."""
-    token_row = shot.rng.randrange(shot.site.tensor.shape[0])
-    token = int(shot.site.tensor[token_row])
-    other = (token + shot.rng.randrange(1, shot.view.vocab_size)) % shot.view.vocab_size
-    shot.edit(shot.site.tensor, (token_row,), other, shot.site.site)
+    _swap_token(shot, shot.rng.randrange(shot.site.tensor.shape[0]))
 
 
 @fault_class(FAMILY, "site", "corrupts", sites=("verify.input_ids",), needs=("speculative",))
 def draft_token_out_of_vocab(shot: Shot) -> None:
     """A drafted token lies outside the target's vocabulary."""
-    rows = shot.site_rows(shot.pick())
-    row = shot.rng.choice(rows[1:])
-    shot.edit(shot.site.tensor, (row,), shot.view.vocab_size + shot.rng.randrange(1000), shot.site.site)
+    row = shot.rng.choice(shot.site_rows(shot.pick())[1:])
+    _put(shot, (row,), shot.view.vocab_size + shot.rng.randrange(1000))
 
 
-@fault_class(
-    FAMILY,
-    "site",
-    "corrupts",
-    sites=("draft_extend.topk_index", "draft_graph.replay.topk_index"),
-    needs=("speculative",),
-)
+@fault_class(FAMILY, "site", "corrupts", sites=CANDIDATES, needs=("speculative",))
 def topk_index_out_of_vocab(shot: Shot) -> None:
     """A draft candidate's id is far outside the draft's vocabulary."""
-    _candidate(shot, FAR)
+    _put(shot, _cell(shot), FAR)
 
 
-@fault_class(
-    FAMILY,
-    "site",
-    "corrupts",
-    sites=("draft_extend.topk_index", "draft_graph.replay.topk_index"),
-    needs=("speculative",),
-)
+@fault_class(FAMILY, "site", "corrupts", sites=CANDIDATES, needs=("speculative",))
 def topk_index_next_lane(shot: Shot) -> None:
     """A draft candidate's id is the first after the vocabulary: the lane a masked argmax falls on (SGLang PR 32396)."""
-    _candidate(shot, shot.view.draft_vocab_size)
+    _put(shot, _cell(shot), shot.view.draft_vocab_size)
 
 
 @fault_class(FAMILY, "site", "corrupts", sites=("accept.accept_index",), needs=("tree",))
 def accept_index_out_of_range(shot: Shot) -> None:
     """An accepted node's index is one past the batch's last node."""
-    row = shot.site_rows(shot.pick())[0]
-    spec = shot.view.spec
-    shot.edit(shot.site.tensor, (row, 0), len(shot.batch) * spec.tree_size, shot.site.site)
+    _put(shot, (_row(shot), 0), len(shot.batch) * shot.view.spec.tree_size)
 
 
 @fault_class(FAMILY, "site", "corrupts", sites=("accept.accept_index",), needs=("tree",))
@@ -129,11 +107,9 @@ def accept_index_of_another(shot: Shot) -> None:
     """An accepted node's index points into another request's tree."""
     if len(shot.batch) < 2:
         raise NotHere("there is no other request in the batch")
-    row = shot.site_rows(shot.pick())[0]
-    spec = shot.view.spec
-    shift = spec.tree_size * shot.rng.randrange(1, len(shot.batch))
-    nodes = len(shot.batch) * spec.tree_size
-    shot.edit(shot.site.tensor, (row, 0), (int(shot.site.tensor[row, 0]) + shift) % nodes, shot.site.site)
+    row, tree_size = _row(shot), shot.view.spec.tree_size
+    shift = tree_size * shot.rng.randrange(1, len(shot.batch))
+    _put(shot, (row, 0), (int(shot.site.tensor[row, 0]) + shift) % (len(shot.batch) * tree_size))
 
 
 @fault_class(FAMILY, "site", "corrupts", sites=("accept.num_correct_drafts",), needs=("speculative",))
@@ -142,14 +118,13 @@ def accept_lengths_disagree(shot: Shot) -> None:
     most = shot.view.spec.num_steps
     among = [each for each in shot.batch if int(shot.site.tensor[shot.site_rows(each)[0]]) < most]
     row = shot.site_rows(shot.pick(among, "every request has accepted all it can"))[0]
-    shot.edit(shot.site.tensor, (row,), int(shot.site.tensor[row]) + 1, shot.site.site)
+    _put(shot, (row,), int(shot.site.tensor[row]) + 1)
 
 
 @fault_class(FAMILY, "site", "corrupts", sites=("accept.num_correct_drafts",), needs=("speculative",))
 def accept_length_out_of_range(shot: Shot) -> None:
     """A request's accept length is more than a tree is deep."""
-    row = shot.site_rows(shot.pick())[0]
-    shot.edit(shot.site.tensor, (row,), shot.view.spec.num_steps + 1, shot.site.site)
+    _put(shot, (_row(shot),), shot.view.spec.num_steps + 1)
 
 
 @fault_class(FAMILY, "site", "corrupts", sites=("move_kv_cache.src_loc",), needs=("tree",), addressed_by=())
@@ -157,56 +132,27 @@ def move_source_out_of_range(shot: Shot) -> None:
     """A slot that accepted KV is copied from lies behind the pool."""
     if not shot.site.tensor.numel():
         raise NotHere("no accepted KV had to be moved")
-    shot.edit(shot.site.tensor, (0,), shot.view.memory.target.size + shot.rng.randrange(100), shot.site.site)
+    _put(shot, (0,), shot.view.memory.target.size + shot.rng.randrange(100))
 
 
-@fault_class(
-    FAMILY,
-    "site",
-    "corrupts",
-    sites=(
-        "draft_graph.replay.topk_index",
-        "draft_graph.replay.req_pool_indices",
-        "draft_graph.replay.topk_p",
-        "draft_graph.replay.hidden_states",
-    ),
-    needs=("speculative", "graphs"),
-    addressed_by=(),
-)
+@fault_class(FAMILY, "site", "corrupts", sites=POISONED, needs=("speculative", "graphs"), addressed_by=())
 def poisoned_padding_rows(shot: Shot) -> None:
     """A replay's padding rows hold what nobody wrote: ids far out of range, or NaN."""
-    tensor = shot.site.tensor
-    value = math.nan if tensor.is_floating_point() else FAR
-    shot.overwrite(tensor, _padding(shot), value, shot.site.site)
+    value = math.nan if shot.site.tensor.is_floating_point() else FAR
+    shot.overwrite(shot.site.tensor, _padding(shot), value, shot.site.site)
 
 
-@fault_class(
-    FAMILY,
-    "site",
-    "benign",
-    sites=("draft_graph.replay.topk_index", "draft_graph.replay.topk_p", "draft_graph.replay.hidden_states"),
-    needs=("speculative", "graphs"),
-    addressed_by=(),
-)
+@fault_class(FAMILY, "site", "benign", sites=REPLAYED, needs=("speculative", "graphs"), addressed_by=())
 def stale_padding_rows(shot: Shot) -> None:
     """A replay's padding rows hold a live row's values: what is computed for them reaches nobody."""
-    tensor = shot.site.tensor
-    shot.overwrite(tensor, _padding(shot), tensor[0], shot.site.site)
+    shot.overwrite(shot.site.tensor, _padding(shot), shot.site.tensor[0], shot.site.site)
 
 
-@fault_class(
-    FAMILY,
-    "site",
-    "corrupts",
-    sites=("draft_graph.replay.topk_index",),
-    needs=("speculative", "graphs", "ragged"),
-    addressed_by=(),
-)
+@fault_class(FAMILY, "site", "corrupts", sites=REPLAYED[:1], needs=("speculative", "graphs", "ragged"), addressed_by=())
 def stale_padding_positions(shot: Shot) -> None:
     """A replay's padding rows keep a live row's positions, from which the draft's index pointers are made."""
     padding = _padding(shot)
-    buffers, topk = shot.view.buffers("draft"), shot.view.spec.eagle_topk
-    positions = buffers["draft.positions"]
+    positions, topk = shot.view.buffers("draft")["draft.positions"], shot.view.spec.eagle_topk
     shot.overwrite(positions, slice(padding.start * topk, padding.stop * topk), positions[0], "draft.positions")
 
 
@@ -215,14 +161,18 @@ def _row(shot: Shot) -> int:
     return shot.site_rows(shot.pick())[0]
 
 
-def _whole_row(shot: Shot, value: float) -> None:
-    row = _row(shot)
-    shot.overwrite(shot.site.tensor, row, value, shot.site.site)
+def _cell(shot: Shot) -> tuple[int, int]:
+    """That row, and a column that is drawn."""
+    return _row(shot), shot.rng.randrange(shot.site.tensor.shape[1])
 
 
-def _candidate(shot: Shot, value: int) -> None:
-    row = shot.site_rows(shot.pick())[0]
-    shot.edit(shot.site.tensor, (row, shot.rng.randrange(shot.site.tensor.shape[1])), value, shot.site.site)
+def _put(shot: Shot, index: tuple[int, ...], value: float) -> None:
+    shot.edit(shot.site.tensor, index, value, shot.site.site)
+
+
+def _swap_token(shot: Shot, row: int) -> None:
+    vocab_size = shot.view.vocab_size
+    _put(shot, (row,), (int(shot.site.tensor[row]) + shot.rng.randrange(1, vocab_size)) % vocab_size)
 
 
 def _padding(shot: Shot) -> slice:

@@ -1,16 +1,14 @@
 """Damage that two streams without an event between them do to each other: reads that come before a write, writes that
 come late, memory reused while somebody still reads it; and kernels whose programs run in another order.
 
-The engine runs on one stream, so the order is simulated: what is read is what memory held before the other stream's
-write landed.
+The engine runs on one stream, so the order is simulated: a read gets what memory held before the other stream's write.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specdebug.faults.registry import fault_class
-from specdebug.faults.shot import NotHere, Shot
+from specdebug.faults.shot import NotHere, Shot, fault_class
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,12 +35,11 @@ def outputs_read_early(shot: Shot) -> None:
     request = shot.pick()
     row = [each.rid for each in shot.batch].index(request.rid)
     stale = tensor.clone()
-    previous = [*request.output_ids[-1:], *request.output_ids[-1:]][: tensor.shape[1] - 1]
-    if not previous:
+    if not request.output_ids or tensor.shape[1] < 2:
         raise NotHere("nothing had been read before")
     before = tensor[row].tolist()
     stale[row, 0] = 1
-    stale[row, 1] = previous[0]
+    stale[row, 1] = request.output_ids[-1]
     after = stale[row].tolist()
     where = next((n for n, (old, new) in enumerate(zip(before, after, strict=True)) if old != new), None)
     if where is None:
@@ -82,14 +79,9 @@ def programs_reversed(shot: Shot) -> None:
         buffers[:, targets] = before
         raise NotHere("what was moved was the same, or lies behind its request's last token")
     layer, entry, head, lane = wrong[0].tolist()
-    slot = int(targets[entry])
-    shot.note(
-        "target_kv",
-        (layer, slot, head, lane),
-        expected[layer, entry, head, lane].item(),
-        buffers[layer, slot, head, lane].item(),
-        count=len(wrong),
-    )
+    place = (layer, int(targets[entry]), head, lane)
+    meant, found = expected[layer, entry, head, lane].item(), buffers[place].item()
+    shot.note("target_kv", place, meant, found, count=len(wrong))
     shot.wrapped.made = True
 
 

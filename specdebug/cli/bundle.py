@@ -27,7 +27,7 @@ from specdebug.cli.options import (
 from specdebug.cli.output import show, write
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import open_library, progress, workers
-from specdebug.cli.results import check_files, write_files
+from specdebug.cli.results import write_files
 from specdebug.errors import CannotRunHere
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def bundle(
     from specdebug.bundle.archive import check_target
 
     check_target(subject.output, subject.force)
-    check_files(results.json_file)
+    results.check()
     began = time.monotonic()
     with workers(1) as pool:
         from specdebug.bundle.run import run_traced
@@ -88,7 +88,7 @@ def bundle(
 def _planned(
     library: Library, subject: BundleSubject, engine: EngineOptions, timeout: float | None
 ) -> tuple[Scenario, ArmRun]:
-    """Return the scenario as it is in its file, and the run that is asked for."""
+    """Return the scenario of the file, and the run."""
     from specdebug.faults.declare import parse_fault
     from specdebug.loops import replay as replaying
 
@@ -108,7 +108,7 @@ def _planned(
 def _tell(
     answer: Replay, traced: Traced, library: Library, run: ArmRun, subject: BundleSubject, results: JsonOptions
 ) -> int:
-    """Say what became of the run and, unless it was cut short, write the bundle; return the exit code."""
+    """Tell the run's results, write the bundle unless a signal cut the run short, and return the exit code."""
     from specdebug.bundle.content import write_bundle
     from specdebug.bundle.run import versions_here
     from specdebug.report.document import replay_document, to_json

@@ -8,14 +8,13 @@ from typing import Any
 
 from specdebug import configuration
 from specdebug.cli.options import Debug, Json
-from specdebug.cli.output import show, write
+from specdebug.cli.output import answer, write
 from specdebug.content import PATH_VARIABLE
 
 
 def defaults_of(command: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults for a command and those beneath it: of every option that is set, by the option's name."""
-    beneath = getattr(command, "commands", {})
-    below = {name: defaults_of(one, settings) for name, one in beneath.items()}
+    """Return the defaults that settings give a command and those below it, by the option's name."""
+    below = {name: defaults_of(one, settings) for name, one in getattr(command, "commands", {}).items()}
     own = {param.name: settings[param.name] for param in command.params if param.name in settings}
     return below | own
 
@@ -29,8 +28,10 @@ def config(as_json: Json = False, debug: Debug = False) -> int:
     found = configuration.load()
     settings = {name.replace("_", "-"): each for name, each in sorted(found.settings.items())}
     path_variable = os.environ.get(PATH_VARIABLE)
-    if as_json:
-        from specdebug.report.document import to_json
+    if found.path is None and not as_json:
+        write("no configuration file: every option has its default")
+    else:
+        from specdebug.report.listings import settings_table
 
         document = {
             "path": None if found.path is None else str(found.path),
@@ -39,15 +40,9 @@ def config(as_json: Json = False, debug: Debug = False) -> int:
             },
             PATH_VARIABLE: path_variable,
         }
-        write(to_json(document))
-        return 0
-    if found.path is None:
-        write("no configuration file: every option has its default")
-    else:
-        from specdebug.report.listings import settings_table
-
-        show(settings_table((name, _text(each.value), str(each.where)) for name, each in settings.items()))
-    if path_variable:
+        rows = ((name, _text(each.value), str(each.where)) for name, each in settings.items())
+        answer(as_json, document, lambda: settings_table(rows))
+    if path_variable and not as_json:
         write(f"{PATH_VARIABLE}={path_variable}")
     return 0
 

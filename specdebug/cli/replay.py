@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -23,9 +21,7 @@ from specdebug.cli.options import (
     Debug,
     EngineOptions,
     Faults,
-    Html,
-    JsonOptions,
-    Junit,
+    ReplayResults,
     Reverts,
     RunOptions,
     Seed,
@@ -34,12 +30,11 @@ from specdebug.cli.options import (
     numbers_of,
     positive,
 )
-from specdebug.cli.output import show, write
+from specdebug.cli.output import on_stderr
 from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay_scenarios import plan_named, results_wanted, run_plans
-from specdebug.cli.results import ReplayFiles
+from specdebug.cli.replay_scenarios import check_several, plan_named, run_plans
+from specdebug.cli.results import tell_replay
 from specdebug.errors import SpecDebugError
-from specdebug.report.foreign import shown
 
 if TYPE_CHECKING:
     from specdebug.report.progress import LiveProgress, PlainProgress
@@ -48,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Mode(StrEnum):
-    """A probe that finds something ends the run, or writes it down."""
+    """The reaction of a probe that finds something: it ends the run, or writes it down."""
 
     ASSERT = "assert"
     RECORD = "record"
@@ -81,21 +76,6 @@ class ArmChoices:
             "--probes", metavar="PACK", help="Probe packs instead of the scenario's.", autocompletion=complete.packs
         ),
     ] = None
-
-
-@dataclass(frozen=True)
-class ReplayResults(JsonOptions):
-    """The files that a replay writes beside its report."""
-
-    junit: Junit = None
-    html: Annotated[Html, Help("A self-contained page, too; of several FILEs, a folder of pages.")] = None
-    perfetto: Annotated[
-        Path | None, typer.Option("--perfetto", metavar="FILE", help="The steps as a Chrome/Perfetto trace, too.")
-    ] = None
-
-    def files(self) -> ReplayFiles:
-        """Return those that are files."""
-        return ReplayFiles(self.junit, self.html, self.perfetto, self.json_file)
 
 
 @grouped
@@ -150,8 +130,8 @@ def _replay_scenarios(
     runs: RunOptions,
     library: Library,
 ) -> int:
-    wanted = results_wanted(library, named, results.files())
-    wanted.check()
+    several = len(named) != 1 or library.is_folder(named[0])
+    check_several(results) if several else results.check()
     with workers(runs.jobs) as pool:
         from specdebug.faults.declare import parse_fault
         from specdebug.loops import replay as replaying
@@ -168,11 +148,11 @@ def _replay_scenarios(
             engine=engine.overrides(),
         )
         plans = plan_named(library, named, choices, chosen.keyword, last_failed=chosen.last_failed)
-        return run_plans(pool, library, plans, progress(), wanted, as_json=results.as_json)
+        return run_plans(pool, library, plans, progress(), results, several=several)
 
 
 def _refuse_changes(ctx: typer.Context, file: str) -> None:
-    """A bundle is run as it was recorded; anything else would be another run. Raises SpecDebugError."""
+    """Raise SpecDebugError for an option or variable that would make the bundle's run another one."""
     from specdebug.toggles import REVERT_VARIABLE
 
     options = [field.name for field in (*fields(ArmChoices), *fields(EngineOptions))]
@@ -193,36 +173,19 @@ def _replay_bundle(
 ) -> int:
     from specdebug.bundle.again import open_bundle, run_again
 
-    files = results.files()
-    files.check()
+    results.check()
     _refuse_changes(ctx, file)
     timeout_s = positive(timeout)
     bundle = open_bundle(file, None if trust else open_library(content).all_toggles())
-    recording = files.recording()
+    recording = results.recording()
     with workers(1) as pool, progress() as watcher:
         again = run_again(pool, bundle, timeout_s, watcher, recording)
-
-    def document() -> str:
-        from specdebug.report.document import replay_document, to_json
-
-        return to_json(replay_document(again.replay) | again.to_dict())
-
-    try:
-        if results.as_json:
-            write(document())
-        else:
-            from specdebug.report.terminal import render_replay
-
-            show(render_replay(again.replay))
-            write("\n".join(map(shown, again.lines)))
-    finally:
-        files.write(again.replay, recording, lambda: document() + "\n")
-    return again.replay.exit_code
+    return tell_replay(again.replay, results, recording, again)
 
 
 @contextmanager
 def workers(jobs: int) -> Iterator[WorkerPool]:
-    """Workers that are being started while the caller reads and checks what they are to do."""
+    """Start workers, which get ready while the caller reads and checks their work."""
     from specdebug.run.preload import PRELOAD
     from specdebug.workers.pool import WorkerPool
 
@@ -231,20 +194,15 @@ def workers(jobs: int) -> Iterator[WorkerPool]:
         yield pool
 
 
-@contextmanager
-def progress() -> Iterator[LiveProgress | PlainProgress]:
-    """Progress on stderr, if there is one."""
+def progress() -> AbstractContextManager[LiveProgress | PlainProgress]:
+    """Return the display of runs on stderr."""
     from specdebug.report.progress import progress_on
 
-    with contextlib.ExitStack() as stack:
-        stream = sys.stderr or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-        watcher: LiveProgress | PlainProgress = progress_on(stream)
-        with watcher:
-            yield watcher
+    return on_stderr(progress_on)
 
 
 def open_library(content: Sequence[Path] | None) -> Library:
-    """Shipped content, and the folders the command line names."""
+    """Return the shipped content with that of the folders on the command line."""
     from specdebug.scenario.library import Library
 
     return Library(content or ())

@@ -1,4 +1,4 @@
-"""Plans of a bisection, one for each thing it can be about: who runs trials, who picks them, and the words for them."""
+"""Plans of a bisection, one for each kind of cause: the source of its trials, their chooser, and the words for them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from specdebug.trials.source import TrialSource
 
 Reproduce: TypeAlias = Callable[[frozenset[str], int], str]
-"""Of what a trial switched on, and of its seed: the command that runs it again."""
+"""Make the command that runs a trial again, of the candidates that it switched on and its seed."""
 NextStep: TypeAlias = Callable[[frozenset[str], str], str]
-"""Of the culprits, and of the signature that was followed: what to run next; nothing where nothing helps."""
+"""Make the command to run next, if any, of the culprits and the signature that was followed."""
 
 
 @dataclass(frozen=True)
 class BisectQuestion:
-    """The question of a bisection, read and checked: ``command`` is empty where the subject is a scenario."""
+    """The question of a bisection. ``command`` is empty where the subject is a scenario."""
 
     subject: BisectSubject
     suspects: Suspects
@@ -42,13 +42,12 @@ class BisectQuestion:
 
     @property
     def file(self) -> str:
-        """The scenario, where the subject is one."""
         assert self.subject.scenario is not None
         return self.subject.scenario
 
     @property
     def jobs(self) -> int:
-        """Return how many trials of a scenario run at a time."""
+        """The number of trials of a scenario that run at a time."""
         from specdebug.workers.system import cpu_count
 
         return self.budget.jobs or cpu_count()
@@ -58,15 +57,15 @@ class BisectQuestion:
         return replace(library.scenario(self.file), overrides=dict(self.engine))
 
     def where(self) -> list[str]:
-        """Return the words of a command line that sets the same engine options and content folders."""
+        """Return the words that set the same engine options and content folders."""
         return [*engine_words(self.engine), *content_words(self.content)]
 
     def replay(self, arm: str, seed: int) -> list[str]:
-        """Return the words of a command line that replays an arm of the scenario."""
+        """Return the words that replay an arm of the scenario."""
         return ["specdebug", "replay", self.file, "--arm", arm, "--seed", str(seed)]
 
     def bisector(self, names: Sequence[str]) -> Callable[[], Chooser]:
-        """Return what makes a Bayesian search among these candidates."""
+        """Return a maker of a Bayesian search among these candidates."""
         from specdebug.bisect import Bisector
 
         return partial(Bisector, names, confidence=self.confidence, seed=self.budget.seed)

@@ -24,7 +24,7 @@ from specdebug.cli.options import (
     numbers_of,
     positive,
 )
-from specdebug.cli.output import show, write
+from specdebug.cli.output import answer, show, write
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import open_library, progress, workers
 from specdebug.cli.results import write_files
@@ -81,8 +81,8 @@ def bundle(
         return interrupts.exit_code()
     if traced.result.outcome.unavailable:
         raise CannotRunHere(f"no bundle written: {traced.result.outcome.detail}")
-    answer = Replay(scenario, (traced.result,), time.monotonic() - began, traced.interrupted)
-    return _tell(answer, traced, library, run, subject, results)
+    replayed = Replay(scenario, (traced.result,), time.monotonic() - began, traced.interrupted)
+    return _tell(replayed, traced, library, run, subject, results)
 
 
 def _planned(
@@ -106,7 +106,7 @@ def _planned(
 
 
 def _tell(
-    answer: Replay, traced: Traced, library: Library, run: ArmRun, subject: BundleSubject, results: JsonOptions
+    replayed: Replay, traced: Traced, library: Library, run: ArmRun, subject: BundleSubject, results: JsonOptions
 ) -> int:
     """Tell the run's results, write the bundle unless a signal cut the run short, and return the exit code."""
     from specdebug.bundle.content import write_bundle
@@ -114,16 +114,16 @@ def _tell(
     from specdebug.report.document import replay_document, to_json
     from specdebug.report.terminal import render_replay
 
-    document = replay_document(answer)
+    document = replay_document(replayed)
     if traced.interrupted:
-        write(to_json(document)) if results.as_json else show(render_replay(answer))
+        answer(results.as_json, document, lambda: render_replay(replayed))
         return interrupts.exit_code()
     output = subject.output
     requests = library.workload(run.scenario, run.arm, run.seed)
     here = versions_here(traced.result.outcome.stack)
     try:
         if not results.as_json:
-            show(render_replay(answer))
+            show(render_replay(replayed))
     finally:  # also where stdout is gone
         write_bundle(output, traced, requests, here, document, subject.force)
         size = output.stat().st_size

@@ -40,16 +40,10 @@ def list_faults(as_json: Json = False, debug: Debug = False) -> int:
 def show_fault(name: Name, as_json: Json = False, debug: Debug = False) -> int:
     """One class: what it does, where it can act, how to address it, and a scenario it acts in."""
     from specdebug.faults.declare import find_class
+    from specdebug.report.fault import describe_fault
 
     kind = find_class(name)
-    if as_json:
-        from specdebug.report.document import to_json
-
-        write(to_json(kind.to_dict()))
-    else:
-        from specdebug.report.fault import describe_fault
-
-        write(describe_fault(kind))
+    answer(as_json, kind.to_dict(), lambda: describe_fault(kind))
     return 0
 
 

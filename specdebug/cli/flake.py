@@ -41,6 +41,7 @@ from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
     from specdebug.report.flake import Question
+    from specdebug.scenario.library import Library
     from specdebug.stats.claims import Claim
     from specdebug.trials.journal import Journal
     from specdebug.trials.sampling import Sampled
@@ -172,12 +173,12 @@ def _plan(
 ) -> _Plan:
     if command and subject.arm is not None:
         raise SpecDebugError("--arm is for a scenario; a command has none")
-    if subject.scenario is None:
-        return _plan_of_command(command, subject, measured, content)
-    from specdebug.trials.scenario import ScenarioSource
-
     library = open_library(content)
     reverted = [str(toggle.pr) for toggle in library.toggles(numbers_of(subject.revert))]
+    if subject.scenario is None:
+        return _plan_of_command(command, library, reverted, measured)
+    from specdebug.trials.scenario import ScenarioSource
+
     laid_over = replace(library.scenario(subject.scenario), overrides=dict(engine))
     source = ScenarioSource(library, laid_over, arm=subject.arm, jobs=measured.jobs, timeout_s=measured.timeout)
     others = {candidate.id for candidate in source.candidates}
@@ -187,14 +188,10 @@ def _plan(
     return _Plan(source, reverted, what, lambda one: f"specdebug replay {what} --seed {one}")
 
 
-def _plan_of_command(
-    command: Sequence[str], subject: FlakeSubject, measured: Measurement, content: Sequence[Path] | None
-) -> _Plan:
+def _plan_of_command(command: Sequence[str], library: Library, reverted: list[str], measured: Measurement) -> _Plan:
     from specdebug.toggles import REVERT_VARIABLE
     from specdebug.trials.command import SEED_VARIABLE, CommandSource
 
-    library = open_library(content)
-    reverted = [str(toggle.pr) for toggle in library.toggles(numbers_of(subject.revert))]
     what = shlex.join(command)
     if reverted:
         what = f"{REVERT_VARIABLE}={','.join(reverted)} {what}"

@@ -40,10 +40,8 @@ if TYPE_CHECKING:
     from specdebug.report.minimise import Minimisation
     from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.library import Library
-    from specdebug.scenario.packs import ProbePack
     from specdebug.shrink.space import ScenarioSpace
     from specdebug.shrink.trials import ShrunkSource
-    from specdebug.toggles import Toggle
 
 
 @dataclass(frozen=True)
@@ -69,12 +67,11 @@ class MinimiseBudget:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The scenario to make smaller, the fixes reverted and probes on in it, and the words for it."""
+    """The scenario to make smaller by its name, the source of its trials, and the words for it."""
 
-    whole: Scenario
+    name: str
     space: ScenarioSpace
-    toggles: tuple[Toggle, ...]
-    packs: tuple[ProbePack, ...]
+    source: ShrunkSource
     what: str
 
 
@@ -99,24 +96,23 @@ def minimise(
     level = confidence_of(budget.confidence)
     check_writable(subject.output)
     results.check()
-    plan = _plan(open_library(content), subject, engine.overrides())
+    plan = _plan(open_library(content), subject, engine.overrides(), budget.jobs)
 
     from specdebug.report.minimise import Minimisation
-    from specdebug.shrink.trials import ShrunkSource
     from specdebug.trials.command import digest_of
 
-    source = ShrunkSource(plan.space, plan.packs, plan.toggles, budget.jobs)
-    identity = digest_of("minimise", source.identity, str(budget.seed), subject.signature or "", str(level))
+    identity = digest_of("minimise", plan.source.identity, str(budget.seed), subject.signature or "", str(level))
     path = kept_in.path("minimise", identity)
     told = Minimisation(plan.what, len(plan.space.start.workload), str(subject.output), str(path), level)
-    with contextlib.closing(source), interrupts.held():
-        summary = _search(plan, source, told, identity, subject, budget, kept_in)
-    tell_rerun(source.rerun)
-    return _tell(summary, told, plan.whole.name, results)
+    with contextlib.closing(plan.source), interrupts.held():
+        summary = _search(plan, told, identity, subject, budget, kept_in)
+    tell_rerun(plan.source.rerun)
+    return _tell(summary, told, plan.name, results)
 
 
-def _plan(library: Library, subject: MinimiseSubject, over: Mapping[str, str | int]) -> _Plan:
+def _plan(library: Library, subject: MinimiseSubject, over: Mapping[str, str | int], jobs: int) -> _Plan:
     from specdebug.shrink.space import ScenarioSpace
+    from specdebug.shrink.trials import ShrunkSource
 
     whole = replace(library.scenario(subject.scenario), overrides=dict(over))
     arm = _arm_of(whole, subject.arm)
@@ -126,7 +122,7 @@ def _plan(library: Library, subject: MinimiseSubject, over: Mapping[str, str | i
     added = [str(toggle.pr) for toggle in toggles if not set(toggle.numbers) & set(own)]
     reverts = ("--revert", ",".join(added)) if added else ()
     what = shlex.join([subject.scenario, "--arm", arm, *reverts, *engine_words(over)])
-    return _Plan(whole, space, toggles, library.packs(space.start.probes), what)
+    return _Plan(whole.name, space, ShrunkSource(space, library.packs(space.start.probes), toggles, jobs), what)
 
 
 def _arm_of(scenario: Scenario, named: str | None) -> str:
@@ -138,7 +134,6 @@ def _arm_of(scenario: Scenario, named: str | None) -> str:
 
 def _search(
     plan: _Plan,
-    source: ShrunkSource,
     told: Minimisation,
     identity: str,
     subject: MinimiseSubject,
@@ -156,7 +151,7 @@ def _search(
     with kept_in.opened(Path(told.journal), identity, about) as journal, on_stderr(MinimiseProgress) as watcher:
         search = Minimiser(
             plan.space,
-            ShrunkTrials(source, InOrder(source, journal, budget.seed, budget.max_trials)),
+            ShrunkTrials(plan.source, InOrder(plan.source, journal, budget.seed, budget.max_trials)),
             seeds=lambda number: trial_seed(budget.seed, number),
             max_trials=budget.max_trials,
             confidence=told.confidence,

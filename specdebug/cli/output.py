@@ -18,7 +18,7 @@ from specdebug.report.foreign import shown
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Display = TypeVar("Display")
+Display = TypeVar("Display", bound=AbstractContextManager[Any])
 
 
 class OutputError(SpecDebugError):
@@ -63,13 +63,15 @@ def show(renderable: RenderableType, *, fold: bool = True) -> None:
 
 
 def answer(as_json: bool, document: Any, render: Callable[[], RenderableType]) -> None:
-    """Write a document as JSON, or else show the table of the same."""
+    """Write a document as JSON, or else show the same as a table or as plain text."""
     if as_json:
         from specdebug.report.document import to_json
 
         write(to_json(document))
+    elif isinstance(report := render(), str):
+        write(report)
     else:
-        show(render())
+        show(report)
 
 
 def note(message: str) -> None:
@@ -80,11 +82,13 @@ def note(message: str) -> None:
 
 
 @contextlib.contextmanager
-def on_stderr(display: Callable[[IO[str]], AbstractContextManager[Display]]) -> Iterator[Display]:
+def on_stderr(display: Callable[[IO[str]], Display]) -> Iterator[Display]:
     """Enter a display of progress on stderr, or on nothing where that is closed."""
     with contextlib.ExitStack() as stack:
         stream = sys.stderr or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-        yield stack.enter_context(display(stream))
+        entered = display(stream)
+        with entered:
+            yield entered
 
 
 @contextlib.contextmanager

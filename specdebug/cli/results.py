@@ -89,10 +89,9 @@ def write_files(*files: WantedFile) -> None:
     """Write every file that is wanted. Raises the first OutputError, after all have been tried."""
     failures: list[OutputError] = []
     for path, text in files:
-        if path is None:
-            continue
         try:
-            write_file(path, text())
+            if path is not None:
+                write_file(path, text())
         except OutputError as error:
             failures.append(error)
     if failures:

@@ -94,12 +94,7 @@ def _search(
 
 
 def _tell(
-    findings: Findings,
-    subject: Bisection,
-    journal: Journal,
-    plan: Plan,
-    pattern: str | None,
-    results: PageOptions,
+    findings: Findings, subject: Bisection, journal: Journal, plan: Plan, pattern: str | None, results: PageOptions
 ) -> int:
     from specdebug.report.bisect import bisect_document, findings_text
     from specdebug.report.github import text_summary

@@ -6,13 +6,12 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specdebug.cli.options import ReplayResults, command_line
 from specdebug.cli.output import OutputError, check_writable, note, show
 from specdebug.cli.results import tell_replay, tell_results
-from specdebug.cli.trials import own_folder
+from specdebug.cli.trials import FOLDER, own_folder
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from specdebug.loops.steplog import Recording
     from specdebug.scenario.library import Library
     from specdebug.workers.pool import WorkerPool
-
-FOLDER = Path(".specdebug")
-"""Of the working directory; ``own_folder`` makes it."""
 
 
 def check_several(results: ReplayResults) -> None:

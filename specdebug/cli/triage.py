@@ -7,6 +7,7 @@ import shlex
 import stat
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -59,7 +60,7 @@ def triage(
     shown = one_line(name, MAX_NAME)
     try:
         with _open(log, shown) as stream:
-            found = scan(stream, _Progress(shown))
+            found = scan(stream, _progress(shown))
     except OSError as error:
         raise LogError(f"{shown}: cannot be read: {error.strerror or error}") from None
     except ValueError:  # a zero byte in its name
@@ -101,19 +102,17 @@ def _answer(name: str, found: Scan, library: Library, results: JsonOptions, *, r
     return UNDECIDED if run and not any(one.alike for one in tried) else 0
 
 
-class _Progress:
-    """Tells on stderr how much of a log is read, if that takes a while."""
+def _progress(name: str) -> Callable[[int], None]:
+    """Return a function that tells on stderr how much of a log is read, if that takes a while."""
+    begun = told = time.monotonic()
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._begun = time.monotonic()
-        self._due = self._begun + QUIET_S
+    def read(size: int) -> None:
+        nonlocal told
+        if (now := time.monotonic()) >= told + QUIET_S:
+            told = now
+            note(f"reading {name}: {size >> 20} MiB in {now - begun:.0f} s")
 
-    def __call__(self, size: int) -> None:
-        now = time.monotonic()
-        if now >= self._due:
-            self._due = now + QUIET_S
-            note(f"reading {self._name}: {size >> 20} MiB in {now - self._begun:.0f} s")
+    return read
 
 
 def _open(log: str, shown: str) -> AbstractContextManager[BinaryIO]:

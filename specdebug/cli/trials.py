@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 UNDECIDED = 125
 """The exit code of a command that came to no answer."""
+FOLDER = Path(".specdebug")
+"""The folder for files that nobody named a place for."""
 _COMMAND = "specdebug.command"
 
 
@@ -67,12 +69,11 @@ def tell_rerun(count: int) -> None:
 
 
 def own_folder() -> Path:
-    """Make the folder for files that nobody named a place for, tell git to ignore it, and return it."""
-    folder = Path(".specdebug")
-    with contextlib.suppress(OSError, OutputError):  # whoever writes to it next will say so
-        folder.mkdir()
-        write_file(folder / ".gitignore", "*\n")
-    return folder
+    """Make our folder, tell git to ignore it, and return it."""
+    with contextlib.suppress(OSError, OutputError):  # the next to write to it will say so
+        FOLDER.mkdir()
+        write_file(FOLDER / ".gitignore", "*\n")
+    return FOLDER
 
 
 @dataclass(frozen=True)

@@ -32,17 +32,14 @@ def _noticed_in(signature: str, plan: str) -> bool:
     kind, _, pattern = signature.partition("@")
     if kind not in KINDS:
         return True
-    modules = {_module_of(site) for site in _sites() if site.kind == kind and fnmatchcase(site.name, pattern)}
+    sites = [site for site in _sites() if site.kind == kind and fnmatchcase(site.name, pattern)]
+    modules = {_ENGINE + site.path.removesuffix(".py").replace("/", ".") for site in sites}
     return not modules or not all(_only_elsewhere(module, plan) for module in modules)
 
 
 def _only_elsewhere(module: str, plan: str) -> bool:
     """Return True if the module belongs to other plans' planners and not to this one's."""
     return module not in PLANS[plan].modules and any(module in each.modules for each in PLANS.values())
-
-
-def _module_of(site: Site) -> str:
-    return _ENGINE + site.path.removesuffix(".py").replace("/", ".")
 
 
 @cache

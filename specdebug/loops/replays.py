@@ -29,15 +29,11 @@ class NothingSelected(SpecDebugError):
 
 @dataclass(frozen=True)
 class Replays:
-    """The results of several scenarios, in the order they were named.
+    """The results of several scenarios of which an arm has run, in the order they were named.
 
-    Attributes:
-        replays: one for each scenario of which an arm has run; its ``wall_s`` is from its first arm's start to its last
-            one's end, while other scenarios' arms ran beside them.
-        wall_s: seconds for all of them.
-        missing: the number of arms that a signal kept from beginning, or ``trouble`` from ending.
-        interrupted: True if a signal cut them short.
-        trouble: the error that stopped them: a scenario itself is at fault, or no worker could be started.
+    A replay's ``wall_s`` is from its first arm's start to its last one's end, with other scenarios' arms beside them.
+    ``missing`` is the number of arms that a signal kept from beginning (``interrupted``), or ``trouble`` from ending:
+    a scenario itself is at fault, or no worker could be started.
     """
 
     replays: tuple[Replay, ...]
@@ -70,10 +66,7 @@ def replay_all(
     progress: Progress | None = None,
     recording: Recording | None = None,
 ) -> Replays:
-    """Run all of them. Keys of several scenarios' runs begin with the scenario's label.
-
-    Whatever stops them, the answer has the results until then.
-    """
+    """Run all of them until an error stops them. Keys of several scenarios' runs begin with the scenario's label."""
     began = time.monotonic()
     if len(plans) > 1:
         labels = labels_of([scenario for scenario, _ in plans])

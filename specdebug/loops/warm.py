@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from specdebug.errors import SpecDebugError
@@ -54,9 +53,7 @@ class WarmPool:
     def __enter__(self) -> WarmPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property

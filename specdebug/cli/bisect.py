@@ -11,8 +11,7 @@ from specdebug import interrupts
 from specdebug.cli.bisect_options import BisectBudget, BisectSubject, Executor, Suspects, check_together
 from specdebug.cli.bisect_plan import BisectQuestion, Plan, plan_of
 from specdebug.cli.options import (
-    Content,
-    Debug,
+    ContentOptions,
     EngineOptions,
     PageOptions,
     command_line,
@@ -38,8 +37,7 @@ def bisect(
     kept_in: JournalOptions,
     results: PageOptions,
     engine: EngineOptions,
-    content: Content = None,
-    debug: Debug = False,
+    shared: ContentOptions,
 ) -> int:
     """Name the fix whose revert makes a flaky failure appear, or the pair, option, fault or commit, and how surely.
 
@@ -59,7 +57,7 @@ def bisect(
     command = command_of(ctx, subject.scenario)
     check_together(subject, budget, suspects)
     over = engine.overrides_of(ctx, subject.scenario)
-    plan = plan_of(BisectQuestion(subject, suspects, budget, command, content, over, level))
+    plan = plan_of(BisectQuestion(subject, suspects, budget, command, shared, over, level))
     if budget.executor is Executor.RAY:
         plan = plan.on_ray(budget.ray_address, budget.jobs)
     with contextlib.closing(plan.source), interrupts.held():

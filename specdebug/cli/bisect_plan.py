@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from specdebug.cli.bisect_options import BisectBudget, BisectSubject, Over, Suspects
-from specdebug.cli.options import content_words, engine_words
-from specdebug.cli.replay import open_library
+from specdebug.cli.options import ContentOptions, engine_words
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class BisectQuestion:
     suspects: Suspects
     budget: BisectBudget
     command: tuple[str, ...]
-    content: Sequence[Path] | None
+    shared: ContentOptions
     engine: Mapping[str, str | int]
     confidence: float
 
@@ -58,7 +57,7 @@ class BisectQuestion:
 
     def where(self) -> list[str]:
         """Return the words that set the same engine options and content folders."""
-        return [*engine_words(self.engine), *content_words(self.content)]
+        return [*engine_words(self.engine), *self.shared.words()]
 
     def replay(self, arm: str, seed: int) -> list[str]:
         """Return the words that replay an arm of the scenario."""
@@ -135,7 +134,7 @@ def _over_toggles_of_command(asked: BisectQuestion) -> Plan:
 
     timeout = asked.budget.timeout
     what = shlex.join(asked.command)
-    library = open_library(asked.content)
+    library = asked.shared.library()
     source = CommandSource(asked.command, library.registry, capacity=asked.budget.jobs or 1, timeout_s=timeout)
     names = [candidate.id for candidate in source.candidates]
 
@@ -155,7 +154,7 @@ def _over_scenario(asked: BisectQuestion) -> Plan:
     from specdebug.trials.remote import scenario_source
     from specdebug.trials.scenario import ScenarioSource, expected_signature
 
-    library = open_library(asked.content)
+    library = asked.shared.library()
     scenario = asked.scenario(library)
     options, timeout = tuple(asked.suspects.option or ()), asked.budget.timeout
     for text in options:
@@ -210,7 +209,7 @@ def _over_faults(asked: BisectQuestion) -> Plan:
     from specdebug.trials.remote import fault_source
     from specdebug.trials.scenario import expected_signature
 
-    library = open_library(asked.content)
+    library = asked.shared.library()
     scenario, timeout = asked.scenario(library), asked.budget.timeout
     added = tuple(parse_fault(text) for text in asked.suspects.fault or ())
     source = FaultSource(library, scenario, faults=added, arm=asked.suspects.arm, jobs=asked.jobs, timeout_s=timeout)

@@ -12,8 +12,7 @@ import typer
 from specdebug import interrupts
 from specdebug.cli.options import (
     ArmOption,
-    Content,
-    Debug,
+    ContentOptions,
     EngineOptions,
     Faults,
     File,
@@ -26,8 +25,8 @@ from specdebug.cli.options import (
 )
 from specdebug.cli.output import answer, show, write
 from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay import open_library, progress, workers
-from specdebug.cli.results import write_files
+from specdebug.cli.replay import progress, workers
+from specdebug.cli.results import tell_results
 from specdebug.errors import CannotRunHere
 
 if TYPE_CHECKING:
@@ -53,12 +52,12 @@ class BundleSubject:
 @grouped
 @interrupts.held()
 def bundle(
+    *,
     subject: BundleSubject,
     engine: EngineOptions,
     results: JsonOptions,
     timeout: Timeout = None,
-    content: Content = None,
-    debug: Debug = False,
+    shared: ContentOptions,
 ) -> int:
     """Run an arm and write all that it takes to run it elsewhere into one file, for `specdebug replay`.
 
@@ -73,7 +72,7 @@ def bundle(
         from specdebug.bundle.run import run_traced
         from specdebug.loops.replay import Replay
 
-        library = open_library(content)
+        library = shared.library()
         scenario, run = _planned(library, subject, engine, timeout)
         with progress() as watcher:
             traced = run_traced(pool, library, run, watcher)
@@ -111,7 +110,7 @@ def _tell(
     """Tell the run's results, write the bundle unless a signal cut the run short, and return the exit code."""
     from specdebug.bundle.content import write_bundle
     from specdebug.bundle.run import versions_here
-    from specdebug.report.document import replay_document, to_json
+    from specdebug.report.document import replay_document
     from specdebug.report.terminal import render_replay
 
     document = replay_document(replayed)
@@ -127,10 +126,7 @@ def _tell(
     finally:  # also where stdout is gone
         write_bundle(output, traced, requests, here, document, subject.force)
         size = output.stat().st_size
-        text = to_json({**document, "bundle": {"path": str(output), "bytes": size}})
         said = f"wrote {output} ({size / 1024:.0f} KiB); specdebug replay {output} runs it again"
-        try:
-            write(text if results.as_json else said)
-        finally:
-            write_files((results.json_file, lambda: text + "\n"))
+        bundled = {**document, "bundle": {"path": str(output), "bytes": size}}
+        tell_results(results, lambda: bundled, lambda: write(said))
     return 0

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from specdebug import interrupts
 from specdebug.cli.options import (
     ArmsOption,
-    Content,
-    Debug,
+    ContentOptions,
     EngineOptions,
     File,
     ResultOptions,
@@ -20,7 +19,7 @@ from specdebug.cli.options import (
 )
 from specdebug.cli.output import show
 from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay import open_library, progress, workers
+from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import tell_replay, tell_results
 from specdebug.errors import SpecDebugError
 
@@ -40,8 +39,7 @@ def compare(
     engine: EngineOptions,
     results: ResultOptions,
     runs: RunOptions,
-    content: Content = None,
-    debug: Debug = False,
+    shared: ContentOptions,
 ) -> int:
     """Run two arms and put them side by side, request by request.
 
@@ -52,7 +50,7 @@ def compare(
     with workers(runs.jobs) as pool:
         from specdebug.loops import replay as replaying
 
-        library = open_library(content)
+        library = shared.library()
         scenario = library.scenario(file)
         choices = replaying.Choices(
             arms=_two_arms(scenario, arm),

@@ -1,4 +1,4 @@
-"""``specdebug config``, and how what a configuration file sets reaches the commands."""
+"""``specdebug config``, and the defaults that a configuration file gives commands."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ def config(as_json: Json = False, debug: Debug = False) -> int:
     """
     found = configuration.load()
     settings = {name.replace("_", "-"): each for name, each in sorted(found.settings.items())}
+    values = {
+        name: [str(one) for one in each.value] if isinstance(each.value, list) else each.value
+        for name, each in settings.items()
+    }
     path_variable = os.environ.get(PATH_VARIABLE)
     if found.path is None and not as_json:
         write("no configuration file: every option has its default")
@@ -35,21 +39,12 @@ def config(as_json: Json = False, debug: Debug = False) -> int:
 
         document = {
             "path": None if found.path is None else str(found.path),
-            "settings": {
-                name: {"value": _plain(each.value), "line": each.where.line} for name, each in settings.items()
-            },
+            "settings": {name: {"value": values[name], "line": each.where.line} for name, each in settings.items()},
             PATH_VARIABLE: path_variable,
         }
-        rows = ((name, _text(each.value), str(each.where)) for name, each in settings.items())
+        texts = {name: ", ".join(value) if isinstance(value, list) else str(value) for name, value in values.items()}
+        rows = ((name, texts[name], str(each.where)) for name, each in settings.items())
         answer(as_json, document, lambda: settings_table(rows))
     if path_variable and not as_json:
         write(f"{PATH_VARIABLE}={path_variable}")
     return 0
-
-
-def _plain(value: Any) -> Any:
-    return [str(each) for each in value] if isinstance(value, list) else value
-
-
-def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

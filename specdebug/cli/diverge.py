@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from specdebug import interrupts
 from specdebug.cli.options import (
     ArmsOption,
-    Content,
-    Debug,
+    ContentOptions,
     EngineOptions,
     Faults,
     File,
@@ -24,7 +23,7 @@ from specdebug.cli.options import (
 )
 from specdebug.cli.output import show
 from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay import open_library, progress, workers
+from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import tell_results
 from specdebug.errors import SpecDebugError
 
@@ -46,8 +45,7 @@ def diverge(
     engine: EngineOptions,
     results: JsonOptions,
     runs: RunOptions,
-    content: Content = None,
-    debug: Debug = False,
+    shared: ContentOptions,
 ) -> int:
     """Run two arms and name the first step, request, site and tensor in which they differ, with both values.
 
@@ -62,7 +60,7 @@ def diverge(
         from specdebug.report.diverge import divergence_document, render_divergence
         from specdebug.toggles import parse_numbers
 
-        library = open_library(content)
+        library = shared.library()
         scenario = library.scenario(file)
         changes = replaying.Choices(
             reverts=tuple(parse_numbers(",".join(revert or ()))),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from specdebug.cli.options import Content, Debug, Json
+from specdebug.cli.options import Content, Debug, Json, open_library
 from specdebug.cli.output import answer
-from specdebug.cli.replay import open_library, workers
+from specdebug.cli.replay import workers
 
 
 def doctor(as_json: Json = False, content: Content = None, debug: Debug = False) -> int:

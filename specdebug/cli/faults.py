@@ -9,7 +9,7 @@ import typer
 
 from specdebug import interrupts
 from specdebug.cli import complete
-from specdebug.cli.options import Debug, Jobs, Json, OnDevice, PageOptions, command_line, engine_overrides
+from specdebug.cli.options import Debug, Jobs, Json, OnDevice, PageOptions, command_line, engine_overrides, open_library
 from specdebug.cli.output import answer, on_stderr, show, write
 from specdebug.cli.params import grouped
 from specdebug.cli.results import tell_results
@@ -69,7 +69,6 @@ def verify(
     was not injected; 125 when this machine lacks the device. After a Ctrl-C the matrix is of what had been measured. On
     a GPU, classes act at sites outside the captured graphs; those that have none are left out, and named.
     """
-    from specdebug.cli.replay import open_library
     from specdebug.faults.catalogue import CLASSES
     from specdebug.faults.declare import find_class
     from specdebug.loops.fault_runs import verify as run_matrix

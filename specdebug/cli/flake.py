@@ -6,7 +6,6 @@ import contextlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,8 +16,7 @@ from specdebug.cli.options import (
     TRIALS_AT_A_TIME,
     ArmOption,
     Confidence,
-    Content,
-    Debug,
+    ContentOptions,
     EngineOptions,
     ResultOptions,
     Reverts,
@@ -27,14 +25,12 @@ from specdebug.cli.options import (
     TrialSeed,
     TrialTimeout,
     command_line,
-    content_words,
     engine_words,
     numbers_of,
     positive,
 )
 from specdebug.cli.output import on_stderr, write
 from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay import open_library
 from specdebug.cli.results import tell_results
 from specdebug.cli.trials import UNDECIDED, JournalOptions, command_of, confidence_of, tell_rerun
 from specdebug.errors import SpecDebugError
@@ -86,8 +82,7 @@ def flake(
     kept_in: JournalOptions,
     results: ResultOptions,
     engine: EngineOptions,
-    content: Content = None,
-    debug: Debug = False,
+    shared: ContentOptions,
 ) -> int:
     """Run one thing with fresh seeds until its failure rate is known, or a claim about it is decided.
 
@@ -105,7 +100,7 @@ def flake(
     positive(measured.timeout)
     results.check()
     over = engine.overrides_of(ctx, subject.scenario)
-    plan = _plan(command_of(ctx, subject.scenario), subject, measured, content, over)
+    plan = _plan(command_of(ctx, subject.scenario), subject, measured, shared, over)
     with contextlib.closing(plan.source), interrupts.held():
         return _measure(plan, claim, level, measured, kept_in, results)
 
@@ -168,12 +163,12 @@ def _plan(
     command: Sequence[str],
     subject: FlakeSubject,
     measured: Measurement,
-    content: Sequence[Path] | None,
+    shared: ContentOptions,
     engine: Mapping[str, str | int],
 ) -> _Plan:
     if command and subject.arm is not None:
         raise SpecDebugError("--arm is for a scenario; a command has none")
-    library = open_library(content)
+    library = shared.library()
     reverted = [str(toggle.pr) for toggle in library.toggles(numbers_of(subject.revert))]
     if subject.scenario is None:
         return _plan_of_command(command, library, reverted, measured)
@@ -184,7 +179,7 @@ def _plan(
     others = {candidate.id for candidate in source.candidates}
     reverted = [one for one in reverted if one in others]  # the arm reverts the rest itself
     words = [subject.scenario, "--arm", source.arm, *(("--revert", ",".join(reverted)) if reverted else ())]
-    what = shlex.join([*words, *engine_words(engine), *content_words(content)])
+    what = shlex.join([*words, *engine_words(engine), *shared.words()])
     return _Plan(source, reverted, what, lambda one: f"specdebug replay {what} --seed {one}")
 
 

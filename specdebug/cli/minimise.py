@@ -17,8 +17,7 @@ from specdebug.cli.options import (
     TRIALS_AT_A_TIME,
     ArmOption,
     Confidence,
-    Content,
-    Debug,
+    ContentOptions,
     EngineOptions,
     JsonOptions,
     Reverts,
@@ -30,7 +29,6 @@ from specdebug.cli.options import (
 )
 from specdebug.cli.output import check_writable, on_stderr, write
 from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay import open_library
 from specdebug.cli.results import tell_results
 from specdebug.cli.trials import UNDECIDED, JournalOptions, confidence_of, tell_rerun
 from specdebug.errors import SpecDebugError, did_you_mean
@@ -82,8 +80,7 @@ def minimise(
     kept_in: JournalOptions,
     results: JsonOptions,
     engine: EngineOptions,
-    content: Content = None,
-    debug: Debug = False,
+    shared: ContentOptions,
 ) -> int:
     """Write the smallest scenario that still fails in the same way, however seldom it fails.
 
@@ -96,7 +93,7 @@ def minimise(
     level = confidence_of(budget.confidence)
     check_writable(subject.output)
     results.check()
-    plan = _plan(open_library(content), subject, engine.overrides(), budget.jobs)
+    plan = _plan(shared.library(), subject, engine.overrides(), budget.jobs)
 
     from specdebug.report.minimise import Minimisation
     from specdebug.trials.command import digest_of

@@ -20,6 +20,7 @@ from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
     from specdebug.loops.steplog import Recording
+    from specdebug.scenario.library import Library
 
 
 class _State:
@@ -195,9 +196,26 @@ def numbers_of(revert: Sequence[str] | None) -> tuple[int, ...]:
     return (*parse_numbers(",".join(revert or ())), *reverts_from_environment())
 
 
-def content_words(content: Sequence[Path] | None) -> list[str]:
-    """Return the words of a command line that names these content folders."""
-    return [word for folder in content or () for word in ("--content", str(folder))]
+def open_library(content: Sequence[Path] | None) -> Library:
+    """Return the shipped content with that of the folders on the command line."""
+    from specdebug.scenario.library import Library
+
+    return Library(content or ())
+
+
+@dataclass(frozen=True)
+class ContentOptions:
+    """The folders of content, and ``--debug``."""
+
+    content: Content = None
+    debug: Debug = False
+
+    def library(self) -> Library:
+        return open_library(self.content)
+
+    def words(self) -> list[str]:
+        """Return the words of a command line that names these folders."""
+        return [word for folder in self.content or () for word in ("--content", str(folder))]
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from specdebug.cli.options import Content, Debug, Json
+from specdebug.cli.options import Content, Debug, Json, open_library
 from specdebug.cli.output import answer
-from specdebug.cli.replay import open_library
 
 app = typer.Typer(help="List probe sites and packs.", no_args_is_help=False)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,8 +16,7 @@ from specdebug.bundle import ENDING
 from specdebug.cli import complete
 from specdebug.cli.options import (
     ArmsOption,
-    Content,
-    Debug,
+    ContentOptions,
     EngineOptions,
     Faults,
     ReplayResults,
@@ -99,8 +97,7 @@ def replay(
         bool, typer.Option("--trust", help="Of a bundle: run toggles that this installation does not have.")
     ] = False,
     runs: RunOptions,
-    content: Content = None,
-    debug: Debug = False,
+    shared: ContentOptions,
 ) -> int:
     """Run scenarios' arms, each in a process of its own, and say what broke where.
 
@@ -115,10 +112,10 @@ def replay(
     if bundles := [name for name in named if name.endswith(ENDING)]:
         if len(named) > 1:
             raise SpecDebugError(f"{bundles[0]}: a bundle is replayed by itself, as it was recorded")
-        return _replay_bundle(ctx, bundles[0], content, runs.timeout, results, trust=trust)
+        return _replay_bundle(ctx, bundles[0], runs.timeout, results, None if trust else shared.library())
     if trust:
         raise SpecDebugError("--trust is for bundles; a scenario's toggles are yours")
-    return _replay_scenarios(named, chosen, engine, target, results, runs, open_library(content))
+    return _replay_scenarios(named, chosen, engine, target, results, runs, shared.library())
 
 
 def _replay_scenarios(
@@ -163,20 +160,15 @@ def _refuse_changes(ctx: typer.Context, file: str) -> None:
 
 
 def _replay_bundle(
-    ctx: typer.Context,
-    file: str,
-    content: Sequence[Path] | None,
-    timeout: float | None,
-    results: ReplayResults,
-    *,
-    trust: bool,
+    ctx: typer.Context, file: str, timeout: float | None, results: ReplayResults, library: Library | None
 ) -> int:
+    """Run a bundle again, with the toggles of ``library`` only, if there is one, and return the exit code."""
     from specdebug.bundle.again import open_bundle, run_again
 
     results.check()
     _refuse_changes(ctx, file)
     timeout_s = positive(timeout)
-    bundle = open_bundle(file, None if trust else open_library(content).all_toggles())
+    bundle = open_bundle(file, None if library is None else library.all_toggles())
     recording = results.recording()
     with workers(1) as pool, progress() as watcher:
         again = run_again(pool, bundle, timeout_s, watcher, recording)
@@ -199,10 +191,3 @@ def progress() -> AbstractContextManager[LiveProgress | PlainProgress]:
     from specdebug.report.progress import progress_on
 
     return on_stderr(progress_on)
-
-
-def open_library(content: Sequence[Path] | None) -> Library:
-    """Return the shipped content with that of the folders on the command line."""
-    from specdebug.scenario.library import Library
-
-    return Library(content or ())

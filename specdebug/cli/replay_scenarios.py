@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from specdebug.cli.trials import FOLDER, own_folder
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
-    from specdebug.loops.replay import Choices, Progress, Replay
+    from specdebug.loops.replay import Choices, Progress
     from specdebug.loops.replays import Plan, Replays
     from specdebug.loops.steplog import Recording
     from specdebug.scenario.library import Library
@@ -29,8 +29,8 @@ def check_several(results: ReplayResults) -> None:
     pages = results.html
     if pages is not None and pages.exists() and not pages.is_dir():
         raise OutputError(f"{pages} is a file; of several scenarios --html names a folder")
-    for path in (results.junit, results.json_file, None if pages is None or pages.exists() else pages):
-        if path is not None:
+    for path in (results.junit, results.json_file, pages):
+        if path is not None and not (path is pages and path.is_dir()):
             check_writable(path)
 
 
@@ -90,12 +90,14 @@ def _tell_several(answer: Replays, results: ReplayResults, recording: Recording 
 
     pages = []
     if results.html is not None and recording is not None:
+        from specdebug.report.html.replay import replay_page
+
         with contextlib.suppress(OSError):  # writing the pages will say so
             results.html.mkdir(exist_ok=True)
         labels = labels_of([replay.scenario for replay in answer.replays])
         for label, replay in zip(labels, answer.replays, strict=True):
             path = results.html / f"{label.strip(os.sep).replace(os.sep, '-')}.html"
-            pages.append((path, _page_of(replay, recording)))
+            pages.append((path, lambda one=replay: replay_page(one, recording, command_line())))
     tell_results(
         results,
         lambda: replays_document(answer),
@@ -105,9 +107,3 @@ def _tell_several(answer: Replays, results: ReplayResults, recording: Recording 
         summary=lambda: replays_summary(answer),
         annotations=lambda: [each for replay in answer.replays for each in replay_annotations(replay)],
     )
-
-
-def _page_of(replay: Replay, recording: Recording) -> Callable[[], str]:
-    from specdebug.report.html.replay import replay_page
-
-    return lambda: replay_page(replay, recording, command_line())

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from specdebug.cli import complete
-from specdebug.cli.options import Content, Debug, Json
+from specdebug.cli.options import Content, Debug, Json, open_library
 from specdebug.cli.output import answer, check_writable, complain, write, write_file
-from specdebug.cli.replay import open_library
 from specdebug.report.foreign import shown
 
 app = typer.Typer(help="List and check scenarios.", no_args_is_help=False)

@@ -19,10 +19,11 @@ from specdebug.cli.options import (
     OnDevice,
     WithBackend,
     engine_overrides,
+    open_library,
 )
 from specdebug.cli.output import answer, show
 from specdebug.cli.params import grouped
-from specdebug.cli.replay import open_library, progress, workers
+from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import tell_results
 
 app = typer.Typer(help="List, show, verify and check the fixes that can be reverted.", no_args_is_help=False)

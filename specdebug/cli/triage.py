@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from specdebug import interrupts
-from specdebug.cli.options import Content, Debug, Jobs, JsonOptions
+from specdebug.cli.options import ContentOptions, Jobs, JsonOptions
 from specdebug.cli.output import note, show
 from specdebug.cli.params import grouped
-from specdebug.cli.replay import open_library, progress, workers
+from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import tell_results
 from specdebug.cli.trials import UNDECIDED
 from specdebug.errors import SpecDebugError
@@ -45,8 +45,7 @@ def triage(
     run: Annotated[bool, typer.Option("--run", help="Try the candidates: does one fail as the log did?")] = False,
     results: JsonOptions,
     jobs: Jobs = 0,
-    content: Content = None,
-    debug: Debug = False,
+    shared: ContentOptions,
 ) -> int:
     """Name the failure in a CI log (ours, an SGLang server's, pytest's), the fixes to suspect, and what to run next.
 
@@ -65,7 +64,7 @@ def triage(
         raise LogError(f"{shown}: cannot be read: {error.strerror or error}") from None
     except ValueError:  # a zero byte in its name
         raise LogError(f"{shown}: is no name of a file") from None
-    library = open_library(content)
+    library = shared.library()
     return _answer(name, found, library, results, run=run, jobs=jobs)
 
 

@@ -19,7 +19,7 @@ from specdebug import interrupts
 from specdebug.errors import SpecDebugError
 from specdebug.faults.acts import anywhere
 from specdebug.faults.model import FaultClass
-from specdebug.verdict.outcome import Outcome, Verdict
+from specdebug.verdict.outcome import Outcome
 
 PROMPT = 1
 """Steps within which an injection ought to be caught."""
@@ -36,10 +36,6 @@ class FaultRun:
     def injected(self) -> bool:
         """Return True if an injection changed something."""
         return any(each.changed for each in self.outcome.injections)
-
-    @property
-    def verdict(self) -> Verdict:
-        return self.outcome.verdict
 
     @property
     def detectors(self) -> tuple[str, ...]:
@@ -118,12 +114,12 @@ class CaseCheck:
     @property
     def detected(self) -> int:
         """The number of effective runs with a finding."""
-        return sum(run.verdict == "fail" for run in self.effective)
+        return sum(run.outcome.verdict == "fail" for run in self.effective)
 
     @property
     def promptly(self) -> int:
         """The number of those with a finding within a step."""
-        return sum(run.lag is not None and run.lag <= PROMPT for run in self.effective if run.verdict == "fail")
+        return sum(run.lag is not None and run.lag <= PROMPT for run in self.effective if run.outcome.verdict == "fail")
 
     @property
     def caught_by(self) -> Counter[str]:
@@ -143,9 +139,9 @@ class CaseCheck:
             label = f"{self.case.name}, seed {run.seed}"
             if not run.injected:
                 said.append(f"{label}: {run.outcome.detail or 'nothing was injected'}")
-            elif self.kind.effect == "benign" and run.verdict != "pass":
-                said.append(f"{label}: benign, but {run.verdict} {run.outcome.signature or run.outcome.detail}")
-            elif self.kind.effect != "benign" and run.verdict != "fail":
+            elif self.kind.effect == "benign" and run.outcome.verdict != "pass":
+                said.append(f"{label}: benign, but {run.outcome.verdict} {run.outcome.signature or run.outcome.detail}")
+            elif self.kind.effect != "benign" and run.outcome.verdict != "fail":
                 said.append(f"{label}: {run.outcome.injections[0]}, and nothing saw it")
         return tuple(said)
 
@@ -206,7 +202,7 @@ class FaultMatrix:
         return tuple(
             f"clean, seed {run.seed}: {run.outcome.signature or run.outcome.detail}"
             for run in self.clean
-            if run.verdict != "pass"
+            if run.outcome.verdict != "pass"
         )
 
     @property

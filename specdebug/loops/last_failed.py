@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from specdebug.files import read_file
 from specdebug.loops.replay import ArmResult, ArmRun
@@ -36,7 +35,8 @@ class LastFailed:
             found = json.loads(read_file(path, _MAX_BYTES))
         except (OSError, ValueError, RecursionError):
             found = None
-        return cls(path, _well_formed(found))
+        arms = found if isinstance(found, dict) else {}
+        return cls(path, {file: [*map(str, names)] for file, names in arms.items() if isinstance(names, list)})
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -75,9 +75,3 @@ def as_it_should(result: ArmResult) -> bool:
 
 def _file_of(run: ArmRun) -> str:
     return os.path.realpath(run.scenario.path)
-
-
-def _well_formed(found: Any) -> dict[str, list[str]]:
-    if not isinstance(found, dict):
-        return {}
-    return {file: [*map(str, arms)] for file, arms in found.items() if isinstance(arms, list)}

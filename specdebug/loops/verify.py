@@ -53,7 +53,7 @@ class ToggleCheck:
     @property
     def silent(self) -> int:
         """The number of seeds on which the applied side passed."""
-        return sum(_passed(result) for result in self.applied)
+        return sum(result.outcome.verdict == "pass" for result in self.applied)
 
     @property
     def detected(self) -> int:
@@ -80,7 +80,7 @@ class ToggleCheck:
     @property
     def _deviating(self) -> tuple[list[ArmResult], list[ArmResult]]:
         """The applied runs that did not pass, and the reverted ones that did not fail as stated."""
-        noisy = [result for result in self.applied if not _passed(result)]
+        noisy = [result for result in self.applied if result.outcome.verdict != "pass"]
         return noisy, [result for result in self.reverted if not _as_stated(self.toggle, result)]
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,10 +101,6 @@ class ToggleCheck:
             "ties": sum(len(outcome.ties) for outcome in outcomes),
             "stack": next((dict(outcome.stack) for outcome in outcomes if outcome.stack), {}),
         }
-
-
-def _passed(result: ArmResult) -> bool:
-    return result.outcome.verdict == "pass"
 
 
 def _as_stated(toggle: Toggle, result: ArmResult) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -138,8 +139,6 @@ def _configured() -> Mapping[str, Any]:
 
 def _failed(messages: Sequence[str], code: int, error: BaseException) -> int:
     if debug_wanted():
-        import traceback
-
         traceback.print_exception(error, file=sys.stderr)
     for each in messages:
         complain(each)

@@ -47,10 +47,7 @@ def complain(message: str) -> None:
 
 
 def show(renderable: RenderableType, *, fold: bool = True) -> None:
-    """Render for the kind of stdout there is, and write.
-
-    Lines are folded between words and never cut. Without ``fold`` every line keeps its length, to be found or copied.
-    """
+    """Write to stdout, with lines folded between words and never cut; without ``fold`` each keeps its length."""
     from specdebug.report.terminal import console
 
     if sys.stdout is None:

@@ -27,10 +27,7 @@ class Help:
 
 
 def grouped(command: Callable[..., int]) -> Callable[..., int]:
-    """Return the command with the fields of its groups in place of them, as typer reads a command's parameters.
-
-    Raises TypeError when two options have the same name.
-    """
+    """Return the command with its groups' fields as parameters for typer. Raises TypeError for two of one name."""
     name = command.__name__
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, type[Any]] = {}

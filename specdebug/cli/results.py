@@ -117,14 +117,11 @@ def tell_work(trouble: SpecDebugError | None, report: Callable[[], None], keep: 
 
 
 def tell_github(summary: Callable[[], str], annotations: Callable[[], Sequence[Annotation]] = lambda: ()) -> None:
-    """Inside a GitHub Actions job, add to the step's summary and print the annotations; elsewhere do nothing.
-
-    Annotations go to stderr, where the runner looks for them, too, and no document is. Raises OutputError.
-    """
+    """Inside a GitHub Actions job, add to the step's summary and print the annotations. Raises OutputError."""
     from specdebug.report.github import ACTIONS_VARIABLE, SUMMARY_VARIABLE
 
     if os.environ.get(ACTIONS_VARIABLE) == "true" and sys.stderr is not None:
-        for annotation in annotations():
+        for annotation in annotations():  # the runner looks for them on stderr, too, and no document is there
             print(annotation.command(), file=sys.stderr, flush=True)
     if path := os.environ.get(SUMMARY_VARIABLE):
         try:

@@ -62,8 +62,9 @@ class WarmPool:
         return self._pool.limit
 
     def foresee(self, run: ArmRun) -> None:
-        """Work out once what the reference says of this run's requests, for all arms started from now on that serve
-        them under its seed. Other arms work as before. Raises WorkerStartError.
+        """Work out the reference's view of this run's requests once for all arms started from now on that serve them.
+
+        Arms of other seeds work as before. Raises WorkerStartError.
         """
         self._pool.prepare(FORESEE, Foreseen(run.scenario, run.arm, run.seed))
 

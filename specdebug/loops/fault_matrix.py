@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from specdebug import interrupts
@@ -212,8 +214,8 @@ class FaultMatrix:
     @property
     def sole(self) -> dict[str, tuple[str, ...]]:
         """The rows of which a detector caught some injection alone, by detector."""
-        names = sorted({name for check in self.checks for name in check.sole})
-        return {name: tuple(check.case.name for check in self.checks if name in check.sole) for name in names}
+        pairs = sorted(((name, check.case.name) for check in self.checks for name in check.sole), key=itemgetter(0))
+        return {name: tuple(row for _, row in rows) for name, rows in groupby(pairs, key=itemgetter(0))}
 
     @property
     def idle_probes(self) -> tuple[str, ...]:

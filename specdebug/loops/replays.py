@@ -142,10 +142,7 @@ class _Kept:
 def plan_all(
     scenarios: Sequence[Scenario], choices: Choices, library: RunContent, expression: Expression | None = None
 ) -> list[Plan]:
-    """Return the runs that the choices ask for and the expression selects, without scenarios that then have none.
-
-    Raises as ``replay.plan``, and NothingSelected.
-    """
+    """Return the runs that are chosen and selected, by scenario. Raises as ``replay.plan``, and NothingSelected."""
     plans = [(scenario, plan(scenario, choices, library)) for scenario in scenarios]
     if expression is None:
         return list(plans)

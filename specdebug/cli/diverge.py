@@ -72,11 +72,8 @@ def diverge(
         both = _planned(scenario, _two_arms(scenario, arm, changes), changes, library)
         with tempfile.TemporaryDirectory(prefix="specdebug-diverge-") as folder, progress() as watcher:
             answer = Diverging(pool, library, both, Path(folder), watcher).run()
-    tell_results(
-        results,
-        lambda: divergence_document(scenario.name, answer),
-        lambda: show(render_divergence(scenario.name, answer)),
-    )
+    name = scenario.name
+    tell_results(results, lambda: divergence_document(name, answer), lambda: show(render_divergence(name, answer)))
     return answer.exit_code
 
 

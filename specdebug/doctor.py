@@ -1,12 +1,12 @@
-"""What this machine and installation offer, examined from a worker so that nothing broken can hurt the
-caller."""
+"""The facts of this machine and installation, examined from a worker so that nothing broken can hurt the caller."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from specdebug import __version__
@@ -19,7 +19,7 @@ from specdebug.workers.system import cpu_count
 
 
 def examine(pool: WorkerPool, library: Library) -> tuple[dict[str, Any], list[str]]:
-    """Facts by name, in the order to show them, and what is wrong, one line each."""
+    """Return facts by name, in the order to show them, and problems, one line each."""
     problems: list[str] = []
     facts: dict[str, Any] = {
         "specdebug": __version__,
@@ -30,25 +30,21 @@ def examine(pool: WorkerPool, library: Library) -> tuple[dict[str, Any], list[st
     }
     facts |= _worker_facts(pool, problems)
     facts["content folders"] = [str(path) for path in library.folders]
-    for kind, load in (
-        ("scenarios", library.scenarios),
-        ("toggles", library.all_toggles),
-        ("probe packs", library.all_packs),
-    ):
+    loads: dict[str, Callable[[], Any]] = {
+        "scenarios": lambda: len(library.scenarios()),
+        "toggles": lambda: len(library.all_toggles()),
+        "probe packs": lambda: len(library.all_packs()),
+        **{f"checkpoint {name}": partial(lambda name: str(checkpoint_path(name)), name) for name in NAMES},
+    }
+    for name, load in loads.items():
         try:
-            facts[kind] = len(load())
-        except SpecDebugError as error:
-            problems.append(str(error))
-    for name in NAMES:
-        try:
-            facts[f"checkpoint {name}"] = str(checkpoint_path(name))
+            facts[name] = load()
         except SpecDebugError as error:
             problems.append(str(error))
     return facts, problems
 
 
 def _worker_facts(pool: WorkerPool, problems: list[str]) -> dict[str, Any]:
-    """What a worker says of torch and of GPUs."""
     try:
         job = Job("doctor", "specdebug.workers.inspect:describe", None, timeout_s=60, uses_gpu=True)
         events, end = run_one(pool, job)
@@ -63,8 +59,7 @@ def _worker_facts(pool: WorkerPool, problems: list[str]) -> dict[str, Any]:
 
 
 def _gpu_facts(packages: Mapping[str, Any], found: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The GPU stack, and what engines will use of it. That there is none is no problem: everything runs on the
-    CPU, and this is the one place that says so."""
+    """Return the facts of the GPU stack. That there is none is no problem: everything runs on the CPU."""
     facts: dict[str, Any] = {"worker memory limit": _limit_text()}
     if found is not None:
         built = f"built for CUDA {found['cuda']}" if found["cuda"] else "built without CUDA"

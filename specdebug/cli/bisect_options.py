@@ -72,7 +72,7 @@ class BisectBudget:
 
 @dataclass(frozen=True)
 class Suspects:
-    """The suspects in the thing that runs."""
+    """The suspects in the thing that runs, and the failures to follow."""
 
     arm: Annotated[
         ArmOption, Help("Of the scenario; the first that reverts nothing, over faults that declares some.")
@@ -95,34 +95,19 @@ class Suspects:
         str | None, typer.Option("--build", metavar="CMD", help="Over commits: run in a shell after each checkout.")
     ] = None
 
-
-@dataclass(frozen=True)
-class Followed:
-    """The choice of failures to follow."""
-
     signature: Annotated[
         SignatureOption, Help("Follow these failures; else what the scenario expects, or the most frequent.")
     ] = None
 
 
 def check_together(subject: BisectSubject, budget: BisectBudget, suspects: Suspects) -> None:
-    """Raises SpecDebugError for an option that is of no use beside the others."""
+    """Raise SpecDebugError for an option that is of no use beside the others."""
     over = subject.over
-    unwanted: dict[str, object] = {}
-    if over is not Over.COMMITS:
-        unwanted |= {
-            "--good": suspects.good,
-            "--bad": suspects.bad,
-            "--repo": suspects.repo,
-            "--build": suspects.build,
-        }
-    if over is not Over.CONFIG:
-        unwanted |= {"--option": suspects.option}
-    if over is not Over.FAULTS:
-        unwanted |= {"--fault": suspects.fault}
-    for name, value in unwanted.items():
-        if value is not None:
-            raise SpecDebugError(f"{name} is of no use with --over {over.value}")
+    own = {Over.COMMITS: ("good", "bad", "repo", "build"), Over.CONFIG: ("option",), Over.FAULTS: ("fault",)}
+    unwanted = (name for kind, names in own.items() if kind is not over for name in names)
+    for name in unwanted:
+        if getattr(suspects, name) is not None:
+            raise SpecDebugError(f"--{name} is of no use with --over {over.value}")
     if suspects.arm is not None and subject.scenario is None:
         raise SpecDebugError("--arm is for scenarios")
     if budget.ray_address is not None and budget.executor is not Executor.RAY:

@@ -1,4 +1,4 @@
-"""Plans of a bisection, one for each thing it can be about: who runs trials, who picks them, and the words for them."""
+"""Plans of a bisection, one for each kind of cause: the source of its trials, their chooser, and the words for them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from specdebug.cli.bisect_options import BisectBudget, BisectSubject, Over, Suspects
-from specdebug.cli.options import content_words, engine_words
-from specdebug.cli.replay import open_library
+from specdebug.cli.options import ContentOptions, engine_words
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -23,32 +22,31 @@ if TYPE_CHECKING:
     from specdebug.trials.source import TrialSource
 
 Reproduce: TypeAlias = Callable[[frozenset[str], int], str]
-"""Of what a trial switched on, and of its seed: the command that runs it again."""
+"""Make the command that runs a trial again, of the candidates that it switched on and its seed."""
 NextStep: TypeAlias = Callable[[frozenset[str], str], str]
-"""Of the culprits, and of the signature that was followed: what to run next; nothing where nothing helps."""
+"""Make the command to run next, if any, of the culprits and the signature that was followed."""
 
 
 @dataclass(frozen=True)
 class BisectQuestion:
-    """The question of a bisection, read and checked: ``command`` is empty where the subject is a scenario."""
+    """The question of a bisection. ``command`` is empty where the subject is a scenario."""
 
     subject: BisectSubject
     suspects: Suspects
     budget: BisectBudget
     command: tuple[str, ...]
-    content: Sequence[Path] | None
+    shared: ContentOptions
     engine: Mapping[str, str | int]
     confidence: float
 
     @property
     def file(self) -> str:
-        """The scenario, where the subject is one."""
         assert self.subject.scenario is not None
         return self.subject.scenario
 
     @property
     def jobs(self) -> int:
-        """Return how many trials of a scenario run at a time."""
+        """The number of trials of a scenario that run at a time."""
         from specdebug.workers.system import cpu_count
 
         return self.budget.jobs or cpu_count()
@@ -58,15 +56,15 @@ class BisectQuestion:
         return replace(library.scenario(self.file), overrides=dict(self.engine))
 
     def where(self) -> list[str]:
-        """Return the words of a command line that sets the same engine options and content folders."""
-        return [*engine_words(self.engine), *content_words(self.content)]
+        """Return the words that set the same engine options and content folders."""
+        return [*engine_words(self.engine), *self.shared.words()]
 
     def replay(self, arm: str, seed: int) -> list[str]:
-        """Return the words of a command line that replays an arm of the scenario."""
+        """Return the words that replay an arm of the scenario."""
         return ["specdebug", "replay", self.file, "--arm", arm, "--seed", str(seed)]
 
     def bisector(self, names: Sequence[str]) -> Callable[[], Chooser]:
-        """Return what makes a Bayesian search among these candidates."""
+        """Return a maker of a Bayesian search among these candidates."""
         from specdebug.bisect import Bisector
 
         return partial(Bisector, names, confidence=self.confidence, seed=self.budget.seed)
@@ -136,7 +134,7 @@ def _over_toggles_of_command(asked: BisectQuestion) -> Plan:
 
     timeout = asked.budget.timeout
     what = shlex.join(asked.command)
-    library = open_library(asked.content)
+    library = asked.shared.library()
     source = CommandSource(asked.command, library.registry, capacity=asked.budget.jobs or 1, timeout_s=timeout)
     names = [candidate.id for candidate in source.candidates]
 
@@ -156,7 +154,7 @@ def _over_scenario(asked: BisectQuestion) -> Plan:
     from specdebug.trials.remote import scenario_source
     from specdebug.trials.scenario import ScenarioSource, expected_signature
 
-    library = open_library(asked.content)
+    library = asked.shared.library()
     scenario = asked.scenario(library)
     options, timeout = tuple(asked.suspects.option or ()), asked.budget.timeout
     for text in options:
@@ -211,7 +209,7 @@ def _over_faults(asked: BisectQuestion) -> Plan:
     from specdebug.trials.remote import fault_source
     from specdebug.trials.scenario import expected_signature
 
-    library = open_library(asked.content)
+    library = asked.shared.library()
     scenario, timeout = asked.scenario(library), asked.budget.timeout
     added = tuple(parse_fault(text) for text in asked.suspects.fault or ())
     source = FaultSource(library, scenario, faults=added, arm=asked.suspects.arm, jobs=asked.jobs, timeout_s=timeout)

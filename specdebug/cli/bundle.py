@@ -12,8 +12,7 @@ import typer
 from specdebug import interrupts
 from specdebug.cli.options import (
     ArmOption,
-    Content,
-    Debug,
+    ContentOptions,
     EngineOptions,
     Faults,
     File,
@@ -24,10 +23,10 @@ from specdebug.cli.options import (
     numbers_of,
     positive,
 )
-from specdebug.cli.output import show, write
+from specdebug.cli.output import answer, show, write
 from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay import open_library, progress, workers
-from specdebug.cli.results import check_files, write_files
+from specdebug.cli.replay import progress, workers
+from specdebug.cli.results import tell_results
 from specdebug.errors import CannotRunHere
 
 if TYPE_CHECKING:
@@ -53,12 +52,12 @@ class BundleSubject:
 @grouped
 @interrupts.held()
 def bundle(
+    *,
     subject: BundleSubject,
     engine: EngineOptions,
     results: JsonOptions,
     timeout: Timeout = None,
-    content: Content = None,
-    debug: Debug = False,
+    shared: ContentOptions,
 ) -> int:
     """Run an arm and write all that it takes to run it elsewhere into one file, for `specdebug replay`.
 
@@ -67,13 +66,13 @@ def bundle(
     from specdebug.bundle.archive import check_target
 
     check_target(subject.output, subject.force)
-    check_files(results.json_file)
+    results.check()
     began = time.monotonic()
     with workers(1) as pool:
         from specdebug.bundle.run import run_traced
         from specdebug.loops.replay import Replay
 
-        library = open_library(content)
+        library = shared.library()
         scenario, run = _planned(library, subject, engine, timeout)
         with progress() as watcher:
             traced = run_traced(pool, library, run, watcher)
@@ -81,14 +80,14 @@ def bundle(
         return interrupts.exit_code()
     if traced.result.outcome.unavailable:
         raise CannotRunHere(f"no bundle written: {traced.result.outcome.detail}")
-    answer = Replay(scenario, (traced.result,), time.monotonic() - began, traced.interrupted)
-    return _tell(answer, traced, library, run, subject, results)
+    replayed = Replay(scenario, (traced.result,), time.monotonic() - began, traced.interrupted)
+    return _tell(replayed, traced, library, run, subject, results)
 
 
 def _planned(
     library: Library, subject: BundleSubject, engine: EngineOptions, timeout: float | None
 ) -> tuple[Scenario, ArmRun]:
-    """Return the scenario as it is in its file, and the run that is asked for."""
+    """Return the scenario of the file, and the run."""
     from specdebug.faults.declare import parse_fault
     from specdebug.loops import replay as replaying
 
@@ -106,31 +105,28 @@ def _planned(
 
 
 def _tell(
-    answer: Replay, traced: Traced, library: Library, run: ArmRun, subject: BundleSubject, results: JsonOptions
+    replayed: Replay, traced: Traced, library: Library, run: ArmRun, subject: BundleSubject, results: JsonOptions
 ) -> int:
-    """Say what became of the run and, unless it was cut short, write the bundle; return the exit code."""
+    """Tell the run's results, write the bundle unless a signal cut the run short, and return the exit code."""
     from specdebug.bundle.content import write_bundle
     from specdebug.bundle.run import versions_here
-    from specdebug.report.document import replay_document, to_json
+    from specdebug.report.document import replay_document
     from specdebug.report.terminal import render_replay
 
-    document = replay_document(answer)
+    document = replay_document(replayed)
     if traced.interrupted:
-        write(to_json(document)) if results.as_json else show(render_replay(answer))
+        answer(results.as_json, document, lambda: render_replay(replayed))
         return interrupts.exit_code()
     output = subject.output
     requests = library.workload(run.scenario, run.arm, run.seed)
     here = versions_here(traced.result.outcome.stack)
     try:
         if not results.as_json:
-            show(render_replay(answer))
+            show(render_replay(replayed))
     finally:  # also where stdout is gone
         write_bundle(output, traced, requests, here, document, subject.force)
         size = output.stat().st_size
-        text = to_json({**document, "bundle": {"path": str(output), "bytes": size}})
         said = f"wrote {output} ({size / 1024:.0f} KiB); specdebug replay {output} runs it again"
-        try:
-            write(text if results.as_json else said)
-        finally:
-            write_files((results.json_file, lambda: text + "\n"))
+        bundled = {**document, "bundle": {"path": str(output), "bytes": size}}
+        tell_results(results, lambda: bundled, lambda: write(said))
     return 0

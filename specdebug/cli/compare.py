@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 from specdebug import interrupts
 from specdebug.cli.options import (
     ArmsOption,
-    Content,
-    Debug,
+    ContentOptions,
     EngineOptions,
     File,
     ResultOptions,
     RunOptions,
     Seed,
+    command_line,
     positive,
 )
-from specdebug.cli.output import show, write
+from specdebug.cli.output import show
 from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay import open_library, progress, workers
-from specdebug.cli.replay_scenarios import tell
-from specdebug.cli.results import ReplayFiles
+from specdebug.cli.replay import progress, workers
+from specdebug.cli.results import tell_replay, tell_results
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -40,20 +39,18 @@ def compare(
     engine: EngineOptions,
     results: ResultOptions,
     runs: RunOptions,
-    content: Content = None,
-    debug: Debug = False,
+    shared: ContentOptions,
 ) -> int:
     """Run two arms and put them side by side, request by request.
 
     Exit code 0 when both come to the same verdict and every request to the same output, else 1; 125 when this machine
     cannot run one of them.
     """
-    files = ReplayFiles(results.junit, results.html, json=results.json_file)
-    files.check()
+    results.check()
     with workers(runs.jobs) as pool:
         from specdebug.loops import replay as replaying
 
-        library = open_library(content)
+        library = shared.library()
         scenario = library.scenario(file)
         choices = replaying.Choices(
             arms=_two_arms(scenario, arm),
@@ -61,12 +58,12 @@ def compare(
             timeout_s=positive(runs.timeout),
             engine=engine.overrides(),
         )
-        recording = files.recording()
+        recording = results.recording()
         with progress() as watcher:
             answer = replaying.replay(pool, library, scenario, choices, watcher, recording)
         if answer.interrupted:  # there is nothing to compare; what is known of each arm is told
-            return tell(answer, files, recording, as_json=results.as_json)
-        return _tell_both(answer, choices.arms, files, recording, as_json=results.as_json)
+            return tell_replay(answer, results, recording)
+        return _tell_both(answer, choices.arms, results, recording)
 
 
 def _two_arms(scenario: Scenario, named: Sequence[str] | None) -> tuple[str, ...]:
@@ -77,26 +74,37 @@ def _two_arms(scenario: Scenario, named: Sequence[str] | None) -> tuple[str, ...
     return names
 
 
-def _tell_both(
-    answer: Replay, names: tuple[str, ...], files: ReplayFiles, recording: Recording | None, *, as_json: bool
-) -> int:
-    """Say how the two arms differ on stdout, then in files; return the exit code."""
+def _tell_both(answer: Replay, names: tuple[str, ...], results: ResultOptions, recording: Recording | None) -> int:
+    """Tell how the two arms differ, and return the exit code."""
     from specdebug.loops import compare as comparing
-    from specdebug.report.document import comparison_document, to_json
+    from specdebug.report.document import comparison_document
+    from specdebug.report.github import comparison_annotations, comparison_summary
+    from specdebug.report.junit import verdict_xml
+    from specdebug.report.terminal import comparison_line, render_comparison
     from specdebug.scenario.load import engine_config
     from specdebug.scenario.text import decoder, load_tokenizer
 
     left, right = (result.outcome for result in answer.results)
     decode = decoder(load_tokenizer(engine_config(answer.scenario, names[0]).model))
     comparison = comparing.compare((names[0], names[1]), (left, right), decode)
-    document = to_json(comparison_document(comparison))
-    try:
-        if as_json:
-            write(document)
-        else:
-            from specdebug.report.terminal import render_comparison
+    name, code, line = answer.scenario.name, comparison.exit_code, comparison_line(comparison)
 
-            show(render_comparison(answer.scenario.name, comparison))
-    finally:
-        files.write_comparison(answer, comparison, recording, lambda: document + "\n")
-    return comparison.exit_code
+    def page() -> str:
+        from specdebug.report.html.compare import compare_page
+
+        assert recording is not None  # since a page is wanted
+        return compare_page(answer, comparison, recording, command_line())
+
+    tell_results(
+        results,
+        lambda: comparison_document(comparison),
+        lambda: show(render_comparison(name, comparison)),
+        (
+            results.junit,
+            lambda: verdict_xml(name, " and ".join(names), code, line, answer.wall_s),
+        ),
+        (results.html, page),
+        summary=lambda: comparison_summary(answer, comparison),
+        annotations=lambda: comparison_annotations(answer, comparison),
+    )
+    return code

@@ -1,5 +1,5 @@
-"""Values that a shell completes. Each function is called while somebody waits at a prompt: nothing here imports torch,
-and whatever goes wrong (a file half written, a folder that is not there) completes to nothing."""
+"""Values that a shell completes. Somebody waits at a prompt meanwhile: nothing here imports torch, and every error (a
+file half written, a folder that is not there) completes to nothing."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import typer
 from specdebug.attention_plans import PLANS
 
 Found: TypeAlias = Iterable[str | tuple[str, str]]
-"""Values, or pairs of a value and what it is."""
+"""Values, or pairs of a value and its description."""
 
 _YAML = (".yaml", ".yml")
 _SUBJECT = ("files", "file", "scenario")
-"""Names under which commands take the scenario they are about."""
+"""The names of commands' parameters that take a scenario."""
 
 
 def _quietly(
     complete: Callable[[typer.Context, str], Found],
 ) -> Callable[[typer.Context, str], list[str | tuple[str, str]]]:
-    """Keep what fits the word begun, or nothing at all when it cannot be found out."""
+    """Keep the values that begin with the incomplete word; after an error there are none."""
 
     @wraps(complete)
     def completed(ctx: typer.Context, incomplete: str) -> list[str | tuple[str, str]]:
@@ -39,14 +39,14 @@ def _quietly(
 
 @_quietly
 def scenarios(ctx: typer.Context, incomplete: str) -> Found:
-    """Names of scenarios, scenario files, and folders on the way to them."""
+    """Complete names of scenarios, scenario files, and folders on the way to them."""
     yield from _scenario_names(ctx)
     yield from _paths(incomplete, _YAML)
 
 
 @_quietly
 def replayed(ctx: typer.Context, incomplete: str) -> Found:
-    """The same, and bundles."""
+    """Complete the same, and bundles."""
     from specdebug.bundle import ENDING
 
     yield from _scenario_names(ctx)
@@ -55,33 +55,29 @@ def replayed(ctx: typer.Context, incomplete: str) -> Found:
 
 @_quietly
 def arms(ctx: typer.Context, incomplete: str) -> Found:
-    """Arms of the scenarios that are on the line already."""
+    """Complete arms of the scenarios that are on the line already."""
     from specdebug.content import find
     from specdebug.yamlio import load_yaml
 
-    named: dict[str, None] = {}
-    for subject in _subjects(ctx):
-        data = load_yaml(find("scenarios", subject, _content(ctx))).data
-        named |= dict.fromkeys(map(str, data.get("arms", ())))
-    return named
+    found = [load_yaml(find("scenarios", subject, _content(ctx))).data for subject in _subjects(ctx)]
+    return dict.fromkeys(str(arm) for data in found for arm in data.get("arms", ()))
 
 
 @_quietly
 def fixes(ctx: typer.Context, incomplete: str) -> Found:
-    """Numbers of fixes that can be reverted; of a list, its last."""
+    """Complete the last of a list of numbers of fixes that can be reverted."""
     before, comma, _ = incomplete.rpartition(",")
     return [(f"{before}{comma}{toggle.pr}", toggle.title) for toggle in _registry(ctx).toggles.values()]
 
 
 @_quietly
 def all_fixes(ctx: typer.Context, incomplete: str) -> Found:
-    """Numbers of all registered fixes, those of other engines included."""
+    """Complete numbers of all registered fixes, those of other engines included."""
     return [(str(toggle.pr), toggle.title) for toggle in _registry(ctx).all]
 
 
 @_quietly
 def fault_names(ctx: typer.Context, incomplete: str) -> Found:
-    """Classes of faults."""
     from specdebug.faults.catalogue import CLASSES
 
     return [(kind.name, kind.summary) for kind in CLASSES.values()]
@@ -89,7 +85,6 @@ def fault_names(ctx: typer.Context, incomplete: str) -> Found:
 
 @_quietly
 def targets(ctx: typer.Context, incomplete: str) -> Found:
-    """Return what scenarios can be run on."""
     from specdebug.targets.registry import target_names
 
     return target_names()
@@ -97,7 +92,7 @@ def targets(ctx: typer.Context, incomplete: str) -> Found:
 
 @_quietly
 def faults(ctx: typer.Context, incomplete: str) -> Found:
-    """Faults to inject: the class, then ``:`` and the keys of its address, then the sites it can act at."""
+    """Complete a fault's class, then ``:`` and the keys of its address, then the sites it can act at."""
     from specdebug.faults.catalogue import CLASSES
 
     name, colon, address = incomplete.partition(":")
@@ -114,7 +109,6 @@ def faults(ctx: typer.Context, incomplete: str) -> Found:
 
 @_quietly
 def packs(ctx: typer.Context, incomplete: str) -> Found:
-    """Probe packs."""
     from specdebug.content import content_files
 
     return content_files("probes", _content(ctx))
@@ -122,7 +116,7 @@ def packs(ctx: typer.Context, incomplete: str) -> Found:
 
 @_quietly
 def signatures(ctx: typer.Context, incomplete: str) -> Found:
-    """Signatures of what probes find: a kind and a site."""
+    """Complete signatures of findings of probes: a kind and a site."""
     from specdebug.scenario.library import engine_sites
 
     return dict.fromkeys(f"{site.kind}@{site.name}" for site in engine_sites())
@@ -130,18 +124,16 @@ def signatures(ctx: typer.Context, incomplete: str) -> Found:
 
 @_quietly
 def devices(ctx: typer.Context, incomplete: str) -> Found:
-    """Kinds of devices; whether there is one is known only to torch, which is not asked."""
+    """Complete kinds of devices. Only torch, which is not asked, knows which there are."""
     return ("cpu", "cuda")
 
 
 @_quietly
 def plans(ctx: typer.Context, incomplete: str) -> Found:
-    """Attention plans."""
     return PLANS
 
 
 def _content(ctx: typer.Context) -> list[Path]:
-    """The user's folders, from the line or from a configuration file."""
     return list(ctx.params.get("content") or ())
 
 
@@ -165,7 +157,7 @@ def _scenario_names(ctx: typer.Context) -> Found:
 
 
 def _paths(incomplete: str, endings: tuple[str, ...]) -> Found:
-    """Folders, and files of these endings, that begin as the word does."""
+    """Yield folders, and files of these endings, that begin as the word does."""
     folder, begun = os.path.split(incomplete)
     for entry in sorted(os.scandir(folder or "."), key=lambda each: each.name):
         if entry.name.startswith(".") and not begun.startswith("."):

@@ -1,4 +1,4 @@
-"""``specdebug config``, and how what a configuration file sets reaches the commands."""
+"""``specdebug config``, and the defaults that a configuration file gives commands."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 
 from specdebug import configuration
 from specdebug.cli.options import Debug, Json
-from specdebug.cli.output import show, write
+from specdebug.cli.output import answer, write
 from specdebug.content import PATH_VARIABLE
 
 
 def defaults_of(command: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults for a command and those beneath it: of every option that is set, by the option's name."""
-    beneath = getattr(command, "commands", {})
-    below = {name: defaults_of(one, settings) for name, one in beneath.items()}
+    """Return the defaults that settings give a command and those below it, by the option's name."""
+    below = {name: defaults_of(one, settings) for name, one in getattr(command, "commands", {}).items()}
     own = {param.name: settings[param.name] for param in command.params if param.name in settings}
     return below | own
 
@@ -28,33 +27,24 @@ def config(as_json: Json = False, debug: Debug = False) -> int:
     """
     found = configuration.load()
     settings = {name.replace("_", "-"): each for name, each in sorted(found.settings.items())}
+    values = {
+        name: [str(one) for one in each.value] if isinstance(each.value, list) else each.value
+        for name, each in settings.items()
+    }
     path_variable = os.environ.get(PATH_VARIABLE)
-    if as_json:
-        from specdebug.report.document import to_json
-
-        document = {
-            "path": None if found.path is None else str(found.path),
-            "settings": {
-                name: {"value": _plain(each.value), "line": each.where.line} for name, each in settings.items()
-            },
-            PATH_VARIABLE: path_variable,
-        }
-        write(to_json(document))
-        return 0
-    if found.path is None:
+    if found.path is None and not as_json:
         write("no configuration file: every option has its default")
     else:
         from specdebug.report.listings import settings_table
 
-        show(settings_table((name, _text(each.value), str(each.where)) for name, each in settings.items()))
-    if path_variable:
+        document = {
+            "path": None if found.path is None else str(found.path),
+            "settings": {name: {"value": values[name], "line": each.where.line} for name, each in settings.items()},
+            PATH_VARIABLE: path_variable,
+        }
+        texts = {name: ", ".join(value) if isinstance(value, list) else str(value) for name, value in values.items()}
+        rows = ((name, texts[name], str(each.where)) for name, each in settings.items())
+        answer(as_json, document, lambda: settings_table(rows))
+    if path_variable and not as_json:
         write(f"{PATH_VARIABLE}={path_variable}")
     return 0
-
-
-def _plain(value: Any) -> Any:
-    return [str(each) for each in value] if isinstance(value, list) else value
-
-
-def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

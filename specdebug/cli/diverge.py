@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from specdebug import interrupts
 from specdebug.cli.options import (
     ArmsOption,
-    Content,
-    Debug,
+    ContentOptions,
     EngineOptions,
     Faults,
     File,
@@ -22,10 +21,10 @@ from specdebug.cli.options import (
     Seed,
     positive,
 )
-from specdebug.cli.output import show, write
+from specdebug.cli.output import show
 from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay import open_library, progress, workers
-from specdebug.cli.results import check_files, write_files
+from specdebug.cli.replay import progress, workers
+from specdebug.cli.results import tell_results
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -46,57 +45,40 @@ def diverge(
     engine: EngineOptions,
     results: JsonOptions,
     runs: RunOptions,
-    content: Content = None,
-    debug: Debug = False,
+    shared: ContentOptions,
 ) -> int:
     """Run two arms and name the first step, request, site and tensor in which they differ, with both values.
 
     What another batch shape does to the last bits is told apart from a fault. Exit code 0 when nothing diverged (but
     for rounding), 1 when something did, 125 when the two cannot be compared.
     """
-    check_files(results.json_file)
+    results.check()
     with workers(runs.jobs) as pool:
         from specdebug.diverge.run import Diverging
+        from specdebug.faults.declare import parse_fault
+        from specdebug.loops import replay as replaying
         from specdebug.report.diverge import divergence_document, render_divergence
-        from specdebug.report.document import to_json
+        from specdebug.toggles import parse_numbers
 
-        library = open_library(content)
+        library = shared.library()
         scenario = library.scenario(file)
-        changes = _changes(revert, fault, seed, positive(runs.timeout), engine)
+        changes = replaying.Choices(
+            reverts=tuple(parse_numbers(",".join(revert or ()))),
+            faults=tuple(parse_fault(text) for text in fault or ()),
+            seed=seed,
+            timeout_s=positive(runs.timeout),
+            engine=engine.overrides(),
+        )
         both = _planned(scenario, _two_arms(scenario, arm, changes), changes, library)
         with tempfile.TemporaryDirectory(prefix="specdebug-diverge-") as folder, progress() as watcher:
             answer = Diverging(pool, library, both, Path(folder), watcher).run()
-        document = to_json(divergence_document(scenario.name, answer))
-    try:
-        write(document) if results.as_json else show(render_divergence(scenario.name, answer))
-    finally:
-        write_files((results.json_file, lambda: document + "\n"))
+    name = scenario.name
+    tell_results(results, lambda: divergence_document(name, answer), lambda: show(render_divergence(name, answer)))
     return answer.exit_code
 
 
-def _changes(
-    revert: Sequence[str] | None,
-    fault: Sequence[str] | None,
-    seed: int | None,
-    timeout_s: float | None,
-    engine: EngineOptions,
-) -> Choices:
-    """Return what is chosen for the second arm; the first has the same but for the reverts and faults."""
-    from specdebug.faults.declare import parse_fault
-    from specdebug.loops import replay as replaying
-    from specdebug.toggles import parse_numbers
-
-    return replaying.Choices(
-        reverts=tuple(parse_numbers(",".join(revert or ()))),
-        faults=tuple(parse_fault(text) for text in fault or ()),
-        seed=seed,
-        timeout_s=timeout_s,
-        engine=engine.overrides(),
-    )
-
-
 def _two_arms(scenario: Scenario, named: Sequence[str] | None, changes: Choices) -> tuple[str, str]:
-    """Return the arms to compare; one arm is compared with itself only where the second time is changed."""
+    """Return the arms to compare. One arm is compared with itself only if the second run is changed."""
     names = list(named or list(scenario.arms)[:2])
     if len(names) == 1:
         names *= 2

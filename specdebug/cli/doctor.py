@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import time
 
-from specdebug.cli.options import Content, Debug, Json
-from specdebug.cli.output import show, write
-from specdebug.cli.replay import open_library, workers
+from specdebug.cli.options import Content, Debug, Json, open_library
+from specdebug.cli.output import answer
+from specdebug.cli.replay import workers
 
 
 def doctor(as_json: Json = False, content: Content = None, debug: Debug = False) -> int:
     """Say what is installed, what will be used, and whether a worker runs; exit code 1 when a part is
     missing."""
     from specdebug.doctor import examine
+    from specdebug.report.listings import facts_table
 
     began = time.monotonic()
     with workers(1) as pool:
         facts, problems = examine(pool, open_library(content))
     facts["examined in"] = f"{time.monotonic() - began:.1f} s"
-    if as_json:
-        from specdebug.report.document import to_json
-
-        write(to_json({"facts": facts, "problems": problems}))
-    else:
-        from specdebug.report.listings import facts_table
-
-        show(facts_table(facts, problems))
+    answer(as_json, {"facts": facts, "problems": problems}, lambda: facts_table(facts, problems))
     return 1 if problems else 0

@@ -1,27 +1,21 @@
-"""``specdebug faults``: the kinds of damage that can be done to an engine on purpose."""
+"""``specdebug faults``: list and show the faults that can be injected, and verify that they are caught."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specdebug import interrupts
 from specdebug.cli import complete
-from specdebug.cli.options import Debug, Jobs, Json, OnDevice, PageOptions, command_line, engine_overrides
-from specdebug.cli.output import show, write
+from specdebug.cli.options import Debug, Jobs, Json, OnDevice, PageOptions, command_line, engine_overrides, open_library
+from specdebug.cli.output import answer, on_stderr, show, write
 from specdebug.cli.params import grouped
-from specdebug.cli.results import check_files, tell_github, tell_work, write_files
+from specdebug.cli.results import tell_results
 
 if TYPE_CHECKING:
     from specdebug.loops.fault_matrix import FaultMatrix
-    from specdebug.loops.fault_runs import MatrixWatcher
 
 app = typer.Typer(help="List and show the faults that can be injected, and verify what catches them.")
 
@@ -36,15 +30,9 @@ def list_faults(as_json: Json = False, debug: Debug = False) -> int:
     others, where they can act if not everywhere.
     """
     from specdebug.faults.catalogue import CLASSES
-
-    if as_json:
-        from specdebug.report.document import to_json
-
-        write(to_json([kind.to_dict() for kind in CLASSES.values()]))
-        return 0
     from specdebug.report.fault import fault_table
 
-    show(fault_table(CLASSES.values()))
+    answer(as_json, [kind.to_dict() for kind in CLASSES.values()], lambda: fault_table(CLASSES.values()))
     return 0
 
 
@@ -52,16 +40,10 @@ def list_faults(as_json: Json = False, debug: Debug = False) -> int:
 def show_fault(name: Name, as_json: Json = False, debug: Debug = False) -> int:
     """One class: what it does, where it can act, how to address it, and a scenario it acts in."""
     from specdebug.faults.declare import find_class
+    from specdebug.report.fault import describe_fault
 
     kind = find_class(name)
-    if as_json:
-        from specdebug.report.document import to_json
-
-        write(to_json(kind.to_dict()))
-    else:
-        from specdebug.report.fault import describe_fault
-
-        write(describe_fault(kind))
+    answer(as_json, kind.to_dict(), lambda: describe_fault(kind))
     return 0
 
 
@@ -72,10 +54,7 @@ def verify(
     name: Annotated[
         list[str] | None,
         typer.Option(
-            "--class",
-            metavar="NAME",
-            help="This class only (repeatable).",
-            autocompletion=complete.fault_names,
+            "--class", metavar="NAME", help="This class only (repeatable).", autocompletion=complete.fault_names
         ),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from 0.")] = 1,
@@ -90,32 +69,28 @@ def verify(
     was not injected; 125 when this machine lacks the device. After a Ctrl-C the matrix is of what had been measured. On
     a GPU, classes act at sites outside the captured graphs; those that have none are left out, and named.
     """
-    from specdebug.cli.replay import open_library
     from specdebug.faults.catalogue import CLASSES
     from specdebug.faults.declare import find_class
     from specdebug.loops.fault_runs import verify as run_matrix
+    from specdebug.report.fault_matrix import faults_progress
 
     kinds = [find_class(each) for each in dict.fromkeys(name)] if name else list(CLASSES.values())
-    check_files(results.html, results.json_file)
+    results.check()
     on = str(engine_overrides(device, None, None).get("device", "cpu"))
     began = time.monotonic()
     with interrupts.held():
-        with _watcher() as watcher:
+        with on_stderr(faults_progress) as watcher:
             matrix = run_matrix(kinds, seeds, jobs, open_library(None), watcher, on)
         if matrix.made or matrix.trouble is None:
-            _publish(matrix, results, time.monotonic() - began)
+            _tell(matrix, results, time.monotonic() - began)
     if matrix.trouble is not None:
         raise matrix.trouble
     return matrix.exit_code
 
 
-def _publish(matrix: FaultMatrix, results: PageOptions, wall_s: float) -> None:
-    """Report on stdout, then the page, and a summary on GitHub."""
-
-    def document() -> str:
-        from specdebug.report.document import to_json
-
-        return to_json(matrix.to_dict())
+def _tell(matrix: FaultMatrix, results: PageOptions, wall_s: float) -> None:
+    from specdebug.report.fault_matrix import closing_line, render_fault_matrix
+    from specdebug.report.github import text_summary
 
     def page() -> str:
         from specdebug.report.detection import DetectionMatrix
@@ -124,37 +99,16 @@ def _publish(matrix: FaultMatrix, results: PageOptions, wall_s: float) -> None:
         detected = DetectionMatrix.from_dict(matrix.to_dict())
         return faults_page(detected, matrix.exit_code, wall_s, command_line(), matrix.problems, matrix.missing)
 
-    def summary() -> str:
-        from specdebug.report.fault_matrix import closing_line
-        from specdebug.report.github import text_summary
-
-        return text_summary("faults verify", matrix.exit_code, "\n".join((closing_line(matrix), *matrix.problems)))
-
     def report() -> None:
-        if results.as_json:
-            write(document())
-        else:
-            from specdebug.report.fault_matrix import closing_line, render_fault_matrix
+        show(render_fault_matrix(matrix))
+        write(closing_line(matrix))
 
-            show(render_fault_matrix(matrix))
-            write(closing_line(matrix))
-
-    def keep() -> None:
-        try:
-            write_files((results.html, page), (results.json_file, lambda: document() + "\n"))
-        finally:
-            tell_github(summary)
-
-    tell_work(matrix.trouble, report, keep)
-
-
-@contextmanager
-def _watcher() -> Iterator[MatrixWatcher]:
-    """Progress on stderr, if there is one."""
-    from specdebug.report.fault_matrix import faults_progress
-
-    with contextlib.ExitStack() as stack:
-        stream = sys.stderr or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-        watcher = faults_progress(stream)
-        with watcher:
-            yield watcher
+    lines = "\n".join((closing_line(matrix), *matrix.problems))
+    tell_results(
+        results,
+        matrix.to_dict,
+        report,
+        (results.html, page),
+        summary=lambda: text_summary("faults verify", matrix.exit_code, lines),
+        trouble=matrix.trouble,
+    )

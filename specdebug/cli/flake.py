@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,10 +16,8 @@ from specdebug.cli.options import (
     TRIALS_AT_A_TIME,
     ArmOption,
     Confidence,
-    Content,
-    Debug,
+    ContentOptions,
     EngineOptions,
-    JournalOptions,
     ResultOptions,
     Reverts,
     ScenarioOrCommand,
@@ -31,30 +25,26 @@ from specdebug.cli.options import (
     TrialSeed,
     TrialTimeout,
     command_line,
-    content_words,
     engine_words,
     numbers_of,
     positive,
 )
-from specdebug.cli.output import write
+from specdebug.cli.output import on_stderr, write
 from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay import open_library
-from specdebug.cli.results import check_files, tell_github, tell_work, write_files
-from specdebug.cli.trials import command_of, confidence_of, own_folder, tell_kept, tell_rerun
+from specdebug.cli.results import tell_results
+from specdebug.cli.trials import UNDECIDED, JournalOptions, command_of, confidence_of, tell_rerun
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
     from specdebug.report.flake import Question
+    from specdebug.scenario.library import Library
     from specdebug.stats.claims import Claim
     from specdebug.trials.journal import Journal
-    from specdebug.trials.sampling import Sampled, Watcher
+    from specdebug.trials.sampling import Sampled
     from specdebug.trials.source import TrialSource
 
-UNDECIDED = 125
-
 TRIALS = 1000
-"""At most so many, unless the command line says otherwise, or a claim needs more than a quarter of that when nothing
-fails."""
+"""The most trials, unless the command line sets it, or a claim needs more than a quarter of them when nothing fails."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +82,7 @@ def flake(
     kept_in: JournalOptions,
     results: ResultOptions,
     engine: EngineOptions,
-    content: Content = None,
-    debug: Debug = False,
+    shared: ContentOptions,
 ) -> int:
     """Run one thing with fresh seeds until its failure rate is known, or a claim about it is decided.
 
@@ -109,53 +98,47 @@ def flake(
     level = confidence_of(measured.confidence)
     claim = None if measured.claim is None else parse_claim(measured.claim, level)
     positive(measured.timeout)
-    check_files(results.json_file, results.junit, results.html)
+    results.check()
     over = engine.overrides_of(ctx, subject.scenario)
-    plan = _plan(command_of(ctx), subject, measured, content, over)
+    plan = _plan(command_of(ctx, subject.scenario), subject, measured, shared, over)
     with contextlib.closing(plan.source), interrupts.held():
-        from specdebug.report.flake import Question
-        from specdebug.trials.command import digest_of
-
-        identity = digest_of("flake", plan.source.identity, ",".join(plan.reverted), str(measured.seed))
-        path = kept_in.journal or own_folder() / f"flake-{identity}.sqlite"
-        question = Question(plan.what, claim, level, str(path), plan.reproduce)
-        sampled = _measure(plan, question, identity, measured, results, fresh=kept_in.fresh)
-    return _exit_code(sampled, question)
+        return _measure(plan, claim, level, measured, kept_in, results)
 
 
 def _measure(
-    plan: _Plan, question: Question, identity: str, measured: Measurement, results: ResultOptions, *, fresh: bool
-) -> Sampled:
-    """Run trials until it is known, or as far as it goes, and say what is."""
-    from specdebug.trials.journal import Journal
+    plan: _Plan,
+    claim: Claim | None,
+    level: float,
+    measured: Measurement,
+    kept_in: JournalOptions,
+    results: ResultOptions,
+) -> int:
+    """Run trials until the rate is known, or as far as it goes, tell it, and return the exit code."""
+    from specdebug.report.flake import Question, flake_progress
+    from specdebug.trials.command import digest_of
     from specdebug.trials.sampling import RateSampling
 
-    claim = question.claim
-    what = f"the failure rate of {plan.what}, seed {measured.seed}"
-    with Journal(Path(question.journal), identity, what, fresh=fresh) as kept:
-        tell_kept(kept)
+    identity = digest_of("flake", plan.source.identity, ",".join(plan.reverted), str(measured.seed))
+    path = kept_in.path("flake", identity)
+    question = Question(plan.what, claim, level, str(path), plan.reproduce)
+    with kept_in.opened(path, identity, f"the failure rate of {plan.what}, seed {measured.seed}") as journal:
         sampling = RateSampling(
             plan.source,
-            kept,
-            _enough(claim, question.confidence),
+            journal,
+            _enough(claim, level),
             reverted=frozenset(plan.reverted),
             seed=measured.seed,
             max_trials=measured.max_trials or max(TRIALS, 4 * claim.owed(0, 0) if claim else 0),
             pattern=measured.signature,
         )
-        with _watcher(question) as watcher:
+        with on_stderr(lambda stream: flake_progress(stream, question)) as watcher:
             sampled = sampling.run(watcher)
         tell_rerun(plan.source.rerun)
-        tell_work(
-            sampled.trouble,
-            lambda: _publish(sampled, question, plan.reverted, kept, results.as_json),
-            lambda: _pass_on(sampled, question, plan.reverted, kept, measured.signature, results),
-        )
-    return sampled
+        return _tell(sampled, question, plan.reverted, journal, measured.signature, results)
 
 
 def _enough(claim: Claim | None, confidence: float) -> Callable[[int, int], bool]:
-    """Return what says, of failures and runs, whether the claim is decided, or without one the rate known."""
+    """Return the test, of failures and runs, that the claim is decided, or without one that the rate is known."""
     from specdebug.stats.intervals import anytime_interval, narrow_enough
 
     def enough(failures: int, runs: int) -> bool:
@@ -180,38 +163,30 @@ def _plan(
     command: Sequence[str],
     subject: FlakeSubject,
     measured: Measurement,
-    content: Sequence[Path] | None,
+    shared: ContentOptions,
     engine: Mapping[str, str | int],
 ) -> _Plan:
-    if (subject.scenario is not None) == bool(command):
-        trouble = "takes a scenario or, after --, a command; not both"
-        hint = "needs a scenario or, after --, a command, as in: specdebug flake -- ./test.sh"
-        raise SpecDebugError(f"flake {trouble if command else hint}")
     if command and subject.arm is not None:
         raise SpecDebugError("--arm is for a scenario; a command has none")
+    library = shared.library()
+    reverted = [str(toggle.pr) for toggle in library.toggles(numbers_of(subject.revert))]
     if subject.scenario is None:
-        return _plan_of_command(command, subject, measured, content)
+        return _plan_of_command(command, library, reverted, measured)
     from specdebug.trials.scenario import ScenarioSource
 
-    library = open_library(content)
-    reverted = [str(toggle.pr) for toggle in library.toggles(numbers_of(subject.revert))]
     laid_over = replace(library.scenario(subject.scenario), overrides=dict(engine))
     source = ScenarioSource(library, laid_over, arm=subject.arm, jobs=measured.jobs, timeout_s=measured.timeout)
     others = {candidate.id for candidate in source.candidates}
     reverted = [one for one in reverted if one in others]  # the arm reverts the rest itself
     words = [subject.scenario, "--arm", source.arm, *(("--revert", ",".join(reverted)) if reverted else ())]
-    what = shlex.join([*words, *engine_words(engine), *content_words(content)])
+    what = shlex.join([*words, *engine_words(engine), *shared.words()])
     return _Plan(source, reverted, what, lambda one: f"specdebug replay {what} --seed {one}")
 
 
-def _plan_of_command(
-    command: Sequence[str], subject: FlakeSubject, measured: Measurement, content: Sequence[Path] | None
-) -> _Plan:
+def _plan_of_command(command: Sequence[str], library: Library, reverted: list[str], measured: Measurement) -> _Plan:
     from specdebug.toggles import REVERT_VARIABLE
     from specdebug.trials.command import SEED_VARIABLE, CommandSource
 
-    library = open_library(content)
-    reverted = [str(toggle.pr) for toggle in library.toggles(numbers_of(subject.revert))]
     what = shlex.join(command)
     if reverted:
         what = f"{REVERT_VARIABLE}={','.join(reverted)} {what}"
@@ -219,61 +194,42 @@ def _plan_of_command(
     return _Plan(source, reverted, what, lambda one: f"{SEED_VARIABLE}={one} {what}")
 
 
-def _publish(sampled: Sampled, question: Question, reverted: list[str], journal: Journal, as_json: bool) -> None:
-    """Report on stdout; a JSON document there takes its place."""
-    from specdebug.report.flake import sampled_text
-
-    if as_json:
-        write(_document(sampled, question, reverted, journal))
-    else:
-        write(sampled_text(sampled, question, journal.evidence))
-
-
-def _document(sampled: Sampled, question: Question, reverted: list[str], journal: Journal) -> str:
-    from specdebug.report.document import to_json
-    from specdebug.report.flake import flake_document
-
-    return to_json(flake_document(sampled, question, _exit_code(sampled, question), reverted, journal.evidence))
-
-
-def _pass_on(
+def _tell(
     sampled: Sampled,
     question: Question,
     reverted: list[str],
     journal: Journal,
     signature: str | None,
     results: ResultOptions,
-) -> None:
-    """The JSON document, JUnit XML, a page, and a summary on GitHub."""
-    from specdebug.report.flake import sampled_text
+) -> int:
+    from specdebug.report.flake import flake_document, sampled_text
+    from specdebug.report.github import text_summary
+    from specdebug.report.junit import verdict_xml
 
     code = _exit_code(sampled, question)
-
-    def plain() -> str:
-        return _document(sampled, question, reverted, journal) + "\n"
+    trials, evidence = journal.trials, journal.evidence
+    text = sampled_text(sampled, question, evidence)
 
     def page() -> str:
         from specdebug.report.html.flake import flake_page
 
-        trials, evidence = journal.trials, journal.evidence
         return flake_page(sampled, question, code, reverted, trials, evidence, signature, command_line())
 
     def cases() -> str:
-        from specdebug.report.junit import verdict_xml
-
-        seconds = sum(journal.trials[number][1].seconds for number in range(sampled.tally.trials))
+        seconds = sum(trials[number][1].seconds for number in range(sampled.tally.trials))
         case = question.what if question.claim is None else f"{question.what}: {question.claim.text}"
-        return verdict_xml("flake", case, code, sampled_text(sampled, question, journal.evidence), seconds)
+        return verdict_xml("flake", case, code, text, seconds)
 
-    def summary() -> str:
-        from specdebug.report.github import text_summary
-
-        return text_summary(f"flake {question.what}", code, sampled_text(sampled, question, journal.evidence))
-
-    try:
-        write_files((results.json_file, plain), (results.junit, cases), (results.html, page))
-    finally:
-        tell_github(summary)
+    tell_results(
+        results,
+        lambda: flake_document(sampled, question, code, reverted, evidence),
+        lambda: write(text),
+        (results.junit, cases),
+        (results.html, page),
+        summary=lambda: text_summary(f"flake {question.what}", code, text),
+        trouble=sampled.trouble,
+    )
+    return code
 
 
 def _exit_code(sampled: Sampled, question: Question) -> int:
@@ -288,15 +244,3 @@ def _exit_code(sampled: Sampled, question: Question) -> int:
     if sampled.tally.failures:
         return 1
     return 0 if sampled.tally.runs else UNDECIDED
-
-
-@contextmanager
-def _watcher(question: Question) -> Iterator[Watcher]:
-    """Progress on stderr, if there is one."""
-    from specdebug.report.flake import flake_progress
-
-    with contextlib.ExitStack() as stack:
-        stream = sys.stderr or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-        watcher = flake_progress(stream, question)
-        with watcher:
-            yield watcher

@@ -1,14 +1,15 @@
-"""Entry point: the command tree, and how whatever goes wrong ends.
+"""Entry point: the command tree, and the end of a command that fails.
 
-Exit codes: 0 and 1 say whether what was asked holds, 125 that it could not be decided (``git bisect run``
-skips such a commit), 2 is the user's to mend (one line, ``error: ...``), 3 is a fault of specdebug itself,
-128 and a signal's number what one cut short.
+Exit codes: 0 and 1 answer the question asked, 125 leaves it undecided (``git bisect run`` skips such a commit), 2 is
+the user's to mend (one line, ``error: ...``), 3 is a fault of specdebug itself, 128 and N a signal's.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -32,18 +33,16 @@ from specdebug.cli import (
     triage,
 )
 from specdebug.cli.config import defaults_of
-from specdebug.cli.help import flow_help
 from specdebug.cli.old_calls import OldJson
-from specdebug.cli.options import Debug, debug_wanted, forget_debug, remember_command_line
+from specdebug.cli.options import Debug, begin_command_line, debug_wanted
 from specdebug.cli.output import complain, open_standard_streams, write
-from specdebug.cli.trials import WithCommand
+from specdebug.cli.trials import UNDECIDED, WithCommand
 from specdebug.errors import SpecDebugError, problems_in
 from specdebug.workers.machine_failure import machine_failure
 
 INTERNAL_ERROR = 3
 COMPLETING = "_SPECDEBUG_COMPLETE"
 """Set by a shell that asks for completions."""
-UNDECIDED = 125
 
 app = typer.Typer(
     name="specdebug",
@@ -66,11 +65,22 @@ app.add_typer(scenarios.app, name="scenarios")
 app.add_typer(faults.app, name="faults")
 app.command("doctor")(doctor.doctor)
 app.command("config")(config.config)
-flow_help(app)
 
-# Base of everything that can be wrong with a command line. Newer versions of typer keep their click to
-# themselves.
+# The base of all errors of a command line. Newer versions of typer keep their click to themselves.
 _USAGE: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+def _flow_help(app: typer.Typer) -> None:
+    """Take the line breaks of the source out of every command's help, for terminals of any width."""
+    for command in app.registered_commands:
+        text = command.help or inspect.getdoc(command.callback) or ""
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _flow_help(group.typer_instance)
+
+
+_flow_help(app)
 
 
 def _version(wanted: bool) -> None:
@@ -90,9 +100,8 @@ def root(
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command line and return its exit code; nothing escapes."""
-    forget_debug()
-    remember_command_line(argv)
+    """Run one command line and return its exit code; no exception escapes."""
+    begin_command_line(argv)
     try:
         command = typer.main.get_command(app)
         settings = defaults_of(command, _configured())
@@ -101,13 +110,14 @@ def run(argv: Sequence[str]) -> int:
             return interrupts.exit_code()
         return code if isinstance(code, int) else 0
     except SpecDebugError as error:
-        # Where the terminal went away, what was to be written to it fails because of that.
+        # Where the terminal went away, writing to it fails because of that.
         code = interrupts.exit_code() if interrupts.was_heard() else error.exit_code
         return _failed([str(each) for each in problems_in(error)], code, error)
     except (KeyboardInterrupt, typer.Abort):
         return interrupts.exit_code()
     except _USAGE as error:
-        return _failed([_one_line(error)], 2, error)
+        message: str = error.format_message()  # type: ignore[attr-defined]
+        return _failed([" ".join(message.split()).rstrip(".")], 2, error)
     except Exception as error:
         machine = machine_failure(error)
         if machine is not None:
@@ -118,7 +128,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _configured() -> Mapping[str, Any]:
-    """Return what the configuration file sets; at a shell's prompt a file that is wrong sets nothing."""
+    """Return the settings of the configuration file; at a shell's prompt a wrong file has none."""
     try:
         return configuration.load().values
     except SpecDebugError:
@@ -127,16 +137,8 @@ def _configured() -> Mapping[str, Any]:
         raise
 
 
-def _one_line(error: Exception) -> str:
-    """Return what typer has to say about a command line."""
-    message: str = error.format_message()  # type: ignore[attr-defined]
-    return " ".join(message.split()).rstrip(".")
-
-
 def _failed(messages: Sequence[str], code: int, error: BaseException) -> int:
     if debug_wanted():
-        import traceback
-
         traceback.print_exception(error, file=sys.stderr)
     for each in messages:
         complain(each)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,10 +17,8 @@ from specdebug.cli.options import (
     TRIALS_AT_A_TIME,
     ArmOption,
     Confidence,
-    Content,
-    Debug,
+    ContentOptions,
     EngineOptions,
-    JournalOptions,
     JsonOptions,
     Reverts,
     ScenarioFile,
@@ -32,24 +27,19 @@ from specdebug.cli.options import (
     engine_words,
     numbers_of,
 )
-from specdebug.cli.output import check_writable, write
+from specdebug.cli.output import check_writable, on_stderr, write
 from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay import open_library
-from specdebug.cli.results import check_files, tell_work, write_files
-from specdebug.cli.trials import confidence_of, own_folder, tell_kept, tell_rerun
+from specdebug.cli.results import tell_results
+from specdebug.cli.trials import UNDECIDED, JournalOptions, confidence_of, tell_rerun
 from specdebug.errors import SpecDebugError, did_you_mean
 
 if TYPE_CHECKING:
     from specdebug.minimise import Summary
-    from specdebug.report.minimise import Minimisation, MinimiseProgress
+    from specdebug.report.minimise import Minimisation
     from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.library import Library
-    from specdebug.scenario.packs import ProbePack
     from specdebug.shrink.space import ScenarioSpace
     from specdebug.shrink.trials import ShrunkSource
-    from specdebug.toggles import Toggle
-
-UNDECIDED = 125
 
 
 @dataclass(frozen=True)
@@ -75,12 +65,11 @@ class MinimiseBudget:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The scenario to make smaller, the fixes reverted and probes on in it, and the words for it."""
+    """The scenario to make smaller by its name, the source of its trials, and the words for it."""
 
-    whole: Scenario
+    name: str
     space: ScenarioSpace
-    toggles: tuple[Toggle, ...]
-    packs: tuple[ProbePack, ...]
+    source: ShrunkSource
     what: str
 
 
@@ -91,8 +80,7 @@ def minimise(
     kept_in: JournalOptions,
     results: JsonOptions,
     engine: EngineOptions,
-    content: Content = None,
-    debug: Debug = False,
+    shared: ContentOptions,
 ) -> int:
     """Write the smallest scenario that still fails in the same way, however seldom it fails.
 
@@ -104,26 +92,24 @@ def minimise(
     """
     level = confidence_of(budget.confidence)
     check_writable(subject.output)
-    check_files(results.json_file)
-    plan = _plan(open_library(content), subject, engine.overrides())
+    results.check()
+    plan = _plan(shared.library(), subject, engine.overrides(), budget.jobs)
 
     from specdebug.report.minimise import Minimisation
-    from specdebug.shrink.trials import ShrunkSource
     from specdebug.trials.command import digest_of
 
-    source = ShrunkSource(plan.space, plan.packs, plan.toggles, budget.jobs)
-    identity = digest_of("minimise", source.identity, str(budget.seed), subject.signature or "", str(level))
-    path = kept_in.journal or own_folder() / f"minimise-{identity}.sqlite"
+    identity = digest_of("minimise", plan.source.identity, str(budget.seed), subject.signature or "", str(level))
+    path = kept_in.path("minimise", identity)
     told = Minimisation(plan.what, len(plan.space.start.workload), str(subject.output), str(path), level)
-    with contextlib.closing(source), interrupts.held():
-        summary = _search(plan, source, told, identity, subject, budget, fresh=kept_in.fresh)
-    tell_rerun(source.rerun)
-    _publish(summary, told, plan.whole.name, results)
-    return _exit_code(summary)
+    with contextlib.closing(plan.source), interrupts.held():
+        summary = _search(plan, told, identity, subject, budget, kept_in)
+    tell_rerun(plan.source.rerun)
+    return _tell(summary, told, plan.name, results)
 
 
-def _plan(library: Library, subject: MinimiseSubject, over: Mapping[str, str | int]) -> _Plan:
+def _plan(library: Library, subject: MinimiseSubject, over: Mapping[str, str | int], jobs: int) -> _Plan:
     from specdebug.shrink.space import ScenarioSpace
+    from specdebug.shrink.trials import ShrunkSource
 
     whole = replace(library.scenario(subject.scenario), overrides=dict(over))
     arm = _arm_of(whole, subject.arm)
@@ -133,7 +119,7 @@ def _plan(library: Library, subject: MinimiseSubject, over: Mapping[str, str | i
     added = [str(toggle.pr) for toggle in toggles if not set(toggle.numbers) & set(own)]
     reverts = ("--revert", ",".join(added)) if added else ()
     what = shlex.join([subject.scenario, "--arm", arm, *reverts, *engine_words(over)])
-    return _Plan(whole, space, toggles, library.packs(space.start.probes), what)
+    return _Plan(whole.name, space, ShrunkSource(space, library.packs(space.start.probes), toggles, jobs), what)
 
 
 def _arm_of(scenario: Scenario, named: str | None) -> str:
@@ -145,27 +131,24 @@ def _arm_of(scenario: Scenario, named: str | None) -> str:
 
 def _search(
     plan: _Plan,
-    source: ShrunkSource,
     told: Minimisation,
     identity: str,
     subject: MinimiseSubject,
     budget: MinimiseBudget,
-    *,
-    fresh: bool,
+    kept_in: JournalOptions,
 ) -> Summary[Scenario]:
     """Search to the end, or as far as it goes."""
     from specdebug.minimise import Minimiser
+    from specdebug.report.minimise import MinimiseProgress
     from specdebug.shrink.trials import ShrunkTrials
     from specdebug.trials.inorder import InOrder
-    from specdebug.trials.journal import Journal
     from specdebug.trials.trial import trial_seed
 
     about = f"minimising {plan.what}, seed {budget.seed}"
-    with Journal(Path(told.journal), identity, about, fresh=fresh) as kept, _watcher() as watcher:
-        tell_kept(kept)
+    with kept_in.opened(Path(told.journal), identity, about) as journal, on_stderr(MinimiseProgress) as watcher:
         search = Minimiser(
             plan.space,
-            ShrunkTrials(source, InOrder(source, kept, budget.seed, budget.max_trials)),
+            ShrunkTrials(plan.source, InOrder(plan.source, journal, budget.seed, budget.max_trials)),
             seeds=lambda number: trial_seed(budget.seed, number),
             max_trials=budget.max_trials,
             confidence=told.confidence,
@@ -194,31 +177,22 @@ def _file_text(summary: Summary[Scenario], subject: Minimisation, name: str) -> 
     return scenario_text(summary.smallest, f"{name}-minimal", summary.seeds[0], followed, header)
 
 
-def _publish(summary: Summary[Scenario], subject: Minimisation, name: str, results: JsonOptions) -> None:
-    """Report on stdout, where a JSON document takes its place; then the small scenario, and the document in a file."""
-    from specdebug.report.document import to_json
+def _tell(summary: Summary[Scenario], subject: Minimisation, name: str, results: JsonOptions) -> int:
+    """Tell the summary, write the small scenario if one fails, and return the exit code."""
     from specdebug.report.minimise import minimise_document, summary_text
 
-    document = to_json(minimise_document(summary, subject, _exit_code(summary)))
-
-    def keep() -> None:
-        small = Path(subject.output) if summary.seeds else None
-        write_files((small, lambda: _file_text(summary, subject, name)), (results.json_file, lambda: document + "\n"))
-
-    tell_work(summary.trouble, lambda: write(document if results.as_json else summary_text(summary, subject)), keep)
+    code = _exit_code(summary)
+    tell_results(
+        results,
+        lambda: minimise_document(summary, subject, code),
+        lambda: write(summary_text(summary, subject)),
+        (Path(subject.output) if summary.seeds else None, lambda: _file_text(summary, subject, name)),
+        trouble=summary.trouble,
+    )
+    return code
 
 
 def _exit_code(summary: Summary[Scenario]) -> int:
     if summary.trouble is not None:
         return summary.trouble.exit_code
     return {"done": 0, "interrupted": interrupts.exit_code()}.get(summary.reason, UNDECIDED)
-
-
-@contextmanager
-def _watcher() -> Iterator[MinimiseProgress]:
-    """Progress on stderr, if there is one."""
-    from specdebug.report.minimise import MinimiseProgress
-
-    with contextlib.ExitStack() as stack:
-        stream = sys.stderr or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-        yield MinimiseProgress(stream)

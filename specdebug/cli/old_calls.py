@@ -1,4 +1,4 @@
-"""Command lines as they were written before, which go on meaning what they did."""
+"""Command lines of earlier versions, which keep their meaning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class OldJson(TyperCommand):
         return super().parse_args(ctx, args if ctx.resilient_parsing else self._in_new_words(ctx, args))
 
     def has_subject(self, ctx: Any, words: list[str]) -> bool:
-        """Return whether the line has all of the command's arguments."""
+        """Return True if the line has all of the command's arguments."""
         values, _, _ = self.make_parser(ctx).parse_args(list(words))
         arguments = [param.name for param in self.params if param.param_type_name == "argument"]
         return all(isinstance(values.get(name), str) for name in arguments)

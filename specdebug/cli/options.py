@@ -1,4 +1,4 @@
-"""Options that several commands share, each declared once, and the groups (see ``params.py``) that they come in."""
+"""Options that several commands share, each declared once, and their groups (see ``params.py``)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specdebug.attention_plans import PLANS, SHIPPED
 from specdebug.cli import complete
+from specdebug.cli.output import check_writable
+from specdebug.cli.params import Help
 from specdebug.errors import SpecDebugError
+
+if TYPE_CHECKING:
+    from specdebug.loops.steplog import Recording
+    from specdebug.scenario.library import Library
 
 
 class _State:
@@ -23,22 +29,17 @@ class _State:
 
 
 def debug_wanted() -> bool:
-    """Return whether ``--debug`` was given."""
+    """Return True if ``--debug`` was given."""
     return _State.debug
 
 
-def forget_debug() -> None:
-    """Before each command line: a process may run several (the tests do)."""
-    _State.debug = False
-
-
-def remember_command_line(argv: Sequence[str]) -> None:
-    """Remember what this command was called with, for those who pass results on."""
-    _State.argv = tuple(argv)
+def begin_command_line(argv: Sequence[str]) -> None:
+    """Remember the command line for reports, and forget the ``--debug`` of one before: tests run several."""
+    _State.debug, _State.argv = False, tuple(argv)
 
 
 def command_line() -> str:
-    """The command as one would type it."""
+    """Return the command as one would type it."""
     return shlex.join(("specdebug", *_State.argv))
 
 
@@ -47,7 +48,7 @@ def _set_debug(value: bool) -> None:
 
 
 class Dtype(StrEnum):
-    """Of weights, activations and KV."""
+    """The type of weights, activations and KV."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -55,7 +56,6 @@ class Dtype(StrEnum):
 
 
 def _plan(value: str) -> str:
-    """The name of an attention plan."""
     if value not in PLANS:
         raise typer.BadParameter(f"'{value}' is not one of {', '.join(map(repr, PLANS))}")
     return value
@@ -64,7 +64,7 @@ def _plan(value: str) -> str:
 def engine_overrides(
     device: str | None, dtype: Dtype | None, backend: str | None, page_size: int | None = None
 ) -> dict[str, str | int]:
-    """Engine options that the command line sets for every arm. Raises SpecDebugError for a device that is none."""
+    """Return the engine options set for every arm, by name. Raises SpecDebugError for a device that is none."""
     if device is not None and not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", device):
         raise SpecDebugError(f"--device must be cpu, cuda or cuda:N, got {device!r}")
     chosen = {"device": device, "dtype": dtype, "attention_backend": backend}
@@ -73,27 +73,25 @@ def engine_overrides(
 
 
 def engine_words(over: Mapping[str, str | int]) -> list[str]:
-    """The words of a command line that sets these engine options."""
+    """Return the words of a command line that sets these engine options."""
     from specdebug.scenario.checks import OVERRIDES
 
     return [word for option, value in over.items() for word in (OVERRIDES[option], str(value))]
 
 
 def positive(timeout: float | None) -> float | None:
-    """The ``--timeout``. Raises SpecDebugError unless it is above 0 seconds."""
+    """Return the ``--timeout``. Raises SpecDebugError unless it is above 0 seconds."""
     if timeout is not None and not timeout > 0:
         raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
     return timeout
 
 
 def named_on_command_line(ctx: typer.Context, names: Collection[str]) -> str | None:
-    """The first of these options that the command line itself names, as ``--option``; one that only a configuration
-    file sets does not count."""
+    """Return the first of these options that the command line itself names, and not only a configuration file."""
     for param in ctx.command.params:
-        if param.name in names:
-            source = ctx.get_parameter_source(str(param.name))
-            if source is not None and source.name == "COMMANDLINE":
-                return str(param.opts[0])
+        source = ctx.get_parameter_source(str(param.name))
+        if param.name in names and source is not None and source.name == "COMMANDLINE":
+            return str(param.opts[0])
     return None
 
 
@@ -170,7 +168,7 @@ WithTarget = Annotated[
     ),
 ]
 
-# Of commands that run trials. What is only a typer.Option has a type or a least value of the command's own.
+# Of commands that run trials. Those that are only a typer.Option have a type or a least value of the command's own.
 ScenarioOrCommand = Annotated[
     str | None,
     typer.Argument(
@@ -198,14 +196,31 @@ def numbers_of(revert: Sequence[str] | None) -> tuple[int, ...]:
     return (*parse_numbers(",".join(revert or ())), *reverts_from_environment())
 
 
-def content_words(content: Sequence[Path] | None) -> list[str]:
-    """Return the words of a command line that names these content folders."""
-    return [word for folder in content or () for word in ("--content", str(folder))]
+def open_library(content: Sequence[Path] | None) -> Library:
+    """Return the shipped content with that of the folders on the command line."""
+    from specdebug.scenario.library import Library
+
+    return Library(content or ())
+
+
+@dataclass(frozen=True)
+class ContentOptions:
+    """The folders of content, and ``--debug``."""
+
+    content: Content = None
+    debug: Debug = False
+
+    def library(self) -> Library:
+        return open_library(self.content)
+
+    def words(self) -> list[str]:
+        """Return the words of a command line that names these folders."""
+        return [word for folder in self.content or () for word in ("--content", str(folder))]
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The options that the command line sets of every arm's engine."""
+    """The options of every arm's engine."""
 
     device: OnDevice = None
     dtype: InDtype = None
@@ -217,8 +232,7 @@ class EngineOptions:
         return engine_overrides(self.device, self.dtype, self.backend, self.page_size)
 
     def overrides_of(self, ctx: typer.Context, scenario: str | None) -> dict[str, str | int]:
-        """Return them for trials of a scenario, or of a command, which has no engine options of its own. Raises
-        SpecDebugError for one that is named on a command's line."""
+        """Return them for trials of a scenario; a command has none. Raises SpecDebugError for one named then."""
         if scenario is not None:
             return self.overrides()
         if flag := named_on_command_line(ctx, [field.name for field in fields(self)]):
@@ -227,26 +241,17 @@ class EngineOptions:
 
 
 @dataclass(frozen=True)
-class JournalOptions:
-    """The file that a search keeps its trials in."""
-
-    journal: Annotated[
-        Path | None,
-        typer.Option(
-            "--journal", metavar="FILE", help="Where trials are kept; .specdebug/{command}-*.sqlite unless given."
-        ),
-    ] = None
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over; the journal is kept as FILE.bak, in place of any there.")
-    ] = False
-
-
-@dataclass(frozen=True)
 class JsonOptions:
     """The JSON document, in place of the report or beside it."""
 
     as_json: Json = False
     json_file: JsonFile = None
+
+    def check(self) -> None:
+        """Raise OutputError if one of the files could not be written."""
+        for field in fields(self):
+            if isinstance(path := getattr(self, field.name), Path):
+                check_writable(path)
 
 
 @dataclass(frozen=True)
@@ -262,6 +267,27 @@ class ResultOptions(JsonOptions):
 
     junit: Junit = None
     html: Html = None
+
+    def recording(self) -> Recording | None:
+        """Return a place for the steps if a file shows them."""
+        from specdebug.loops.steplog import Recording
+
+        return None if self.html is None else Recording()
+
+
+@dataclass(frozen=True)
+class ReplayResults(ResultOptions):
+    """The files of a replay."""
+
+    html: Annotated[Html, Help("A self-contained page, too; of several FILEs, a folder of pages.")] = None
+    perfetto: Annotated[
+        Path | None, typer.Option("--perfetto", metavar="FILE", help="The steps as a Chrome/Perfetto trace, too.")
+    ] = None
+
+    def recording(self) -> Recording | None:
+        from specdebug.loops.steplog import Recording
+
+        return Recording() if self.perfetto is not None else super().recording()
 
 
 @dataclass(frozen=True)

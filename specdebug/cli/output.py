@@ -1,4 +1,4 @@
-"""Writing results: what to do when nobody reads them, or when they cannot be written."""
+"""Write to stdout, stderr and files, also where nobody reads them, and say when they cannot be written."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from specdebug.errors import SpecDebugError
 from specdebug.report.foreign import shown
@@ -17,16 +18,18 @@ from specdebug.report.foreign import shown
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+Display = TypeVar("Display", bound=AbstractContextManager[Any])
+
 
 class OutputError(SpecDebugError):
-    """A result could not be written. It is not lost silently: the command ends with an error."""
+    """A result could not be written."""
 
 
 def write(text: str) -> None:
-    """Write text and a newline to stdout; characters that it cannot hold are written as escapes.
+    """Write text and a newline to stdout, with escapes for characters that it cannot hold.
 
-    A reader that has gone (``| head``) is nobody's error: the rest is dropped and the command's exit code
-    stands. Raises OutputError when the text cannot be written for another reason, such as a full disk.
+    A reader that has gone (``| head``) is no error: the rest is dropped and the command's exit code stands. Raises
+    OutputError when the text cannot be written for another reason, such as a full disk.
     """
     if sys.stdout is None:  # closed by whoever started us
         return
@@ -37,18 +40,14 @@ def write(text: str) -> None:
 
 
 def complain(message: str) -> None:
-    """Print an error line on stderr, whatever is in ``message``."""
+    """Print an error line on stderr."""
     # stderr may be closed or full too; the exit code is then all that is left to say it with
     with contextlib.suppress(OSError):
         print(f"error: {shown(message)}", file=sys.stderr, flush=True)
 
 
 def show(renderable: RenderableType, *, fold: bool = True) -> None:
-    """Render for whatever stdout is, and write.
-
-    Lines are folded between words and never cut: what is wider than the terminal runs over its edge. Without ``fold``
-    every line keeps its length, to be found or copied.
-    """
+    """Write to stdout, with lines folded between words and never cut; without ``fold`` each keeps its length."""
     from specdebug.report.terminal import console
 
     if sys.stdout is None:
@@ -60,9 +59,38 @@ def show(renderable: RenderableType, *, fold: bool = True) -> None:
         write("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
+def answer(as_json: bool, document: Any, render: Callable[[], RenderableType]) -> None:
+    """Write a document as JSON, or else show the same as a table or as plain text."""
+    if as_json:
+        from specdebug.report.document import to_json
+
+        write(to_json(document))
+    elif isinstance(report := render(), str):
+        write(report)
+    else:
+        show(report)
+
+
+def note(message: str) -> None:
+    """Print a line on stderr, if there is one."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(message, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def on_stderr(display: Callable[[IO[str]], Display]) -> Iterator[Display]:
+    """Enter a display of progress on stderr, or on nothing where that is closed."""
+    with contextlib.ExitStack() as stack:
+        stream = sys.stderr or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        entered = display(stream)
+        with entered:
+            yield entered
+
+
 @contextlib.contextmanager
 def _on_stdout() -> Iterator[None]:
-    """Whatever may write to stdout. Raises OutputError for what is more than a reader who has gone."""
+    """Guard writing to stdout. Raises OutputError for any failure but a reader who has gone."""
     try:
         yield
     except BrokenPipeError:
@@ -83,10 +111,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a result file, whole or not at all: what was there before stays if this one cannot be written.
-
-    Raises OutputError.
-    """
+    """Write a result file, whole or not at all; the file of before stays if it cannot. Raises OutputError."""
     data = text.encode("utf-8", errors="backslashreplace")
     try:
         if path.exists() and not path.is_file():  # a terminal, a pipe
@@ -98,7 +123,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Put a file in the place of another, which keeps its permissions. Raises OSError."""
+    """Replace a file's content and keep its permissions. Raises OSError."""
     beside = path.with_name(f".specdebug-{os.getpid()}-{threading.get_ident()}")
     with contextlib.ExitStack() as undo:  # also for a Ctrl-C
         try:
@@ -116,8 +141,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def open_standard_streams() -> None:
-    """Make file descriptors 0 to 2 exist: a pipe opened as number 1 would receive what is meant for
-    stdout."""
+    """Make file descriptors 0 to 2 exist, lest a pipe opened as number 1 receive the text meant for stdout."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -126,7 +150,7 @@ def open_standard_streams() -> None:
 
 
 def _discard_stdout() -> None:
-    """Send what is still buffered nowhere, so that the interpreter's own flush at exit cannot fail again."""
+    """Send buffered text nowhere, so that the interpreter's own flush at exit cannot fail again."""
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

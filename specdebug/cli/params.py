@@ -1,17 +1,8 @@
-"""Groups of options: a frozen dataclass is declared once, and every command that takes it has its fields as options.
+"""Groups of options: frozen dataclasses whose fields are options of every command that takes the group.
 
-A field is annotated as a parameter of a typer command would be, its default is the option's. A command names the group
-as one parameter, under the decorator :func:`grouped`::
-
-    @dataclass(frozen=True)
-    class EngineOptions:
-        device: Annotated[str | None, typer.Option("--device")] = None
-
-    @grouped
-    def replay(file: File, engine: EngineOptions) -> int: ...
-
-On the command line the fields stand where the group does, in their order, and a configuration file and a shell's
-completion know them by their names.
+A field is annotated as a parameter of a typer command is, and its default is the option's. A command names the group as
+one parameter, under the decorator :func:`grouped`. On the command line the fields stand where the group does, in their
+order, and a configuration file and a shell's completion know them by their names.
 """
 
 from __future__ import annotations
@@ -19,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from copy import copy
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from typer.models import ParameterInfo
@@ -27,19 +18,16 @@ from typer.models import ParameterInfo
 
 @dataclass(frozen=True)
 class Help:
-    """The help text of an option that several commands share, where one of them says it in its own words.
+    """One command's own help text for a shared option, behind the option in its annotation.
 
-    It stands in the annotation behind the option. ``{command}`` in any help text is the command's name.
+    ``{command}`` in any help text is the command's name.
     """
 
     text: str
 
 
 def grouped(command: Callable[..., int]) -> Callable[..., int]:
-    """Return the command with the fields of its groups in place of them, as typer reads a command's parameters.
-
-    Raises TypeError when two options have the same name.
-    """
+    """Return the command with its groups' fields as parameters for typer. Raises TypeError for two of one name."""
     name = command.__name__
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, type[Any]] = {}
@@ -48,7 +36,8 @@ def grouped(command: Callable[..., int]) -> Callable[..., int]:
         hint = hints[parameter.name]
         if isinstance(hint, type) and is_dataclass(hint):
             groups[parameter.name] = hint
-            parameters += _parameters_of(hint, name)
+            own = get_type_hints(hint, include_extras=True)
+            parameters += [_parameter(one.name, own[one.name], one.default, name) for one in fields(hint)]
         else:
             parameters.append(_parameter(parameter.name, hint, parameter.default, name))
     names = [parameter.name for parameter in parameters]
@@ -66,24 +55,15 @@ def grouped(command: Callable[..., int]) -> Callable[..., int]:
     return ungrouped
 
 
-def _parameters_of(group: type[Any], command: str) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [_parameter(field.name, hints[field.name], _default_of(field), command) for field in fields(group)]
-
-
-def _default_of(field: Field[Any]) -> Any:
-    return inspect.Parameter.empty if field.default is MISSING else field.default
-
-
 def _parameter(name: str, hint: Any, default: Any, command: str) -> inspect.Parameter:
+    default = inspect.Parameter.empty if default is MISSING else default
     # Only by keyword, as typer calls: then one without a default may follow one that has a default.
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_with_help(hint, command)
-    )
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=_with_help(hint, command))
 
 
 def _with_help(hint: Any, command: str) -> Any:
-    """Return an annotation with its option's help text filled in; one without an option is left as it is."""
+    """Return an annotation with the help text of its option, if it has one, filled in."""
     if get_origin(hint) is not Annotated:
         return hint
     kind, *metadata = get_args(hint)

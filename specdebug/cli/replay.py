@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,13 +16,10 @@ from specdebug.bundle import ENDING
 from specdebug.cli import complete
 from specdebug.cli.options import (
     ArmsOption,
-    Content,
-    Debug,
+    ContentOptions,
     EngineOptions,
     Faults,
-    Html,
-    JsonOptions,
-    Junit,
+    ReplayResults,
     Reverts,
     RunOptions,
     Seed,
@@ -34,12 +28,11 @@ from specdebug.cli.options import (
     numbers_of,
     positive,
 )
-from specdebug.cli.output import show, write
+from specdebug.cli.output import on_stderr
 from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay_scenarios import plan_named, results_wanted, run_plans
-from specdebug.cli.results import ReplayFiles
+from specdebug.cli.replay_scenarios import check_several, plan_named, run_plans
+from specdebug.cli.results import tell_replay
 from specdebug.errors import SpecDebugError
-from specdebug.report.foreign import shown
 
 if TYPE_CHECKING:
     from specdebug.report.progress import LiveProgress, PlainProgress
@@ -48,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Mode(StrEnum):
-    """A probe that finds something ends the run, or writes it down."""
+    """The reaction of a probe that finds something: it ends the run, or writes it down."""
 
     ASSERT = "assert"
     RECORD = "record"
@@ -83,21 +76,6 @@ class ArmChoices:
     ] = None
 
 
-@dataclass(frozen=True)
-class ReplayResults(JsonOptions):
-    """The files that a replay writes beside its report."""
-
-    junit: Junit = None
-    html: Annotated[Html, Help("A self-contained page, too; of several FILEs, a folder of pages.")] = None
-    perfetto: Annotated[
-        Path | None, typer.Option("--perfetto", metavar="FILE", help="The steps as a Chrome/Perfetto trace, too.")
-    ] = None
-
-    def files(self) -> ReplayFiles:
-        """Return those that are files."""
-        return ReplayFiles(self.junit, self.html, self.perfetto, self.json_file)
-
-
 @grouped
 @interrupts.held()
 def replay(
@@ -119,8 +97,7 @@ def replay(
         bool, typer.Option("--trust", help="Of a bundle: run toggles that this installation does not have.")
     ] = False,
     runs: RunOptions,
-    content: Content = None,
-    debug: Debug = False,
+    shared: ContentOptions,
 ) -> int:
     """Run scenarios' arms, each in a process of its own, and say what broke where.
 
@@ -135,10 +112,10 @@ def replay(
     if bundles := [name for name in named if name.endswith(ENDING)]:
         if len(named) > 1:
             raise SpecDebugError(f"{bundles[0]}: a bundle is replayed by itself, as it was recorded")
-        return _replay_bundle(ctx, bundles[0], content, runs.timeout, results, trust=trust)
+        return _replay_bundle(ctx, bundles[0], runs.timeout, results, None if trust else shared.library())
     if trust:
         raise SpecDebugError("--trust is for bundles; a scenario's toggles are yours")
-    return _replay_scenarios(named, chosen, engine, target, results, runs, open_library(content))
+    return _replay_scenarios(named, chosen, engine, target, results, runs, shared.library())
 
 
 def _replay_scenarios(
@@ -150,8 +127,8 @@ def _replay_scenarios(
     runs: RunOptions,
     library: Library,
 ) -> int:
-    wanted = results_wanted(library, named, results.files())
-    wanted.check()
+    several = len(named) != 1 or library.is_folder(named[0])
+    check_several(results) if several else results.check()
     with workers(runs.jobs) as pool:
         from specdebug.faults.declare import parse_fault
         from specdebug.loops import replay as replaying
@@ -168,11 +145,11 @@ def _replay_scenarios(
             engine=engine.overrides(),
         )
         plans = plan_named(library, named, choices, chosen.keyword, last_failed=chosen.last_failed)
-        return run_plans(pool, library, plans, progress(), wanted, as_json=results.as_json)
+        return run_plans(pool, library, plans, progress(), results, several=several)
 
 
 def _refuse_changes(ctx: typer.Context, file: str) -> None:
-    """A bundle is run as it was recorded; anything else would be another run. Raises SpecDebugError."""
+    """Raise SpecDebugError for an option or variable that would make the bundle's run another one."""
     from specdebug.toggles import REVERT_VARIABLE
 
     options = [field.name for field in (*fields(ArmChoices), *fields(EngineOptions))]
@@ -183,46 +160,24 @@ def _refuse_changes(ctx: typer.Context, file: str) -> None:
 
 
 def _replay_bundle(
-    ctx: typer.Context,
-    file: str,
-    content: Sequence[Path] | None,
-    timeout: float | None,
-    results: ReplayResults,
-    *,
-    trust: bool,
+    ctx: typer.Context, file: str, timeout: float | None, results: ReplayResults, library: Library | None
 ) -> int:
+    """Run a bundle again, with the toggles of ``library`` only, if there is one, and return the exit code."""
     from specdebug.bundle.again import open_bundle, run_again
 
-    files = results.files()
-    files.check()
+    results.check()
     _refuse_changes(ctx, file)
     timeout_s = positive(timeout)
-    bundle = open_bundle(file, None if trust else open_library(content).all_toggles())
-    recording = files.recording()
+    bundle = open_bundle(file, None if library is None else library.all_toggles())
+    recording = results.recording()
     with workers(1) as pool, progress() as watcher:
         again = run_again(pool, bundle, timeout_s, watcher, recording)
-
-    def document() -> str:
-        from specdebug.report.document import replay_document, to_json
-
-        return to_json(replay_document(again.replay) | again.to_dict())
-
-    try:
-        if results.as_json:
-            write(document())
-        else:
-            from specdebug.report.terminal import render_replay
-
-            show(render_replay(again.replay))
-            write("\n".join(map(shown, again.lines)))
-    finally:
-        files.write(again.replay, recording, lambda: document() + "\n")
-    return again.replay.exit_code
+    return tell_replay(again.replay, results, recording, again)
 
 
 @contextmanager
 def workers(jobs: int) -> Iterator[WorkerPool]:
-    """Workers that are being started while the caller reads and checks what they are to do."""
+    """Start workers, which get ready while the caller reads and checks their work."""
     from specdebug.run.preload import PRELOAD
     from specdebug.workers.pool import WorkerPool
 
@@ -231,20 +186,8 @@ def workers(jobs: int) -> Iterator[WorkerPool]:
         yield pool
 
 
-@contextmanager
-def progress() -> Iterator[LiveProgress | PlainProgress]:
-    """Progress on stderr, if there is one."""
+def progress() -> AbstractContextManager[LiveProgress | PlainProgress]:
+    """Return the display of runs on stderr."""
     from specdebug.report.progress import progress_on
 
-    with contextlib.ExitStack() as stack:
-        stream = sys.stderr or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-        watcher: LiveProgress | PlainProgress = progress_on(stream)
-        with watcher:
-            yield watcher
-
-
-def open_library(content: Sequence[Path] | None) -> Library:
-    """Shipped content, and the folders the command line names."""
-    from specdebug.scenario.library import Library
-
-    return Library(content or ())
+    return on_stderr(progress_on)

@@ -1,130 +1,97 @@
-"""A command leaves files beside what it prints, checked before it runs and written after, each of them tried; on
-GitHub a step summary and annotations."""
+"""The results of a command: a report or a JSON document on stdout, then files, each of them tried, and GitHub."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from specdebug.cli.options import command_line
-from specdebug.cli.output import OutputError, check_writable, write_file
+from specdebug.cli.options import JsonOptions, ReplayResults, ResultOptions, command_line
+from specdebug.cli.output import OutputError, show, write, write_file
 from specdebug.errors import SpecDebugError
+from specdebug.report.foreign import shown
 
 if TYPE_CHECKING:
-    from specdebug.loops.compare import Comparison
+    from specdebug.bundle.again import Again
     from specdebug.loops.replay import Replay
     from specdebug.loops.steplog import Recording
     from specdebug.report.github import Annotation
 
+WantedFile: TypeAlias = tuple[Path | None, Callable[[], str]]
+"""The path of a file, None where it is not wanted, and its text."""
 
-@dataclass(frozen=True)
-class ReplayFiles:
-    """The files wanted of a replay, or of a comparison, beside the report on stdout."""
 
-    junit: Path | None = None
-    html: Path | None = None
-    perfetto: Path | None = None
-    json: Path | None = None
+def tell_results(
+    options: JsonOptions,
+    document: Callable[[], Any],
+    report: Callable[[], None],
+    *files: WantedFile,
+    summary: Callable[[], str] | None = None,
+    annotations: Callable[[], Sequence[Annotation]] = lambda: (),
+    trouble: SpecDebugError | None = None,
+) -> None:
+    """Print the report, or the JSON document in its place; write the files and tell GitHub. Raises as tell_work."""
 
-    def check(self) -> None:
-        """Raises OutputError when one of them could not be written."""
-        check_files(self.junit, self.html, self.perfetto, self.json)
+    @cache
+    def text() -> str:
+        from specdebug.report.document import to_json
 
-    def recording(self) -> Recording | None:
-        """Return where to keep the steps, if any file shows them."""
-        from specdebug.loops.steplog import Recording
+        return to_json(document())
 
-        return Recording() if self.html is not None or self.perfetto is not None else None
-
-    def write(self, answer: Replay, recording: Recording | None, document: Callable[[], str]) -> None:
-        """Write them, and tell GitHub. Raises OutputError, after all have been tried."""
-
-        def junit() -> str:
-            from specdebug.report.junit import junit_xml
-
-            return junit_xml([answer])
-
-        def html() -> str:
-            from specdebug.report.html.replay import replay_page
-
-            assert recording is not None  # since a page is wanted
-            return replay_page(answer, recording, command_line())
-
-        def perfetto() -> str:
-            from specdebug.report.perfetto import perfetto_json
-
-            assert recording is not None
-            return perfetto_json(answer, recording)
-
-        def summary() -> str:
-            from specdebug.report.github import replay_summary
-
-            return replay_summary(answer)
-
-        def annotations() -> list[Annotation]:
-            from specdebug.report.github import replay_annotations
-
-            return replay_annotations(answer)
-
+    def keep() -> None:
         try:
-            write_files((self.junit, junit), (self.html, html), (self.perfetto, perfetto), (self.json, document))
+            write_files(*files, (options.json_file, lambda: text() + "\n"))
         finally:
-            tell_github(summary, annotations)
+            if summary is not None:
+                tell_github(summary, annotations)
 
-    def write_comparison(
-        self, answer: Replay, comparison: Comparison, recording: Recording | None, document: Callable[[], str]
-    ) -> None:
-        """The same for two arms that were compared."""
-
-        def junit() -> str:
-            from specdebug.report.junit import verdict_xml
-            from specdebug.report.terminal import comparison_line
-
-            case = " and ".join(comparison.names)
-            said = comparison_line(comparison)
-            return verdict_xml(answer.scenario.name, case, comparison.exit_code, said, answer.wall_s)
-
-        def html() -> str:
-            from specdebug.report.html.compare import compare_page
-
-            assert recording is not None
-            return compare_page(answer, comparison, recording, command_line())
-
-        def summary() -> str:
-            from specdebug.report.github import comparison_summary
-
-            return comparison_summary(answer, comparison)
-
-        def annotations() -> list[Annotation]:
-            from specdebug.report.github import comparison_annotations
-
-            return comparison_annotations(answer, comparison)
-
-        try:
-            write_files((self.junit, junit), (self.html, html), (self.json, document))
-        finally:
-            tell_github(summary, annotations)
+    tell_work(trouble, lambda: write(text()) if options.as_json else report(), keep)
 
 
-def check_files(*paths: Path | None) -> None:
-    """Raises OutputError when a file that is wanted could not be written."""
-    for path in paths:
-        if path is not None:
-            check_writable(path)
+def tell_replay(answer: Replay, options: ResultOptions, recording: Recording | None, again: Again | None = None) -> int:
+    """Tell the results of one scenario, or of a bundle that was run ``again``, and return the exit code."""
+    from specdebug.loops.steplog import Recording
+    from specdebug.report.document import replay_document
+    from specdebug.report.github import replay_annotations, replay_summary
+    from specdebug.report.junit import junit_xml
+    from specdebug.report.perfetto import perfetto_json
+    from specdebug.report.terminal import render_replay
+
+    steps = recording or Recording()
+
+    def report() -> None:
+        show(render_replay(answer))
+        if again is not None:
+            write("\n".join(map(shown, again.lines)))
+
+    def page() -> str:
+        from specdebug.report.html.replay import replay_page
+
+        return replay_page(answer, steps, command_line())
+
+    tell_results(
+        options,
+        lambda: replay_document(answer) | ({} if again is None else again.to_dict()),
+        report,
+        (options.junit, lambda: junit_xml([answer])),
+        (options.html, page),
+        (options.perfetto if isinstance(options, ReplayResults) else None, lambda: perfetto_json(answer, steps)),
+        summary=lambda: replay_summary(answer),
+        annotations=lambda: replay_annotations(answer),
+    )
+    return answer.exit_code
 
 
-def write_files(*files: tuple[Path | None, Callable[[], str]]) -> None:
+def write_files(*files: WantedFile) -> None:
     """Write every file that is wanted. Raises the first OutputError, after all have been tried."""
     failures: list[OutputError] = []
     for path, text in files:
-        if path is None:
-            continue
         try:
-            write_file(path, text())
+            if path is not None:
+                write_file(path, text())
         except OutputError as error:
             failures.append(error)
     if failures:
@@ -134,8 +101,8 @@ def write_files(*files: tuple[Path | None, Callable[[], str]]) -> None:
 def tell_work(trouble: SpecDebugError | None, report: Callable[[], None], keep: Callable[[], None]) -> None:
     """Call ``report``, which prints, then ``keep``, which writes files, also where stdout is gone.
 
-    Raises what cut the work short, if that was an error: what else cannot be written then is so for the same reason, or
-    can be had by the same command again. Otherwise OutputError where one of the two could not write.
+    Raises ``trouble``, the error that cut the work short, if there is one: an output that cannot be written then has
+    the same cause, or can be had by the same command again. Otherwise OutputError where one of the two could not write.
     """
     try:
         try:
@@ -150,12 +117,11 @@ def tell_work(trouble: SpecDebugError | None, report: Callable[[], None], keep: 
 
 
 def tell_github(summary: Callable[[], str], annotations: Callable[[], Sequence[Annotation]] = lambda: ()) -> None:
-    """Inside a GitHub Actions job, add to the step's summary and print the annotations: on stderr, where the runner
-    looks for them, too, and they are in no document's way. Elsewhere, nothing. Raises OutputError."""
+    """Inside a GitHub Actions job, add to the step's summary and print the annotations. Raises OutputError."""
     from specdebug.report.github import ACTIONS_VARIABLE, SUMMARY_VARIABLE
 
     if os.environ.get(ACTIONS_VARIABLE) == "true" and sys.stderr is not None:
-        for annotation in annotations():
+        for annotation in annotations():  # the runner looks for them on stderr, too, and no document is there
             print(annotation.command(), file=sys.stderr, flush=True)
     if path := os.environ.get(SUMMARY_VARIABLE):
         try:

@@ -1,4 +1,4 @@
-"""``specdebug scenarios``: what there is, whether a file is right, and the schema for editors."""
+"""``specdebug scenarios``: list and check scenarios, and print their schema for editors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from specdebug.cli import complete
-from specdebug.cli.options import Content, Debug, Json
-from specdebug.cli.output import complain, show, write
-from specdebug.cli.replay import open_library
+from specdebug.cli.options import Content, Debug, Json, open_library
+from specdebug.cli.output import answer, check_writable, complain, write, write_file
 from specdebug.report.foreign import shown
 
 app = typer.Typer(help="List and check scenarios.", no_args_is_help=False)
@@ -19,18 +18,11 @@ app = typer.Typer(help="List and check scenarios.", no_args_is_help=False)
 @app.command("list")
 def list_scenarios(as_json: Json = False, content: Content = None, debug: Debug = False) -> int:
     """Every scenario that can be named, with its arms."""
-    found = open_library(content).scenarios()
-    if as_json:
-        from specdebug.report.document import to_json
-
-        facts = [
-            {"name": s.name, "path": str(s.path), "description": s.description, "arms": list(s.arms)} for s in found
-        ]
-        write(to_json(facts))
-        return 0
     from specdebug.report.listings import scenario_table
 
-    show(scenario_table(found))
+    found = open_library(content).scenarios()
+    facts = [{"name": s.name, "path": str(s.path), "description": s.description, "arms": list(s.arms)} for s in found]
+    answer(as_json, facts, lambda: scenario_table(found))
     return 0
 
 
@@ -57,8 +49,7 @@ def validate(
         from specdebug.report.document import to_json
 
         write(to_json([each.to_dict() for each in checked]))
-        return 2 if any(each.problems for each in checked) else 0
-    for each in checked:
+    for each in () if as_json else checked:
         if each.scenario is not None:
             write(shown(f"{each.file}: ok, {len(each.scenario.arms)} arms"))
         for problem in each.problems:
@@ -72,7 +63,6 @@ def schema(
     debug: Debug = False,
 ) -> int:
     """Print the JSON schema of scenario files, for editors that complete and check YAML."""
-    from specdebug.cli.output import check_writable, write_file
     from specdebug.report.document import to_json
     from specdebug.scenario.load import json_schema
 

@@ -1,53 +1,71 @@
-"""``specdebug toggles``: the fixes that can be reverted, and whether each is still worth its place."""
+"""``specdebug toggles``: list, show, verify and check the fixes that can be reverted."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from specdebug import interrupts
-from specdebug.cli import complete, toggles_check
+from specdebug.cli import complete
 from specdebug.cli.options import (
     Content,
     Debug,
     InDtype,
     Jobs,
     Json,
-    JsonFile,
+    JsonOptions,
     OnDevice,
     WithBackend,
     engine_overrides,
+    open_library,
 )
-from specdebug.cli.output import show, write
-from specdebug.cli.replay import open_library, progress, workers
-from specdebug.cli.results import check_files, write_files
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from specdebug.loops.verify import Matrix
+from specdebug.cli.output import answer, show
+from specdebug.cli.params import grouped
+from specdebug.cli.replay import progress, workers
+from specdebug.cli.results import tell_results
 
 app = typer.Typer(help="List, show, verify and check the fixes that can be reverted.", no_args_is_help=False)
-app.command("check")(toggles_check.check)
 
 Number = Annotated[str, typer.Argument(metavar="PR", help="A pull request number.", autocompletion=complete.all_fixes)]
+
+
+@app.command("check")
+def check(
+    against: Annotated[
+        Path, typer.Option("--against", metavar="DIST", help="A wheel (.whl), an sdist (.tar.gz) or a source tree.")
+    ],
+    version: Annotated[
+        str | None, typer.Option("--version", help="Of a source tree that does not state its own.")
+    ] = None,
+    as_json: Json = False,
+    content: Content = None,
+    debug: Debug = False,
+) -> int:
+    """Match every fix's patches against a release of another engine, and that engine's own reverts with them.
+
+    Nothing of the release is imported. Exit code 1 when a patch of ours is stale, 125 when none is for this release;
+    what is stale in the engine's own registry is reported only.
+    """
+    from specdebug.drift import check as check_release
+    from specdebug.drift import open_dist
+    from specdebug.drift.check import engines
+    from specdebug.report.drift import render_drift
+
+    registry = open_library(content).registry
+    report = check_release(open_dist(against, engines(registry), version), registry)
+    answer(as_json, [row.to_dict() for row in report.rows], lambda: render_drift(report))
+    return report.exit_code
 
 
 @app.command("list")
 def list_toggles(as_json: Json = False, content: Content = None, debug: Debug = False) -> int:
     """Every registered fix, and what detects it when it is reverted."""
-    from specdebug.report.toggle import toggle_document
+    from specdebug.report.toggle import toggle_document, toggle_table
 
     toggles = open_library(content).registry.all
-    if as_json:
-        from specdebug.report.document import to_json
-
-        write(to_json([toggle_document(toggle) for toggle in toggles]))
-        return 0
-    from specdebug.report.toggle import toggle_table
-
-    show(toggle_table(toggles))
+    answer(as_json, [toggle_document(toggle) for toggle in toggles], lambda: toggle_table(toggles))
     return 0
 
 
@@ -57,18 +75,15 @@ def show_toggle(number: Number, as_json: Json = False, content: Content = None, 
     from specdebug.report.toggle import describe_toggle, toggle_document
 
     toggle = open_library(content).registry.find(number)
-    if as_json:
-        from specdebug.report.document import to_json
-
-        write(to_json(toggle_document(toggle)))
-    else:
-        show(describe_toggle(toggle))
+    answer(as_json, toggle_document(toggle), lambda: describe_toggle(toggle))
     return 0
 
 
 @app.command("verify")
+@grouped
 @interrupts.held()
 def verify(
+    *,
     numbers: Annotated[
         list[str] | None,
         typer.Argument(metavar="[PR]...", help="All, unless given.", autocompletion=complete.fixes),
@@ -78,8 +93,7 @@ def verify(
     dtype: InDtype = None,
     backend: WithBackend = None,
     jobs: Jobs = 0,
-    as_json: Json = False,
-    json_file: JsonFile = None,
+    results: JsonOptions,
     content: Content = None,
     debug: Debug = False,
 ) -> int:
@@ -89,25 +103,16 @@ def verify(
     whose lines (or whose probe) lie in another plan keeps its scenario's own, and the table says so.
     """
     over = engine_overrides(device, dtype, backend)
-    check_files(json_file)
+    results.check()
     with workers(jobs) as pool:
         from specdebug.loops.verify import verify as run_matrix
+        from specdebug.report.matrix import render_matrix
 
         library = open_library(content)
         chosen = library.registry.select(",".join(numbers)) if numbers else library.all_toggles()
         with progress() as watcher:
             matrix = run_matrix(pool, library, chosen, seeds, watcher, over)
-    _tell(matrix, json_file, as_json=as_json)
+    tell_results(
+        results, lambda: [check.to_dict() for check in matrix.checks], lambda: show(render_matrix(matrix.checks))
+    )
     return matrix.exit_code
-
-
-def _tell(matrix: Matrix, json_file: Path | None, *, as_json: bool) -> None:
-    """Say what each fix came to on stdout, and in a file."""
-    from specdebug.report.document import to_json
-    from specdebug.report.matrix import render_matrix
-
-    document = to_json([check.to_dict() for check in matrix.checks])
-    try:
-        write(document) if as_json else show(render_matrix(matrix.checks))
-    finally:
-        write_files((json_file, lambda: document + "\n"))

@@ -7,26 +7,27 @@ import shlex
 import stat
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from specdebug import interrupts
-from specdebug.cli.options import Content, Debug, Jobs, Json, JsonFile
-from specdebug.cli.output import show, write
-from specdebug.cli.replay import open_library, progress, workers
-from specdebug.cli.results import check_files, tell_work, write_files
+from specdebug.cli.options import ContentOptions, Jobs, JsonOptions
+from specdebug.cli.output import note, show
+from specdebug.cli.params import grouped
+from specdebug.cli.replay import progress, workers
+from specdebug.cli.results import tell_results
+from specdebug.cli.trials import UNDECIDED
 from specdebug.errors import SpecDebugError
 from specdebug.yamlio import one_line
 
 QUIET_S = 3.0
-"""After so long without a word one says how far it is."""
+"""The time after which the progress of reading is told again."""
 MAX_NAME = 4096
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from specdebug.logs.scan import Scan
     from specdebug.scenario.library import Library
     from specdebug.triage.candidates import CandidateFix
@@ -37,14 +38,14 @@ class LogError(SpecDebugError):
     """A log cannot be read."""
 
 
+@grouped
 def triage(
+    *,
     log: Annotated[str, typer.Argument(metavar="LOG|-", help="A log file; - reads standard input.")],
     run: Annotated[bool, typer.Option("--run", help="Try the candidates: does one fail as the log did?")] = False,
-    as_json: Json = False,
-    json_file: JsonFile = None,
+    results: JsonOptions,
     jobs: Jobs = 0,
-    content: Content = None,
-    debug: Debug = False,
+    shared: ContentOptions,
 ) -> int:
     """Name the failure in a CI log (ours, an SGLang server's, pytest's), the fixes to suspect, and what to run next.
 
@@ -53,25 +54,24 @@ def triage(
     """
     from specdebug.logs.scan import scan
 
-    check_files(json_file)
+    results.check()
     name = "stdin" if log == "-" else log
     shown = one_line(name, MAX_NAME)
     try:
         with _open(log, shown) as stream:
-            found = scan(stream, _Progress(shown))
+            found = scan(stream, _progress(shown))
     except OSError as error:
         raise LogError(f"{shown}: cannot be read: {error.strerror or error}") from None
     except ValueError:  # a zero byte in its name
         raise LogError(f"{shown}: is no name of a file") from None
-    library = open_library(content)
-    return _answer(name, found, library, run=run, jobs=jobs, as_json=as_json, json_file=json_file)
+    library = shared.library()
+    return _answer(name, found, library, results, run=run, jobs=jobs)
 
 
 @interrupts.held()
-def _answer(
-    name: str, found: Scan, library: Library, *, run: bool, jobs: int, as_json: bool, json_file: Path | None
-) -> int:
-    """Rank the candidates, try them if that is wanted, and say all of it."""
+def _answer(name: str, found: Scan, library: Library, results: JsonOptions, *, run: bool, jobs: int) -> int:
+    """Rank the candidates, try them if that is wanted, tell the results, and return the exit code."""
+    from specdebug.report.triage import render_triage
     from specdebug.triage.candidates import candidates, commands
 
     best = candidates(found, library)
@@ -88,38 +88,30 @@ def _answer(
         except SpecDebugError as error:  # what the log told is said all the same
             trouble = error
     told = commands(found, best, library)
-    from specdebug.report.document import to_json
-
-    document = to_json(_document(name, found, best, told, tried))
-    from specdebug.report.triage import render_triage
-
-    def report() -> None:
-        if as_json:
-            write(document)
-        else:
-            show(render_triage(one_line(name, MAX_NAME), found, best, told, tried), fold=False)
-
-    tell_work(trouble, report, lambda: write_files((json_file, lambda: document + "\n")))
+    tell_results(
+        results,
+        lambda: _document(name, found, best, told, tried),
+        lambda: show(render_triage(one_line(name, MAX_NAME), found, best, told, tried), fold=False),
+        trouble=trouble,
+    )
     if cut_short:
         return interrupts.exit_code()
     if found.main is None:
         return 1
-    return 125 if run and not any(one.alike for one in tried) else 0
+    return UNDECIDED if run and not any(one.alike for one in tried) else 0
 
 
-class _Progress:
-    """Says on stderr how far a log is read, once that takes a while."""
+def _progress(name: str) -> Callable[[int], None]:
+    """Return a function that tells on stderr how much of a log is read, if that takes a while."""
+    begun = told = time.monotonic()
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._begun = time.monotonic()
-        self._due = self._begun + QUIET_S
+    def read(size: int) -> None:
+        nonlocal told
+        if (now := time.monotonic()) >= told + QUIET_S:
+            told = now
+            note(f"reading {name}: {size >> 20} MiB in {now - begun:.0f} s")
 
-    def __call__(self, size: int) -> None:
-        now = time.monotonic()
-        if now >= self._due and sys.stderr is not None:
-            self._due = now + QUIET_S
-            print(f"reading {self._name}: {size >> 20} MiB in {now - self._begun:.0f} s", file=sys.stderr, flush=True)
+    return read
 
 
 def _open(log: str, shown: str) -> AbstractContextManager[BinaryIO]:

@@ -1,26 +1,31 @@
-"""Commands that run trials share this: a command after ``--``, a place for journals."""
+"""The shared part of commands that run trials: a command after ``--``, and the journal."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specdebug.cli.old_calls import OldJson
-from specdebug.cli.output import OutputError, write_file
+from specdebug.cli.output import OutputError, note, write_file
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
     from specdebug.trials.journal import Journal
 
+UNDECIDED = 125
+"""The exit code of a command that came to no answer."""
+FOLDER = Path(".specdebug")
+"""The folder for files that nobody named a place for."""
 _COMMAND = "specdebug.command"
 
 
 class WithCommand(OldJson):
-    """A command line that may end in ``-- CMD ...``; what follows the dashes is left as it is."""
+    """A command line that may end in ``-- CMD ...``; the words after the dashes are left as they are."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the command aside, parse the rest."""
@@ -30,18 +35,22 @@ class WithCommand(OldJson):
         return super().parse_args(ctx, args)
 
     def has_subject(self, ctx: Any, words: list[str]) -> bool:
-        """A command is one, too."""
         return _COMMAND in ctx.meta or super().has_subject(ctx, words)
 
 
-def command_of(ctx: typer.Context) -> tuple[str, ...]:
-    """Return what followed the dashes; nothing where there were none."""
+def command_of(ctx: typer.Context, scenario: str | None) -> tuple[str, ...]:
+    """Return the words after ``--``; empty where there is a scenario. Raises SpecDebugError for both, or neither."""
     command: tuple[str, ...] = ctx.meta.get(_COMMAND, ())
+    name = ctx.command.name
+    if scenario is not None and command:
+        raise SpecDebugError(f"{name} takes a scenario or, after --, a command; not both")
+    if scenario is None and not command:
+        raise SpecDebugError(f"{name} needs a scenario or, after --, a command, as in: specdebug {name} -- ./test.sh")
     return command
 
 
 def confidence_of(text: str) -> float:
-    """A confidence as the command line has it. Raises SpecDebugError."""
+    """Return a confidence given as 0.95 or 95%. Raises SpecDebugError."""
     number, percent, rest = text.strip().partition("%")
     try:
         value = float(number) / (100 if percent else 1)
@@ -52,25 +61,45 @@ def confidence_of(text: str) -> float:
     return value
 
 
-def tell_kept(journal: Journal) -> None:
-    """Say on stderr where the journal is that ``--fresh`` put aside."""
-    if journal.kept is not None and sys.stderr is not None:
-        with contextlib.suppress(OSError):
-            print(f"the journal of before is kept as {journal.kept}", file=sys.stderr, flush=True)
-
-
 def tell_rerun(count: int) -> None:
     """Say on stderr how many trials were lost with their worker and made once more."""
-    if count and sys.stderr is not None:
+    if count:
         whose = "1 trial whose worker was" if count == 1 else f"{count} trials whose workers were"
-        with contextlib.suppress(OSError):
-            print(f"{whose} killed, or lost the device, ran again: nothing of that counts", file=sys.stderr, flush=True)
+        note(f"{whose} killed, or lost the device, ran again: nothing of that counts")
 
 
 def own_folder() -> Path:
-    """Return where journals lie that nobody named a place for, and tell git to leave it alone."""
-    folder = Path(".specdebug")
-    with contextlib.suppress(OSError, OutputError):  # whoever writes to it next will say so
-        folder.mkdir()
-        write_file(folder / ".gitignore", "*\n")
-    return folder
+    """Make our folder, tell git to ignore it, and return it."""
+    with contextlib.suppress(OSError, OutputError):  # the next to write to it will say so
+        FOLDER.mkdir()
+        write_file(FOLDER / ".gitignore", "*\n")
+    return FOLDER
+
+
+@dataclass(frozen=True)
+class JournalOptions:
+    """The file that a search keeps its trials in."""
+
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            "--journal", metavar="FILE", help="Where trials are kept; .specdebug/{command}-*.sqlite unless given."
+        ),
+    ] = None
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; the journal is kept as FILE.bak, in place of any there.")
+    ] = False
+
+    def path(self, command: str, identity: str) -> Path:
+        """Return the path of the journal; without one on the command line, in our own folder."""
+        return self.journal or own_folder() / f"{command}-{identity}.sqlite"
+
+    @contextlib.contextmanager
+    def opened(self, path: Path, identity: str, about: str) -> Iterator[Journal]:
+        """Open the journal; if ``--fresh`` put another aside, say on stderr where."""
+        from specdebug.trials.journal import Journal
+
+        with Journal(path, identity, about, fresh=self.fresh) as journal:
+            if journal.kept is not None:
+                note(f"the journal of before is kept as {journal.kept}")
+            yield journal

@@ -1,8 +1,7 @@
-"""Two arms side by side: what their metrics say, and request by request where they part.
+"""Two arms side by side: their metrics, and for each request where they part.
 
-Two runs **agree** when their verdicts are equal and every request that both served came out with the same
-tokens. Accept lengths, cached tokens and speed are shown but are not differences: they are what arms are
-compared for.
+Two runs **agree** when their verdicts are equal and every request came out with the same tokens. Accept lengths, cached
+tokens and speed are shown but are no differences: arms are compared for them.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import Any
 from specdebug.verdict.outcome import EXIT_CODES, Outcome, RequestResult, first_difference
 
 CONTEXT_TOKENS = 12
-"""Tokens of each side shown from the first difference on."""
+"""The tokens of each side that are shown from the first difference on."""
 
 
 @dataclass(frozen=True)
 class RequestDifference:
-    """One request in both arms. ``position`` is the first output token that differs, None when none does."""
+    """One request in both arms. ``position`` is that of the first output token that differs, None if none does."""
 
     rid: str
     left: RequestResult | None
@@ -36,10 +35,7 @@ class RequestDifference:
         plain: dict[str, Any] = {"rid": self.rid, "same_output": self.same_output, "position": self.position}
         sides = (("left", self.left, self.left_text), ("right", self.right, self.right_text))
         for side, request, text in sides:
-            if request is None:
-                plain[side] = None
-                continue
-            plain[side] = {
+            plain[side] = request and {
                 "accept_mean": request.accept_mean,
                 "cold_accept_mean": request.cold_accept_mean,
                 "cached_tokens": request.cached_tokens,
@@ -60,7 +56,7 @@ class Comparison:
 
     @property
     def unavailable(self) -> bool:
-        """Return whether this machine could not run one of them: then there is nothing to compare."""
+        """Return True if this machine could not run one of them: then there is nothing to compare."""
         return any(outcome.unavailable for outcome in self.outcomes)
 
     @property
@@ -71,15 +67,13 @@ class Comparison:
 
     @property
     def same_trace(self) -> bool:
-        """Return whether the two took the very same steps."""
+        """Return True if the two took the very same steps."""
         return self.outcomes[0].trace_hash == self.outcomes[1].trace_hash
 
     @property
     def exit_code(self) -> int:
         """0 when they agree, 1 when they differ, 125 when one could not be run on this machine."""
-        if self.unavailable:
-            return EXIT_CODES["unknown"]
-        return 0 if self.agree else 1
+        return EXIT_CODES["unknown"] if self.unavailable else int(not self.agree)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -102,28 +96,20 @@ class Comparison:
 
 
 def compare(
-    names: tuple[str, str],
-    outcomes: tuple[Outcome, Outcome],
-    decode: Callable[[Sequence[int]], str],
+    names: tuple[str, str], outcomes: tuple[Outcome, Outcome], decode: Callable[[Sequence[int]], str]
 ) -> Comparison:
     """Line the two up by request id, in the left one's order. ``decode`` turns token ids into text."""
     left = {request.rid: request for request in outcomes[0].requests}
     right = {request.rid: request for request in outcomes[1].requests}
-    rids = [*left, *(rid for rid in right if rid not in left)]
-    requests = tuple(_difference(rid, left.get(rid), right.get(rid), decode) for rid in rids)
+    requests = tuple(_difference(rid, left.get(rid), right.get(rid), decode) for rid in left | right)
     return Comparison(names, outcomes, requests)
 
 
 def _difference(
-    rid: str,
-    left: RequestResult | None,
-    right: RequestResult | None,
-    decode: Callable[[Sequence[int]], str],
+    rid: str, left: RequestResult | None, right: RequestResult | None, decode: Callable[[Sequence[int]], str]
 ) -> RequestDifference:
-    if left is None or right is None:
-        return RequestDifference(rid, left, right, None)
-    position = first_difference(left.output_ids, right.output_ids)
-    if position is None:
+    position = first_difference(left.output_ids, right.output_ids) if left and right else None
+    if left is None or right is None or position is None:
         return RequestDifference(rid, left, right, None)
     stop = position + CONTEXT_TOKENS
     texts = [decode(request.output_ids[position:stop]) for request in (left, right)]

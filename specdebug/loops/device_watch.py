@@ -1,8 +1,7 @@
-"""May another arm start on this device? Not on one that is gone; on one that answers again, yes.
+"""Keep arms off a device that is gone.
 
 A device that an arm found gone would fail every arm after it in a tenth of a second. So before the next one starts
-there, a fresh worker of the same pool takes the device and computes on it. If that succeeds, the run goes on; if not,
-no arm is started there any more.
+there, a fresh worker of the same pool computes on the device. If that fails, no arm is started there any more.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from specdebug.workers.machine_failure import MachineFailure
 
 PROBE = "specdebug.workers.device:answer"
 PROBE_S = 60.0
-"""Longest that a sound device takes to be made ready for a new process, many times over."""
+"""The limit of a probe, many times what a sound device takes to be made ready for a new process."""
 
 
 class Launcher(Protocol):
@@ -26,30 +25,26 @@ class Launcher(Protocol):
 
 
 class DeviceWatch:
-    """Stands between a pool and who listens to it: it hears of every job, and keeps its own probes to itself.
-
-    Args:
-        pool: runs the probes.
-        listener: is told of all other jobs.
-    """
+    """A listener between a pool, which runs its probes, and another, which hears of all other jobs."""
 
     def __init__(self, pool: Launcher, listener: Listener) -> None:
         self._pool = pool
         self._listener = listener
         self._doubts: dict[str, MachineFailure] = {}
         self._gone: dict[str, MachineFailure] = {}
-        self._probes: dict[str, _Probe] = {}
         self._probed = 0
+        self._probe = ""
+        self._heard: set[str] = set()
 
     def doubt(self, device: str, failure: MachineFailure) -> None:
-        """An arm found ``device`` gone. Nothing is done yet: this may be called from within a turn of the pool."""
+        """Note that an arm found ``device`` gone. This may be called from within a turn of the pool."""
         self._doubts.setdefault(device, failure)
 
     def gone(self, device: str) -> MachineFailure | None:
-        """Return why no arm may start on ``device``; None when one may. A device in doubt is probed first, and the pool
-        turned meanwhile, so this must not be called from within a turn of it.
+        """Return the failure that keeps arms off ``device``, None if one may start.
 
-        Raises WorkerStartError, or MachineFailed when there can be no worker for the probe.
+        A device in doubt is probed first, by turning the pool: do not call this from within a turn of it. Raises
+        WorkerStartError, or MachineFailed when there can be no worker for the probe.
         """
         while device not in self._gone and device in self._doubts:
             first = self._doubts.pop(device)
@@ -59,39 +54,27 @@ class DeviceWatch:
 
     def _answers(self, device: str) -> bool:
         self._probed += 1
-        name = f"probe {self._probed} of {device}"
-        probe = self._probes[name] = _Probe()
-        self._pool.launch(Job(name, PROBE, device, PROBE_S, uses_gpu=True))
-        while not probe.ended:
+        self._probe, self._heard = f"probe {self._probed} of {device}", set()
+        self._pool.launch(Job(self._probe, PROBE, device, PROBE_S, uses_gpu=True))
+        while "ended" not in self._heard:
             self._pool.turn(self)
-        del self._probes[name]
-        return probe.answered
+        return "answers" in self._heard
 
     def started(self, job: Job) -> None:
-        """Pass it on, unless it is a probe's."""
-        if job.name not in self._probes:
+        if job.name != self._probe:
             self._listener.started(job)
 
     def event(self, job: Job, event: dict[str, Any]) -> None:
-        """Pass it on, unless it is a probe's."""
-        if job.name not in self._probes:
+        if job.name != self._probe:
             self._listener.event(job, event)
         elif event.get("event") == "answers":
-            self._probes[job.name].answered = True
+            self._heard.add("answers")
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
-        """Pass it on, unless it is a probe's."""
-        if job.name not in self._probes:
+        if job.name != self._probe:
             self._listener.ended(job, end)
         else:
-            self._probes[job.name].ended = True
+            self._heard.add("ended")
 
     def waiting(self) -> None:
-        """Pass it on."""
         self._listener.waiting()
-
-
-class _Probe:
-    def __init__(self) -> None:
-        self.answered = False
-        self.ended = False

@@ -1,12 +1,11 @@
-"""The detection matrix: every class of faults, injected seed by seed, and what caught it.
+"""The detection matrix: every class of faults, injected seed by seed, and its detectors.
 
-A run of the matrix is a class's minimal scenario under one seed. What is injected there is **effective** when the
-ledger says that it changed something and the class is one that corrupts, or ends the worker. An effective injection
-must be caught, by whatever looks: a probe, a guard, an oracle, the engine's own checks or the worker's end. A benign
-one must pass. Beside the faults the same scenarios run clean: whatever is found there is a false alarm.
+A run of the matrix is a class's minimal scenario under one seed. An injection is **effective** when the ledger says
+that it changed something and the class is one that corrupts, or ends the worker. An effective injection must be caught,
+by a probe, a guard, an oracle, the engine's own checks or the worker's end. A benign one must pass. The same scenarios
+also run clean: a finding there is a false alarm.
 
-The one that caught an injection alone, of all that look, is its **sole detector**: without it the fault would have
-passed.
+The **sole detector** of an injection caught it alone: without it the fault would have passed.
 """
 
 from __future__ import annotations
@@ -14,13 +13,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from specdebug import interrupts
 from specdebug.errors import SpecDebugError
 from specdebug.faults.acts import anywhere
 from specdebug.faults.model import FaultClass
-from specdebug.verdict.outcome import Outcome, Verdict
+from specdebug.verdict.outcome import Outcome
 
 PROMPT = 1
 """Steps within which an injection ought to be caught."""
@@ -35,38 +36,34 @@ class FaultRun:
 
     @property
     def injected(self) -> bool:
-        """Return whether anything was done that changed something."""
+        """Return True if an injection changed something."""
         return any(each.changed for each in self.outcome.injections)
 
     @property
-    def verdict(self) -> Verdict:
-        return self.outcome.verdict
-
-    @property
     def detectors(self) -> tuple[str, ...]:
-        """Everything that found something, as signatures, what came first first."""
+        """The signatures of the findings, the first one first."""
         return tuple(violation.signature for violation in self.outcome.violations)
 
     @property
     def lags(self) -> dict[str, int]:
-        """Of everything that found something, how many steps after the first injection; empty without one."""
+        """The steps from the first injection to each finding, by signature; empty without an injection."""
         done = min((each.step for each in self.outcome.injections if each.changed), default=None)
         if done is None:
             return {}
         violations = self.outcome.violations
         last = max((found.step for found in violations if found.step is not None), default=done)
-        # Without a step is the worker's end: it comes after all else, and alone it happened where it was done.
+        # A finding without a step is the worker's end: it comes after all others, and alone it has no lag.
         return {each.signature: max((last if each.step is None else each.step) - done, 0) for each in violations}
 
     @property
     def lag(self) -> int | None:
-        """Steps from the first injection to the first finding; None where there is no such pair."""
+        """The steps from the first injection to the first finding; None where there is no such pair."""
         return min(self.lags.values(), default=None)
 
 
 @dataclass(frozen=True)
 class Case:
-    """The subject of a row of the matrix: a class, and the site where it acts if that is not left to the class."""
+    """The subject of a row of the matrix: a class, and its site if that is not left to the class."""
 
     kind: FaultClass
     site: str | None = None
@@ -77,9 +74,9 @@ class Case:
 
 
 def cases(kinds: Sequence[FaultClass], captured: bool = False) -> list[Case]:
-    """Rows for these classes: one each, and one for every site of those that act anywhere.
+    """Return the rows for these classes: one each, and one for every site of those that act anywhere.
 
-    Where graphs are ``captured``, no site inside one: a class then acts at its first other site, or has no row.
+    Where graphs are ``captured``, a class acts at its first site outside them, or has no row.
     """
     return [Case(kind, site) for kind in kinds for site in _sites(kind, captured)]
 
@@ -105,11 +102,11 @@ class CaseCheck:
 
     @property
     def effective(self) -> tuple[FaultRun, ...]:
-        """Runs in which damage was done that must be seen."""
+        """The runs with damage that must be seen."""
         return () if self.kind.effect == "benign" else tuple(run for run in self.runs if run.injected)
 
     def runs_to_dict(self) -> list[dict[str, Any]]:
-        """Every run as plain data, as ``report.detection`` reads it."""
+        """Return every run as plain data, as ``report.detection`` reads it."""
         effective = {run.seed for run in self.effective}
         return [
             {"fault": self.case.name, "seed": run.seed, "effective": run.seed in effective, "caught": run.lags}
@@ -118,41 +115,39 @@ class CaseCheck:
 
     @property
     def detected(self) -> int:
-        """Effective runs in which something was found."""
-        return sum(run.verdict == "fail" for run in self.effective)
+        """The number of effective runs with a finding."""
+        return sum(run.outcome.verdict == "fail" for run in self.effective)
 
     @property
     def promptly(self) -> int:
-        """Those of them in which it was found within a step."""
-        return sum(run.lag is not None and run.lag <= PROMPT for run in self.effective if run.verdict == "fail")
+        """The number of those with a finding within a step."""
+        return sum(run.lag is not None and run.lag <= PROMPT for run in self.effective if run.outcome.verdict == "fail")
 
     @property
     def caught_by(self) -> Counter[str]:
-        """In how many runs each detector found something."""
+        """The number of runs in which each detector found something."""
         return Counter(name for run in self.effective for name in run.detectors)
 
     @property
     def sole(self) -> Counter[str]:
-        """In how many runs each detector was the only one."""
+        """The number of runs in which each detector was the only one."""
         return Counter(run.detectors[0] for run in self.effective if len(run.detectors) == 1)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Return what is wrong with the row, a line each: damage that nothing saw, alarm about none, nothing
-        injected."""
+        """The row's problems, a line each: damage that nothing saw, a false alarm, nothing injected."""
         said = []
         for run in self.runs:
             label = f"{self.case.name}, seed {run.seed}"
             if not run.injected:
                 said.append(f"{label}: {run.outcome.detail or 'nothing was injected'}")
-            elif self.kind.effect == "benign" and run.verdict != "pass":
-                said.append(f"{label}: benign, but {run.verdict} {run.outcome.signature or run.outcome.detail}")
-            elif self.kind.effect != "benign" and run.verdict != "fail":
+            elif self.kind.effect == "benign" and run.outcome.verdict != "pass":
+                said.append(f"{label}: benign, but {run.outcome.verdict} {run.outcome.signature or run.outcome.detail}")
+            elif self.kind.effect != "benign" and run.outcome.verdict != "fail":
                 said.append(f"{label}: {run.outcome.injections[0]}, and nothing saw it")
         return tuple(said)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
         lags = [run.lag for run in self.effective if run.lag is not None]
         return {
             **self.kind.to_dict(),
@@ -172,8 +167,8 @@ class CaseCheck:
 class FaultMatrix:
     """All rows, and the clean runs beside them.
 
-    ``missing``: runs that were planned and not made, because of a Ctrl-C (``interrupted``) or of ``trouble``.
-    ``left_out``: classes that cannot act on this device.
+    ``missing`` is the number of planned runs not made because of a Ctrl-C (``interrupted``) or ``trouble``,
+    ``left_out`` has the classes that cannot act on this device.
     """
 
     checks: tuple[CaseCheck, ...]
@@ -185,7 +180,6 @@ class FaultMatrix:
 
     @property
     def made(self) -> int:
-        """Runs made."""
         return len(self.clean) + sum(len(check.runs) for check in self.checks)
 
     @property
@@ -206,11 +200,11 @@ class FaultMatrix:
 
     @property
     def false_alarms(self) -> tuple[str, ...]:
-        """Return what was found, or not decided, where nothing was done."""
+        """The clean runs that did not pass, a line each."""
         return tuple(
             f"clean, seed {run.seed}: {run.outcome.signature or run.outcome.detail}"
             for run in self.clean
-            if run.verdict != "pass"
+            if run.outcome.verdict != "pass"
         )
 
     @property
@@ -219,16 +213,13 @@ class FaultMatrix:
 
     @property
     def sole(self) -> dict[str, tuple[str, ...]]:
-        """By detector: rows of which it caught some injection alone."""
-        found: dict[str, list[str]] = {}
-        for check in self.checks:
-            for name in check.sole:
-                found.setdefault(name, []).append(check.case.name)
-        return {name: tuple(rows) for name, rows in sorted(found.items())}
+        """The rows of which a detector caught some injection alone, by detector."""
+        pairs = sorted(((name, check.case.name) for check in self.checks for name in check.sole), key=itemgetter(0))
+        return {name: tuple(row for _, row in rows) for name, rows in groupby(pairs, key=itemgetter(0))}
 
     @property
     def idle_probes(self) -> tuple[str, ...]:
-        """Sites that were reached and caught nothing of what was injected here."""
+        """The sites that were reached and caught nothing."""
         runs = [*self.clean, *(run for check in self.checks for run in check.runs)]
         reached = {site for run in runs for site, count in run.outcome.reached_sites.items() if count}
         caught = {violation.site for run in runs for violation in run.outcome.violations}
@@ -244,7 +235,6 @@ class FaultMatrix:
         return 1 if self.problems else 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
         return {
             "exit_code": self.exit_code,
             "interrupted": self.interrupted,

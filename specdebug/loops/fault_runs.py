@@ -1,8 +1,8 @@
 """The runs that a detection matrix is made of: planned seed by seed, made in warm workers.
 
-All runs of a seed serve the same requests, and most of what they serve comes out as it should. So the workers of a seed
-are forked from a server that has worked out already what the reference says of the right text
-(``WarmPool.foresee``); an oracle still looks at every step of every run, and computes whatever went otherwise.
+All runs of a seed serve the same requests, and most come out right. So the workers of a seed are forked from a server
+that already has the reference's view of the right text (``WarmPool.foresee``); an oracle still looks at every step of
+every run, and computes what went otherwise.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ CLEAN = "clean"
 """The arm without a fault."""
 CPU = "cpu"
 HANG_ELSEWHERE_S = 20.0
-"""Limit of a run that is to hang, away from the CPU: it also loads, and starts the device."""
+"""The limit of a run that is to hang, away from the CPU: it also loads, and starts the device."""
 
 
 @dataclass(frozen=True)
 class MatrixStanding:
-    """The progress of a matrix. ``problems``: what is wrong with the run that ended last."""
+    """The progress of a matrix. ``problems`` are those of the run that ended last."""
 
     planned: int
     made: int = 0
@@ -41,7 +41,7 @@ class MatrixStanding:
     problems: tuple[str, ...] = ()
 
     def after(self, one: FaultMatrix) -> MatrixStanding:
-        """The same, one run later: ``one`` is the matrix of that run alone."""
+        """Return the progress one run later; ``one`` is the matrix of that run alone."""
         return MatrixStanding(
             self.planned,
             self.made + 1,
@@ -53,10 +53,9 @@ class MatrixStanding:
 
 
 class MatrixWatcher(Protocol):
-    """Is told how a matrix comes along."""
+    """A watcher of a matrix, told at the beginning and whenever a run has ended."""
 
-    def moved(self, standing: MatrixStanding) -> None:
-        """At the beginning, and whenever a run has ended."""
+    def moved(self, standing: MatrixStanding) -> None: ...
 
 
 def verify(
@@ -67,10 +66,10 @@ def verify(
     watcher: MatrixWatcher | None = None,
     device: str = CPU,
 ) -> FaultMatrix:
-    """Run the matrix. After a Ctrl-C, or when no worker can be started any more, it is made of the runs that had ended.
+    """Run the matrix. After a Ctrl-C, or when no worker can be started any more, it has the runs that had ended.
 
-    Raises ContentError when the shipped content is malformed. That this machine lacks what the first run needs, such as
-    the device, is the matrix's trouble.
+    Raises ContentError when the shipped content is malformed. If this machine lacks the device, say, of the first run,
+    that is the matrix's trouble.
     """
     rows = cases(kinds, captured=device != CPU)
     left_out = tuple(kind.name for kind in kinds if not any(row.kind is kind for row in rows))
@@ -104,9 +103,9 @@ def verify(
 
 
 def plan(rows: Sequence[Case], seeds: int, library: RunContent, device: str = CPU) -> list[ArmRun]:
-    """The runs of the matrix, seed by seed: a clean one, and each class under each seed.
+    """Return the runs of the matrix, seed by seed: a clean one, and each class under each seed.
 
-    Sites of a class that has a row for each share its seeds; with fewer seeds than sites, some share a seed.
+    The sites of a class that has a row for each share its seeds; with fewer seeds than sites, some share a seed.
     """
     scenario = matrix_scenario(rows, device)
     packs = library.packs(scenario.probes)
@@ -119,7 +118,7 @@ def plan(rows: Sequence[Case], seeds: int, library: RunContent, device: str = CP
 
 
 def matrix_scenario(rows: Sequence[Case], device: str = CPU) -> Scenario:
-    """One scenario with every row's minimal one as an arm, so that they share their workers' models."""
+    """Return one scenario with every row's minimal one as an arm, so that they share their workers' models."""
     arms = {CLEAN: Arm(CLEAN)}
     for row in rows:
         own, fault = minimal(row.kind, row.site)
@@ -137,7 +136,7 @@ def _due(row: Case, seed: int, seeds: int) -> bool:
 
 
 def _of_arm(scenario: Scenario, row: Case | None) -> Scenario:
-    """The matrix's scenario with one arm, and with the workload and the limits of that."""
+    """Return the matrix's scenario with one arm, and with that arm's workload and limits."""
     name = CLEAN if row is None else row.name
     alone = dataclasses.replace(scenario, arms={name: scenario.arms[name]})
     if row is None:
@@ -150,7 +149,7 @@ def _of_arm(scenario: Scenario, row: Case | None) -> Scenario:
 
 
 def _finished(pool: WarmPool, runs: Sequence[ArmRun]) -> Iterator[ArmResult]:
-    """Results as they come; as many under way as the pool has room for."""
+    """Yield results as they come, with as many runs under way as the pool has room for."""
     waiting = list(reversed(runs))
     under_way = 0
     seed: int | None = None
@@ -167,7 +166,7 @@ def _finished(pool: WarmPool, runs: Sequence[ArmRun]) -> Iterator[ArmResult]:
 
 
 def _kept(result: ArmResult) -> FaultRun:
-    """Return what the matrix is made of, without what a run served and said: there are thousands of them."""
+    """Return the run without its requests and its log: there are thousands of runs."""
     outcome = dataclasses.replace(result.outcome, requests=(), log_tail="", stack={})
     return FaultRun(result.run.seed, outcome)
 

@@ -1,7 +1,7 @@
-"""Arms that did not do what they should when they last ran, kept from one replay to the next.
+"""The record of arms that failed when they last ran, kept from one replay to the next.
 
-One small JSON file in a folder of the working directory: scenario files by their full path, each with its arms. An arm
-leaves it by doing what it should; what does not run stays.
+It is a small JSON file in a folder of the working directory: scenario files by their full path, each with its arms. An
+arm leaves it by doing what it should; an arm that does not run stays.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from specdebug.files import read_file
 from specdebug.loops.replay import ArmResult, ArmRun
@@ -23,35 +22,34 @@ _MAX_BYTES = 16 << 20
 
 @dataclass
 class LastFailed:
-    """The record of a working directory. ``arms``: by scenario file, those that failed, in the order they did."""
+    """The record of a working directory. ``arms`` are those that failed, by scenario file, in the order they did."""
 
     path: Path
     arms: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> LastFailed:
-        """Return what the folder holds; a record that is missing or that nobody can read is empty."""
+        """Return the folder's record; one that is missing or cannot be read is empty."""
         path = folder / NAME
         try:
             found = json.loads(read_file(path, _MAX_BYTES))
         except (OSError, ValueError, RecursionError):
             found = None
-        return cls(path, _well_formed(found))
+        arms = found if isinstance(found, dict) else {}
+        return cls(path, {file: [*map(str, names)] for file, names in arms.items() if isinstance(names, list)})
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Scenario files that are still there, of which an arm failed."""
+        """The scenario files that are still there, of which an arm failed."""
         return tuple(file for file in self.arms if os.path.isfile(file))
 
     def has(self, run: ArmRun) -> bool:
-        """Return whether this arm is recorded."""
         return run.arm in self.arms.get(_file_of(run), ())
 
     def update(self, results: Iterable[ArmResult], make_folder: Callable[[], object]) -> None:
-        """Take over what has run, and write that down if it changes anything.
+        """Take over these results and, if they change the record, call ``make_folder`` and write it.
 
-        ``make_folder`` is called before a first failure is written. A folder that cannot be written costs the record
-        and nothing else.
+        A folder that cannot be written costs the record and nothing else.
         """
         before = json.dumps(self.arms)
         for result in results:
@@ -71,15 +69,9 @@ class LastFailed:
 
 
 def as_it_should(result: ArmResult) -> bool:
-    """Return whether an arm met its expectation, or passed where there was none."""
+    """Return True if an arm met its expectation, or passed where there was none."""
     return result.outcome.verdict == "pass" if result.met is None else result.met
 
 
 def _file_of(run: ArmRun) -> str:
     return os.path.realpath(run.scenario.path)
-
-
-def _well_formed(found: Any) -> dict[str, list[str]]:
-    if not isinstance(found, dict):
-        return {}
-    return {file: [*map(str, arms)] for file, arms in found.items() if isinstance(arms, list)}

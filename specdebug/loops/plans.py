@@ -21,28 +21,25 @@ _ENGINE = "specdebug.engine."
 
 
 def exists_in(toggle: Toggle, plan: str) -> bool:
-    """Return whether a fix can be reverted and noticed under ``plan``."""
+    """Return True if a fix can be reverted and noticed under ``plan``."""
     if any(_only_elsewhere(patch.module, plan) for patch in toggle.patches):
         return False
     return all(_noticed_in(signature, plan) for signature in toggle.detected_by.signatures)
 
 
 def _noticed_in(signature: str, plan: str) -> bool:
-    """Return whether the probes that a stated signature names, if it names any, are ones that this plan passes."""
+    """Return True if this plan passes a probe that the signature names, or if it names none."""
     kind, _, pattern = signature.partition("@")
     if kind not in KINDS:
         return True
-    modules = {_module_of(site) for site in _sites() if site.kind == kind and fnmatchcase(site.name, pattern)}
+    sites = [site for site in _sites() if site.kind == kind and fnmatchcase(site.name, pattern)]
+    modules = {_ENGINE + site.path.removesuffix(".py").replace("/", ".") for site in sites}
     return not modules or not all(_only_elsewhere(module, plan) for module in modules)
 
 
 def _only_elsewhere(module: str, plan: str) -> bool:
-    """Whether a module's lines are those of planners, none of which is the plan's."""
+    """Return True if the module belongs to other plans' planners and not to this one's."""
     return module not in PLANS[plan].modules and any(module in each.modules for each in PLANS.values())
-
-
-def _module_of(site: Site) -> str:
-    return _ENGINE + site.path.removesuffix(".py").replace("/", ".")
 
 
 @cache

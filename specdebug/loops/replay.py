@@ -1,8 +1,7 @@
-"""Run arms of a scenario, each in its own worker, and say whether what happened is what should have.
+"""Run arms of a scenario, each in its own worker, and compare the outcomes with those expected.
 
-Pure coordination: this side never imports torch, so nothing a worker does can hurt it. ``plan`` turns a
-scenario and the command line's choices into arm runs, ``run_arms`` runs any list of those (of one scenario
-or of many), and ``Replay`` is the answer.
+This side never imports torch. ``plan`` turns a scenario and the command line's choices into arm runs, ``run_arms`` runs
+any list of them, of one scenario or of many, and ``Replay`` is the answer.
 """
 
 from __future__ import annotations
@@ -41,13 +40,15 @@ _NEVER_BEGUN = WorkerEnd("interrupted", 0, 0.0, 0.0, "")
 
 
 class ReplayError(SpecDebugError):
-    """A replay was asked for something the scenario does not have."""
+    """A scenario lacks the arm that is asked for, or a worker finds it at fault."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The choices that the command line may make beside the file. ``target``: in the place of every arm's. ``engine``:
-    options over those of every arm. ``faults``: injected beside those of the arm that is run."""
+    """The choices that the command line makes beside the file.
+
+    ``target`` replaces every arm's, ``engine`` options go over every arm's, ``faults`` are added to those of the arm.
+    """
 
     arms: tuple[str, ...] = ()
     reverts: tuple[int, ...] = ()
@@ -61,16 +62,13 @@ class Choices:
 
     @property
     def plain(self) -> bool:
-        """Return whether the answer is the arms' plain verdict rather than whether they met their expectations."""
+        """Return True if the answer is the arms' plain verdict, and expectations do not count."""
         return bool(self.arms or self.reverts or self.faults)
 
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One arm to run. ``key`` names it among the runs it is run with.
-
-    ``toggles`` are the fixes to revert: the arm's own and any that were asked for.
-    """
+    """One arm to run. ``key`` names it among others; ``toggles`` are the fixes to revert, the arm's own included."""
 
     key: str
     scenario: Scenario
@@ -82,28 +80,30 @@ class ArmRun:
 
     @property
     def reverts(self) -> tuple[int, ...]:
-        """Numbers of the fixes reverted."""
         return tuple(toggle.pr for toggle in self.toggles)
 
     @property
     def asked(self) -> Asked:
-        """Return what the arm asks of its target. Raises ContentError."""
+        """Return the arm's demands on its target. Raises ContentError."""
         return asked_of(self.scenario, self.arm)
 
     @property
     def target(self) -> str:
-        """Name of the target that the arm runs on."""
         return self.scenario.target_of(self.arm)
 
     @property
     def config(self) -> EngineConfig | None:
-        """The embedded engine that is asked for, None on any other target. Raises ContentError."""
+        """Return the configuration of the embedded engine, None on any other target. Raises ContentError."""
         return engine_config(self.scenario, self.arm) if self.target == DEFAULT else None
 
     def job(self, library: RunContent) -> Job:
-        """The worker's job. Its parts are pickled apart: unpickling one may import what a revert changes.
+        """Return the worker's job. Raises ContentError when the workload cannot be planned or the engine cannot be."""
+        return self.job_of(TARGET, workload=pickle.dumps(library.workload(self.scenario, self.arm, self.seed)))
 
-        Raises ContentError when the workload cannot be planned or the engine cannot be.
+    def job_of(self, target: str, **more: Any) -> Job:
+        """Return a job with the arm and ``more`` in its payload. Raises ContentError.
+
+        Parts are pickled apart, since unpickling one may import what a revert changes.
         """
         limits = self.scenario.limits
         payload = {
@@ -112,14 +112,12 @@ class ArmRun:
             "toggles": pickle.dumps(self.toggles),
             "packs": pickle.dumps(self.packs),
             "scenario": pickle.dumps(self.scenario),
-            "workload": pickle.dumps(library.workload(self.scenario, self.arm, self.seed)),
+            **more,
         }
-        uses_gpu = self.asked.device != "cpu"
-        return Job(self.key, TARGET, payload, limits.timeout_s, float(limits.memory_mb), uses_gpu)
+        return Job(self.key, target, payload, limits.timeout_s, float(limits.memory_mb), self.asked.device != "cpu")
 
     def at_fault(self, message: str, option: tuple[str, ...]) -> SpecDebugError:
-        """Return what a worker found wrong with the scenario, with the place of the engine option it is
-        about, if any."""
+        """Return a worker's complaint about the scenario, with the place of the engine option in question, if any."""
         if option:
             return option_error(self.scenario, self.arm, option, message)
         path = str(self.scenario.path)
@@ -128,26 +126,25 @@ class ArmRun:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """The result of an arm run; ``met`` is None where nothing was expected, and False where it was cut short or the
-    machine failed it."""
+    """The outcome of an arm run."""
 
     run: ArmRun
     outcome: Outcome
 
     @property
     def met(self) -> bool | None:
+        """Return True if the outcome was expected, None without an expectation, False if cut short."""
         if self.run.expectation is None:
             return None
-        if self.outcome.interrupted:
+        # What the machine failed was cut short even if unknown was expected: it was expected of the code.
+        if self.outcome.interrupted or (self.outcome.machine is not None and self.outcome.verdict == "unknown"):
             return False
-        if self.outcome.machine is not None and self.outcome.verdict == "unknown":
-            return False  # even if that was expected: it was expected of the code
         return self.run.expectation.met_by(self.outcome.verdict, self.outcome.signature)
 
 
 @dataclass(frozen=True)
 class Replay:
-    """All results of one replay; of those known when it was ``interrupted``."""
+    """The results of one replay; those known by then where it was ``interrupted``."""
 
     scenario: Scenario
     results: tuple[ArmResult, ...]
@@ -156,14 +153,15 @@ class Replay:
 
     @property
     def plain(self) -> bool:
-        """Return whether nothing was expected, so that the answer is the plain verdict."""
+        """Return True if nothing was expected, so that the answer is the plain verdict."""
         return all(result.run.expectation is None for result in self.results)
 
     @property
     def exit_code(self) -> int:
-        """Plain: the worst verdict's code, fail before unknown before pass. Else 0 when every arm met its
-        expectation, 1 when one was contradicted, 125 when those that did not only came to no verdict. 128 + N
-        after signal N."""
+        """Return, if plain, the worst verdict's code, fail before unknown before pass; 128 + N after signal N.
+
+        Else 0 when every arm met its expectation, 1 when one was contradicted, 125 when others came to no verdict.
+        """
         if self.interrupted:
             return interrupts.exit_code()
         verdicts = [r.outcome.verdict for r in self.results if self.plain or not r.met]
@@ -183,10 +181,10 @@ class RunContent(Protocol):
 
 
 def plan(scenario: Scenario, choices: Choices, library: RunContent) -> list[ArmRun]:
-    """The arm runs that the choices ask for.
+    """Return the arm runs that the choices ask for.
 
-    Raises ReplayError for an arm the scenario does not have, ContentError for a pack or fix that is not there,
-    BadFault or ContentError for a fault that cannot act in its arm, ConfigError for a target that there is not.
+    Raises ReplayError for an unknown arm, ContentError for an unknown pack or fix, BadFault or ContentError for a fault
+    that cannot act in its arm, ConfigError for an unknown target.
     """
     for name in choices.arms:
         if name not in scenario.arms:
@@ -217,7 +215,7 @@ def plan(scenario: Scenario, choices: Choices, library: RunContent) -> list[ArmR
 
 
 def _with_choices(scenario: Scenario, choices: Choices) -> Scenario:
-    """The scenario as the choices change it: they go over what the file and its arms say."""
+    """Return the scenario with the choices laid over the file and its arms."""
 
     def changed(arm: Arm) -> Arm:
         return dataclasses.replace(
@@ -249,24 +247,57 @@ class Progress(Protocol):
     def notice(self, text: str) -> None: ...
 
 
-class _Running:
-    """Runs arms in a pool and collects what their workers report, by job name."""
+class ArmListener:
+    """Hears what workers report and keeps a ledger for each arm run, by job name."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, ArmRun] = {}
+        self.ledgers: dict[str, Ledger] = {}
+        self._used: set[str] = set()
+
+    def started(self, job: Job) -> None:
+        self.ledgers[job.name] = Ledger()
+
+    def event(self, job: Job, event: dict[str, Any]) -> None:
+        self.ledgers[job.name].fold(event)
+        if event.get("event") == "stack":
+            self._used.add(event["device"])
+
+    def fault_of(self, job: Job) -> SpecDebugError | None:
+        """Return the fault that the worker found with the scenario, if any."""
+        ledger = self.ledgers[job.name]
+        if ledger.usage_error is None or ledger.unavailable:
+            return None
+        return self.runs[job.name].at_fault(ledger.usage_error, ledger.usage_option)
+
+    def failure_of(self, job: Job, outcome: Outcome) -> MachineFailure | None:
+        """Return the machine's failure that ended the run, if any."""
+        return outcome.machine or self.ledgers[job.name].lost(self.device_of(job), self._used)
+
+    def device_of(self, job: Job) -> str:
+        return self.runs[job.name].asked.device
+
+    def waiting(self) -> None:
+        """Do nothing meanwhile."""
+
+
+class _Running(ArmListener):
+    """Runs arms in a pool and collects their results, by job name."""
 
     def __init__(
         self, pool: WorkerPool, runs: Sequence[ArmRun], progress: Progress | None, recording: Recording | None
     ) -> None:
+        super().__init__()
         self.runs = {run.key: run for run in runs}
         self.progress = progress
         self.recording = recording
-        self.ledgers: dict[str, Ledger] = {}
         self.results: dict[str, ArmResult] = {}
         self._pool = pool
         self._watch = DeviceWatch(pool, self)
-        self._used: set[str] = set()
         self._told: set[str] = set()
 
     def run(self, library: RunContent) -> None:
-        """Run them all, but for those that the machine cannot run any more: they come to no verdict."""
+        """Run them all; those that the machine cannot run any more come to no verdict."""
         try:
             self._pool.run((self._job(run, library) for run in self.runs.values()), self._watch)
         except MachineFailed as error:
@@ -291,42 +322,35 @@ class _Running:
         self.results[run.key] = ArmResult(run, not_run(failure))
 
     def started(self, job: Job) -> None:
-        self.ledgers[job.name] = Ledger()
+        super().started(job)
         if self.progress is not None:
             self.progress.arm_started(self.runs[job.name])
 
     def event(self, job: Job, event: dict[str, Any]) -> None:
-        ledger = self.ledgers[job.name]
-        ledger.fold(event)
+        super().event(job, event)
         if self.recording is not None:
             self.recording.take(job.name, event)
-        if event.get("event") == "stack":
-            self._used.add(event["device"])
-        if ledger.usage_error is not None and not ledger.unavailable:
-            raise self.runs[job.name].at_fault(ledger.usage_error, ledger.usage_option)
+        if fault := self.fault_of(job):
+            raise fault
         if self.progress is not None:
-            self.progress.arm_moved(self.runs[job.name], ledger)
+            self.progress.arm_moved(self.runs[job.name], self.ledgers[job.name])
 
     def in_order(self, interrupted: bool) -> list[ArmResult]:
-        """Results in the order of the runs; what was ``interrupted`` before it began is one, too."""
+        """Return the results in the order of the runs, with those ``interrupted`` before they began."""
         if interrupted:
             for key in self.runs.keys() - self.results.keys():
                 self.results[key] = ArmResult(self.runs[key], Ledger().outcome(_NEVER_BEGUN))
         return [self.results[key] for key in self.runs if key in self.results]
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
-        ledger = self.ledgers[job.name]
-        outcome = ledger.outcome(end)
-        failure = outcome.machine or ledger.lost(self._device_of(job), self._used)
+        outcome = self.ledgers[job.name].outcome(end)
+        failure = self.failure_of(job, outcome)
         result = ArmResult(self.runs[job.name], dataclasses.replace(outcome, machine=failure))
         self.results[job.name] = result
         if failure is not None and failure.cause == "device":
-            self._watch.doubt(self._device_of(job), failure)
+            self._watch.doubt(self.device_of(job), failure)
         if self.progress is not None:
             self.progress.arm_ended(result)
-
-    def _device_of(self, job: Job) -> str:
-        return self.runs[job.name].asked.device
 
     def waiting(self) -> None:
         if self.progress is not None:
@@ -340,11 +364,10 @@ def run_arms(
     progress: Progress | None = None,
     recording: Recording | None = None,
 ) -> tuple[list[ArmResult], bool]:
-    """Run them all; results come in the order of ``runs``, whose keys must differ. ``recording`` keeps their steps.
+    """Run arms whose keys differ, and return their results in order, and True if a signal cut them short.
 
-    Returns the results and whether a signal cut them short (then unfinished runs are ``unknown``, and so are those
-    not begun). Those that the machine cannot run, or cannot any more, are ``unknown`` and say so. Raises ReplayError or
-    ContentError when a worker finds the scenario itself at fault.
+    ``recording`` keeps their steps. Runs that a signal cut short or the machine cannot run are ``unknown``, and say so.
+    Raises ReplayError or ContentError when a worker finds the scenario itself at fault.
     """
     running = _Running(pool, runs, progress, recording)
     interrupted = False
@@ -363,7 +386,7 @@ def replay(
     progress: Progress | None = None,
     recording: Recording | None = None,
 ) -> Replay:
-    """Run what the choices ask of a scenario. Raises as :func:`plan` and :func:`run_arms`."""
+    """Run the arms of a scenario that the choices ask for. Raises as :func:`plan` and :func:`run_arms`."""
     began = time.monotonic()
     results, interrupted = run_arms(pool, library, plan(scenario, choices, library), progress, recording)
     return Replay(scenario, tuple(results), time.monotonic() - began, interrupted)

@@ -1,9 +1,10 @@
-"""Replay several scenarios at once: their arms share one pool of workers, and one answer is given for all."""
+"""Replay several scenarios at once, with one pool of workers and one answer."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +20,7 @@ from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.pool import WorkerPool
 
 Plan = tuple[Scenario, Sequence[ArmRun]]
-"""A scenario and what is to be run of it."""
+"""A scenario and its runs."""
 
 
 class NothingSelected(SpecDebugError):
@@ -28,15 +29,11 @@ class NothingSelected(SpecDebugError):
 
 @dataclass(frozen=True)
 class Replays:
-    """The results of several scenarios, in the order they were named.
+    """The results of several scenarios of which an arm has run, in the order they were named.
 
-    Attributes:
-        replays: of each scenario of which an arm has run; its ``wall_s`` is from its first arm's start to its last
-            one's end, while other scenarios' arms ran beside them.
-        wall_s: of all, in seconds.
-        missing: arms that a signal kept from beginning, or ``trouble`` from ending.
-        interrupted: whether a signal cut them short.
-        trouble: what stopped them: a worker found a scenario itself at fault, or could not be started.
+    A replay's ``wall_s`` is from its first arm's start to its last one's end, with other scenarios' arms beside them.
+    ``missing`` is the number of arms that a signal kept from beginning (``interrupted``), or ``trouble`` from ending:
+    a scenario itself is at fault, or no worker could be started.
     """
 
     replays: tuple[Replay, ...]
@@ -47,7 +44,7 @@ class Replays:
 
     @property
     def exit_code(self) -> int:
-        """After a signal 128 and its number; the trouble's; else the worst of all, where 1 is worse than 125."""
+        """128 + N after signal N; the trouble's; else the worst of all, where 1 is worse than 125."""
         if self.interrupted:
             return interrupts.exit_code()
         if self.trouble is not None:
@@ -57,10 +54,9 @@ class Replays:
 
 
 def labels_of(scenarios: Sequence[Scenario]) -> list[str]:
-    """A name for each, no two alike: the file's, or its whole path where another file has that name."""
-    stems = [scenario.path.stem for scenario in scenarios]
-    named = zip(stems, scenarios, strict=True)
-    return [stem if stems.count(stem) == 1 else str(scenario.path) for stem, scenario in named]
+    """Return different names for them: each file's, or its whole path where another file has that name."""
+    count = Counter(scenario.path.stem for scenario in scenarios)
+    return [path.stem if count[path.stem] == 1 else str(path) for path in (scenario.path for scenario in scenarios)]
 
 
 def replay_all(
@@ -70,10 +66,7 @@ def replay_all(
     progress: Progress | None = None,
     recording: Recording | None = None,
 ) -> Replays:
-    """Run all of them. Of one scenario alone, runs keep their keys; of several, keys begin with the scenario's label.
-
-    Whatever stops them, what has run by then is in the answer.
-    """
+    """Run all of them until an error stops them. Keys of several scenarios' runs begin with the scenario's label."""
     began = time.monotonic()
     if len(plans) > 1:
         labels = labels_of([scenario for scenario, _ in plans])
@@ -110,14 +103,14 @@ def _answer(plan: Plan, kept: _Kept, interrupted: bool, wall_s: float | None) ->
 
 @dataclass
 class _Kept:
-    """Keeps what ends and when, and passes everything on to whoever watches."""
+    """Keeps the results and times of arms, and passes everything on to another watcher."""
 
     progress: Progress | None
     results: dict[str, ArmResult] = field(default_factory=dict)
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def lacks(self, run: ArmRun) -> bool:
-        """Return whether nothing is known of the arm: a signal came before it began, or an error before it ended."""
+        """Return True if a signal came before the arm began, or an error before it ended."""
         result = self.results.get(run.key)
         return result is None or (result.outcome.interrupted and run.key not in self.spans)
 
@@ -149,8 +142,7 @@ class _Kept:
 def plan_all(
     scenarios: Sequence[Scenario], choices: Choices, library: RunContent, expression: Expression | None = None
 ) -> list[Plan]:
-    """Return what the choices ask of each scenario, and of that what the expression selects; a scenario of which
-    nothing is selected is left out. Raises as ``replay.plan``, and NothingSelected."""
+    """Return the runs that are chosen and selected, by scenario. Raises as ``replay.plan``, and NothingSelected."""
     plans = [(scenario, plan(scenario, choices, library)) for scenario in scenarios]
     if expression is None:
         return list(plans)
@@ -162,8 +154,7 @@ def plan_all(
 
 
 def only_failed(plans: Sequence[Plan], record: LastFailed) -> tuple[list[Plan], str]:
-    """Of what is planned, the arms that are recorded as failed, or everything if none of it is; and which it was, in
-    words."""
+    """Return the plans of arms that are recorded as failed, or all plans if none is, and words for that."""
     failed = _only(plans, record.has)
     count = sum(len(runs) for _, runs in failed)
     if count:

@@ -17,23 +17,23 @@ from specdebug.yamlio import one_line
 if TYPE_CHECKING:
     from specdebug.loops.replay import ArmRun
 
-_TOKEN = re.compile(r"\s*(?:([()])|([^\s()]+))")
+_TOKEN = re.compile(r"[()]|[^\s()]+")
 _BINDS = {"or": 1, "and": 2, "not": 3}
 
 
 class BadExpression(SpecDebugError):
-    """A selection that cannot be read; says where."""
+    """A selection that cannot be read."""
 
 
 @dataclass(frozen=True)
 class Expression:
-    """A selection that was read: words and operators in the order in which they are worked out."""
+    """A selection that was read: words and operators in the order of their evaluation."""
 
     text: str
     _steps: tuple[tuple[str, str], ...]
 
     def holds(self, names: Iterable[str]) -> bool:
-        """Return whether something of these names is selected."""
+        """Return True if an arm of these names is selected."""
         known = [_folded(name) for name in names]
         values: list[bool] = []
         for kind, word in self._steps:
@@ -85,15 +85,14 @@ def parse_expression(text: str) -> Expression:
 
 
 def names_of(run: ArmRun) -> tuple[str, ...]:
-    """Return what an arm's run can be selected by: its scenario's name and file, and the arm."""
+    """Return the names that select an arm's run: its scenario's name and file, and the arm."""
     return run.scenario.name, run.scenario.path.stem, run.arm, f"{run.scenario.path.stem}::{run.arm}"
 
 
 def _words(text: str) -> Iterable[tuple[str, int]]:
-    """Each word and parenthesis with its column, counted from 1."""
+    """Yield each word and parenthesis with its column, counted from 1."""
     for match in _TOKEN.finditer(text):
-        word = match.group(1) or match.group(2)
-        yield word, match.end() - len(word) + 1
+        yield match.group(), match.start() + 1
 
 
 def _folded(name: str) -> str:

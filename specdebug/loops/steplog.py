@@ -1,7 +1,7 @@
-"""A record of what each step of a run did, for those who show it: pages and traces. Verdicts do without.
+"""A record of the steps of runs, for pages and traces.
 
-A :class:`Recording` is handed to a replay; it sees every event of every arm and keeps the steps. Nobody who does not
-ask for one pays for it, so that a soak's memory stays flat.
+A :class:`Recording` is handed to a replay, sees every event of every arm and keeps the steps. A replay without one
+keeps none, so that a soak's memory stays flat.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class EngineStep:
         number: counts from 1, as everywhere.
         kind: ``prefill``, ``decode`` or ``idle``.
         rids: the requests in the batch.
-        emitted: tokens that came out, of all requests together.
-        accept: of each request that was verified, the tokens accepted, the bonus token included.
-        finished: requests that came to their end.
-        retracted: requests that had to give their slots back.
-        seconds: what the engine took: CPU time on a CPU, wall time on a GPU.
+        emitted: the number of tokens of all requests that came out.
+        accept: the tokens accepted of each request that was verified, the bonus token included.
+        finished: the requests that ended.
+        retracted: the requests that had to give their slots back.
+        seconds: the engine's time: CPU time on a CPU, wall time on a GPU.
     """
 
     number: int
@@ -37,12 +37,12 @@ class EngineStep:
 
     @property
     def accept_mean(self) -> float | None:
-        """Mean accept length of the step's requests; None where none was verified."""
+        """The mean accept length of the step's requests; None where none was verified."""
         return sum(self.accept.values()) / len(self.accept) if self.accept else None
 
     @classmethod
     def of(cls, event: Mapping[str, Any]) -> EngineStep:
-        """The step that a worker's ``step`` event tells of."""
+        """Return the step of a worker's ``step`` event."""
         return cls(
             number=event["step"],
             kind=event["kind"],
@@ -67,5 +67,5 @@ class Recording:
             self.steps.setdefault(key, []).append(EngineStep.of(event))
 
     def of(self, key: str) -> list[EngineStep]:
-        """An arm's steps; none where it never came to one."""
+        """Return an arm's steps; none where it never came to one."""
         return self.steps.get(key, [])

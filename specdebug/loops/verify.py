@@ -1,15 +1,12 @@
 """The matrix: every registered fix, applied and reverted, seed by seed.
 
-A toggle is **live** when its scenario is silent with the fix applied and fails with the stated signature
-with the fix reverted. Otherwise it is **rotten**: a detector that cannot see its bug, or sees one where
-there is none. So the registry is a set of mutation tests of everything else here. One that the machine cannot run,
-for lack of memory or of a library, is neither: **untested**.
+A toggle is **live** when its scenario is silent with the fix applied and fails with the stated signature with the fix
+reverted. Otherwise it is **rotten**: its detector cannot see its bug, or sees one where there is none. So the registry
+is a set of mutation tests of this package. A toggle that the machine cannot run is **untested**.
 
-The arm used is the scenario's own arm that reverts exactly this fix (without that revert for the applied
-side), else its first one.
-
-The matrix can be run on another device, in another dtype, or with another attention plan than the scenarios name. A
-fix that only exists in one plan is then still run with that plan (see ``plans.py``), and its check says so.
+The matrix runs the scenario's arm that reverts exactly this fix, else its first one. It can do so on another device, in
+another dtype, or with another attention plan than the scenario's. A fix that only exists in one plan (see ``plans.py``)
+is then still run with that plan, and its check says so.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug import interrupts
@@ -34,16 +32,16 @@ if TYPE_CHECKING:
 
 
 class ScenarioContent(replay.RunContent, Protocol):
-    """A source of scenarios, and of whatever else a run needs."""
+    """A source of scenarios, and of all else that a run needs."""
 
     def scenario(self, name: str) -> Scenario: ...
 
 
 @dataclass(frozen=True)
 class ToggleCheck:
-    """The matrix's verdict on one toggle; ``problems`` is empty when it is live.
+    """The matrix's verdict on one toggle, run with attention plan ``backend``.
 
-    ``backend``: the attention plan it was run with; ``keeps_backend``: though another was asked for.
+    ``keeps_backend`` is True if another plan was asked for.
     """
 
     toggle: Toggle
@@ -54,45 +52,39 @@ class ToggleCheck:
 
     @property
     def silent(self) -> int:
-        """Seeds on which the applied side passed."""
+        """The number of seeds on which the applied side passed."""
         return sum(result.outcome.verdict == "pass" for result in self.applied)
 
     @property
     def detected(self) -> int:
-        """Seeds on which the reverted side failed as stated."""
+        """The number of seeds on which the reverted side failed as stated."""
         return sum(_as_stated(self.toggle, result) for result in self.reverted)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Each deviation in one line."""
-        said = []
-        for result in self.applied:
-            outcome = result.outcome
-            if outcome.verdict != "pass":
-                what = outcome.signature or outcome.detail
-                said.append(f"applied, seed {result.run.seed}: {outcome.verdict}, {what}")
-        for result in self.reverted:
-            outcome = result.outcome
-            if not _as_stated(self.toggle, result):
-                what = outcome.signature or outcome.detail or "nothing was found"
-                said.append(
-                    f"reverted, seed {result.run.seed}: {outcome.verdict}, {what}; "
-                    f"stated is {' or '.join(self.toggle.detected_by.signatures)}"
-                )
-        return tuple(said)
+        """The deviations, each in one line."""
+        noisy, missed = self._deviating
+        stated = " or ".join(self.toggle.detected_by.signatures)
+        said = [f"applied, {_found(result, '')}" for result in noisy]
+        return (*said, *(f"reverted, {_found(result, 'nothing was found')}; stated is {stated}" for result in missed))
 
     @property
     def live(self) -> bool:
-        return not self.problems
+        return not any(self._deviating)
 
     @property
     def untested(self) -> bool:
-        """Return whether nothing stands against it but that this machine could not run (all of) it."""
-        bad = [result for result in self.applied if result.outcome.verdict != "pass"]
-        bad += [result for result in self.reverted if not _as_stated(self.toggle, result)]
-        return bool(bad) and all(result.outcome.unavailable for result in bad)
+        """Return True if all deviations are runs that this machine could not make."""
+        return not self.live and all(r.outcome.unavailable for side in self._deviating for r in side)
+
+    @property
+    def _deviating(self) -> tuple[list[ArmResult], list[ArmResult]]:
+        """The applied runs that did not pass, and the reverted ones that did not fail as stated."""
+        noisy = [result for result in self.applied if result.outcome.verdict != "pass"]
+        return noisy, [result for result in self.reverted if not _as_stated(self.toggle, result)]
 
     def to_dict(self) -> dict[str, Any]:
+        outcomes = [result.outcome for result in (*self.applied, *self.reverted)]
         return {
             "pr": self.toggle.pr,
             "title": self.toggle.title,
@@ -106,8 +98,8 @@ class ToggleCheck:
             "problems": list(self.problems),
             "backend": self.backend,
             "keeps_backend": self.keeps_backend,
-            "ties": sum(len(result.outcome.ties) for result in (*self.applied, *self.reverted)),
-            "stack": next((dict(r.outcome.stack) for r in (*self.applied, *self.reverted) if r.outcome.stack), {}),
+            "ties": sum(len(outcome.ties) for outcome in outcomes),
+            "stack": next((dict(outcome.stack) for outcome in outcomes if outcome.stack), {}),
         }
 
 
@@ -116,25 +108,33 @@ def _as_stated(toggle: Toggle, result: ArmResult) -> bool:
     return outcome.verdict == "fail" and toggle.detected_by.recognises(outcome.signature or "")
 
 
+def _found(result: ArmResult, nothing: str) -> str:
+    outcome = result.outcome
+    return f"seed {result.run.seed}: {outcome.verdict}, {outcome.signature or outcome.detail or nothing}"
+
+
 def plan_matrix(
     library: ScenarioContent, toggles: Sequence[Toggle], seeds: int, overrides: Mapping[str, Any] | None = None
 ) -> list[ArmRun]:
-    """Every run of the matrix. Applied runs that several toggles share are planned once."""
-    runs: dict[str, ArmRun] = {}
-    for toggle in toggles:
-        scenario, base = _base(library, toggle, overrides or {})
-        packs = library.packs(scenario.probes_of(base.name))
-        for offset in range(seeds):
-            seed = scenario.seed + offset
-            for chosen in ((), (toggle,)):
-                key = _key(scenario, base, seed, chosen)
-                runs[key] = ArmRun(key, scenario, base.name, seed, packs, chosen)
-    return list(runs.values())
+    """Return every run of the matrix. Applied runs that several toggles share are planned once."""
+    runs = (run for toggle in toggles for run in _runs(library, toggle, seeds, overrides or {}))
+    return list({run.key: run for run in runs}.values())
+
+
+def _runs(library: ScenarioContent, toggle: Toggle, seeds: int, overrides: Mapping[str, Any]) -> list[ArmRun]:
+    """Return a toggle's runs seed by seed, one with the fix applied and one with it reverted."""
+    scenario, base = _base(library, toggle, overrides)
+    packs = library.packs(scenario.probes_of(base.name))
+    pairs = product(range(scenario.seed, scenario.seed + seeds), ((), (toggle,)))
+    return [
+        ArmRun(_key(scenario, base, seed, reverts), scenario, base.name, seed, packs, reverts)
+        for seed, reverts in pairs
+    ]
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Every toggle judged, or those that could be before a Ctrl-C."""
+    """The checks of all toggles, or of those that could be made before a Ctrl-C."""
 
     checks: tuple[ToggleCheck, ...]
     interrupted: bool
@@ -166,21 +166,17 @@ def verify(
     results = {r.run.key: r for r in answers if not (interrupted and r.outcome.verdict == "unknown")}
     checks = []
     for toggle in toggles:
-        scenario, base = _base(library, toggle, overrides)
-        seed_range = range(scenario.seed, scenario.seed + seeds)
-        applied = [results.get(_key(scenario, base, seed, ())) for seed in seed_range]
-        reverted = [results.get(_key(scenario, base, seed, (toggle,))) for seed in seed_range]
-        silent, failing = (tuple(r for r in side if r is not None) for side in (applied, reverted))
-        backend = engine_config(scenario, base.name).attention_backend
-        kept = backend != overrides.get("attention_backend", backend)
-        check = ToggleCheck(toggle, silent, failing, backend, kept)
-        if len(check.applied) == len(check.reverted) == seeds:
-            checks.append(check)
+        runs = _runs(library, toggle, seeds, overrides)
+        if all(run.key in results for run in runs):
+            ended = tuple(results[run.key] for run in runs)
+            backend = engine_config(runs[0].scenario, runs[0].arm).attention_backend
+            kept = backend != overrides.get("attention_backend", backend)
+            checks.append(ToggleCheck(toggle, ended[::2], ended[1::2], backend, kept))
     return Matrix(tuple(checks), interrupted)
 
 
 def _base(library: ScenarioContent, toggle: Toggle, overrides: Mapping[str, Any]) -> tuple[Scenario, Arm]:
-    """The scenario that detects a toggle, and the arm to run with and without it."""
+    """Return the scenario that detects a toggle, and the arm to run with and without it."""
     scenario = library.scenario(toggle.detected_by.scenario)
     own = [arm for arm in scenario.arms.values() if arm.revert == (toggle.pr,)]
     base = dataclasses.replace((own or list(scenario.arms.values()))[0], revert=())

@@ -108,7 +108,7 @@ def foresee(asked: Foreseen) -> None:
 
 
 def run_warm(payload: Mapping[str, Any], sink: PipeSink) -> None:
-    """Run one arm. ``payload`` is what ``warm.job`` packs."""
+    """Run one arm. ``payload`` is what ``WarmPool.start`` packs."""
     from specdebug.patching import PatchError, apply
     from specdebug.patching.live import end_census
     from specdebug.run.arm import run_arm

@@ -23,6 +23,7 @@ from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.config import EngineConfig, InvalidOption, SpeculativeConfig
 from specdebug.engine.device import upload
 from specdebug.engine.errors import RequestRejected
+from specdebug.engine.graph.runner import RunnerParts
 from specdebug.engine.inspect import EngineView
 from specdebug.engine.memory.accounting import check_pools
 from specdebug.engine.memory.allocator import make_allocator
@@ -118,7 +119,7 @@ class Engine:
             device=device,
         )
         if config.cuda_graph.enabled:
-            self._target_worker.use_graphs(config.cuda_graph, dtype=dtype, guards=config.memory.guards, fill=fill)
+            self._target_worker.use_graphs(RunnerParts(config, planner, fill, dtype, device))
         self._speculative_worker: SpeculativeWorker | None = None
         if spec is not None and draft is not None and self._memory.draft is not None:
             attention = DraftAndTargetAttention(draft=backends[1], target=backends[0])

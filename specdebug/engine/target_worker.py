@@ -14,11 +14,10 @@ from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
 from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.batch import PrefillBatch
-from specdebug.engine.config import CudaGraphConfig
 from specdebug.engine.device import Readback, upload
 from specdebug.engine.graph.decode_runner import DecodeForward, DecodeGraphRunner, DecodeInputs
+from specdebug.engine.graph.runner import RunnerParts
 from specdebug.engine.memory.arena import GuardViolation
-from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.llama import TargetModel
@@ -62,20 +61,11 @@ class TargetWorker:
         self._decode_forward = DecodeForward(model, pool)
         self._decode_runner: DecodeGraphRunner | None = None
 
-    def use_graphs(self, config: CudaGraphConfig, *, dtype: torch.dtype, guards: bool, fill: FillPolicy) -> None:
+    def use_graphs(self, parts: RunnerParts) -> None:
         """Decode captured batch sizes through static buffers, on CUDA as graphs."""
-        self._decode_runner = DecodeGraphRunner(
-            config,
-            self._decode_forward,
-            self._planner,
-            self._attention,
-            dtype=dtype,
-            guards=guards,
-            fill=fill,
-            device=self.device,
-        )
+        self._decode_runner = DecodeGraphRunner(parts, self._decode_forward, self._attention)
         if self.device.type == "cuda":
-            progress.report(f"capturing decode graphs, batch {', '.join(map(str, config.batch_sizes))}")
+            progress.report(f"capturing decode graphs, batch {', '.join(map(str, self._decode_runner.capture_bs))}")
             self._decode_runner.capture(torch.cuda.graph_pool_handle())
 
     def check_guards(self) -> list[GuardViolation]:
@@ -113,10 +103,10 @@ class TargetWorker:
         loc = self._req_to_token.table[rows, seq_lens].to(torch.int64)
         inputs = DecodeInputs(input_ids, loc, rows, seq_lens)
         if self._decode_runner is not None and self._decode_runner.can_run(len(lengths)):
-            logits = self._decode_runner.replay(inputs, lengths)
+            logits = self._decode_runner.replay(inputs, lengths).logits
         else:
             metadata = self._planner.extend_uniform(SequenceLayout(rows, seq_lens, lengths), 1, self._workspace)
-            logits = self._decode_forward.run(inputs, self._attention.bind(metadata, self.pool, loc))
+            logits = self._decode_forward.run(inputs, self._attention.bind(metadata, self.pool, loc)).logits
         with grouped():
             self.pool.probe_written(loc)
             maybe_detect_nonfinite(logits, "target_decode.logits")

@@ -10,7 +10,7 @@ import torch
 from specdebug.engine import progress
 from specdebug.engine.graph.draft_runner import DraftGraphRunner
 from specdebug.engine.graph.extend_runner import ExtendGraphRunner
-from specdebug.engine.graph.runner import GraphRunner
+from specdebug.engine.graph.runner import GraphRunner, RunnerParts
 from specdebug.engine.graph.verify_runner import VerifyGraphRunner
 from specdebug.engine.speculative.draft import DraftLoop
 from specdebug.engine.speculative.extend import ExtendForward
@@ -27,53 +27,22 @@ class Runners:
     extend: ExtendGraphRunner | None = None
 
     @property
-    def all(self) -> list[GraphRunner[Any]]:
+    def all(self) -> list[GraphRunner[Any, Any]]:
         """Those that there are."""
-        each: tuple[GraphRunner[Any] | None, ...] = (self.draft, self.verify, self.extend)
+        each: tuple[GraphRunner[Any, Any] | None, ...] = (self.draft, self.verify, self.extend)
         return [runner for runner in each if runner is not None]
 
 
 def make_runners(parts: WorkerParts, loop: DraftLoop, verify: VerifyForward, extend: ExtendForward) -> Runners:
     """Runners of these forwards, captured where there is a GPU."""
-    config, spec = parts.config, parts.spec
-    if not config.cuda_graph.enabled:
+    if not parts.config.cuda_graph.enabled:
         return Runners()
-    guards = config.memory.guards
+    shared = RunnerParts(parts.config, parts.planner, parts.fill, parts.dtype, parts.device)
+    on_target, on_draft, nodes = parts.attention.target, parts.attention.draft, parts.spec.tree_size
     runners = Runners(
-        DraftGraphRunner(
-            config.cuda_graph,
-            loop,
-            parts.planner,
-            parts.attention.draft,
-            num_rows=config.max_running_requests + 1,
-            hidden_dtype=parts.dtype,
-            guards=guards,
-            fill=parts.fill,
-            device=parts.device,
-        ),
-        VerifyGraphRunner(
-            config.cuda_graph,
-            verify,
-            parts.planner,
-            parts.attention.target,
-            tree_size=spec.tree_size,
-            dtype=parts.dtype,
-            guards=guards,
-            fill=parts.fill,
-            device=parts.device,
-        ),
-        ExtendGraphRunner(
-            config.cuda_graph,
-            extend,
-            parts.planner,
-            parts.attention.draft,
-            tree_size=spec.tree_size,
-            target_vocab_size=parts.vocab_size,
-            dtype=parts.dtype,
-            guards=guards,
-            fill=parts.fill,
-            device=parts.device,
-        ),
+        DraftGraphRunner(shared, loop, on_draft),
+        VerifyGraphRunner(shared, verify, on_target, tree_size=nodes),
+        ExtendGraphRunner(shared, extend, on_draft, tree_size=nodes, target_vocab_size=parts.vocab_size),
     )
     if parts.device.type == "cuda":
         _capture(runners)

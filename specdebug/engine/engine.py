@@ -26,7 +26,7 @@ from specdebug.engine.errors import RequestRejected
 from specdebug.engine.graph.runner import RunnerParts
 from specdebug.engine.inspect import EngineView
 from specdebug.engine.memory.accounting import check_pools
-from specdebug.engine.memory.allocator import make_allocator
+from specdebug.engine.memory.allocator import SlotAllocator
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import FillPolicy, Scratch
 from specdebug.engine.memory.kv_memory import KVMemory
@@ -98,7 +98,7 @@ class Engine:
             device=device,
         )
         self._memory = KVMemory(
-            make_allocator(config.usable_slots, config.page_size),
+            SlotAllocator(config.usable_slots, config.page_size),
             _pool(target.config, config, dtype, fill, device),
             None if draft is None else _pool(draft, config, dtype, fill, device),
         )

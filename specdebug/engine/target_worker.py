@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
-from specdebug.engine import progress
 from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
 from specdebug.engine.attention.workspace import Workspace
@@ -65,7 +64,6 @@ class TargetWorker:
         """Decode captured batch sizes through static buffers, on CUDA as graphs."""
         self._decode_runner = DecodeGraphRunner(parts, self._decode_forward, self._attention)
         if self.device.type == "cuda":
-            progress.report(f"capturing decode graphs, batch {', '.join(map(str, self._decode_runner.capture_bs))}")
             self._decode_runner.capture(torch.cuda.graph_pool_handle())
 
     def check_guards(self) -> list[GuardViolation]:

@@ -11,7 +11,7 @@ from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
 from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.attention.planner import DraftLayout
-from specdebug.engine.graph.runner import GraphRunner, RunnerParts, StaticBuffer
+from specdebug.engine.graph.runner import GraphRunner, RunnerParts, StaticBuffer, padded_size
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs, DraftLoop
 
@@ -53,7 +53,8 @@ class DraftGraphRunner(GraphRunner[DraftInputs, DraftCandidates]):
     def replay(self, inputs: DraftInputs, seq_lens_cpu: tuple[int, ...]) -> DraftCandidates:
         """As of any runner, and probe what is replayed."""
         raw_bs, buffers = inputs.seq_lens.numel(), self.buffers
-        bs = self._size_for(raw_bs)
+        bs = padded_size(self.capture_bs, raw_bs)
+        assert bs is not None
         if bs != raw_bs:
             buffers["draft.seq_lens"].zero_()
             buffers["draft.out_cache_loc"].zero_()

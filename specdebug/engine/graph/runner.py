@@ -17,6 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from specdebug.engine import progress
 from specdebug.engine.attention.backend import AttentionBackend, BoundAttention
 from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
@@ -168,6 +169,7 @@ class GraphRunner(ABC, Generic[Inputs, Outputs]):
     ) -> None:
         """Make the buffers. ``records``: the classes of inputs and outputs, whose fields are named as the buffers are.
         ``declare``: declares the static metadata of a batch of the largest size."""
+        self._name = scope.replace("_", " ")
         self._record, self._result = records
         self._views: dict[int, Inputs] = {}
         self._planner = parts.planner
@@ -195,6 +197,7 @@ class GraphRunner(ABC, Generic[Inputs, Outputs]):
 
     def capture(self, graph_pool: Any) -> None:
         """Capture every batch size, the largest first, so that the others find its memory in the pool."""
+        progress.report(f"capturing {self._name} graphs, batch {', '.join(map(str, self.capture_bs))}")
         for bs in reversed(self.capture_bs):
             self._blank()
             padded = self._padded(bs)
@@ -211,16 +214,12 @@ class GraphRunner(ABC, Generic[Inputs, Outputs]):
     def _load(self, inputs: Inputs) -> tuple[int, Inputs]:
         """Load ``inputs``, and padding behind them; the padded size, and the static inputs of that size."""
         raw_bs = inputs.seq_lens.numel()
-        bs = self._size_for(raw_bs)
+        bs = padded_size(self.capture_bs, raw_bs)
+        assert bs is not None
         if bs != raw_bs:
             self._blank()
         self.buffers.load(inputs)
         return bs, self._padded(bs)
-
-    def _size_for(self, raw_bs: int) -> int:
-        bs = padded_size(self.capture_bs, raw_bs)
-        assert bs is not None
-        return bs
 
     def _blank(self) -> None:
         """Make every row of the inputs a padding row."""

@@ -1,4 +1,4 @@
-"""Who owns which KV slot: allocators handing out slot ids of one pool shared by target and draft.
+"""Who owns which KV slot: an allocator hands out slot ids of one pool that target and draft share.
 
 With ``P = page_size`` and ``N = num_slots`` (a multiple of P), slots 0..P-1 (page 0) are padding: rows of a
 padded graph batch read and write them, so they are never handed out. Usable are slots P..N+P-1; a pool
@@ -12,8 +12,6 @@ gets depends on nothing else.
 """
 
 from __future__ import annotations
-
-from abc import ABC, abstractmethod
 
 import numpy as np
 import numpy.typing as npt
@@ -32,16 +30,20 @@ class DoubleFree(InvalidFree):
     """A slot was freed that no request and no cache owns."""
 
 
-class SlotAllocator(ABC):
-    """Books of whole pages; subclasses say how slots and pages correspond. Use :func:`make_allocator`."""
+class SlotAllocator:
+    """Books of whole pages: to free any slot of a page frees the page.
+
+    Raises:
+        ValueError: ``num_slots`` is not a positive multiple of ``page_size``.
+    """
 
     def __init__(self, num_slots: int, page_size: int) -> None:
-        """Raises ``ValueError`` when ``num_slots`` is not a positive multiple of ``page_size``."""
         if page_size < 1 or num_slots < 1 or num_slots % page_size:
             raise ValueError(f"num_slots {num_slots} must be a positive multiple of page_size {page_size}")
         self.num_slots = num_slots
         self.page_size = page_size
         self._num_pages = num_slots // page_size
+        self._within = np.arange(page_size, dtype=np.int64)
         self.clear()
 
     def clear(self) -> None:
@@ -86,9 +88,9 @@ class SlotAllocator(ABC):
         if slots.numel() == 0:
             return
         ids = slots.detach().to("cpu", torch.int64).numpy().reshape(-1)
-        if ids.min() < self.page_size or ids.max() >= self.num_slots + self.page_size:
-            bad = ids[(ids < self.page_size) | (ids >= self.num_slots + self.page_size)][0]
-            last = self.num_slots + self.page_size - 1
+        last = self.num_slots + self.page_size - 1
+        if ids.min() < self.page_size or ids.max() > last:
+            bad = ids[(ids < self.page_size) | (ids > last)][0]
             raise InvalidFree(f"slot {bad} cannot be freed: usable slots are {self.page_size}..{last}")
         pages = self._pages_of(ids)
         owned = self._owned[pages]
@@ -114,48 +116,16 @@ class SlotAllocator(ABC):
         self._head = 0
         self._released = []
 
-    @abstractmethod
     def _slots_of(self, pages: _Ids) -> _Ids:
         """Slots of these pages, in the order of the pages; never a view of the books."""
-
-    @abstractmethod
-    def _pages_of(self, slots: _Ids) -> _Ids:
-        """The distinct pages of these slots, ascending."""
-
-
-class TokenAllocator(SlotAllocator):
-    """Pages of one slot: a slot is its own page, and naming a slot twice in one ``free`` is a double free."""
-
-    def __init__(self, num_slots: int) -> None:
-        super().__init__(num_slots, 1)
-
-    def _slots_of(self, pages: _Ids) -> _Ids:
-        return pages.copy()
+        return (pages[:, None] * self.page_size + self._within).reshape(-1)
 
     def _pages_of(self, slots: _Ids) -> _Ids:
+        """The distinct pages of these slots, ascending. A slot that is a page must not be named twice."""
+        if self.page_size > 1:
+            return np.unique(slots // self.page_size)
         pages = np.sort(slots)
         repeated = pages[1:] == pages[:-1]
         if repeated.any():
             raise DoubleFree(f"slot {pages[1:][repeated][0]} is freed twice in one call")
         return pages
-
-
-class PagedAllocator(SlotAllocator):
-    """Pages of several slots: freeing any slot of a page frees the whole page."""
-
-    def __init__(self, num_slots: int, page_size: int) -> None:
-        super().__init__(num_slots, page_size)
-        self._within = np.arange(page_size, dtype=np.int64)
-
-    def _slots_of(self, pages: _Ids) -> _Ids:
-        return (pages[:, None] * self.page_size + self._within).reshape(-1)
-
-    def _pages_of(self, slots: _Ids) -> _Ids:
-        return np.unique(slots // self.page_size)
-
-
-def make_allocator(num_slots: int, page_size: int) -> SlotAllocator:
-    """The allocator for ``num_slots`` usable slots in pages of ``page_size``."""
-    if page_size == 1:
-        return TokenAllocator(num_slots)
-    return PagedAllocator(num_slots, page_size)

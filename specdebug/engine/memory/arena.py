@@ -36,6 +36,11 @@ class GuardViolation:
     overran: int
     damaged: int
 
+    @classmethod
+    def of(cls, buffer: str, victim: str, bad: Tensor, size: int = 1) -> GuardViolation:
+        """``bad``: int64 [n], n > 0, the damaged elements of a guard, ascending; each has ``size`` bytes."""
+        return cls(buffer, victim, int(bad[0]) * size, (int(bad[-1]) + 1) * size, bad.numel() * size)
+
     def __str__(self) -> str:
         return f"{self.buffer} overran by at least {self.overran} bytes into {self.victim}"
 
@@ -46,11 +51,7 @@ class _Buffer:
     shape: tuple[int, ...]
     dtype: torch.dtype
     start: int
-    nbytes: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.nbytes
+    end: int
 
 
 class ArenaLayout:
@@ -65,10 +66,9 @@ class ArenaLayout:
         """Reserve a contiguous buffer. Raises ValueError on a repeated name."""
         if any(buffer.name == name for buffer in self.buffers):
             raise ValueError(f"arena buffer {name!r} declared twice")
-        nbytes = math.prod(shape) * dtype.itemsize
-        self.buffers.append(_Buffer(name, shape, dtype, self.nbytes, nbytes))
-        tail = _GUARD_BYTES if self.guards else 0
-        self.nbytes = -(-(self.nbytes + nbytes + tail) // _ALIGN) * _ALIGN
+        end = self.nbytes + math.prod(shape) * dtype.itemsize
+        self.buffers.append(_Buffer(name, shape, dtype, self.nbytes, end))
+        self.nbytes = -(-(end + (_GUARD_BYTES if self.guards else 0)) // _ALIGN) * _ALIGN
 
     def build(self, fill: FillPolicy, device: torch.device) -> Arena:
         """Allocate, paint every buffer with ``fill`` and arm the guards."""
@@ -90,11 +90,10 @@ class Arena:
             self._views[buffer.name] = view
         self._guards: list[tuple[str, str, int, int]] = []
         if layout.guards:
-            ends = [buffer.start for buffer in layout.buffers[1:]] + [layout.nbytes]
-            names = [buffer.name for buffer in layout.buffers[1:]] + ["end of arena"]
+            victims = [*((buffer.name, buffer.start) for buffer in layout.buffers[1:]), ("end of arena", layout.nbytes)]
             self._guards = [
                 (buffer.name, victim, buffer.end, stop)
-                for buffer, victim, stop in zip(layout.buffers, names, ends, strict=True)
+                for buffer, (victim, stop) in zip(layout.buffers, victims, strict=True)
             ]
             index = [torch.arange(start, stop) for _, _, start, stop in self._guards]
             self._guard_index = torch.cat(index).to(device)
@@ -118,8 +117,8 @@ class Arena:
             look_at_guards(self._bytes, self._starts, self._stops, _GUARD_BYTE, self._longest, self._seen)
 
     def damage_seen(self) -> list[GuardViolation]:
-        """Damage that :meth:`watch_guards` saw since the last call, as far as the device has got. It reads the host's
-        memory only, so it answers even when the device is lost."""
+        """Damage that :meth:`watch_guards` saw since the last call, as far as the device has got; read from the host's
+        memory, so also when the device is lost."""
         if not self._watched:
             return []
         found = [
@@ -146,6 +145,6 @@ class Arena:
             region = self._bytes[start:stop]
             bad = (region != _GUARD_BYTE).nonzero().flatten()
             if bad.numel():
-                found.append(GuardViolation(name, victim, int(bad[0]), int(bad[-1]) + 1, int(bad.numel())))
+                found.append(GuardViolation.of(name, victim, bad))
                 region.fill_(_GUARD_BYTE)
         return found

@@ -105,9 +105,7 @@ class PrefixCache:
         result = self.radix.insert(key, slots, draft_written=draft_written)
         if self.memory.draft is not None and result.heal_src.numel():
             self.memory.draft.move_kv_cache(result.heal_dst, result.heal_src)
-        if result.prefix_len > request.protected_len:
-            duplicates = slots[request.protected_len : result.prefix_len]
-            self.memory.free(duplicates)
+        self.memory.free(slots[request.protected_len : result.prefix_len])
         return result.length
 
 

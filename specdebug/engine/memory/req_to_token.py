@@ -102,15 +102,6 @@ class ReqToToken:
         for row in (self._guard != _GUARD_CELL).any(dim=1).nonzero().flatten().tolist():
             bad = (self._guard[row] != _GUARD_CELL).nonzero().flatten()
             victim = f"req_to_token.row{row + 1}" if row < self._rows else "end of req_to_token"
-            size = self._guard.element_size()
-            found.append(
-                GuardViolation(
-                    "req_to_token.row",
-                    victim,
-                    int(bad[0]) * size,
-                    (int(bad[-1]) + 1) * size,
-                    int(bad.numel()) * size,
-                )
-            )
+            found.append(GuardViolation.of("req_to_token.row", victim, bad, self._guard.element_size()))
         self._guard.fill_(_GUARD_CELL)
         return found

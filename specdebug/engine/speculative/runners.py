@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from specdebug.engine import progress
 from specdebug.engine.graph.draft_runner import DraftGraphRunner
 from specdebug.engine.graph.extend_runner import ExtendGraphRunner
 from specdebug.engine.graph.runner import GraphRunner, RunnerParts
@@ -38,21 +37,15 @@ def make_runners(parts: WorkerParts, loop: DraftLoop, verify: VerifyForward, ext
     if not parts.config.cuda_graph.enabled:
         return Runners()
     shared = RunnerParts(parts.config, parts.planner, parts.fill, parts.dtype, parts.device)
-    on_target, on_draft, nodes = parts.attention.target, parts.attention.draft, parts.spec.tree_size
-    runners = Runners(
-        DraftGraphRunner(shared, loop, on_draft),
-        VerifyGraphRunner(shared, verify, on_target, tree_size=nodes),
-        ExtendGraphRunner(shared, extend, on_draft, tree_size=nodes, target_vocab_size=parts.vocab_size),
+    target, nodes = parts.attention.target, parts.spec.tree_size
+    on_draft = DraftGraphRunner(shared, loop, parts.attention.draft)
+    on_verify = VerifyGraphRunner(shared, verify, target, tree_size=nodes)
+    on_extend = ExtendGraphRunner(
+        shared, extend, parts.attention.draft, tree_size=nodes, target_vocab_size=parts.vocab_size
     )
     if parts.device.type == "cuda":
-        _capture(runners)
-    return runners
-
-
-def _capture(runners: Runners) -> None:
-    """Turn them into CUDA graphs. They run one after another, so they share a pool."""
-    pool = torch.cuda.graph_pool_handle()
-    for name, runner in (("verify", runners.verify), ("draft", runners.draft), ("draft extend", runners.extend)):
-        if runner is not None:
-            progress.report(f"capturing {name} graphs, batch {', '.join(map(str, runner.capture_bs))}")
+        pool = torch.cuda.graph_pool_handle()  # they run one after another, so they share it
+        order: list[GraphRunner[Any, Any]] = [on_verify, on_draft, on_extend]
+        for runner in order:
             runner.capture(pool)
+    return Runners(on_draft, on_verify, on_extend)

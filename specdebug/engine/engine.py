@@ -7,7 +7,8 @@ and speculative requests each in a batch of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,11 +17,9 @@ from torch import Tensor
 from specdebug import async_probe
 from specdebug.assets import checkpoint_path
 from specdebug.engine.attention.backend import Heads
-from specdebug.engine.attention.planner import AttentionPlanner
 from specdebug.engine.attention.select import make_backends, make_planner
-from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.batch import PrefillBatch
-from specdebug.engine.config import EngineConfig, InvalidOption, SpeculativeConfig
+from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.engine.device import upload
 from specdebug.engine.errors import RequestRejected
 from specdebug.engine.graph.runner import RunnerParts
@@ -28,9 +27,9 @@ from specdebug.engine.inspect import EngineView
 from specdebug.engine.memory.accounting import check_pools
 from specdebug.engine.memory.allocator import SlotAllocator
 from specdebug.engine.memory.arena import GuardViolation
-from specdebug.engine.memory.fill import FillPolicy, Scratch
+from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_memory import KVMemory
-from specdebug.engine.memory.kv_pool import CachedModel, KVPool, make_kv_pool
+from specdebug.engine.memory.kv_pool import KVPool, make_kv_pool
 from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.interface import DraftModel
@@ -47,9 +46,8 @@ from specdebug.engine.target_worker import TargetWorker
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did. emitted: new tokens by request. accept_lengths: tokens each verify accepted, bonus
-    included. cached: prompt positions served from the prefix cache, for requests first admitted in this step.
-    """
+    """One step's work. emitted: new tokens by request. accept_lengths: tokens each verify accepted, bonus included.
+    cached: prompt positions served from the prefix cache, for requests first admitted in this step."""
 
     step: int
     kind: Literal["prefill", "decode", "idle"]
@@ -62,7 +60,7 @@ class StepReport:
 
 
 class Models(NamedTuple):
-    """What an engine serves: a target, and the draft head it speculates with."""
+    """The models of an engine: a target, and the draft head it speculates with."""
 
     target: TargetModel
     draft: DraftModel | None
@@ -97,71 +95,42 @@ class Engine:
             guards=config.memory.guards,
             device=device,
         )
-        self._memory = KVMemory(
-            SlotAllocator(config.usable_slots, config.page_size),
-            _pool(target.config, config, dtype, fill, device),
-            None if draft is None else _pool(draft, config, dtype, fill, device),
-        )
+        slots, page = config.usable_slots, config.page_size
+        pool = partial(make_kv_pool, num_slots=slots, page_size=page, dtype=dtype, fill=fill, device=device)
+        self._memory = KVMemory(SlotAllocator(slots, page), pool(target.config), None if draft is None else pool(draft))
         self._cache = PrefixCache(config, self._memory, self._req_to_token)
         self._scheduler = Scheduler(config, self._cache)
-        planner = make_planner(config, self._req_to_token)
+        parts = RunnerParts(config, make_planner(config, self._req_to_token), fill, dtype, device)
         geometries: list[Heads] = [target.config] if draft is None else [target.config, draft]
         backends = make_backends(config, geometries, dtype, device)
+        aux_layers = () if draft is None else draft.aux_layers
         self._target_worker = TargetWorker(
-            target,
-            self._memory.target,
-            planner,
-            backends[0],
-            self._req_to_token,
-            EagerWorkspace(Scratch(fill, device)),
-            aux_layers=() if draft is None else draft.aux_layers,
-            seed=config.seed,
-            device=device,
+            parts, target, self._memory.target, backends[0], self._req_to_token, aux_layers
         )
-        if config.cuda_graph.enabled:
-            self._target_worker.use_graphs(RunnerParts(config, planner, fill, dtype, device))
         self._speculative_worker: SpeculativeWorker | None = None
         if spec is not None and draft is not None and self._memory.draft is not None:
-            attention = DraftAndTargetAttention(draft=backends[1], target=backends[0])
-            self._speculative_worker = self._make_worker(spec, draft, self._memory.draft, planner, attention, fill)
-
-    def _make_worker(
-        self,
-        spec: SpeculativeConfig,
-        draft: DraftModel,
-        draft_pool: KVPool,
-        planner: AttentionPlanner,
-        attention: DraftAndTargetAttention,
-        fill: FillPolicy,
-    ) -> SpeculativeWorker:
-        """Make the worker of the configuration's algorithm."""
-        parts = WorkerParts(
-            config=self.config,
-            spec=spec,
-            target=self.model,
-            draft=draft,
-            pools=Pools(self._memory.target, draft_pool, self._req_to_token),
-            planner=planner,
-            attention=attention,
-            fill=fill,
-            dtype=getattr(torch, self.config.dtype),
-            device=self._target_worker.device,
-            observers=self.observers,
-        )
-        worker: SpeculativeWorker = worker_of(spec.algorithm)(parts)
-        return worker
+            self._speculative_worker = worker_of(spec.algorithm)(
+                WorkerParts(
+                    config=config,
+                    spec=spec,
+                    target=target,
+                    draft=draft,
+                    pools=Pools(self._memory.target, self._memory.draft, self._req_to_token),
+                    planner=parts.planner,
+                    attention=DraftAndTargetAttention(draft=backends[1], target=backends[0]),
+                    fill=fill,
+                    dtype=dtype,
+                    device=device,
+                    observers=self.observers,
+                )
+            )
 
     @property
     def view(self) -> EngineView:
         """Handles on the engine's parts. Made when asked for: kept here, it would keep the engine and its device memory
         alive until the next garbage collection."""
         return EngineView(
-            self,
-            scheduler=self._scheduler,
-            memory=self._memory,
-            cache=self._cache,
-            req_to_token=self._req_to_token,
-            worker=self._speculative_worker,
+            self, self._scheduler, self._memory, self._cache, self._req_to_token, self._speculative_worker
         )
 
     @property
@@ -187,12 +156,10 @@ class Engine:
         longest = len(prompt) + sampling.max_new_tokens
         if longest > self.config.context_length:
             raise RequestRejected(rid, f"needs {longest} positions, context_length is {self.config.context_length}")
-        if longest + self.config.row_headroom > self.config.usable_slots:
-            raise RequestRejected(
-                rid,
-                f"needs {longest + self.config.row_headroom} KV slots with its decode "
-                f"reservation, memory.num_slots gives {self.config.usable_slots}",
-            )
+        slots, usable = longest + self.config.row_headroom, self.config.usable_slots
+        if slots > usable:
+            why = f"needs {slots} KV slots with its decode reservation, memory.num_slots gives {usable}"
+            raise RequestRejected(rid, why)
         speculative = speculative and self._speculative_worker is not None
         request = Request(rid, prompt, sampling, speculative)
         self.requests[rid] = request
@@ -253,7 +220,7 @@ class Engine:
         return found
 
     def damage_seen(self) -> list[GuardViolation]:
-        """What is left of :meth:`check_guards` when a GPU is lost: overruns seen before a graph was launched."""
+        """Overruns that were seen before a graph was launched: all of :meth:`check_guards` that a lost GPU leaves."""
         found = self._target_worker.damage_seen()
         return found if self._speculative_worker is None else found + self._speculative_worker.damage_seen()
 
@@ -299,7 +266,7 @@ class Engine:
                 for each in self.observers:
                     each.on_prefilled(self, request)
                 self._finish_if_done(request, finished)
-        return _with_finished(report, finished, ())
+        return replace(report, finished=tuple(finished))
 
     def _decode(self) -> StepReport:
         retracted = self._scheduler.prepare_decode()
@@ -322,7 +289,7 @@ class Engine:
                 report.accept_lengths[request.rid] = len(tokens)
                 report.emitted[request.rid] = request.accept_tokens(tokens)
                 self._advance(request, finished)
-        return _with_finished(report, finished, tuple(request.rid for request in retracted))
+        return replace(report, finished=tuple(finished), retracted=tuple(request.rid for request in retracted))
 
     def _advance(self, request: Request, finished: list[str]) -> None:
         """Every token but the newest has KV. What a verify committed beyond a stop token is not counted."""
@@ -336,19 +303,6 @@ class Engine:
             each.on_finishing(self, request)
         self._scheduler.drop(request, keep=True)
         finished.append(request.rid)
-
-
-def _with_finished(report: StepReport, finished: list[str], retracted: tuple[str, ...]) -> StepReport:
-    return StepReport(
-        report.step,
-        report.kind,
-        report.rids,
-        report.emitted,
-        report.accept_lengths,
-        report.cached,
-        tuple(finished),
-        retracted,
-    )
 
 
 def usable_device(name: str) -> torch.device:
@@ -395,10 +349,3 @@ def _check_fit(config: EngineConfig, target: TargetModel, draft: DraftModel | No
             f"{config.speculative.eagle_topk} exceeds the draft vocabulary of {draft.vocab_size}",
             ("speculative", "eagle_topk"),
         )
-
-
-def _pool(
-    model: CachedModel, config: EngineConfig, dtype: torch.dtype, fill: FillPolicy, device: torch.device
-) -> KVPool:
-    slots, page = config.usable_slots, config.page_size
-    return make_kv_pool(model, num_slots=slots, page_size=page, dtype=dtype, fill=fill, device=device)

@@ -34,7 +34,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request waits, is half prefilled, or runs."""
+        """Return True if any request waits, is half prefilled, or runs."""
         return bool(self.waiting or self.running or self.chunked)
 
     @property
@@ -53,7 +53,7 @@ class Scheduler:
         chunks: list[tuple[Request, int]] = []
         if self.chunked is not None:
             length = min(len(self.chunked.all_ids) - self.chunked.kv_len, left)
-            if not self._grow(self.chunked, self.chunked.kv_len + length):
+            if not self._grow((self.chunked, self.chunked.kv_len + length)):
                 return []
             chunks.append((self.chunked, length))
             left -= length
@@ -63,7 +63,7 @@ class Scheduler:
                 break
             self.waiting.popleft()
             length = min(len(request.all_ids) - request.kv_len, left)
-            if not self._grow(request, request.kv_len + length):
+            if not self._grow((request, request.kv_len + length)):
                 raise EngineError(f"request {request.rid!r} was admitted without slots for its first chunk")
             chunks.append((request, length))
             left -= length
@@ -87,12 +87,12 @@ class Scheduler:
         The latest admitted goes first, because it loses least and may still hit what it leaves in the cache.
         """
         retracted: list[Request] = []
-        if self._grow_all():
-            return retracted
         index = 0
+        if self._grow(*map(self._next_steps, self.running)):
+            index = len(self.running)
         while index < len(self.running):
             request = self.running[index]
-            if self._grow(request, request.kv_len + self._reserved(request)):
+            if self._grow(self._next_steps(request)):
                 index += 1
                 continue
             self._write_rows()  # nothing may be due when a row is read and given away, or the engine gives up
@@ -152,35 +152,27 @@ class Scheduler:
         tokens = len(self.chunked.all_ids) + self._reserved(self.chunked)
         return max(self._round_up(tokens) - self.chunked.kv_allocated, 0)
 
-    def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Extend the request's row to at least ``num_tokens`` cells, in whole pages; :meth:`_write_rows` fills them."""
-        target = self._round_up(num_tokens)
-        missing = target - request.kv_allocated
-        if missing <= 0:
-            return True
-        slots = self._cache.alloc(missing)
-        if slots is None:
-            return False
-        self._grown.append((request.row, request.kv_allocated, missing))
-        self._slots.append(slots)
-        request.kv_allocated = target
-        return True
+    def _grow(self, *wanted: tuple[Request, int]) -> bool:
+        """Extend requests' rows to at least so many cells, in whole pages and by one allocation.
 
-    def _grow_all(self) -> bool:
-        """Reserve for everybody that runs in one allocation; False, and nothing done, when there are too few slots."""
-        due = [(request, self._round_up(request.kv_len + self._reserved(request))) for request in self.running]
-        due = [(request, target) for request, target in due if target > request.kv_allocated]
+        False, and nothing done, when there are too few slots. :meth:`_write_rows` fills the cells.
+        """
+        missing = [(request, self._round_up(tokens) - request.kv_allocated) for request, tokens in wanted]
+        due = [(request, count) for request, count in missing if count > 0]
         if not due:
             return True
-        slots = self._cache.alloc(sum(target - request.kv_allocated for request, target in due))
+        slots = self._cache.alloc(sum(count for _, count in due))
         if slots is None:
             return False
         self._slots.append(slots)
-        for request, target in due:
-            self._grown.append((request.row, request.kv_allocated, target - request.kv_allocated))
-            request.kv_allocated = target
-        self._write_rows()
+        for request, count in due:
+            self._grown.append((request.row, request.kv_allocated, count))
+            request.kv_allocated += count
         return True
+
+    def _next_steps(self, request: Request) -> tuple[Request, int]:
+        """The cells that a running request must have for the steps that may be in flight."""
+        return request, request.kv_len + self._reserved(request)
 
     def _write_rows(self) -> None:
         """Store what requests have grown by, all at once: an upload for each would cost a GPU's host more than the

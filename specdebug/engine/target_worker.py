@@ -10,13 +10,14 @@ from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
 from specdebug.engine.attention.backend import AttentionBackend
-from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
-from specdebug.engine.attention.workspace import Workspace
+from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.device import Readback, upload
 from specdebug.engine.graph.decode_runner import DecodeForward, DecodeGraphRunner, DecodeInputs
 from specdebug.engine.graph.runner import RunnerParts
 from specdebug.engine.memory.arena import GuardViolation
+from specdebug.engine.memory.fill import Scratch
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.llama import TargetModel
@@ -33,38 +34,32 @@ class PrefillOutput:
 
 
 class TargetWorker:
-    """Runs the target over one KV pool: prefills eagerly, decodes through a graph runner if told to use one."""
+    """Runs the target over one KV pool: prefills eagerly, decodes captured batch sizes through a graph runner."""
 
     def __init__(
         self,
+        parts: RunnerParts,
         model: TargetModel,
         pool: KVPool,
-        planner: AttentionPlanner,
         attention: AttentionBackend,
         req_to_token: ReqToToken,
-        workspace: Workspace,
-        *,
         aux_layers: tuple[int, ...],
-        seed: int,
-        device: torch.device,
     ) -> None:
         self.model = model
         self.pool = pool
-        self._planner = planner
+        self._planner = parts.planner
         self._attention = attention
         self._req_to_token = req_to_token
-        self._workspace = workspace
+        self._workspace = EagerWorkspace(Scratch(parts.fill, parts.device))
         self._aux_layers = aux_layers
-        self._seed = seed
-        self.device = device
+        self._seed = parts.config.seed
+        self.device = parts.device
         self._decode_forward = DecodeForward(model, pool)
         self._decode_runner: DecodeGraphRunner | None = None
-
-    def use_graphs(self, parts: RunnerParts) -> None:
-        """Decode captured batch sizes through static buffers, on CUDA as graphs."""
-        self._decode_runner = DecodeGraphRunner(parts, self._decode_forward, self._attention)
-        if self.device.type == "cuda":
-            self._decode_runner.capture(torch.cuda.graph_pool_handle())
+        if parts.config.cuda_graph.enabled:
+            self._decode_runner = DecodeGraphRunner(parts, self._decode_forward, attention)
+            if self.device.type == "cuda":
+                self._decode_runner.capture(torch.cuda.graph_pool_handle())
 
     def check_guards(self) -> list[GuardViolation]:
         """Overruns of the runner's static buffers since the last call."""

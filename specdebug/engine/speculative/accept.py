@@ -91,12 +91,11 @@ def accept_sampling(
 ) -> Acceptance:
     """Tree speculative sampling; with both thresholds 1.0 the output distribution is exactly the target's.
 
-    At each accepted node one coin serves all children in turn: child c is accepted when the coin falls into
-    the cumulative target mass of the children tried so far. When none is, the bonus is drawn from the target
-    with the rejected children's mass removed.
+    At each accepted node one coin serves all children in turn: child c is accepted when the coin falls into the
+    cumulative target mass of the children tried so far. When none is, the bonus is drawn from the target with the
+    rejected children's mass removed.
 
-    probs: float32 [B, T, V], the target's, rows sum to 1. coins: float32 [B, S+2] in [0, 1), the last for the
-    bonus; from wherever they are they go to the target's device.
+    probs: float32 [B, T, V], the target's, rows sum to 1. coins: float32 [B, S+2] in [0, 1), the last for the bonus.
     """
     return Acceptance(
         *walk_sampling(

@@ -40,11 +40,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DraftInputs:
-    """The start of the loop.
-
-    topk_p: float32 [B, K], topk_index: int64 [B, K] (draft-vocabulary ids), hidden_states: [B, Hd]: the last
-    draft extend's output at position L - 1. seq_lens, req_pool_indices: int64 [B]. positions: int64 [B·K], L
-    per branch. out_cache_loc: int64 [B·K, S].
+    """topk_p: float32 [B, K], topk_index: int64 [B, K] (draft-vocabulary ids), hidden_states: [B, Hd]: the last draft
+    extend's output at position L - 1. seq_lens, req_pool_indices: int64 [B]. positions: int64 [B·K], L per branch.
+    out_cache_loc: int64 [B·K, S].
     """
 
     topk_p: Tensor
@@ -61,8 +59,7 @@ class DraftCandidates:
     """The chosen T - 1 candidates, in candidate order (a parent before its children).
 
     parent_list: int64 [B, K(S-1)+1] ([B, 0] when S = 1): candidate that group g continues, -1 for the root.
-    top_scores_index: int64 [B, T-1] candidate numbers, strictly ascending. draft_tokens: int64 [B, T-1],
-    target ids.
+    top_scores_index: int64 [B, T-1], candidate numbers, strictly ascending. draft_tokens: int64 [B, T-1], target ids.
     """
 
     parent_list: Tensor
@@ -71,11 +68,8 @@ class DraftCandidates:
 
 
 def top_k_probs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Best k of softmax(logits [n, Vd]): probabilities float32 [n, k], descending, and ids int64 [n, k]; of equals the
-    first."""
-    if k == 1:
-        return softmax_top1(logits)
-    return softmax_topk(logits, k)
+    """Best k of softmax(logits [n, Vd]), of equals the first: float32 [n, k], descending, and ids int64 [n, k]."""
+    return softmax_top1(logits) if k == 1 else softmax_topk(logits, k)
 
 
 def _per_branch(values: Tensor, topk: int) -> Tensor:
@@ -84,7 +78,7 @@ def _per_branch(values: Tensor, topk: int) -> Tensor:
 
 
 class DraftLoop:
-    """Runs the loop over one draft model and its pool."""
+    """The loop over one draft model and its pool."""
 
     def __init__(
         self,
@@ -143,8 +137,7 @@ class DraftLoop:
 
     def _run_chain(self, inputs: DraftInputs, attentions: Sequence[LayerAttention]) -> DraftCandidates:
         """topk 1: no scores to compare, the tree is the chain itself."""
-        batch = inputs.topk_index.shape[0]
-        hidden = inputs.hidden_states
+        batch, hidden = inputs.topk_index.shape[0], inputs.hidden_states
         tokens = self.model.to_target_ids(inputs.topk_index.view(-1))
         chain = [tokens]
         for step in range(self.num_steps - 1):
@@ -156,16 +149,13 @@ class DraftLoop:
         )
 
     def _run_tree(self, inputs: DraftInputs, attentions: Sequence[LayerAttention]) -> DraftCandidates:
-        topk = self.topk
-        batch = inputs.topk_p.shape[0]
-        device = inputs.topk_p.device
-        beam_scores = inputs.topk_p
-        beam_tokens = self.model.to_target_ids(inputs.topk_index)
+        batch, topk = inputs.topk_p.shape
+        beam_scores, beam_tokens = inputs.topk_p, self.model.to_target_ids(inputs.topk_index)
         hidden = _per_branch(inputs.hidden_states, topk)
         lengths = _per_branch(inputs.seq_lens, topk)
         scores, tokens = [beam_scores], [beam_tokens]
         parents = [self._roots.expand(batch, -1)]
-        first_row = torch.arange(0, batch * topk, topk, device=device).unsqueeze(1)
+        first_row = torch.arange(0, batch * topk, topk, device=hidden.device).unsqueeze(1)
         for step in range(self.num_steps - 1):
             logits, hidden = self._forward(step, beam_tokens.view(-1), hidden, inputs, lengths, attentions[step])
             probs, ids = top_k_probs(logits, topk)
@@ -194,7 +184,7 @@ class DraftLoop:
 
 
 class DraftStage:
-    """Drafts for a batch from what the last step left, into slots that its requests hold in reserve."""
+    """Drafts for a batch from the state of the last step, into slots that its requests hold in reserve."""
 
     def __init__(
         self, parts: WorkerParts, loop: DraftLoop, runner: DraftGraphRunner | None, workspace: Workspace
@@ -213,15 +203,8 @@ class DraftStage:
             maybe_detect_oob(locs.out_cache_loc, 0, parts.pools.draft.size, "draft.out_cache_loc")
         self._copy_prefix_tails(rows, state.seq_lens, locs)
         positions = state.seq_lens.repeat_interleave(topk) if topk > 1 else state.seq_lens
-        inputs = DraftInputs(
-            topk_p=state.topk_p,
-            topk_index=state.topk_index,
-            hidden_states=state.hidden_states,
-            req_pool_indices=rows,
-            seq_lens=state.seq_lens,
-            positions=positions,
-            out_cache_loc=locs.out_cache_loc,
-        )
+        start = (state.topk_p, state.topk_index, state.hidden_states)
+        inputs = DraftInputs(*start, rows, state.seq_lens, positions, locs.out_cache_loc)
         if self._runner is not None and self._runner.can_run(rows.numel()):
             return self._runner.replay(inputs, lens_cpu)
         layout = DraftLayout(rows, state.seq_lens, positions, locs.out_cache_loc, lens_cpu)

@@ -44,7 +44,8 @@ class OneOf(NamedTuple):
     choices: Callable[[], tuple[str, ...]]
 
 
-def _round_up(value: int, multiple: int) -> int:
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple that is no less than ``value``."""
     return -(-value // multiple) * multiple
 
 
@@ -169,11 +170,10 @@ class EngineConfig:
 
     @property
     def alloc_len_per_decode(self) -> int:
-        """Slots one decode step may touch beyond the committed length.
+        """Slots one decode step may touch beyond the committed length (SGLang ``get_alloc_len_per_decode``).
 
-        A chain or page_size 1 packs K branches of S draft slots; with both topk and page_size above one
-        every branch owns whole pages, the first sharing the prefix's tail page (SGLang
-        ``get_alloc_len_per_decode``).
+        A chain or page_size 1 packs K branches of S draft slots; with both topk and page_size above one every branch
+        owns whole pages, the first sharing the prefix's tail page.
         """
         spec = self.speculative
         if spec is None:
@@ -199,7 +199,7 @@ class EngineConfig:
     @property
     def usable_slots(self) -> int:
         """N: KV slots handed out, rounded up to whole pages; page 0 comes on top as padding."""
-        return _round_up(self.memory.num_slots, self.page_size)
+        return round_up(self.memory.num_slots, self.page_size)
 
     def check(self) -> None:
         """Reject impossible values. Raises :class:`InvalidOption`."""
@@ -216,7 +216,7 @@ class EngineConfig:
             self.speculative.check()
         self.cuda_graph.check()
         self.memory.check()
-        smallest = _round_up(STEPS_IN_FLIGHT * self.alloc_len_per_decode + self.page_size, self.page_size)
+        smallest = round_up(STEPS_IN_FLIGHT * self.alloc_len_per_decode + self.page_size, self.page_size)
         short = f"{self.memory.num_slots} slots cannot hold one request's decode reservation; needs at least {smallest}"
         _require(self.usable_slots >= smallest, short, "memory", "num_slots")
 
@@ -254,7 +254,11 @@ def _coerce(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
         return None if value is None else _coerce(options[0], value, path)
     choices = choices_of(hint)
     if choices is not None:
-        if not isinstance(value, str) or not _is_among(choices, value, path):
+        try:
+            chosen = isinstance(value, str) and value in choices
+        except PlanError as error:
+            raise InvalidOption(str(error), path) from error
+        if not chosen:
             raise InvalidOption(f"must be one of {', '.join(choices)}; got {value!r}", path)
         return value
     if origin is tuple:
@@ -269,13 +273,6 @@ def _coerce(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
     if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
         raise InvalidOption(f"must be {_ARTICLE[hint]}, got {_kind(value)}", path)
     return value
-
-
-def _is_among(choices: Collection[str], value: str, path: tuple[str, ...]) -> bool:
-    try:
-        return value in choices
-    except PlanError as error:
-        raise InvalidOption(str(error), path) from error
 
 
 _ARTICLE = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}

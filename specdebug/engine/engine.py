@@ -1,7 +1,7 @@
 """The engine: add requests, step, read tokens.
 
-A step is one batch: prompt chunks if any are due, else one decode iteration of everything that runs, plain
-and speculative requests each in a batch of their own.
+A step is one batch: prompt chunks if any are due, else one decode iteration of everything that runs, plain and
+speculative requests each in a batch of their own.
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ class Models(NamedTuple):
 class Engine:
     """One target, at most one draft, one KV memory.
 
-    Raises:
-        InvalidOption: the configuration contradicts the checkpoint.
-        CheckpointError: a checkpoint cannot be read.
+    Raises InvalidOption if the configuration contradicts the checkpoint, CheckpointError if one cannot be read.
     """
 
     def __init__(self, config: EngineConfig, models: Models | None = None) -> None:
@@ -127,8 +125,8 @@ class Engine:
 
     @property
     def view(self) -> EngineView:
-        """Handles on the engine's parts. Made when asked for: kept here, it would keep the engine and its device memory
-        alive until the next garbage collection."""
+        """Handles on the engine's parts."""
+        # made when asked for: kept here, it would keep the engine's device memory until the next garbage collection
         return EngineView(
             self, self._scheduler, self._memory, self._cache, self._req_to_token, self._speculative_worker
         )
@@ -142,8 +140,7 @@ class Engine:
     ) -> Request:
         """Queue a request. ``speculative`` is ignored by an engine without a draft model.
 
-        Raises:
-            RequestRejected: the id is taken, a token id is outside the vocabulary, or it can never fit.
+        Raises RequestRejected if the id is taken, a token id is outside the vocabulary, or it can never fit.
         """
         if rid in self.requests:
             raise RequestRejected(rid, "exists already")
@@ -169,16 +166,12 @@ class Engine:
     def abort(self, rid: str) -> None:
         """End a request where it is; its slots are free at once. Unknown or finished ids are ignored."""
         request = self.requests.get(rid)
-        if request is None or request.finished:
-            return
-        request.finish_reason = "abort"
-        self._scheduler.drop(request, keep=False)
+        if request is not None and not request.finished:
+            request.finish_reason = "abort"
+            self._scheduler.drop(request, keep=False)
 
     def forget_finished(self) -> None:
-        """Drop the records of requests that have ended; their ids may be used again.
-
-        An engine keeps what came out until then, for whoever wants to read it: one that serves for long must be told.
-        """
+        """Drop the records of requests that have ended, which are kept until then; their ids may be used again."""
         self.requests = {rid: request for rid, request in self.requests.items() if not request.finished}
 
     def step(self) -> StepReport:
@@ -243,21 +236,20 @@ class Engine:
 
     def _prefill(self, chunks: list[tuple[Request, int]]) -> StepReport:
         batch = PrefillBatch.build(chunks, self._req_to_token, self._target_worker.device)
-        output = self._target_worker.prefill(batch)
+        sampled, features = self._target_worker.prefill(batch)
         speculating = [i for i, request in enumerate(batch.requests) if request.speculative]
         if self._speculative_worker is not None and speculating:
-            drafted, next_ids, features = batch, output.next_ids, output.features
+            drafted, next_ids = batch, sampled
             if len(speculating) < len(batch.requests):
-                rows = batch.rows_of(speculating)
-                index = upload(speculating, output.next_ids.device)
-                drafted, next_ids, features = batch.select(speculating), next_ids[index], features[rows]
+                drafted, features = batch.select(speculating), features[batch.rows_of(speculating)]
+                next_ids = sampled[upload(speculating, sampled.device)]
             with self.observers.computing("prefill", drafted.requests, drafted.extend_lens_cpu):
                 self._speculative_worker.prefill(drafted, next_ids, features)
         first = [r for r in batch.requests if r.retractions == 0 and r.kv_len == r.cached_tokens]
         cached = {r.rid: r.cached_tokens for r in first}
         report = StepReport(self._step, "prefill", tuple(r.rid for r in batch.requests), cached=cached)
         finished: list[str] = []
-        for (request, length), token in zip(chunks, output.next_ids.tolist(), strict=True):
+        for (request, length), token in zip(chunks, sampled.tolist(), strict=True):
             request.kv_len += length
             self._scheduler.prefilled(request)
             self._cache.publish(request)
@@ -279,20 +271,19 @@ class Engine:
             with self.observers.computing("plain", plain):
                 next_ids = self._target_worker.decode(plain)
             for request, token in zip(plain, next_ids, strict=True):
-                report.emitted[request.rid] = request.accept_tokens([token])
-                self._advance(request, finished)
+                self._advance(request, [token], report, finished)
         if self._speculative_worker is not None and speculating:
             with self.observers.computing("speculative", speculating):
                 accepted = self._speculative_worker.decode(speculating)
             for request, tokens in zip(speculating, accepted, strict=True):
                 request.accept_lengths.append(len(tokens))
                 report.accept_lengths[request.rid] = len(tokens)
-                report.emitted[request.rid] = request.accept_tokens(tokens)
-                self._advance(request, finished)
+                self._advance(request, tokens, report, finished)
         return replace(report, finished=tuple(finished), retracted=tuple(request.rid for request in retracted))
 
-    def _advance(self, request: Request, finished: list[str]) -> None:
-        """Every token but the newest has KV. What a verify committed beyond a stop token is not counted."""
+    def _advance(self, request: Request, tokens: list[int], report: StepReport, finished: list[str]) -> None:
+        """Every token but the newest has KV. KV that a verify committed beyond a stop token is not counted."""
+        report.emitted[request.rid] = request.accept_tokens(tokens)
         request.kv_len = len(request.prompt_ids) + len(request.output_ids) - 1
         self._finish_if_done(request, finished)
 
@@ -306,7 +297,7 @@ class Engine:
 
 
 def usable_device(name: str) -> torch.device:
-    """Raises InvalidOption when the machine has no such device."""
+    """The device of that name. Raises InvalidOption when the machine has none."""
     device = torch.device(name)
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -320,11 +311,9 @@ def usable_device(name: str) -> torch.device:
 
 
 def load_models(config: EngineConfig) -> Models:
-    """The checkpoints that ``config`` names, the draft only if it speculates.
+    """Load the checkpoints that ``config`` names, the draft only if it speculates.
 
-    Raises:
-        CheckpointError: a checkpoint cannot be read.
-        InvalidOption: the device does not exist.
+    Raises CheckpointError if one cannot be read, InvalidOption if the device does not exist.
     """
     device, dtype, spec = usable_device(config.device), getattr(torch, config.dtype), config.speculative
     target = load_target(checkpoint_path(config.model), dtype=dtype, device=device, max_positions=config.reach)

@@ -1,7 +1,4 @@
-"""An engine's parts, for tools that look inside it or do damage on purpose.
-
-Serving needs none of this. What is reached through a view is the engine's own: to write to it is to change the engine.
-"""
+"""An engine's own parts, for tools that look inside it or do damage on purpose; to write to them changes the engine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who runs next, with which slots. First come first served, prefill before decode, chunk by chunk.
+"""The scheduler decides which requests run next: first come first served, prefill before decode, chunk by chunk.
 
-Decisions depend on nothing but the order of calls: no clock, no randomness.
+Its decisions depend on nothing but the order of calls: no clock, no randomness.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from specdebug.engine.config import STEPS_IN_FLIGHT, EngineConfig
+from specdebug.engine.config import STEPS_IN_FLIGHT, EngineConfig, round_up
 from specdebug.engine.errors import EngineError
 from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.req_to_token import Cells
@@ -48,8 +48,7 @@ class Scheduler:
 
     def next_prefill(self) -> list[tuple[Request, int]]:
         """(request, chunk length) pairs of the next prefill batch; empty when decoding should go on."""
-        budget = self._config.chunked_prefill_size
-        left = budget if budget is not None else 1 << 60
+        left = self._config.chunked_prefill_size or 1 << 60
         chunks: list[tuple[Request, int]] = []
         if self.chunked is not None:
             length = min(len(self.chunked.all_ids) - self.chunked.kv_len, left)
@@ -136,8 +135,7 @@ class Scheduler:
             return False
         request.row = row
         self._cache.attach(request)
-        tokens = len(request.all_ids) + self._reserved(request)
-        if self._round_up(tokens) - request.kv_allocated > self._cache.available - self._promised():
+        if self._lacks(request) > self._cache.available - self._promised():
             self._cache.release(request, keep=False)
             return False
         request.status = Status.PREFILLING
@@ -147,17 +145,19 @@ class Scheduler:
 
     def _promised(self) -> int:
         """Slots that a half prefilled request was admitted for and has not taken yet."""
-        if self.chunked is None:
-            return 0
-        tokens = len(self.chunked.all_ids) + self._reserved(self.chunked)
-        return max(self._round_up(tokens) - self.chunked.kv_allocated, 0)
+        return 0 if self.chunked is None else max(self._lacks(self.chunked), 0)
+
+    def _lacks(self, request: Request) -> int:
+        """Slots that a request needs for its whole prompt and first decode steps beyond those that it has."""
+        tokens = len(request.all_ids) + self._reserved(request)
+        return round_up(tokens, self._page_size) - request.kv_allocated
 
     def _grow(self, *wanted: tuple[Request, int]) -> bool:
         """Extend requests' rows to at least so many cells, in whole pages and by one allocation.
 
         False, and nothing done, when there are too few slots. :meth:`_write_rows` fills the cells.
         """
-        missing = [(request, self._round_up(tokens) - request.kv_allocated) for request, tokens in wanted]
+        missing = [(request, round_up(tokens, self._page_size) - request.kv_allocated) for request, tokens in wanted]
         due = [(request, count) for request, count in missing if count > 0]
         if not due:
             return True
@@ -191,6 +191,3 @@ class Scheduler:
     def _reserved(self, request: Request) -> int:
         """Slots that a running request holds beyond its committed length, for each step that may be in flight."""
         return self._reservation if request.speculative else STEPS_IN_FLIGHT
-
-    def _round_up(self, tokens: int) -> int:
-        return -(-tokens // self._page_size) * self._page_size

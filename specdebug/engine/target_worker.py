@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,14 +22,6 @@ from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.request import Request
 from specdebug.engine.sampler import sample
-
-
-@dataclass(frozen=True)
-class PrefillOutput:
-    """next_ids: int64 [B], sampled after each chunk. features: [Σext, F], what a draft consumes."""
-
-    next_ids: Tensor
-    features: Tensor
 
 
 class TargetWorker:
@@ -69,10 +60,9 @@ class TargetWorker:
         """Overruns that reached the host before the device was lost."""
         return [] if self._decode_runner is None else self._decode_runner.damage_seen()
 
-    def prefill(self, batch: PrefillBatch) -> PrefillOutput:
-        """Write the chunks' KV, return what follows each and the features of every token."""
-        vocab = self.model.config.vocab_size
-        maybe_detect_oob(batch.input_ids, 0, vocab, "target_prefill.input_ids")
+    def prefill(self, batch: PrefillBatch) -> tuple[Tensor, Tensor]:
+        """Write the chunks' KV; the token sampled after each, int64 [B], and the features of every token, [Σext, F]."""
+        maybe_detect_oob(batch.input_ids, 0, self.model.config.vocab_size, "target_prefill.input_ids")
         metadata = self._planner.extend(batch.layout(), self._workspace)
         attention = self._attention.bind(metadata, self.pool, batch.out_cache_loc)
         output = self.model.forward(batch.input_ids, batch.positions, attention, self._aux_layers)
@@ -84,8 +74,7 @@ class TargetWorker:
             self.pool.probe_written(batch.out_cache_loc)
             maybe_detect_nonfinite(logits, "target_prefill.logits")
             maybe_detect_nan(features, "target_prefill.hidden_states")
-        next_ids = sample(logits, batch.requests, self._seed, drawing=batch.ends_prompt)
-        return PrefillOutput(next_ids, features)
+        return sample(logits, batch.requests, self._seed, drawing=batch.ends_prompt), features
 
     def decode(self, requests: Sequence[Request]) -> list[int]:
         """One token for each request, whose newest token sits at position ``kv_len``."""

@@ -1,9 +1,8 @@
 """The runners share captured sizes, one arena of static buffers each, and the life of a buffer.
 
-A replay copies live rows into static inputs, clears the rows it pads, plans attention into static metadata,
-runs the captured callable and returns views of static outputs. Two rules follow: outputs are valid until the
-next replay, and inputs only from when they are loaded until the callable has run, because memory may be shared.
-Between replays the fill policy therefore treats inputs as released.
+A replay copies live rows into static inputs, clears the rows it pads, plans attention into static metadata, runs the
+captured callable and returns views of static outputs. Outputs are valid until the next replay, inputs only from when
+they are loaded until the callable has run, because memory may be shared: between replays they count as released.
 """
 
 from __future__ import annotations
@@ -32,10 +31,7 @@ from specdebug.engine.model.interface import LayerAttention
 
 @dataclass(frozen=True)
 class StaticBuffer:
-    """One static input or output of a runner, declared once; ``name`` is its field in the runner's records.
-
-    ``rows`` counts those of each request, ``shape`` is a row's.
-    """
+    """One static input or output of a runner, a field of its records: ``rows`` of ``shape`` for each request."""
 
     name: str
     rows: int
@@ -44,10 +40,7 @@ class StaticBuffer:
 
 
 class StaticBuffers(Arena):
-    """One runner's arena: declared inputs, the planner's metadata, then outputs.
-
-    The arena and its guards know inputs and outputs as ``scope.name``.
-    """
+    """One runner's arena: declared inputs, the planner's metadata, then outputs; it names inputs ``scope.name``."""
 
     def __init__(
         self,
@@ -139,7 +132,7 @@ class Planned(Generic[Inputs]):
 
 @dataclass(frozen=True)
 class RunnerParts:
-    """Every runner of an engine is made with these."""
+    """The target's worker and every runner of an engine are made with these."""
 
     config: EngineConfig
     planner: AttentionPlanner

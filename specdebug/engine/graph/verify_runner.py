@@ -15,10 +15,8 @@ from specdebug.engine.speculative.verify import VerifyForward, VerifyInputs, Ver
 
 
 class VerifyGraphRunner(GraphRunner[VerifyInputs, VerifyOutputs]):
-    """Replays :class:`VerifyForward` at captured batch sizes; the nodes of a padded row see each other.
-
-    In two parts, because :meth:`prepare` needs to know less than :meth:`launch` and can come earlier.
-    """
+    """Replays :class:`VerifyForward` at captured batch sizes, in two parts: :meth:`prepare` needs to know less than
+    :meth:`launch` and can come earlier. The nodes of a padded row see each other."""
 
     def __init__(
         self, parts: RunnerParts, forward: VerifyForward, attention: AttentionBackend, *, tree_size: int
@@ -47,15 +45,13 @@ class VerifyGraphRunner(GraphRunner[VerifyInputs, VerifyOutputs]):
         )
 
     def prepare(self, inputs: VerifyInputs, seq_lens_cpu: tuple[int, ...], *, slack: int = 0) -> Planned[VerifyInputs]:
-        """Load static inputs and plan attention for the next launch, at the padded size.
-
-        ``seq_lens_cpu`` may be too long, by ``slack`` in all at most.
-        """
+        """Load static inputs and plan attention for the next launch; ``seq_lens_cpu`` may exceed the lengths, in all by
+        ``slack`` at most."""
         bs, padded = self._load(inputs)
         return self._planned(bs, padded, self._plan(padded, padded_lens(seq_lens_cpu, bs), slack))
 
     def launch(self, planned: Planned[VerifyInputs], seq_lens_cpu: tuple[int, ...]) -> VerifyOutputs:
-        """Run what was prepared last; the result views static outputs, valid until the next launch.
+        """Run the replay that was prepared last; the result views static outputs, valid until the next launch.
 
         ``seq_lens_cpu`` are the lengths themselves: a library that schedules on the host gets several queries of one
         sequence wrong if it believes in more keys than there are.

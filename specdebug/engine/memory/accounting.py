@@ -13,8 +13,8 @@ from specdebug.engine.request import Request
 def check_pools(cache: PrefixCache, holders: Iterable[Request]) -> list[str]:
     """Violated laws as ``"<law>: <detail>"``; an empty list when all hold.
 
-    ownership: free + cached + held = N and no slot has two owners. liveness: every row cell below the
-    committed length is a real slot. locks: evictable + protected = cached.
+    ownership: free + cached + held = N and no slot has two owners. liveness: every row cell below the committed length
+    is a real slot. locks: evictable + protected = cached.
     """
     problems: list[str] = []
     allocator = cache.memory.allocator
@@ -39,8 +39,6 @@ def check_pools(cache: PrefixCache, holders: Iterable[Request]) -> list[str]:
     if cache.radix.total_size != cached.numel():
         problems.append(f"locks: evictable + protected = {cache.radix.total_size}, cached = {cached.numel()}")
     for request in holders:
-        if request.row == 0:
-            continue
         cells = cache.req_to_token.slots(request.row, 0, request.kv_len)
         dead = ((cells < page) | (cells >= owners.numel())).nonzero()
         if dead.numel():

@@ -1,14 +1,12 @@
-"""Who owns which KV slot: an allocator hands out slot ids of one pool that target and draft share.
+"""The allocator hands out ids of the KV slots that target and draft share.
 
-With ``P = page_size`` and ``N = num_slots`` (a multiple of P), slots 0..P-1 (page 0) are padding: rows of a
-padded graph batch read and write them, so they are never handed out. Usable are slots P..N+P-1; a pool
-therefore holds N+P rows.
+With ``P = page_size`` and ``N = num_slots`` (a multiple of P), slots 0..P-1 (page 0) are padding: rows of a padded
+graph batch read and write them. Usable are slots P..N+P-1, so a pool holds N+P rows.
 
-The books are kept on the host (numpy), because the scheduler decides there, and so are the ids it returns: they go
-to the device with the row they are written to. ``alloc`` takes from the head of an ascending list, so ids are
-contiguous as long as the pool is not fragmented (contiguous ids make KV gathers plain copies), and costs O(n). Freed
-pages wait in a side list and are merged and sorted in only when the head runs short. Which ids a sequence of calls
-gets depends on nothing else.
+Books and ids are kept on the host (numpy), because the scheduler decides there; ids go to the device with the row they
+are written to. ``alloc`` takes from the head of an ascending list in O(n), so ids are contiguous as long as the pool
+is not fragmented, which makes KV gathers plain copies. Freed pages wait in a side list and are merged and sorted in
+when the head runs short. The same calls give the same ids.
 """
 
 from __future__ import annotations
@@ -31,11 +29,7 @@ class DoubleFree(InvalidFree):
 
 
 class SlotAllocator:
-    """Books of whole pages: to free any slot of a page frees the page.
-
-    Raises:
-        ValueError: ``num_slots`` is not a positive multiple of ``page_size``.
-    """
+    """Books of whole pages. Raises ValueError if ``num_slots`` is not a positive multiple of ``page_size``."""
 
     def __init__(self, num_slots: int, page_size: int) -> None:
         if page_size < 1 or num_slots < 1 or num_slots % page_size:
@@ -71,8 +65,8 @@ class SlotAllocator:
             return None
         stop = self._head + num_pages
         if stop > self._free.size:
-            self._merge_released()
-            stop = num_pages
+            self._free = np.sort(np.concatenate([self._free[self._head :], *self._released]))
+            self._head, self._released, stop = 0, [], num_pages
         pages = self._free[self._head : stop]
         self._head = stop
         self._num_free_pages -= num_pages
@@ -109,12 +103,6 @@ class SlotAllocator:
     def owns(self, page: int) -> bool:
         """True if a page is allocated."""
         return bool(self._owned[page])
-
-    def _merge_released(self) -> None:
-        self._free = np.concatenate([self._free[self._head :], *self._released])
-        self._free.sort()
-        self._head = 0
-        self._released = []
 
     def _slots_of(self, pages: _Ids) -> _Ids:
         """Slots of these pages, in the order of the pages; never a view of the books."""

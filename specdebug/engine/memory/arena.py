@@ -1,8 +1,7 @@
 """One allocation for all static buffers of a graph runner, with guard regions between them.
 
-In a CUDA-graph memory pool static buffers lie next to each other, so a kernel that writes past one silently
-damages the next. The arena keeps that layout on every device, and a guard region after each buffer tells
-which buffer was overrun, into whom, and how far.
+In a CUDA-graph memory pool static buffers lie next to each other, so a kernel that writes past one silently damages
+the next. The arena keeps that layout on every device; guards tell which buffer was overrun, into whom, and how far.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ _SLACK_BYTES = 1 << 20
 class GuardViolation:
     """A guard region that lost its pattern: ``buffer`` was written past its end, towards ``victim``.
 
-    Byte distances count from the end of ``buffer``: ``first_byte`` to the first damaged guard byte,
-    ``overran`` to just past the last one (capped by the guard's size, so a long overrun reads as "at least").
-    ``damaged`` counts the bytes that changed.
+    From the end of ``buffer`` it is ``first_byte`` bytes to the first damaged one, and ``overran`` to just past the
+    last, the guard's size at most. ``damaged`` counts the bytes that changed.
     """
 
     buffer: str

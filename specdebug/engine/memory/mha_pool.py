@@ -40,7 +40,6 @@ class MHAPool:
         self._keys, self._values = self._buffers[:num_layers], self._buffers[num_layers:]
         self.k = list(self._keys)
         self.v = list(self._values)
-        self._sides = list(zip(self.k, self.v, strict=True))
 
     @property
     def device(self) -> torch.device:
@@ -81,7 +80,7 @@ class MHAPool:
             buffer[slots] = content
 
     def kv_buffer(self, layer: int) -> tuple[Tensor, Tensor]:
-        return self._sides[layer]
+        return self.k[layer], self.v[layer]
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         return self._keys[:, slots], self._values[:, slots]

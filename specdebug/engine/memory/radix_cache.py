@@ -1,10 +1,8 @@
 """The prefix cache: a radix tree from token prefixes to the KV slots that already hold them.
 
-The tree owns the slots it stores. Every node holds a run of slots in whole pages, so matches, splits and
-evictions are multiples of the page size. A path that a running request reads is locked; what is not locked
-may be evicted, least recently used leaves first, by a logical clock (no wall time: the same calls give the
-same evictions). Slots are shared by the target and the draft pool, but a prefix may have been cached by a
-request that did not speculate; a node therefore says whether the *draft* KV of its slots was ever written.
+The tree owns the slots it stores, in whole pages. A path that a running request reads is locked; the rest may be
+evicted, least recently used leaves first, by a logical clock (the same calls give the same evictions). A prefix may
+have been cached by a request that did not speculate, so a node says if the *draft* KV of its slots was ever written.
 """
 
 from __future__ import annotations
@@ -25,10 +23,9 @@ from specdebug.engine.errors import EngineError
 class RadixKey:
     """The key under which the first ``len(tokens) - 1`` slots of a sequence are cached.
 
-    Draft KV of slot p is a function of token p+1 (the draft embeds the next token beside target hidden p), so
-    an engine that drafts caches slot p under the pair (t_p, t_{p+1}): ``bigram``. Under t_p alone, two
-    prompts that diverge right after a shared page would share draft KV that is wrong for one of them. The
-    last slot has no next token yet and is never cached, with either kind of key.
+    The draft embeds token p+1 beside target hidden p, so an engine that drafts caches slot p under the pair
+    (t_p, t_{p+1}): ``bigram``. Under t_p alone, two prompts that diverge right after a shared page would share draft KV
+    that is wrong for one of them. The last slot has no next token yet and is never cached, with either kind of key.
     """
 
     tokens: Sequence[int] | npt.NDArray[np.int64]
@@ -52,7 +49,7 @@ class RadixKey:
         return RadixKey(self.array[start : stop + 1], self.bigram)
 
     def match_length(self, other: RadixKey) -> int:
-        """How many leading slots of the two keys are the same."""
+        """The number of leading slots that are the same in both keys."""
         n = min(len(self), len(other))
         if n == 0:
             return 0
@@ -162,18 +159,15 @@ class RadixCache:
         """
         matched = list(self._descend(key, require_draft_kv=require_draft_kv))
         written = [torch.full_like(node.slots, node.draft_written, dtype=torch.bool) for node in matched]
-        return PrefixMatch(
-            slots=self._cat([node.slots for node in matched]),
-            node=matched[-1] if matched else self.root,
-            draft_written=torch.cat(written) if written else self._none.to(torch.bool),
-        )
+        slots, node = self._cat([node.slots for node in matched]), matched[-1] if matched else self.root
+        return PrefixMatch(slots, node, torch.cat([self._none.to(torch.bool), *written]))
 
     def insert(self, key: RadixKey, slots: torch.Tensor, *, draft_written: bool) -> InsertResult:
         """Hand ``slots`` (integers, at least ``len(key)`` floored to pages) to the tree as holding ``key``.
 
-        Where the tree has the prefix already it keeps its own slots. Where those lack draft KV and the
-        offered ones have it (``draft_written``), the caller must copy ``heal_src`` to ``heal_dst``: the tree
-        counts that draft KV as written from now on. Raises ``ValueError`` when slots are missing.
+        Where the tree has the prefix already it keeps its own slots. Where those lack draft KV and the offered ones
+        have it (``draft_written``), the caller must copy ``heal_src`` to ``heal_dst``: the tree counts that draft KV as
+        written from now on. Raises ``ValueError`` when slots are missing.
         """
         length = len(key) // self.page_size * self.page_size
         if slots.numel() < length:

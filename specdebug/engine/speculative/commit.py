@@ -1,7 +1,7 @@
-"""Stage 5, commit: bring what was accepted to the front, in the KV pool and in the draft extend's inputs.
+"""Stage 5, commit: bring accepted nodes to the front, in the KV pool and in the draft extend's inputs.
 
-A verify wrote target KV of node i to row cell L + i. Accepted nodes must end up at L, L + 1, ...; everything
-else is over-reserved space that the next step overwrites.
+A verify wrote target KV of node i to row cell L + i. Accepted nodes must end up at L, L + 1, ...; everything else is
+over-reserved space that the next step overwrites.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ Selection 0 takes all K roots; selection i keeps the K best of K² continuations
 is numbered in one list (K roots, then K² per selection); a tree is the best T - 1 of them. A path's score is
 the product of its probabilities and never grows, so a candidate's parent always ranks before it.
 
-Sources: EAGLE-2 (arXiv:2406.16858) for the dynamic tree; SGLang ``select_top_k_tokens`` and
-``organize_draft_results``.
+Sources: EAGLE-2 (arXiv:2406.16858); SGLang ``select_top_k_tokens`` and ``organize_draft_results``.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def top_k_probs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _per_branch(values: Tensor, topk: int) -> Tensor:
-    """Each row [B, ...] once per branch [B·K, ...]: what ``repeat_interleave`` gives, at a third of its cost."""
+    """``repeat_interleave`` of values [B, ...] to [B·K, ...], at a third of its cost."""
     return values.unsqueeze(1).expand(-1, topk, *values.shape[1:]).flatten(0, 1)
 
 
@@ -183,57 +182,56 @@ class DraftLoop:
         return DraftCandidates(parent_list, chosen, draft_tokens)
 
 
+@dataclass(frozen=True, eq=False)
 class DraftStage:
     """Drafts for a batch from the state of the last step, into slots that its requests hold in reserve."""
 
-    def __init__(
-        self, parts: WorkerParts, loop: DraftLoop, runner: DraftGraphRunner | None, workspace: Workspace
-    ) -> None:
-        self._parts = parts
-        self._loop = loop
-        self._runner = runner
-        self._workspace = workspace
+    parts: WorkerParts
+    loop: DraftLoop
+    runner: DraftGraphRunner | None
+    workspace: Workspace
 
     def run(self, rows: Tensor, state: DraftState, verify_slots: Tensor, lens_cpu: tuple[int, ...]) -> DraftCandidates:
         """rows: int64 [B]. verify_slots: int64 [B·T]. Lengths are at most ``lens_cpu``."""
-        parts, topk = self._parts, self._parts.spec.eagle_topk
+        parts, topk = self.parts, self.parts.spec.eagle_topk
         locs = self._slots(rows, state.seq_lens, verify_slots)
         with grouped():
             maybe_detect_oob(state.bonus, 0, parts.vocab_size, "draft.bonus")
             maybe_detect_oob(locs.out_cache_loc, 0, parts.pools.draft.size, "draft.out_cache_loc")
         self._copy_prefix_tails(rows, state.seq_lens, locs)
         positions = state.seq_lens.repeat_interleave(topk) if topk > 1 else state.seq_lens
-        start = (state.topk_p, state.topk_index, state.hidden_states)
-        inputs = DraftInputs(*start, rows, state.seq_lens, positions, locs.out_cache_loc)
-        if self._runner is not None and self._runner.can_run(rows.numel()):
-            return self._runner.replay(inputs, lens_cpu)
+        inputs = DraftInputs(
+            state.topk_p, state.topk_index, state.hidden_states, rows, state.seq_lens, positions, locs.out_cache_loc
+        )
+        if self.runner is not None and self.runner.can_run(rows.numel()):
+            return self.runner.replay(inputs, lens_cpu)
         layout = DraftLayout(rows, state.seq_lens, positions, locs.out_cache_loc, lens_cpu)
-        plans = parts.planner.draft_decode(layout, self._workspace)
+        plans = parts.planner.draft_decode(layout, self.workspace)
         attentions = [
             parts.attention.draft.bind(plan, parts.pools.draft, loc)
-            for plan, loc in zip(plans, self._loop.locs(inputs), strict=True)
+            for plan, loc in zip(plans, self.loop.locs(inputs), strict=True)
         ]
-        return self._loop.run(inputs, attentions)
+        return self.loop.run(inputs, attentions)
 
     def _slots(self, rows: Tensor, seq_lens: Tensor, verify_slots: Tensor) -> DraftCacheLocs:
         """Slots of the draft loop. A chain continues the row, so they are the first ones of the verify."""
-        spec = self._parts.spec
+        spec = self.parts.spec
         if spec.eagle_topk == 1:
             return DraftCacheLocs(verify_slots.view(rows.numel(), -1)[:, : spec.num_steps], None, None)
         return assign_draft_cache_locs(
-            self._parts.pools.req_to_token.table,
+            self.parts.pools.req_to_token.table,
             rows,
             seq_lens,
             topk=spec.eagle_topk,
             num_steps=spec.num_steps,
-            page_size=self._parts.config.page_size,
+            page_size=self.parts.config.page_size,
         )
 
     def _copy_prefix_tails(self, rows: Tensor, seq_lens: Tensor, locs: DraftCacheLocs) -> None:
         """Give every branch a copy of the page that the prefix ends in, where branches own whole pages."""
         if locs.dup_src is None or locs.dup_tgt is None:
             return
-        pools, page_size = self._parts.pools, self._parts.config.page_size
+        pools, page_size = self.parts.pools, self.parts.config.page_size
         tail_start = pools.req_to_token.table[rows, seq_lens - seq_lens % page_size]
         maybe_detect_page_aligned(tail_start, page_size, "draft.prefix_tail")
         pools.draft.move_kv_cache(locs.dup_tgt, locs.dup_src)

@@ -31,19 +31,15 @@ class SpeculativeWorker(Protocol):
 
         next_ids: int64 [B], the target's sample after each chunk. features: [Σext, F], of every token.
         """
-        ...
 
     def decode(self, requests: Sequence[Request]) -> list[list[int]]:
         """One iteration; the tokens each request gained, at least one."""
-        ...
 
     def check_guards(self) -> list[GuardViolation]:
         """Overruns of static buffers since the last call."""
-        ...
 
     def damage_seen(self) -> list[GuardViolation]:
         """Overruns that reached the host before the device was lost."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ class Pools:
 
 @dataclass(frozen=True)
 class DraftAndTargetAttention:
-    """Who attends for either model: their heads may differ."""
+    """The backends that attend for either model: their heads may differ."""
 
     draft: AttentionBackend
     target: AttentionBackend

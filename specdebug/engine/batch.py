@@ -21,7 +21,7 @@ class PrefillBatch:
 
     prefix_lens, extend_lens, req_pool_indices: int64 [B]. input_ids, positions, out_cache_loc: int64 [Σext].
     final: bool [B], true where the chunk ends the prompt. next_prompt_ids: int64 [B], the prompt token after the chunk
-    (0 when there is none). prefix_lens_cpu, extend_lens_cpu: the lengths as the host knows them.
+    (0 when there is none). prefix_lens_cpu, extend_lens_cpu, ends_prompt: lengths and ``final`` as the host knows them.
     """
 
     requests: tuple[Request, ...]
@@ -35,6 +35,7 @@ class PrefillBatch:
     next_prompt_ids: Tensor
     prefix_lens_cpu: tuple[int, ...]
     extend_lens_cpu: tuple[int, ...]
+    ends_prompt: tuple[bool, ...]
 
     @classmethod
     def build(
@@ -44,6 +45,7 @@ class PrefillBatch:
         requests, extend_lens = zip(*chunks, strict=True)
         prefix_lens = tuple(request.kv_len for request in requests)
         spans = [(request.all_ids, request.kv_len, request.kv_len + length) for request, length in chunks]
+        ends_prompt = tuple(stop == len(ids) for ids, _, stop in spans)
         locs = [req_to_token.slots(request.row, request.kv_len, request.kv_len + n) for request, n in chunks]
         return cls(
             requests=requests,
@@ -53,17 +55,12 @@ class PrefillBatch:
             input_ids=upload([token for ids, start, stop in spans for token in ids[start:stop]], device),
             positions=upload([position for _, start, stop in spans for position in range(start, stop)], device),
             out_cache_loc=torch.cat(locs),
-            final=upload([stop == len(ids) for ids, _, stop in spans], device),
+            final=upload(ends_prompt, device),
             next_prompt_ids=upload([ids[stop] if stop < len(ids) else 0 for ids, _, stop in spans], device),
             prefix_lens_cpu=prefix_lens,
             extend_lens_cpu=extend_lens,
+            ends_prompt=ends_prompt,
         )
-
-    @property
-    def ends_prompt(self) -> list[bool]:
-        """``final`` as the host knows it."""
-        lens = zip(self.requests, self.prefix_lens_cpu, self.extend_lens_cpu, strict=True)
-        return [start + length == len(request.all_ids) for request, start, length in lens]
 
     def layout(self) -> ExtendLayout:
         """The lengths and rows for an attention plan."""
@@ -91,6 +88,7 @@ class PrefillBatch:
             next_prompt_ids=self.next_prompt_ids[index],
             prefix_lens_cpu=tuple(self.prefix_lens_cpu[i] for i in keep),
             extend_lens_cpu=tuple(self.extend_lens_cpu[i] for i in keep),
+            ends_prompt=tuple(self.ends_prompt[i] for i in keep),
         )
 
     def rows_of(self, keep: Sequence[int]) -> Tensor:

@@ -23,7 +23,6 @@ class Scheduler:
     def __init__(self, config: EngineConfig, cache: PrefixCache) -> None:
         self._config = config
         self._cache = cache
-        self._page_size = config.page_size
         self._reservation = STEPS_IN_FLIGHT * config.alloc_len_per_decode
         self._grown: list[Cells] = []
         self._slots: list[Tensor] = []
@@ -150,14 +149,15 @@ class Scheduler:
     def _lacks(self, request: Request) -> int:
         """Slots that a request needs for its whole prompt and first decode steps beyond those that it has."""
         tokens = len(request.all_ids) + self._reserved(request)
-        return round_up(tokens, self._page_size) - request.kv_allocated
+        return round_up(tokens, self._config.page_size) - request.kv_allocated
 
     def _grow(self, *wanted: tuple[Request, int]) -> bool:
         """Extend requests' rows to at least so many cells, in whole pages and by one allocation.
 
         False, and nothing done, when there are too few slots. :meth:`_write_rows` fills the cells.
         """
-        missing = [(request, round_up(tokens, self._page_size) - request.kv_allocated) for request, tokens in wanted]
+        page = self._config.page_size
+        missing = [(request, round_up(tokens, page) - request.kv_allocated) for request, tokens in wanted]
         due = [(request, count) for request, count in missing if count > 0]
         if not due:
             return True

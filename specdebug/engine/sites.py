@@ -99,8 +99,6 @@ def held_at(name: str) -> SiteRows:
 
 
 def rows_per_request(name: str, *, branches: int, nodes: int) -> int | None:
-    """The number of rows that each request of a decoding batch has, None where that is not fixed.
-
-    branches: K, of the draft loop. nodes: T, of the tree; both 1 without speculation.
-    """
+    """The number of rows that each request of a decoding batch has, None where that is not fixed. branches: K, of the
+    draft loop. nodes: T, of the tree; both 1 without speculation."""
     return {"request": 1, "branches": branches, "nodes": nodes}.get(held_at(name).rows)

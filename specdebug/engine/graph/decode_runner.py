@@ -11,7 +11,8 @@ from torch import Tensor
 
 from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.metadata import Metadata
-from specdebug.engine.graph.runner import GraphRunner, RunnerParts, StaticBuffer, layout_of
+from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.engine.graph.runner import GraphRunner, RunnerParts, StaticBuffer
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.llama import TargetModel
@@ -68,7 +69,8 @@ class DecodeGraphRunner(GraphRunner[DecodeInputs, DecodeOutputs]):
         )
 
     def _plan(self, padded: DecodeInputs, seq_lens_cpu: tuple[int, ...]) -> list[Metadata]:
-        return [self._planner.extend_uniform(layout_of(padded, seq_lens_cpu), 1, self.buffers.workspace)]
+        layout = SequenceLayout(padded.req_pool_indices, padded.seq_lens, seq_lens_cpu)
+        return [self._planner.extend_uniform(layout, 1, self.buffers.workspace)]
 
     def _run(self, padded: DecodeInputs, attentions: Sequence[LayerAttention]) -> DecodeOutputs:
         return self._callable.run(padded, attentions[0])

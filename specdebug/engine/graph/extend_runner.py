@@ -10,7 +10,8 @@ import torch
 from specdebug.async_probe import grouped, maybe_detect_oob
 from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.metadata import Metadata
-from specdebug.engine.graph.runner import GraphRunner, RunnerParts, StaticBuffer, layout_of
+from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.engine.graph.runner import GraphRunner, RunnerParts, StaticBuffer
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.speculative.extend import ExtendForward, ExtendInputs, ExtendOutputs
 
@@ -59,7 +60,7 @@ class ExtendGraphRunner(GraphRunner[ExtendInputs, ExtendOutputs]):
         self.buffers["draft_extend.accept_lengths"].fill_(self._tree_size)
 
     def _plan(self, padded: ExtendInputs, seq_lens_cpu: tuple[int, ...]) -> list[Metadata]:
-        layout = layout_of(padded, seq_lens_cpu)
+        layout = SequenceLayout(padded.req_pool_indices, padded.seq_lens, seq_lens_cpu)
         return [self._planner.extend_uniform(layout, self._tree_size, self.buffers.workspace)]
 
     def _run(self, padded: ExtendInputs, attentions: Sequence[LayerAttention]) -> ExtendOutputs:

@@ -19,7 +19,7 @@ from torch import Tensor
 from specdebug.engine import progress
 from specdebug.engine.attention.backend import AttentionBackend, BoundAttention
 from specdebug.engine.attention.metadata import Metadata
-from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
+from specdebug.engine.attention.planner import AttentionPlanner
 from specdebug.engine.attention.workspace import ArenaWorkspace
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.graph.capture import CapturedForward
@@ -265,11 +265,6 @@ class GraphRunner(ABC, Generic[Inputs, Outputs]):
         else:
             captured.replay(planned.metadata)
         self.buffers.release_inputs()
-
-
-def layout_of(padded: RunnerInputs, seq_lens_cpu: tuple[int, ...], slack: int = 0) -> SequenceLayout:
-    """The layout of static inputs."""
-    return SequenceLayout(padded.req_pool_indices, padded.seq_lens, seq_lens_cpu, slack)
 
 
 def padded_size(capture_bs: Sequence[int], raw_bs: int) -> int | None:

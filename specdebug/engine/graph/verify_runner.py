@@ -9,7 +9,8 @@ import torch
 
 from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.metadata import Metadata, with_host_lens
-from specdebug.engine.graph.runner import GraphRunner, Planned, RunnerParts, StaticBuffer, layout_of, padded_lens
+from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.engine.graph.runner import GraphRunner, Planned, RunnerParts, StaticBuffer, padded_lens
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.speculative.verify import VerifyForward, VerifyInputs, VerifyOutputs
 
@@ -69,7 +70,7 @@ class VerifyGraphRunner(GraphRunner[VerifyInputs, VerifyOutputs]):
         self.buffers["verify.tree_mask"].fill_(True)
 
     def _plan(self, padded: VerifyInputs, seq_lens_cpu: tuple[int, ...], slack: int = 0) -> list[Metadata]:
-        layout = layout_of(padded, seq_lens_cpu, slack)
+        layout = SequenceLayout(padded.req_pool_indices, padded.seq_lens, seq_lens_cpu, slack)
         return [self._planner.verify(layout, padded.tree_mask, self.buffers.workspace)]
 
     def _run(self, padded: VerifyInputs, attentions: Sequence[LayerAttention]) -> VerifyOutputs:

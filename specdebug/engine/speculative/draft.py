@@ -121,10 +121,8 @@ class DraftLoop:
         lengths: Tensor,
         attention: LayerAttention,
     ) -> tuple[Tensor, Tensor]:
-        """One draft forward at positions L + step: logits [B·K, Vd], hidden [B·K, Hd].
-
-        lengths: int64 [B·K], L of each branch, from ``seq_lens`` and not from ``positions``.
-        """
+        """One draft forward at positions L + step: logits [B·K, Vd], hidden [B·K, Hd]. lengths: int64 [B·K], L of each
+        branch, from ``seq_lens`` and not from ``positions``."""
         positions = inputs.positions + step
         with grouped():
             maybe_detect_oob(positions, step, step + 1, "draft.forward.positions", relative_to=lengths)

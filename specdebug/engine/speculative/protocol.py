@@ -27,10 +27,8 @@ class SpeculativeWorker(Protocol):
     """Serves an engine's requests that speculate. It owns the draft pool's content."""
 
     def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
-        """The target has computed these prompt chunks.
-
-        next_ids: int64 [B], the target's sample after each chunk. features: [Σext, F], of every token.
-        """
+        """The target has computed these prompt chunks. next_ids: int64 [B], its sample after each. features: [Σext, F],
+        by token."""
 
     def decode(self, requests: Sequence[Request]) -> list[list[int]]:
         """One iteration; the tokens each request gained, at least one."""

@@ -41,8 +41,7 @@ class TreeBuilder:
     def __init__(self, *, topk: int, tree_size: int, device: torch.device) -> None:
         self.topk = topk
         self.tree_size = tree_size
-        node = torch.arange(tree_size, device=device)
-        self._node = node
+        self._node = node = torch.arange(tree_size, device=device)
         self._chain_mask = node.unsqueeze(1) >= node
         self._chain_next = torch.where(node + 1 < tree_size, node + 1, -1)
         self._no_sibling = torch.full_like(node, -1)

@@ -208,7 +208,8 @@ class EngineConfig:
             value = getattr(self, name)
             _require(least <= value <= most, f"must be in {least}..{most}, got {value}", name)
         chunk = self.chunked_prefill_size
-        _require(chunk is None or chunk >= 1, f"must be at least 1, got {chunk}", "chunked_prefill_size")
+        if chunk is not None and chunk < 1:  # no upper bound, and thousands of digits make no message
+            raise InvalidOption(f"must be at least 1, got {chunk}", ("chunked_prefill_size",))
         known = re.fullmatch(r"cpu|cuda(:\d{1,2})?", self.device) is not None
         _require(known, f"must be cpu or cuda[:N], got {self.device!r}", "device")
         _require(0 <= self.seed < 2**63, f"must be in 0..2**63-1, got {self.seed}", "seed")

@@ -20,8 +20,8 @@ class PrefillBatch:
     """Prompt chunks, one per request, one after another.
 
     prefix_lens, extend_lens, req_pool_indices: int64 [B]. input_ids, positions, out_cache_loc: int64 [Σext].
-    final: bool [B], whether the chunk ends the prompt. next_prompt_ids: int64 [B], the prompt token after the
-    chunk (0 when there is none). prefix_lens_cpu, extend_lens_cpu: the lengths as the host knows them.
+    final: bool [B], true where the chunk ends the prompt. next_prompt_ids: int64 [B], the prompt token after the chunk
+    (0 when there is none). prefix_lens_cpu, extend_lens_cpu, ends_prompt: lengths and ``final`` as the host knows them.
     """
 
     requests: tuple[Request, ...]
@@ -35,48 +35,35 @@ class PrefillBatch:
     next_prompt_ids: Tensor
     prefix_lens_cpu: tuple[int, ...]
     extend_lens_cpu: tuple[int, ...]
+    ends_prompt: tuple[bool, ...]
 
     @classmethod
     def build(
         cls, chunks: Sequence[tuple[Request, int]], req_to_token: ReqToToken, device: torch.device
     ) -> PrefillBatch:
         """From (request, chunk length) pairs; the chunk starts at the request's ``kv_len``."""
-        ids: list[int] = []
-        upcoming: list[int] = []
-        positions: list[int] = []
-        locs = []
-        for request, length in chunks:
-            start, stop = request.kv_len, request.kv_len + length
-            tokens = request.all_ids
-            ids += tokens[start:stop]
-            upcoming.append(tokens[stop] if stop < len(tokens) else 0)
-            positions += range(start, stop)
-            locs.append(req_to_token.slots(request.row, start, stop))
-        requests = tuple(request for request, _ in chunks)
+        requests, extend_lens = zip(*chunks, strict=True)
         prefix_lens = tuple(request.kv_len for request in requests)
-        extend_lens = tuple(length for _, length in chunks)
+        spans = [(request.all_ids, request.kv_len, request.kv_len + length) for request, length in chunks]
+        ends_prompt = tuple(stop == len(ids) for ids, _, stop in spans)
+        locs = [req_to_token.slots(request.row, request.kv_len, request.kv_len + n) for request, n in chunks]
         return cls(
             requests=requests,
             prefix_lens=upload(prefix_lens, device),
             extend_lens=upload(extend_lens, device),
             req_pool_indices=upload([request.row for request in requests], device),
-            input_ids=upload(ids, device),
-            positions=upload(positions, device),
+            input_ids=upload([token for ids, start, stop in spans for token in ids[start:stop]], device),
+            positions=upload([position for _, start, stop in spans for position in range(start, stop)], device),
             out_cache_loc=torch.cat(locs),
-            final=upload([r.kv_len + n == len(r.all_ids) for r, n in chunks], device),
-            next_prompt_ids=upload(upcoming, device),
+            final=upload(ends_prompt, device),
+            next_prompt_ids=upload([ids[stop] if stop < len(ids) else 0 for ids, _, stop in spans], device),
             prefix_lens_cpu=prefix_lens,
             extend_lens_cpu=extend_lens,
+            ends_prompt=ends_prompt,
         )
 
-    @property
-    def ends_prompt(self) -> list[bool]:
-        """``final`` as the host knows it."""
-        lens = zip(self.requests, self.prefix_lens_cpu, self.extend_lens_cpu, strict=True)
-        return [start + length == len(request.all_ids) for request, start, length in lens]
-
     def layout(self) -> ExtendLayout:
-        """What an attention plan needs to know of it."""
+        """The lengths and rows for an attention plan."""
         return ExtendLayout(
             self.req_pool_indices, self.prefix_lens, self.extend_lens, self.prefix_lens_cpu, self.extend_lens_cpu
         )
@@ -101,6 +88,7 @@ class PrefillBatch:
             next_prompt_ids=self.next_prompt_ids[index],
             prefix_lens_cpu=tuple(self.prefix_lens_cpu[i] for i in keep),
             extend_lens_cpu=tuple(self.extend_lens_cpu[i] for i in keep),
+            ends_prompt=tuple(self.ends_prompt[i] for i in keep),
         )
 
     def rows_of(self, keep: Sequence[int]) -> Tensor:

@@ -1,7 +1,6 @@
 """Engine configuration: frozen, loud about unknown keys, and free of torch so that tools can check it fast.
 
-Derived quantities (how many slots a decode step may claim, how wide a row table must be) are properties of
-the config that owns the facts they derive from.
+Derived quantities, such as the width of a row table, are properties of the config that owns their facts.
 """
 
 from __future__ import annotations
@@ -35,7 +34,13 @@ class InvalidOption(ConfigError):
         super().__init__(f"engine.{path}: {message}" if key_path else message)
 
 
-def _round_up(value: int, multiple: int) -> int:
+def _require(holds: bool, message: str, *key_path: str) -> None:
+    if not holds:
+        raise InvalidOption(message, key_path)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple that is no less than ``value``."""
     return -(-value // multiple) * multiple
 
 
@@ -67,27 +72,18 @@ class SpeculativeConfig:
 
     def check(self) -> None:
         """Raise :class:`InvalidOption` for a shape of tree that cannot be."""
-        path = "speculative"
-        for name in ("num_steps", "eagle_topk"):
-            if getattr(self, name) < 1:
-                raise InvalidOption(f"must be at least 1, got {getattr(self, name)}", (path, name))
-        if self.num_steps > 64:
-            raise InvalidOption(f"at most 64, got {self.num_steps}", (path, "num_steps"))
-        if self.eagle_topk > 64:
-            raise InvalidOption(f"at most 64, got {self.eagle_topk}", (path, "eagle_topk"))
-        if self.eagle_topk == 1 and self.tree_size != self.num_steps + 1:
-            raise InvalidOption(
-                f"must be num_steps + 1 = {self.num_steps + 1} when eagle_topk is 1, got {self.tree_size}",
-                (path, "num_draft_tokens"),
-            )
-        if not 2 <= self.tree_size <= self.max_tree_nodes:
-            raise InvalidOption(
-                f"must be in 2..{self.max_tree_nodes} (1 + topk + topk²·(steps-1)), got {self.tree_size}",
-                (path, "num_draft_tokens"),
-            )
+        path, steps, topk, nodes = "speculative", self.num_steps, self.eagle_topk, self.tree_size
+        _require(steps >= 1, f"must be at least 1, got {steps}", path, "num_steps")
+        _require(topk >= 1, f"must be at least 1, got {topk}", path, "eagle_topk")
+        _require(steps <= 64, f"at most 64, got {steps}", path, "num_steps")
+        _require(topk <= 64, f"at most 64, got {topk}", path, "eagle_topk")
+        no_chain = f"must be num_steps + 1 = {steps + 1} when eagle_topk is 1, got {nodes}"
+        _require(topk > 1 or nodes == steps + 1, no_chain, path, "num_draft_tokens")
+        no_tree = f"must be in 2..{self.max_tree_nodes} (1 + topk + topk²·(steps-1)), got {nodes}"
+        _require(2 <= nodes <= self.max_tree_nodes, no_tree, path, "num_draft_tokens")
         for name in ("threshold_single", "threshold_acc"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise InvalidOption(f"must be in (0, 1], got {getattr(self, name)}", (path, name))
+            value = getattr(self, name)
+            _require(0.0 < value <= 1.0, f"must be in (0, 1], got {value}", path, name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,21 +99,16 @@ class CudaGraphConfig:
         """Captured batch sizes, ascending: 1, 2, 4, 8, ... and ``max_bs`` unless given."""
         if self.capture_bs is not None:
             return tuple(sorted(set(self.capture_bs)))
-        sizes = {self.max_bs}
-        size = 1
-        while size < self.max_bs:
-            sizes.add(size)
-            size *= 2
-        return tuple(sorted(sizes))
+        return tuple(sorted({min(2**power, self.max_bs) for power in range(self.max_bs.bit_length() + 1)}))
 
     def check(self) -> None:
         """Raise :class:`InvalidOption` for sizes that cannot be captured."""
-        if not 1 <= self.max_bs <= 512:
-            raise InvalidOption(f"must be in 1..512, got {self.max_bs}", ("cuda_graph", "max_bs"))
-        if self.capture_bs is not None and (not self.capture_bs or min(self.capture_bs) < 1):
-            raise InvalidOption("needs at least one batch size, all positive", ("cuda_graph", "capture_bs"))
-        if self.capture_bs is not None and max(self.capture_bs) > self.max_bs:
-            raise InvalidOption(f"holds a size above max_bs={self.max_bs}", ("cuda_graph", "capture_bs"))
+        _require(1 <= self.max_bs <= 512, f"must be in 1..512, got {self.max_bs}", "cuda_graph", "max_bs")
+        if self.capture_bs is not None:
+            path = ("cuda_graph", "capture_bs")
+            positive = min(self.capture_bs, default=0) >= 1
+            _require(positive, "needs at least one batch size, all positive", *path)
+            _require(max(self.capture_bs) <= self.max_bs, f"holds a size above max_bs={self.max_bs}", *path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,8 +121,8 @@ class MemoryConfig:
 
     def check(self) -> None:
         """Raise :class:`InvalidOption` for a pool that cannot be."""
-        if not 1 <= self.num_slots <= 2**26:
-            raise InvalidOption(f"must be in 1..{2**26}, got {self.num_slots}", ("memory", "num_slots"))
+        slots = self.num_slots
+        _require(1 <= slots <= 2**26, f"must be in 1..{2**26}, got {slots}", "memory", "num_slots")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,20 +159,16 @@ class EngineConfig:
 
     @property
     def draft_model(self) -> str | None:
-        """The draft head's checkpoint; None without speculation. One that is not named is the target's own, called
-        after the algorithm."""
+        """The draft head's checkpoint, by default the target's own for the algorithm; None without speculation."""
         spec = self.speculative
-        if spec is None:
-            return None
-        return spec.draft_model or f"{self.model}-{spec.algorithm.lower()}"
+        return None if spec is None else spec.draft_model or f"{self.model}-{spec.algorithm.lower()}"
 
     @property
     def alloc_len_per_decode(self) -> int:
-        """Slots one decode step may touch beyond the committed length.
+        """Slots one decode step may touch beyond the committed length (SGLang ``get_alloc_len_per_decode``).
 
-        A chain or page_size 1 packs K branches of S draft slots; with both topk and page_size above one
-        every branch owns whole pages, the first sharing the prefix's tail page (SGLang
-        ``get_alloc_len_per_decode``).
+        A chain or page_size 1 packs K branches of S draft slots; with both topk and page_size above one every branch
+        owns whole pages, the first sharing the prefix's tail page.
         """
         spec = self.speculative
         if spec is None:
@@ -207,33 +194,27 @@ class EngineConfig:
     @property
     def usable_slots(self) -> int:
         """N: KV slots handed out, rounded up to whole pages; page 0 comes on top as padding."""
-        return _round_up(self.memory.num_slots, self.page_size)
+        return round_up(self.memory.num_slots, self.page_size)
 
     def check(self) -> None:
         """Reject impossible values. Raises :class:`InvalidOption`."""
-        if not 1 <= self.page_size <= 1024:
-            raise InvalidOption(f"must be in 1..1024, got {self.page_size}", ("page_size",))
-        if not 8 <= self.context_length <= 2**20:
-            raise InvalidOption(f"must be in 8..{2**20}, got {self.context_length}", ("context_length",))
-        if not 1 <= self.max_running_requests <= 512:
-            raise InvalidOption(f"must be in 1..512, got {self.max_running_requests}", ("max_running_requests",))
-        if self.chunked_prefill_size is not None and self.chunked_prefill_size < 1:
-            raise InvalidOption(f"must be at least 1, got {self.chunked_prefill_size}", ("chunked_prefill_size",))
-        if not re.fullmatch(r"cpu|cuda(:\d{1,2})?", self.device):
-            raise InvalidOption(f"must be cpu or cuda[:N], got {self.device!r}", ("device",))
-        if not 0 <= self.seed < 2**63:
-            raise InvalidOption(f"must be in 0..2**63-1, got {self.seed}", ("seed",))
+        bounds = (("page_size", 1, 1024), ("context_length", 8, 2**20), ("max_running_requests", 1, 512))
+        for name, least, most in bounds:
+            value = getattr(self, name)
+            _require(least <= value <= most, f"must be in {least}..{most}, got {value}", name)
+        chunk = self.chunked_prefill_size
+        if chunk is not None and chunk < 1:  # no upper bound, and thousands of digits make no message
+            raise InvalidOption(f"must be at least 1, got {chunk}", ("chunked_prefill_size",))
+        known = re.fullmatch(r"cpu|cuda(:\d{1,2})?", self.device) is not None
+        _require(known, f"must be cpu or cuda[:N], got {self.device!r}", "device")
+        _require(0 <= self.seed < 2**63, f"must be in 0..2**63-1, got {self.seed}", "seed")
         if self.speculative is not None:
             self.speculative.check()
         self.cuda_graph.check()
         self.memory.check()
-        smallest = _round_up(STEPS_IN_FLIGHT * self.alloc_len_per_decode + self.page_size, self.page_size)
-        if self.usable_slots < smallest:
-            raise InvalidOption(
-                f"{self.memory.num_slots} slots cannot hold one request's decode reservation; "
-                f"needs at least {smallest}",
-                ("memory", "num_slots"),
-            )
+        smallest = round_up(STEPS_IN_FLIGHT * self.alloc_len_per_decode + self.page_size, self.page_size)
+        short = f"{self.memory.num_slots} slots cannot hold one request's decode reservation; needs at least {smallest}"
+        _require(self.usable_slots >= smallest, short, "memory", "num_slots")
 
 
 def _build(cls: type[T], data: Any, path: tuple[str, ...]) -> T:
@@ -269,7 +250,11 @@ def _coerce(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
         return None if value is None else _coerce(options[0], value, path)
     choices = choices_of(hint)
     if choices is not None:
-        if not isinstance(value, str) or not _is_among(choices, value, path):
+        try:
+            chosen = isinstance(value, str) and value in choices
+        except PluginError as error:
+            raise InvalidOption(str(error), path) from error
+        if not chosen:
             raise InvalidOption(f"must be one of {', '.join(choices)}; got {value!r}", path)
         return value
     if origin is tuple:
@@ -284,13 +269,6 @@ def _coerce(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
     if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
         raise InvalidOption(f"must be {_ARTICLE[hint]}, got {_kind(value)}", path)
     return value
-
-
-def _is_among(choices: Collection[str], value: str, path: tuple[str, ...]) -> bool:
-    try:
-        return value in choices
-    except PluginError as error:
-        raise InvalidOption(str(error), path) from error
 
 
 _ARTICLE = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}

@@ -1,7 +1,4 @@
-"""The two crossings between host and device that serving needs, neither of which stalls the device.
-
-On a CPU both are what they look like: a tensor is made, a list is read.
-"""
+"""The two crossings between host and device that serving needs, neither of which stalls the device."""
 
 from __future__ import annotations
 
@@ -14,10 +11,8 @@ from torch import Tensor
 
 
 def upload(values: Sequence[object] | np.ndarray, device: torch.device) -> Tensor:
-    """A tensor of ``values`` (int64, float32 or bool as numpy's or torch's own rules say) on ``device``.
-
-    For a GPU it passes through pinned memory: the copy is queued and the host goes on.
-    """
+    """A tensor of ``values`` (int64, float32 or bool as numpy's or torch's own rules say) on ``device``; for a GPU the
+    copy is queued, through pinned memory, and the host goes on."""
     tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.tensor(values)
     if device.type == "cpu":
         return tensor
@@ -28,13 +23,13 @@ class Readback:
     """A copy to the host, queued where it is made; :meth:`wait` stalls the host until it is there, and no longer."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._event: Any = None  # torch annotates only some of its CUDA classes
+        self._event: Any = None
         self._host = tensor
         if tensor.is_cuda:
             self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._host.copy_(tensor, non_blocking=True)
-            event: Any = torch.cuda.Event
-            self._event = event()
+            cuda: Any = torch.cuda  # torch annotates only some of its CUDA classes
+            self._event = cuda.Event()
             self._event.record()
 
     def wait(self) -> list[list[int]]:

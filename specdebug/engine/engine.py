@@ -1,13 +1,13 @@
 """The engine: add requests, step, read tokens.
 
-A step is one batch: prompt chunks if any are due, else one decode iteration of everything that runs, plain
-and speculative requests each in a batch of their own.
+A step is one batch: prompt chunks if any are due, else one decode iteration of everything that runs, plain and
+speculative requests each in a batch of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,18 +16,17 @@ from torch import Tensor
 from specdebug import async_probe
 from specdebug.assets import checkpoint_path
 from specdebug.engine.attention.backend import Heads
-from specdebug.engine.attention.planner import AttentionPlanner
 from specdebug.engine.attention.select import make_backends, make_planner
-from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.batch import PrefillBatch
-from specdebug.engine.config import EngineConfig, InvalidOption, SpeculativeConfig
+from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.engine.device import upload
 from specdebug.engine.errors import RequestRejected
+from specdebug.engine.graph.runner import RunnerParts
 from specdebug.engine.inspect import EngineView
 from specdebug.engine.memory.accounting import check_pools
-from specdebug.engine.memory.allocator import make_allocator
+from specdebug.engine.memory.allocator import SlotAllocator
 from specdebug.engine.memory.arena import GuardViolation
-from specdebug.engine.memory.fill import FillPolicy, Scratch
+from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_memory import KVMemory
 from specdebug.engine.memory.kv_pool import CachedModel, KVPool, kv_pool_of
 from specdebug.engine.memory.prefix_cache import PrefixCache
@@ -46,9 +45,8 @@ from specdebug.engine.target_worker import TargetWorker
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did. emitted: new tokens by request. accept_lengths: tokens each verify accepted, bonus
-    included. cached: prompt positions served from the prefix cache, for requests first admitted in this step.
-    """
+    """One step's work. emitted: new tokens by request. accept_lengths: tokens each verify accepted, bonus included.
+    cached: prompt positions served from the prefix cache, for requests first admitted in this step."""
 
     step: int
     kind: Literal["prefill", "decode", "idle"]
@@ -61,7 +59,7 @@ class StepReport:
 
 
 class Models(NamedTuple):
-    """What an engine serves: a target, and the draft head it speculates with."""
+    """The models of an engine: a target, and the draft head it speculates with."""
 
     target: TargetModel
     draft: DraftModel | None
@@ -70,9 +68,7 @@ class Models(NamedTuple):
 class Engine:
     """One target, at most one draft, one KV memory.
 
-    Raises:
-        InvalidOption: the configuration contradicts the checkpoint.
-        CheckpointError: a checkpoint cannot be read.
+    Raises InvalidOption if the configuration contradicts the checkpoint, CheckpointError if one cannot be read.
     """
 
     def __init__(self, config: EngineConfig, models: Models | None = None) -> None:
@@ -96,71 +92,46 @@ class Engine:
             guards=config.memory.guards,
             device=device,
         )
-        self._memory = KVMemory(
-            make_allocator(config.usable_slots, config.page_size),
-            _pool(target.config, config, dtype, fill, device),
-            None if draft is None else _pool(draft, config, dtype, fill, device),
-        )
+        slots, page = config.usable_slots, config.page_size
+
+        def pool(model: CachedModel) -> KVPool:
+            make = kv_pool_of(model.kv_layout)
+            return make(model, num_slots=slots, page_size=page, dtype=dtype, fill=fill, device=device)
+
+        self._memory = KVMemory(SlotAllocator(slots, page), pool(target.config), None if draft is None else pool(draft))
         self._cache = PrefixCache(config, self._memory, self._req_to_token)
         self._scheduler = Scheduler(config, self._cache)
-        planner = make_planner(config, self._req_to_token)
+        parts = RunnerParts(config, make_planner(config, self._req_to_token), fill, dtype, device)
         geometries: list[Heads] = [target.config] if draft is None else [target.config, draft]
         backends = make_backends(config, geometries, dtype, device)
+        aux_layers = () if draft is None else draft.aux_layers
         self._target_worker = TargetWorker(
-            target,
-            self._memory.target,
-            planner,
-            backends[0],
-            self._req_to_token,
-            EagerWorkspace(Scratch(fill, device)),
-            aux_layers=() if draft is None else draft.aux_layers,
-            seed=config.seed,
-            device=device,
+            parts, target, self._memory.target, backends[0], self._req_to_token, aux_layers
         )
-        if config.cuda_graph.enabled:
-            self._target_worker.use_graphs(config.cuda_graph, dtype=dtype, guards=config.memory.guards, fill=fill)
         self._speculative_worker: SpeculativeWorker | None = None
         if spec is not None and draft is not None and self._memory.draft is not None:
-            attention = DraftAndTargetAttention(draft=backends[1], target=backends[0])
-            self._speculative_worker = self._make_worker(spec, draft, self._memory.draft, planner, attention, fill)
-
-    def _make_worker(
-        self,
-        spec: SpeculativeConfig,
-        draft: DraftModel,
-        draft_pool: KVPool,
-        planner: AttentionPlanner,
-        attention: DraftAndTargetAttention,
-        fill: FillPolicy,
-    ) -> SpeculativeWorker:
-        """Make the worker of the configuration's algorithm."""
-        parts = WorkerParts(
-            config=self.config,
-            spec=spec,
-            target=self.model,
-            draft=draft,
-            pools=Pools(self._memory.target, draft_pool, self._req_to_token),
-            planner=planner,
-            attention=attention,
-            fill=fill,
-            dtype=getattr(torch, self.config.dtype),
-            device=self._target_worker.device,
-            observers=self.observers,
-        )
-        worker: SpeculativeWorker = worker_of(spec.algorithm)(parts)
-        return worker
+            self._speculative_worker = worker_of(spec.algorithm)(
+                WorkerParts(
+                    config=config,
+                    spec=spec,
+                    target=target,
+                    draft=draft,
+                    pools=Pools(self._memory.target, self._memory.draft, self._req_to_token),
+                    planner=parts.planner,
+                    attention=DraftAndTargetAttention(draft=backends[1], target=backends[0]),
+                    fill=fill,
+                    dtype=dtype,
+                    device=device,
+                    observers=self.observers,
+                )
+            )
 
     @property
     def view(self) -> EngineView:
-        """Handles on the engine's parts. Made when asked for: kept here, it would keep the engine and its device memory
-        alive until the next garbage collection."""
+        """Handles on the engine's parts."""
+        # made when asked for: kept here, it would keep the engine's device memory until the next garbage collection
         return EngineView(
-            self,
-            scheduler=self._scheduler,
-            memory=self._memory,
-            cache=self._cache,
-            req_to_token=self._req_to_token,
-            worker=self._speculative_worker,
+            self, self._scheduler, self._memory, self._cache, self._req_to_token, self._speculative_worker
         )
 
     @property
@@ -172,8 +143,7 @@ class Engine:
     ) -> Request:
         """Queue a request. ``speculative`` is ignored by an engine without a draft model.
 
-        Raises:
-            RequestRejected: the id is taken, a token id is outside the vocabulary, or it can never fit.
+        Raises RequestRejected if the id is taken, a token id is outside the vocabulary, or it can never fit.
         """
         if rid in self.requests:
             raise RequestRejected(rid, "exists already")
@@ -186,12 +156,10 @@ class Engine:
         longest = len(prompt) + sampling.max_new_tokens
         if longest > self.config.context_length:
             raise RequestRejected(rid, f"needs {longest} positions, context_length is {self.config.context_length}")
-        if longest + self.config.row_headroom > self.config.usable_slots:
-            raise RequestRejected(
-                rid,
-                f"needs {longest + self.config.row_headroom} KV slots with its decode "
-                f"reservation, memory.num_slots gives {self.config.usable_slots}",
-            )
+        slots, usable = longest + self.config.row_headroom, self.config.usable_slots
+        if slots > usable:
+            why = f"needs {slots} KV slots with its decode reservation, memory.num_slots gives {usable}"
+            raise RequestRejected(rid, why)
         speculative = speculative and self._speculative_worker is not None
         request = Request(rid, prompt, sampling, speculative)
         self.requests[rid] = request
@@ -201,16 +169,12 @@ class Engine:
     def abort(self, rid: str) -> None:
         """End a request where it is; its slots are free at once. Unknown or finished ids are ignored."""
         request = self.requests.get(rid)
-        if request is None or request.finished:
-            return
-        request.finish_reason = "abort"
-        self._scheduler.drop(request, keep=False)
+        if request is not None and not request.finished:
+            request.finish_reason = "abort"
+            self._scheduler.drop(request, keep=False)
 
     def forget_finished(self) -> None:
-        """Drop the records of requests that have ended; their ids may be used again.
-
-        An engine keeps what came out until then, for whoever wants to read it: one that serves for long must be told.
-        """
+        """Drop the records of requests that have ended, which are kept until then; their ids may be used again."""
         self.requests = {rid: request for rid, request in self.requests.items() if not request.finished}
 
     def step(self) -> StepReport:
@@ -252,7 +216,7 @@ class Engine:
         return found
 
     def damage_seen(self) -> list[GuardViolation]:
-        """What is left of :meth:`check_guards` when a GPU is lost: overruns seen before a graph was launched."""
+        """Overruns that were seen before a graph was launched: all of :meth:`check_guards` that a lost GPU leaves."""
         found = self._target_worker.damage_seen()
         return found if self._speculative_worker is None else found + self._speculative_worker.damage_seen()
 
@@ -275,21 +239,20 @@ class Engine:
 
     def _prefill(self, chunks: list[tuple[Request, int]]) -> StepReport:
         batch = PrefillBatch.build(chunks, self._req_to_token, self._target_worker.device)
-        output = self._target_worker.prefill(batch)
+        sampled, features = self._target_worker.prefill(batch)
         speculating = [i for i, request in enumerate(batch.requests) if request.speculative]
         if self._speculative_worker is not None and speculating:
-            drafted, next_ids, features = batch, output.next_ids, output.features
+            drafted, next_ids = batch, sampled
             if len(speculating) < len(batch.requests):
-                rows = batch.rows_of(speculating)
-                index = upload(speculating, output.next_ids.device)
-                drafted, next_ids, features = batch.select(speculating), next_ids[index], features[rows]
+                drafted, features = batch.select(speculating), features[batch.rows_of(speculating)]
+                next_ids = sampled[upload(speculating, sampled.device)]
             with self.observers.computing("prefill", drafted.requests, drafted.extend_lens_cpu):
                 self._speculative_worker.prefill(drafted, next_ids, features)
         first = [r for r in batch.requests if r.retractions == 0 and r.kv_len == r.cached_tokens]
         cached = {r.rid: r.cached_tokens for r in first}
         report = StepReport(self._step, "prefill", tuple(r.rid for r in batch.requests), cached=cached)
         finished: list[str] = []
-        for (request, length), token in zip(chunks, output.next_ids.tolist(), strict=True):
+        for (request, length), token in zip(chunks, sampled.tolist(), strict=True):
             request.kv_len += length
             self._scheduler.prefilled(request)
             self._cache.publish(request)
@@ -298,7 +261,7 @@ class Engine:
                 for each in self.observers:
                     each.on_prefilled(self, request)
                 self._finish_if_done(request, finished)
-        return _with_finished(report, finished, ())
+        return replace(report, finished=tuple(finished))
 
     def _decode(self) -> StepReport:
         retracted = self._scheduler.prepare_decode()
@@ -311,20 +274,19 @@ class Engine:
             with self.observers.computing("plain", plain):
                 next_ids = self._target_worker.decode(plain)
             for request, token in zip(plain, next_ids, strict=True):
-                report.emitted[request.rid] = request.accept_tokens([token])
-                self._advance(request, finished)
+                self._advance(request, [token], report, finished)
         if self._speculative_worker is not None and speculating:
             with self.observers.computing("speculative", speculating):
                 accepted = self._speculative_worker.decode(speculating)
             for request, tokens in zip(speculating, accepted, strict=True):
                 request.accept_lengths.append(len(tokens))
                 report.accept_lengths[request.rid] = len(tokens)
-                report.emitted[request.rid] = request.accept_tokens(tokens)
-                self._advance(request, finished)
-        return _with_finished(report, finished, tuple(request.rid for request in retracted))
+                self._advance(request, tokens, report, finished)
+        return replace(report, finished=tuple(finished), retracted=tuple(request.rid for request in retracted))
 
-    def _advance(self, request: Request, finished: list[str]) -> None:
-        """Every token but the newest has KV. What a verify committed beyond a stop token is not counted."""
+    def _advance(self, request: Request, tokens: list[int], report: StepReport, finished: list[str]) -> None:
+        """Every token but the newest has KV. KV that a verify committed beyond a stop token is not counted."""
+        report.emitted[request.rid] = request.accept_tokens(tokens)
         request.kv_len = len(request.prompt_ids) + len(request.output_ids) - 1
         self._finish_if_done(request, finished)
 
@@ -337,21 +299,8 @@ class Engine:
         finished.append(request.rid)
 
 
-def _with_finished(report: StepReport, finished: list[str], retracted: tuple[str, ...]) -> StepReport:
-    return StepReport(
-        report.step,
-        report.kind,
-        report.rids,
-        report.emitted,
-        report.accept_lengths,
-        report.cached,
-        tuple(finished),
-        retracted,
-    )
-
-
 def usable_device(name: str) -> torch.device:
-    """Raises InvalidOption when the machine has no such device."""
+    """The device of that name. Raises InvalidOption when the machine has none."""
     device = torch.device(name)
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -365,11 +314,9 @@ def usable_device(name: str) -> torch.device:
 
 
 def load_models(config: EngineConfig) -> Models:
-    """The checkpoints that ``config`` names, the draft only if it speculates.
+    """Load the checkpoints that ``config`` names, the draft only if it speculates.
 
-    Raises:
-        CheckpointError: a checkpoint cannot be read.
-        InvalidOption: the device does not exist.
+    Raises CheckpointError if one cannot be read, InvalidOption if the device does not exist.
     """
     device, dtype, spec = usable_device(config.device), getattr(torch, config.dtype), config.speculative
     target = load_target(checkpoint_path(config.model), dtype=dtype, device=device, max_positions=config.reach)
@@ -394,10 +341,3 @@ def _check_fit(config: EngineConfig, target: TargetModel, draft: DraftModel | No
             f"{config.speculative.eagle_topk} exceeds the draft vocabulary of {draft.vocab_size}",
             ("speculative", "eagle_topk"),
         )
-
-
-def _pool(
-    model: CachedModel, config: EngineConfig, dtype: torch.dtype, fill: FillPolicy, device: torch.device
-) -> KVPool:
-    slots, page = config.usable_slots, config.page_size
-    return kv_pool_of(model.kv_layout)(model, num_slots=slots, page_size=page, dtype=dtype, fill=fill, device=device)

@@ -1,4 +1,4 @@
-"""What can go wrong inside an engine at run time; a user sees each as one line."""
+"""Errors of a running engine; a user sees each as one line."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ class EngineError(SpecDebugError):
 
 
 class IllegalAddress(EngineError):
-    """An access through a raw pointer left its allocation: what a GPU reports as an illegal memory access.
-
-    ``site`` names the kernel and buffer.
-    """
+    """An access through a raw pointer left its allocation; ``site`` names the kernel and buffer."""
 
     def __init__(self, site: str, detail: str) -> None:
         self.site = site

@@ -1,13 +1,11 @@
 """Top-k and top-p through FlashInfer: on CUDA it finds which tokens are kept without sorting the vocabulary.
 
 Only that is taken from the library: its sums are added up in any order, and it makes zeros of a row of NaNs, which a
-debugger must not. Its softmax is not used, since torch's is one kernel too.
+debugger must not. It keeps every token as likely as the last one kept, as the sampler does; where the mass reaches
+``top_p`` up to rounding, the two may differ by a token, as torch does between devices.
 
 The kernels are a module of their own for nvcc to compile. They are used where that was done before; on the first draw
 it is done only where attention is FlashInfer's too: under another plan torch samples rather than wait.
-
-The library keeps every token as likely as the last one kept, as the sampler does. Where the mass reaches ``top_p`` up
-to rounding, the two may differ by a token, as torch does between devices.
 """
 
 from __future__ import annotations
@@ -23,28 +21,25 @@ from specdebug.engine.errors import FlashInferError
 
 
 def available() -> bool:
-    """Whether FlashInfer samples here; its kernels may be compiled on the first call. Torch does where it cannot."""
+    """Return True if FlashInfer samples here, else torch does. The first call may compile kernels."""
     return _library(may_compile=in_use()) is not None
 
 
 def kept_by_top_k(probs: Tensor, top_k: int) -> Tensor:
     """bool [.., V]: the ``top_k`` most likely tokens of float32 probs [.., V] on CUDA, 0 < top_k < V."""
-    rows = probs.reshape(-1, probs.shape[-1])
-    left: Tensor = _sampling().top_k_renorm_probs(rows, top_k)
-    return (left > 0).view(probs.shape)
+    return _kept("top_k_renorm_probs", probs, top_k)
 
 
 def kept_by_top_p(probs: Tensor, top_p: float) -> Tensor:
     """bool [.., V]: the fewest most likely tokens of float32 probs [.., V] on CUDA whose mass reaches ``top_p`` < 1."""
-    rows = probs.reshape(-1, probs.shape[-1])
-    left: Tensor = _sampling().top_p_renorm_probs(rows, top_p, is_deterministic=True)
-    return (left > 0).view(probs.shape)
+    return _kept("top_p_renorm_probs", probs, top_p, is_deterministic=True)
 
 
-def _sampling() -> Any:
+def _kept(function: str, probs: Tensor, limit: float, **options: bool) -> Tensor:
     library = _library(may_compile=in_use())
     assert library is not None, "ask available() first"
-    return library
+    left: Tensor = getattr(library, function)(probs.reshape(-1, probs.shape[-1]), limit, **options)
+    return (left > 0).view(probs.shape)
 
 
 @lru_cache(maxsize=2)

@@ -1,10 +1,8 @@
-"""An engine's parts, for tools that look inside it or do damage on purpose.
-
-Serving needs none of this. What is reached through a view is the engine's own: to write to it is to change the engine.
-"""
+"""An engine's own parts, for tools that look inside it or do damage on purpose; to write to them changes the engine."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
@@ -28,34 +26,25 @@ if TYPE_CHECKING:
 RunnerName = Literal["draft", "verify", "extend"]
 
 
+@dataclass(frozen=True, eq=False)
 class EngineView:
     """Handles on one engine's parts; ``worker`` is None where it does not speculate."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        scheduler: Scheduler,
-        memory: KVMemory,
-        cache: PrefixCache,
-        req_to_token: ReqToToken,
-        worker: SpeculativeWorker | None,
-    ) -> None:
-        self.engine = engine
-        self.scheduler = scheduler
-        self.memory = memory
-        self.cache = cache
-        self.req_to_token = req_to_token
-        self.worker = worker
+    engine: Engine
+    scheduler: Scheduler
+    memory: KVMemory
+    cache: PrefixCache
+    req_to_token: ReqToToken
+    worker: SpeculativeWorker | None
 
     @property
     def config(self) -> EngineConfig:
-        """The engine's."""
+        """The engine's configuration."""
         return self.engine.config
 
     @property
     def spec(self) -> SpeculativeConfig:
-        """Options of its drafting. Raises EngineError if it does not."""
+        """The options of its drafting. Raises EngineError if it does not speculate."""
         if self.config.speculative is None:
             raise EngineError("this engine does not speculate")
         return self.config.speculative
@@ -74,11 +63,7 @@ class EngineView:
 
     @property
     def eagle(self) -> EagleWorker:
-        """The EAGLE worker.
-
-        Raises:
-            EngineError: the engine does not speculate, or has a worker of another kind.
-        """
+        """The EAGLE worker. Raises EngineError if the engine does not speculate, or has a worker of another kind."""
         from specdebug.engine.speculative.worker import EagleWorker
 
         if not isinstance(self.worker, EagleWorker):
@@ -97,12 +82,12 @@ class EngineView:
 
     @property
     def vocab_size(self) -> int:
-        """Of the target."""
+        """The number of tokens that the target knows."""
         return self.engine.model.config.vocab_size
 
     @property
     def draft_vocab_size(self) -> int:
-        """Of the draft head."""
+        """The number of tokens that the draft head knows."""
         return self.eagle.draft_model.vocab_size
 
     def pools(self) -> list[tuple[str, KVPool]]:
@@ -112,11 +97,11 @@ class EngineView:
 
     def buffers(self, runner: RunnerName) -> StaticBuffers:
         """Static buffers of a graph runner of the worker's. Raises EngineError without graph runners."""
-        runners = self.eagle.runners
-        found = {"draft": runners.draft, "verify": runners.verify, "extend": runners.extend}[runner]
+        found = getattr(self.eagle.runners, runner)
         if found is None:
             raise EngineError("this engine has no graph runners; set cuda_graph.enabled")
-        return found.buffers
+        buffers: StaticBuffers = found.buffers
+        return buffers
 
     def slot(self, request: Request, position: int) -> int:
         """The KV slot of a position."""

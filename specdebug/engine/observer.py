@@ -1,8 +1,7 @@
-"""How an engine is observed: it tells observers what it does, while it does it.
+"""An engine tells its observers of steps, batches, stages of a speculative step, and work begun ahead of its step.
 
-An observer hears of steps, batches, the stages of a speculative step, and work that is begun ahead of its step. What
-passes in between are the probes' sites: ``async_probe.on_site`` hands over every call, and ``sites.py`` says whose rows
-a site's tensor has. An engine that nobody observes pays for a loop over nothing, a few times a step.
+The probes' sites pass in between: ``async_probe.on_site`` hands over every call, and ``sites.py`` says whose rows a
+site's tensor has. An engine that nobody observes pays for a loop over nothing, a few times a step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the engine is busy with when a step takes unusually long: capturing graphs, compiling kernels.
+"""Reports of work that makes a step unusually long: capturing graphs, compiling kernels.
 
-Whoever watches an engine registers a listener; without one a report costs a loop over nothing. Never called
-per step or per token, and never with a device value: a report must not be what makes the host wait.
+Whoever watches an engine registers a listener. Nothing is reported per step or per token, or with a device value: no
+report may make the host wait.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ def listen(listener: Listener) -> Callable[[], None]:
 
 
 def report(text: str) -> None:
-    """Say what has begun, in a few words: ``capturing graphs, batch 4``. Empty: it is over.
+    """Name the work that has begun, in a few words: ``capturing graphs, batch 4``. Empty: it is over.
 
-    What was said last holds until the next report or the next engine step, so most callers need not say that
-    they are done.
+    A report holds until the next one or the next engine step, so most callers need not say that they are done.
     """
     for listener in tuple(_listeners):  # one may end its own registration
         listener(text)

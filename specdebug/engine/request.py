@@ -1,4 +1,4 @@
-"""A request: what was asked, what it holds, what came out."""
+"""A request: its prompt, the slots that it holds, its output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdebug.engine.memory.radix_cache import TreeNode
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen. temperature 0 is greedy; top_k 0 and top_p 1.0 mean no restriction."""
+    """The choice of tokens. temperature 0 is greedy; top_k 0 and top_p 1.0 mean no restriction."""
 
     max_new_tokens: int = 32
     temperature: float = 0.0

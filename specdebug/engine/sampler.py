@@ -1,10 +1,7 @@
 """Choosing tokens from target logits: argmax, or a draw under temperature, top-k and top-p.
 
-Every request owns a generator seeded by its id, so what it draws depends neither on who shares its batch nor on
-who came before it.
-
-Top-k and top-p keep whatever is as likely as the last token they keep. Which of several equals a sort puts first is
-the device's choice, and must not decide what can be drawn.
+Every request owns a generator seeded by its id, so its draws depend on no other request. Top-k and top-p keep every
+token as likely as the last one they keep: which of several equals a sort puts first is the device's choice.
 """
 
 from __future__ import annotations
@@ -45,10 +42,7 @@ def top_p_renorm(probs: Tensor, top_p: float) -> Tensor:
 
 
 def _renormalise(probs: Tensor, kept: Tensor) -> Tensor:
-    """probs [.., V] where ``kept``, 0 elsewhere, rows adding up to 1.
-
-    Nothing compares with a NaN, so a row of NaNs keeps nothing and becomes NaN again: it stays visible.
-    """
+    """probs [.., V] where ``kept``, 0 elsewhere, rows adding up to 1; a row of NaNs keeps nothing and is NaN again."""
     left = torch.where(kept, probs, 0.0)
     return left / left.sum(dim=-1, keepdim=True)
 
@@ -85,14 +79,12 @@ def sample(
 ) -> Tensor:
     """Next token of each request from logits [B, V]: int64 [B].
 
-    Requests not ``drawing`` (all are unless given) get the argmax and keep their random streams: the token after
-    a chunk that does not end the prompt is discarded, and cutting a prompt must not change what is drawn later.
+    Requests not ``drawing`` (all are unless given) get the argmax and keep their random streams: the token after a
+    chunk that does not end the prompt is discarded, and cutting a prompt must not change later draws.
     """
     ids = argmax(logits)
     for b, request in enumerate(requests):
         if not request.sampling.greedy and (drawing is None or drawing[b]):
-            probs = target_probs(logits[b], request.sampling)
-            generator = request_generator(request, engine_seed)
-            ids[b] = _draw(probs, generator)
+            ids[b] = _draw(target_probs(logits[b], request.sampling), request_generator(request, engine_seed))
     maybe_detect_oob(ids, 0, logits.shape[-1], "sampler.next_token_ids")
     return ids

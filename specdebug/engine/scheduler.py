@@ -1,6 +1,6 @@
-"""Who runs next, with which slots. First come first served, prefill before decode, chunk by chunk.
+"""The scheduler decides which requests run next: first come first served, prefill before decode, chunk by chunk.
 
-Decisions depend on nothing but the order of calls: no clock, no randomness.
+Its decisions depend on nothing but the order of calls: no clock, no randomness.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from specdebug.engine.config import STEPS_IN_FLIGHT, EngineConfig
+from specdebug.engine.config import STEPS_IN_FLIGHT, EngineConfig, round_up
 from specdebug.engine.errors import EngineError
 from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.req_to_token import Cells
@@ -23,7 +23,6 @@ class Scheduler:
     def __init__(self, config: EngineConfig, cache: PrefixCache) -> None:
         self._config = config
         self._cache = cache
-        self._page_size = config.page_size
         self._reservation = STEPS_IN_FLIGHT * config.alloc_len_per_decode
         self._grown: list[Cells] = []
         self._slots: list[Tensor] = []
@@ -34,7 +33,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request waits, is half prefilled, or runs."""
+        """Return True if any request waits, is half prefilled, or runs."""
         return bool(self.waiting or self.running or self.chunked)
 
     @property
@@ -48,12 +47,11 @@ class Scheduler:
 
     def next_prefill(self) -> list[tuple[Request, int]]:
         """(request, chunk length) pairs of the next prefill batch; empty when decoding should go on."""
-        budget = self._config.chunked_prefill_size
-        left = budget if budget is not None else 1 << 60
+        left = self._config.chunked_prefill_size or 1 << 60
         chunks: list[tuple[Request, int]] = []
         if self.chunked is not None:
             length = min(len(self.chunked.all_ids) - self.chunked.kv_len, left)
-            if not self._grow(self.chunked, self.chunked.kv_len + length):
+            if not self._grow((self.chunked, self.chunked.kv_len + length)):
                 return []
             chunks.append((self.chunked, length))
             left -= length
@@ -63,7 +61,7 @@ class Scheduler:
                 break
             self.waiting.popleft()
             length = min(len(request.all_ids) - request.kv_len, left)
-            if not self._grow(request, request.kv_len + length):
+            if not self._grow((request, request.kv_len + length)):
                 raise EngineError(f"request {request.rid!r} was admitted without slots for its first chunk")
             chunks.append((request, length))
             left -= length
@@ -87,12 +85,12 @@ class Scheduler:
         The latest admitted goes first, because it loses least and may still hit what it leaves in the cache.
         """
         retracted: list[Request] = []
-        if self._grow_all():
-            return retracted
         index = 0
+        if self._grow(*map(self._next_steps, self.running)):
+            index = len(self.running)
         while index < len(self.running):
             request = self.running[index]
-            if self._grow(request, request.kv_len + self._reserved(request)):
+            if self._grow(self._next_steps(request)):
                 index += 1
                 continue
             self._write_rows()  # nothing may be due when a row is read and given away, or the engine gives up
@@ -136,8 +134,7 @@ class Scheduler:
             return False
         request.row = row
         self._cache.attach(request)
-        tokens = len(request.all_ids) + self._reserved(request)
-        if self._round_up(tokens) - request.kv_allocated > self._cache.available - self._promised():
+        if self._lacks(request) > self._cache.available - self._promised():
             self._cache.release(request, keep=False)
             return False
         request.status = Status.PREFILLING
@@ -147,40 +144,35 @@ class Scheduler:
 
     def _promised(self) -> int:
         """Slots that a half prefilled request was admitted for and has not taken yet."""
-        if self.chunked is None:
-            return 0
-        tokens = len(self.chunked.all_ids) + self._reserved(self.chunked)
-        return max(self._round_up(tokens) - self.chunked.kv_allocated, 0)
+        return 0 if self.chunked is None else max(self._lacks(self.chunked), 0)
 
-    def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Extend the request's row to at least ``num_tokens`` cells, in whole pages; :meth:`_write_rows` fills them."""
-        target = self._round_up(num_tokens)
-        missing = target - request.kv_allocated
-        if missing <= 0:
-            return True
-        slots = self._cache.alloc(missing)
-        if slots is None:
-            return False
-        self._grown.append((request.row, request.kv_allocated, missing))
-        self._slots.append(slots)
-        request.kv_allocated = target
-        return True
+    def _lacks(self, request: Request) -> int:
+        """Slots that a request needs for its whole prompt and first decode steps beyond those that it has."""
+        tokens = len(request.all_ids) + self._reserved(request)
+        return round_up(tokens, self._config.page_size) - request.kv_allocated
 
-    def _grow_all(self) -> bool:
-        """Reserve for everybody that runs in one allocation; False, and nothing done, when there are too few slots."""
-        due = [(request, self._round_up(request.kv_len + self._reserved(request))) for request in self.running]
-        due = [(request, target) for request, target in due if target > request.kv_allocated]
+    def _grow(self, *wanted: tuple[Request, int]) -> bool:
+        """Extend requests' rows to at least so many cells, in whole pages and by one allocation.
+
+        False, and nothing done, when there are too few slots. :meth:`_write_rows` fills the cells.
+        """
+        page = self._config.page_size
+        missing = [(request, round_up(tokens, page) - request.kv_allocated) for request, tokens in wanted]
+        due = [(request, count) for request, count in missing if count > 0]
         if not due:
             return True
-        slots = self._cache.alloc(sum(target - request.kv_allocated for request, target in due))
+        slots = self._cache.alloc(sum(count for _, count in due))
         if slots is None:
             return False
         self._slots.append(slots)
-        for request, target in due:
-            self._grown.append((request.row, request.kv_allocated, target - request.kv_allocated))
-            request.kv_allocated = target
-        self._write_rows()
+        for request, count in due:
+            self._grown.append((request.row, request.kv_allocated, count))
+            request.kv_allocated += count
         return True
+
+    def _next_steps(self, request: Request) -> tuple[Request, int]:
+        """The cells that a running request must have for the steps that may be in flight."""
+        return request, request.kv_len + self._reserved(request)
 
     def _write_rows(self) -> None:
         """Store what requests have grown by, all at once: an upload for each would cost a GPU's host more than the
@@ -199,6 +191,3 @@ class Scheduler:
     def _reserved(self, request: Request) -> int:
         """Slots that a running request holds beyond its committed length, for each step that may be in flight."""
         return self._reservation if request.speculative else STEPS_IN_FLIGHT
-
-    def _round_up(self, tokens: int) -> int:
-        return -(-tokens // self._page_size) * self._page_size

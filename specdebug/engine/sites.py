@@ -1,7 +1,7 @@
-"""What the tensor at each probe's site holds: whose its rows are, and what its values mean. One table, without torch.
+"""One table, without torch, says of each probe's site whose the rows of its tensor are, and what its values mean.
 
-A tensor is what a probe is called with; where it is called with slots of a pool, its rows are those slots. A test holds
-the table against the probe calls in the source and against what passes in a run.
+The tensor is the one that the probe is called with; where it is called with slots of a pool, they are the rows. A test
+holds the table against the probe calls in the source and against runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Rows = Literal["request", "branches", "nodes", "tokens", "written", "even", "sampled", "nobody", "positions"]
-"""Whose the rows are, in the order of the batch:
+"""The owners of rows, which come in the order of the batch:
 
 request: one row each. branches: K each, as the draft loop has them. nodes: T each, as the tree has them. tokens: one
 for each token of a prompt chunk. written: one for each token that the forward writes, whichever it is. even: as many
@@ -22,14 +22,11 @@ nobody: there is no telling. positions: one element for each position that is at
 
 @dataclass(frozen=True)
 class SiteRows:
-    """What passes at a site.
+    """The tensor that passes a site; ``rows`` says whose its rows are while a batch decodes or prefills.
 
-    Args:
-        rows: whose the rows are while a batch decodes or prefills.
-        padded: in a graph's batch, rows of padding follow.
-        captured: reached in a graph, so that a replay on a GPU passes it without the host.
-        places: says where something is, which depends on what else is served.
-        flat: values number rows of the flat batch, as many for each request as the tree has nodes.
+    padded: in a graph's batch, rows of padding follow. captured: reached in a graph, so that a replay on a GPU passes
+    it without the host. places: says where something is, which depends on what else is served. flat: values number
+    rows of the flat batch, as many for each request as the tree has nodes.
     """
 
     rows: Rows
@@ -97,13 +94,11 @@ UNKNOWN = SiteRows("even")
 
 
 def held_at(name: str) -> SiteRows:
-    """What passes at the site of that name."""
+    """The row of the table for that site."""
     return SITES.get(name, UNKNOWN)
 
 
 def rows_per_request(name: str, *, branches: int, nodes: int) -> int | None:
-    """How many rows each request of a decoding batch has, None where that is not fixed.
-
-    branches: K, of the draft loop. nodes: T, of the tree; both 1 without speculation.
-    """
+    """The number of rows that each request of a decoding batch has, None where that is not fixed. branches: K, of the
+    draft loop. nodes: T, of the tree; both 1 without speculation."""
     return {"request": 1, "branches": branches, "nodes": nodes}.get(held_at(name).rows)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
-from specdebug.engine import progress
 from specdebug.engine.attention.backend import AttentionBackend
-from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
-from specdebug.engine.attention.workspace import Workspace
+from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.batch import PrefillBatch
-from specdebug.engine.config import CudaGraphConfig
 from specdebug.engine.device import Readback, upload
 from specdebug.engine.graph.decode_runner import DecodeForward, DecodeGraphRunner, DecodeInputs
+from specdebug.engine.graph.runner import RunnerParts
 from specdebug.engine.memory.arena import GuardViolation
-from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.fill import Scratch
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.llama import TargetModel
@@ -26,57 +24,33 @@ from specdebug.engine.request import Request
 from specdebug.engine.sampler import sample
 
 
-@dataclass(frozen=True)
-class PrefillOutput:
-    """next_ids: int64 [B], sampled after each chunk. features: [Σext, F], what a draft consumes."""
-
-    next_ids: Tensor
-    features: Tensor
-
-
 class TargetWorker:
-    """Runs the target over one KV pool: prefills eagerly, decodes through a graph runner if told to use one."""
+    """Runs the target over one KV pool: prefills eagerly, decodes captured batch sizes through a graph runner."""
 
     def __init__(
         self,
+        parts: RunnerParts,
         model: TargetModel,
         pool: KVPool,
-        planner: AttentionPlanner,
         attention: AttentionBackend,
         req_to_token: ReqToToken,
-        workspace: Workspace,
-        *,
         aux_layers: tuple[int, ...],
-        seed: int,
-        device: torch.device,
     ) -> None:
         self.model = model
         self.pool = pool
-        self._planner = planner
+        self._planner = parts.planner
         self._attention = attention
         self._req_to_token = req_to_token
-        self._workspace = workspace
+        self._workspace = EagerWorkspace(Scratch(parts.fill, parts.device))
         self._aux_layers = aux_layers
-        self._seed = seed
-        self.device = device
+        self._seed = parts.config.seed
+        self.device = parts.device
         self._decode_forward = DecodeForward(model, pool)
         self._decode_runner: DecodeGraphRunner | None = None
-
-    def use_graphs(self, config: CudaGraphConfig, *, dtype: torch.dtype, guards: bool, fill: FillPolicy) -> None:
-        """Decode captured batch sizes through static buffers, on CUDA as graphs."""
-        self._decode_runner = DecodeGraphRunner(
-            config,
-            self._decode_forward,
-            self._planner,
-            self._attention,
-            dtype=dtype,
-            guards=guards,
-            fill=fill,
-            device=self.device,
-        )
-        if self.device.type == "cuda":
-            progress.report(f"capturing decode graphs, batch {', '.join(map(str, config.batch_sizes))}")
-            self._decode_runner.capture(torch.cuda.graph_pool_handle())
+        if parts.config.cuda_graph.enabled:
+            self._decode_runner = DecodeGraphRunner(parts, self._decode_forward, attention)
+            if self.device.type == "cuda":
+                self._decode_runner.capture(torch.cuda.graph_pool_handle())
 
     def check_guards(self) -> list[GuardViolation]:
         """Overruns of the runner's static buffers since the last call."""
@@ -86,10 +60,9 @@ class TargetWorker:
         """Overruns that reached the host before the device was lost."""
         return [] if self._decode_runner is None else self._decode_runner.damage_seen()
 
-    def prefill(self, batch: PrefillBatch) -> PrefillOutput:
-        """Write the chunks' KV, return what follows each and the features of every token."""
-        vocab = self.model.config.vocab_size
-        maybe_detect_oob(batch.input_ids, 0, vocab, "target_prefill.input_ids")
+    def prefill(self, batch: PrefillBatch) -> tuple[Tensor, Tensor]:
+        """Write the chunks' KV; the token sampled after each, int64 [B], and the features of every token, [Σext, F]."""
+        maybe_detect_oob(batch.input_ids, 0, self.model.config.vocab_size, "target_prefill.input_ids")
         metadata = self._planner.extend(batch.layout(), self._workspace)
         attention = self._attention.bind(metadata, self.pool, batch.out_cache_loc)
         output = self.model.forward(batch.input_ids, batch.positions, attention, self._aux_layers)
@@ -101,8 +74,7 @@ class TargetWorker:
             self.pool.probe_written(batch.out_cache_loc)
             maybe_detect_nonfinite(logits, "target_prefill.logits")
             maybe_detect_nan(features, "target_prefill.hidden_states")
-        next_ids = sample(logits, batch.requests, self._seed, drawing=batch.ends_prompt)
-        return PrefillOutput(next_ids, features)
+        return sample(logits, batch.requests, self._seed, drawing=batch.ends_prompt), features
 
     def decode(self, requests: Sequence[Request]) -> list[int]:
         """One token for each request, whose newest token sits at position ``kv_len``."""
@@ -113,10 +85,10 @@ class TargetWorker:
         loc = self._req_to_token.table[rows, seq_lens].to(torch.int64)
         inputs = DecodeInputs(input_ids, loc, rows, seq_lens)
         if self._decode_runner is not None and self._decode_runner.can_run(len(lengths)):
-            logits = self._decode_runner.replay(inputs, lengths)
+            logits = self._decode_runner.replay(inputs, lengths).logits
         else:
             metadata = self._planner.extend_uniform(SequenceLayout(rows, seq_lens, lengths), 1, self._workspace)
-            logits = self._decode_forward.run(inputs, self._attention.bind(metadata, self.pool, loc))
+            logits = self._decode_forward.run(inputs, self._attention.bind(metadata, self.pool, loc)).logits
         with grouped():
             self.pool.probe_written(loc)
             maybe_detect_nonfinite(logits, "target_decode.logits")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.memory.accounting import check_pools
-from specdebug.engine.memory.allocator import make_allocator
+from specdebug.engine.memory.allocator import SlotAllocator
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_memory import KVMemory
 from specdebug.engine.memory.mha_pool import MHAPool
@@ -44,7 +44,7 @@ class Parts:
             guards=True,
         )
         self.memory = KVMemory(
-            make_allocator(config.usable_slots, config.page_size),
+            SlotAllocator(config.usable_slots, config.page_size),
             self._pool(fill),
             None if config.speculative is None else self._pool(fill),
         )

@@ -29,10 +29,10 @@ def _no_collection() -> Iterator[None]:
 
 
 class CapturedForward:
-    """One forward at one batch size. What it reads and writes for others are static buffers."""
+    """One forward at one batch size, which reads and writes static buffers."""
 
     def __init__(self, forward: Callable[[], None], attentions: Sequence[BoundAttention], pool: Any) -> None:
-        """Runs ``forward`` eagerly first, on the capture stream, so that nothing is compiled or tuned in the capture.
+        """Run ``forward`` eagerly first, on the capture stream, so that nothing is compiled or tuned in the capture.
 
         pool: a graph pool handle; graphs that are replayed one after another may share one.
         """

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.metadata import Metadata
-from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
-from specdebug.engine.config import CudaGraphConfig
-from specdebug.engine.graph.runner import GraphRunner, StaticBuffer, StaticBuffers, padded_size
-from specdebug.engine.memory.arena import ArenaLayout
-from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.engine.graph.runner import GraphRunner, RunnerParts, StaticBuffer
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.llama import TargetModel
@@ -44,65 +42,35 @@ class DecodeForward:
         self.model = model
         self.pool = pool
 
-    def run(self, inputs: DecodeInputs, attention: LayerAttention) -> Tensor:
-        """Logits [B, V]."""
-        return self.model.logits(self.model.forward(inputs.input_ids, inputs.seq_lens, attention).hidden)
+    def run(self, inputs: DecodeInputs, attention: LayerAttention) -> DecodeOutputs:
+        """Logits of every request."""
+        return DecodeOutputs(self.model.logits(self.model.forward(inputs.input_ids, inputs.seq_lens, attention).hidden))
 
 
-class DecodeGraphRunner(GraphRunner[DecodeInputs]):
-    """Replays :class:`DecodeForward` at captured batch sizes. Padded rows are empty requests on slot 0."""
+class DecodeGraphRunner(GraphRunner[DecodeInputs, DecodeOutputs]):
+    """Replays :class:`DecodeForward` at captured batch sizes."""
 
-    def __init__(
-        self,
-        config: CudaGraphConfig,
-        forward: DecodeForward,
-        planner: AttentionPlanner,
-        attention: AttentionBackend,
-        *,
-        dtype: torch.dtype,
-        guards: bool,
-        fill: FillPolicy,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, parts: RunnerParts, forward: DecodeForward, attention: AttentionBackend) -> None:
         self._callable = forward
-        self._planner = planner
-        max_bs = config.batch_sizes[-1]
-        metadata = ArenaLayout(guards=guards)
-        planner.declare_extend(metadata, max_bs, 1)
-        buffers = StaticBuffers(
+        super().__init__(
+            parts,
             "decode",
-            max_bs,
+            attention,
+            forward.pool,
+            records=(DecodeInputs, DecodeOutputs),
             inputs=[
                 StaticBuffer("input_ids", 1, (), torch.int64),
                 StaticBuffer("out_cache_loc", 1, (), torch.int64),
                 StaticBuffer("req_pool_indices", 1, (), torch.int64),
                 StaticBuffer("seq_lens", 1, (), torch.int64),
             ],
-            metadata=metadata,
-            outputs=[StaticBuffer("logits", 1, (forward.model.config.vocab_size,), dtype)],
-            fill=fill,
-            device=device,
+            outputs=[StaticBuffer("logits", 1, (forward.model.config.vocab_size,), parts.dtype)],
+            declare=partial(parts.planner.declare_extend, q_len=1),
         )
-        super().__init__(DecodeInputs, config.batch_sizes, buffers, attention, forward.pool)
-
-    def replay(self, inputs: DecodeInputs, seq_lens_cpu: tuple[int, ...]) -> Tensor:
-        """Run at the padded size; the logits [B, V] view a static output, valid until the next replay."""
-        raw_bs, buffers = inputs.seq_lens.numel(), self.buffers
-        bs = padded_size(self.capture_bs, raw_bs)
-        assert bs is not None
-        if bs != raw_bs:
-            buffers.zero_inputs()
-        buffers.load(inputs)
-        self._replay(bs, self._padded(bs), seq_lens_cpu)
-        return DecodeOutputs(**buffers.outputs_of(raw_bs)).logits
 
     def _plan(self, padded: DecodeInputs, seq_lens_cpu: tuple[int, ...]) -> list[Metadata]:
         layout = SequenceLayout(padded.req_pool_indices, padded.seq_lens, seq_lens_cpu)
         return [self._planner.extend_uniform(layout, 1, self.buffers.workspace)]
 
-    def _locs(self, padded: DecodeInputs) -> list[Tensor]:
-        return [padded.out_cache_loc]
-
-    def _forward(self, padded: DecodeInputs, attentions: Sequence[LayerAttention]) -> None:
-        outputs = DecodeOutputs(self._callable.run(padded, attentions[0]))
-        self.buffers.store(outputs, padded.seq_lens.numel())
+    def _run(self, padded: DecodeInputs, attentions: Sequence[LayerAttention]) -> DecodeOutputs:
+        return self._callable.run(padded, attentions[0])

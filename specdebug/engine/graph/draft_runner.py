@@ -10,71 +10,51 @@ from torch import Tensor
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
 from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.metadata import Metadata
-from specdebug.engine.attention.planner import AttentionPlanner, DraftLayout
-from specdebug.engine.config import CudaGraphConfig
-from specdebug.engine.graph.runner import GraphRunner, StaticBuffer, StaticBuffers, padded_size
-from specdebug.engine.memory.arena import ArenaLayout
-from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.attention.planner import DraftLayout
+from specdebug.engine.graph.runner import GraphRunner, RunnerParts, StaticBuffer, padded_size
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs, DraftLoop
 
 
-class DraftGraphRunner(GraphRunner[DraftInputs]):
+class DraftGraphRunner(GraphRunner[DraftInputs, DraftCandidates]):
     """Replays :class:`DraftLoop` at captured batch sizes.
 
     Padding rows must be coherent with each other: kv_indptr comes from ``positions``, index lists from
     ``seq_lens`` and ``req_pool_indices``; all zero makes a padded branch attend only its own slot 0.
     """
 
-    def __init__(
-        self,
-        config: CudaGraphConfig,
-        loop: DraftLoop,
-        planner: AttentionPlanner,
-        attention: AttentionBackend,
-        *,
-        num_rows: int,
-        hidden_dtype: torch.dtype,
-        guards: bool,
-        fill: FillPolicy,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, parts: RunnerParts, loop: DraftLoop, attention: AttentionBackend) -> None:
         self._loop = loop
-        self._planner = planner
-        self._num_rows = num_rows
+        self._num_rows = parts.config.max_running_requests + 1
         topk, steps, nodes = loop.topk, loop.num_steps, loop.tree_size
-        max_bs = config.batch_sizes[-1]
-        metadata = ArenaLayout(guards=guards)
-        planner.declare_draft(metadata, max_bs)
-        buffers = StaticBuffers(
+        super().__init__(
+            parts,
             "draft",
-            max_bs,
+            attention,
+            loop.pool,
+            records=(DraftInputs, DraftCandidates),
             inputs=[
                 StaticBuffer("topk_p", 1, (topk,), torch.float32),
                 StaticBuffer("topk_index", 1, (topk,), torch.int64),
-                StaticBuffer("hidden_states", 1, (loop.model.hidden_size,), hidden_dtype),
+                StaticBuffer("hidden_states", 1, (loop.model.hidden_size,), parts.dtype),
                 StaticBuffer("req_pool_indices", 1, (), torch.int64),
                 StaticBuffer("seq_lens", 1, (), torch.int64),
                 StaticBuffer("positions", topk, (), torch.int64),
                 StaticBuffer("out_cache_loc", topk, (steps,), torch.int64),
             ],
-            metadata=metadata,
             outputs=[
                 StaticBuffer("parent_list", 1, (topk * (steps - 1) + 1 if steps > 1 else 0,), torch.int64),
                 StaticBuffer("top_scores_index", 1, (nodes - 1,), torch.int64),
                 StaticBuffer("draft_tokens", 1, (nodes - 1,), torch.int64),
             ],
-            fill=fill,
-            device=device,
+            declare=parts.planner.declare_draft,
         )
-        super().__init__(DraftInputs, config.batch_sizes, buffers, attention, loop.pool)
 
     def replay(self, inputs: DraftInputs, seq_lens_cpu: tuple[int, ...]) -> DraftCandidates:
-        """Run at the padded size; the result views static outputs, valid until the next replay."""
-        raw_bs = inputs.topk_p.shape[0]
+        """As of any runner, and probe what is replayed."""
+        raw_bs, buffers = inputs.seq_lens.numel(), self.buffers
         bs = padded_size(self.capture_bs, raw_bs)
         assert bs is not None
-        buffers = self.buffers
         if bs != raw_bs:
             buffers["draft.seq_lens"].zero_()
             buffers["draft.out_cache_loc"].zero_()
@@ -86,8 +66,7 @@ class DraftGraphRunner(GraphRunner[DraftInputs]):
         buffers.load(inputs)
         padded = self._padded(bs)
         self._probe(padded)
-        self._replay(bs, padded, seq_lens_cpu)
-        return DraftCandidates(**buffers.outputs_of(raw_bs))
+        return self._replay(bs, padded, seq_lens_cpu)
 
     def _probe(self, padded: DraftInputs) -> None:
         """Padded rows included: they are planned, embedded, gathered and attended like live ones."""
@@ -106,5 +85,5 @@ class DraftGraphRunner(GraphRunner[DraftInputs]):
     def _locs(self, padded: DraftInputs) -> list[Tensor]:
         return self._loop.locs(padded)
 
-    def _forward(self, padded: DraftInputs, attentions: Sequence[LayerAttention]) -> None:
-        self.buffers.store(self._loop.run(padded, attentions), padded.seq_lens.numel())
+    def _run(self, padded: DraftInputs, attentions: Sequence[LayerAttention]) -> DraftCandidates:
+        return self._loop.run(padded, attentions)

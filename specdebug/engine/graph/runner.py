@@ -1,25 +1,27 @@
 """The runners share captured sizes, one arena of static buffers each, and the life of a buffer.
 
-A replay copies live rows into static inputs, clears the rows it pads, plans attention into static metadata,
-runs the captured callable and returns views of static outputs. Two rules follow: outputs are valid until the
-next replay, and inputs only from when they are loaded until the callable has run, because memory may be shared.
-Between replays the fill policy therefore treats inputs as released.
+A replay copies live rows into static inputs, clears the rows it pads, plans attention into static metadata, runs the
+captured callable and returns views of static outputs. Outputs are valid until the next replay, inputs only from when
+they are loaded until the callable has run, because memory may be shared: between replays they count as released.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from specdebug.engine import progress
 from specdebug.engine.attention.backend import AttentionBackend, BoundAttention
 from specdebug.engine.attention.metadata import Metadata
+from specdebug.engine.attention.planner import AttentionPlanner
 from specdebug.engine.attention.workspace import ArenaWorkspace
+from specdebug.engine.config import EngineConfig
 from specdebug.engine.graph.capture import CapturedForward
 from specdebug.engine.memory.arena import Arena, ArenaLayout, GuardViolation
 from specdebug.engine.memory.fill import FillPolicy
@@ -29,12 +31,7 @@ from specdebug.engine.model.interface import LayerAttention
 
 @dataclass(frozen=True)
 class StaticBuffer:
-    """One static input or output of a runner, declared once; ``name`` is its field in the runner's records.
-
-    Attributes:
-        rows: of each request.
-        shape: of a row.
-    """
+    """One static input or output of a runner, a field of its records: ``rows`` of ``shape`` for each request."""
 
     name: str
     rows: int
@@ -42,11 +39,8 @@ class StaticBuffer:
     dtype: torch.dtype
 
 
-class StaticBuffers:
-    """One runner's arena: declared inputs, the planner's metadata, then outputs.
-
-    The arena and its guards know inputs and outputs as ``scope.name``.
-    """
+class StaticBuffers(Arena):
+    """One runner's arena: declared inputs, the planner's metadata, then outputs; it names inputs ``scope.name``."""
 
     def __init__(
         self,
@@ -68,19 +62,16 @@ class StaticBuffers:
             layout.add(buffer.name, buffer.shape, buffer.dtype)
         for name, one in self._outputs.items():
             layout.add(name, (max_bs * one.rows, *one.shape), one.dtype)
+        super().__init__(layout, fill, device)
         self._fill = fill
-        self._arena: Arena = layout.build(fill, device)
         self._row_views: dict[tuple[str, int], Tensor] = {}
-        self.workspace = ArenaWorkspace(self._arena)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._arena[name]
+        self.workspace = ArenaWorkspace(self)
 
     def rows(self, name: str, count: int) -> Tensor:
         """The first ``count`` rows of a buffer; views are made once, since every replay needs the same few."""
         view = self._row_views.get((name, count))
         if view is None:
-            view = self._row_views[name, count] = self._arena[name][:count]
+            view = self._row_views[name, count] = self[name][:count]
         return view
 
     def load(self, inputs: object) -> None:
@@ -90,7 +81,7 @@ class StaticBuffers:
         torch._foreach_copy_(rows, values)
 
     def store(self, outputs: object, bs: int) -> None:
-        """Copy what a forward over ``bs`` requests computed into the static outputs."""
+        """Copy the results of a forward over ``bs`` requests into the static outputs."""
         for name, one in self._outputs.items():
             self.rows(name, bs * one.rows).copy_(getattr(outputs, one.name))
 
@@ -103,69 +94,90 @@ class StaticBuffers:
         return {one.name: self.rows(name, bs * one.rows) for name, one in self._outputs.items()}
 
     def zero_inputs(self) -> None:
-        """Zeros in every input."""
+        """Zero every input."""
         for name in self._inputs:
-            self._arena[name].zero_()
+            self[name].zero_()
 
     def release_inputs(self) -> None:
         """Let the inputs hold what released memory holds until the next replay loads them."""
         if self._fill.poisons:
             for name in self._inputs:
-                self._fill.paint(self._arena[name])
-
-    def check_guards(self) -> list[GuardViolation]:
-        """Guard regions damaged since the last call."""
-        return self._arena.check_guards()
-
-    def watch_guards(self) -> None:
-        """See :meth:`Arena.watch_guards`."""
-        self._arena.watch_guards()
-
-    def damage_seen(self) -> list[GuardViolation]:
-        """See :meth:`Arena.damage_seen`."""
-        return self._arena.damage_seen()
+                self._fill.paint(self[name])
 
 
-Inputs = TypeVar("Inputs")
+class RunnerInputs(Protocol):
+    """The fields that the inputs of every runner have: int64 [B], [B], and slots by token."""
+
+    @property
+    def req_pool_indices(self) -> Tensor: ...
+    @property
+    def seq_lens(self) -> Tensor: ...
+    @property
+    def out_cache_loc(self) -> Tensor: ...
+
+
+Inputs = TypeVar("Inputs", bound=RunnerInputs)
+Outputs = TypeVar("Outputs")
 
 
 @dataclass(frozen=True)
 class Planned(Generic[Inputs]):
     """A replay that lacks nothing but its launch: ``padded`` views loaded static inputs of ``bs`` rows, ``metadata``
-    what was planned for them. There is one set of buffers, so it holds until the runner is used otherwise."""
+    is their plan. There is one set of buffers, so it holds until the runner is used otherwise."""
 
     bs: int
     padded: Inputs
     metadata: list[Metadata]
 
 
-class GraphRunner(ABC, Generic[Inputs]):
+@dataclass(frozen=True)
+class RunnerParts:
+    """The target's worker and every runner of an engine are made with these."""
+
+    config: EngineConfig
+    planner: AttentionPlanner
+    fill: FillPolicy
+    dtype: torch.dtype
+    device: torch.device
+
+
+class GraphRunner(ABC, Generic[Inputs, Outputs]):
     """One forward over static buffers at captured batch sizes.
 
-    On CUDA :meth:`capture` turns it into graphs; elsewhere, or before that, a replay calls it directly.
-
-    Args:
-        inputs: the record of its inputs; its fields are named as the buffers' inputs are.
+    On CUDA :meth:`capture` turns it into graphs; elsewhere, or before that, a replay calls it directly. Padding rows
+    are empty requests on slot 0 unless a runner says otherwise.
     """
 
     def __init__(
         self,
-        inputs: type[Inputs],
-        capture_bs: tuple[int, ...],
-        buffers: StaticBuffers,
+        parts: RunnerParts,
+        scope: str,
         attention: AttentionBackend,
         pool: KVPool,
+        *,
+        records: tuple[Callable[..., Inputs], Callable[..., Outputs]],
+        inputs: Sequence[StaticBuffer],
+        outputs: Sequence[StaticBuffer],
+        declare: Callable[[ArenaLayout, int], None],
     ) -> None:
-        self._record = inputs
+        """Make the buffers. ``records``: the classes of inputs and outputs, whose fields are named as the buffers are.
+        ``declare``: declares the static metadata of a batch of the largest size."""
+        self._name = scope.replace("_", " ")
+        self._record, self._result = records
         self._views: dict[int, Inputs] = {}
-        self.capture_bs = capture_bs
-        self.buffers = buffers
+        self._planner = parts.planner
         self._attention = attention
         self._pool = pool
         self.captured: dict[int, CapturedForward] = {}
+        self.capture_bs = parts.config.cuda_graph.batch_sizes
+        max_bs, metadata = self.capture_bs[-1], ArenaLayout(guards=parts.config.memory.guards)
+        declare(metadata, max_bs)
+        self.buffers = StaticBuffers(
+            scope, max_bs, inputs=inputs, metadata=metadata, outputs=outputs, fill=parts.fill, device=parts.device
+        )
 
     def can_run(self, batch_size: int) -> bool:
-        """Say if some captured size holds ``batch_size`` requests; otherwise they run eagerly."""
+        """Return True if some captured size holds ``batch_size`` requests; otherwise they run eagerly."""
         return padded_size(self.capture_bs, batch_size) is not None
 
     def check_guards(self) -> list[GuardViolation]:
@@ -178,13 +190,29 @@ class GraphRunner(ABC, Generic[Inputs]):
 
     def capture(self, graph_pool: Any) -> None:
         """Capture every batch size, the largest first, so that the others find its memory in the pool."""
+        progress.report(f"capturing {self._name} graphs, batch {', '.join(map(str, self.capture_bs))}")
         for bs in reversed(self.capture_bs):
             self._blank()
             padded = self._padded(bs)
             metadata = self._plan(padded, (0,) * bs)
             bound = self._bind(padded, metadata, graph=True)
-            self.captured[bs] = CapturedForward(partial(self._forward, padded, bound), bound, graph_pool)
+            self.captured[bs] = CapturedForward(partial(self._forward, bs, padded, bound), bound, graph_pool)
         self.buffers.release_inputs()
+
+    def replay(self, inputs: Inputs, seq_lens_cpu: tuple[int, ...]) -> Outputs:
+        """Run at the padded size; the result views static outputs, valid until the next replay."""
+        bs, padded = self._load(inputs)
+        return self._replay(bs, padded, seq_lens_cpu)
+
+    def _load(self, inputs: Inputs) -> tuple[int, Inputs]:
+        """Load ``inputs``, and padding behind them; the padded size, and the static inputs of that size."""
+        raw_bs = inputs.seq_lens.numel()
+        bs = padded_size(self.capture_bs, raw_bs)
+        assert bs is not None
+        if bs != raw_bs:
+            self._blank()
+        self.buffers.load(inputs)
+        return bs, self._padded(bs)
 
     def _blank(self) -> None:
         """Make every row of the inputs a padding row."""
@@ -201,12 +229,15 @@ class GraphRunner(ABC, Generic[Inputs]):
         """Metadata of each attention in the forward, written to static buffers."""
 
     @abstractmethod
+    def _run(self, padded: Inputs, attentions: Sequence[LayerAttention]) -> Outputs:
+        """Compute the forward."""
+
     def _locs(self, padded: Inputs) -> list[Tensor]:
         """Slots that each attention in the forward writes, int64."""
+        return [padded.out_cache_loc]
 
-    @abstractmethod
-    def _forward(self, padded: Inputs, attentions: Sequence[LayerAttention]) -> None:
-        """Compute, and store what comes out in the static outputs."""
+    def _forward(self, bs: int, padded: Inputs, attentions: Sequence[LayerAttention]) -> None:
+        self.buffers.store(self._run(padded, attentions), bs)
 
     def _bind(self, padded: Inputs, metadata: Sequence[Metadata], *, graph: bool) -> list[BoundAttention]:
         return [
@@ -214,9 +245,13 @@ class GraphRunner(ABC, Generic[Inputs]):
             for plan, loc in zip(metadata, self._locs(padded), strict=True)
         ]
 
-    def _replay(self, bs: int, padded: Inputs, seq_lens_cpu: tuple[int, ...]) -> None:
+    def _replay(self, bs: int, padded: Inputs, seq_lens_cpu: tuple[int, ...]) -> Outputs:
         """Plan and run ``padded``; ``seq_lens_cpu`` are the lengths of its live rows."""
         self._launch(self._planned(bs, padded, self._plan(padded, padded_lens(seq_lens_cpu, bs))))
+        return self._outputs(len(seq_lens_cpu))
+
+    def _outputs(self, bs: int) -> Outputs:
+        return self._result(**self.buffers.outputs_of(bs))
 
     def _planned(self, bs: int, padded: Inputs, metadata: list[Metadata]) -> Planned[Inputs]:
         self.buffers.watch_guards()  # a plan that overran may be what the forward dies of
@@ -225,7 +260,8 @@ class GraphRunner(ABC, Generic[Inputs]):
     def _launch(self, planned: Planned[Inputs]) -> None:
         captured = self.captured.get(planned.bs)
         if captured is None:
-            self._forward(planned.padded, self._bind(planned.padded, planned.metadata, graph=False))
+            bound = self._bind(planned.padded, planned.metadata, graph=False)
+            self._forward(planned.bs, planned.padded, bound)
         else:
             captured.replay(planned.metadata)
         self.buffers.release_inputs()
@@ -233,10 +269,7 @@ class GraphRunner(ABC, Generic[Inputs]):
 
 def padded_size(capture_bs: Sequence[int], raw_bs: int) -> int | None:
     """Smallest captured batch size that holds ``raw_bs``; None when none does and the batch runs eagerly."""
-    for size in capture_bs:
-        if size >= raw_bs:
-            return size
-    return None
+    return next((size for size in capture_bs if size >= raw_bs), None)
 
 
 def padded_lens(seq_lens_cpu: tuple[int, ...], bs: int) -> tuple[int, ...]:

@@ -1,1 +1,1 @@
-"""Who owns which bytes: arenas and guards, slots and rows, pools and the radix cache."""
+"""The engine's memory: arenas and guards, slots and rows, pools and the radix cache."""

@@ -1,19 +1,15 @@
-"""Who owns which KV slot: allocators handing out slot ids of one pool shared by target and draft.
+"""The allocator hands out ids of the KV slots that target and draft share.
 
-With ``P = page_size`` and ``N = num_slots`` (a multiple of P), slots 0..P-1 (page 0) are padding: rows of a
-padded graph batch read and write them, so they are never handed out. Usable are slots P..N+P-1; a pool
-therefore holds N+P rows.
+With ``P = page_size`` and ``N = num_slots`` (a multiple of P), slots 0..P-1 (page 0) are padding: rows of a padded
+graph batch read and write them. Usable are slots P..N+P-1, so a pool holds N+P rows.
 
-The books are kept on the host (numpy), because the scheduler decides there, and so are the ids it returns: they go
-to the device with the row they are written to. ``alloc`` takes from the head of an ascending list, so ids are
-contiguous as long as the pool is not fragmented (contiguous ids make KV gathers plain copies), and costs O(n). Freed
-pages wait in a side list and are merged and sorted in only when the head runs short. Which ids a sequence of calls
-gets depends on nothing else.
+Books and ids are kept on the host (numpy), because the scheduler decides there; ids go to the device with the row they
+are written to. ``alloc`` takes from the head of an ascending list in O(n), so ids are contiguous as long as the pool
+is not fragmented, which makes KV gathers plain copies. Freed pages wait in a side list and are merged and sorted in
+when the head runs short. The same calls give the same ids.
 """
 
 from __future__ import annotations
-
-from abc import ABC, abstractmethod
 
 import numpy as np
 import numpy.typing as npt
@@ -32,16 +28,16 @@ class DoubleFree(InvalidFree):
     """A slot was freed that no request and no cache owns."""
 
 
-class SlotAllocator(ABC):
-    """Books of whole pages; subclasses say how slots and pages correspond. Use :func:`make_allocator`."""
+class SlotAllocator:
+    """Books of whole pages. Raises ValueError if ``num_slots`` is not a positive multiple of ``page_size``."""
 
     def __init__(self, num_slots: int, page_size: int) -> None:
-        """Raises ``ValueError`` when ``num_slots`` is not a positive multiple of ``page_size``."""
         if page_size < 1 or num_slots < 1 or num_slots % page_size:
             raise ValueError(f"num_slots {num_slots} must be a positive multiple of page_size {page_size}")
         self.num_slots = num_slots
         self.page_size = page_size
         self._num_pages = num_slots // page_size
+        self._within = np.arange(page_size, dtype=np.int64)
         self.clear()
 
     def clear(self) -> None:
@@ -69,8 +65,8 @@ class SlotAllocator(ABC):
             return None
         stop = self._head + num_pages
         if stop > self._free.size:
-            self._merge_released()
-            stop = num_pages
+            self._free = np.sort(np.concatenate([self._free[self._head :], *self._released]))
+            self._head, self._released, stop = 0, [], num_pages
         pages = self._free[self._head : stop]
         self._head = stop
         self._num_free_pages -= num_pages
@@ -86,9 +82,9 @@ class SlotAllocator(ABC):
         if slots.numel() == 0:
             return
         ids = slots.detach().to("cpu", torch.int64).numpy().reshape(-1)
-        if ids.min() < self.page_size or ids.max() >= self.num_slots + self.page_size:
-            bad = ids[(ids < self.page_size) | (ids >= self.num_slots + self.page_size)][0]
-            last = self.num_slots + self.page_size - 1
+        last = self.num_slots + self.page_size - 1
+        if ids.min() < self.page_size or ids.max() > last:
+            bad = ids[(ids < self.page_size) | (ids > last)][0]
             raise InvalidFree(f"slot {bad} cannot be freed: usable slots are {self.page_size}..{last}")
         pages = self._pages_of(ids)
         owned = self._owned[pages]
@@ -108,54 +104,16 @@ class SlotAllocator(ABC):
         """True if a page is allocated."""
         return bool(self._owned[page])
 
-    def _merge_released(self) -> None:
-        self._free = np.concatenate([self._free[self._head :], *self._released])
-        self._free.sort()
-        self._head = 0
-        self._released = []
-
-    @abstractmethod
     def _slots_of(self, pages: _Ids) -> _Ids:
         """Slots of these pages, in the order of the pages; never a view of the books."""
-
-    @abstractmethod
-    def _pages_of(self, slots: _Ids) -> _Ids:
-        """The distinct pages of these slots, ascending."""
-
-
-class TokenAllocator(SlotAllocator):
-    """Pages of one slot: a slot is its own page, and naming a slot twice in one ``free`` is a double free."""
-
-    def __init__(self, num_slots: int) -> None:
-        super().__init__(num_slots, 1)
-
-    def _slots_of(self, pages: _Ids) -> _Ids:
-        return pages.copy()
+        return (pages[:, None] * self.page_size + self._within).reshape(-1)
 
     def _pages_of(self, slots: _Ids) -> _Ids:
+        """The distinct pages of these slots, ascending. A slot that is a page must not be named twice."""
+        if self.page_size > 1:
+            return np.unique(slots // self.page_size)
         pages = np.sort(slots)
         repeated = pages[1:] == pages[:-1]
         if repeated.any():
             raise DoubleFree(f"slot {pages[1:][repeated][0]} is freed twice in one call")
         return pages
-
-
-class PagedAllocator(SlotAllocator):
-    """Pages of several slots: freeing any slot of a page frees the whole page."""
-
-    def __init__(self, num_slots: int, page_size: int) -> None:
-        super().__init__(num_slots, page_size)
-        self._within = np.arange(page_size, dtype=np.int64)
-
-    def _slots_of(self, pages: _Ids) -> _Ids:
-        return (pages[:, None] * self.page_size + self._within).reshape(-1)
-
-    def _pages_of(self, slots: _Ids) -> _Ids:
-        return np.unique(slots // self.page_size)
-
-
-def make_allocator(num_slots: int, page_size: int) -> SlotAllocator:
-    """The allocator for ``num_slots`` usable slots in pages of ``page_size``."""
-    if page_size == 1:
-        return TokenAllocator(num_slots)
-    return PagedAllocator(num_slots, page_size)

@@ -1,8 +1,7 @@
 """One allocation for all static buffers of a graph runner, with guard regions between them.
 
-In a CUDA-graph memory pool static buffers lie next to each other, so a kernel that writes past one silently
-damages the next. The arena keeps that layout on every device, and a guard region after each buffer tells
-which buffer was overrun, into whom, and how far.
+In a CUDA-graph memory pool static buffers lie next to each other, so a kernel that writes past one silently damages
+the next. The arena keeps that layout on every device; guards tell which buffer was overrun, into whom, and how far.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ _SLACK_BYTES = 1 << 20
 class GuardViolation:
     """A guard region that lost its pattern: ``buffer`` was written past its end, towards ``victim``.
 
-    Byte distances count from the end of ``buffer``: ``first_byte`` to the first damaged guard byte,
-    ``overran`` to just past the last one (capped by the guard's size, so a long overrun reads as "at least").
-    ``damaged`` counts the bytes that changed.
+    From the end of ``buffer`` it is ``first_byte`` bytes to the first damaged one, and ``overran`` to just past the
+    last, the guard's size at most. ``damaged`` counts the bytes that changed.
     """
 
     buffer: str
@@ -35,6 +33,11 @@ class GuardViolation:
     first_byte: int
     overran: int
     damaged: int
+
+    @classmethod
+    def of(cls, buffer: str, victim: str, bad: Tensor, size: int = 1) -> GuardViolation:
+        """``bad``: int64 [n], n > 0, the damaged elements of a guard, ascending; each has ``size`` bytes."""
+        return cls(buffer, victim, int(bad[0]) * size, (int(bad[-1]) + 1) * size, bad.numel() * size)
 
     def __str__(self) -> str:
         return f"{self.buffer} overran by at least {self.overran} bytes into {self.victim}"
@@ -46,11 +49,7 @@ class _Buffer:
     shape: tuple[int, ...]
     dtype: torch.dtype
     start: int
-    nbytes: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.nbytes
+    end: int
 
 
 class ArenaLayout:
@@ -65,10 +64,9 @@ class ArenaLayout:
         """Reserve a contiguous buffer. Raises ValueError on a repeated name."""
         if any(buffer.name == name for buffer in self.buffers):
             raise ValueError(f"arena buffer {name!r} declared twice")
-        nbytes = math.prod(shape) * dtype.itemsize
-        self.buffers.append(_Buffer(name, shape, dtype, self.nbytes, nbytes))
-        tail = _GUARD_BYTES if self.guards else 0
-        self.nbytes = -(-(self.nbytes + nbytes + tail) // _ALIGN) * _ALIGN
+        end = self.nbytes + math.prod(shape) * dtype.itemsize
+        self.buffers.append(_Buffer(name, shape, dtype, self.nbytes, end))
+        self.nbytes = -(-(end + (_GUARD_BYTES if self.guards else 0)) // _ALIGN) * _ALIGN
 
     def build(self, fill: FillPolicy, device: torch.device) -> Arena:
         """Allocate, paint every buffer with ``fill`` and arm the guards."""
@@ -90,11 +88,10 @@ class Arena:
             self._views[buffer.name] = view
         self._guards: list[tuple[str, str, int, int]] = []
         if layout.guards:
-            ends = [buffer.start for buffer in layout.buffers[1:]] + [layout.nbytes]
-            names = [buffer.name for buffer in layout.buffers[1:]] + ["end of arena"]
+            victims = [*((buffer.name, buffer.start) for buffer in layout.buffers[1:]), ("end of arena", layout.nbytes)]
             self._guards = [
                 (buffer.name, victim, buffer.end, stop)
-                for buffer, victim, stop in zip(layout.buffers, names, ends, strict=True)
+                for buffer, (victim, stop) in zip(layout.buffers, victims, strict=True)
             ]
             index = [torch.arange(start, stop) for _, _, start, stop in self._guards]
             self._guard_index = torch.cat(index).to(device)
@@ -118,8 +115,8 @@ class Arena:
             look_at_guards(self._bytes, self._starts, self._stops, _GUARD_BYTE, self._longest, self._seen)
 
     def damage_seen(self) -> list[GuardViolation]:
-        """Damage that :meth:`watch_guards` saw since the last call, as far as the device has got. It reads the host's
-        memory only, so it answers even when the device is lost."""
+        """Damage that :meth:`watch_guards` saw since the last call, as far as the device has got; read from the host's
+        memory, so also when the device is lost."""
         if not self._watched:
             return []
         found = [
@@ -146,6 +143,6 @@ class Arena:
             region = self._bytes[start:stop]
             bad = (region != _GUARD_BYTE).nonzero().flatten()
             if bad.numel():
-                found.append(GuardViolation(name, victim, int(bad[0]), int(bad[-1]) + 1, int(bad.numel())))
+                found.append(GuardViolation.of(name, victim, bad))
                 region.fill_(_GUARD_BYTE)
         return found

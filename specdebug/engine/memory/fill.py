@@ -38,10 +38,8 @@ class FillPolicy:
     def _garbage(self, like: Tensor) -> Tensor:
         if like.dtype is torch.bool:
             return torch.randint(0, 2, like.shape, generator=self._generator).to(torch.bool)
-        raw = torch.randint(
-            -(2**63), 2**63 - 1, ((like.numel() * like.element_size() + 7) // 8,), generator=self._generator
-        )
-        return raw.view(torch.uint8)[: like.numel() * like.element_size()].view(like.dtype).view(like.shape)
+        raw = torch.randint(-(2**63), 2**63 - 1, (-(-like.nbytes // 8),), generator=self._generator)
+        return raw.view(torch.uint8)[: like.nbytes].view(like.dtype).view(like.shape)
 
 
 class Scratch:

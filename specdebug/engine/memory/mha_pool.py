@@ -1,5 +1,4 @@
-"""The KV pool of multi-head and grouped-query attention: keys and values of every KV head, each in tensors of their
-own."""
+"""The KV pool of multi-head and grouped-query attention: keys and values of every KV head, in tensors of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from specdebug.engine.memory.fill import FillPolicy
 
 
 class MHAPool:
-    """A ``KVPool`` of ``k[layer]``, ``v[layer]``: [N + P, num_kv_heads, head_dim]."""
+    """The ``KVPool`` of ``k[layer]``, ``v[layer]``: [N + P, num_kv_heads, head_dim]."""
 
     def __init__(
         self,
@@ -41,7 +40,6 @@ class MHAPool:
         self._keys, self._values = self._buffers[:num_layers], self._buffers[num_layers:]
         self.k = list(self._keys)
         self.v = list(self._values)
-        self._sides = list(zip(self.k, self.v, strict=True))
 
     @property
     def device(self) -> torch.device:
@@ -53,34 +51,27 @@ class MHAPool:
         return layers * heads * width * self._buffers.element_size()
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store k, v [n, num_kv_heads, head_dim] at int64 ``slots`` [n]."""
         write_kv(*self.destination(layer, slots), k, v)
 
     def destination(self, layer: int, slots: Tensor) -> KVDestination:
-        """For a kernel that makes k and v and writes them itself: where ``write`` would write them."""
         if layer == 0:
             maybe_detect_oob(slots, 0, self.size, "kv_pool.write.loc")
         return KVDestination(self.k[layer], self.v[layer], slots)
 
     def probe_written(self, slots: Tensor) -> None:
-        """Probe what a forward has written to ``slots`` (int64, any shape), all layers at once: a launch for each layer
-        would cost a GPU more than everything else that is probed."""
-        with grouped():
+        with grouped():  # a launch for each layer would cost a GPU more than everything else that is probed
             maybe_detect_nan(self._keys, "kv_pool.write.k", slots)
             maybe_detect_nan(self._values, "kv_pool.write.v", slots)
 
     def move_kv_cache(self, tgt_loc: Tensor, src_loc: Tensor) -> None:
-        """Copy every layer's KV from ``src_loc`` to ``tgt_loc`` (int64 [m]); reads finish before writes."""
         maybe_detect_oob(tgt_loc, 0, self.size, "move_kv_cache.tgt_loc")
         maybe_detect_oob(src_loc, 0, self.size, "move_kv_cache.src_loc")
         move_kv(self._buffers, tgt_loc, src_loc)
 
     def zero(self, slots: Tensor) -> None:
-        """Zero every layer's KV at ``slots``."""
         self._buffers.index_fill_(1, slots, 0)
 
     def poison(self, slots: Tensor) -> None:
-        """Make released slots hold what unwritten memory holds under the fill policy."""
         if not self._fill.poisons:
             return
         for buffer in (*self.k, *self.v):
@@ -89,9 +80,7 @@ class MHAPool:
             buffer[slots] = content
 
     def kv_buffer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Views of one layer's k and v: each [N + P, num_kv_heads, head_dim]."""
-        return self._sides[layer]
+        return self.k[layer], self.v[layer]
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies of k and v at ``slots`` [n]: each [num_layers, n, num_kv_heads, head_dim]."""
         return self._keys[:, slots], self._values[:, slots]

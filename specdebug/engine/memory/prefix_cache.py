@@ -1,8 +1,7 @@
-"""Prefix reuse for requests: what a request may take from the radix cache, and what it leaves there."""
+"""Prefix reuse: requests take slots from the radix cache, and leave theirs there."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specdebug.async_probe import maybe_detect_page_aligned
@@ -105,14 +104,10 @@ class PrefixCache:
         result = self.radix.insert(key, slots, draft_written=draft_written)
         if self.memory.draft is not None and result.heal_src.numel():
             self.memory.draft.move_kv_cache(result.heal_dst, result.heal_src)
-        if result.prefix_len > request.protected_len:
-            duplicates = slots[request.protected_len : result.prefix_len]
-            self.memory.free(duplicates)
+        self.memory.free(slots[request.protected_len : result.prefix_len])
         return result.length
 
 
 def own_slots(request: Request, req_to_token: ReqToToken) -> Tensor:
     """Slots this request owns itself, int64: those of its row that the tree does not."""
-    if request.row == 0:
-        return torch.empty(0, dtype=torch.int64)
     return req_to_token.slots(request.row, request.protected_len, request.kv_allocated)

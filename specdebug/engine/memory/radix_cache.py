@@ -1,17 +1,15 @@
 """The prefix cache: a radix tree from token prefixes to the KV slots that already hold them.
 
-The tree owns the slots it stores. Every node holds a run of slots in whole pages, so matches, splits and
-evictions are multiples of the page size. A path that a running request reads is locked; what is not locked
-may be evicted, least recently used leaves first, by a logical clock (no wall time: the same calls give the
-same evictions). Slots are shared by the target and the draft pool, but a prefix may have been cached by a
-request that did not speculate; a node therefore says whether the *draft* KV of its slots was ever written.
+The tree owns the slots it stores, in whole pages. A path that a running request reads is locked; the rest may be
+evicted, least recently used leaves first, by a logical clock (the same calls give the same evictions). A prefix may
+have been cached by a request that did not speculate, so a node says if the *draft* KV of its slots was ever written.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -25,10 +23,9 @@ from specdebug.engine.errors import EngineError
 class RadixKey:
     """The key under which the first ``len(tokens) - 1`` slots of a sequence are cached.
 
-    Draft KV of slot p is a function of token p+1 (the draft embeds the next token beside target hidden p), so
-    an engine that drafts caches slot p under the pair (t_p, t_{p+1}): ``bigram``. Under t_p alone, two
-    prompts that diverge right after a shared page would share draft KV that is wrong for one of them. The
-    last slot has no next token yet and is never cached, with either kind of key.
+    The draft embeds token p+1 beside target hidden p, so an engine that drafts caches slot p under the pair
+    (t_p, t_{p+1}): ``bigram``. Under t_p alone, two prompts that diverge right after a shared page would share draft KV
+    that is wrong for one of them. The last slot has no next token yet and is never cached, with either kind of key.
     """
 
     tokens: Sequence[int] | npt.NDArray[np.int64]
@@ -52,7 +49,7 @@ class RadixKey:
         return RadixKey(self.array[start : stop + 1], self.bigram)
 
     def match_length(self, other: RadixKey) -> int:
-        """How many leading slots of the two keys are the same."""
+        """The number of leading slots that are the same in both keys."""
         n = min(len(self), len(other))
         if n == 0:
             return 0
@@ -65,22 +62,21 @@ class RadixKey:
         return self.array[: page_size + self.lookahead].tobytes()
 
 
+@dataclass(eq=False, slots=True)
 class TreeNode:
-    """A run of cached slots continuing its parent's. The root holds none."""
+    """A run of cached slots continuing its parent's. The root holds none.
 
-    __slots__ = ("children", "draft_written", "key", "last_access", "lock_ref", "parent", "serial", "slots")
+    slots: int64 [len(key)]. ``serial`` numbers nodes in the order of their creation.
+    """
 
-    def __init__(
-        self, key: RadixKey, slots: torch.Tensor, parent: TreeNode | None, *, draft_written: bool, serial: int
-    ) -> None:
-        self.key = key
-        self.slots = slots  # int64 [len(key)]
-        self.parent = parent
-        self.children: dict[bytes, TreeNode] = {}
-        self.draft_written = draft_written
-        self.lock_ref = 0
-        self.last_access = 0
-        self.serial = serial  # order of creation
+    key: RadixKey
+    slots: torch.Tensor
+    parent: TreeNode | None
+    draft_written: bool
+    serial: int
+    last_access: int
+    lock_ref: int = 0
+    children: dict[bytes, TreeNode] = field(default_factory=dict)
 
     def path(self) -> Iterator[TreeNode]:
         """This node and its ancestors, up to but without the root."""
@@ -92,30 +88,30 @@ class TreeNode:
 
 @dataclass(frozen=True, eq=False)
 class PrefixMatch:
-    """Slots already holding a prefix."""
+    """Slots that hold a prefix. It ends at ``node``, which must stay locked for as long as the slots are read.
+
+    slots: int64 [M], M a multiple of the page size. draft_written: bool [M], true where the draft KV was written, too.
+    """
 
     slots: torch.Tensor
-    """int64 [M], M a multiple of the page size."""
     node: TreeNode
-    """Where the match ends: lock it for as long as the slots are read."""
     draft_written: torch.Tensor
-    """bool [M]: the slot's draft KV was written, not only its target KV."""
 
 
 @dataclass(frozen=True, eq=False)
 class InsertResult:
-    """The tree's answer to an offer of slots."""
+    """The tree's answer to an offer of slots. The key ends at ``node``.
+
+    prefix_len: the tree had this many already; of the offered ones, those that differ stay the caller's to free.
+    length: slots that the tree now holds for the key, its length floored to pages; those beyond are the caller's.
+    heal_src, heal_dst: int64 [X], offered slots, and the tree's slots that lack their draft KV. Copy before freeing.
+    """
 
     prefix_len: int
-    """The tree had this many already; of the offered ones, those that differ stay the caller's to free."""
     length: int
-    """Slots the tree now holds for the key: its length floored to pages. What is beyond is the caller's."""
     node: TreeNode
-    """Where the key ends."""
     heal_src: torch.Tensor
-    """int64 [X]: offered slots whose draft KV the tree's slots lack. Copy before freeing them."""
     heal_dst: torch.Tensor
-    """int64 [X]: the tree's slots to copy that draft KV to, in the draft pool."""
 
 
 class RadixCache:
@@ -134,19 +130,15 @@ class RadixCache:
         self._serial = 0
         self.evictable_size = 0
         """Cached slots that no request reads."""
-        self._protected = 0
-        self._leaves: dict[int, TreeNode] = {}  # by serial; only those that may be evicted
-        self.root = TreeNode(RadixKey((), False), self._none, None, draft_written=True, serial=0)
-
-    @property
-    def protected_size(self) -> int:
+        self.protected_size = 0
         """Cached slots on a locked path."""
-        return self._protected
+        self._leaves: dict[int, TreeNode] = {}  # by serial; only those that may be evicted
+        self.root = TreeNode(RadixKey((), False), self._none, None, draft_written=True, serial=0, last_access=0)
 
     @property
     def total_size(self) -> int:
         """All cached slots."""
-        return self.evictable_size + self._protected
+        return self.evictable_size + self.protected_size
 
     def all_slots(self) -> torch.Tensor:
         """Every slot the tree owns, int64 [total_size]; for accounting."""
@@ -167,18 +159,15 @@ class RadixCache:
         """
         matched = list(self._descend(key, require_draft_kv=require_draft_kv))
         written = [torch.full_like(node.slots, node.draft_written, dtype=torch.bool) for node in matched]
-        return PrefixMatch(
-            slots=self._cat([node.slots for node in matched]),
-            node=matched[-1] if matched else self.root,
-            draft_written=torch.cat(written) if written else self._none.to(torch.bool),
-        )
+        slots, node = self._cat([node.slots for node in matched]), matched[-1] if matched else self.root
+        return PrefixMatch(slots, node, torch.cat([self._none.to(torch.bool), *written]))
 
     def insert(self, key: RadixKey, slots: torch.Tensor, *, draft_written: bool) -> InsertResult:
         """Hand ``slots`` (integers, at least ``len(key)`` floored to pages) to the tree as holding ``key``.
 
-        Where the tree has the prefix already it keeps its own slots. Where those lack draft KV and the
-        offered ones have it (``draft_written``), the caller must copy ``heal_src`` to ``heal_dst``: the tree
-        counts that draft KV as written from now on. Raises ``ValueError`` when slots are missing.
+        Where the tree has the prefix already it keeps its own slots. Where those lack draft KV and the offered ones
+        have it (``draft_written``), the caller must copy ``heal_src`` to ``heal_dst``: the tree counts that draft KV as
+        written from now on. Raises ``ValueError`` when slots are missing.
         """
         length = len(key) // self.page_size * self.page_size
         if slots.numel() < length:
@@ -195,21 +184,15 @@ class RadixCache:
             done += len(node.key)
         if done < length:
             own = slots[done:length].to(torch.int64, copy=True)
-            node = self._add_child(node, key.part(done, length), own, draft_written=draft_written)
-        return InsertResult(
-            prefix_len=done,
-            length=length,
-            node=node,
-            heal_src=torch.cat(heal_src),
-            heal_dst=torch.cat(heal_dst),
-        )
+            node = self._add_leaf(node, key.part(done, length), own, draft_written=draft_written)
+        return InsertResult(done, length, node, torch.cat(heal_src), torch.cat(heal_dst))
 
     def lock(self, node: TreeNode) -> None:
         """Keep ``node`` and everything above it from eviction until as many :meth:`unlock`."""
         for member in node.path():
             if member.lock_ref == 0:
                 self.evictable_size -= len(member.key)
-                self._protected += len(member.key)
+                self.protected_size += len(member.key)
                 self._leaves.pop(member.serial, None)
             member.lock_ref += 1
 
@@ -220,7 +203,7 @@ class RadixCache:
                 raise EngineError(f"radix node {member.serial} is unlocked more often than locked")
             member.lock_ref -= 1
             if member.lock_ref == 0:
-                self._protected -= len(member.key)
+                self.protected_size -= len(member.key)
                 self.evictable_size += len(member.key)
                 self._note_leaf(member)
 
@@ -271,32 +254,27 @@ class RadixCache:
         """
         parent = node.parent
         assert parent is not None
-        upper = self._new_node(
-            node.key.part(0, length), node.slots[:length].clone(), parent, draft_written=node.draft_written
-        )
+        upper = self._add_child(parent, node.key.part(0, length), node.slots[:length].clone(), node.draft_written)
         upper.lock_ref = node.lock_ref
-        upper.last_access = node.last_access
-        parent.children[upper.key.child_key(self.page_size)] = upper
         node.key = node.key.part(length, len(node.key))
         node.slots = node.slots[length:].clone()
         node.parent = upper
         upper.children[node.key.child_key(self.page_size)] = node
         return upper
 
-    def _add_child(self, parent: TreeNode, key: RadixKey, slots: torch.Tensor, *, draft_written: bool) -> TreeNode:
+    def _add_leaf(self, parent: TreeNode, key: RadixKey, slots: torch.Tensor, *, draft_written: bool) -> TreeNode:
         # The key is copied: a view would keep the whole prompt alive for as long as the node lives.
-        key = RadixKey(key.array.copy(), key.bigram)
-        child = self._new_node(key, slots, parent, draft_written=draft_written)
-        child.last_access = self._clock
-        parent.children[key.child_key(self.page_size)] = child
+        leaf = self._add_child(parent, RadixKey(key.array.copy(), key.bigram), slots, draft_written)
         self._leaves.pop(parent.serial, None)
-        self._leaves[child.serial] = child
+        self._leaves[leaf.serial] = leaf
         self.evictable_size += len(key)
-        return child
+        return leaf
 
-    def _new_node(self, key: RadixKey, slots: torch.Tensor, parent: TreeNode, *, draft_written: bool) -> TreeNode:
+    def _add_child(self, parent: TreeNode, key: RadixKey, slots: torch.Tensor, draft_written: bool) -> TreeNode:
         self._serial += 1
-        return TreeNode(key, slots, parent, draft_written=draft_written, serial=self._serial)
+        child = TreeNode(key, slots, parent, draft_written, self._serial, self._clock)
+        parent.children[key.child_key(self.page_size)] = child
+        return child
 
     def _note_leaf(self, node: TreeNode) -> bool:
         """Register ``node`` as evictable if it is; the root never is."""

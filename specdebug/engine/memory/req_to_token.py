@@ -57,10 +57,7 @@ class ReqToToken:
         self._free_rows.sort(reverse=True)
 
     def write(self, row: int, start: int, slots: Tensor) -> None:
-        """Store slot ids in cells [start, start + len) of ``row``, by flat offset as the kernel does.
-
-        Ids on the host go to a GPU through pinned memory, which waits for nothing.
-        """
+        """Store slot ids in cells [start, start + len) of ``row``, by flat offset as the kernel does, and go on."""
         offset = row * self.cells.stride(0) + start
         cells = raw_block(self.table, offset, slots.numel(), "req_to_token.write")
         if cells.is_cuda and not slots.is_cuda:
@@ -70,8 +67,7 @@ class ReqToToken:
     def write_rows(self, places: Sequence[Cells], slots: Tensor) -> None:
         """:meth:`write` to each place its share of ``slots`` (int64, on the host), which go to a GPU in one copy.
 
-        Raises:
-            IllegalAddress: a write leaves the table; those before it are done by then.
+        Raises IllegalAddress if a write leaves the table; those before it are done by then.
         """
         total = slots.numel()
         if not total:
@@ -102,15 +98,6 @@ class ReqToToken:
         for row in (self._guard != _GUARD_CELL).any(dim=1).nonzero().flatten().tolist():
             bad = (self._guard[row] != _GUARD_CELL).nonzero().flatten()
             victim = f"req_to_token.row{row + 1}" if row < self._rows else "end of req_to_token"
-            size = self._guard.element_size()
-            found.append(
-                GuardViolation(
-                    "req_to_token.row",
-                    victim,
-                    int(bad[0]) * size,
-                    (int(bad[-1]) + 1) * size,
-                    int(bad.numel()) * size,
-                )
-            )
+            found.append(GuardViolation.of("req_to_token.row", victim, bad, self._guard.element_size()))
         self._guard.fill_(_GUARD_CELL)
         return found

@@ -11,6 +11,7 @@ import json
 import os
 import zipfile
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -121,7 +122,10 @@ class _Safetensors:
             raise CheckpointError(f"{file} is missing; fetch the checkpoint again") from None
         except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(f"{file} is truncated or not safetensors ({_line(error)}); fetch it again") from None
-        self.names: list[str] = list(self._handle.keys())
+
+    @cached_property
+    def names(self) -> list[str]:
+        return list(self._handle.keys())
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._handle.get_slice(name).get_shape())

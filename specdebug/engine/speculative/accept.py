@@ -1,10 +1,10 @@
 """Stage 4, accept: the drafts that the target agrees with, greedy or by lossless tree speculative sampling.
 
-Both walk the tree from the root: among a node's children take the one the target wants, stop when there is
-none, and emit one more token (the bonus) from the target at the last accepted node.
+Both walk the tree from the root: among a node's children take the one the target wants, stop when there is none, and
+emit one more token (the bonus) from the target at the last accepted node.
 
-Sources: EAGLE (arXiv:2401.15077); tree sampling as in SpecInfer (arXiv:2305.09781), with the target-only coin
-scheme of SGLang's ``tree_speculative_sampling_target_only``.
+Sources: EAGLE (arXiv:2401.15077); tree sampling as in SpecInfer (arXiv:2305.09781), with the target-only coin scheme of
+SGLang's ``tree_speculative_sampling_target_only``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from specdebug.engine.speculative.tree import VerifyTree
 
 @dataclass(frozen=True)
 class Acceptance:
-    """predict: int32 [B·T], at an accepted node the token that follows it, 0 elsewhere (every entry is
-    embedded later). accept_index: int32 [B, S+1], flat nodes accepted, root first, -1 after.
-    num_correct_drafts: int32 [B], drafts accepted, so A = num_correct_drafts + 1 tokens are emitted.
-    """
+    """predict: int32 [B·T], at an accepted node the token that follows it, 0 elsewhere (every entry is embedded later).
+    accept_index: int32 [B, S+1], flat nodes accepted, root first, -1 after. num_correct_drafts: int32 [B], drafts
+    accepted, so A = num_correct_drafts + 1 tokens are emitted."""
 
     predict: Tensor
     accept_index: Tensor
@@ -75,9 +74,7 @@ def accept(
 
 def accept_greedy(tree: VerifyTree, target_ids: Tensor, num_steps: int) -> Acceptance:
     """Follow the child that equals the target's argmax. target_ids: int64 [B, T], argmax at each node."""
-    return Acceptance(
-        *walk_greedy(tree.tokens, tree.retrieve_next_token, tree.retrieve_next_sibling, target_ids, num_steps)
-    )
+    return Acceptance(*walk_greedy(*tree.links, target_ids, num_steps))
 
 
 def accept_sampling(
@@ -91,22 +88,11 @@ def accept_sampling(
 ) -> Acceptance:
     """Tree speculative sampling; with both thresholds 1.0 the output distribution is exactly the target's.
 
-    At each accepted node one coin serves all children in turn: child c is accepted when the coin falls into
-    the cumulative target mass of the children tried so far. When none is, the bonus is drawn from the target
-    with the rejected children's mass removed.
+    At each accepted node one coin serves all children in turn: child c is accepted when the coin falls into the
+    cumulative target mass of the children tried so far. When none is, the bonus is drawn from the target with the
+    rejected children's mass removed.
 
-    probs: float32 [B, T, V], the target's, rows sum to 1. coins: float32 [B, S+2] in [0, 1), the last for the
-    bonus; from wherever they are they go to the target's device.
+    probs: float32 [B, T, V], the target's, rows sum to 1. coins: float32 [B, S+2] in [0, 1), the last for the bonus.
     """
-    return Acceptance(
-        *walk_sampling(
-            tree.tokens,
-            tree.retrieve_next_token,
-            tree.retrieve_next_sibling,
-            probs,
-            coins.to(probs.device, non_blocking=True),
-            num_steps,
-            threshold_single,
-            threshold_acc,
-        )
-    )
+    coins = coins.to(probs.device, non_blocking=True)
+    return Acceptance(*walk_sampling(*tree.links, probs, coins, num_steps, threshold_single, threshold_acc))

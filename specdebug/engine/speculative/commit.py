@@ -1,7 +1,7 @@
-"""Stage 5, commit: bring what was accepted to the front, in the KV pool and in the draft extend's inputs.
+"""Stage 5, commit: bring accepted nodes to the front, in the KV pool and in the draft extend's inputs.
 
-A verify wrote target KV of node i to row cell L + i. Accepted nodes must end up at L, L + 1, ...; everything
-else is over-reserved space that the next step overwrites.
+A verify wrote target KV of node i to row cell L + i. Accepted nodes must end up at L, L + 1, ...; everything else is
+over-reserved space that the next step overwrites.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from specdebug.engine.speculative.accept import Acceptance
 
 def commit_kv(acceptance: Acceptance, slots: Tensor, spec: SpeculativeConfig, pool: KVPool, scratch: Scratch) -> None:
     """Bring accepted nodes' target KV to the front. A chain's already is. slots: int64 [B·T], the verify's."""
-    if spec.eagle_topk == 1:
-        return
-    plan = get_src_tgt_cache_loc(acceptance, slots, spec.tree_size, scratch)
-    pool.move_kv_cache(plan.tgt_loc, plan.src_loc)
+    if spec.eagle_topk > 1:
+        plan = get_src_tgt_cache_loc(acceptance, slots, spec.tree_size, scratch)
+        pool.move_kv_cache(plan.tgt_loc, plan.src_loc)
 
 
 def compact_accepted(acceptance: Acceptance, features: Tensor, spec: SpeculativeConfig) -> Compacted:
@@ -43,10 +42,10 @@ class MovePlan:
 
 
 def get_src_tgt_cache_loc(acceptance: Acceptance, out_cache_loc: Tensor, tree_size: int, scratch: Scratch) -> MovePlan:
-    """Where accepted KV lies and where it belongs.
+    """The slots where accepted KV lies and those where it belongs.
 
-    The buffers cover S + 1 entries per request and only A of them are written, so what the rest holds
-    matters: it is copied all the same. Slot 0 is padding (SGLang PR 26335).
+    The buffers cover S + 1 entries per request and only A of them are written. The rest is copied all the same, so it
+    names slot 0, the padding (SGLang PR 26335).
 
     out_cache_loc: int64 [B·T], the verify batch's slots in node order; a request's first A are its targets.
     """
@@ -60,9 +59,7 @@ def get_src_tgt_cache_loc(acceptance: Acceptance, out_cache_loc: Tensor, tree_si
 @dataclass(frozen=True)
 class Compacted:
     """predict: int64 [B·T], accepted tokens first, then zeros. features: [B·T, F], rows matching predict.
-
-    accept_lengths: int64 [B], A, the bonus included.
-    """
+    accept_lengths: int64 [B], A, the bonus included."""
 
     predict: Tensor
     features: Tensor

@@ -4,8 +4,7 @@ Selection 0 takes all K roots; selection i keeps the K best of K² continuations
 is numbered in one list (K roots, then K² per selection); a tree is the best T - 1 of them. A path's score is
 the product of its probabilities and never grows, so a candidate's parent always ranks before it.
 
-Sources: EAGLE-2 (arXiv:2406.16858) for the dynamic tree; SGLang ``select_top_k_tokens`` and
-``organize_draft_results``.
+Sources: EAGLE-2 (arXiv:2406.16858); SGLang ``select_top_k_tokens`` and ``organize_draft_results``.
 """
 
 from __future__ import annotations
@@ -40,11 +39,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DraftInputs:
-    """The start of the loop.
-
-    topk_p: float32 [B, K], topk_index: int64 [B, K] (draft-vocabulary ids), hidden_states: [B, Hd]: the last
-    draft extend's output at position L - 1. seq_lens, req_pool_indices: int64 [B]. positions: int64 [B·K], L
-    per branch. out_cache_loc: int64 [B·K, S].
+    """topk_p: float32 [B, K], topk_index: int64 [B, K] (draft-vocabulary ids), hidden_states: [B, Hd]: the last draft
+    extend's output at position L - 1. seq_lens, req_pool_indices: int64 [B]. positions: int64 [B·K], L per branch.
+    out_cache_loc: int64 [B·K, S].
     """
 
     topk_p: Tensor
@@ -61,8 +58,7 @@ class DraftCandidates:
     """The chosen T - 1 candidates, in candidate order (a parent before its children).
 
     parent_list: int64 [B, K(S-1)+1] ([B, 0] when S = 1): candidate that group g continues, -1 for the root.
-    top_scores_index: int64 [B, T-1] candidate numbers, strictly ascending. draft_tokens: int64 [B, T-1],
-    target ids.
+    top_scores_index: int64 [B, T-1], candidate numbers, strictly ascending. draft_tokens: int64 [B, T-1], target ids.
     """
 
     parent_list: Tensor
@@ -71,20 +67,17 @@ class DraftCandidates:
 
 
 def top_k_probs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Best k of softmax(logits [n, Vd]): probabilities float32 [n, k], descending, and ids int64 [n, k]; of equals the
-    first."""
-    if k == 1:
-        return softmax_top1(logits)
-    return softmax_topk(logits, k)
+    """Best k of softmax(logits [n, Vd]), of equals the first: float32 [n, k], descending, and ids int64 [n, k]."""
+    return softmax_top1(logits) if k == 1 else softmax_topk(logits, k)
 
 
 def _per_branch(values: Tensor, topk: int) -> Tensor:
-    """Each row [B, ...] once per branch [B·K, ...]: what ``repeat_interleave`` gives, at a third of its cost."""
+    """``repeat_interleave`` of values [B, ...] to [B·K, ...], at a third of its cost."""
     return values.unsqueeze(1).expand(-1, topk, *values.shape[1:]).flatten(0, 1)
 
 
 class DraftLoop:
-    """Runs the loop over one draft model and its pool."""
+    """The loop over one draft model and its pool."""
 
     def __init__(
         self,
@@ -128,10 +121,8 @@ class DraftLoop:
         lengths: Tensor,
         attention: LayerAttention,
     ) -> tuple[Tensor, Tensor]:
-        """One draft forward at positions L + step: logits [B·K, Vd], hidden [B·K, Hd].
-
-        lengths: int64 [B·K], L of each branch, from ``seq_lens`` and not from ``positions``.
-        """
+        """One draft forward at positions L + step: logits [B·K, Vd], hidden [B·K, Hd]. lengths: int64 [B·K], L of each
+        branch, from ``seq_lens`` and not from ``positions``."""
         positions = inputs.positions + step
         with grouped():
             maybe_detect_oob(positions, step, step + 1, "draft.forward.positions", relative_to=lengths)
@@ -143,8 +134,7 @@ class DraftLoop:
 
     def _run_chain(self, inputs: DraftInputs, attentions: Sequence[LayerAttention]) -> DraftCandidates:
         """topk 1: no scores to compare, the tree is the chain itself."""
-        batch = inputs.topk_index.shape[0]
-        hidden = inputs.hidden_states
+        batch, hidden = inputs.topk_index.shape[0], inputs.hidden_states
         tokens = self.model.to_target_ids(inputs.topk_index.view(-1))
         chain = [tokens]
         for step in range(self.num_steps - 1):
@@ -156,16 +146,13 @@ class DraftLoop:
         )
 
     def _run_tree(self, inputs: DraftInputs, attentions: Sequence[LayerAttention]) -> DraftCandidates:
-        topk = self.topk
-        batch = inputs.topk_p.shape[0]
-        device = inputs.topk_p.device
-        beam_scores = inputs.topk_p
-        beam_tokens = self.model.to_target_ids(inputs.topk_index)
+        batch, topk = inputs.topk_p.shape
+        beam_scores, beam_tokens = inputs.topk_p, self.model.to_target_ids(inputs.topk_index)
         hidden = _per_branch(inputs.hidden_states, topk)
         lengths = _per_branch(inputs.seq_lens, topk)
         scores, tokens = [beam_scores], [beam_tokens]
         parents = [self._roots.expand(batch, -1)]
-        first_row = torch.arange(0, batch * topk, topk, device=device).unsqueeze(1)
+        first_row = torch.arange(0, batch * topk, topk, device=hidden.device).unsqueeze(1)
         for step in range(self.num_steps - 1):
             logits, hidden = self._forward(step, beam_tokens.view(-1), hidden, inputs, lengths, attentions[step])
             probs, ids = top_k_probs(logits, topk)
@@ -193,20 +180,18 @@ class DraftLoop:
         return DraftCandidates(parent_list, chosen, draft_tokens)
 
 
+@dataclass(frozen=True, eq=False)
 class DraftStage:
-    """Drafts for a batch from what the last step left, into slots that its requests hold in reserve."""
+    """Drafts for a batch from the state of the last step, into slots that its requests hold in reserve."""
 
-    def __init__(
-        self, parts: WorkerParts, loop: DraftLoop, runner: DraftGraphRunner | None, workspace: Workspace
-    ) -> None:
-        self._parts = parts
-        self._loop = loop
-        self._runner = runner
-        self._workspace = workspace
+    parts: WorkerParts
+    loop: DraftLoop
+    runner: DraftGraphRunner | None
+    workspace: Workspace
 
     def run(self, rows: Tensor, state: DraftState, verify_slots: Tensor, lens_cpu: tuple[int, ...]) -> DraftCandidates:
         """rows: int64 [B]. verify_slots: int64 [B·T]. Lengths are at most ``lens_cpu``."""
-        parts, topk = self._parts, self._parts.spec.eagle_topk
+        parts, topk = self.parts, self.parts.spec.eagle_topk
         locs = self._slots(rows, state.seq_lens, verify_slots)
         with grouped():
             maybe_detect_oob(state.bonus, 0, parts.vocab_size, "draft.bonus")
@@ -214,43 +199,37 @@ class DraftStage:
         self._copy_prefix_tails(rows, state.seq_lens, locs)
         positions = state.seq_lens.repeat_interleave(topk) if topk > 1 else state.seq_lens
         inputs = DraftInputs(
-            topk_p=state.topk_p,
-            topk_index=state.topk_index,
-            hidden_states=state.hidden_states,
-            req_pool_indices=rows,
-            seq_lens=state.seq_lens,
-            positions=positions,
-            out_cache_loc=locs.out_cache_loc,
+            state.topk_p, state.topk_index, state.hidden_states, rows, state.seq_lens, positions, locs.out_cache_loc
         )
-        if self._runner is not None and self._runner.can_run(rows.numel()):
-            return self._runner.replay(inputs, lens_cpu)
+        if self.runner is not None and self.runner.can_run(rows.numel()):
+            return self.runner.replay(inputs, lens_cpu)
         layout = DraftLayout(rows, state.seq_lens, positions, locs.out_cache_loc, lens_cpu)
-        plans = parts.planner.draft_decode(layout, self._workspace)
+        plans = parts.planner.draft_decode(layout, self.workspace)
         attentions = [
             parts.attention.draft.bind(plan, parts.pools.draft, loc)
-            for plan, loc in zip(plans, self._loop.locs(inputs), strict=True)
+            for plan, loc in zip(plans, self.loop.locs(inputs), strict=True)
         ]
-        return self._loop.run(inputs, attentions)
+        return self.loop.run(inputs, attentions)
 
     def _slots(self, rows: Tensor, seq_lens: Tensor, verify_slots: Tensor) -> DraftCacheLocs:
         """Slots of the draft loop. A chain continues the row, so they are the first ones of the verify."""
-        spec = self._parts.spec
+        spec = self.parts.spec
         if spec.eagle_topk == 1:
             return DraftCacheLocs(verify_slots.view(rows.numel(), -1)[:, : spec.num_steps], None, None)
         return assign_draft_cache_locs(
-            self._parts.pools.req_to_token.table,
+            self.parts.pools.req_to_token.table,
             rows,
             seq_lens,
             topk=spec.eagle_topk,
             num_steps=spec.num_steps,
-            page_size=self._parts.config.page_size,
+            page_size=self.parts.config.page_size,
         )
 
     def _copy_prefix_tails(self, rows: Tensor, seq_lens: Tensor, locs: DraftCacheLocs) -> None:
         """Give every branch a copy of the page that the prefix ends in, where branches own whole pages."""
         if locs.dup_src is None or locs.dup_tgt is None:
             return
-        pools, page_size = self._parts.pools, self._parts.config.page_size
+        pools, page_size = self.parts.pools, self.parts.config.page_size
         tail_start = pools.req_to_token.table[rows, seq_lens - seq_lens % page_size]
         maybe_detect_page_aligned(tail_start, page_size, "draft.prefix_tail")
         pools.draft.move_kv_cache(locs.dup_tgt, locs.dup_src)

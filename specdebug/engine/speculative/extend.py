@@ -58,7 +58,7 @@ class ExtendForward:
         self.topk = topk
 
     def run(self, inputs: ExtendInputs, tokens_per_request: int, attention: LayerAttention) -> ExtendOutputs:
-        """T = ``tokens_per_request`` rows each; those past the accepted ones are computed and not read."""
+        """Compute T = ``tokens_per_request`` rows each."""
         hidden = self.model.forward(inputs.input_ids, inputs.positions, self.model.project(inputs.features), attention)
         before = torch.arange(-1, inputs.input_ids.numel() - 1, tokens_per_request, device=hidden.device)
         return self.read_out(hidden.index_select(0, before + inputs.accept_lengths))
@@ -71,26 +71,19 @@ class ExtendForward:
         return ExtendOutputs(topk_p, topk_index, hidden)
 
 
+@dataclass(frozen=True, eq=False)
 class ExtendStage:
-    """Extends the draft over what was accepted, and keeps its top-k for the next step."""
+    """Extends the draft over the accepted tokens, and keeps its top-k for the next step."""
 
-    def __init__(
-        self,
-        parts: WorkerParts,
-        forward: ExtendForward,
-        runner: ExtendGraphRunner | None,
-        state: DraftStateTable,
-        workspace: Workspace,
-    ) -> None:
-        self._parts = parts
-        self._forward = forward
-        self._runner = runner
-        self._state = state
-        self._workspace = workspace
+    parts: WorkerParts
+    forward: ExtendForward
+    runner: ExtendGraphRunner | None
+    state: DraftStateTable
+    workspace: Workspace
 
     def run(self, batch: SequenceLayout, compacted: Compacted, slots: Tensor) -> None:
         """``batch`` has the lengths before the step. slots: int64 [B·T], those that the verify wrote."""
-        parts, nodes = self._parts, self._parts.spec.tree_size
+        parts, nodes = self.parts, self.parts.spec.tree_size
         with grouped():
             maybe_detect_oob(compacted.predict, 0, parts.vocab_size, "draft_extend.input_ids")
             maybe_detect_nan(compacted.features, "draft_extend.features")
@@ -103,23 +96,23 @@ class ExtendStage:
             req_pool_indices=batch.req_pool_indices,
             seq_lens=batch.seq_lens,
         )
-        if self._runner is not None and self._runner.can_run(len(batch.seq_lens_cpu)):
-            start = self._runner.replay(inputs, batch.seq_lens_cpu)
+        if self.runner is not None and self.runner.can_run(len(batch.seq_lens_cpu)):
+            start = self.runner.replay(inputs, batch.seq_lens_cpu)
         else:
-            metadata = parts.planner.extend_uniform(batch, nodes, self._workspace)
+            metadata = parts.planner.extend_uniform(batch, nodes, self.workspace)
             attention = parts.attention.draft.bind(metadata, parts.pools.draft, slots)
-            start = self._forward.run(inputs, nodes, attention)
+            start = self.forward.run(inputs, nodes, attention)
         with grouped():
             parts.pools.draft.probe_written(slots)
             self.keep(batch.req_pool_indices, start)
 
     def read_out(self, hidden: Tensor) -> ExtendOutputs:
-        """The same of a prefill: hidden [B, Hd] at each chunk's last position."""
-        return self._forward.read_out(hidden)
+        """Read out a prefill: hidden [B, Hd] at each chunk's last position."""
+        return self.forward.read_out(hidden)
 
     def keep(self, rows: Tensor, start: ExtendOutputs) -> None:
-        """Store what the next draft loop of these rows starts from."""
+        """Store the start of these rows' next draft loop."""
         with grouped():
             maybe_detect_nan(start.topk_p, "draft_extend.topk_p")
-            maybe_detect_oob(start.topk_index, 0, self._parts.draft.vocab_size, "draft_extend.topk_index")
-        self._state.store_draft(rows, start.topk_p, start.topk_index, start.hidden_states)
+            maybe_detect_oob(start.topk_index, 0, self.parts.draft.vocab_size, "draft_extend.topk_index")
+        self.state.store_draft(rows, start.topk_p, start.topk_index, start.hidden_states)

@@ -27,23 +27,17 @@ class SpeculativeWorker(Protocol):
     """Serves an engine's requests that speculate. It owns the draft pool's content."""
 
     def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
-        """The target has computed these prompt chunks.
-
-        next_ids: int64 [B], the target's sample after each chunk. features: [Σext, F], of every token.
-        """
-        ...
+        """The target has computed these prompt chunks. next_ids: int64 [B], its sample after each. features: [Σext, F],
+        by token."""
 
     def decode(self, requests: Sequence[Request]) -> list[list[int]]:
         """One iteration; the tokens each request gained, at least one."""
-        ...
 
     def check_guards(self) -> list[GuardViolation]:
         """Overruns of static buffers since the last call."""
-        ...
 
     def damage_seen(self) -> list[GuardViolation]:
         """Overruns that reached the host before the device was lost."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,7 @@ class Pools:
 
 @dataclass(frozen=True)
 class DraftAndTargetAttention:
-    """Who attends for either model: their heads may differ."""
+    """The backends that attend for either model: their heads may differ."""
 
     draft: AttentionBackend
     target: AttentionBackend

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from specdebug.engine import progress
 from specdebug.engine.graph.draft_runner import DraftGraphRunner
 from specdebug.engine.graph.extend_runner import ExtendGraphRunner
-from specdebug.engine.graph.runner import GraphRunner
+from specdebug.engine.graph.runner import GraphRunner, RunnerParts
 from specdebug.engine.graph.verify_runner import VerifyGraphRunner
 from specdebug.engine.speculative.draft import DraftLoop
 from specdebug.engine.speculative.extend import ExtendForward
@@ -27,63 +26,26 @@ class Runners:
     extend: ExtendGraphRunner | None = None
 
     @property
-    def all(self) -> list[GraphRunner[Any]]:
+    def all(self) -> list[GraphRunner[Any, Any]]:
         """Those that there are."""
-        each: tuple[GraphRunner[Any] | None, ...] = (self.draft, self.verify, self.extend)
+        each: tuple[GraphRunner[Any, Any] | None, ...] = (self.draft, self.verify, self.extend)
         return [runner for runner in each if runner is not None]
 
 
 def make_runners(parts: WorkerParts, loop: DraftLoop, verify: VerifyForward, extend: ExtendForward) -> Runners:
     """Runners of these forwards, captured where there is a GPU."""
-    config, spec = parts.config, parts.spec
-    if not config.cuda_graph.enabled:
+    if not parts.config.cuda_graph.enabled:
         return Runners()
-    guards = config.memory.guards
-    runners = Runners(
-        DraftGraphRunner(
-            config.cuda_graph,
-            loop,
-            parts.planner,
-            parts.attention.draft,
-            num_rows=config.max_running_requests + 1,
-            hidden_dtype=parts.dtype,
-            guards=guards,
-            fill=parts.fill,
-            device=parts.device,
-        ),
-        VerifyGraphRunner(
-            config.cuda_graph,
-            verify,
-            parts.planner,
-            parts.attention.target,
-            tree_size=spec.tree_size,
-            dtype=parts.dtype,
-            guards=guards,
-            fill=parts.fill,
-            device=parts.device,
-        ),
-        ExtendGraphRunner(
-            config.cuda_graph,
-            extend,
-            parts.planner,
-            parts.attention.draft,
-            tree_size=spec.tree_size,
-            target_vocab_size=parts.vocab_size,
-            dtype=parts.dtype,
-            guards=guards,
-            fill=parts.fill,
-            device=parts.device,
-        ),
+    shared = RunnerParts(parts.config, parts.planner, parts.fill, parts.dtype, parts.device)
+    target, nodes = parts.attention.target, parts.spec.tree_size
+    on_draft = DraftGraphRunner(shared, loop, parts.attention.draft)
+    on_verify = VerifyGraphRunner(shared, verify, target, tree_size=nodes)
+    on_extend = ExtendGraphRunner(
+        shared, extend, parts.attention.draft, tree_size=nodes, target_vocab_size=parts.vocab_size
     )
     if parts.device.type == "cuda":
-        _capture(runners)
-    return runners
-
-
-def _capture(runners: Runners) -> None:
-    """Turn them into CUDA graphs. They run one after another, so they share a pool."""
-    pool = torch.cuda.graph_pool_handle()
-    for name, runner in (("verify", runners.verify), ("draft", runners.draft), ("draft extend", runners.extend)):
-        if runner is not None:
-            progress.report(f"capturing {name} graphs, batch {', '.join(map(str, runner.capture_bs))}")
+        pool = torch.cuda.graph_pool_handle()  # they run one after another, so they share it
+        order: list[GraphRunner[Any, Any]] = [on_verify, on_draft, on_extend]
+        for runner in order:
             runner.capture(pool)
+    return Runners(on_draft, on_verify, on_extend)

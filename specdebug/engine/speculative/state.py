@@ -6,6 +6,7 @@ Row 0 is padding. The host mirrors only lengths it needs for allocation; batches
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,22 +28,17 @@ class DraftStateTable:
     """DraftState for every row of ``req_to_token``. seq_lens, bonus: int64 [R + 1]."""
 
     def __init__(self, rows: int, *, topk: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        size = rows + 1
-        self.seq_lens = torch.zeros(size, dtype=torch.int64, device=device)
-        self.bonus = torch.zeros(size, dtype=torch.int64, device=device)
-        self._topk_p = torch.zeros((size, topk), dtype=torch.float32, device=device)
-        self._topk_index = torch.zeros((size, topk), dtype=torch.int64, device=device)
-        self._hidden = torch.zeros((size, hidden_size), dtype=dtype, device=device)
+        zeros = partial(torch.zeros, device=device)
+        self.seq_lens = zeros(rows + 1, dtype=torch.int64)
+        self.bonus = zeros(rows + 1, dtype=torch.int64)
+        self._topk_p = zeros((rows + 1, topk), dtype=torch.float32)
+        self._topk_index = zeros((rows + 1, topk), dtype=torch.int64)
+        self._hidden = zeros((rows + 1, hidden_size), dtype=dtype)
 
     def gather(self, rows: Tensor) -> DraftState:
         """Copies of the given rows (int64 [B])."""
-        return DraftState(
-            self.seq_lens.index_select(0, rows),
-            self.bonus.index_select(0, rows),
-            self._topk_p.index_select(0, rows),
-            self._topk_index.index_select(0, rows),
-            self._hidden.index_select(0, rows),
-        )
+        columns = (self.seq_lens, self.bonus, self._topk_p, self._topk_index, self._hidden)
+        return DraftState(*(column.index_select(0, rows) for column in columns))
 
     def store_lengths(self, rows: Tensor, seq_lens: Tensor, bonus: Tensor) -> None:
         """Publish new committed lengths and bonus tokens, before the draft extend runs."""

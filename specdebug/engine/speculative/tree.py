@@ -1,7 +1,7 @@
 """Stage 2, tree: from chosen candidates to the tree that the target verifies.
 
-Node 0 is the bonus token at position L; node i > 0 is chosen candidate i - 1. The tree is given both ways the
-rest needs it: an ancestor mask for attention and first-child / next-sibling links for acceptance.
+Node 0 is the bonus token at position L; node i > 0 is chosen candidate i - 1. The tree is an ancestor mask for
+attention, and first-child / next-sibling links for acceptance.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from specdebug.engine.speculative.draft import DraftCandidates
 class VerifyTree:
     """tokens, positions: int64 [B, T]. mask: bool [B, T, T], [b, i, j] when j is i or an ancestor of i.
 
-    retrieve_next_token, retrieve_next_sibling: int64 [B, T], first child and next sibling of a node, -1 for
-    none. Siblings are linked best first.
+    retrieve_next_token, retrieve_next_sibling: int64 [B, T], first child and next sibling, best first, -1 for none.
     """
 
     tokens: Tensor
@@ -30,6 +29,11 @@ class VerifyTree:
     retrieve_next_token: Tensor
     retrieve_next_sibling: Tensor
 
+    @property
+    def links(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The tensors along which a walk from the root goes."""
+        return self.tokens, self.retrieve_next_token, self.retrieve_next_sibling
+
 
 class TreeBuilder:
     """Builds trees of one shape. A chain's links and mask never change, so they are made once."""
@@ -37,8 +41,7 @@ class TreeBuilder:
     def __init__(self, *, topk: int, tree_size: int, device: torch.device) -> None:
         self.topk = topk
         self.tree_size = tree_size
-        node = torch.arange(tree_size, device=device)
-        self._node = node
+        self._node = node = torch.arange(tree_size, device=device)
         self._chain_mask = node.unsqueeze(1) >= node
         self._chain_next = torch.where(node + 1 < tree_size, node + 1, -1)
         self._no_sibling = torch.full_like(node, -1)

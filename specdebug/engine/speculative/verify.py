@@ -1,7 +1,7 @@
 """Stage 3, verify: one target forward over the whole tree.
 
-It writes target KV of node i to row cell L + i. What it says of each node, the logits, decides what is accepted; its
-hidden states are what the draft goes on from.
+It writes target KV of node i to row cell L + i. Its logits at each node decide what is accepted; the draft goes on from
+its hidden states.
 """
 
 from __future__ import annotations
@@ -70,49 +70,46 @@ class PreparedVerify:
     planned: Planned[VerifyInputs] | None
 
 
+@dataclass(frozen=True, eq=False)
 class VerifyStage:
     """In two parts, because :meth:`prepare` needs to know less than :meth:`run` and can come a step earlier."""
 
-    def __init__(
-        self, parts: WorkerParts, forward: VerifyForward, runner: VerifyGraphRunner | None, workspace: Workspace
-    ) -> None:
-        self._parts = parts
-        self._forward = forward
-        self._runner = runner
-        self._workspace = workspace
+    parts: WorkerParts
+    forward: VerifyForward
+    runner: VerifyGraphRunner | None
+    workspace: Workspace
 
     def prepare(
         self, tree: VerifyTree, rows: Tensor, seq_lens: Tensor, slots: Tensor, lens_cpu: tuple[int, ...], slack: int
     ) -> PreparedVerify:
         """Load a tree, and plan its attention where that can be done before the lengths are known.
 
-        rows, seq_lens: int64 [B]. slots: int64 [B·T], where target KV goes. ``lens_cpu`` may be too long, by ``slack``
-        in all at most.
+        ``lens_cpu`` may exceed them, in all by ``slack``. rows, seq_lens: int64 [B]. slots: int64 [B·T], for target KV.
         """
         input_ids = tree.tokens.reshape(-1)
-        maybe_detect_oob(input_ids, 0, self._parts.vocab_size, "verify.input_ids")
+        maybe_detect_oob(input_ids, 0, self.parts.vocab_size, "verify.input_ids")
         inputs = VerifyInputs(input_ids, tree.positions.reshape(-1), slots, tree.mask, rows, seq_lens)
         planned = None
-        if self._runner is not None and self._runner.can_run(len(lens_cpu)):
-            planned = self._runner.prepare(inputs, lens_cpu, slack=slack)
+        if self.runner is not None and self.runner.can_run(len(lens_cpu)):
+            planned = self.runner.prepare(inputs, lens_cpu, slack=slack)
         return PreparedVerify(inputs, planned)
 
     def run(self, prepared: PreparedVerify, batch: SequenceLayout) -> VerifyOutputs:
-        """Run what was prepared last. ``batch`` has the lengths themselves."""
+        """Run the verify that was prepared last. ``batch`` has the lengths themselves."""
         inputs = prepared.inputs
-        if self._runner is not None and prepared.planned is not None:
-            outputs = self._runner.launch(prepared.planned, batch.seq_lens_cpu)
+        if self.runner is not None and prepared.planned is not None:
+            outputs = self.runner.launch(prepared.planned, batch.seq_lens_cpu)
         else:
-            metadata = self._parts.planner.verify(batch, inputs.tree_mask, self._workspace)
-            attention = self._parts.attention.target.bind(metadata, self._parts.pools.target, inputs.out_cache_loc)
-            outputs = self._forward.run(inputs, attention)
+            metadata = self.parts.planner.verify(batch, inputs.tree_mask, self.workspace)
+            attention = self.parts.attention.target.bind(metadata, self.parts.pools.target, inputs.out_cache_loc)
+            outputs = self.forward.run(inputs, attention)
         with grouped():
-            self._parts.pools.target.probe_written(inputs.out_cache_loc)
+            self.parts.pools.target.probe_written(inputs.out_cache_loc)
             maybe_detect_nonfinite(outputs.logits, "verify.logits")
             maybe_detect_nan(outputs.features, "verify.hidden_states")
         return outputs
 
     def abandon(self, prepared: PreparedVerify) -> None:
         """A prepared verify will not be run."""
-        if self._runner is not None and prepared.planned is not None:
-            self._runner.abandon()
+        if self.runner is not None and prepared.planned is not None:
+            self.runner.abandon()

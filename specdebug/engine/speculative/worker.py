@@ -1,6 +1,6 @@
 """One EAGLE iteration: draft, tree, verify, accept, commit, draft extend, each in the file of its name.
 
-The target's output decides every emitted token; whatever the draft does wrong only costs accepted length.
+The target's output decides every emitted token; a mistake of the draft only costs accepted length.
 """
 
 from __future__ import annotations
@@ -38,10 +38,6 @@ class _Begun:
     requests: tuple[Request, ...]
     tree: VerifyTree
     verify: PreparedVerify
-
-    def serves(self, requests: Sequence[Request]) -> bool:
-        """True if it was made for these requests, in this order; a request equals nothing but itself."""
-        return tuple(requests) == self.requests
 
 
 class EagleWorker:
@@ -107,9 +103,8 @@ class EagleWorker:
         self.state.store_lengths(batch.req_pool_indices, batch.seq_lens + compacted.accept_lengths, bonus.squeeze(1))
 
         # Queued behind the read-back: a GPU extends, drafts for the next step and plans its verify while the host looks
-        # at the tokens; then all that the host has left to do is to launch it. This needs no more than the device
-        # knows; its slots are there, because a request holds them for two steps; and if the next batch is another one,
-        # all that is lost is the work.
+        # at the tokens; the host then only launches it. The device knows enough for this, a request holds slots for
+        # two steps, and if the next batch is another one, only the work is lost.
         observers.stage("extend")
         self._extend.run(batch, compacted, inputs.out_cache_loc)
         with observers.ahead():
@@ -117,7 +112,7 @@ class EagleWorker:
         return [row[1 : row[0] + 1] for row in accepted.wait()]
 
     def _begin(self, requests: Sequence[Request], lens_cpu: tuple[int, ...], *, slack: int = 0) -> _Begun:
-        """Draft from what the device knows of ``requests``, build their tree, and prepare the verify.
+        """Draft for ``requests`` by the device's state, build their tree, and prepare the verify.
 
         Their lengths are at most ``lens_cpu``, and all together at most ``slack`` less.
         """
@@ -149,11 +144,10 @@ class EagleWorker:
         return self._begin(requests, longest, slack=len(longest) * (nodes - 1))
 
     def _take_begun(self, requests: Sequence[Request]) -> _Begun | None:
-        """Take the step that was begun ahead, if it was for these requests; else drop it."""
-        if self._ahead is not None and not self._ahead.serves(requests):
+        """Take the step that was begun ahead, if it was for these requests in this order; else drop it."""
+        if self._ahead is not None and self._ahead.requests != tuple(requests):
             self._drop_ahead()
-        begun = self._ahead
-        self._ahead = None
+        begun, self._ahead = self._ahead, None
         return begun
 
     def _drop_ahead(self) -> None:
@@ -173,7 +167,7 @@ class EagleWorker:
         return self._last_rows[1]
 
     def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
-        """Write the chunks' draft KV; after a final chunk keep what the first draft loop starts from.
+        """Write the chunks' draft KV; after a final chunk keep the start of the first draft loop.
 
         next_ids: int64 [B], the target's sample after each chunk. features: [Σext, F].
         """

@@ -18,7 +18,7 @@ from specdebug.engine.attention.planner import SequenceLayout
 from specdebug.engine.attention.select import make_planner
 from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.graph.runner import GraphRunner
+from specdebug.engine.graph.runner import GraphRunner, RunnerParts
 from specdebug.engine.memory.fill import FillPolicy, Scratch
 from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.memory.req_to_token import ReqToToken
@@ -43,7 +43,7 @@ def _models(target: Path, draft: Path, algorithm: Literal["EAGLE", "EAGLE3"]) ->
 class Bench(ABC):
     """Five requests with random committed KV; every other slot is NaN. ``options`` go to the engine config."""
 
-    runner: GraphRunner[Any]
+    runner: GraphRunner[Any, Any]
     pool: MHAPool
     """Where the forwards write."""
     inputs: tuple[str, ...]
@@ -71,6 +71,7 @@ class Bench(ABC):
         self.workspace = EagerWorkspace(Scratch(self.fill, CPU))
         self.target_pool, self.draft_pool = self._pool(self.target.config), self._pool(self.draft)
         self.rows = torch.tensor([3, 5, 1, 4, 2])
+        self.parts = RunnerParts(self.config, self.planner, self.fill, torch.float32, CPU)
         self._commit()
         self.make()
 
@@ -201,7 +202,7 @@ def check_padding_cannot_influence_live_rows(bench: Bench) -> None:
     results = []
     for policy in (FillPolicy("zeros"), FillPolicy("nan"), FillPolicy("garbage", 1), FillPolicy("garbage", 2)):
         bench.restore(start)
-        for name in bench.runner.buffers._arena._views:
+        for name in bench.runner.buffers._views:
             policy.paint(bench.runner.buffers[name])
         results.append(cloned(bench.replay(given)))
         assert bench.runner.check_guards() == []

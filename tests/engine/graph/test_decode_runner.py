@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,11 +10,10 @@ from torch import Tensor
 
 from specdebug.engine.attention.backend import TorchBackend
 from specdebug.engine.attention.executor import TorchAttention
-from specdebug.engine.graph.decode_runner import DecodeForward, DecodeGraphRunner, DecodeInputs
+from specdebug.engine.graph.decode_runner import DecodeForward, DecodeGraphRunner, DecodeInputs, DecodeOutputs
 from specdebug.engine.kernels.cache_locs import verify_cache_locs
 from tests.engine.conftest import Lab
 from tests.engine.graph.benches import (
-    CPU,
     LENGTHS,
     MAX_BS,
     Bench,
@@ -26,38 +24,24 @@ from tests.engine.graph.benches import (
 )
 
 
-@dataclass(frozen=True)
-class Logits:
-    logits: Tensor
-
-
 class DecodeBench(Bench):
     inputs = ("decode.input_ids", "decode.out_cache_loc", "decode.req_pool_indices", "decode.seq_lens")
 
     def make(self) -> None:
         self.pool = self.target_pool
         self.forward = DecodeForward(self.target, self.pool)
-        self.runner: DecodeGraphRunner = DecodeGraphRunner(
-            self.config.cuda_graph,
-            self.forward,
-            self.planner,
-            TorchBackend(),
-            dtype=torch.float32,
-            guards=True,
-            fill=self.fill,
-            device=CPU,
-        )
+        self.runner: DecodeGraphRunner = DecodeGraphRunner(self.parts, self.forward, TorchBackend())
         self.tokens = self.ids(MAX_BS)
 
     def given(self, raw: int) -> DecodeInputs:
         return DecodeInputs(self.tokens[:raw], self.written(raw), self.rows[:raw], torch.tensor(LENGTHS[:raw]))
 
-    def eager(self, given: DecodeInputs) -> Logits:
+    def eager(self, given: DecodeInputs) -> DecodeOutputs:
         metadata = self.planner.extend_uniform(self.layout(given), 1, self.workspace)
-        return Logits(self.forward.run(given, TorchAttention(metadata, self.pool, given.out_cache_loc)))
+        return self.forward.run(given, TorchAttention(metadata, self.pool, given.out_cache_loc))
 
-    def replay(self, given: DecodeInputs) -> Logits:
-        return Logits(self.runner.replay(given, tuple(given.seq_lens.tolist())))
+    def replay(self, given: DecodeInputs) -> DecodeOutputs:
+        return self.runner.replay(given, tuple(given.seq_lens.tolist()))
 
     def written(self, raw: int) -> Tensor:
         return verify_cache_locs(self.req_to_token.table, self.rows[:raw], torch.tensor(LENGTHS[:raw]), 1)

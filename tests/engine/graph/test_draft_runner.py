@@ -17,7 +17,6 @@ from specdebug.engine.kernels.cache_locs import assign_draft_cache_locs
 from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs, DraftLoop
 from tests.engine.conftest import Lab
 from tests.engine.graph.benches import (
-    CPU,
     LENGTHS,
     MAX_BS,
     Bench,
@@ -56,17 +55,7 @@ class DraftBench(Bench):
             tree_size=spec.tree_size,
             target_vocab_size=self.vocab,
         )
-        self.runner: DraftGraphRunner = DraftGraphRunner(
-            self.config.cuda_graph,
-            self.loop,
-            self.planner,
-            TorchBackend(),
-            num_rows=MAX_BS + 1,
-            hidden_dtype=torch.float32,
-            guards=True,
-            fill=self.fill,
-            device=CPU,
-        )
+        self.runner: DraftGraphRunner = DraftGraphRunner(self.parts, self.loop, TorchBackend())
         topk = spec.eagle_topk
         logits = self.draw(MAX_BS, model.vocab_size)
         self.topk_p, self.topk_index = torch.softmax(logits, dim=-1).topk(topk, dim=-1)

@@ -15,7 +15,6 @@ from specdebug.engine.graph.extend_runner import ExtendForward, ExtendGraphRunne
 from specdebug.engine.kernels.cache_locs import verify_cache_locs
 from tests.engine.conftest import Lab
 from tests.engine.graph.benches import (
-    CPU,
     LENGTHS,
     MAX_BS,
     Bench,
@@ -48,16 +47,7 @@ class ExtendBench(Bench):
         self.pool, self.nodes = self.draft_pool, self.spec.tree_size
         self.forward = ExtendForward(self.draft, self.pool, topk=self.spec.eagle_topk)
         self.runner: ExtendGraphRunner = ExtendGraphRunner(
-            self.config.cuda_graph,
-            self.forward,
-            self.planner,
-            TorchBackend(),
-            tree_size=self.nodes,
-            target_vocab_size=self.vocab,
-            dtype=torch.float32,
-            guards=True,
-            fill=self.fill,
-            device=CPU,
+            self.parts, self.forward, TorchBackend(), tree_size=self.nodes, target_vocab_size=self.vocab
         )
         self.tokens = self.ids(MAX_BS * self.nodes)
         self.features = self.draw(MAX_BS * self.nodes, self.draft.target_feature_size)

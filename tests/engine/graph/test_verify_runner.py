@@ -16,7 +16,6 @@ from specdebug.engine.kernels.cache_locs import verify_cache_locs
 from tests.engine.attention.cases import random_tree
 from tests.engine.conftest import Lab
 from tests.engine.graph.benches import (
-    CPU,
     LENGTHS,
     MAX_BS,
     Bench,
@@ -48,15 +47,7 @@ class VerifyBench(Bench):
         self.pool, self.nodes = self.target_pool, self.spec.tree_size
         self.forward = VerifyForward(self.target, self.pool, self.draft.aux_layers, self.draft.target_feature_size)
         self.runner: VerifyGraphRunner = VerifyGraphRunner(
-            self.config.cuda_graph,
-            self.forward,
-            self.planner,
-            TorchBackend(),
-            tree_size=self.nodes,
-            dtype=torch.float32,
-            guards=True,
-            fill=self.fill,
-            device=CPU,
+            self.parts, self.forward, TorchBackend(), tree_size=self.nodes
         )
         self.masks = torch.stack([random_tree(self.nodes, self.spec.eagle_topk, self.generator) for _ in LENGTHS])
         self.tokens = self.ids(MAX_BS * self.nodes)

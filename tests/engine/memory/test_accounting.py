@@ -86,7 +86,7 @@ def test_cells_beyond_what_is_allocated_mean_nothing(parts: Parts, holder: Reque
     assert parts.laws(holder) == []
 
 
-@pytest.mark.parametrize("counter", ["evictable_size", "_protected"])
+@pytest.mark.parametrize("counter", ["evictable_size", "protected_size"])
 def test_lock_counters_that_drift_are_noticed(parts: Parts, holder: Request, counter: str) -> None:
     radix = parts.cache.radix
     setattr(radix, counter, getattr(radix, counter) + 1)

@@ -7,14 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.engine.memory.allocator import DoubleFree, InvalidFree, make_allocator
+from specdebug.engine.memory.allocator import DoubleFree, InvalidFree, SlotAllocator
 
 PAGE_SIZES = [1, 4, 16]
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_fresh_pool_hands_out_ascending_slots_and_never_page_zero(page_size: int) -> None:
-    allocator = make_allocator(3 * page_size, page_size)
+    allocator = SlotAllocator(3 * page_size, page_size)
     slots = allocator.alloc(3 * page_size)
     assert slots is not None
     assert slots.dtype == torch.int64
@@ -25,7 +25,7 @@ def test_fresh_pool_hands_out_ascending_slots_and_never_page_zero(page_size: int
 
 
 def test_shortage_changes_nothing() -> None:
-    allocator = make_allocator(8, 4)
+    allocator = SlotAllocator(8, 4)
     allocator.alloc(4)
     before = allocator.free_slots()
     assert allocator.alloc(8) is None
@@ -34,7 +34,7 @@ def test_shortage_changes_nothing() -> None:
 
 
 def test_freeing_one_slot_frees_its_page() -> None:
-    allocator = make_allocator(8, 4)
+    allocator = SlotAllocator(8, 4)
     slots = allocator.alloc(8)
     assert slots is not None
     allocator.free(slots[5:6])
@@ -44,7 +44,7 @@ def test_freeing_one_slot_frees_its_page() -> None:
 
 
 def test_returned_slots_are_not_a_view_of_the_books() -> None:
-    allocator = make_allocator(4, 1)
+    allocator = SlotAllocator(4, 1)
     slots = allocator.alloc(2)
     assert slots is not None
     kept = slots.clone()
@@ -54,7 +54,7 @@ def test_returned_slots_are_not_a_view_of_the_books() -> None:
 
 
 def test_released_slots_come_back_in_ascending_order() -> None:
-    allocator = make_allocator(6, 1)
+    allocator = SlotAllocator(6, 1)
     allocator.alloc(5)
     allocator.free(torch.tensor([4, 1]))
     allocator.free(torch.tensor([2], dtype=torch.int32))
@@ -63,7 +63,7 @@ def test_released_slots_come_back_in_ascending_order() -> None:
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_double_free_names_the_slot_and_frees_nothing(page_size: int) -> None:
-    allocator = make_allocator(4 * page_size, page_size)
+    allocator = SlotAllocator(4 * page_size, page_size)
     slots = allocator.alloc(4 * page_size)
     assert slots is not None
     victim = slots[page_size : page_size + 1]
@@ -74,12 +74,12 @@ def test_double_free_names_the_slot_and_frees_nothing(page_size: int) -> None:
 
 
 def test_a_slot_named_twice_in_one_call_is_a_double_free_for_tokens_only() -> None:
-    tokens = make_allocator(4, 1)
+    tokens = SlotAllocator(4, 1)
     tokens.alloc(4)
     with pytest.raises(DoubleFree, match="slot 3 is freed twice"):
         tokens.free(torch.tensor([3, 1, 3]))
     assert tokens.num_free == 0
-    paged = make_allocator(8, 4)
+    paged = SlotAllocator(8, 4)
     paged.alloc(8)
     paged.free(torch.tensor([4, 5, 4]))
     assert paged.num_free == 4
@@ -87,7 +87,7 @@ def test_a_slot_named_twice_in_one_call_is_a_double_free_for_tokens_only() -> No
 
 @pytest.mark.parametrize("slot", [0, 3, 12, -1, 10**12])
 def test_slots_that_are_never_handed_out_cannot_be_freed(slot: int) -> None:
-    allocator = make_allocator(8, 4)
+    allocator = SlotAllocator(8, 4)
     allocator.alloc(8)
     with pytest.raises(InvalidFree, match=rf"slot {slot} cannot be freed: usable slots are 4\.\.11"):
         allocator.free(torch.tensor([4, slot]))
@@ -96,15 +96,15 @@ def test_slots_that_are_never_handed_out_cannot_be_freed(slot: int) -> None:
 
 def test_arguments_that_are_no_whole_pages_are_refused() -> None:
     with pytest.raises(ValueError, match="multiple of page_size 4"):
-        make_allocator(10, 4)
+        SlotAllocator(10, 4)
     with pytest.raises(ValueError, match="multiple of page_size 4"):
-        make_allocator(8, 4).alloc(6)
+        SlotAllocator(8, 4).alloc(6)
     with pytest.raises(ValueError, match="-4"):
-        make_allocator(8, 4).alloc(-4)
+        SlotAllocator(8, 4).alloc(-4)
 
 
 def test_clear_frees_everything() -> None:
-    allocator = make_allocator(8, 4)
+    allocator = SlotAllocator(8, 4)
     allocator.alloc(8)
     allocator.free(torch.tensor([8]))
     allocator.clear()
@@ -118,7 +118,7 @@ def test_clear_frees_everything() -> None:
     steps=st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 2**16)), max_size=40),
 )
 def test_against_a_set_of_owned_pages(page_size: int, num_pages: int, steps: list[tuple[bool, int, int]]) -> None:
-    allocator = make_allocator(num_pages * page_size, page_size)
+    allocator = SlotAllocator(num_pages * page_size, page_size)
     everything = set(range(page_size, (num_pages + 1) * page_size))
     held: list[list[int]] = []  # one list of slots per successful alloc
     for is_alloc, count, pick in steps:

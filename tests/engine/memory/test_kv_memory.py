@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdebug.engine.errors import EngineError
-from specdebug.engine.memory.allocator import make_allocator
+from specdebug.engine.memory.allocator import SlotAllocator
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_memory import KVMemory
 from specdebug.engine.memory.mha_pool import MHAPool
@@ -31,7 +31,7 @@ def _poisoned(pool: MHAPool) -> list[int]:
 
 
 def test_released_slots_are_poisoned_in_both_pools() -> None:
-    memory = KVMemory(make_allocator(SLOTS, PAGE), _pool(), _pool())
+    memory = KVMemory(SlotAllocator(SLOTS, PAGE), _pool(), _pool())
     slots = memory.alloc(8)
     assert slots is not None
     assert memory.draft is not None
@@ -46,7 +46,7 @@ def test_released_slots_are_poisoned_in_both_pools() -> None:
 
 
 def test_there_need_be_no_draft() -> None:
-    memory = KVMemory(make_allocator(SLOTS, PAGE), _pool(), None)
+    memory = KVMemory(SlotAllocator(SLOTS, PAGE), _pool(), None)
     slots = memory.alloc(4)
     assert slots is not None
     memory.target.zero(slots)
@@ -55,7 +55,7 @@ def test_there_need_be_no_draft() -> None:
 
 
 def test_what_nobody_owns_is_not_poisoned_either() -> None:
-    memory = KVMemory(make_allocator(SLOTS, PAGE), _pool(), None)
+    memory = KVMemory(SlotAllocator(SLOTS, PAGE), _pool(), None)
     memory.target.zero(torch.arange(SLOTS + PAGE))
     memory.free(torch.empty(0, dtype=torch.int64))
     with pytest.raises(EngineError):

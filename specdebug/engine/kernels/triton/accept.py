@@ -4,8 +4,6 @@ Two more launches draw the bonus of a sampled walk: every block of the vocabular
 request finds the block, and in it the token, that its coin names.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 import torch

@@ -1,7 +1,5 @@
 """SiLU(gate) * up from the fused product of both, in one launch."""
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 import torch

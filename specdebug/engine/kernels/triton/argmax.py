@@ -1,8 +1,6 @@
 """Triton twins of :mod:`specdebug.engine.kernels.argmax` for fp32, bf16 and fp16: many programs to a row, the last of
 which adds up."""
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 import torch

@@ -1,7 +1,5 @@
 """Triton twin of :mod:`specdebug.engine.kernels.build_tree`: no order between nodes, each climbs on its own."""
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 import torch

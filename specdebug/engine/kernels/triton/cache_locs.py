@@ -1,7 +1,5 @@
 """Triton twins of :mod:`specdebug.engine.kernels.cache_locs`: every cell of a batch in one launch."""
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 import torch

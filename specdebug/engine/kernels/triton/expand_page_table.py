@@ -1,7 +1,5 @@
 """Triton twin of :mod:`specdebug.engine.kernels.expand_page_table`."""
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 import triton

@@ -1,7 +1,5 @@
 """The check of guard regions, made on the device."""
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 import triton

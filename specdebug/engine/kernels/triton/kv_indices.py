@@ -1,7 +1,5 @@
 """Triton twins of :mod:`specdebug.engine.kernels.kv_indices`; lengths stay on the device."""
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 import torch

@@ -1,7 +1,5 @@
 """Triton twin of :mod:`specdebug.engine.kernels.merge_pair`."""
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

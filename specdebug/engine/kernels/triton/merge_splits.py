@@ -4,8 +4,6 @@ A kernel of its own merges, or the last program of a tile to finish. Either adds
 results do not depend on which program it was.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 import triton

@@ -1,7 +1,5 @@
 """RMS norm of every row in one launch."""
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 import torch

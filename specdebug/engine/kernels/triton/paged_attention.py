@@ -8,8 +8,6 @@ Grids follow from shapes and host integers, and lengths are read on the device: 
 its shape. Addresses in metadata are read unchecked; what lies past a sequence's end is never read.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 from dataclasses import dataclass

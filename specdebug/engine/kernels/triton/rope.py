@@ -1,7 +1,5 @@
 """Rotary position embedding of a fused qkv row in one launch, which may put keys and values into their cache too."""
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 import triton

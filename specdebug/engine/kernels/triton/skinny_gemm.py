@@ -6,8 +6,6 @@ short side. Cutting long sums into parts, added up in the last program to finish
 the down projection of an 8B layer on an H200.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 from typing import NamedTuple

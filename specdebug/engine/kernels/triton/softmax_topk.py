@@ -4,8 +4,6 @@ Each finds the best of its share and the share's part of the softmax's sum: logi
 never written.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 import torch

@@ -1,7 +1,5 @@
 """Triton twin of :mod:`specdebug.engine.kernels.tree_mask`."""
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 import torch

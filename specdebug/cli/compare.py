@@ -20,7 +20,7 @@ from specdebug.cli.options import (
 from specdebug.cli.output import show
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import progress, workers
-from specdebug.cli.results import tell_replay, tell_results
+from specdebug.cli.results import files_of, tell_replay, tell_results
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
@@ -78,33 +78,21 @@ def _tell_both(answer: Replay, names: tuple[str, ...], results: ResultOptions, r
     """Tell how the two arms differ, and return the exit code."""
     from specdebug.loops import compare as comparing
     from specdebug.report.document import comparison_document
+    from specdebug.report.formats import Told
     from specdebug.report.github import comparison_annotations, comparison_summary
-    from specdebug.report.junit import verdict_xml
-    from specdebug.report.terminal import comparison_line, render_comparison
+    from specdebug.report.terminal import render_comparison
     from specdebug.scenario.load import engine_config
     from specdebug.scenario.text import decoder, load_tokenizer
 
     left, right = (result.outcome for result in answer.results)
     decode = decoder(load_tokenizer(engine_config(answer.scenario, names[0]).model))
     comparison = comparing.compare((names[0], names[1]), (left, right), decode)
-    name, code, line = answer.scenario.name, comparison.exit_code, comparison_line(comparison)
-
-    def page() -> str:
-        from specdebug.report.html.compare import compare_page
-
-        assert recording is not None  # since a page is wanted
-        return compare_page(answer, comparison, recording, command_line())
-
     tell_results(
         results,
         lambda: comparison_document(comparison),
-        lambda: show(render_comparison(name, comparison)),
-        (
-            results.junit,
-            lambda: verdict_xml(name, " and ".join(names), code, line, answer.wall_s),
-        ),
-        (results.html, page),
+        lambda: show(render_comparison(answer.scenario.name, comparison)),
+        *files_of(results, Told(answer, comparison, recording, command_line())),
         summary=lambda: comparison_summary(answer, comparison),
         annotations=lambda: comparison_annotations(answer, comparison),
     )
-    return code
+    return comparison.exit_code

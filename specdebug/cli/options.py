@@ -112,6 +112,12 @@ Timeout = Annotated[
 Html = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="A self-contained page, too, whatever the verdict.")
 ]
+Reports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--report", metavar="FORMAT=FILE", help="A file in this format, ours or an installed package's (repeatable)."
+    ),
+]
 Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="JUnit XML, too.")]
 _A_SCENARIO = "A scenario file, or the name of a shipped one."
 File = Annotated[str, typer.Argument(metavar="FILE", help=_A_SCENARIO, autocompletion=complete.scenarios)]
@@ -263,16 +269,31 @@ class PageOptions(JsonOptions):
 
 @dataclass(frozen=True)
 class ResultOptions(JsonOptions):
-    """The document, JUnit XML and a page."""
+    """The document, and files in the formats of ``report/formats.py``."""
 
     junit: Junit = None
     html: Html = None
+    report: Reports = None
+
+    def check(self) -> None:
+        """Raise SpecDebugError for a format that there is not, OutputError if one of the files could not be written."""
+        super().check()
+        for _, path in self.wanted():
+            check_writable(path)
+
+    def wanted(self) -> list[tuple[str, Path]]:
+        """Return each file's format and path."""
+        from specdebug.report.formats import parse_report
+
+        own = [(name, getattr(self, name, None)) for name in ("junit", "html", "perfetto")]
+        return [(name, path) for name, path in (*own, *map(parse_report, self.report or ())) if path is not None]
 
     def recording(self) -> Recording | None:
         """Return a place for the steps if a file shows them."""
         from specdebug.loops.steplog import Recording
+        from specdebug.report.formats import report_format
 
-        return None if self.html is None else Recording()
+        return Recording() if any(report_format(name).shows_steps for name, _ in self.wanted()) else None
 
 
 @dataclass(frozen=True)
@@ -283,11 +304,6 @@ class ReplayResults(ResultOptions):
     perfetto: Annotated[
         Path | None, typer.Option("--perfetto", metavar="FILE", help="The steps as a Chrome/Perfetto trace, too.")
     ] = None
-
-    def recording(self) -> Recording | None:
-        from specdebug.loops.steplog import Recording
-
-        return Recording() if self.perfetto is not None else super().recording()
 
 
 @dataclass(frozen=True)

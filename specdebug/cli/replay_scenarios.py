@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 def check_several(results: ReplayResults) -> None:
     """Raise SpecDebugError if these results of several scenarios could not be written; --html names a folder."""
-    if results.perfetto is not None:
-        raise SpecDebugError("--perfetto is of one scenario; name a single file")
+    for option in ("perfetto", "report"):
+        if getattr(results, option):
+            raise SpecDebugError(f"--{option} is of one scenario; name a single file")
     pages = results.html
     if pages is not None and pages.exists() and not pages.is_dir():
         raise OutputError(f"{pages} is a file; of several scenarios --html names a folder")

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from specdebug.cli.options import JsonOptions, ReplayResults, ResultOptions, command_line
+from specdebug.cli.options import JsonOptions, ResultOptions, command_line
 from specdebug.cli.output import OutputError, show, write, write_file
 from specdebug.errors import SpecDebugError
+from specdebug.plugins import PluginError
 from specdebug.report.foreign import shown
 
 if TYPE_CHECKING:
     from specdebug.bundle.again import Again
     from specdebug.loops.replay import Replay
     from specdebug.loops.steplog import Recording
+    from specdebug.report.formats import Told
     from specdebug.report.github import Annotation
 
 WantedFile: TypeAlias = tuple[Path | None, Callable[[], str]]
@@ -53,46 +55,42 @@ def tell_results(
 
 def tell_replay(answer: Replay, options: ResultOptions, recording: Recording | None, again: Again | None = None) -> int:
     """Tell the results of one scenario, or of a bundle that was run ``again``, and return the exit code."""
-    from specdebug.loops.steplog import Recording
     from specdebug.report.document import replay_document
+    from specdebug.report.formats import Told
     from specdebug.report.github import replay_annotations, replay_summary
-    from specdebug.report.junit import junit_xml
-    from specdebug.report.perfetto import perfetto_json
     from specdebug.report.terminal import render_replay
-
-    steps = recording or Recording()
 
     def report() -> None:
         show(render_replay(answer))
         if again is not None:
             write("\n".join(map(shown, again.lines)))
 
-    def page() -> str:
-        from specdebug.report.html.replay import replay_page
-
-        return replay_page(answer, steps, command_line())
-
     tell_results(
         options,
         lambda: replay_document(answer) | ({} if again is None else again.to_dict()),
         report,
-        (options.junit, lambda: junit_xml([answer])),
-        (options.html, page),
-        (options.perfetto if isinstance(options, ReplayResults) else None, lambda: perfetto_json(answer, steps)),
+        *files_of(options, Told(answer, None, recording, command_line())),
         summary=lambda: replay_summary(answer),
         annotations=lambda: replay_annotations(answer),
     )
     return answer.exit_code
 
 
+def files_of(options: ResultOptions, told: Told) -> list[WantedFile]:
+    """The files that are wanted of a replay or a comparison, besides the JSON document."""
+    from specdebug.report.formats import render
+
+    return [(path, partial(render, name, told)) for name, path in options.wanted()]
+
+
 def write_files(*files: WantedFile) -> None:
-    """Write every file that is wanted. Raises the first OutputError, after all have been tried."""
-    failures: list[OutputError] = []
+    """Write every file that is wanted. Raises the first error, after all have been tried."""
+    failures: list[SpecDebugError] = []
     for path, text in files:
         try:
             if path is not None:
                 write_file(path, text())
-        except OutputError as error:
+        except (OutputError, PluginError) as error:
             failures.append(error)
     if failures:
         raise failures[0]

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specdebug.plugins import PluginRegistry
+from specdebug.errors import SpecDebugError, did_you_mean, one_line
+from specdebug.plugins import PluginError, PluginRegistry
 
 if TYPE_CHECKING:
     from specdebug.loops.compare import Comparison
@@ -75,13 +77,40 @@ def _perfetto(told: Told) -> str:
     return perfetto_json(told.answer, told.recording)
 
 
+OURS = {
+    "html": ReportFormat(_html, shows_steps=True),
+    "junit": ReportFormat(_junit),
+    "perfetto": ReportFormat(_perfetto, shows_steps=True),
+}
+
 FORMATS: PluginRegistry[ReportFormat] = PluginRegistry(
-    "reports",
-    "a ReportFormat",
-    lambda part: isinstance(part, ReportFormat),
-    {
-        "html": ReportFormat(_html, shows_steps=True),
-        "junit": ReportFormat(_junit),
-        "perfetto": ReportFormat(_perfetto, shows_steps=True),
-    },
+    "reports", "a ReportFormat", lambda part: isinstance(part, ReportFormat), OURS
 )
+
+
+def parse_report(text: str) -> tuple[str, Path]:
+    """The format and the file of ``FORMAT=FILE``. Raises SpecDebugError, PluginError as :func:`report_format` does."""
+    name, equals, file = text.partition("=")
+    if not (name and equals and file):
+        raise SpecDebugError(f"--report takes FORMAT=FILE, such as html=report.html; got {text!r}")
+    report_format(name)
+    return name, Path(file)
+
+
+def report_format(name: str) -> ReportFormat:
+    """A format by name. Raises SpecDebugError for one that nobody has, PluginError for one that cannot be used."""
+    try:
+        return FORMATS[name]
+    except KeyError:
+        raise SpecDebugError(f"no report format '{name}'{did_you_mean(name, FORMATS)}") from None
+
+
+def render(name: str, told: Told) -> str:
+    """The text of a file in this format. Raises PluginError where another package's format fails."""
+    try:
+        return report_format(name).render(told)
+    except Exception as error:
+        if name in OURS or isinstance(error, SpecDebugError):
+            raise
+        what = f"{type(error).__name__}: {one_line(str(error))}"
+        raise PluginError(f"the report format '{name}' of an installed package failed: {what}") from error

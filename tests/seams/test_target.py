@@ -89,10 +89,10 @@ arms:
 """
 
 
-def replay(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+def replay(folder: Path, *argv: str, command: str = "replay") -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.getcwd()])}
-    command = [sys.executable, "-m", "specdebug", "replay", *argv]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    words = [sys.executable, "-m", "specdebug", command, *argv]
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_a_target_of_another_distribution_runs_a_scenario(installing: Install, tmp_path: Path) -> None:

@@ -79,10 +79,9 @@ def line_finder(patterns: Sequence[bytes]) -> Pattern:
 
 
 def _compile(pattern: bytes, *, captures: bool) -> Pattern:
-    engine: Any = re if _RE2 is None else _RE2
     try:
-        return cast(Pattern, engine.compile(pattern) if _RE2 is None else engine.compile(pattern, _options(captures)))
-    except engine.error as error:
+        return cast(Pattern, re.compile(pattern) if _RE2 is None else _RE2.compile(pattern, _options(captures)))
+    except (re if _RE2 is None else _RE2).error as error:
         raise ValueError(f"{pattern!r}: {error.args[0]!r}") from None
 
 

@@ -9,7 +9,7 @@ Read in order: ``config`` (shapes), ``layers``, ``target``, ``draft``, ``weights
 
 from specdebug.reference.config import ModelConfig, read_config
 from specdebug.reference.draft import DraftHead, accept_lengths, chain_matches, draft_kv, draft_logits, draft_unroll
-from specdebug.reference.target import DenseCache, greedy_generate, greedy_margin, target_forward
+from specdebug.reference.target import DenseCache, greedy_generate, target_forward
 from specdebug.reference.weights import load_draft, load_weights
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "draft_logits",
     "draft_unroll",
     "greedy_generate",
-    "greedy_margin",
     "load_draft",
     "load_weights",
     "read_config",

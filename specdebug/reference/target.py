@@ -110,17 +110,3 @@ def greedy_generate(
         step_ids = choose(logits[..., -1, :])[..., None]
         out.append(step_ids)
     return torch.cat(out, dim=-1)
-
-
-@torch.no_grad()
-def greedy_margin(weights: Weights, config: ModelConfig, ids: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    """Judge ids [n] from position ``start`` (at least 1) on, teacher-forced, as a greedy output.
-
-    Returns the target's choice int64 [n - start] and the distance float32 [n - start] of its logit from that of the
-    given token: 0 where they agree, small at a near-tie, large where the output is wrong.
-    """
-    logits, _, _ = target_forward(weights, config, ids[:-1])
-    logits = logits[start - 1 :]
-    best, choice = logits.max(-1)
-    given = logits.gather(-1, ids[start:, None])[:, 0]
-    return choice, (best - given).float()

@@ -58,10 +58,6 @@ class PackedPool:
         self.written = 0
         self.made.append(self)
 
-    @property
-    def bytes_per_slot(self) -> int:
-        return self.packed[:, 0].numel() * self.packed.element_size()
-
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         self.packed[layer, slots] = torch.stack((k, v), dim=1)
         self.written += slots.numel()
@@ -146,7 +142,6 @@ def test_an_engine_serves_the_same_from_a_pool_of_another_package(plan: str) -> 
     assert len(draft_kv) == len(its_draft_kv) == 6
     for found, wanted in zip(draft_kv, its_draft_kv, strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
-    assert engine._memory.target.bytes_per_slot == plain._memory.target.bytes_per_slot
     assert async_probe.drain() == []
     assert "packed_pool.write" in async_probe.reached()
 
@@ -169,7 +164,6 @@ def test_the_plain_layout_is_built_in() -> None:
     pool = make(Asked())
     assert isinstance(pool, MHAPool)
     assert (pool.size, pool.num_layers, pool.device.type) == (12, 2, "cpu")
-    assert pool.bytes_per_slot == 2 * 2 * 2 * 8 * 2
     for layer in range(2):
         assert [tuple(side.shape) for side in pool.kv_buffer(layer)] == [(12, 2, 8)] * 2
 

@@ -11,7 +11,7 @@ name and leads to a :class:`MakeKVPool`.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -41,11 +41,6 @@ class KVPool(Protocol):
     @property
     def device(self) -> torch.device:
         """The device whose memory holds the slots."""
-        ...
-
-    @property
-    def bytes_per_slot(self) -> int:
-        """Bytes that one slot takes in all layers together."""
         ...
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
@@ -114,25 +109,8 @@ class MakeKVPool(Protocol):
         ...
 
 
-def _make_mha_pool(
-    model: CachedModel,
-    *,
-    num_slots: int,
-    page_size: int,
-    dtype: torch.dtype,
-    fill: FillPolicy,
-    device: torch.device,
-) -> KVPool:
-    return MHAPool(
-        num_layers=model.num_layers,
-        num_slots=num_slots,
-        page_size=page_size,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=dtype,
-        fill=fill,
-        device=device,
-    )
+def _make_mha_pool(model: CachedModel, **sizes: Any) -> MHAPool:
+    return MHAPool(num_layers=model.num_layers, num_kv_heads=model.num_kv_heads, head_dim=model.head_dim, **sizes)
 
 
 KV_POOLS: PluginRegistry[MakeKVPool] = PluginRegistry(

@@ -45,11 +45,6 @@ class MHAPool:
     def device(self) -> torch.device:
         return self._buffers.device
 
-    @property
-    def bytes_per_slot(self) -> int:
-        layers, _, heads, width = self._buffers.shape
-        return layers * heads * width * self._buffers.element_size()
-
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         write_kv(*self.destination(layer, slots), k, v)
 

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from specdebug.bundle.archive import BundleError
 from specdebug.toggles import Toggle
 
-Edits = tuple[tuple[str, str, str], ...]
-
 
 def strangers(wanted: Iterable[Toggle], known: Iterable[Toggle]) -> tuple[Toggle, ...]:
     """Those of ``wanted`` whose edits are not those of a toggle in ``known``. Numbers and titles do not count."""
@@ -22,8 +20,7 @@ def strangers(wanted: Iterable[Toggle], known: Iterable[Toggle]) -> tuple[Toggle
 
 def check_trusted(wanted: Iterable[Toggle], known: Iterable[Toggle], bundle: str) -> None:
     """Raise BundleError, which names the toggles and ``--trust``, if one of ``wanted`` is not known here."""
-    unknown = strangers(wanted, known)
-    if unknown:
+    if unknown := strangers(wanted, known):
         noun, verb = ("toggle", "holds") if len(unknown) == 1 else ("toggles", "hold")
         names = ", ".join(str(toggle.pr) for toggle in unknown)
         raise BundleError(
@@ -32,6 +29,6 @@ def check_trusted(wanted: Iterable[Toggle], known: Iterable[Toggle], bundle: str
         )
 
 
-def _edits(toggle: Toggle) -> Edits:
+def _edits(toggle: Toggle) -> tuple[tuple[str, str, str], ...]:
     """The effect of a toggle on the embedded engine, all of it."""
     return tuple((patch.target, edit.match, edit.replacement) for patch in toggle.patches for edit in patch.edits)

@@ -39,11 +39,9 @@ class Told:
 
 @dataclass(frozen=True)
 class ReportFormat:
-    """One format.
+    """One format. ``render`` makes the file's text and escapes whatever comes from outside.
 
-    Attributes:
-        render: makes the file's text; it escapes whatever comes from outside.
-        shows_steps: the steps are recorded for it.
+    ``shows_steps``: the steps are recorded for it.
     """
 
     render: Callable[[Told], str]

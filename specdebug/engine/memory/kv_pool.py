@@ -31,59 +31,45 @@ class KVPool(Protocol):
     @property
     def size(self) -> int:
         """Slots, those of the padding included."""
-        ...
 
     @property
     def num_layers(self) -> int:
         """Layers that write here."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """The device whose memory holds the slots."""
-        ...
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store a batch's k, v [n, heads, width] at int64 ``slots`` [n]."""
-        ...
 
     def probe_written(self, slots: Tensor) -> None:
         """Probe what a forward has written to ``slots`` (int64, any shape), all layers at once."""
-        ...
 
     def move_kv_cache(self, tgt_loc: Tensor, src_loc: Tensor) -> None:
         """Copy every layer's KV from ``src_loc`` to ``tgt_loc`` (int64 [m]); reads finish before writes."""
-        ...
 
     def zero(self, slots: Tensor) -> None:
         """Zero every layer's KV at ``slots``."""
-        ...
 
     def poison(self, slots: Tensor) -> None:
         """Make released slots hold what unwritten memory holds under the fill policy."""
-        ...
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Copies of k and v at ``slots`` [n] for an oracle: each [num_layers, n, heads, width]."""
-        ...
 
     def kv_buffer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Views of one layer's k and v for an executor of this layout: each [size, heads, width]."""
-        ...
 
     def destination(self, layer: int, slots: Tensor) -> KVDestination:
         """Where :meth:`write` would write, for a kernel that makes k and v and writes them itself."""
-        ...
 
 
 class CachedModel(Protocol):
-    """A model, as far as a pool has to know it to hold its KV."""
+    """A model, as far as a pool has to know it to hold its KV; ``kv_layout`` is a name in ``KV_POOLS``."""
 
     @property
-    def kv_layout(self) -> str:
-        """The layout's name in the registry."""
-        ...
-
+    def kv_layout(self) -> str: ...
     @property
     def num_layers(self) -> int: ...
     @property
@@ -93,7 +79,7 @@ class CachedModel(Protocol):
 
 
 class MakeKVPool(Protocol):
-    """Makes the pool of one layout for a model."""
+    """Makes a model's pool of ``num_slots`` slots and one page of padding, its content as ``fill`` says."""
 
     def __call__(
         self,
@@ -104,9 +90,7 @@ class MakeKVPool(Protocol):
         dtype: torch.dtype,
         fill: FillPolicy,
         device: torch.device,
-    ) -> KVPool:
-        """A pool of ``num_slots`` slots and one page of padding, its content as ``fill`` says."""
-        ...
+    ) -> KVPool: ...
 
 
 def _make_mha_pool(model: CachedModel, **sizes: Any) -> MHAPool:

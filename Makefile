@@ -23,10 +23,10 @@ shell: $(VENV)/.ready  ## Open a shell that finds the command `specdebug`; `exit
 	@. $(BIN)/activate && echo "specdebug is on the path here; exit leaves this shell" && { "$${SHELL:-sh}" || true; }
 
 test: $(VENV)/.ready-test  ## Run the tests that need no GPU and are not slow.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu and not slow" tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not gpu and not slow" tests
 
 test-all: $(VENV)/.ready-test  ## Run the slow ones, too.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu" tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not gpu" tests
 
 test-portable: $(VENV)/.ready-test  ## Run what is numerical under other processors' arithmetic; SHORT=1, SETTINGS=24.
 	$(BIN)/python tools/portable.py --jobs $(JOBS) $(if $(SHORT),--short) $(if $(SETTINGS),--settings $(SETTINGS))

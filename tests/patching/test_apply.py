@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import itertools
 import sys
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.patching import Patch, PatchError, apply
+from specdebug.patching import Patch, PatchError, apply, live
 from specdebug.patching.live import LiveFunctions
 
 TEXT = """
@@ -225,6 +226,20 @@ def test_any_sequence_of_applying_and_restoring(steps):
 
 def _many():
     return sys.modules["toy_many"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_heap():
+    """Set aside what other tests have left: each edit looks through every object that the collector lists.
+
+    The search itself thaws such objects (``tests/patching/test_live.py``); here it must not.
+    """
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live, "gc_objects", gc.get_objects)
+        yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -227,6 +227,7 @@ class Leaking:
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("leak", "flat"), [(0, True), (2**20, False)])
 def test_a_leak_is_seen_in_the_resident_memory(monkeypatch: pytest.MonkeyPatch, leak: int, flat: bool) -> None:
     """A MiB a workload, of which this process has some to spare before it asks the system for more."""

@@ -8,7 +8,11 @@ import sys
 
 PROGRAM = """
 import json, sys
+from specdebug.attention_plans import SHIPPED
+from specdebug.engine.attention.select import planner_class
 from specdebug.targets.embedded import TARGET, build_engine
+for plan in SHIPPED:  # as a fork server does
+    planner_class(plan.name)
 options = {"context_length": 64, "speculative": {"num_steps": 2}, "memory": {"num_slots": 256}}
 TARGET.warm(options)
 before = set(sys.modules)

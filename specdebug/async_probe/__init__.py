@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from .finding import ProbeFinding, parse_message
 from .gate import ENVIRONMENT_VARIABLE, MODES, Rule, mode_from_environment
-from .kinds import KINDS
+from .kinds import KINDS, PROBES
 
 if TYPE_CHECKING:
     from .probes import *
@@ -38,11 +38,6 @@ __all__ = [
     "configure",
     "drain",
     "grouped",
-    "maybe_detect_inf",
-    "maybe_detect_nan",
-    "maybe_detect_nonfinite",
-    "maybe_detect_oob",
-    "maybe_detect_page_aligned",
     "mode_from_environment",
     "on_site",
     "parse_message",
@@ -54,6 +49,7 @@ __all__ = [
     "set_step",
     "site_hook",
     "totals",
+    *PROBES,
 ]
 
 

@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from specdebug.attention_plans import PLANS
@@ -19,6 +20,7 @@ from specdebug.errors import ConfigError, did_you_mean
 from specdebug.plugins import PluginError
 
 T = TypeVar("T")
+_hints: Any = cache(partial(typing.get_type_hints, include_extras=True))
 
 # The scheduler plans one batch while another is in flight, so a request reserves slots for both.
 STEPS_IN_FLIGHT = 2
@@ -220,7 +222,7 @@ class EngineConfig:
 def _build(cls: type[T], data: Any, path: tuple[str, ...]) -> T:
     if not isinstance(data, Mapping):
         raise InvalidOption(f"must be a mapping, got {_kind(data)}", path)
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)
     values: dict[str, Any] = {}
     for key, value in data.items():
         if key not in hints:

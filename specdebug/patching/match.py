@@ -144,7 +144,7 @@ def _whole_statements(source: ModuleSource, start: int, stop: int) -> bool:
     if not code:
         return False
     fields = ("body", "orelse", "finalbody")
-    for body in [getattr(node, field, None) for node in ast.walk(source.tree) for field in fields]:
+    for body in (getattr(node, field, None) for node in ast.walk(source.tree) for field in fields):
         if isinstance(body, list):
             inside = [one for one in body if first_line(one) >= code[0] and (one.end_lineno or 0) <= code[-1]]
             if inside and first_line(inside[0]) == code[0] and inside[-1].end_lineno == code[-1]:

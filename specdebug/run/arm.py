@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from specdebug.patching import Applied
     from specdebug.run.judge import Judge
     from specdebug.run.loop import RunLoop
-    from specdebug.run.oracles.base import OracleSettings
     from specdebug.scenario.grammar import Scenario
     from specdebug.toggles import Toggle
 
@@ -249,14 +248,14 @@ class _Arm:
         """The oracles, with a reference model only if something is to be compared with it."""
         from specdebug.run.dense import DenseReference
         from specdebug.run.judge import Judge
+        from specdebug.run.oracles.base import OracleSettings
 
         # A session with probes is asked even without packs: reading them is where a failed kernel may first show.
         probes = "probes" in session.shows or bool(pickle.loads(self._payload["packs"]))
-        settings = settings_of(scenario, self._payload["arm"], asked, probes)
-        models = reference_of(settings, asked)
+        settings = OracleSettings(scenario.oracles_of(self._payload["arm"]), asked, probes)
         return Judge(
             settings,
-            None if models is None else DenseReference(*models),
+            None if settings.reference is None else DenseReference(*settings.reference),
             report=lambda violation: self._sink.emit("violation", **asdict(violation)),
             tie=lambda rid, tie: self._sink.emit("tie", rid=rid, **asdict(tie)),
             decode=decode,
@@ -285,31 +284,6 @@ def hits_of(toggles: Sequence[Toggle], applied: Applied) -> dict[str, dict[str, 
         str(toggle.pr): {edit.id: counts[edit.id] for patch in toggle.patches for edit in patch.edits}
         for toggle in toggles
     }
-
-
-def settings_of(scenario: Scenario, arm: str, asked: Asked, probes: bool) -> OracleSettings:
-    """The oracles that an arm asks for, of a target that was asked for ``asked``. ``probes``: any pack is live."""
-    from specdebug.run.oracles.base import OracleSettings
-
-    spec = scenario.oracles_of(arm)
-    return OracleSettings(
-        lossless=spec.lossless,
-        draft_kv=spec.draft_kv and asked.drafts,
-        dtype=asked.dtype,
-        zero_fill=asked.zero_fill,
-        each_step=spec.each_step,
-        pools=spec.pools,
-        guards=asked.guards,
-        probes=probes,
-        min_ratio=None if spec.accept is None else spec.accept.min_ratio,
-        more={name: options for name, options in spec.more.items() if options is not False},
-    )
-
-
-def reference_of(settings: OracleSettings, asked: Asked) -> tuple[str, str | None] | None:
-    """Target and draft of the reference that judges a run; None where nothing is compared with one."""
-    draft = asked.draft_model if settings.draft_kv else None
-    return (asked.model, draft) if settings.lossless or draft is not None else None
 
 
 def _lacks_flashinfer(error: SpecDebugError) -> bool:

@@ -81,7 +81,7 @@ class Judge:
 
     def look(self, engine: Any, requests: Sequence[Any]) -> None:
         """With ``each_step``: judge requests that go on, each until something is wrong with it."""
-        if not self.bench.settings.each_step:
+        if not self.bench.settings.spec.each_step:
             return
         for request in requests:
             if request.rid in self._condemned or request.finish_reason is not None or not request.output_ids:

@@ -84,11 +84,11 @@ def _keep(scenario: Scenario, arm: str) -> None:
 
 def _reference_of(scenario: Scenario, arm: str) -> tuple[str, str | None] | None:
     """Target and draft of the reference that judges an arm; None where nothing is compared with one."""
-    from specdebug.run.arm import reference_of, settings_of
+    from specdebug.run.oracles.base import OracleSettings
     from specdebug.targets.registry import find_target
 
     asked = find_target(scenario.target_of(arm)).asked(scenario.engine_of(arm))
-    return reference_of(settings_of(scenario, arm, asked, probes=False), asked)
+    return OracleSettings(scenario.oracles_of(arm), asked).reference
 
 
 def foresee(asked: Foreseen) -> None:

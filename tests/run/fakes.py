@@ -15,9 +15,26 @@ import torch
 
 from specdebug.engine.observer import Observers
 from specdebug.report.terminal import console
+from specdebug.run.oracles.base import OracleSettings
+from specdebug.scenario.grammar import OracleSpec
 from specdebug.scenario.workload import Workload
+from specdebug.targets.base import Asked
 from specdebug.targets.embedded import EmbeddedSession
 from specdebug.workers.job import WorkerEnd
+
+
+def oracle_settings(
+    *,
+    probes: bool = False,
+    dtype: str = "float32",
+    drafts: bool = True,
+    zero_fill: bool = False,
+    guards: bool = False,
+    **spec: Any,
+) -> OracleSettings:
+    """What oracles are asked, by words of the scenario's ``oracles:`` and of what the arm asks of its target."""
+    target = Asked("tiny", dtype=dtype, drafts=drafts, draft_model="draft", zero_fill=zero_fill, guards=guards)
+    return OracleSettings(OracleSpec(**spec), target, probes)
 
 
 @dataclass

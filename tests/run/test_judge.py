@@ -13,11 +13,10 @@ from specdebug.reference import target_forward
 from specdebug.run import dense as dense_module
 from specdebug.run.dense import DenseReference
 from specdebug.run.judge import Judge
-from specdebug.run.oracles.base import OracleSettings
 from specdebug.run.oracles.kv import first_bad_position
 from specdebug.run.oracles.lossless import TIE_MARGIN, judge_output
 from specdebug.verdict.outcome import Tie, Violation
-from tests.run.fakes import FakeEngine, FakeReference, FakeRequest
+from tests.run.fakes import FakeEngine, FakeReference, FakeRequest, oracle_settings
 
 GREEDY = SimpleNamespace(temperature=0.0, max_new_tokens=8)
 
@@ -28,7 +27,7 @@ def judge_of(
     found: list[Violation] = []
     ties: list[tuple[str, Tie]] = []
     judge = Judge(
-        OracleSettings(**{"lossless": True, "draft_kv": True, **settings}),
+        oracle_settings(**settings),
         reference or FakeReference(),
         report=found.append,
         tie=lambda rid, tie: ties.append((rid, tie)),

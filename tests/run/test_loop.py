@@ -15,10 +15,9 @@ from specdebug.run.driver import WorkloadDriver
 from specdebug.run.exceptions import violation_of
 from specdebug.run.judge import Judge
 from specdebug.run.loop import RunLoop, Stopped
-from specdebug.run.oracles.base import OracleSettings
 from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
 from specdebug.targets.base import Ability
-from tests.run.fakes import FakeEngine, FakeReference, FakeSession, ListSink
+from tests.run.fakes import FakeEngine, FakeReference, FakeSession, ListSink, oracle_settings
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +37,7 @@ def loop_of(
 ) -> tuple[RunLoop, ListSink, Judge]:
     sink = ListSink()
     judge = Judge(
-        OracleSettings(lossless=True, draft_kv=True, pools=True, guards=True, probes=True),
+        oracle_settings(guards=True, probes=True),
         FakeReference(),
         report=lambda violation: loop.report(violation),
         tie=lambda rid, tie: None,
@@ -335,7 +334,7 @@ def test_without_steps_a_delay_counts_completed_requests_and_an_idle_session_is_
     engine = FakeEngine()
     sink = ListSink()
     judge = Judge(
-        OracleSettings(lossless=False, draft_kv=False),
+        oracle_settings(lossless=False, draft_kv=False, pools=False),
         None,
         print,
         lambda rid, tie: None,

@@ -27,7 +27,7 @@ class AtMost(Oracle):
     needs = frozenset({"steps"})
 
     def on_finishing(self, session, request):
-        if len(request.output_ids) > self.bench.settings.more[self.name]:
+        if len(request.output_ids) > self.bench.settings.spec.more[self.name]:
             self.bench.report(Violation("too-long", request.rid, self.bench.step, "talks too much"))
 '''
 

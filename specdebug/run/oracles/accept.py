@@ -25,8 +25,8 @@ class Accept(Oracle):
     stage = "cold"
 
     @classmethod
-    def asked(cls, settings: OracleSettings) -> bool:
-        return settings.min_ratio is not None
+    def wanted(cls, settings: OracleSettings) -> bool:
+        return settings.spec.accept is not None
 
     def after_run(self, loop: RunLoop) -> None:
         lengths: dict[str, tuple[list[int], list[int]]] = {}
@@ -45,7 +45,8 @@ class Accept(Oracle):
             self._compare(group, *(mean(side) or 0.0 for side in both))
 
     def _compare(self, group: str, hit: float, cold: float) -> None:
-        least = self.bench.settings.min_ratio or 0.0
+        spec = self.bench.settings.spec.accept
+        least = 0.0 if spec is None else spec.min_ratio
         if hit < least * cold:
             detail = (
                 f"requests of group {group} accept {hit:.2f} tokens a verify after a cache hit, {cold:.2f} cold: "

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from specdebug.targets.base import Ability, Session
+from specdebug.scenario.grammar import OracleSpec
+from specdebug.targets.base import Ability, Asked, Session
 from specdebug.verdict.outcome import Tie, Violation
 
 if TYPE_CHECKING:
@@ -33,20 +34,22 @@ class Reference(Protocol):
 
 @dataclass(frozen=True)
 class OracleSettings:
-    """The oracles that judge, and their measures. ``zero_fill``: unwritten draft KV is zeroed on a hit by policy.
-    ``each_step``: after every step, too, target KV included. ``min_ratio``: of the accept length of a cache hit and of
-    the same prompt cold; None: not compared. ``more``: options of oracles that plugins add, by name."""
+    """The scenario's words about oracles, and the target they look at. ``probes``: any pack is live."""
 
-    lossless: bool
-    draft_kv: bool
-    dtype: str = "float32"
-    zero_fill: bool = False
-    each_step: bool = False
-    pools: bool = False
-    guards: bool = False
+    spec: OracleSpec
+    target: Asked
     probes: bool = False
-    min_ratio: float | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def drafts(self) -> bool:
+        """True if draft KV is compared: asked for, of a target with a draft."""
+        return self.spec.draft_kv and self.target.drafts
+
+    @property
+    def reference(self) -> tuple[str, str | None] | None:
+        """Target and draft of the reference that judges the run; None where nothing is compared with one."""
+        draft = self.target.draft_model if self.drafts else None
+        return (self.target.model, draft) if self.spec.lossless or draft is not None else None
 
 
 @dataclass
@@ -104,9 +107,9 @@ class Oracle:
         self.bench = bench
 
     @classmethod
-    def asked(cls, settings: OracleSettings) -> bool:
-        """Return True if a run of these settings wants this oracle; they have a field of each shipped one's name."""
-        return cls.name in settings.more or bool(getattr(settings, cls.name, False))
+    def wanted(cls, settings: OracleSettings) -> bool:
+        """Return True if a run of these settings wants this oracle: by default, if the scenario says so by its name."""
+        return bool(getattr(settings.spec, cls.name))
 
     def on_prefilled(self, session: Any, request: Any) -> None:
         """A request's prompt has its KV."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from specdebug.run.oracles.base import Bench, Oracle
+from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.run.oracles.kv import report_first_bad
 
 
@@ -21,6 +21,10 @@ class DraftKV(Oracle):
 
     name = "draft_kv"
     needs = frozenset({"kv", "draft"})
+
+    @classmethod
+    def wanted(cls, settings: OracleSettings) -> bool:
+        return settings.drafts
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
@@ -41,7 +45,7 @@ class DraftKV(Oracle):
         expected = reference.draft_kv(request.all_ids, stop)
         ours = tuple(pool[0].float().cpu() for pool in session.draft_kv(request, 0, stop))
         skipped = torch.zeros(stop, dtype=torch.bool)
-        if self.bench.settings.zero_fill:
+        if self.bench.settings.target.zero_fill:
             skipped = (ours[0].flatten(1) == 0).all(1) & (ours[1].flatten(1) == 0).all(1)
             skipped[request.cached_tokens :] = False
             if bool(skipped.any()):

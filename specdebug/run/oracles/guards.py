@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specdebug.run.oracles.base import Oracle
+from specdebug.run.oracles.base import Oracle, OracleSettings
 from specdebug.targets.base import Session
 from specdebug.verdict.outcome import Violation
 
@@ -15,6 +15,10 @@ class Guards(Oracle):
 
     name = "guards"
     needs = frozenset({"guards"})
+
+    @classmethod
+    def wanted(cls, settings: OracleSettings) -> bool:
+        return settings.target.guards
 
     def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
         self._report(session.check_guards(), step)

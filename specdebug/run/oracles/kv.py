@@ -40,7 +40,7 @@ def report_first_bad(
     """Report the first position of [0, stop) whose key or value is off, as ``mismatch@<what>_kv``. ``pairs``: keys,
     then values; each ours and the reference's, rows [n, heads, D]. ``position_of``: a row's position."""
     for name, (ours, expected) in zip(("key", "value"), pairs, strict=True):
-        found = first_bad_position(ours, expected, KV_TOLERANCE[bench.settings.dtype])
+        found = first_bad_position(ours, expected, KV_TOLERANCE[bench.settings.target.dtype])
         if found is None:
             continue
         position, off = position_of(found[0]), found[1]

@@ -78,7 +78,7 @@ class Lossless(Oracle):
             return
         bench.looked(self.name)
         output = list(request.output_ids)
-        found = judge_output(bench.reference, request.prompt_ids, output, TIE_MARGIN[bench.settings.dtype])
+        found = judge_output(bench.reference, request.prompt_ids, output, TIE_MARGIN[bench.settings.target.dtype])
         for tie in found.ties if ended else ():
             bench.tie(request.rid, tie)
         if found.wrong:

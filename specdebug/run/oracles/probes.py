@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdebug import async_probe
-from specdebug.run.oracles.base import Oracle
+from specdebug.run.oracles.base import Oracle, OracleSettings
 from specdebug.targets.base import Session
 from specdebug.verdict.outcome import Violation
 
@@ -15,6 +15,10 @@ class ProbesOracle(Oracle):
 
     name = "probes"
     needs = frozenset({"probes"})
+
+    @classmethod
+    def wanted(cls, settings: OracleSettings) -> bool:
+        return settings.probes
 
     def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
         self._report(async_probe.drain() if failed or last else async_probe.poll(), step)

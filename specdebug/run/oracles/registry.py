@@ -37,8 +37,8 @@ class CannotShow:
 def oracles_of(bench: Bench, shows: Collection[Ability]) -> tuple[list[Oracle], list[CannotShow]]:
     """The oracles that look at a run, and those that would but cannot be shown what they need. Raises PluginError."""
     looking, blind = list[Oracle](), list[CannotShow]()
-    added: list[type[Oracle]] = [_ADDED[name] for name in bench.settings.more]
-    for kind in (*(each for each in ORACLES if each.asked(bench.settings)), *added):
+    added = [_ADDED[name] for name, options in bench.settings.spec.more.items() if options is not False]
+    for kind in (*(each for each in ORACLES if each.wanted(bench.settings)), *added):
         lacks = tuple(sorted(kind.needs - set(shows)))
         if lacks:
             blind.append(CannotShow(kind.name, lacks))

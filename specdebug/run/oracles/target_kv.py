@@ -18,8 +18,8 @@ class TargetKV(Oracle):
     needs = frozenset({"kv"})
 
     @classmethod
-    def asked(cls, settings: OracleSettings) -> bool:
-        return settings.each_step and settings.lossless and settings.dtype == "float32"
+    def wanted(cls, settings: OracleSettings) -> bool:
+        return settings.spec.each_step and settings.spec.lossless and settings.target.dtype == "float32"
 
     @torch.no_grad()
     def _compare(self, session: Any, request: Any) -> None:

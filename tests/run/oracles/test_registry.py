@@ -8,9 +8,11 @@ import pytest
 
 from specdebug.run.oracles.base import Bench, OracleSettings
 from specdebug.run.oracles.registry import ORACLES, oracles_of
+from specdebug.scenario.grammar import AcceptOracle
 from specdebug.targets.base import SHOWN, Ability
+from tests.run.fakes import oracle_settings
 
-ALL = OracleSettings(lossless=True, draft_kv=True, each_step=True, pools=True, guards=True, probes=True, min_ratio=0.8)
+ALL = oracle_settings(each_step=True, guards=True, probes=True, accept=AcceptOracle(0.8))
 
 
 def bench(settings: OracleSettings = ALL) -> Bench:
@@ -34,7 +36,7 @@ def test_one_whose_needs_are_not_met_is_listed_with_what_it_lacks(missing: type)
 
 
 def test_what_is_not_asked_for_is_not_listed_either() -> None:
-    looking, blind = oracles_of(bench(OracleSettings(lossless=False, draft_kv=False)), ())
+    looking, blind = oracles_of(bench(oracle_settings(lossless=False, draft_kv=False, pools=False)), ())
     assert (looking, blind) == ([], [])
 
 

@@ -39,13 +39,6 @@ def write(text: str) -> None:
         sys.stdout.flush()
 
 
-def complain(message: str) -> None:
-    """Print an error line on stderr."""
-    # stderr may be closed or full too; the exit code is then all that is left to say it with
-    with contextlib.suppress(OSError):
-        print(f"error: {shown(message)}", file=sys.stderr, flush=True)
-
-
 def show(renderable: RenderableType, *, fold: bool = True) -> None:
     """Write to stdout, with lines folded between words and never cut; without ``fold`` each keeps its length."""
     from specdebug.report.terminal import console
@@ -72,10 +65,15 @@ def answer(as_json: bool, document: Any, render: Callable[[], RenderableType]) -
 
 
 def note(message: str) -> None:
-    """Print a line on stderr, if there is one."""
-    if sys.stderr is not None:
+    """Print a line on stderr. Where that is closed or full, nothing is left to say it with but the exit code."""
+    if sys.stderr is not None:  # print() would take stdout for it
         with contextlib.suppress(OSError):
             print(message, file=sys.stderr, flush=True)
+
+
+def complain(message: str) -> None:
+    """Print an error line on stderr."""
+    note(f"error: {shown(message)}")
 
 
 @contextlib.contextmanager

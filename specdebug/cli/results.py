@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specdebug.cli.options import JsonOptions, ResultOptions, command_line
-from specdebug.cli.output import OutputError, show, write, write_file
+from specdebug.cli.output import OutputError, note, show, write, write_file
 from specdebug.errors import SpecDebugError
 from specdebug.plugins import PluginError
 from specdebug.report.foreign import shown
@@ -118,9 +117,9 @@ def tell_github(summary: Callable[[], str], annotations: Callable[[], Sequence[A
     """Inside a GitHub Actions job, add to the step's summary and print the annotations. Raises OutputError."""
     from specdebug.report.github import ACTIONS_VARIABLE, SUMMARY_VARIABLE
 
-    if os.environ.get(ACTIONS_VARIABLE) == "true" and sys.stderr is not None:
+    if os.environ.get(ACTIONS_VARIABLE) == "true":
         for annotation in annotations():  # the runner looks for them on stderr, too, and no document is there
-            print(annotation.command(), file=sys.stderr, flush=True)
+            note(annotation.command())
     if path := os.environ.get(SUMMARY_VARIABLE):
         try:
             with open(path, "a", encoding="utf-8", errors="replace") as file:

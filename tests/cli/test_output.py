@@ -1,4 +1,4 @@
-"""Result files are written whole or not at all."""
+"""Result files are written whole or not at all; errors go to stderr or nowhere."""
 
 from __future__ import annotations
 
@@ -76,3 +76,9 @@ def test_a_file_in_a_folder_that_takes_no_more_is_written_in_place(
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"cannot write .*: No such file or directory"):
         write_file(tmp_path / "missing" / "report", "text")
+
+
+def test_with_stderr_closed_an_error_is_not_printed_on_stdout() -> None:
+    command = f"exec {sys.executable} -m specdebug replay no_such_scenario 2>&-"
+    ended = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stdout) == (2, b"")

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 """The kernels behind a probe on a GPU: one launch looks at one tensor (or a few) for everything asked of it.
 
-Imported only when a probe meets a CUDA tensor; needs Triton. ``device.py`` says how launches are made, ``scan.py``
+Imported only when a probe meets a CUDA tensor; needs Triton. ``device.py`` says how launches are made, ``sweep.py``
 what their programs do, ``layout.py`` what ``state`` holds.
 """
 
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from . import layout
-from .scan import arrive, narrowed, scan, scan_strided
+from .sweep import arrive, narrowed, sweep, sweep_strided
 
 _PICKED = tl.constexpr(layout.PICKED)
 
@@ -32,7 +32,7 @@ def look_flat(
     BLOCKS: how many loads a tile of TILE_BYTES is read by, one after another.
     """
     arrive(state, origin)
-    scan(
+    sweep(
         x, other, size, every, low, high, tag_0, tag_1, state, origin, tl.program_id(0), tl.num_programs(0),
         LOOK, RELATIVE, WIDE, TILE_BYTES, BLOCKS,
     )  # fmt: skip
@@ -51,7 +51,7 @@ def look_strided(
     LAYOUT STRIDED: up to four dimensions. PICKED: [L, N, d0] at the d1 rows ``other`` (those outside 0..N-1 are
     passed over), d2 = N, strides s2, s1, s0; d3 of the rows lie side by side, then s3 further on the next. VECTOR:
     s0 is 1, and 16 divides d0 and the other strides of x. WIDE: int32 does not do for indices. PAIR: programs from
-    ``end`` on look at another tensor of the same shape, at the same places. TILE, ROWS: as in scan_strided.
+    ``end`` on look at another tensor of the same shape, at the same places. TILE, ROWS: as in sweep_strided.
     """
     arrive(state, origin)
     if VECTOR:  # so that the compiler knows, and loads several elements at once
@@ -65,17 +65,17 @@ def look_strided(
     pid = tl.program_id(0)
     if PAIR:
         if pid < end:
-            scan_strided(
+            sweep_strided(
                 x, other, n, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin,
                 pid, end, LOOK, LAYOUT, VECTOR, TILE, ROWS,
             )  # fmt: skip
         else:
-            scan_strided(
+            sweep_strided(
                 x_b, other, n, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0_b, tag_1_b, state, origin,
                 pid - end, end, LOOK, LAYOUT, VECTOR, TILE, ROWS,
             )  # fmt: skip
     else:
-        scan_strided(
+        sweep_strided(
             x, other, n, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin,
             pid, end, LOOK, LAYOUT, VECTOR, TILE, ROWS,
         )  # fmt: skip
@@ -101,24 +101,24 @@ def look_several(
     arrive(state, origin)
     pid = tl.program_id(0)
     if pid < end_a:
-        scan(
+        sweep(
             x_a, other_a, size_a, every_a, low_a, high_a, tag_0_a, tag_1_a, state, origin, pid, end_a,
             LOOK_A, RELATIVE_A, False, TILE_BYTES_A, BLOCKS_A,
         )  # fmt: skip
     elif pid < end_b:
-        scan(
+        sweep(
             x_b, other_b, size_b, every_b, low_b, high_b, tag_0_b, tag_1_b, state, origin, pid - end_a, end_b - end_a,
             LOOK_B, RELATIVE_B, False, TILE_BYTES_B, BLOCKS_B,
         )  # fmt: skip
     elif pid < end_c:
         if LOOK_C > 0:
-            scan(
+            sweep(
                 x_c, other_c, size_c, every_c, low_c, high_c, tag_0_c, tag_1_c, state, origin,
                 pid - end_b, end_c - end_b, LOOK_C, RELATIVE_C, False, TILE_BYTES_C, BLOCKS_C,
             )  # fmt: skip
     else:
         if LOOK_D > 0:
-            scan(
+            sweep(
                 x_d, other_d, size_d, every_d, low_d, high_d, tag_0_d, tag_1_d, state, origin,
                 pid - end_c, end_d - end_c, LOOK_D, RELATIVE_D, False, TILE_BYTES_D, BLOCKS_D,
             )  # fmt: skip

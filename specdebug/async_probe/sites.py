@@ -21,7 +21,7 @@ class SiteNameError(ValueError):
 
 @dataclass(frozen=True, order=True)
 class Site:
-    """One kind (nan, inf, oob or page_aligned) of one probe call. ``path``: relative to the scanned folder."""
+    """One kind (nan, inf, oob or page_aligned) of one probe call. ``path``: relative to the package folder."""
 
     name: str
     kind: str
@@ -29,7 +29,7 @@ class Site:
     line: int
 
 
-def scan(package_dir: Path | str) -> list[Site]:
+def find_sites(package_dir: Path | str) -> list[Site]:
     """Every probe call in the ``*.py`` files beneath a folder (one of two kinds twice), by name, kind and place.
 
     Raises SiteNameError if a site is no string literal or no dotted name, and SyntaxError if a file is not Python.

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specdebug.scenario.workload import PlannedRequest
+from specdebug.scenario.workload import WorkloadRequest
 from specdebug.verdict.ledger import TRACED
 
 Kind = Literal["token", "draft", "sampled", "schedule"]
@@ -60,7 +60,7 @@ class _Event:
 
 
 def partings(
-    requests: Sequence[PlannedRequest], recorded: Sequence[str], now: Sequence[str]
+    requests: Sequence[WorkloadRequest], recorded: Sequence[str], now: Sequence[str]
 ) -> tuple[Parting, ...] | None:
     """The first difference of each request, and what no choice explains, in the order of the recorded steps.
 
@@ -88,7 +88,7 @@ def _read(lines: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _of_requests(
-    requests: Sequence[PlannedRequest], before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
+    requests: Sequence[WorkloadRequest], before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
 ) -> list[Parting]:
     found: list[Parting] = []
     texts: dict[str, tuple[int, ...]] = {}  # prompt and output of the requests that both traces gave the same
@@ -113,7 +113,7 @@ def _events(rid: str, steps: Sequence[Mapping[str, Any]]) -> list[_Event]:
 
 
 def _of_one(
-    request: PlannedRequest, prompt: tuple[int, ...], before: Sequence[_Event], after: Sequence[_Event]
+    request: WorkloadRequest, prompt: tuple[int, ...], before: Sequence[_Event], after: Sequence[_Event]
 ) -> list[Parting]:
     """A draft that was accepted in one trace only, and the first other token."""
     kind: Kind = "sampled" if request.sampling.temperature > 0 else "draft"
@@ -134,7 +134,7 @@ def _of_one(
 
 
 def _other_token(
-    request: PlannedRequest, prompt: tuple[int, ...], before: Sequence[_Event], after: Sequence[_Event]
+    request: WorkloadRequest, prompt: tuple[int, ...], before: Sequence[_Event], after: Sequence[_Event]
 ) -> list[Parting]:
     ours, theirs = ([(event.step, token) for event in side for token in event.tokens] for side in (before, after))
     for position, ((step, token), (_, other)) in enumerate(zip(ours, theirs, strict=False)):

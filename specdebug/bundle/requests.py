@@ -1,7 +1,7 @@
 """Planned requests as text: one JSON object a line, prompts as token ids.
 
 A scenario cuts its prompts out of the standard library's sources, which differ between versions of Python; ids do not.
-Only what differs from :class:`PlannedRequest`'s defaults is written.
+Only what differs from :class:`WorkloadRequest`'s defaults is written.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from specdebug.errors import ContentError
 from specdebug.scenario.grammar import REQUESTS, STEPS, TEMPERATURE, TOKEN_ID, TOKENS, TOP_K
 from specdebug.scenario.kinds import FLAG, choice, form, real, whole
-from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
+from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 from specdebug.schema import Item
 from specdebug.yamlio import parse_yaml
 
@@ -39,7 +39,7 @@ def write_requests(workload: Workload) -> str:
     return "".join(json.dumps(_plain(request), separators=(",", ":")) + "\n" for request in workload.requests)
 
 
-def read_requests(text: str, name: str, groups: Collection[str]) -> tuple[PlannedRequest, ...]:
+def read_requests(text: str, name: str, groups: Collection[str]) -> tuple[WorkloadRequest, ...]:
     """The requests that ``text`` holds.
 
     ``name``: of the text, in errors. ``groups``: ids of the scenario's groups; every request must be of one.
@@ -50,10 +50,10 @@ def read_requests(text: str, name: str, groups: Collection[str]) -> tuple[Planne
         raise ContentError(f"{name} holds {lines} requests, more than the {MAX_REQUESTS} it may hold")
     if text.count(" ") > MAX_TOKENS + 16 * lines:  # some are ours, between keys and values
         raise ContentError(f"{name} holds more tokens than the {MAX_TOKENS} it may hold")
-    requests, readers = dict[str, PlannedRequest](), _readers(groups)
+    requests, readers = dict[str, WorkloadRequest](), _readers(groups)
     for number, line in enumerate(text.splitlines(), start=1):
         item = parse_yaml(line, f"{name}:{number}").root
-        request = PlannedRequest(**_fields(item, readers, _OPTIONAL))
+        request = WorkloadRequest(**_fields(item, readers, _OPTIONAL))
         if request.rid in requests:
             raise item.error(f"repeats the request {request.rid}")
         if request.continues is not None and request.continues not in requests:
@@ -64,7 +64,7 @@ def read_requests(text: str, name: str, groups: Collection[str]) -> tuple[Planne
     return tuple(requests.values())
 
 
-def _plain(request: PlannedRequest) -> dict[str, Any]:
+def _plain(request: WorkloadRequest) -> dict[str, Any]:
     plain = {each.name: getattr(request, each.name) for each in fields(request)}
     plain |= {
         "new_ids": " ".join(map(str, request.new_ids)),
@@ -80,7 +80,7 @@ def _readers(groups: Collection[str]) -> dict[str, Callable[[Item], Any]]:
         "rid": RID.read,
         "group": choice(*groups).read,
         "new_ids": _token_ids,
-        "sampling": lambda item: SamplingPlan(**_fields(item, _SAMPLING, {"stop_token_ids"})),
+        "sampling": lambda item: RequestSampling(**_fields(item, _SAMPLING, {"stop_token_ids"})),
         "speculative": FLAG.read,
         "continues": RID.read,
         "delay": steps.read,

@@ -74,7 +74,7 @@ def list_hash(tensor: Tensor) -> int:
     return xxh3_64_intdigest(tensor.numpy().data)
 
 
-class HostPlan:
+class HostHasher:
     """A way to hash, segment by segment, contiguous tensors of one ``shape`` (rows first); found once for many.
 
     ``layers``: L of a tensor [L, N, ...] whose rows are in dimension 1 (L is second in ``shape``), else 0.

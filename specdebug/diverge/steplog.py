@@ -18,7 +18,7 @@ import torch
 from specdebug.async_probe import SiteCall
 from specdebug.diverge.align import is_where
 from specdebug.diverge.device_hashes import Groups, Layout, Memory, Sent, StepSums
-from specdebug.diverge.fingerprint import HostPlan, Staging, list_hash, whole_hash
+from specdebug.diverge.fingerprint import HostHasher, Staging, list_hash, whole_hash
 from specdebug.diverge.listener import Captured, Described, described
 from specdebug.diverge.owners import LISTS, Batch, Segment
 from specdebug.diverge.stream import BATCH, PADDING, Descriptor, Writer
@@ -37,7 +37,7 @@ _ALL = 1 << 62
 
 
 class _Mark(NamedTuple):
-    """A call's tensor: equal marks, equal plans. ``shape``: rows first; empty for a list."""
+    """A call's tensor: equal marks, equal hashings. ``shape``: rows first; empty for a list."""
 
     site: str
     shape: Sequence[int]
@@ -60,13 +60,13 @@ _Late = list[tuple[Sequence[Segment], int]]
 """Segments and number of sums of a step's calls on a device."""
 
 
-class _Plan(NamedTuple):
+class _Hashing(NamedTuple):
     """The hashing that calls of one kind share. ``host``: None if all that is to be hashed has been."""
 
     number: int
     segments: Sequence[Segment]
     relative: int
-    host: HostPlan | None
+    host: HostHasher | None
 
 
 @dataclass(eq=False)
@@ -111,7 +111,7 @@ class StepLog:
         self._memory = Memory()
         self._now, self._next = _Calls(StepSums(self._memory)), _Calls(StepSums(self._memory))
         self._into = self._now
-        self._usual: tuple[list[_Mark], list[_Plan]] = ([], [])
+        self._usual: tuple[list[_Mark], list[_Hashing]] = ([], [])
         self._waiting: list[_Waiting] = []
         self._layout: tuple[_Late, Layout] = ([], Layout([]))
         self._sampled: dict[str, int] = {}
@@ -188,22 +188,22 @@ class StepLog:
         """Write the step, which is over, as soon as its hashes are known."""
         now = self._now
         if now.marks != self._usual[0]:  # else it is as the one before
-            self._usual = now.marks, [self._plan(mark) for mark in now.marks]
+            self._usual = now.marks, [self._hashing(mark) for mark in now.marks]
         hashes: list[int | None] = []
         late: _Late = [((), now.dropped)] if now.dropped else []
         on_device = bool(now.sums)
-        for plan, content in zip(self._usual[1], now.contents, strict=True):
+        for hashing, content in zip(self._usual[1], now.contents, strict=True):
             if isinstance(content, _Enqueued):
-                late.append((plan.segments, content.sums))
-                hashes += [None] * len(plan.segments)
+                late.append((hashing.segments, content.sums))
+                hashes += [None] * len(hashing.segments)
             elif on_device and content is UNHASHED:
-                late.append((plan.segments, 0))
+                late.append((hashing.segments, 0))
                 hashes.append(None)
             else:
-                hashes += content if isinstance(content, list) else plan.host.hashes(content) if plan.host else []
+                hashes += content if isinstance(content, list) else hashing.host.hashes(content) if hashing.host else []
         if on_device and hashes.count(None) == len(hashes):
             hashes = []
-        calls = tuple(plan.number for plan in self._usual[1])
+        calls = tuple(hashing.number for hashing in self._usual[1])
         self._waiting.append(_Waiting(step, tuple(rids), calls, hashes, late, now.sums.send()))
         self._write(wait=False)
         now.staging.clear()  # memory that is used again costs less
@@ -259,37 +259,37 @@ class StepLog:
     def _from_first(self, call: SiteCall, mark: _Mark) -> SiteCall:
         """The call with its values taken from the first row of each request."""
         tensor = call.tensor.clone()
-        plan = self._plan(mark)
-        for number, (_, start, stop) in enumerate(plan.segments):
+        hashing = self._hashing(mark)
+        for number, (_, start, stop) in enumerate(hashing.segments):
             rows = tensor[start:stop]
-            rows -= (rows >= 0) * (number * plan.relative)
+            rows -= (rows >= 0) * (number * hashing.relative)
         return replace(call, tensor=tensor)
 
     def _large(self, tensor: torch.Tensor, mark: _Mark) -> list[int]:
         """Hash at once what is not in the caches any more by the end of the step."""
-        marks, plans = self._usual
+        marks, hashings = self._usual
         at = len(self._into.marks)
-        host = (plans[at] if at < len(marks) and marks[at] == mark else self._plan(mark)).host
+        host = (hashings[at] if at < len(marks) and marks[at] == mark else self._hashing(mark)).host
         assert host is not None
         return host.hashes(tensor.data_ptr())
 
-    def _plan(self, mark: _Mark) -> _Plan:
-        """The plan of a call, found once for calls that are alike. In the order of the calls."""
+    def _hashing(self, mark: _Mark) -> _Hashing:
+        """The hashing of a call, found once for calls that are alike. In the order of the calls."""
         site, batch = mark.site, mark.batch
         sampler = 0
         if site.startswith("sampler."):  # a call for each request
             sampler = self._sampled[site] = self._sampled.get(site, -1) + 1
         key = (site, tuple(mark.shape), mark.dtype, mark.at, mark.captured, mark.drafting, sampler)
-        found: _Plan | None = batch.known.get(key)
+        found: _Hashing | None = batch.known.get(key)
         if found is None:
-            found = batch.known[key] = self._make_plan(mark, sampler)
+            found = batch.known[key] = self._make_hashing(mark, sampler)
         return found
 
-    def _make_plan(self, mark: _Mark, sampler: int) -> _Plan:
+    def _make_hashing(self, mark: _Mark, sampler: int) -> _Hashing:
         site, shape, dtype, at, batch, drafting, captured = mark
         if not shape or (self.by_request and is_where(site)):
             owners: tuple[int, ...] = batch.places if len(batch.places) == 1 else (BATCH,)
-            return _Plan(self._describe(site, dtype, owners, tuple(shape[:1])), ((BATCH, 0, _ALL),), 0, None)
+            return _Hashing(self._describe(site, dtype, owners, tuple(shape[:1])), ((BATCH, 0, _ALL),), 0, None)
         rows = shape[0]
         grid = at is not None and len(at) > 1
         per = at[-1] if at is not None and grid else 1
@@ -302,10 +302,10 @@ class StepLog:
         owners = tuple(owner for owner, _, _ in segments)
         number = self._describe(site, dtype, owners, tuple(stop - start for _, start, stop in segments))
         if not self.by_request:
-            return _Plan(number, [(BATCH, 0, rows)], 0, None)
+            return _Hashing(number, [(BATCH, 0, rows)], 0, None)
         layers = shape[1] if at is not None else 0
         relative = self.nodes if site in RELATIVE else 0
-        return _Plan(number, segments, relative, HostPlan(shape, dtype, segments, layers, relative))
+        return _Hashing(number, segments, relative, HostHasher(shape, dtype, segments, layers, relative))
 
     def _describe(self, site: str, dtype: torch.dtype, owners: tuple[int, ...], rows: tuple[int, ...]) -> int:
         return self._writer.descriptor(Descriptor(site, str(dtype).removeprefix("torch."), owners, rows))

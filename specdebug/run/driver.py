@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
+from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Arrival:
     rid: str
     group: str
     prompt_ids: tuple[int, ...]
-    sampling: SamplingPlan
+    sampling: RequestSampling
     speculative: bool
 
 
@@ -76,13 +76,13 @@ class WorkloadDriver:
             if group not in self._started and not any(self._unfinished[other] for other in others):
                 self._started[group] = self._step
 
-    def _is_due(self, request: PlannedRequest, finished: Mapping[str, Sequence[int]]) -> bool:
+    def _is_due(self, request: WorkloadRequest, finished: Mapping[str, Sequence[int]]) -> bool:
         if request.continues is not None:
             return request.continues in finished
         start = self._started.get(request.group)
         return start is not None and self._step >= start + request.delay
 
-    def _arrive(self, request: PlannedRequest, finished: Mapping[str, Sequence[int]]) -> Arrival:
+    def _arrive(self, request: WorkloadRequest, finished: Mapping[str, Sequence[int]]) -> Arrival:
         del self._waiting[request.rid]
         prompt = request.new_ids
         if request.continues is not None:

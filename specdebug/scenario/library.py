@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from specdebug.async_probe.gate import OFF, Gate
-from specdebug.async_probe.sites import Site, scan
+from specdebug.async_probe.sites import Site, find_sites
 from specdebug.content import PATH_VARIABLE, content_files, content_roots, find, same_name, scenario_files
 from specdebug.errors import ContentError, ContentErrors, did_you_mean, raise_all
 from specdebug.scenario.checks import asked_of
@@ -164,7 +164,7 @@ def engine_sites() -> list[Site]:
     """Every probe call of the embedded engine, read from its source."""
     import specdebug.engine
 
-    return scan(Path(specdebug.engine.__file__).parent)
+    return find_sites(Path(specdebug.engine.__file__).parent)
 
 
 def live_in(pack: ProbePack, sites: Sequence[Site]) -> set[str]:

@@ -28,7 +28,7 @@ Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class SamplingPlan:
+class RequestSampling:
     """Sampling parameters of one request, named as the engine's ``SamplingParams`` names them."""
 
     max_new_tokens: int
@@ -40,7 +40,7 @@ class SamplingPlan:
 
 
 @dataclass(frozen=True)
-class PlannedRequest:
+class WorkloadRequest:
     """One request to come.
 
     ``new_ids`` is the whole prompt, or, when ``continues`` names a request, what follows that one's prompt and output.
@@ -51,7 +51,7 @@ class PlannedRequest:
     rid: str
     group: str
     new_ids: Tokens
-    sampling: SamplingPlan
+    sampling: RequestSampling
     speculative: bool = True
     continues: str | None = None
     delay: int = 0
@@ -62,19 +62,19 @@ class PlannedRequest:
 class Workload:
     """The requests of a scenario, and by group those that must have finished before it starts."""
 
-    requests: tuple[PlannedRequest, ...]
+    requests: tuple[WorkloadRequest, ...]
     after: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def expand(scenario: Scenario, tokenizer: Tokenizer, seed: int | None = None) -> Workload:
     """Plan every request of ``scenario``; ``seed`` replaces its own. The target's ``tokenizer`` adds no special tokens,
     so that counts are exact. Raises ContentError at the group that asks for more corpus than there is."""
-    planner = _Planner(scenario, tokenizer, scenario.seed if seed is None else seed)
-    requests = [request for index in range(len(scenario.workload)) for request in planner.group(index)]
+    expander = _Expander(scenario, tokenizer, scenario.seed if seed is None else seed)
+    requests = [request for index in range(len(scenario.workload)) for request in expander.group(index)]
     return Workload(tuple(requests), {group.id: group.arrive.after for group in scenario.workload})
 
 
-class _Planner:
+class _Expander:
     def __init__(self, scenario: Scenario, tokenizer: Tokenizer, seed: int) -> None:
         self._scenario = scenario
         self._tokenizer = tokenizer
@@ -82,16 +82,16 @@ class _Planner:
         self._slicers: dict[str, Slicer] = {}
         self._prefixes: dict[tuple[str, str], Tokens] = {}
 
-    def group(self, index: int) -> list[PlannedRequest]:
+    def group(self, index: int) -> list[WorkloadRequest]:
         group = self._scenario.workload[index]
         try:
             return [self._planned(group, number, rid) for number, rid in enumerate(group.rids)]
         except CorpusTooShort as error:
             raise ContentError(str(error), self._scenario.where("workload", index)) from None
 
-    def _planned(self, group: WorkloadGroup, number: int, rid: str) -> PlannedRequest:
+    def _planned(self, group: WorkloadGroup, number: int, rid: str) -> WorkloadRequest:
         client, this_round = (number, 0) if group.turns is None else divmod(number, group.turns.rounds)
-        return PlannedRequest(
+        return WorkloadRequest(
             rid=rid,
             group=group.id,
             new_ids=self._prompt(group, rid),
@@ -126,8 +126,8 @@ class _Planner:
         slicer = self._slicer(prompt.corpus)
         return slicer.draw(rng, tokens) if prompt.offset is None else slicer.at(prompt.offset, tokens)
 
-    def _sampling(self, group: WorkloadGroup, rid: str, number: int) -> SamplingPlan:
-        return SamplingPlan(
+    def _sampling(self, group: WorkloadGroup, rid: str, number: int) -> RequestSampling:
+        return RequestSampling(
             max_new_tokens=_draw(group.max_new_tokens, self._seed, "max_new_tokens", rid),
             temperature=group.temperature,
             top_k=group.top_k,

@@ -50,7 +50,7 @@ SHOWN: dict[Ability, str] = {
 
 
 class Sampling(Protocol):
-    """The choice of a request's tokens; ``scenario.workload.SamplingPlan`` is one."""
+    """The choice of a request's tokens; ``scenario.workload.RequestSampling`` is one."""
 
     @property
     def max_new_tokens(self) -> int: ...

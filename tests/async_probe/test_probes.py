@@ -303,7 +303,7 @@ def test_modes_messages_and_sites_can_be_read_without_torch() -> None:
     code = (
         "import sys\n"
         "from specdebug.async_probe import KINDS, Rule, parse_message\n"
-        "from specdebug.async_probe.sites import scan\n"
+        "from specdebug.async_probe.sites import find_sites\n"
         "assert 'torch' not in sys.modules\n"
     )
     assert _in_a_process(code).returncode == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.async_probe.sites import Site, SiteNameError, scan
+from specdebug.async_probe.sites import Site, SiteNameError, find_sites
 
 
 def test_every_way_to_call_a_probe(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_every_way_to_call_a_probe(tmp_path: Path) -> None:
         "maybe_detect_nonfinite(x, 'verify.logits', at=rows)\n"
         "other('not.a.site')\n"
     )
-    assert scan(tmp_path) == [
+    assert find_sites(tmp_path) == [
         Site("draft.ids", "oob", "deep/b.py", 2),
         Site("draft.logits", "inf", "a.py", 2),
         Site("draft.logits", "nan", "a.py", 1),
@@ -45,7 +45,7 @@ def test_sites_that_cannot_be_read_are_all_listed(tmp_path: Path) -> None:
         "maybe_detect_nonfinite(x, site)\n"
     )
     with pytest.raises(SiteNameError) as caught:
-        scan(tmp_path)
+        find_sites(tmp_path)
     assert str(caught.value).splitlines() == [
         "a.py:1: the site of this nan probe must be a string literal",
         "a.py:2: the site of this oob probe must be a string literal",

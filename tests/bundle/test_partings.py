@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from specdebug.bundle import partings as module
 from specdebug.bundle.partings import Parting, partings
-from specdebug.scenario.workload import PlannedRequest, SamplingPlan
+from specdebug.scenario.workload import RequestSampling, WorkloadRequest
 
-GREEDY = SamplingPlan(max_new_tokens=99, temperature=0.0, top_k=1, top_p=1.0, seed=0)
+GREEDY = RequestSampling(max_new_tokens=99, temperature=0.0, top_k=1, top_p=1.0, seed=0)
 LENGTHS = st.lists(st.integers(1, 4), min_size=1, max_size=6)
 
 
-def request(rid: str, **changes: Any) -> PlannedRequest:
-    return replace(PlannedRequest(rid=rid, group="g", new_ids=(1, 2), sampling=GREEDY), **changes)
+def request(rid: str, **changes: Any) -> WorkloadRequest:
+    return replace(WorkloadRequest(rid=rid, group="g", new_ids=(1, 2), sampling=GREEDY), **changes)
 
 
 @dataclass(frozen=True)

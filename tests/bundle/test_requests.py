@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specdebug.bundle.requests import read_requests, write_requests
 from specdebug.errors import ContentError
 from specdebug.scenario.library import Library
-from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
+from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 from tests.bundle.bundles import CORPUS
 
 GOOD = {
@@ -22,7 +22,7 @@ GOOD = {
 }
 
 plans = st.builds(
-    SamplingPlan,
+    RequestSampling,
     max_new_tokens=st.integers(1, 2**20),
     temperature=st.floats(0, 100),
     top_k=st.integers(0, 2**31 - 1),
@@ -31,7 +31,7 @@ plans = st.builds(
     seed=st.integers(0, 2**63 - 1),
 )
 requests = st.builds(
-    PlannedRequest,
+    WorkloadRequest,
     rid=st.integers(0, 10**6).map(lambda n: f"g0.{n}"),
     group=st.just("g0"),
     new_ids=st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20).map(tuple),
@@ -43,7 +43,7 @@ requests = st.builds(
 
 
 @given(st.lists(requests, min_size=1, max_size=5, unique_by=lambda request: request.rid))
-def test_any_requests_survive(planned: list[PlannedRequest]) -> None:
+def test_any_requests_survive(planned: list[WorkloadRequest]) -> None:
     text = write_requests(Workload(tuple(planned)))
     assert read_requests(text, "r", ["g0"]) == tuple(planned)
 

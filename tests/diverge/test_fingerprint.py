@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdebug.async_probe import SiteCall
-from specdebug.diverge.fingerprint import HostPlan, Staging, list_hash, rows_of, whole_hash
+from specdebug.diverge.fingerprint import HostHasher, Staging, list_hash, rows_of, whole_hash
 from specdebug.diverge.owners import Segment
 from tests.diverge.samples import SEGMENTS, flipped
 
@@ -16,7 +16,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.int32)
 
 
 def on_host(tensor: Tensor) -> list[int]:
-    return HostPlan(tensor.shape, tensor.dtype, SEGMENTS).hashes(tensor.data_ptr())
+    return HostHasher(tensor.shape, tensor.dtype, SEGMENTS).hashes(tensor.data_ptr())
 
 
 @given(st.sampled_from(DTYPES), st.integers(0, 5), st.integers(0, 2), st.integers(0, 14))
@@ -39,7 +39,7 @@ def test_slots_of_every_layer_are_hashed() -> None:
 
     def hashes() -> tuple[list[int], int]:
         rows = SiteCall("kv_pool.write.k", "nan", pool, 0, 0, None, at).rows()
-        plan = HostPlan((6, 4, 2), pool.dtype, SEGMENTS, layers=4)
+        plan = HostHasher((6, 4, 2), pool.dtype, SEGMENTS, layers=4)
         return plan.hashes(rows.data_ptr()), whole_hash(rows)
 
     before, whole = hashes()
@@ -67,10 +67,10 @@ def test_copies_outlive_what_they_are_of() -> None:
     for tensor in tensors:
         tensor.zero_()
     whole: list[Segment] = [(0, 0, 5)]
-    assert [HostPlan((5,), torch.int64, whole).hashes(at)[0] for at in addresses] == expected
+    assert [HostHasher((5,), torch.int64, whole).hashes(at)[0] for at in addresses] == expected
     staging.clear()
     again = torch.arange(5)
-    assert HostPlan((5,), torch.int64, whole).hashes(staging.copy(again)) == [whole_hash(again)]
+    assert HostHasher((5,), torch.int64, whole).hashes(staging.copy(again)) == [whole_hash(again)]
 
 
 def test_a_list_of_any_length_has_a_hash() -> None:
@@ -81,13 +81,13 @@ def test_a_list_of_any_length_has_a_hash() -> None:
 def test_rows_of_the_batch_are_taken_from_the_requests_own() -> None:
     index = torch.tensor([[0, 2, -1], [6, 8, -1]], dtype=torch.int32)
     apart: list[Segment] = [(0, 0, 1), (1, 1, 2)]
-    one, other = HostPlan(index.shape, index.dtype, apart, relative=6).hashes(index.data_ptr())
+    one, other = HostHasher(index.shape, index.dtype, apart, relative=6).hashes(index.data_ptr())
     assert one == other
-    one, other = HostPlan(index.shape, index.dtype, apart).hashes(index.data_ptr())
+    one, other = HostHasher(index.shape, index.dtype, apart).hashes(index.data_ptr())
     assert one != other
 
 
 def test_nothing_has_a_hash_too() -> None:
     empty = torch.empty(0, 3)
-    assert whole_hash(empty) == HostPlan(empty.shape, empty.dtype, [(0, 0, 0)]).hashes(empty.data_ptr())[0]
+    assert whole_hash(empty) == HostHasher(empty.shape, empty.dtype, [(0, 0, 0)]).hashes(empty.data_ptr())[0]
     assert Staging().copy(empty)

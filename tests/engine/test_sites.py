@@ -10,7 +10,7 @@ import pytest
 
 import specdebug.engine
 from specdebug import async_probe
-from specdebug.async_probe.sites import scan
+from specdebug.async_probe.sites import find_sites
 from specdebug.diverge.choices import GROUNDS
 from specdebug.engine import EngineObserver, SamplingParams
 from specdebug.engine.observer import ObservedBatch
@@ -76,7 +76,7 @@ def _nobody_listens() -> Iterator[None]:
 
 
 def test_every_probe_call_of_the_engine_is_in_the_table_and_nothing_else() -> None:
-    assert set(SITES) == {site.name for site in scan(Path(specdebug.engine.__file__).parent)}
+    assert set(SITES) == {site.name for site in find_sites(Path(specdebug.engine.__file__).parent)}
 
 
 def test_whoever_names_a_site_names_one_of_the_table() -> None:

@@ -21,7 +21,7 @@ from specdebug.run import arm
 from specdebug.run.oracles.accept import over_before
 from specdebug.scenario.grammar import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.load import load_scenario
-from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
+from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 from specdebug.targets import embedded
 from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import Outcome
@@ -64,7 +64,7 @@ def run(monkeypatch: pytest.MonkeyPatch, build: Callable[..., Any], **engine: An
         engine=engine,
         oracles=OracleSpec(lossless=False, draft_kv=False),
     )
-    requests = (PlannedRequest("g0.0", "g0", (1, 2, 3, 4), SamplingPlan(6)),)
+    requests = (WorkloadRequest("g0.0", "g0", (1, 2, 3, 4), RequestSampling(6)),)
     payload = {
         "arm": "only",
         "seed": 0,

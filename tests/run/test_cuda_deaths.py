@@ -13,7 +13,7 @@ from specdebug.loops import replay as replaying
 from specdebug.loops.replay import Choices, replay
 from specdebug.run.preload import PRELOAD
 from specdebug.scenario.grammar import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
-from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
+from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.coredump import VARIABLE
 from specdebug.workers.pool import WorkerPool
@@ -39,7 +39,7 @@ FATES = {
 
 class Library(FakeLibrary):
     def workload(self, scenario: Any, arm: str, seed: int) -> Workload:
-        return Workload((PlannedRequest("g0.0", "g0", (1, 2, 3, 4), SamplingPlan(LAST_STEP)),))
+        return Workload((WorkloadRequest("g0.0", "g0", (1, 2, 3, 4), RequestSampling(LAST_STEP)),))
 
 
 def outcomes(*fates: str) -> dict[str, Outcome]:

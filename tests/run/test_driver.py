@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdebug.run.driver import WorkloadDriver
-from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
+from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 
 
 def planned(rid, **facts):
-    return PlannedRequest(rid, rid.split(".")[0], (1, 2), SamplingPlan(4), **facts)
+    return WorkloadRequest(rid, rid.split(".")[0], (1, 2), RequestSampling(4), **facts)
 
 
 def driver(*requests, after=None):
@@ -53,8 +53,8 @@ def test_a_group_can_wait_for_two():
 def test_a_round_gets_the_whole_history_as_soon_as_the_last_one_finished():
     walk = driver(
         planned("t.0.0"),
-        PlannedRequest("t.0.1", "t", (5,), SamplingPlan(4), continues="t.0.0", delay=3),
-        PlannedRequest("t.0.2", "t", (6,), SamplingPlan(4), continues="t.0.1"),
+        WorkloadRequest("t.0.1", "t", (5,), RequestSampling(4), continues="t.0.0", delay=3),
+        WorkloadRequest("t.0.2", "t", (6,), RequestSampling(4), continues="t.0.1"),
     )
     assert arrivals(walk.due(0, {})) == ["t.0.0"]
     second = walk.due(4, {"t.0.0": [8, 9]}).arrivals

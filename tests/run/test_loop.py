@@ -15,7 +15,7 @@ from specdebug.run.driver import WorkloadDriver
 from specdebug.run.exceptions import violation_of
 from specdebug.run.judge import Judge
 from specdebug.run.loop import RunLoop, Stopped
-from specdebug.scenario.workload import PlannedRequest, SamplingPlan, Workload
+from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 from specdebug.targets.base import Ability
 from tests.run.fakes import FakeEngine, FakeReference, FakeSession, ListSink, oracle_settings
 
@@ -26,14 +26,14 @@ def _probes_as_before() -> Iterator[None]:
     async_probe.configure("off")
 
 
-def planned(rid: str, *, delay: int = 0, tokens: int = 4, abort_after: int | None = None) -> PlannedRequest:
+def planned(rid: str, *, delay: int = 0, tokens: int = 4, abort_after: int | None = None) -> WorkloadRequest:
     group = rid.split(".")[0]
-    sampling = SamplingPlan(tokens)
-    return PlannedRequest(rid, group, (1, 2, 3, 4), sampling, delay=delay, abort_after=abort_after)
+    sampling = RequestSampling(tokens)
+    return WorkloadRequest(rid, group, (1, 2, 3, 4), sampling, delay=delay, abort_after=abort_after)
 
 
 def loop_of(
-    engine: FakeEngine, *requests: PlannedRequest, max_steps: int = 1000, vocab: int = 50
+    engine: FakeEngine, *requests: WorkloadRequest, max_steps: int = 1000, vocab: int = 50
 ) -> tuple[RunLoop, ListSink, Judge]:
     sink = ListSink()
     judge = Judge(

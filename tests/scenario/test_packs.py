@@ -11,7 +11,7 @@ import torch
 
 from specdebug import async_probe
 from specdebug.async_probe import Rule
-from specdebug.async_probe.sites import Site, scan
+from specdebug.async_probe.sites import Site, find_sites
 from specdebug.errors import ContentError
 from specdebug.scenario.packs import ProbePack, activate, check_globs, load_pack, read_pack, rules
 from specdebug.yamlio import parse_yaml
@@ -88,7 +88,7 @@ def test_shipped_packs_match_sites_of_the_engine(path: Path) -> None:
     pack = load_pack(path)
     assert pack.name == path.stem
     assert pack.description
-    check_globs(pack, scan(ROOT / "specdebug" / "engine"))
+    check_globs(pack, find_sites(ROOT / "specdebug" / "engine"))
 
 
 def test_default_and_assert_are_shipped_and_cover_everything() -> None:

@@ -10,7 +10,7 @@ import torch
 from specdebug.assets import checkpoint_path
 from specdebug.errors import ConfigError
 from specdebug.reference import greedy_generate, load_weights
-from specdebug.scenario.workload import SamplingPlan
+from specdebug.scenario.workload import RequestSampling
 from specdebug.targets.base import Opening
 from specdebug.targets.reference import TARGET, CannotServe, ReferenceSession, choose
 
@@ -35,7 +35,7 @@ def serve(target: ReferenceSession) -> list[Any]:
 
 def test_its_text_is_what_plain_decoding_gives() -> None:
     one = session()
-    one.add("a", PROMPT, SamplingPlan(6), speculative=True)
+    one.add("a", PROMPT, RequestSampling(6), speculative=True)
     reports = serve(one)
     weights, config = load_weights(checkpoint_path("tiny"))
     expected = greedy_generate(weights, config, torch.tensor([PROMPT]), 6)[0, len(PROMPT) :].tolist()
@@ -46,13 +46,13 @@ def test_its_text_is_what_plain_decoding_gives() -> None:
 
 def test_requests_beyond_the_limit_wait_and_a_stop_token_ends_one() -> None:
     one = session(max_running=1)
-    one.add("a", PROMPT, SamplingPlan(6), speculative=False)
+    one.add("a", PROMPT, RequestSampling(6), speculative=False)
     serve(one)
     text = list(one.request("a").output_ids)
     stop = text[2]
     two = session(max_running=1)
-    two.add("a", PROMPT, SamplingPlan(6, stop_token_ids=(stop,)), speculative=False)
-    two.add("b", PROMPT, SamplingPlan(2), speculative=False)
+    two.add("a", PROMPT, RequestSampling(6, stop_token_ids=(stop,)), speculative=False)
+    two.add("b", PROMPT, RequestSampling(2), speculative=False)
     reports = serve(two)
     assert [report.rids for report in reports] == [("a",)] * (text.index(stop) + 1) + [("b",)] * 2
     assert two.request("a").finish_reason == "stop"
@@ -61,7 +61,7 @@ def test_requests_beyond_the_limit_wait_and_a_stop_token_ends_one() -> None:
 
 def test_an_aborted_request_keeps_what_it_had() -> None:
     one = session()
-    one.add("a", PROMPT, SamplingPlan(50), speculative=False)
+    one.add("a", PROMPT, RequestSampling(50), speculative=False)
     one.advance()
     one.abort("a")
     one.abort("a")
@@ -71,14 +71,14 @@ def test_an_aborted_request_keeps_what_it_had() -> None:
 @pytest.mark.parametrize("prompt", [(), (-1,), (10**9,)])
 def test_what_can_never_be_served_is_refused_by_name(prompt: tuple[int, ...]) -> None:
     with pytest.raises(CannotServe, match="'a'") as caught:
-        session().add("a", prompt, SamplingPlan(1), speculative=False)
+        session().add("a", prompt, RequestSampling(1), speculative=False)
     assert caught.value.exit_code == 2
 
 
 def test_sampling_is_seeded_and_stays_within_what_was_left() -> None:
     def text(seed: int, **sampling: Any) -> list[int]:
         one = session()
-        one.add("a", PROMPT, SamplingPlan(12, temperature=1.5, seed=seed, **sampling), speculative=False)
+        one.add("a", PROMPT, RequestSampling(12, temperature=1.5, seed=seed, **sampling), speculative=False)
         serve(one)
         return list(one.request("a").output_ids)
 
@@ -94,7 +94,7 @@ def test_sampling_is_seeded_and_stays_within_what_was_left() -> None:
 def test_a_token_is_drawn_from_what_top_k_and_top_p_leave(sampling: dict[str, Any], possible: set[int]) -> None:
     logits = torch.tensor([0.1, 0.3, 0.02, 0.58]).log()
     generator = torch.Generator().manual_seed(3)
-    drawn = {choose(logits, SamplingPlan(1, temperature=1.0, **sampling), generator) for _ in range(600)}
+    drawn = {choose(logits, RequestSampling(1, temperature=1.0, **sampling), generator) for _ in range(600)}
     assert drawn == possible
 
 

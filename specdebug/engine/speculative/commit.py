@@ -34,14 +34,16 @@ def compact_accepted(acceptance: Acceptance, features: Tensor, spec: Speculative
 
 
 @dataclass(frozen=True)
-class MovePlan:
+class CacheMoves:
     """src_loc, tgt_loc: int64 [B·(S+1)]. Entries past a request's accepted nodes copy slot 0 onto itself."""
 
     src_loc: Tensor
     tgt_loc: Tensor
 
 
-def get_src_tgt_cache_loc(acceptance: Acceptance, out_cache_loc: Tensor, tree_size: int, scratch: Scratch) -> MovePlan:
+def get_src_tgt_cache_loc(
+    acceptance: Acceptance, out_cache_loc: Tensor, tree_size: int, scratch: Scratch
+) -> CacheMoves:
     """The slots where accepted KV lies and those where it belongs.
 
     The buffers cover S + 1 entries per request and only A of them are written. The rest is copied all the same, so it
@@ -53,7 +55,7 @@ def get_src_tgt_cache_loc(acceptance: Acceptance, out_cache_loc: Tensor, tree_si
     src_loc = scratch.zeros((batch, width), torch.int64)
     tgt_loc = scratch.zeros((batch, width), torch.int64)
     src, tgt = accepted_locs(acceptance.accept_index, out_cache_loc, tree_size, src_loc, tgt_loc)
-    return MovePlan(src.view(-1), tgt.view(-1))
+    return CacheMoves(src.view(-1), tgt.view(-1))
 
 
 @dataclass(frozen=True)

@@ -360,7 +360,7 @@ def _any_bad_element(
 
 
 @triton.jit
-def scan(
+def sweep(
     x, other, size, every, low, high, tag_0, tag_1, state, origin, first, stride,
     LOOK: tl.constexpr, RELATIVE: tl.constexpr, WIDE: tl.constexpr,
     TILE_BYTES: tl.constexpr, BLOCKS: tl.constexpr,
@@ -384,7 +384,7 @@ def scan(
 
 
 @triton.jit
-def scan_strided(
+def sweep_strided(
     x, other, n, d0, d1, d2, d3, s0, s1, s2, s3, low, high, tag_0, tag_1, state, origin, first, stride,
     LOOK: tl.constexpr, LAYOUT: tl.constexpr, VECTOR: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip

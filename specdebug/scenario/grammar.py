@@ -257,6 +257,10 @@ class AcceptOracle(Part):
     ]
 
 
+SINCE = ("draft_state", "acceptance", "sampling", "ends")
+"""Oracles that are on by default and were not there when the first journals and bundles were written."""
+
+
 @dataclass(frozen=True)
 class OracleSpec(Part):
     """Which oracles judge a run. ``each_step``: look at lossless and draft KV after every step, not only when a request
@@ -264,7 +268,17 @@ class OracleSpec(Part):
 
     lossless: Annotated[bool, FLAG, "every greedy token is the target's argmax, near-ties aside"] = True
     draft_kv: Annotated[bool, FLAG, "draft KV equals that of a whole, cold prefill"] = True
-    pools: Annotated[bool, FLAG, "no slot is lost or owned twice"] = True
+    draft_state: Annotated[
+        bool, FLAG, "what a request stores for its next draft, and the tree drafted from it, are the reference's"
+    ] = True
+    acceptance: Annotated[bool, FLAG, "what was accepted is what the tree and the target's logits say"] = True
+    sampling: Annotated[
+        bool, FLAG, "sampled tokens lie in the reference's top-k and top-p, and are drawn by its odds"
+    ] = True
+    ends: Annotated[bool, FLAG, "requests end where their length or a stop token says, and stream what they keep"] = (
+        True
+    )
+    pools: Annotated[bool, FLAG, "no slot or row is lost or owned twice; locks count their holders"] = True
     each_step: Annotated[
         bool, FLAG, "the first two look after every step, not only after a prefill and at a request's end; slow"
     ] = False
@@ -284,7 +298,10 @@ class OracleSpec(Part):
         return replace(spec, more={**spec.more, **found}) if found else spec
 
     def to_dict(self) -> dict[str, Any]:
-        return super().to_dict() | self.more
+        """As any part, but without the oracles of :data:`SINCE` that are on: what was written before they were there is
+        the same scenario still."""
+        plain = {name: value for name, value in super().to_dict().items() if name not in SINCE or value is not True}
+        return plain | self.more
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,17 @@ FULL = {
         {"fault": "nan_logits", "step": [3, 5], "row": 0, "site": "verify.logits"},
     ],
     "probes": ["default"],
-    "oracles": {"lossless": True, "draft_kv": False, "pools": True, "each_step": True, "accept": {"min_ratio": 0.9}},
+    "oracles": {
+        "lossless": True,
+        "draft_kv": False,
+        "draft_state": False,
+        "acceptance": False,
+        "sampling": False,
+        "ends": False,
+        "pools": True,
+        "each_step": True,
+        "accept": {"min_ratio": 0.9},
+    },
     "limits": {"timeout_s": 1.5, "max_steps": 10, "memory_mb": 512},
     "arms": {
         "fixed": None,

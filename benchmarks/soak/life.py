@@ -37,6 +37,7 @@ from specdebug.scenario.library import Library
 from specdebug.scenario.packs import activate
 from specdebug.scenario.text import decoder, keep_tokenizer
 from specdebug.scenario.workload import expand
+from specdebug.targets.base import Asked
 from specdebug.targets.embedded import TARGET, EmbeddedSession, build_engine
 from specdebug.verdict.outcome import Tie, Violation
 from specdebug.workers.system import rss_mb
@@ -162,8 +163,9 @@ class Life:
 
     def _run(self, scenario: Scenario, watch: Watch) -> None:
         workload = expand(scenario, keep_tokenizer(draw.MODEL), scenario.seed)
-        judge = self._judge(scenario, watch)
-        session = EmbeddedSession(self._engine, TARGET.asked(draw.engine(*self._name)))
+        asked = TARGET.asked(draw.engine(*self._name))
+        judge = self._judge(scenario, asked, watch)
+        session = EmbeddedSession(self._engine, asked)
         session.observe(judge)
         loop = RunLoop(
             session,
@@ -181,19 +183,11 @@ class Life:
             session.observe(None)  # or its reference would stay in memory
         watch.counts["judged"] += scenario.oracles.lossless
 
-    def _judge(self, scenario: Scenario, watch: Watch) -> Judge:
-        spec, oracles = scenario.engine["speculative"], scenario.oracles
-        settings = OracleSettings(
-            lossless=oracles.lossless,
-            draft_kv=oracles.draft_kv,
-            zero_fill=spec["draft_kv_on_hit"] == "zero_fill",
-            pools=True,
-            guards=True,
-            probes=True,
-        )
+    def _judge(self, scenario: Scenario, asked: Asked, watch: Watch) -> Judge:
+        settings = OracleSettings(scenario.oracles, asked, probes=True)
         return Judge(
             settings,
-            DenseReference(draw.MODEL, self._draft_model) if oracles.lossless else None,
+            None if settings.reference is None else DenseReference(draw.MODEL, self._draft_model),
             report=lambda violation: watch.emit("violation", **asdict(violation)),
             tie=watch.tie,
             decode=self._decode,

@@ -400,9 +400,52 @@ def test_the_edit_at_fault_is_named_when_another_one_trips():
         patched(TEXT, ("y = x", 'y = """'), ("z = y", "z = 1"), target="first")
 
 
-def test_a_multi_line_string_in_an_edit_is_kept():
-    names, _ = patched(TEXT, ("z = y", 'z = """a\n  b"""'), target="first")
-    assert names["first"](1) == "a\n      b"
+LITERALS = '''\
+def f(x):
+    """Doc.
+
+    More.
+    """
+    y = (
+        """  a
+  b
+c""",
+        x,
+    )
+    return y
+'''
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ('z = """a\n  b"""', "a\n  b"),
+        ('z = """a  \n\n  b \nc"""   ', "a  \n\n  b \nc"),
+        ("    z = '''\na\n  \n'''\n    z += '#\"\"\"'", '\na\n  \n#"""'),
+        ('z = f"""{x}  \n{\n  x}"""', "1  \n1"),
+        ('z = (  # not """\n    r"""a\\\n b""")', "a\\\n b"),
+        ("z = 'a\\\n  b'", "a  b"),
+    ],
+)
+def test_the_lines_of_a_string_in_an_edit_stay_as_they_are_written(written, value):
+    names, _ = patched(TEXT, ("z = y", written), target="first")
+    assert names["first"](1) == value
+
+
+def test_a_string_that_the_match_has_too_stays_as_it_is_in_the_source():
+    head = 'def f(x):\n    """Doc.\n\n    More.\n    """\n'
+    for match, replacement in (
+        (f"{head}    y = (", f"{head}    z = 1\n    y = ("),
+        ('More.\n"""\ny = (', 'More.\n"""\nz = 1\ny = ('),
+    ):
+        names, (counter,) = patched(LITERALS, (match, replacement), target="f")
+        assert names["f"].__doc__ == patched(LITERALS, ("return y", "return 0"))[0]["f"].__doc__
+        assert (names["f"](1), hits_of(counter)) == (("  a\n  b\nc", 1), 1)
+    inside = LITERALS.split("    y = ")[1].split("    return")[0]
+    names, _ = patched(LITERALS, ("    y = " + inside, "    y = " + inside.replace("x,", "2,")), target="f")
+    assert names["f"](1) == ("  a\n  b\nc", 2)
+    with pytest.raises(PatchError, match="equals the match"):
+        patched(LITERALS, (head, head + "\n"), target="f")
 
 
 def test_code_that_is_sent_to_a_process_without_us_runs_there():

@@ -136,7 +136,9 @@ class _Module:
 
     @property
     def imported(self) -> bool:
-        return self.source.name in sys.modules
+        """Whether it has run: imported, or as ``__main__`` (``python -m``)."""
+        main = getattr(sys.modules.get("__main__"), "__spec__", None)
+        return self.source.name in sys.modules or (main is not None and main.name == self.source.name)
 
     def check_mode(self, patch: Patch, mode: Mode) -> None:
         if (mode == "inprocess") == self.imported:
@@ -190,13 +192,16 @@ class _Module:
 
     def run(self, module: ModuleType) -> None:
         """Execute the patched code as a freshly made module (called by the import hook)."""
+        exec(self.code(), module.__dict__)
+        with _lock:
+            self.kernels.sync(self._kernel_text)
+
+    def code(self) -> CodeType:
+        """The patched code, for somebody who is about to execute it."""
         with _lock:
             self.functions.learn(self.current)
             self._has_run = True
-            code = self.current.code
-        exec(code, module.__dict__)
-        with _lock:
-            self.kernels.sync(self._kernel_text)
+            return self.current.code
 
     def _drop(self) -> None:
         parent, _, name = self.source.name.rpartition(".")
@@ -220,10 +225,12 @@ class _Module:
 
 def _pending(name: str) -> Pending | None:
     module = _modules.get(name)
-    return Pending(module.source.path, module.run) if module is not None and module.current.placed else None
+    return (
+        Pending(module.source.path, module.run, module.code) if module is not None and module.current.placed else None
+    )
 
 
-_finder = PatchFinder(_pending)
+_finder = PatchFinder(_pending, {})
 
 
 def _sync_finder() -> None:

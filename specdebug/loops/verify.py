@@ -1,24 +1,27 @@
 """The matrix: every registered fix, applied and reverted, seed by seed.
 
 A toggle is **live** when its scenario is silent with the fix applied and fails with the stated signature with the fix
-reverted. Otherwise it is **rotten**: its detector cannot see its bug, or sees one where there is none. So the registry
-is a set of mutation tests of this package. A toggle that the machine cannot run is **untested**.
+reverted, and each of its edits has run. Otherwise it is **rotten**: its detector cannot see its bug or some part of it,
+or sees one where there is none. So the registry is a set of mutation tests of this package. A toggle that the machine
+cannot run is **untested**.
 
-The matrix runs the scenario's arm that reverts exactly this fix, else its first one. It can do so on another device, in
-another dtype, or with another attention plan than the scenario's. A fix that only exists in one plan (see ``plans.py``)
-is then still run with that plan, and its check says so.
+The matrix runs the scenario's arm that reverts exactly this fix, else its first one. Where an edit never ran in that,
+the scenario's other arms are run with the fix reverted, too: for their counts, not for their verdicts. All of them can
+be run on another device, in another dtype, or with another attention plan than the scenario's. A fix that only exists
+in one plan (see ``plans.py``) is then still run with that plan, and its check says so.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug import interrupts
-from specdebug.errors import SpecDebugError
+from specdebug.errors import SpecDebugError, Where
 from specdebug.loops import replay
 from specdebug.loops.plans import exists_in
 from specdebug.loops.replay import ArmResult, ArmRun, Progress, run_arms
@@ -28,6 +31,7 @@ from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
+    from specdebug.patching import Edit
     from specdebug.toggles import Toggle
 
 
@@ -41,7 +45,7 @@ class ScenarioContent(replay.RunContent, Protocol):
 class ToggleCheck:
     """The matrix's verdict on one toggle, run with attention plan ``backend``.
 
-    ``keeps_backend`` is True if another plan was asked for.
+    ``keeps_backend`` is True if another plan was asked for. ``elsewhere``: runs of other arms, reverted.
     """
 
     toggle: Toggle
@@ -49,6 +53,7 @@ class ToggleCheck:
     reverted: tuple[ArmResult, ...]
     backend: str = ""
     keeps_backend: bool = False
+    elsewhere: tuple[ArmResult, ...] = ()
 
     @property
     def silent(self) -> int:
@@ -66,16 +71,29 @@ class ToggleCheck:
         noisy, missed = self._deviating
         stated = " or ".join(self.toggle.detected_by.signatures)
         said = [f"applied, {_found(result, '')}" for result in noisy]
-        return (*said, *(f"reverted, {_found(result, 'nothing was found')}; stated is {stated}" for result in missed))
+        said += [f"reverted, {_found(result, 'nothing was found')}; stated is {stated}" for result in missed]
+        where = f"in any arm of {self.toggle.detected_by.scenario}"
+        said += [f"reverted, {_found(result, '')}" for result in self.elsewhere if result.outcome.unavailable]
+        return (*said, *(f"{place(edit)}: edit {edit.id} never ran {where}" for edit in self.idle))
+
+    @property
+    def idle(self) -> tuple[Edit, ...]:
+        """The edits that never ran, in no run that lived to count them."""
+        ran = [each.outcome for each in (*self.reverted, *self.elsewhere) if not each.outcome.unavailable]
+        counts = (outcome.reverted_hits.get(str(self.toggle.pr)) for outcome in ran)
+        told = [each for each in counts if each is not None]
+        edits = [edit for patch in self.toggle.patches for edit in patch.edits]
+        return tuple(edit for edit in edits if told and not any(each.get(edit.id) for each in told))
 
     @property
     def live(self) -> bool:
-        return not any(self._deviating)
+        return not any(self._deviating) and not self.idle
 
     @property
     def untested(self) -> bool:
-        """Return True if all deviations are runs that this machine could not make."""
-        return not self.live and all(r.outcome.unavailable for side in self._deviating for r in side)
+        """Return True if all that it takes to be live are runs that this machine could not make."""
+        could_run = self.idle and not any(result.outcome.unavailable for result in self.elsewhere)
+        return not self.live and not could_run and all(r.outcome.unavailable for side in self._deviating for r in side)
 
     @property
     def _deviating(self) -> tuple[list[ArmResult], list[ArmResult]]:
@@ -96,11 +114,19 @@ class ToggleCheck:
             "silent": self.silent,
             "detected": self.detected,
             "problems": list(self.problems),
+            "never_ran": [{"id": edit.id, "where": place(edit)} for edit in self.idle],
             "backend": self.backend,
             "keeps_backend": self.keeps_backend,
             "ties": sum(len(outcome.ties) for outcome in outcomes),
             "stack": next((dict(outcome.stack) for outcome in outcomes if outcome.stack), {}),
         }
+
+
+def place(edit: Edit) -> str:
+    """The line of a toggle file where an edit begins."""
+    at = edit.match_at
+    here = os.path.relpath(at.path)
+    return str(at if here.startswith(os.pardir) else Where(here, at.line))
 
 
 def _as_stated(toggle: Toggle, result: ArmResult) -> bool:
@@ -161,9 +187,7 @@ def verify(
     overrides = overrides or {}
     if not toggles:
         raise SpecDebugError("no toggles to verify; `specdebug toggles list` shows what is registered")
-    answers, interrupted = run_arms(pool, library, plan_matrix(library, toggles, seeds, overrides), progress)
-    # A run that a Ctrl-C cut short says nothing of its toggle.
-    results = {r.run.key: r for r in answers if not (interrupted and r.outcome.verdict == "unknown")}
+    results, interrupted = _run(pool, library, plan_matrix(library, toggles, seeds, overrides), progress)
     checks = []
     for toggle in toggles:
         runs = _runs(library, toggle, seeds, overrides)
@@ -172,7 +196,37 @@ def verify(
             backend = engine_config(runs[0].scenario, runs[0].arm).attention_backend
             kept = backend != overrides.get("attention_backend", backend)
             checks.append(ToggleCheck(toggle, ended[::2], ended[1::2], backend, kept))
-    return Matrix(tuple(checks), interrupted)
+    more = {check.toggle.pr: _elsewhere(library, check.toggle, seeds, overrides) for check in checks if check.idle}
+    if not more or interrupted:
+        return Matrix(tuple(check for check in checks if check.toggle.pr not in more), interrupted)
+    results, interrupted = _run(pool, library, [run for runs in more.values() for run in runs], progress)
+    found = {pr: [results[run.key] for run in runs if run.key in results] for pr, runs in more.items()}
+    whole = [check for check in checks if len(found.get(check.toggle.pr, ())) == len(more.get(check.toggle.pr, ()))]
+    return Matrix(
+        tuple(dataclasses.replace(check, elsewhere=tuple(found.get(check.toggle.pr, ()))) for check in whole),
+        interrupted,
+    )
+
+
+def _run(
+    pool: WorkerPool, library: ScenarioContent, runs: Sequence[ArmRun], progress: Progress | None
+) -> tuple[dict[str, ArmResult], bool]:
+    """Return the results by key, without those that a Ctrl-C cut short, which say nothing; and True if one came."""
+    answers, interrupted = run_arms(pool, library, runs, progress)
+    return {r.run.key: r for r in answers if not (interrupted and r.outcome.verdict == "unknown")}, interrupted
+
+
+def _elsewhere(library: ScenarioContent, toggle: Toggle, seeds: int, overrides: Mapping[str, Any]) -> list[ArmRun]:
+    """Return a toggle's runs in the arms of its scenario that the matrix passes over."""
+    scenario, base = _base(library, toggle, overrides)
+    others = [dataclasses.replace(arm, revert=()) for arm in scenario.arms.values() if arm.name != base.name]
+    scenario = dataclasses.replace(scenario, arms={arm.name: arm for arm in (base, *others)})
+    return [
+        ArmRun(f"{_key(scenario, arm, seed, (toggle,))}, {arm.name}", scenario, arm.name, seed, packs, (toggle,))
+        for arm in others
+        for packs in (library.packs(scenario.probes_of(arm.name)),)
+        for seed in range(scenario.seed, scenario.seed + seeds)
+    ]
 
 
 def _base(library: ScenarioContent, toggle: Toggle, overrides: Mapping[str, Any]) -> tuple[Scenario, Arm]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from types import CodeType, FunctionType, ModuleType
 from typing import Literal, TypeAlias
 
@@ -34,14 +35,16 @@ class Applied:
     def __init__(self, patches: Sequence[Patch], placed: dict[str, list[Placed]]) -> None:
         self.patches = tuple(patches)
         self._placed = placed
+        self._counters = _named(placed)
         self._active = True
 
     def hits(self) -> dict[str, int]:
-        """Counts of the passes through each edit, by ``Edit.id``, also after ``restore``.
+        """Counts of the passes through each edit, by id, also after ``restore``. An edit whose ``Edit.id`` an earlier
+        one of the set has goes by the next free number: two of ``t#1`` are ``t#1`` and ``t#2``.
 
         A Triton kernel's edits count its launches; under ``torch.compile`` a trace counts once.
         """
-        return {one.edit.id: hits_of(one.index) for placed in self._placed.values() for one in placed}
+        return {name: hits_of(index) for name, index in self._counters.items()}
 
     def restore(self) -> None:
         """Take the patches back; a second call does nothing.
@@ -97,6 +100,20 @@ def apply(patches: Iterable[Patch], mode: Mode = "inprocess") -> Applied:
         return Applied(patches, placed)
 
 
+def _named(placed: Mapping[str, Sequence[Placed]]) -> dict[str, int]:
+    """The counters of edits, in the order they were given in, by ids that are unique among them."""
+    edits = sorted((one for each in placed.values() for one in each), key=lambda one: one.index)
+    given, names = {one.edit.id for one in edits}, dict[str, int]()
+    for one in edits:
+        name = one.edit.id
+        if name in names:
+            owner = name.rpartition("#")[0] or name
+            numbered = (f"{owner}#{n}" for n in count(1))
+            name = next(each for each in numbered if each not in given and each not in names)
+        names[name] = one.index
+    return names
+
+
 class _Module:
     """One patched module: its original and the version in force."""
 
@@ -119,7 +136,9 @@ class _Module:
 
     @property
     def imported(self) -> bool:
-        return self.source.name in sys.modules
+        """Whether it has run: imported, or as ``__main__`` (``python -m``)."""
+        main = getattr(sys.modules.get("__main__"), "__spec__", None)
+        return self.source.name in sys.modules or (main is not None and main.name == self.source.name)
 
     def check_mode(self, patch: Patch, mode: Mode) -> None:
         if (mode == "inprocess") == self.imported:
@@ -173,13 +192,16 @@ class _Module:
 
     def run(self, module: ModuleType) -> None:
         """Execute the patched code as a freshly made module (called by the import hook)."""
+        exec(self.code(), module.__dict__)
+        with _lock:
+            self.kernels.sync(self._kernel_text)
+
+    def code(self) -> CodeType:
+        """The patched code, for somebody who is about to execute it."""
         with _lock:
             self.functions.learn(self.current)
             self._has_run = True
-            code = self.current.code
-        exec(code, module.__dict__)
-        with _lock:
-            self.kernels.sync(self._kernel_text)
+            return self.current.code
 
     def _drop(self) -> None:
         parent, _, name = self.source.name.rpartition(".")
@@ -203,10 +225,12 @@ class _Module:
 
 def _pending(name: str) -> Pending | None:
     module = _modules.get(name)
-    return Pending(module.source.path, module.run) if module is not None and module.current.placed else None
+    return (
+        Pending(module.source.path, module.run, module.code) if module is not None and module.current.placed else None
+    )
 
 
-_finder = PatchFinder(_pending)
+_finder = PatchFinder(_pending, {})
 
 
 def _sync_finder() -> None:

@@ -1,7 +1,8 @@
 """Counters that prove an edited line ran.
 
-The rewriter puts ``__specdebug_hit__(n)`` in front of every edit. The name lives in ``builtins``, not in the patched
-module: frames that outlive a restore still find it, and nothing is added to the module.
+The rewriter puts ``__specdebug_hit__(n)`` where an edit differs from the original (``sites.py``). The name lives in
+``builtins``, not in the patched module: frames that outlive a restore still find it, nothing is added to the module,
+and code that is marshalled to a process without this package runs there, uncounted.
 
 Under ``torch.compile`` the call is folded while the function is traced (``_dynamo_marked_constant``), so it breaks no
 graph and counts once a trace. Counts taken by several threads at once may miss some; none is ever lost to zero.

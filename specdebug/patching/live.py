@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ class LiveFunctions:
         except (ValueError, TypeError) as error:
             undo(done)
             raise PatchError(f"{self.base.source.name}: {error}") from None
-        forget_results([function for function, _ in done])
+        _follow(done)
         return done
 
     def _aligned(self, version: Rewritten) -> dict[FunctionKey, CodeType]:
@@ -175,9 +176,32 @@ class LiveFunctions:
 
 def undo(done: Sequence[tuple[FunctionType, CodeType]]) -> None:
     """Give functions back the codes they had."""
+    taken = [(function, function.__code__) for function, _ in done]
     for function, code in done:
         function.__code__ = code
+    _follow(taken)
+
+
+def _follow(done: Sequence[tuple[FunctionType, CodeType]]) -> None:
+    """Bring up to date what was made from the codes that functions had."""
     forget_results([function for function, _ in done])
+    for function, old in done:
+        before, after = _docstring(old), _docstring(function.__code__)
+        if before != after and function.__doc__ == before:
+            for holder in [thing for thing in gc_objects() if _shows(thing, function)]:
+                holder.__doc__ = after
+
+
+def _docstring(code: CodeType) -> str | None:
+    first = code.co_consts[0] if code.co_consts else None
+    return first if isinstance(first, str) else None
+
+
+def _shows(thing: Any, function: FunctionType) -> bool:
+    """Return True if a thing is the function, or wraps it, and has the docstring that it has."""
+    inner: Any = thing.fget if type(thing) is property else thing
+    kinds = (FunctionType, staticmethod, classmethod, _LruCache)
+    return issubclass(type(inner), kinds) and inspect.unwrap(inner) is function and thing.__doc__ == function.__doc__
 
 
 def forget_results(functions: Sequence[FunctionType]) -> None:

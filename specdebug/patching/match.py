@@ -13,6 +13,13 @@ from specdebug.patching.source import ModuleSource, first_line
 from specdebug.patching.spec import Edit, Patch, PatchError
 from specdebug.yamlio import one_line
 
+_OPENING = re.compile(r"\"\"\"|\'\'\'|\\\n")
+# A comment, a string in triple quotes, a string in single ones. One that is not closed ends with the text or line.
+_TOKEN = re.compile(
+    r"""#[^\n]*|(\"{3}|'{3})(?:\\.|[^\\])*?(?:\1|\Z)|(["'])(?:\\.|[^\\\n])*?(?:\2|$)""", re.DOTALL | re.MULTILINE
+)
+_HOLE = "\0"
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -46,21 +53,55 @@ def place(source: ModuleSource, patch: Patch, edit: Edit, index: int) -> Placed:
     if spans is None:
         hint = did_you_mean(qualname, filter(None, source.spans))
         raise PatchError(f"{patch.owner}: {source.path} has no '{patch.qualname}'{hint}", patch.where)
-    wanted, _ = _flush(edit.match)
+    wanted, _ = dedent(_full_lines(edit.match)[0])
     if not wanted:
         raise PatchError(f"{patch.owner}: the text to match is empty", edit.match_at)
     found = _find(source, spans, wanted)
     if len(found) != 1:
         raise PatchError(_misfit(source, patch, edit, spans, wanted, found), edit.match_at)
     start, stop = found[0], found[0] + len(wanted) - 1
-    _, indent = dedent(source.lines[start - 1 : stop])
-    replacement, offset = _flush(edit.replacement)
-    if replacement == wanted:
+    lines = _replacement(source, start, stop, edit)
+    if lines is None:
         raise PatchError(f"{patch.owner}: the replacement equals the match", edit.replacement_at)
-    lines = [indent + line if line else "" for line in replacement]
+    return Placed(patch, edit, start, stop, tuple(lines), _full_lines(edit.replacement)[1], index)
+
+
+def _replacement(source: ModuleSource, start: int, stop: int, edit: Edit) -> list[str] | None:
+    """The lines to put in, with the indentation of those they replace; None if they are the same.
+
+    What is inside a string literal of several lines is no indentation: it stays as it is written, to the last blank. A
+    literal that the match has, too, is context, and stays as it is in the source.
+    """
+    above = "".join(line + "\n" for line in source.lines[: start - 1])
+    theirs, originals = _without_literals(above, "\n".join(source.lines[start - 1 : stop]))
+    _, known = _without_literals(above, "\n".join(_full_lines(edit.match)[0]))
+    text, literals = _without_literals(above, "\n".join(_full_lines(edit.replacement)[0]))
+    own, indent = dedent(theirs.split("\n"))
+    code, _ = dedent(text.split("\n") if text else [])
+    same = dict(zip(known, originals, strict=True)) if len(known) == len(originals) else {}
+    literals = [same.get(literal, literal) for literal in literals]
+    if code == own and literals == originals:
+        return None
+    filled, made = iter(literals), "\n".join(indent + line if line else "" for line in code)
+    lines = re.sub(_HOLE, lambda hole: next(filled, hole[0]), made).split("\n") if code else []
     if not any(is_code(line) for line in lines) and _whole_statements(source, start, stop):
         lines.append(indent + "pass")
-    return Placed(patch, edit, start, stop, tuple(lines), offset, index)
+    return lines
+
+
+def _without_literals(above: str, text: str) -> tuple[str, list[str]]:
+    """``text``, which follows ``above``, with a hole for each string literal of several lines in it; and those."""
+    if not _OPENING.search(text):
+        return text, []
+    literals: list[str] = []
+
+    def hole(found: re.Match[str]) -> str:
+        if found.start() < len(above) or "\n" not in found[0]:
+            return found[0]
+        literals.append(found[0])
+        return _HOLE
+
+    return _TOKEN.sub(hole, above + text)[len(above) :], literals
 
 
 def check_overlaps(source: ModuleSource, placed: list[Placed]) -> None:
@@ -86,11 +127,11 @@ def dedent(lines: list[str]) -> tuple[list[str], str]:
     return [line[len(common) :] for line in stripped], common
 
 
-def _flush(text: str) -> tuple[list[str], int]:
-    """Lines without common indentation and the blank ones at both ends, and how many were dropped at the top."""
+def _full_lines(text: str) -> tuple[list[str], int]:
+    """Lines without the blank ones at both ends, and how many were dropped at the top."""
     lines = re.split(r"\r\n|\r|\n", text)
     full = [number for number, line in enumerate(lines) if line.strip()]
-    return (dedent(lines[full[0] : full[-1] + 1])[0], full[0]) if full else ([], 0)
+    return (lines[full[0] : full[-1] + 1], full[0]) if full else ([], 0)
 
 
 def is_code(line: str) -> bool:

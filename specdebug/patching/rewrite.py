@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import warnings
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,8 +17,8 @@ from typing import Any
 
 from specdebug.errors import Where
 from specdebug.patching.codes import CodeTree, FunctionKey
-from specdebug.patching.match import Placed, is_code
-from specdebug.patching.sites import enclosing_start, insert_counter, without_columns
+from specdebug.patching.match import Placed
+from specdebug.patching.sites import Lines, find_places, insert_counters, without_columns
 from specdebug.patching.source import ModuleSource, first_line, walk_scopes
 from specdebug.patching.spec import PatchError
 from specdebug.yamlio import one_line
@@ -72,10 +73,8 @@ def rewrite(
             tree = ast.parse("\n".join(text.lines), source.path)
         except _COMPILE_ERRORS as error:
             raise _broken(source, placed, text, error, remapped=False) from None
-        for one in placed:
-            line = _site(source, text, one)
-            if line is not None:
-                insert_counter(tree, line, one.index)
+        changed = ((one.index, *_changed(source, text, one)) for one in placed)
+        insert_counters([place for n, was, now in changed for place in find_places(source.tree, tree, was, now, n)])
         spans = _renumber(tree, text)
         if kept_free:
             _keep_free(tree, kept_free)
@@ -97,20 +96,14 @@ def _assemble(source: ModuleSource, placed: Sequence[Placed]) -> _Text:
     return _Text([line for line, _, _ in rows], [0, *(n for _, n, _ in rows)], [None, *(owner for _, _, owner in rows)])
 
 
-def _site(source: ModuleSource, text: _Text, one: Placed) -> int | None:
-    """Line of the patched text whose running means that the edit ran: the edit's first line of code.
-
-    An edit without any took away part of a statement: the line where that begins, or else the one that closed the gap.
-    """
-    mine = [number for number, owner in enumerate(text.owner) if owner and owner[0] is one]
-    for number in mine:
-        if is_code(text.lines[number - 1]):
-            return number
-    start = enclosing_start(source.tree, one.start)
-    if start in text.origin:
-        return text.origin.index(start)
-    after = (number for number, line in enumerate(text.origin) if line > one.stop)
-    return next((number for number in after if is_code(text.lines[number - 1])), None)
+def _changed(source: ModuleSource, text: _Text, one: Placed) -> tuple[Lines, Lines]:
+    """The lines that an edit changes, in the original and in the patched text, without equal ones at both ends."""
+    old, new = source.lines[one.start - 1 : one.stop], one.lines
+    shorter = min(len(old), len(new))
+    head = next((n for n in range(shorter) if old[n] != new[n]), shorter)
+    tail = next((n for n in range(shorter - head) if old[-1 - n] != new[-1 - n]), shorter - head)
+    top = text.origin.index(one.start) if new else bisect_left(text.origin, one.stop + 1)
+    return Lines(one.start + head, one.stop - tail), Lines(top + head, top + len(new) - 1 - tail)
 
 
 def _renumber(tree: ast.Module, text: _Text) -> dict[tuple[str, int], tuple[int, int]]:

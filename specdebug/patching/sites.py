@@ -1,47 +1,160 @@
-"""The places of hit counters: before the first statement of an edit, or before the one it is part of."""
+"""The places of hit counters: where the patched program differs from the original, not where an edit's context begins.
+
+Both texts are the same above an edit, so the statements that begin there correspond. The first that differs from then
+on takes the counter; where it was taken away, the counter stands in its place. Bodies under equal headers are compared
+one by one, so an edit that changes several branches counts in each. What differs only in comments, blanks or the
+breaking of lines differs nowhere, and so never counts.
+"""
 
 from __future__ import annotations
 
 import ast
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from specdebug.patching.hits import HIT_NAME
 from specdebug.patching.source import first_line
 
 _BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_LOOK_UP = f'getattr(len.__self__, "{HIT_NAME}", abs)'  # in an expression: the counter among the builtins, if any
 _Node = TypeVar("_Node", bound=ast.AST)
 
 
-def insert_counter(tree: ast.Module, line: int, index: int) -> None:
-    """Make whatever runs at ``line`` of ``tree`` count; ``line`` holds code.
+class Lines(NamedTuple):
+    """Lines ``first..last`` (inclusive) of a text; none, in front of ``first``, if ``last`` is one less."""
 
-    - A statement begins there: count just before it (but after a docstring, which must stay first).
-    - It is the header of a function or class: count in its body, so that calls are counted, not definitions.
-    - It is an ``else``, ``except``, ``finally`` or ``case``: count at the top of that branch.
-    - It is inside the body of a lambda: count when the lambda is called.
-    - It continues some other statement: count before that statement.
+    first: int
+    last: int
+
+
+class Place(NamedTuple):
+    """Where ``counter`` stands: before ``body[at]`` (or at the end of ``body``), or in ``inside``, a lambda."""
+
+    counter: int
+    line: int
+    body: list[Any]
+    at: int
+    inside: ast.Lambda | None = None
+
+
+def find_places(old: ast.Module, new: ast.Module, was: Lines, now: Lines, counter: int) -> list[Place]:
+    """The places in ``new`` of the counter of the edit that turned the lines ``was`` of ``old`` into ``now``.
+
+    - A statement differs: just before it.
+    - The header of a function, class, ``except`` or ``case`` does: in its body, so that calls are counted.
+    - Nothing but the body of a lambda does: when the lambda is called.
     """
-    place = _innermost(tree, line)
-    if place is None:
-        _put(tree.body, 0, line, index)
-        return
-    body, at = place
-    node = body[at]
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler | ast.match_case):
-        _put(node.body, 0, line, index)
-    elif _span(node)[0] == line:
-        _put(body, at, line, index)
-    elif branch := _branch_opened(node, line):
-        _put(branch, 0, line, index)
-    elif not _count_in_lambda(node, line, index):
-        _put(body, at, line, index)
+    search = _Search(was, now, counter)
+    if search.bodies(old.body, new.body, new):
+        search.put(new.body, 0, new)
+    return search.found
 
 
-def enclosing_start(tree: ast.Module, line: int) -> int | None:
-    """First line of the innermost statement or branch that covers ``line``, if it begins before it."""
-    place = _innermost(tree, line)
-    start = _span(place[0][place[1]])[0] if place else line
-    return start if start < line else None
+def insert_counters(places: Iterable[Place]) -> None:
+    """Make what runs at the places count. Every place must have been found before the first is filled."""
+    for place in sorted(places, key=lambda place: -place.at):
+        if place.inside is not None:
+            _count_in_lambda(place.inside, place)
+            continue
+        at = place.at
+        while at < len(place.body) and _must_stay_first(place.body, at):
+            at += 1
+        place.body.insert(at, _statement(place))
+
+
+class _Search:
+    def __init__(self, was: Lines, now: Lines, counter: int) -> None:
+        self._was, self._now, self._counter = was, now, counter
+        self.found: list[Place] = []
+
+    def bodies(self, old: Sequence[Any], new: list[Any], owner: Any) -> bool:
+        """Compare the statements (or handlers, or cases) that the edit reaches; True if only ``owner`` can count."""
+        before, after = _above(old, self._was), _above(new, self._now)
+        first, pairs = after, list[tuple[Any, Any]]()
+        if before and after and (_reaches(old[before - 1], self._was) or _reaches(new[after - 1], self._now)):
+            first -= 1
+            pairs.append((old[before - 1], new[first]))
+        gone = [node for node in old[before:] if _span(node)[0] <= self._was.last]
+        come = [node for node in new[after:] if _span(node)[0] <= self._now.last]
+        pairs += zip(gone, come, strict=False)
+        for at, (one, other) in enumerate(pairs, first):
+            if self._differ(one, other):
+                if not (isinstance(other, _SCOPES) and type(one) is type(other) and one.name == other.name):
+                    return self._count_at(new, at, owner)
+                self.put(other.body, 0, other)
+        if len(gone) > len(come):
+            return self._count_gone(new, first + len(pairs), owner)
+        return len(gone) < len(come) and self._count_at(new, first + len(pairs), owner)
+
+    def put(self, body: list[Any], at: int, owner: Any) -> None:
+        line = first_line(body[at]) if at < len(body) else getattr(body[-1] if body else owner, "end_lineno", 1)
+        self.found.append(Place(self._counter, line, body, at))
+
+    def _count_at(self, body: list[Any], at: int, owner: Any) -> bool:
+        node = body[at]
+        inside = isinstance(node, (*_SCOPES, ast.ExceptHandler, ast.match_case))
+        self.put(*((node.body, 0, node) if inside else (body, at, owner)))
+        return False
+
+    def _count_gone(self, body: list[Any], at: int, owner: Any) -> bool:
+        """Count where something was taken away; there is no room for it among handlers or cases."""
+        if any(body is getattr(owner, name, None) for name in ("handlers", "cases")):
+            return True
+        self.put(body, at, owner)
+        return False
+
+    def _differ(self, old: Any, new: Any) -> bool:
+        """Note the places inside two statements; True if they differ in more than what is inside."""
+        if type(old) is not type(new):
+            return True
+        inner = [name for name in _BODIES if isinstance(getattr(new, name, None), list)]
+        lambdas = changed_lambdas(
+            *([getattr(node, f, None) for f in node._fields if f not in inner] for node in (old, new))
+        )
+        if lambdas is None:
+            return True
+        self.found += [Place(self._counter, each.body.lineno, [], 0, each) for each in lambdas]
+        # A list, since every body is to be compared, also after one that has no place.
+        return True in [self.bodies(getattr(old, name), getattr(new, name), new) for name in inner]
+
+
+def changed_lambdas(old: Any, new: Any) -> list[ast.Lambda] | None:
+    """The innermost lambdas of ``new`` that hold all that differs from ``old``: none if nothing does, None if they do
+    not. Syntax may be nested deeper than calls can be, so only lambdas recurse."""
+    found: list[ast.Lambda] = []
+    work = [(old, new)]
+    while work:
+        one, other = work.pop()
+        if type(one) is not type(other):
+            return None
+        if isinstance(one, ast.Lambda):
+            work += zip(*((each.args.defaults, each.args.kw_defaults) for each in (one, other)), strict=True)
+            inner = changed_lambdas(*([_parameters(each), each.body] for each in (one, other)))
+            found += [other] if inner is None else inner
+        elif isinstance(one, ast.AST):
+            work += [(getattr(one, field, None), getattr(other, field, None)) for field in one._fields]
+        elif isinstance(one, list):
+            if len(one) != len(other):
+                return None
+            work += zip(one, other, strict=True)
+        elif one != other:
+            return None
+    return found
+
+
+def _parameters(function: ast.Lambda) -> list[Any]:
+    args = function.args
+    return [args.posonlyargs, args.args, args.vararg, args.kwonlyargs, args.kwarg]
+
+
+def _above(nodes: Sequence[Any], lines: Lines) -> int:
+    """How many of the statements begin above the lines."""
+    return sum(_span(node)[0] < lines.first for node in nodes)
+
+
+def _reaches(node: Any, lines: Lines) -> bool:
+    return _span(node)[1] >= lines.first
 
 
 def _span(node: Any) -> tuple[int, int]:
@@ -49,40 +162,6 @@ def _span(node: Any) -> tuple[int, int]:
     if isinstance(node, ast.match_case):
         return node.pattern.lineno, node.body[-1].end_lineno or node.pattern.lineno
     return first_line(node), node.end_lineno
-
-
-def _bodies(node: Any) -> list[list[Any]]:
-    return [body for name in _BODIES if isinstance(body := getattr(node, name, None), list)]
-
-
-def _innermost(tree: ast.Module, line: int) -> tuple[list[Any], int] | None:
-    """The body and place of the innermost statement or branch on the line; the first of several that begin on it."""
-    found: tuple[list[Any], int] | None = None
-    bodies = [tree.body]
-    while bodies:
-        nodes = [((body, at), node) for body in bodies for at, node in enumerate(body)]
-        inside = [(place, node) for place, node in nodes if _span(node)[0] <= line <= _span(node)[1]]
-        if not inside:
-            break
-        found, node = inside[0]
-        if _span(node)[0] == line and isinstance(node, ast.stmt):
-            break
-        bodies = _bodies(node)
-    return found
-
-
-def _branch_opened(node: Any, line: int) -> list[Any] | None:
-    """The branch of a compound statement that an ``else:`` or ``finally:`` on ``line`` opens."""
-    bodies = _bodies(node)
-    if not bodies or not bodies[0] or line <= _span(bodies[0][0])[0]:
-        return None
-    return next((body for body in bodies[1:] if body and _span(body[0])[0] >= line), None)
-
-
-def _put(body: list[Any], at: int, line: int, index: int) -> None:
-    while at < len(body) and _must_stay_first(body, at):
-        at += 1
-    body.insert(at, without_columns(ast.Expr(_call(line, index)), line))
 
 
 def _must_stay_first(body: list[Any], at: int) -> bool:
@@ -93,23 +172,26 @@ def _must_stay_first(body: list[Any], at: int) -> bool:
     return at == 0 and is_constant and isinstance(node.value.value, str)
 
 
-def _count_in_lambda(statement: ast.AST, line: int, index: int) -> bool:
-    """Turn the innermost lambda body around ``line`` into ``(hit(n), body)[1]``; False if there is none."""
-    lambdas = [node for node in ast.walk(statement) if isinstance(node, ast.Lambda)]
-    around = [node for node in lambdas if node.body.lineno <= line <= (node.body.end_lineno or 0)]
-    if not around:
-        return False
-    inner = around[-1]  # the walk is breadth first, so the last one is the deepest
-    pair = without_columns(ast.Tuple([_call(line, index), inner.body], ast.Load()), line)
-    second = without_columns(ast.Constant(1), line)
-    inner.body = without_columns(ast.Subscript(pair, second, ast.Load()), line)
-    return True
+def _count_in_lambda(function: ast.Lambda, place: Place) -> None:
+    """Turn a lambda's body into ``(hit(n), body)[1]``."""
+    body = function.body
+    made = _parsed(f"({_LOOK_UP}({place.counter}), 0)[1]", place.line).body[0]
+    assert isinstance(made, ast.Expr)
+    assert isinstance(made.value, ast.Subscript)
+    assert isinstance(made.value.value, ast.Tuple)
+    made.value.value.elts[1] = body
+    function.body = made.value
 
 
-def _call(line: int, index: int) -> ast.Call:
-    name = without_columns(ast.Name(HIT_NAME, ast.Load()), line)
-    number = without_columns(ast.Constant(index), line)
-    return without_columns(ast.Call(name, [number], []), line)
+def _statement(place: Place) -> ast.stmt:
+    return _parsed(f"try:\n    {HIT_NAME}({place.counter})\nexcept NameError:\n    pass", place.line).body[0]
+
+
+def _parsed(text: str, line: int) -> ast.Module:
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        without_columns(node, line)
+    return tree
 
 
 def without_columns(node: _Node, line: int) -> _Node:

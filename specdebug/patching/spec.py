@@ -23,7 +23,7 @@ class PatchError(ContentError):
 class Edit:
     """Replace the lines ``match`` by the lines ``replacement``, whatever their common indentation. None deletes them.
 
-    ``id``: unique among everything applied together, as in ``27338#1``; keys ``Applied.hits()``. ``match_at`` and
+    ``id``: as in ``27338#1``; keys ``Applied.hits()``, which numbers on where two of a set are equal. ``match_at`` and
     ``replacement_at``: places of the two texts' first lines in the toggle file. A place without a column is a block's,
     so line ``n`` of the text is ``n - 1`` lines further down.
     """

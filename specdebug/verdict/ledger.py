@@ -95,6 +95,7 @@ class Ledger:
         self._reached: dict[str, int] = {}
         self._looks: dict[str, int] = {}
         self._reverts: dict[str, dict[str, int]] = {}
+        self._counted = False
         self._faults: list[str] = []
         self._target = DEFAULT
         self._lacks: tuple[str, ...] = ()
@@ -141,8 +142,10 @@ class Ledger:
         ordered = merge_violations(violations)
         requests = tuple(request.result() for request in self._requests.values())
         interrupted = end.kind == "interrupted" and not self._done
+        # How often its edits ran, a worker takes with it when it dies; none of them is known to be idle then.
+        reverts = self._reverts if self._counted or death is None else {}
         evidence = Evidence(
-            reverts=self._reverts,
+            reverts=reverts,
             probes_enabled=self._probes_enabled,
             sites_reached=sum(count > 0 for count in self._reached.values()),
             generated=sum(len(request.output_ids) for request in requests),
@@ -165,7 +168,7 @@ class Ledger:
             notes=tuple(self._notes),
             metrics=self._metrics(requests, end),
             trace_hash=self._trace.hexdigest(),
-            reverted_hits={number: dict(edits) for number, edits in self._reverts.items()},
+            reverted_hits={number: dict(edits) for number, edits in reverts.items()},
             reached_sites=dict(self._reached),
             looks=dict(self._looks),
             requests=requests,
@@ -302,6 +305,7 @@ class Ledger:
         self._looks = dict(event["counts"])
 
     def _on_coverage(self, event: Mapping[str, Any]) -> None:
+        self._counted = True
         self._reached = dict(event["reached"])
         self._on_reverts(event)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specdebug.errors import SpecDebugError
+from specdebug.errors import SpecDebugError, Where
 from specdebug.loops.verify import ToggleCheck, plan_matrix, verify
-from specdebug.patching import Patch
+from specdebug.patching import Edit, Patch
 from specdebug.report.matrix import render_matrix
 from specdebug.scenario.grammar import Arm, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.toggles import Detection, Toggle
@@ -158,6 +159,61 @@ def test_a_toggle_that_this_machine_cannot_run_is_not_rotten() -> None:
     pool = FakePool(lacking(when="7 reverted, seed 6"))
     rotten = verify(pool, Shelf(), [toggle(7, "oob@*")], 2)  # seed 5 ran, and found something else
     assert (rotten.checks[0].untested, rotten.exit_code) == (False, 1)
+
+
+def counting(**hits: dict[str, int]) -> Script:
+    """A script in which the edits of fix 19897 run as often as stated, by arm."""
+
+    def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        events, end = failing_with("nan@x.y", when="reverted")(job)
+        if "reverted" in job.name:
+            counted = {"t#1": 0, "t#2": 0, **hits.get(job.payload["arm"], {})}
+            events[-2] = {**events[-2], "hits": {"19897": counted}}
+        return events, end
+
+    return script
+
+
+def two_edits() -> Toggle:
+    edits = (Edit(f"t#{n}", "a", "b", Where("here/19897.yaml", 10 * n)) for n in (1, 2))
+    return toggle(19897, scenario="second", patch=Patch("t", "m", "f", tuple(edits)))
+
+
+@pytest.mark.parametrize(
+    ("script", "live", "ran"),
+    [
+        (counting(mine={"t#1": 3, "t#2": 1}), True, ["mine", "mine"]),
+        (counting(mine={"t#1": 3}, other={"t#2": 1}), True, ["mine", "mine", "other"]),
+        (counting(mine={"t#1": 3}, other={"t#1": 1}), False, ["mine", "mine", "other"]),
+    ],
+)
+def test_every_edit_has_to_run_in_some_arm(script: Script, live: bool, ran: list[str]) -> None:
+    pool: Any = FakePool(script)
+    matrix = verify(pool, Shelf(), [two_edits()], 1)
+    assert [job.payload["arm"] for job in pool.jobs] == ran
+    assert (matrix.checks[0].live, matrix.exit_code) == (live, 0 if live else 1)
+    never = [] if live else [{"id": "t#2", "where": "here/19897.yaml:20"}]
+    assert matrix.checks[0].to_dict()["never_ran"] == never
+    text = text_of(render_matrix(matrix.checks))
+    assert ("19897 here/19897.yaml:20: edit t#2 never ran in any arm of second" in text) != live
+
+
+def test_an_edit_is_not_dead_because_a_worker_died_with_its_counts() -> None:
+    def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        if "reverted" not in job.name:
+            return good_run(job)
+        return [{"event": "reverts", "hits": {"19897": {"t#1": 0, "t#2": 0}}}], WorkerEnd("died", -11, 0.5, 10.0, "")
+
+    pool: Any = FakePool(script)
+    fix = dataclasses.replace(two_edits(), detected_by=Detection("second", ("crash*", "sig*")))
+    (only,) = verify(pool, Shelf(), [fix], 1).checks
+    assert (only.reverted[0].outcome.verdict, only.idle) == ("fail", ())
+
+
+def test_an_interrupt_drops_a_toggle_whose_other_arms_were_cut_short() -> None:
+    pool: Any = FakePool(counting(mine={"t#1": 3}), interrupt_at="second, 19897 reverted, seed 5, other")
+    matrix = verify(pool, Shelf(), [two_edits()], 1)
+    assert (matrix.checks, matrix.exit_code) == ((), 130)
 
 
 def test_an_interrupt_keeps_the_toggles_that_were_judged() -> None:

@@ -116,6 +116,21 @@ def test_restore_twice_and_after_an_exception(toys):
     assert mod.f.__code__ is code
 
 
+def test_edits_of_one_owner_are_counted_apart(toys):
+    mod = toys.load(TEXT + "\n\ndef h():\n    return 0\n")
+    ran = edit(mod.__name__, "t", "a = 1", "a = 2")
+    idle = Patch.of("t", f"{mod.__name__}:h", ("return 0", "return 1"))
+    both = Patch.of("t", f"{mod.__name__}:f", ("b = 10", "b = 20"), ("c = 100", "c = 200"))
+    for patches, hits in (
+        ([ran, idle], {"t#1": 1, "t#2": 0}),
+        ([idle, ran], {"t#1": 0, "t#2": 1}),
+        ([idle, both, ran], {"t#1": 0, "t#3": 1, "t#2": 1, "t#4": 1}),
+    ):
+        with apply(patches) as applied:
+            mod.f()
+        assert applied.hits() == hits
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_nested_patches_restore_in_any_order(toys, order):
     mod = toys.load(TEXT)
@@ -156,7 +171,7 @@ def test_several_patches_of_one_function_and_module(toys):
     ]
     with apply(patches) as applied:
         assert mod.g() == 2222
-        assert applied.hits() == {"t#1": 1, "t#2": 1, "u#1": 1}
+        assert applied.hits() == {"t#1": 1, "t#2": 1, "u#1": 1, "u#2": 1}
 
 
 def test_threads(toys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.resources
 import inspect
+import runpy
 import subprocess
 import sys
 import traceback
@@ -158,6 +159,58 @@ def test_an_import_from_elsewhere_than_was_matched_is_refused(toys, tmp_path, mo
         monkeypatch.syspath_prepend(str(other))
         with pytest.raises(PatchError, match="was to be patched in"):
             importlib.import_module(name)
+
+
+RUN = """
+LIMIT = 3
+
+
+def value():
+    return LIMIT
+
+
+if __name__ == "__main__":
+    result = value()
+"""
+
+
+def test_modules_that_runpy_runs(toys):
+    name = toys.write(RUN, "pack_r.mod")
+    patches = [
+        Patch.of("t", f"{name}:value", ("return LIMIT", "return LIMIT + 1")),
+        Patch.of("u", name, ("LIMIT = 3", "LIMIT = 5")),
+    ]
+    for asked, expected in (([], 3), (patches[:1], 4), (patches, 6)):
+        with apply(asked, "import") as applied:
+            assert runpy.run_module(name, run_name="__main__")["result"] == expected
+            assert list(applied.hits().values()) == [1] * len(asked)
+    assert runpy.run_module(name, run_name="__main__")["result"] == 3
+
+
+def test_a_module_that_runs_as_main_is_patched_in_process_only(toys):
+    text = (
+        RUN
+        + """
+    import sys
+    sys.path.insert(0, ROOT)
+    from specdebug.patching import Patch, PatchError, apply
+    patch = Patch.of("t", "pack_m.mod:value", ("return LIMIT", "return LIMIT + 1"))
+    try:
+        apply([patch], "import")
+    except PatchError as error:
+        print(error)
+    with apply([patch]) as applied:
+        print(value(), applied.hits())
+"""
+    )
+    toys.write(text.replace("ROOT", repr(_env()["PYTHONPATH"])), "pack_m.mod")
+    run = subprocess.run(
+        [sys.executable, "-m", "pack_m.mod"], cwd=toys.folder, capture_output=True, text=True, check=False
+    )
+    assert run.stdout.splitlines() == [
+        "<patch>: t: pack_m.mod is imported already; patch it before, or in process",
+        "4 {'t#1': 1}",
+    ], run.stderr
 
 
 @pytest.mark.parametrize(

@@ -339,3 +339,66 @@ def test_a_census_finds_what_a_search_finds(toys, refusal):
         live.end_census()
     with apply([uncounted]):
         assert other.f(5) == 0
+
+
+DOCUMENTED = """
+import functools
+
+
+def outer(function):
+    @functools.wraps(function)
+    def wrapper():
+        return function()
+    return wrapper
+
+
+@outer
+@outer
+def f():
+    'Old.'
+    return 1
+
+
+def own():
+    'Old.'
+
+
+own.__doc__ = "Mine."
+
+
+def bare():
+    return 1
+
+
+class Box:
+    @property
+    def size(self):
+        'Old.'
+
+    @classmethod
+    def make(cls):
+        'Old.'
+
+    @functools.lru_cache
+    def kept(self):
+        'Old.'
+"""
+
+
+def test_docstrings_follow_their_functions(toys):
+    mod = toys.load(DOCUMENTED)
+    places = ("f", "own", "Box.size", "Box.make", "Box.kept")
+    patches = [Patch.of("t", f"{mod.__name__}:{place}", ("'Old.'", "'New.'")) for place in places]
+    patches.append(Patch.of("t", f"{mod.__name__}:bare", ("return 1", '"""New,\n  too."""\nreturn 1')))
+
+    def told():
+        return [
+            thing.__doc__
+            for thing in (mod.f, inspect.unwrap(mod.f), mod.Box.size, mod.Box.make, mod.Box.kept, mod.bare, mod.own)
+        ]
+
+    old = ["Old."] * 5 + [None, "Mine."]
+    assert told() == old
+    with apply(patches):
+        assert told() == ["New."] * 5 + ["New,\n  too.", "Mine."]
+    assert told() == old

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import marshal
+import subprocess
+import sys
 import traceback
 from types import CodeType
 
@@ -221,9 +224,152 @@ def h():
 def test_deleting_part_of_a_statement_counts_where_the_statement_begins():
     names, (counter,) = patched(PARTS, ("5,", ""), target="f")
     assert (names["f"](0), hits_of(counter)) == (1, 1)
+
+
+def test_deleting_a_branch_counts_where_the_branch_was():
     names, (counter,) = patched(PARTS, ("else:\n    y = 2", ""), target="g")
-    names["g"](0), names["g"](1), names["h"]()
-    assert hits_of(counter) == 2
+    names["g"](1), names["h"]()
+    assert hits_of(counter) == 0
+    names["g"](0)
+    assert hits_of(counter) == 1
+
+
+CONTEXT = """\
+def deco(n):
+    return lambda function: function
+
+
+@deco(1)
+def f(x, y=1):
+    total = 0
+    if x > 5:
+        total = 1
+        total += 1
+    elif x < 0 and (
+        y
+        or x
+    ):
+        total = 2
+    else:
+        total = 3
+    for i in range(x):
+        if i == 7:
+            total += 10
+        total += i
+    try:
+        total += 1 // x
+    except ZeroDivisionError:
+        total = -1
+    # told
+    return sum(
+        [
+            total,
+            y,
+        ]
+    )
+
+
+class Box:
+    size = 1
+
+    def get(self):
+        return self.size
+"""
+IF = "if x > 5:\n    total = 1\n    total += 1\n"
+ELIF = "elif x < 0 and (\n    y\n    or x\n):\n"
+LOOP = "for i in range(x):\n    if i == 7:\n        total += 10\n    total += i\n"
+TRY = "try:\n    total += 1 // x\nexcept ZeroDivisionError:\n    total = -1\n"
+RETURN = "return sum(\n    [\n        total,\n        y,\n    ]\n)"
+
+
+@pytest.mark.parametrize(
+    ("match", "replacement", "hits"),
+    [
+        # how often for f(0), f(1), f(6), f(9), f(-1)
+        ("total = 0\n" + IF, "total = 0\n" + IF.replace("total = 1", "total = 5"), (0, 0, 1, 1, 0)),
+        ("total = 0\n" + IF, "total = 0\n" + IF.replace("    total += 1\n", ""), (0, 0, 1, 1, 0)),
+        ("total = 0\n" + IF, "total = 0\n" + IF + "    total = 9", (0, 0, 1, 1, 0)),
+        ("total = 0\n" + IF, "total = 0\n" + IF.replace("5", "6"), (1, 1, 1, 1, 1)),
+        ("total = 0\n" + IF + ELIF, "total = 0\n" + IF + ELIF.replace("or x", "or 1"), (1, 1, 0, 0, 1)),
+        (IF + ELIF + "    total = 2", IF + ELIF + "    total = 4", (0, 0, 0, 0, 1)),
+        (ELIF + "    total = 2\nelse:\n    total = 3", ELIF + "    total = 2", (1, 1, 0, 0, 0)),
+        ("    total = 2\nelse:\n    total = 3", "    total = 4\nelse:\n    total = 5", (1, 1, 0, 0, 1)),
+        (LOOP, LOOP.replace("10", "20"), (0, 0, 0, 1, 0)),
+        (LOOP, LOOP.replace("    if i == 7:\n        total += 10\n", ""), (0, 1, 6, 9, 0)),
+        (LOOP, LOOP.replace("    total += i\n", ""), (0, 1, 6, 9, 0)),
+        (LOOP, LOOP.replace("+= i", "+= i; total += 1"), (0, 1, 6, 9, 0)),
+        (LOOP, LOOP.replace("range(x)", "range(x + 0)"), (1, 1, 1, 1, 1)),
+        (LOOP, "", (1, 1, 1, 1, 1)),
+        (TRY, TRY.replace("-1", "-2"), (1, 0, 0, 0, 0)),
+        (TRY, TRY.replace("ZeroDivisionError", "ArithmeticError"), (1, 0, 0, 0, 0)),
+        (TRY, TRY.replace("except", "except KeyError:\n    pass\nexcept"), (0, 0, 0, 0, 0)),
+        (TRY, TRY + "else:\n    total += 1", (0, 1, 1, 1, 1)),
+        ("# told\n" + RETURN, "# untold\n" + RETURN.replace("y,", "y + 1,"), (1, 1, 1, 1, 1)),
+        ("# told\n" + RETURN, "# untold\n\n" + RETURN, (0, 0, 0, 0, 0)),
+        ("# told\n" + RETURN, "return sum([total, y])  # on one line", (0, 0, 0, 0, 0)),
+        ("@deco(1)\ndef f(x, y=1):", "@deco(2)\ndef f(x, y=1):", (1, 1, 1, 1, 1)),
+        ("@deco(1)\ndef f(x, y=1):\n    total = 0", "@deco(1)\ndef f(x, y=2):\n    total = 0", (1, 1, 1, 1, 1)),
+        ("@deco(1)\ndef f(x, y=1):\n    total = 0", "@deco(1)\ndef f(x, y=1):\n    total = 1", (1, 1, 1, 1, 1)),
+    ],
+)
+def test_context_does_not_count(match, replacement, hits):
+    names, (counter,) = patched(CONTEXT, (match, replacement), target="f")
+    seen = []
+    for x in (0, 1, 6, 9, -1):
+        before = hits_of(counter)
+        names["f"](x)
+        seen.append(hits_of(counter) - before)
+    assert tuple(seen) == hits
+
+
+def test_an_edit_of_several_places_counts_at_each():
+    both = ("total = 0\n" + IF, "total = 0\n" + IF.replace("total = 1", "total = 2"))
+    names, counters = patched(CONTEXT, both, (LOOP, LOOP.replace("10", "20").replace("+= i", "+= 0")), target="f")
+    names["f"](6)
+    assert [hits_of(index) for index in counters] == [1, 6]
+    names["f"](2)
+    assert [hits_of(index) for index in counters] == [1, 8]
+
+
+def test_the_method_that_differs_counts_and_not_its_class():
+    whole = "class Box:\n    size = 1\n\n    def get(self):\n        return self.size"
+    names, (counter,) = patched(CONTEXT, (whole, whole.replace("return self.size", "return 2")), target="Box")
+    assert hits_of(counter) == 0
+    assert (names["Box"]().get(), hits_of(counter)) == (2, 1)
+
+
+GONE = """\
+def f(x):
+    y = 0
+    z = 1
+
+    def inner():
+        return x
+
+    try:
+        y = 1 // x
+    except ZeroDivisionError:
+        y = 2
+    except TypeError:
+        y = 3
+    return inner, y
+"""
+
+
+def test_what_was_taken_away_counts_in_its_place_and_not_in_what_followed():
+    names, counters = patched(GONE, ("z = 1", ""), ("except ZeroDivisionError:\n    y = 2", ""), target="f")
+    assert [hits_of(index) for index in counters] == [0, 0]
+    inner, y = names["f"](None)
+    assert ([hits_of(index) for index in counters], y) == ([1, 1], 3)
+    inner()
+    assert [hits_of(index) for index in counters] == [1, 1]
+
+
+def test_a_statement_nested_deeper_than_calls_can_be_is_compared():
+    long = " + ".join(["x"] * 700)
+    text = f"def f(x):\n    y = 1\n    z = {long}\n    return z\n"
+    names, (counter,) = patched(text, (f"y = 1\nz = {long}", f"y = 1\nz = {long} + y"), target="f")
+    assert (names["f"](1), hits_of(counter)) == (701, 1)
 
 
 @pytest.mark.parametrize(
@@ -254,9 +400,67 @@ def test_the_edit_at_fault_is_named_when_another_one_trips():
         patched(TEXT, ("y = x", 'y = """'), ("z = y", "z = 1"), target="first")
 
 
-def test_a_multi_line_string_in_an_edit_is_kept():
-    names, _ = patched(TEXT, ("z = y", 'z = """a\n  b"""'), target="first")
-    assert names["first"](1) == "a\n      b"
+LITERALS = '''\
+def f(x):
+    """Doc.
+
+    More.
+    """
+    y = (
+        """  a
+  b
+c""",
+        x,
+    )
+    return y
+'''
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ('z = """a\n  b"""', "a\n  b"),
+        ('z = """a  \n\n  b \nc"""   ', "a  \n\n  b \nc"),
+        ("    z = '''\na\n  \n'''\n    z += '#\"\"\"'", '\na\n  \n#"""'),
+        ('z = f"""{x}  \n{\n  x}"""', "1  \n1"),
+        ('z = (  # not """\n    r"""a\\\n b""")', "a\\\n b"),
+        ("z = 'a\\\n  b'", "a  b"),
+    ],
+)
+def test_the_lines_of_a_string_in_an_edit_stay_as_they_are_written(written, value):
+    names, _ = patched(TEXT, ("z = y", written), target="first")
+    assert names["first"](1) == value
+
+
+def test_a_string_that_the_match_has_too_stays_as_it_is_in_the_source():
+    head = 'def f(x):\n    """Doc.\n\n    More.\n    """\n'
+    for match, replacement in (
+        (f"{head}    y = (", f"{head}    z = 1\n    y = ("),
+        ('More.\n"""\ny = (', 'More.\n"""\nz = 1\ny = ('),
+    ):
+        names, (counter,) = patched(LITERALS, (match, replacement), target="f")
+        assert names["f"].__doc__ == patched(LITERALS, ("return y", "return 0"))[0]["f"].__doc__
+        assert (names["f"](1), hits_of(counter)) == (("  a\n  b\nc", 1), 1)
+    inside = LITERALS.split("    y = ")[1].split("    return")[0]
+    names, _ = patched(LITERALS, ("    y = " + inside, "    y = " + inside.replace("x,", "2,")), target="f")
+    assert names["f"](1) == ("  a\n  b\nc", 2)
+    with pytest.raises(PatchError, match="equals the match"):
+        patched(LITERALS, (head, head + "\n"), target="f")
+
+
+def test_code_that_is_sent_to_a_process_without_us_runs_there():
+    edits = ("y = x\nreturn y", "y = x\nreturn y + 1"), ("+ 1", "+ 2")
+    names, counters = patched(SITES, *edits)
+    sent = [marshal.dumps(function.__code__) for function in (names["plain"], names["table"]["f"])]
+    script = (
+        "import marshal, types; codes = map(marshal.loads, {!r});"
+        "print([types.FunctionType(code, {{}})(1) for code in codes])"
+    )
+    run = subprocess.run([sys.executable, "-I", "-S", "-c", script.format(sent)], capture_output=True, text=True)
+    assert (run.stdout, run.stderr) == ("[2, 3]\n", "")
+    assert [hits_of(index) for index in counters] == [0, 0]
+    assert (names["plain"](1), names["table"]["f"](1)) == (2, 3)
+    assert [hits_of(index) for index in counters] == [1, 1]
 
 
 @settings(max_examples=80, deadline=None)
@@ -280,8 +484,6 @@ def test_random_edits_move_no_other_line(data):
     lines = {}
 
     def seen(n):
-        import sys
-
         lines.setdefault(n, sys._getframe(1).f_lineno)
 
     assert line_of_error(lambda: names["f"](seen)) == count + 2

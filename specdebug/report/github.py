@@ -142,8 +142,8 @@ def _verdict(result: ArmResult) -> str:
 
 
 def _findings(result: ArmResult) -> list[str]:
-    outcome, why = result.outcome, explain(result)
-    if not outcome.violations and not outcome.reasons and why is None:
+    outcome, against, why = result.outcome, result.against, explain(result)
+    if not outcome.violations and not outcome.reasons and against is None and why is None:
         return []
     lines = ["", f"<details><summary>{plain(result.run.arm)}: what was found</summary>", ""]
     if outcome.violations:
@@ -152,7 +152,8 @@ def _findings(result: ArmResult) -> list[str]:
         lines += _table(("signature", "step", "what"), rows)
         if len(outcome.violations) > MAX_FINDINGS:
             lines += ["", f"and {len(outcome.violations) - MAX_FINDINGS} more"]
-    lines += [f"- {plain(reason)}" for reason in (*outcome.reasons, *(why.lines if why is not None else ()))]
+    said = (*outcome.reasons, *(against.lines if against else ()), *(why.lines if why is not None else ()))
+    lines += [f"- {plain(reason)}" for reason in said]
     return [*lines, "", "</details>"]
 
 

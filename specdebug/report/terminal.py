@@ -10,6 +10,7 @@ from typing import IO
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from specdebug.loops.baseline import lines_of
 from specdebug.loops.compare import Comparison
 from specdebug.loops.replay import ArmResult, Replay
 from specdebug.report.explain import explain
@@ -46,6 +47,7 @@ def render_replay(replay: Replay) -> RenderableType:
         results_table(replay.scenario.name, replay.results),
         *(line(each, "dim") for each in stack_text(replay.results).splitlines()),
         *(evidence(result) for result in replay.results if wants_evidence(result)),
+        *(line(each) for each in lines_of(replay.results)),
         line(closing_line(replay)),
     )
 
@@ -88,7 +90,7 @@ def wants_evidence(result: ArmResult) -> bool:
     """Return True if an arm's story is more than its row: it failed, came to no verdict, or has something to note."""
     outcome = result.outcome
     told = (outcome.violations, outcome.reasons, outcome.notes, outcome.ties, outcome.injections, outcome.cannot_show)
-    return any(told) or explain(result) is not None
+    return any(told) or result.against is not None or explain(result) is not None
 
 
 def evidence(result: ArmResult) -> RenderableType:
@@ -105,6 +107,9 @@ def evidence(result: ArmResult) -> RenderableType:
         lines.append(_told(f"and {len(outcome.violations) - MAX_VIOLATIONS} more kinds (see --json)", "dim"))
     lines += [_told(each, "yellow") for each in (*outcome.reasons, *(f"unknown: {b}" for b in outcome.cannot_show))]
     lines += [_told(note, "dim") for note in outcome.notes]
+    if (against := result.against) is not None:
+        style = "yellow" if against.why or against.slower else "dim"
+        lines += [_told(each, style) for each in against.lines]
     if outcome.ties:
         lines.append(_told(ties_text(outcome), "dim"))
     if (why := explain(result)) is not None:

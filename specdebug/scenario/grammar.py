@@ -302,9 +302,9 @@ class OracleSpec(Part):
     each_step: Annotated[
         bool, FLAG, "the first two look after every step, not only after a prefill and at a request's end; slow"
     ] = False
-    accept: Annotated[
-        AcceptOracle | None, nullable(nested(AcceptOracle)), "how many tokens verifies must accept"
-    ] = None
+    accept: Annotated[AcceptOracle | None, nullable(nested(AcceptOracle)), "how many tokens verifies must accept"] = (
+        None
+    )
     more: dict[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -16,7 +16,16 @@ from specdebug.run.oracles.probes import ProbesOracle
 from specdebug.run.oracles.target_kv import TargetKV
 from specdebug.targets.base import SHOWN, Ability
 
-ORACLES: tuple[type[Oracle], ...] = (Guards, ProbesOracle, PoolsOracle, DraftKV, TargetKV, Lossless, Accept, AcceptFloor)
+ORACLES: tuple[type[Oracle], ...] = (
+    Guards,
+    ProbesOracle,
+    PoolsOracle,
+    DraftKV,
+    TargetKV,
+    Lossless,
+    Accept,
+    AcceptFloor,
+)
 
 _ADDED: PluginRegistry[type[Oracle]] = PluginRegistry(
     "oracles", "a class derived from Oracle", lambda part: isinstance(part, type) and issubclass(part, Oracle), {}

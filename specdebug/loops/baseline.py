@@ -57,7 +57,7 @@ class Key:
     def differences(self, other: Key) -> list[str]:
         """What another run has that is not this one's."""
         pairs = ((each.name, getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
-        return [f"{name} {theirs or 'none'}, not {ours or 'none'}" for name, ours, theirs in pairs if ours != theirs]
+        return [f"{name} {theirs!r}, not {ours!r}" for name, ours, theirs in pairs if ours != theirs]
 
 
 @dataclass(frozen=True)

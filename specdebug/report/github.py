@@ -60,7 +60,7 @@ def comparison_annotations(
     replay: Replay, comparison: Comparison, environment: Mapping[str, str] = os.environ
 ) -> list[Annotation]:
     """One at the second arm's line, unless the two agree."""
-    if comparison.agree:
+    if comparison.exit_code == 0:
         return []
     level: Literal["error", "warning"] = "warning" if comparison.unavailable else "error"
     path, line = _place(replay, comparison.names[1], environment)
@@ -90,7 +90,7 @@ def replay_summary(replay: Replay) -> str:
 
 def comparison_summary(replay: Replay, comparison: Comparison) -> str:
     """The same for two arms side by side."""
-    sign = "✅" if comparison.agree else "❔" if comparison.unavailable else "❌"
+    sign = "✅" if comparison.exit_code == 0 else "❔" if comparison.unavailable else "❌"
     rows = [(name, *map(tell, comparison.outcomes)) for name, tell in COMPARED.items()]
     table = _table(("", *comparison.names), rows)
     return _summary(sign, f"compare: {plain(replay.scenario.name)}", comparison_line(comparison), table)

@@ -32,6 +32,7 @@ MAX_VIOLATIONS = 6
 MAX_REQUESTS = 40
 MAX_TIES = 6
 MAX_INJECTIONS = 8
+MAX_GROUPS = 6
 
 
 def console(stream: IO[str] | None = None) -> Console:
@@ -165,7 +166,9 @@ def render_comparison(scenario: str, comparison: Comparison) -> RenderableType:
     left, right = comparison.outcomes
     rows = [(label, value(left), value(right)) for label, value in COMPARED.items()]
     measures = Listing([Column("", key=True), *columns(*comparison.names)], rows, scenario)
-    return Group(measures, Text(), _request_table(comparison), line(comparison_line(comparison)))
+    named = zip(comparison.names, comparison.against, strict=False)
+    against = [line(f"{name}: {told}") for name, one in named if one is not None for told in one.lines]
+    return Group(measures, Text(), _request_table(comparison), *against, line(comparison_line(comparison)))
 
 
 def comparison_line(comparison: Comparison) -> str:
@@ -179,9 +182,26 @@ def comparison_line(comparison: Comparison) -> str:
         closing += f": {len(differing)} of {len(comparison.requests)} requests have other outputs"
     elif not comparison.agree:
         closing += " in their verdict"
+    if not comparison.unavailable:
+        closing += _drafts_text(comparison)
     if comparison.same_trace:
         closing += "; every step was the same"
     return closing
+
+
+def _drafts_text(comparison: Comparison) -> str:
+    """The groups whose accept lengths differ, and the arms that lost against a baseline."""
+    text, (left, right) = "", comparison.names
+    if apart := comparison.drafting_apart:
+        told = (
+            f"{group.group} {_number(group.baseline, 2)} ({left}) and {_number(group.got, 2)} ({right})"
+            for group in apart[:MAX_GROUPS]
+        )
+        more = f" and {len(apart) - MAX_GROUPS} more groups (see --json)" if len(apart) > MAX_GROUPS else ""
+        text = f"; accept lengths differ: {', '.join(told)}{more}"
+    if comparison.losing:
+        text += f"; {' and '.join(comparison.losing)} lost accept length against the baseline"
+    return text
 
 
 COMPARED: dict[str, Callable[[Outcome], str]] = {

@@ -13,7 +13,7 @@ from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdebug.errors import SpecDebugError
+from specdebug.errors import ContentError, SpecDebugError
 from specdebug.loops.last_failed import as_it_should
 from specdebug.scenario.grammar import merge
 from specdebug.schema import Item
@@ -168,8 +168,9 @@ class Baseline:
     def read(cls, path: Path) -> Baseline:
         """Read a file. Raises ContentError, with the line, for one that is no baseline."""
         doc = load_yaml(path)  # of which JSON is a part; it knows the place of every value
+        if not isinstance(doc.data, dict) or doc.data.get("format") != FORMAT:
+            raise ContentError("is no baseline; --save-baseline writes one", doc.where())
         table = doc.root.table(required=("format", "version", "entries"), optional=("specdebug",))
-        table["format"].text(choices=(FORMAT,))
         if table["version"].integer(low=1) != VERSION:
             raise table["version"].error(f"is {table['version'].value}; this specdebug reads version {VERSION}")
         entries = dict[Key, Entry]()

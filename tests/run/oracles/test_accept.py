@@ -33,7 +33,7 @@ def judged(lengths: dict[str, list[int]], least: float, speculative: bool = True
 def test_a_group_below_the_floor_is_named_with_what_it_accepts() -> None:
     found, notes = judged({"low.0": [1] * 5, "low.1": [2] * 5, "high.0": [3] * 10}, 2)
     (one,) = found
-    assert one.signature == "accept-drop@low" and one.step is None
+    assert (one.signature, one.step) == ("accept-drop@low", None)
     assert one.data == {"got": 1.5, "wanted": 2, "verifies": 10}
     assert one.detail == "requests of group low accept 1.50 tokens a verify over 10 verifies: less than 2"
     assert notes == []

@@ -4,7 +4,8 @@ Registered by an entry point, so it is there wherever specdebug is installed. It
 scenario file named on the command line (``x.yaml``, ``x.yaml::arm``), or files that match the ini option
 ``specdebug_scenarios``. Until then it imports nothing of specdebug, and torch only ever in workers. With
 ``--specdebug-revert`` (once ``--revert``) an arm must simply pass; with ``--specdebug-seeds`` a test is
-``x.yaml::arm[1234]``. Content folders come from ``--specdebug-content``, else from the ini option
+``x.yaml::arm[1234]``. ``--specdebug-baseline`` holds accept lengths against what ``--specdebug-save-baseline`` wrote.
+Content folders come from ``--specdebug-content``, else from the ini option
 ``specdebug_content``, else from specdebug's configuration file, and beside them from ``SPECDEBUG_PATH``.
 ``--specdebug-exit`` makes pytest's exit code fit to be judged by ``specdebug bisect``, ``specdebug flake`` and ``git
 bisect run``: 1 only when a test failed, 125 when nothing could be tested.
@@ -26,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from specdebug.cli.options import BaselineOptions
+    from specdebug.loops.baseline import Baseline
     from specdebug.loops.replay import ArmResult
     from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.library import Library
@@ -36,6 +39,7 @@ UNTESTABLE = 125
 UNKNOWN = ("specdebug_verdict", "unknown")
 """A property of the report of a test that came to no verdict."""
 
+_BASELINES = ("specdebug_baseline", "specdebug_save_baseline")
 _SCENARIO_KEY = re.compile(rb"^(engine|workload|arms)\s*:", re.MULTILINE)
 
 
@@ -62,6 +66,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--specdebug-seeds", type=int, default=1, metavar="N", help="run every scenario test with N seeds (1)"
     )
     group.addoption(
+        "--specdebug-baseline", metavar="FILE", help="hold accept lengths against this file; a loss fails the test"
+    )
+    group.addoption(
+        "--specdebug-save-baseline", metavar="FILE", help="write accept lengths there, once all tests have run"
+    )
+    group.addoption(
         "--specdebug-exit",
         action="store_true",
         help="exit code 125 instead of 1 to 5 unless a test failed, as bisecting needs it",
@@ -74,7 +84,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Check the options. Raises pytest.UsageError."""
     if config.getoption("specdebug_seeds") < 1:
         raise pytest.UsageError("--specdebug-seeds must be at least 1")
-    if config.getoption("specdebug_revert") or config.getoption("specdebug_content"):
+    if config.getoption("specdebug_save_baseline") and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--specdebug-save-baseline writes one file: run it in one process, with -n 0")
+    if any(map(config.getoption, ("specdebug_revert", "specdebug_content", *_BASELINES))):
         from specdebug.errors import SpecDebugError
 
         try:
@@ -91,6 +103,17 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     found = named or _listed(parent.config, file_path)
     collector: pytest.Collector | None = ScenarioFile.from_parent(parent, path=file_path) if found else None
     return collector
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Save what was accepted, if that is asked for. Raises pytest.UsageError."""
+    if bench := session.config.stash.get(_BENCH, None):
+        from specdebug.errors import SpecDebugError
+
+        try:
+            bench.save()
+        except SpecDebugError as error:
+            raise pytest.UsageError(str(error)) from None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -227,6 +250,17 @@ class ScenarioBench:
         self._seeds: int = config.getoption("specdebug_seeds")
         self._for_bisect: bool = config.getoption("specdebug_exit")
         self._pool: WorkerPool | None = None
+        self._results: list[ArmResult] = []
+        self.baseline: Baseline | None = None
+
+    @cached_property
+    def baselines(self) -> BaselineOptions:
+        """The session's baseline files."""
+        from specdebug.cli.options import BaselineOptions
+
+        start = self._config.invocation_params.dir
+        named = map(self._config.getoption, _BASELINES)
+        return BaselineOptions(*(None if name is None else start / name for name in named))
 
     @cached_property
     def library(self) -> Library:
@@ -245,12 +279,16 @@ class ScenarioBench:
         return named or list(self._config.getini("specdebug_content")) or configuration.load(start).content
 
     def check(self) -> None:
-        """Raise SpecDebugError when there is no such fix, or no such content folder."""
+        """Raise SpecDebugError when there is no such fix, no such content folder, or no such baseline."""
         from specdebug.content import content_roots
-        from specdebug.toggles import parse_numbers
+        from specdebug.errors import SpecDebugError
+        from specdebug.toggles import parse_numbers, reverts_from_environment
 
         content_roots(self.folders)
         self.library.toggles(parse_numbers(self._reverts))
+        if self.baselines.save_baseline is not None and (self._reverts or reverts_from_environment()):
+            raise SpecDebugError("--specdebug-save-baseline is of sound runs; it does not go with reverts")
+        self.baseline = self.baselines.open()
 
     def seeds(self, scenario: Scenario) -> list[int]:
         """The scenario's own seed, or that of the trial in which this session runs, and as many more as are wanted."""
@@ -274,9 +312,11 @@ class ScenarioBench:
             self._pool = WorkerPool(1, PRELOAD)
             self._pool.start()
         expected = None if reverts else scenario.expect[arm]
-        results, interrupted = run_arms(self._pool, self.library, [replace(planned, expectation=expected)])
+        runs = [replace(planned, expectation=expected)]
+        results, interrupted = run_arms(self._pool, self.library, runs, baseline=self.baseline)
         if interrupted:
             raise KeyboardInterrupt
+        self._results += results
         return results[0]
 
     def judge(self, result: ArmResult) -> str:
@@ -292,6 +332,10 @@ class ScenarioBench:
         if outcome.unavailable and not self._for_bisect:
             return "unavailable"
         return "unknown" if outcome.verdict == "unknown" else "fail"
+
+    def save(self) -> None:
+        """Write the baseline that is asked for. Raises OutputError, SpecDebugError."""
+        self.baselines.save(self._results)
 
     def close(self) -> None:
         if self._pool is not None:

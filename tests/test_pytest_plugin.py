@@ -28,7 +28,7 @@ from specdebug.loops import replay
 
 OUTCOMES = json.loads(Path(__file__).with_name("outcomes.json").read_text())
 
-def run_arms(pool, library, runs, progress=None):
+def run_arms(pool, library, runs, progress=None, recording=None, baseline=None):
     (run,) = runs
     with Path(__file__).with_name("ran").open("a") as ran:
         ran.write(f"{run.arm} {run.seed} {list(run.reverts)}\\n")

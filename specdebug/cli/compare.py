@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from specdebug import interrupts
 from specdebug.cli.options import (
     ArmsOption,
+    BaselineFile,
     ContentOptions,
     EngineOptions,
     File,
@@ -15,6 +16,7 @@ from specdebug.cli.options import (
     RunOptions,
     Seed,
     command_line,
+    open_baseline,
     positive,
 )
 from specdebug.cli.output import show
@@ -38,15 +40,17 @@ def compare(
     seed: Seed = None,
     engine: EngineOptions,
     results: ResultOptions,
+    baseline: BaselineFile = None,
     runs: RunOptions,
     shared: ContentOptions,
 ) -> int:
     """Run two arms and put them side by side, request by request.
 
-    Exit code 0 when both come to the same verdict and every request to the same output, else 1; 125 when this machine
-    cannot run one of them.
+    Exit code 0 when both come to the same verdict and every request to the same output, else 1; 1, too, when one loses
+    accept length against the baseline; 125 when this machine cannot run one of them.
     """
     results.check()
+    held = open_baseline(baseline)
     with workers(runs.jobs) as pool:
         from specdebug.loops import replay as replaying
 
@@ -60,7 +64,7 @@ def compare(
         )
         recording = results.recording()
         with progress() as watcher:
-            answer = replaying.replay(pool, library, scenario, choices, watcher, recording)
+            answer = replaying.replay(pool, library, scenario, choices, watcher, recording, held)
         if answer.interrupted:  # there is nothing to compare; what is known of each arm is told
             return tell_replay(answer, results, recording)
         return _tell_both(answer, choices.arms, results, recording)
@@ -85,8 +89,9 @@ def _tell_both(answer: Replay, names: tuple[str, ...], results: ResultOptions, r
     from specdebug.scenario.text import decoder, load_tokenizer
 
     left, right = (result.outcome for result in answer.results)
+    against = tuple(result.against for result in answer.results)
     decode = decoder(load_tokenizer(engine_config(answer.scenario, names[0]).model))
-    comparison = comparing.compare((names[0], names[1]), (left, right), decode)
+    comparison = comparing.compare((names[0], names[1]), (left, right), decode, against)
     tell_results(
         results,
         lambda: comparison_document(comparison),

@@ -14,11 +14,13 @@ import typer
 
 from specdebug.attention_plans import PLANS, SHIPPED
 from specdebug.cli import complete
-from specdebug.cli.output import check_writable
+from specdebug.cli.output import check_writable, note, write_file
 from specdebug.cli.params import Help
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
+    from specdebug.loops.baseline import Baseline
+    from specdebug.loops.replay import ArmResult
     from specdebug.loops.steplog import Recording
     from specdebug.scenario.library import Library
 
@@ -118,6 +120,12 @@ Reports = Annotated[
         "--report", metavar="FORMAT=FILE", help="A file in this format, ours or an installed package's (repeatable)."
     ),
 ]
+BaselineFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--baseline", metavar="FILE", help="Hold accept lengths against this file, which --save-baseline wrote."
+    ),
+]
 Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="JUnit XML, too.")]
 _A_SCENARIO = "A scenario file, or the name of a shipped one."
 File = Annotated[str, typer.Argument(metavar="FILE", help=_A_SCENARIO, autocompletion=complete.scenarios)]
@@ -200,6 +208,13 @@ def numbers_of(revert: Sequence[str] | None) -> tuple[int, ...]:
     from specdebug.toggles import parse_numbers, reverts_from_environment
 
     return (*parse_numbers(",".join(revert or ())), *reverts_from_environment())
+
+
+def open_baseline(path: Path | None) -> Baseline | None:
+    """Return the content of the baseline file, if one is given. Raises ContentError."""
+    from specdebug.loops.baseline import Baseline
+
+    return None if path is None else Baseline.read(path)
 
 
 def open_library(content: Sequence[Path] | None) -> Library:
@@ -304,6 +319,41 @@ class ReplayResults(ResultOptions):
     perfetto: Annotated[
         Path | None, typer.Option("--perfetto", metavar="FILE", help="The steps as a Chrome/Perfetto trace, too.")
     ] = None
+
+
+@dataclass(frozen=True)
+class BaselineOptions:
+    """The baseline that accept lengths are held against, and the one that they are written to."""
+
+    baseline: BaselineFile = None
+    save_baseline: Annotated[
+        Path | None,
+        typer.Option("--save-baseline", metavar="FILE", help="Write accept lengths there; other entries stay."),
+    ] = None
+
+    def open(self) -> Baseline | None:
+        """Return the baseline to hold against. Raises ContentError, OutputError if the other could not be written."""
+        if self.save_baseline is not None:
+            check_writable(self.save_baseline)
+            self._before(self.save_baseline)
+        return open_baseline(self.baseline)
+
+    def save(self, results: Sequence[ArmResult]) -> None:
+        """Write what these accepted, and say on stderr what was written. Raises OutputError, SpecDebugError."""
+        if self.save_baseline is not None:
+            from specdebug.loops.baseline import saveable
+
+            kept, left = saveable(results)
+            if kept:
+                write_file(self.save_baseline, self._before(self.save_baseline).updated(kept).text())
+            for line in left:
+                note(f"baseline: not saved: {line}")
+            note(f"baseline: {len(kept)} {'arm' if len(kept) == 1 else 'arms'} saved in {self.save_baseline}")
+
+    def _before(self, path: Path) -> Baseline:
+        from specdebug.loops.baseline import Baseline
+
+        return Baseline.read(path) if path.exists() else Baseline(path, {})
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from specdebug.bundle import ENDING
 from specdebug.cli import complete
 from specdebug.cli.options import (
     ArmsOption,
+    BaselineOptions,
     ContentOptions,
     EngineOptions,
     Faults,
@@ -93,6 +94,7 @@ def replay(
     engine: EngineOptions,
     target: WithTarget = None,
     results: ReplayResults,
+    baselines: BaselineOptions,
     trust: Annotated[
         bool, typer.Option("--trust", help="Of a bundle: run toggles that this installation does not have.")
     ] = False,
@@ -112,10 +114,12 @@ def replay(
     if bundles := [name for name in named if name.endswith(ENDING)]:
         if len(named) > 1:
             raise SpecDebugError(f"{bundles[0]}: a bundle is replayed by itself, as it was recorded")
+        if baselines != BaselineOptions():
+            raise SpecDebugError(f"{bundles[0]}: a bundle is replayed as recorded; it has no use for a baseline")
         return _replay_bundle(ctx, bundles[0], runs.timeout, results, None if trust else shared.library())
     if trust:
         raise SpecDebugError("--trust is for bundles; a scenario's toggles are yours")
-    return _replay_scenarios(named, chosen, engine, target, results, runs, shared.library())
+    return _replay_scenarios(named, chosen, engine, target, results, baselines, runs, shared.library())
 
 
 def _replay_scenarios(
@@ -124,6 +128,7 @@ def _replay_scenarios(
     engine: EngineOptions,
     target: str | None,
     results: ReplayResults,
+    baselines: BaselineOptions,
     runs: RunOptions,
     library: Library,
 ) -> int:
@@ -144,8 +149,10 @@ def _replay_scenarios(
             target=target,
             engine=engine.overrides(),
         )
+        if baselines.save_baseline is not None and (choices.reverts or choices.faults):
+            raise SpecDebugError("--save-baseline is of sound runs; it does not go with reverts and faults")
         plans = plan_named(library, named, choices, chosen.keyword, last_failed=chosen.last_failed)
-        return run_plans(pool, library, plans, progress(), results, several=several)
+        return run_plans(pool, library, plans, progress(), results, baselines, several=several)
 
 
 def _refuse_changes(ctx: typer.Context, file: str) -> None:

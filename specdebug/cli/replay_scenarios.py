@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from specdebug.cli.options import ReplayResults, command_line
+from specdebug.cli.options import BaselineOptions, ReplayResults, command_line
 from specdebug.cli.output import OutputError, check_writable, note, show
 from specdebug.cli.results import tell_replay, tell_results
 from specdebug.cli.trials import FOLDER, own_folder
@@ -60,24 +60,28 @@ def run_plans(
     plans: Sequence[Plan],
     watching: AbstractContextManager[Progress],
     results: ReplayResults,
+    baselines: BaselineOptions,
     *,
     several: bool,
 ) -> int:
-    """Run the plans, record which arms failed, tell the results, and return the exit code."""
+    """Run the plans, record which arms failed, tell the results, save a baseline, and return the exit code."""
     from specdebug.loops.last_failed import LastFailed
     from specdebug.loops.replays import replay_all
 
-    recording = results.recording()
+    recording, baseline = results.recording(), baselines.open()
     with watching as watcher:
-        answer = replay_all(pool, library, plans, watcher, recording)
+        answer = replay_all(pool, library, plans, watcher, recording, baseline)
     ended = [result for replay in answer.replays for result in replay.results]
     LastFailed.read(FOLDER).update([result for result in ended if not result.outcome.interrupted], own_folder)
     if answer.trouble is not None and not (several and ended):
         raise answer.trouble
-    if several:
-        _tell_several(answer, results, recording)
-    else:
-        tell_replay(answer.replays[0], results, recording)
+    try:
+        if several:
+            _tell_several(answer, results, recording)
+        else:
+            tell_replay(answer.replays[0], results, recording)
+    finally:  # also where stdout is gone
+        baselines.save(ended)
     if answer.trouble is not None:
         raise answer.trouble
     return answer.exit_code

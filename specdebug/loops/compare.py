@@ -1,7 +1,8 @@
 """Two arms side by side: their metrics, and for each request where they part.
 
 Two runs **agree** when their verdicts are equal and every request came out with the same tokens. Accept lengths, cached
-tokens and speed are shown but are no differences: arms are compared for them.
+tokens and speed are shown but are no differences: arms are compared for them. Groups whose accept lengths differ by
+more than chance are named all the same, and what an arm loses against a baseline is a failure.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from specdebug.loops.baseline import Against, GroupAgainst, beside
+from specdebug.verdict.accept import samples
 from specdebug.verdict.outcome import EXIT_CODES, Outcome, RequestResult, first_difference
 
 CONTEXT_TOKENS = 12
@@ -48,11 +51,14 @@ class RequestDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two outcomes of one scenario under two names."""
+    """Two outcomes of one scenario under two names. ``drafts``: each group's accept lengths, the right one's beside the
+    left one's. ``against``: the comparisons with a baseline, if there is one."""
 
     names: tuple[str, str]
     outcomes: tuple[Outcome, Outcome]
     requests: tuple[RequestDifference, ...]
+    drafts: tuple[GroupAgainst, ...] = ()
+    against: tuple[Against | None, ...] = ()
 
     @property
     def unavailable(self) -> bool:
@@ -71,9 +77,20 @@ class Comparison:
         return self.outcomes[0].trace_hash == self.outcomes[1].trace_hash
 
     @property
+    def drafting_apart(self) -> tuple[GroupAgainst, ...]:
+        """The groups whose accept lengths differ by more than chance."""
+        return tuple(group for group in self.drafts if group.status in ("lost", "more"))
+
+    @property
+    def losing(self) -> tuple[str, ...]:
+        """The arms that lost accept length against a baseline."""
+        named = zip(self.names, self.against, strict=False)
+        return tuple(name for name, against in named if against is not None and against.status == "lost")
+
+    @property
     def exit_code(self) -> int:
-        """0 when they agree, 1 when they differ, 125 when one could not be run on this machine."""
-        return EXIT_CODES["unknown"] if self.unavailable else int(not self.agree)
+        """0 when they agree, 1 when they differ or lose against a baseline, 125 when one could not be run here."""
+        return EXIT_CODES["unknown"] if self.unavailable else int(not self.agree or bool(self.losing))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -91,18 +108,37 @@ class Comparison:
                 }
                 for outcome in self.outcomes
             ],
+            "accept_lengths": [
+                {
+                    "group": group.group,
+                    "left": group.baseline,
+                    "right": group.got,
+                    "verifies": [group.baseline_verifies, group.verifies],
+                    "low": group.wanted,
+                    "high": group.high,
+                    "differ": group in self.drafting_apart,
+                }
+                for group in self.drafts
+            ],
+            "baseline": [against and against.to_dict() for against in self.against],
             "requests": [request.to_dict() for request in self.requests],
         }
 
 
 def compare(
-    names: tuple[str, str], outcomes: tuple[Outcome, Outcome], decode: Callable[[Sequence[int]], str]
+    names: tuple[str, str],
+    outcomes: tuple[Outcome, Outcome],
+    decode: Callable[[Sequence[int]], str],
+    against: tuple[Against | None, ...] = (),
 ) -> Comparison:
     """Line the two up by request id, in the left one's order. ``decode`` turns token ids into text."""
     left = {request.rid: request for request in outcomes[0].requests}
     right = {request.rid: request for request in outcomes[1].requests}
     requests = tuple(_difference(rid, left.get(rid), right.get(rid), decode) for rid in left | right)
-    return Comparison(names, outcomes, requests)
+    groups = list(dict.fromkeys(request.group for outcome in outcomes for request in outcome.requests))
+    ours, theirs = (samples(outcome, groups) for outcome in outcomes)
+    drafts = tuple(beside(name, ours[name], theirs[name]) for name in groups)
+    return Comparison(names, outcomes, requests, drafts, against)
 
 
 def _difference(

@@ -30,6 +30,7 @@ from specdebug.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
     from specdebug.engine.config import EngineConfig
+    from specdebug.loops.baseline import Against, Baseline
     from specdebug.scenario.packs import ProbePack
     from specdebug.scenario.workload import Workload
     from specdebug.toggles import Toggle
@@ -126,10 +127,11 @@ class ArmRun:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """The outcome of an arm run."""
+    """The outcome of an arm run. ``against``: the comparison with a baseline, whose losses the outcome has."""
 
     run: ArmRun
     outcome: Outcome
+    against: Against | None = None
 
     @property
     def met(self) -> bool | None:
@@ -285,9 +287,15 @@ class _Running(ArmListener):
     """Runs arms in a pool and collects their results, by job name."""
 
     def __init__(
-        self, pool: WorkerPool, runs: Sequence[ArmRun], progress: Progress | None, recording: Recording | None
+        self,
+        pool: WorkerPool,
+        runs: Sequence[ArmRun],
+        progress: Progress | None,
+        recording: Recording | None,
+        baseline: Baseline | None,
     ) -> None:
         super().__init__()
+        self._baseline = baseline
         self.runs = {run.key: run for run in runs}
         self.progress = progress
         self.recording = recording
@@ -345,7 +353,11 @@ class _Running(ArmListener):
     def ended(self, job: Job, end: WorkerEnd) -> None:
         outcome = self.ledgers[job.name].outcome(end)
         failure = self.failure_of(job, outcome)
-        result = ArmResult(self.runs[job.name], dataclasses.replace(outcome, machine=failure))
+        run, outcome = self.runs[job.name], dataclasses.replace(outcome, machine=failure)
+        against = None
+        if self._baseline is not None:
+            outcome, against = self._baseline.judge(run, outcome)
+        result = ArmResult(run, outcome, against)
         self.results[job.name] = result
         if failure is not None and failure.cause == "device":
             self._watch.doubt(self.device_of(job), failure)
@@ -363,13 +375,15 @@ def run_arms(
     runs: Sequence[ArmRun],
     progress: Progress | None = None,
     recording: Recording | None = None,
+    baseline: Baseline | None = None,
 ) -> tuple[list[ArmResult], bool]:
     """Run arms whose keys differ, and return their results in order, and True if a signal cut them short.
 
-    ``recording`` keeps their steps. Runs that a signal cut short or the machine cannot run are ``unknown``, and say so.
+    ``recording`` keeps their steps, ``baseline`` judges their accept lengths. Runs that a signal cut short or the
+    machine cannot run are ``unknown``, and say so.
     Raises ReplayError or ContentError when a worker finds the scenario itself at fault.
     """
-    running = _Running(pool, runs, progress, recording)
+    running = _Running(pool, runs, progress, recording, baseline)
     interrupted = False
     try:
         running.run(library)
@@ -385,8 +399,9 @@ def replay(
     choices: Choices,
     progress: Progress | None = None,
     recording: Recording | None = None,
+    baseline: Baseline | None = None,
 ) -> Replay:
     """Run the arms of a scenario that the choices ask for. Raises as :func:`plan` and :func:`run_arms`."""
     began = time.monotonic()
-    results, interrupted = run_arms(pool, library, plan(scenario, choices, library), progress, recording)
+    results, interrupted = run_arms(pool, library, plan(scenario, choices, library), progress, recording, baseline)
     return Replay(scenario, tuple(results), time.monotonic() - began, interrupted)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from specdebug import interrupts
 from specdebug.errors import SpecDebugError
+from specdebug.loops.baseline import Baseline
 from specdebug.loops.last_failed import LastFailed
 from specdebug.loops.replay import ArmResult, ArmRun, Choices, Progress, Replay, RunContent, plan, run_arms
 from specdebug.loops.selection import Expression, names_of
@@ -65,6 +66,7 @@ def replay_all(
     plans: Sequence[Plan],
     progress: Progress | None = None,
     recording: Recording | None = None,
+    baseline: Baseline | None = None,
 ) -> Replays:
     """Run all of them until an error stops them. Keys of several scenarios' runs begin with the scenario's label."""
     began = time.monotonic()
@@ -77,7 +79,8 @@ def replay_all(
     kept = _Kept(progress)
     interrupted, trouble = False, None
     try:
-        results, interrupted = run_arms(pool, library, [run for _, runs in plans for run in runs], kept, recording)
+        every = [run for _, runs in plans for run in runs]
+        results, interrupted = run_arms(pool, library, every, kept, recording, baseline)
         kept.results = {result.run.key: result for result in results}
     except SpecDebugError as error:
         trouble = error

@@ -40,6 +40,7 @@ def arm_document(result: ArmResult) -> dict[str, Any]:
         "expected": None if expectation is None else expectation.to_dict(),
         "met": result.met,
         "explanation": None if (why := explain(result)) is None else why.to_dict(),
+        **({} if result.against is None else {"baseline": result.against.to_dict()}),
         **result.outcome.to_dict(),
     }
 

@@ -109,7 +109,7 @@ def _near(result: ArmResult) -> Iterator[str]:
             f"({tie.allowed:.2g} would be wrong)"
         )
     hit, cold = outcome.metrics.accept_hit, outcome.metrics.accept_cold
-    if accept is not None and hit is not None and cold and hit < cold:
+    if accept is not None and accept.min_ratio is not None and hit is not None and cold and hit < cold:
         yield f"accept length {hit:.2f} after a cache hit, {cold:.2f} cold (less than {accept.min_ratio:g} of it fails)"
 
 

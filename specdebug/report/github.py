@@ -60,7 +60,7 @@ def comparison_annotations(
     replay: Replay, comparison: Comparison, environment: Mapping[str, str] = os.environ
 ) -> list[Annotation]:
     """One at the second arm's line, unless the two agree."""
-    if comparison.agree:
+    if comparison.exit_code == 0:
         return []
     level: Literal["error", "warning"] = "warning" if comparison.unavailable else "error"
     path, line = _place(replay, comparison.names[1], environment)
@@ -90,7 +90,7 @@ def replay_summary(replay: Replay) -> str:
 
 def comparison_summary(replay: Replay, comparison: Comparison) -> str:
     """The same for two arms side by side."""
-    sign = "✅" if comparison.agree else "❔" if comparison.unavailable else "❌"
+    sign = "✅" if comparison.exit_code == 0 else "❔" if comparison.unavailable else "❌"
     rows = [(name, *map(tell, comparison.outcomes)) for name, tell in COMPARED.items()]
     table = _table(("", *comparison.names), rows)
     return _summary(sign, f"compare: {plain(replay.scenario.name)}", comparison_line(comparison), table)
@@ -142,8 +142,8 @@ def _verdict(result: ArmResult) -> str:
 
 
 def _findings(result: ArmResult) -> list[str]:
-    outcome, why = result.outcome, explain(result)
-    if not outcome.violations and not outcome.reasons and why is None:
+    outcome, against, why = result.outcome, result.against, explain(result)
+    if not outcome.violations and not outcome.reasons and against is None and why is None:
         return []
     lines = ["", f"<details><summary>{plain(result.run.arm)}: what was found</summary>", ""]
     if outcome.violations:
@@ -152,7 +152,8 @@ def _findings(result: ArmResult) -> list[str]:
         lines += _table(("signature", "step", "what"), rows)
         if len(outcome.violations) > MAX_FINDINGS:
             lines += ["", f"and {len(outcome.violations) - MAX_FINDINGS} more"]
-    lines += [f"- {plain(reason)}" for reason in (*outcome.reasons, *(why.lines if why is not None else ()))]
+    said = (*outcome.reasons, *(against.lines if against else ()), *(why.lines if why is not None else ()))
+    lines += [f"- {plain(reason)}" for reason in said]
     return [*lines, "", "</details>"]
 
 

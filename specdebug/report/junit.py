@@ -14,7 +14,6 @@ from specdebug.loops.last_failed import as_it_should
 from specdebug.loops.replay import ArmResult, Replay
 from specdebug.report.explain import explain
 from specdebug.report.terminal import ties_text
-from specdebug.verdict.outcome import Outcome
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -74,7 +73,7 @@ def _result_case(replay: Replay, result: ArmResult) -> ET.Element:
     elif not as_it_should(result):
         summary = _clean(outcome.signature or f"{outcome.verdict}, where a failure was expected")
         ET.SubElement(case, "failure", message=summary, type=summary).text = _clean(_evidence(result))
-    ET.SubElement(case, "system-out").text = _clean(_facts(outcome))
+    ET.SubElement(case, "system-out").text = _clean(_facts(result))
     if outcome.log_tail:
         ET.SubElement(case, "system-err").text = _clean(outcome.log_tail)
     return case
@@ -88,8 +87,8 @@ def _evidence(result: ArmResult) -> str:
     return "\n".join(lines or [outcome.detail])
 
 
-def _facts(outcome: Outcome) -> str:
-    metrics = outcome.metrics
+def _facts(result: ArmResult) -> str:
+    outcome, metrics = result.outcome, result.outcome.metrics
     facts = [
         f"verdict {outcome.verdict}",
         f"trace {outcome.trace_hash}",
@@ -101,6 +100,7 @@ def _facts(outcome: Outcome) -> str:
         facts.append(f"mean accept length {metrics.accept_mean:.3f}")
     if outcome.ties:
         facts.append(ties_text(outcome))
+    facts += () if result.against is None else result.against.lines
     return "\n".join([*facts, *outcome.reasons, *outcome.notes])
 
 

@@ -9,13 +9,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from specdebug import __version__
+from specdebug.loops.baseline import lines_of
 from specdebug.loops.last_failed import as_it_should
 from specdebug.loops.replay import ArmResult
 from specdebug.loops.replays import Replays
 from specdebug.report.document import replay_document
 from specdebug.report.foreign import shown
 from specdebug.report.github import replay_summary
-from specdebug.report.tables import Cell, Column, Listing, columns
+from specdebug.report.tables import Cell, Column, Listing, columns, line
 from specdebug.report.terminal import VERDICT_STYLE, render_replay
 from specdebug.report.words import counted
 
@@ -23,7 +24,8 @@ from specdebug.report.words import counted
 def render_replays(answer: Replays) -> RenderableType:
     """The whole story of each scenario that did not do as it should, then a row for each and the closing line."""
     told = [render_replay(replay) for replay in answer.replays if replay.exit_code != 0]
-    return Group(*(Group(story, Text("")) for story in told), _table(answer), Text(replays_line(answer)))
+    against = [line(each) for each in lines_of(result for replay in answer.replays for result in replay.results)]
+    return Group(*(Group(story, Text("")) for story in told), _table(answer), *against, Text(replays_line(answer)))
 
 
 def replays_document(answer: Replays) -> dict[str, Any]:

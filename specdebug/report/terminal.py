@@ -10,6 +10,7 @@ from typing import IO
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from specdebug.loops.baseline import lines_of
 from specdebug.loops.compare import Comparison
 from specdebug.loops.replay import ArmResult, Replay
 from specdebug.report.explain import explain
@@ -31,6 +32,7 @@ MAX_VIOLATIONS = 6
 MAX_REQUESTS = 40
 MAX_TIES = 6
 MAX_INJECTIONS = 8
+MAX_GROUPS = 6
 
 
 def console(stream: IO[str] | None = None) -> Console:
@@ -46,6 +48,7 @@ def render_replay(replay: Replay) -> RenderableType:
         results_table(replay.scenario.name, replay.results),
         *(line(each, "dim") for each in stack_text(replay.results).splitlines()),
         *(evidence(result) for result in replay.results if wants_evidence(result)),
+        *(line(each) for each in lines_of(replay.results)),
         line(closing_line(replay)),
     )
 
@@ -88,7 +91,7 @@ def wants_evidence(result: ArmResult) -> bool:
     """Return True if an arm's story is more than its row: it failed, came to no verdict, or has something to note."""
     outcome = result.outcome
     told = (outcome.violations, outcome.reasons, outcome.notes, outcome.ties, outcome.injections, outcome.cannot_show)
-    return any(told) or explain(result) is not None
+    return any(told) or result.against is not None or explain(result) is not None
 
 
 def evidence(result: ArmResult) -> RenderableType:
@@ -105,6 +108,9 @@ def evidence(result: ArmResult) -> RenderableType:
         lines.append(_told(f"and {len(outcome.violations) - MAX_VIOLATIONS} more kinds (see --json)", "dim"))
     lines += [_told(each, "yellow") for each in (*outcome.reasons, *(f"unknown: {b}" for b in outcome.cannot_show))]
     lines += [_told(note, "dim") for note in outcome.notes]
+    if (against := result.against) is not None:
+        style = "yellow" if against.why or against.slower else "dim"
+        lines += [_told(each, style) for each in against.lines]
     if outcome.ties:
         lines.append(_told(ties_text(outcome), "dim"))
     if (why := explain(result)) is not None:
@@ -160,7 +166,9 @@ def render_comparison(scenario: str, comparison: Comparison) -> RenderableType:
     left, right = comparison.outcomes
     rows = [(label, value(left), value(right)) for label, value in COMPARED.items()]
     measures = Listing([Column("", key=True), *columns(*comparison.names)], rows, scenario)
-    return Group(measures, Text(), _request_table(comparison), line(comparison_line(comparison)))
+    named = zip(comparison.names, comparison.against, strict=False)
+    against = [line(f"{name}: {told}") for name, one in named if one is not None for told in one.lines]
+    return Group(measures, Text(), _request_table(comparison), *against, line(comparison_line(comparison)))
 
 
 def comparison_line(comparison: Comparison) -> str:
@@ -174,9 +182,26 @@ def comparison_line(comparison: Comparison) -> str:
         closing += f": {len(differing)} of {len(comparison.requests)} requests have other outputs"
     elif not comparison.agree:
         closing += " in their verdict"
+    if not comparison.unavailable:
+        closing += _drafts_text(comparison)
     if comparison.same_trace:
         closing += "; every step was the same"
     return closing
+
+
+def _drafts_text(comparison: Comparison) -> str:
+    """The groups whose accept lengths differ, and the arms that lost against a baseline."""
+    text, (left, right) = "", comparison.names
+    if apart := comparison.drafting_apart:
+        told = (
+            f"{group.group} {_number(group.baseline, 2)} ({left}) and {_number(group.got, 2)} ({right})"
+            for group in apart[:MAX_GROUPS]
+        )
+        more = f" and {len(apart) - MAX_GROUPS} more groups (see --json)" if len(apart) > MAX_GROUPS else ""
+        text = f"; accept lengths differ: {', '.join(told)}{more}"
+    if comparison.losing:
+        text += f"; {' and '.join(comparison.losing)} lost accept length against the baseline"
+    return text
 
 
 COMPARED: dict[str, Callable[[Outcome], str]] = {

@@ -250,11 +250,31 @@ class WorkloadGroup(Part):
 
 @dataclass(frozen=True)
 class AcceptOracle(Part):
-    """Accept length of requests that hit the cache, at least ``min_ratio`` times that of the cold ones."""
+    """How many tokens a verify must accept, the bonus token counted, in each group of speculative requests; at least
+    one of the keys is given. Groups of fewer than 8 verifies are not judged, and that is said."""
+
+    schema_beside: ClassVar[Schema] = {"minProperties": 1}
 
     min_ratio: Annotated[
-        float, real(0, 10, above=True), "least part of its cold accept length that a hit of the cache must reach"
-    ]
+        float | None,
+        real(0, 10, above=True),
+        "least part of its cold accept length that a hit of the cache must reach; hits are served again for it",
+        Key(default="not compared"),
+    ] = None
+    least: Annotated[
+        float | None, real(1, 1024), "least mean accept length of every group", Key(name="min", default="none")
+    ] = None
+    drop: Annotated[
+        float | None,
+        real(0, 1),
+        "largest part of a baseline's accept length that may be lost (see `baselines.md`)",
+        Key(default="the baseline's interval"),
+    ] = None
+
+    @classmethod
+    def settle(cls, item: Item, table: Mapping[str, Item], values: dict[str, Any], gather: Gather) -> None:
+        if not item.entries():
+            gather.note(item.error("needs at least one of 'min', 'drop' and 'min_ratio'"), item.path)
 
 
 SINCE = ("draft_state", "acceptance", "sampling", "ends")
@@ -282,9 +302,9 @@ class OracleSpec(Part):
     each_step: Annotated[
         bool, FLAG, "the first two look after every step, not only after a prefill and at a request's end; slow"
     ] = False
-    accept: Annotated[
-        AcceptOracle | None, nullable(nested(AcceptOracle)), "accept lengths of hits are compared with cold ones"
-    ] = None
+    accept: Annotated[AcceptOracle | None, nullable(nested(AcceptOracle)), "how many tokens verifies must accept"] = (
+        None
+    )
     more: dict[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -243,6 +243,24 @@ def merge_violations(violations: Iterable[Violation]) -> tuple[Violation, ...]:
     return tuple(merged.values())
 
 
+def with_violations(outcome: Outcome, found: Sequence[Violation]) -> Outcome:
+    """The outcome of a run of which more was found once it was over."""
+    if not found:
+        return outcome
+    violations = merge_violations((*outcome.violations, *found))
+    first = violations[0]
+    return replace(
+        outcome,
+        verdict="fail",
+        signature=first.signature,
+        site=first.site or None,
+        detail=outcome.detail if first.signature == outcome.signature else first.detail,
+        where_step=first.step,
+        violations=violations,
+        unavailable=False,
+    )
+
+
 @dataclass(frozen=True)
 class Evidence:
     """The evidence that :func:`decide` weighs beside the violations.

@@ -1,7 +1,8 @@
 """Every kind of file that specdebug reads for its user, with good bytes of it and what reads them.
 
-What is called a baseline (what a run or a release is compared with) is two kinds here: the record of what failed last,
-which ``replay --last-failed`` starts from, and the release that ``toggles check --against`` reads. What a command reads
+What is called a baseline (what a run or a release is compared with) is three kinds here: accept lengths, which
+``replay --baseline`` reads, the record of what failed last, which ``replay --last-failed`` starts from, and the release
+that ``toggles check --against`` reads. What a command reads
 that no user names is left out: its own worker's messages and step logs, ``/proc``, and its own package. A command's
 executable is hashed, and never parsed.
 
@@ -36,6 +37,7 @@ from specdebug.engine.model.checkpoint import Checkpoint, read_json_object
 from specdebug.engine.model.config import Eagle3Options, LlamaConfig
 from specdebug.errors import SpecDebugError
 from specdebug.logs.scan import scan_bytes
+from specdebug.loops.baseline import Baseline
 from specdebug.loops.last_failed import LastFailed
 from specdebug.reference.config import read_config
 from specdebug.scenario.load import load_scenario
@@ -300,6 +302,56 @@ FAILED = b'{"scenarios/a.yaml": ["fixed", "other"], "b.yaml": ["x"]}'
 @_kind("last failed (a baseline)", 1000, "last-failed.json")
 def _(folder: Path) -> Subject:
     return Subject(FAILED, lambda path: LastFailed.read(path.parent))
+
+
+def _group(accept: float | None, verifies: int, **texts: str) -> dict[str, object]:
+    return {"accept": accept, "low": 1.0, "high": 4.5, "verifies": verifies, "sd": 1.2, "texts": texts}
+
+
+ACCEPTED = {
+    "format": "specdebug baseline",
+    "version": 1,
+    "specdebug": "0.1.0",
+    "entries": [
+        {
+            "scenario": "mini",
+            "arm": arm,
+            "seed": 0,
+            "target": "embedded",
+            "device": "cpu",
+            "dtype": "float32",
+            "backend": "flashinfer",
+            "options": "",
+            "content": "93efe03834d93cb5",
+            "machine": "CPU, Some Processor",
+            "tokens_per_s": {"mean": 200.5, "low": 100.25, "high": 401.0},
+            "groups": {"g0": _group(3.25, 16, a="a69e661f:10", b="efa314ae:6"), "g1": _group(None, 0)},
+        }
+        for arm in ("fixed", "plain")
+    ],
+}
+
+
+@_kind("accept lengths (a baseline)", 1500, "b.json")
+def _(folder: Path) -> Subject:
+    return Subject(json.dumps(ACCEPTED, indent=1).encode(), lambda path: Baseline.read(path).text())
+
+
+@_kind("accept lengths, by command", 60, "b.json")
+def _(folder: Path) -> Subject:
+    """With an arm that there is not, which is refused of a sound file: so none is run."""
+    scenario = str(ROOT / "tests/cli/mini.yaml")
+    good = json.dumps(ACCEPTED, indent=1).encode()
+
+    def read(path: Path) -> int:
+        try:
+            return command("compare", scenario, "--arm", "fixed", "--arm", "nowhere", "--baseline", str(path))
+        except Refused as refused:
+            if path.read_bytes() == good and "nowhere" in str(refused):
+                return 0
+            raise
+
+    return Subject(good, read)
 
 
 # Logs.

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from specdebug.loops.baseline import Against
 from specdebug.loops.compare import Comparison, compare, first_difference
-from specdebug.report.terminal import render_comparison
+from specdebug.report.terminal import comparison_line, render_comparison
 from specdebug.verdict.outcome import Outcome, RequestResult
 from tests.run.fakes import text_of
 
@@ -38,6 +39,36 @@ def test_first_difference(left: tuple[int, ...], right: tuple[int, ...], positio
 def test_equal_outputs_and_verdicts_agree_whatever_the_speed() -> None:
     comparison = compared(outcome(request("a", 1, 2)), outcome(request("a", 1, 2), trace="u"))
     assert (comparison.agree, comparison.exit_code, comparison.same_trace) == (True, 0, False)
+
+
+def drafted(*lengths: int) -> Outcome:
+    return outcome(RequestResult("a", "g", 4, 0, (1, 2), accept_lengths=lengths * 10))
+
+
+def test_a_group_that_drafts_worse_is_named_and_its_outputs_agree_still() -> None:
+    comparison = compared(drafted(3, 4, 2, 4), drafted(1))
+    assert (comparison.agree, comparison.exit_code) == (True, 0)
+    line = comparison_line(comparison)
+    assert line.startswith("outputs and verdicts agree; accept lengths differ: g 3.25 (one) and 1.00 (two)")
+    (told,) = comparison.to_dict()["accept_lengths"]
+    assert (told["group"], told["left"], told["right"], told["differ"]) == ("g", 3.25, 1.0, True)
+
+
+def test_accept_lengths_that_chance_can_explain_are_not_named() -> None:
+    comparison = compared(drafted(3, 4, 2, 4), drafted(3, 4, 2, 4))
+    assert "accept" not in comparison_line(comparison)
+    assert comparison.to_dict()["accept_lengths"][0]["differ"] is False
+    few = compared(outcome(request("a", 1)), outcome(request("a", 1)))
+    assert few.drafting_apart == ()
+
+
+def test_a_loss_against_a_baseline_is_a_failure_even_where_both_arms_have_it() -> None:
+    both = (drafted(1), drafted(1))
+    against = (Against("b.json", "lost"), Against("b.json", "no baseline", "told"))
+    comparison = compare(("one", "two"), both, str, against)
+    assert (comparison.agree, comparison.losing, comparison.exit_code) == (True, ("one",), 1)
+    assert "; one lost accept length against the baseline" in comparison_line(comparison)
+    assert comparison.to_dict()["baseline"][1]["status"] == "no baseline"
 
 
 def test_other_outputs_differ_and_both_texts_are_shown_from_there_on() -> None:

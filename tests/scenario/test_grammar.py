@@ -94,7 +94,7 @@ FULL = {
         "ends": False,
         "pools": True,
         "each_step": True,
-        "accept": {"min_ratio": 0.9},
+        "accept": {"min_ratio": 0.9, "min": 1.5, "drop": 0.1},
     },
     "limits": {"timeout_s": 1.5, "max_steps": 10, "memory_mb": 512},
     "arms": {

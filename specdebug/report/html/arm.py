@@ -45,14 +45,19 @@ def arm_views(replay: Replay, recording: Recording) -> list[ArmView]:
 
 def arm_view(result: ArmResult, steps: Sequence[EngineStep], arms: int) -> ArmView:
     """The view of one of so many arms. ``steps``: as recorded; without any there are no plots."""
-    outcome, why = result.outcome, explain(result)
+    outcome, against, why = result.outcome, result.against, explain(result)
     return ArmView(
         name=result.run.arm,
         outcome=outcome,
         verdict=verdict_chip(result),
         expected=_expected(result),
         facts=_facts(result),
-        remarks=[*outcome.reasons, *outcome.notes, *(why.lines if why is not None else ())],
+        remarks=[
+            *outcome.reasons,
+            *outcome.notes,
+            *(against.lines if against else ()),
+            *(why.lines if why is not None else ()),
+        ],
         accept=accept_plot(steps, outcome, arms),
         timeline=timeline_plot(steps, outcome, arms),
         spans=spans(steps, MAX_FOLDED),

@@ -16,6 +16,10 @@ def compare_page(replay: Replay, comparison: Comparison, recording: Recording, c
     """The page of a comparison and the replay that it is of. ``command``: the command line that it was."""
     requests = sorted(comparison.requests, key=lambda request: request.same_output)
     verdict = Chip("the arms agree", "pass") if comparison.agree else Chip("the arms differ", "fail")
+    if comparison.agree and comparison.drafting_apart:
+        verdict = Chip("the arms agree, but not in accept length", "plain")
+    if comparison.losing:
+        verdict = Chip("accept length lost against the baseline", "fail")
     if comparison.unavailable:
         verdict = Chip("cannot be compared here", "unknown")
     head = Head(

@@ -1,4 +1,4 @@
-"""Accept length of cache hits: a request that hit the cache must not accept fewer tokens than the same prompt cold."""
+"""Accept length: of a cache hit at least that of the same prompt cold, and of every group at least a floor."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from specdebug.run.oracles.base import Oracle, OracleSettings
+from specdebug.verdict.accept import MIN_VERIFIES, accept_drop, not_judged
 from specdebug.verdict.outcome import Violation, first_difference, mean
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Accept(Oracle):
 
     @classmethod
     def wanted(cls, settings: OracleSettings) -> bool:
-        return settings.spec.accept is not None
+        return settings.spec.accept is not None and settings.spec.accept.min_ratio is not None
 
     def after_run(self, loop: RunLoop) -> None:
         lengths: dict[str, tuple[list[int], list[int]]] = {}
@@ -46,13 +47,45 @@ class Accept(Oracle):
 
     def _compare(self, group: str, hit: float, cold: float) -> None:
         spec = self.bench.settings.spec.accept
-        least = 0.0 if spec is None else spec.min_ratio
+        least = (spec and spec.min_ratio) or 0.0
         if hit < least * cold:
             detail = (
                 f"requests of group {group} accept {hit:.2f} tokens a verify after a cache hit, {cold:.2f} cold: "
                 f"less than {least:g} of it"
             )
             self.bench.report(Violation("accept-drop", group, None, detail))
+
+
+class AcceptFloor(Oracle):
+    """Compares the mean accept length of each group of speculative requests with the least that the scenario wants."""
+
+    name = "accept_min"
+    needs = frozenset({"accept_lengths"})
+    stage = "accept length"
+
+    @classmethod
+    def wanted(cls, settings: OracleSettings) -> bool:
+        return settings.spec.accept is not None and settings.spec.accept.least is not None
+
+    def after_run(self, loop: RunLoop) -> None:
+        spec = self.bench.settings.spec.accept
+        least = (spec and spec.least) or 0.0
+        groups: dict[str, list[int]] = {}
+        for rid, arrival in loop.arrived.items():
+            if arrival.speculative:
+                groups.setdefault(arrival.group, []).extend(loop.session.request(rid).accept_lengths)
+        for group, lengths in groups.items():
+            verifies, got = len(lengths), mean(lengths) or 0.0
+            if verifies < MIN_VERIFIES:
+                loop.sink.emit("note", text=not_judged(group, verifies))
+                continue
+            self.bench.looked(self.name)
+            if got < least:
+                detail = (
+                    f"requests of group {group} accept {got:.2f} tokens a verify over {verifies} verifies: "
+                    f"less than {least:g}"
+                )
+                self.bench.report(accept_drop(group, got, least, verifies, detail))
 
 
 def over_before(position: int | None, accept_lengths: Sequence[int]) -> list[int]:

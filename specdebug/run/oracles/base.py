@@ -101,7 +101,7 @@ class Oracle:
     name: ClassVar[str]
     needs: ClassVar[frozenset[Ability]] = frozenset()
     stage: ClassVar[str | None] = None
-    """Name of the run's stage in which :meth:`after_run` serves requests again; None: it does not."""
+    """Name of the run's stage in which :meth:`after_run` looks, and may serve requests again; None: it does not."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from specdebug.plugins import PluginRegistry
-from specdebug.run.oracles.accept import Accept
+from specdebug.run.oracles.accept import Accept, AcceptFloor
 from specdebug.run.oracles.base import Bench, Oracle
 from specdebug.run.oracles.draft_kv import DraftKV
 from specdebug.run.oracles.guards import Guards
@@ -16,7 +16,16 @@ from specdebug.run.oracles.probes import ProbesOracle
 from specdebug.run.oracles.target_kv import TargetKV
 from specdebug.targets.base import SHOWN, Ability
 
-ORACLES: tuple[type[Oracle], ...] = (Guards, ProbesOracle, PoolsOracle, DraftKV, TargetKV, Lossless, Accept)
+ORACLES: tuple[type[Oracle], ...] = (
+    Guards,
+    ProbesOracle,
+    PoolsOracle,
+    DraftKV,
+    TargetKV,
+    Lossless,
+    Accept,
+    AcceptFloor,
+)
 
 _ADDED: PluginRegistry[type[Oracle]] = PluginRegistry(
     "oracles", "a class derived from Oracle", lambda part: isinstance(part, type) and issubclass(part, Oracle), {}

@@ -12,7 +12,7 @@ from specdebug.scenario.grammar import AcceptOracle
 from specdebug.targets.base import SHOWN, Ability
 from tests.run.fakes import oracle_settings
 
-ALL = oracle_settings(each_step=True, guards=True, probes=True, accept=AcceptOracle(0.8))
+ALL = oracle_settings(each_step=True, guards=True, probes=True, accept=AcceptOracle(min_ratio=0.8, least=1.5))
 
 
 def bench(settings: OracleSettings = ALL) -> Bench:

@@ -1,0 +1,129 @@
+"""``--save-baseline`` and ``--baseline``, on a draft that goes bad and leaves every output as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specdebug.cli.main import run
+
+SCENARIO = """\
+name: drafts-badly
+engine:
+  model: tiny
+  context_length: 256
+  speculative: {algorithm: EAGLE3, draft_model: tiny-eagle3, num_steps: 3, eagle_topk: 1}
+workload:
+  - {requests: 2, prompt: {corpus: stdlib, tokens: 24}, max_new_tokens: 24}
+oracles: {draft_kv: false, draft_state: false, acceptance: false}
+arms: {sound: {}, untranslated: {revert: [990001]}}
+"""
+
+TOGGLE = """\
+pr: 990001
+title: translate draft ids to the target's
+url: https://example.org/990001
+family: draft
+symptom: nothing is accepted, and every output is right
+detected_by: {scenario: drafts-badly, signature: "accept-drop@*"}
+patches:
+  specdebug:
+    - target: specdebug.engine.model.eagle3:Eagle3Draft.to_target_ids
+      edits:
+        - match: |
+            return draft_ids if self.target_ids is None else torch.take(self.target_ids, draft_ids)
+          replacement: |
+            return draft_ids
+"""
+
+FLOOR = """\
+name: floor
+engine: {model: tiny, context_length: 128, speculative: {algorithm: EAGLE, num_steps: 3}}
+workload:
+  - {requests: 2, prompt: {token_ids: [5, 6, 7, 8]}, max_new_tokens: 12}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the scenarios, and a folder of content with the toggle."""
+    (tmp_path / "own/toggles").mkdir(parents=True)
+    (tmp_path / "own/toggles/990001.yaml").write_text(TOGGLE)
+    (tmp_path / "drafts.yaml").write_text(SCENARIO)
+    (tmp_path / "floor.yaml").write_text(FLOOR)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECDEBUG_PATH", str(tmp_path / "own"))
+    monkeypatch.delenv("SGLANG_DEBUG_REVERT_PR", raising=False)
+    return tmp_path
+
+
+def told(capsys: pytest.CaptureFixture[str], *argv: str, code: int) -> tuple[str, str]:
+    ended = run(argv)
+    out, err = capsys.readouterr()
+    assert ended == code, out + err
+    return out, err
+
+
+def test_a_draft_that_goes_bad_passes_every_oracle_and_not_the_baseline(capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = told(capsys, "replay", "drafts.yaml", "--arm", "sound", "--save-baseline", "b.json", code=0)
+    assert "baseline: 1 arm saved in b.json" in err
+    again, held = ("replay", "drafts.yaml", "--arm", "sound", "--json"), ("--baseline", "b.json")
+    document = json.loads(told(capsys, *again, "--revert", "990001", code=0)[0])
+    assert document["arms"][0]["verdict"] == "pass", "without a baseline nobody sees it"
+    assert "baseline" not in document["arms"][0]
+    document = json.loads(
+        told(capsys, *again, "--revert", "990001", *held, "--junit", "j.xml", "--html", "p.html", code=1)[0]
+    )
+    (arm,) = document["arms"]
+    assert (arm["signature"], arm["baseline"]["status"]) == ("accept-drop@g0", "lost")
+    assert "baseline: g0 accepts 1.00" in Path("j.xml").read_text()
+    assert "baseline: g0 accepts" in Path("p.html").read_text()
+
+
+@pytest.mark.slow
+def test_compare_tells_of_the_loss_and_fails_against_a_baseline(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = told(capsys, "compare", "drafts.yaml", "--json-file", "c.json", code=0)
+    assert "outputs and verdicts agree; accept lengths differ: g0 " in out
+    assert "1.00 (untranslated)" in out
+    assert json.loads(Path("c.json").read_text())["accept_lengths"][0]["differ"] is True
+    # of the second arm there is no entry; the first one's is written by hand
+    told(capsys, "replay", "drafts.yaml", "--arm", "sound", "--save-baseline", "b.json", code=0)
+    plain = json.loads(Path("b.json").read_text())
+    plain["entries"].append({**plain["entries"][0], "arm": "untranslated"})
+    Path("b.json").write_text(json.dumps(plain))
+    out, _ = told(capsys, "compare", "drafts.yaml", "--baseline", "b.json", code=1)
+    assert "untranslated lost accept length against the baseline" in " ".join(out.split())
+
+
+@pytest.mark.slow
+def test_several_scenarios_share_a_file_and_a_missing_one_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    told(capsys, "replay", "floor.yaml", "--save-baseline", "b.json", code=0)
+    both = ("replay", "floor.yaml", "drafts.yaml", "-k", "floor or sound")
+    out, _ = told(capsys, *both, "--baseline", "b.json", "--save-baseline", "b.json", code=0)
+    assert "against the baseline: 1 kept; 1 no baseline (drafts-badly::sound)" in out
+    names = [entry["scenario"] for entry in json.loads(Path("b.json").read_text())["entries"]]
+    assert names == ["drafts-badly", "floor"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["--baseline", "none.json"], "none.json: no such file"),
+        (["--baseline", "floor.yaml"], "floor.yaml:1:1: is no baseline; --save-baseline writes one"),
+        (["--save-baseline", "floor.yaml"], "floor.yaml:1:1: is no baseline; --save-baseline writes one"),
+        (["--save-baseline", "own"], "own is a folder; name a file"),
+        (["--save-baseline", "b.json", "--revert", "990001"], "--save-baseline is of sound runs; it does not go with"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], argv: list[str], complaint: str
+) -> None:
+    _, err = told(capsys, "replay", "floor.yaml", *argv, code=2)
+    assert err.startswith(f"error: {complaint}")
+
+
+def test_a_bundle_has_no_use_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = told(capsys, "replay", "x.specdebug", "--baseline", "b.json", code=2)
+    assert "it has no use for a baseline" in err

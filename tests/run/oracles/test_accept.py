@@ -1,0 +1,66 @@
+"""The floor of accept lengths: judged group by group, and never silently passed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specdebug.run.oracles.accept import AcceptFloor
+from specdebug.run.oracles.base import Bench
+from specdebug.scenario.grammar import AcceptOracle
+from specdebug.verdict.accept import MIN_VERIFIES
+from specdebug.verdict.outcome import Violation
+from tests.run.fakes import oracle_settings
+
+
+def judged(lengths: dict[str, list[int]], least: float, speculative: bool = True) -> tuple[list[Violation], list[str]]:
+    """Violations and notes of requests ``<group>.<n>`` with these accept lengths."""
+    found: list[Violation] = []
+    notes: list[str] = []
+    bench = Bench(oracle_settings(accept=AcceptOracle(least=least)), None, found.append, print, str)
+    arrived = {rid: SimpleNamespace(group=rid.split(".")[0], speculative=speculative) for rid in lengths}
+    loop: Any = SimpleNamespace(
+        arrived=arrived,
+        session=SimpleNamespace(request=lambda rid: SimpleNamespace(accept_lengths=lengths[rid])),
+        sink=SimpleNamespace(emit=lambda event, text: notes.append(text)),
+    )
+    AcceptFloor(bench).after_run(loop)
+    return found, notes
+
+
+def test_a_group_below_the_floor_is_named_with_what_it_accepts() -> None:
+    found, notes = judged({"low.0": [1] * 5, "low.1": [2] * 5, "high.0": [3] * 10}, 2)
+    (one,) = found
+    assert (one.signature, one.step) == ("accept-drop@low", None)
+    assert one.data == {"got": 1.5, "wanted": 2, "verifies": 10}
+    assert one.detail == "requests of group low accept 1.50 tokens a verify over 10 verifies: less than 2"
+    assert notes == []
+
+
+def test_what_reaches_the_floor_exactly_passes() -> None:
+    assert judged({"a.0": [1, 2, 3, 2] * 2}, 2) == ([], [])
+
+
+@pytest.mark.parametrize("verifies", [0, 1, MIN_VERIFIES - 1])
+def test_a_group_of_too_few_verifies_is_noted_as_not_judged(verifies: int) -> None:
+    found, notes = judged({"a.0": [1] * verifies}, 2)
+    assert found == []
+    assert notes == [f"accept length of group a not judged: {verifies} verifies, fewer than 8"]
+
+
+def test_requests_that_do_not_speculate_are_none_of_its_business() -> None:
+    assert judged({"a.0": []}, 2, speculative=False) == ([], [])
+
+
+def test_each_key_of_accept_wants_its_own_oracle_only() -> None:
+    from specdebug.run.oracles.accept import Accept
+
+    for accept, wanted in (
+        (AcceptOracle(min_ratio=0.5), [True, False]),
+        (AcceptOracle(least=2.0), [False, True]),
+        (AcceptOracle(drop=0.5), [False, False]),
+        (None, [False, False]),
+    ):
+        assert [kind.wanted(oracle_settings(accept=accept)) for kind in (Accept, AcceptFloor)] == wanted

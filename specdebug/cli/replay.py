@@ -19,6 +19,7 @@ from specdebug.cli.options import (
     ContentOptions,
     EngineOptions,
     Faults,
+    NoLocate,
     ReplayResults,
     Reverts,
     RunOptions,
@@ -92,6 +93,7 @@ def replay(
     chosen: ArmChoices,
     engine: EngineOptions,
     target: WithTarget = None,
+    no_locate: NoLocate = False,
     results: ReplayResults,
     trust: Annotated[
         bool, typer.Option("--trust", help="Of a bundle: run toggles that this installation does not have.")
@@ -115,7 +117,7 @@ def replay(
         return _replay_bundle(ctx, bundles[0], runs.timeout, results, None if trust else shared.library())
     if trust:
         raise SpecDebugError("--trust is for bundles; a scenario's toggles are yours")
-    return _replay_scenarios(named, chosen, engine, target, results, runs, shared.library())
+    return _replay_scenarios(named, chosen, engine, target, results, runs, shared.library(), locate=not no_locate)
 
 
 def _replay_scenarios(
@@ -126,6 +128,8 @@ def _replay_scenarios(
     results: ReplayResults,
     runs: RunOptions,
     library: Library,
+    *,
+    locate: bool,
 ) -> int:
     several = len(named) != 1 or library.is_folder(named[0])
     check_several(results) if several else results.check()
@@ -145,7 +149,7 @@ def _replay_scenarios(
             engine=engine.overrides(),
         )
         plans = plan_named(library, named, choices, chosen.keyword, last_failed=chosen.last_failed)
-        return run_plans(pool, library, plans, progress(), results, several=several)
+        return run_plans(pool, library, plans, progress(), results, several=several, locate=locate)
 
 
 def _refuse_changes(ctx: typer.Context, file: str) -> None:

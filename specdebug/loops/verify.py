@@ -12,7 +12,7 @@ is then still run with that plan, and its check says so.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,6 +25,7 @@ from specdebug.loops.replay import ArmResult, ArmRun, Progress, run_arms
 from specdebug.scenario.checks import engine_config
 from specdebug.scenario.grammar import Arm, Scenario
 from specdebug.verdict.outcome import EXIT_CODES
+from specdebug.verdict.signatures import stated
 from specdebug.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -64,9 +65,9 @@ class ToggleCheck:
     def problems(self) -> tuple[str, ...]:
         """The deviations, each in one line."""
         noisy, missed = self._deviating
-        stated = " or ".join(self.toggle.detected_by.signatures)
+        wanted = " or ".join(self.toggle.detected_by.signatures)
         said = [f"applied, {_found(result, '')}" for result in noisy]
-        return (*said, *(f"reverted, {_found(result, 'nothing was found')}; stated is {stated}" for result in missed))
+        return (*said, *(f"reverted, {_found(result, 'nothing was found')}; stated is {wanted}" for result in missed))
 
     @property
     def live(self) -> bool:
@@ -105,7 +106,7 @@ class ToggleCheck:
 
 def _as_stated(toggle: Toggle, result: ArmResult) -> bool:
     outcome = result.outcome
-    return outcome.verdict == "fail" and toggle.detected_by.recognises(outcome.signature or "")
+    return outcome.verdict == "fail" and stated(toggle.detected_by.signatures, outcome.signature, outcome.seen)
 
 
 def _found(result: ArmResult, nothing: str) -> str:
@@ -156,13 +157,16 @@ def verify(
     seeds: int,
     progress: Progress | None = None,
     overrides: Mapping[str, Any] | None = None,
+    locate: Callable[[Sequence[ArmResult]], list[ArmResult]] = list,
 ) -> Matrix:
-    """Run the matrix and judge each toggle. ``overrides``: engine options over those of every scenario."""
+    """Run the matrix and judge each toggle. ``overrides``: engine options over those of every scenario. ``locate``
+    finds where failures began."""
     overrides = overrides or {}
     if not toggles:
         raise SpecDebugError("no toggles to verify; `specdebug toggles list` shows what is registered")
     answers, interrupted = run_arms(pool, library, plan_matrix(library, toggles, seeds, overrides), progress)
     # A run that a Ctrl-C cut short says nothing of its toggle.
+    answers = answers if interrupted else locate(answers)
     results = {r.run.key: r for r in answers if not (interrupted and r.outcome.verdict == "unknown")}
     checks = []
     for toggle in toggles:

@@ -124,7 +124,8 @@ class Locator:
         if not suspects or self.interrupted:
             return ["interrupted"] * len(suspects)
         if self._progress is not None:
-            self._progress.notice("locating " + ", ".join(f"{each.seen} of {each.failing.key}" for each in suspects))
+            first, others = suspects[0], f" and {len(suspects) - 1} more" * (len(suspects) > 1)
+            self._progress.notice(f"locating {first.seen} of {first.failing.key}{others}")
         with tempfile.TemporaryDirectory(prefix="specdebug-locate-") as folder:
             try:
                 failing = self._record(suspects, Path(folder))

@@ -62,6 +62,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--specdebug-seeds", type=int, default=1, metavar="N", help="run every scenario test with N seeds (1)"
     )
     group.addoption(
+        "--specdebug-no-locate",
+        action="store_true",
+        help="do not run failing arms again to find where wrong outputs began",
+    )
+    group.addoption(
         "--specdebug-exit",
         action="store_true",
         help="exit code 125 instead of 1 to 5 unless a test failed, as bisecting needs it",
@@ -225,6 +230,7 @@ class ScenarioBench:
         self._config = config
         self._reverts = ",".join(config.getoption("specdebug_revert"))
         self._seeds: int = config.getoption("specdebug_seeds")
+        self._locate: bool = not config.getoption("specdebug_no_locate")
         self._for_bisect: bool = config.getoption("specdebug_exit")
         self._pool: WorkerPool | None = None
 
@@ -277,7 +283,20 @@ class ScenarioBench:
         results, interrupted = run_arms(self._pool, self.library, [replace(planned, expectation=expected)])
         if interrupted:
             raise KeyboardInterrupt
-        return results[0]
+        return self._located(results[0])
+
+    def _located(self, result: ArmResult) -> ArmResult:
+        """The result of an arm that did not do as it should, with the place where its failure began."""
+        from specdebug.diverge.locate import Locator
+
+        assert self._pool is not None
+        if not self._locate or self._for_bisect or self.judge(result) != "fail":
+            return result
+        locator = Locator(self._pool, self.library)
+        (told,) = locator.located([result])
+        if locator.interrupted:
+            raise KeyboardInterrupt
+        return told
 
     def judge(self, result: ArmResult) -> str:
         """``pass``, ``fail``, ``unknown`` or, where this machine lacks what the arm needs, ``unavailable``."""

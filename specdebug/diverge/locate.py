@@ -3,9 +3,9 @@
 A wrong token, wrong KV or a low accept length is a consequence: seven different bugs were ``mismatch@request``, and one
 bug may be seen here under one seed and there under the next. So the arm runs again beside the same arm with its fixes
 in place and without its faults. Engines configured alike compute equal things to the bit, so the first tensor that
-differs is where it began, and rounding has no part in it. Both runs stop at the step in which the failure was seen, run
-side by side and are not judged again (but for the twin, which must be sound): together they take no longer than the arm
-did.
+differs is where it began, and rounding has no part in it. Both runs stop soon after the step in which the failure was
+seen, run side by side and are not judged again (but for the twin, which must be sound): together they take no longer
+than the arm did.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ from specdebug.workers.pool import WorkerPool
 
 SHARED = ("attention.", "kv_pool.")
 """Sites that the forwards of all stages pass: what follows in the step says whose it was."""
+LATER = 8
+"""Steps after that in which a failure was seen: what is stored wrongly is seen by an oracle before a site passes it."""
 
 
 @dataclass(frozen=True)
 class Suspect:
     """A failing run and the sound one to hold it against.
 
-    ``seen``: the signature of what was found. ``until``: the step in which it was, None if in none. ``beside``: the
-    sound run, in words.
+    ``seen``: the signature of what was found. ``until``: the last step to look at, None for all. ``beside``: the sound
+    run, in words.
     """
 
     failing: ArmRun
@@ -144,9 +146,8 @@ class Locator:
             return reason
         words = [f"fix {pr} applied" for pr in run.reverts]
         words += ["no fault injected"] * bool(run.scenario.faults_of(run.arm))
-        return Suspect(
-            run, sound, outcome.signature or "", outcome.where_step, f"the same arm with {' and '.join(words)}"
-        )
+        until = None if outcome.where_step is None else outcome.where_step + LATER
+        return Suspect(run, sound, outcome.signature or "", until, f"the same arm with {' and '.join(words)}")
 
     def _record(self, suspects: Sequence[Suspect], folder: Path) -> list[_Recorded]:
         """Return the recordings of the failing runs, and keep those of the sound ones, all made side by side."""
@@ -186,8 +187,8 @@ class Locator:
 
 
 def place_of(sound: Sequence[RecordedStep], failing: Sequence[RecordedStep], suspect: Suspect) -> Located | str:
-    """Return where a failing run's recording first differs from a sound one's, up to the step in which that was seen;
-    why there is no telling, if it does not."""
+    """Return where a failing run's recording first differs from a sound one's; why there is no telling, if it does
+    not."""
     until = suspect.until
     sides = [[step for step in side if until is None or step.number <= until] for side in (sound, failing)]
     found = next(in_lockstep(*sides), None)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specdebug.diverge import locate as module
-from specdebug.diverge.locate import Locator, Suspect, place_of, twin_of
+from specdebug.diverge.locate import LATER, Locator, Suspect, place_of, twin_of
 from specdebug.diverge.stream import Descriptor, RecordedStep
 from specdebug.errors import SpecDebugError
 from specdebug.faults.declare import parse_fault
@@ -57,7 +57,7 @@ def test_the_first_tensor_that_differs_is_named_with_its_step_request_and_stage(
     assert found.text == f"began at {K} (verify), step 2, request b: float32, 6 rows; beside its twin"
 
 
-def test_nothing_after_the_step_in_which_it_was_seen_is_the_cause() -> None:
+def test_nothing_after_the_last_step_to_look_at_is_the_cause() -> None:
     assert place(steps(), steps(changed=4), until=3) == "its twin computes the same up to step 3"
     assert place(steps(), steps()) == "its twin computes the same in all its steps"
 
@@ -137,7 +137,7 @@ def test_a_failure_seen_in_outputs_is_told_by_where_it_began(bench: Bench) -> No
         2,
     )
     assert outcome.violations == SEEN.violations
-    assert bench.limits == [3, 3], "neither goes on after the step in which it was seen"
+    assert bench.limits == [3 + LATER] * 2, "neither goes on long after the step in which it was seen"
     plain = json.loads(json.dumps(outcome.to_dict()))
     assert plain["located"] == {
         "step": 2,
@@ -192,8 +192,8 @@ def test_what_cannot_be_located_keeps_its_signature_and_says_why(bench: Bench) -
     bench.sound = replace(SEEN, violations=(Violation("nan", "verify.logits", 2),))
     assert note(RUN).endswith("fix 1 applied fails, too: nan@verify.logits")
     bench.sound = replace(FINE, violations=(Violation("hang", "", 3, "not done after 3 steps"),))
-    bench.bug_at = 5
-    assert note(RUN).endswith("computes the same up to step 3")
+    bench.bug_at = 99
+    assert note(RUN).endswith("computes the same up to step 11")
     bench.error = SpecDebugError("no worker could be started")
     assert note(RUN) == "not located: no worker could be started"
     bench.error, bench.interrupted = None, True

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdebug.errors import SpecDebugError
+from specdebug.loops.replay import ArmResult
 from specdebug.loops.verify import ToggleCheck, plan_matrix, verify
 from specdebug.patching import Patch
 from specdebug.report.matrix import render_matrix
 from specdebug.scenario.grammar import Arm, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.toggles import Detection, Toggle
+from specdebug.verdict.outcome import Located
 from specdebug.workers.job import WorkerEnd
 from tests.run.fakes import FakeLibrary, FakePool, good_run, text_of
 
@@ -129,6 +132,28 @@ def test_a_rotten_toggle_is_told_why(script: Script, problem: str) -> None:
     text = text_of(render_matrix([found]))
     assert problem in text
     assert text.rstrip().endswith("0 of 1 toggles live")
+
+
+def test_a_toggle_is_live_by_where_its_failure_began_whatever_was_seen_of_it() -> None:
+    def located(results: Sequence[ArmResult]) -> list[ArmResult]:
+        return [
+            replace(
+                each, outcome=each.outcome.began_at(Located(1, None, "draft.bonus", "", each.outcome.signature, ""))
+            )
+            if each.outcome.signature
+            else each
+            for each in results
+        ]
+
+    def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        seen = "mismatch@request" if "seed 5" in job.name else "mismatch@draft_kv"
+        return failing_with(seen, when="reverted")(job)
+
+    pool: Any = FakePool(script)
+    matrix = verify(pool, Shelf(), [toggle(7, "mismatch@draft.bonus")], 2, locate=located)
+    assert matrix.checks[0].live
+    matrix = verify(pool, Shelf(), [toggle(7, "mismatch@verify.logits")], 2, locate=located)
+    assert matrix.checks[0].detected == 0
 
 
 def test_detection_on_some_seeds_only_is_rotten() -> None:

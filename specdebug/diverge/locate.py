@@ -6,6 +6,9 @@ in place and without its faults. Engines configured alike compute equal things t
 differs is where it began, and rounding has no part in it. Both runs stop soon after the step in which the failure was
 seen, run side by side and are not judged again (but for the twin, which must be sound): together they take no longer
 than the arm did.
+
+An arm without reverts and faults has no twin. It runs again with its oracles looking after every step, and what they
+find first is where it began, as far as the dense reference can tell.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specdebug.diverge.align import Difference, in_lockstep
 from specdebug.diverge.run import not_comparable, recorded, unjudged
@@ -29,20 +33,21 @@ from specdebug.workers.pool import WorkerPool
 
 SHARED = ("attention.", "kv_pool.")
 """Sites that the forwards of all stages pass: what follows in the step says whose it was."""
+REFERENCE = "the dense reference after every step"
 LATER = 8
 """Steps after that in which a failure was seen: what is stored wrongly is seen by an oracle before a site passes it."""
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A failing run and the sound one to hold it against.
+    """A failing run and the sound one to hold it against; without one, the dense reference is asked at every step.
 
     ``seen``: the signature of what was found. ``until``: the last step to look at, None for all. ``beside``: the sound
     run, in words.
     """
 
     failing: ArmRun
-    sound: ArmRun
+    sound: ArmRun | None
     seen: str
     until: int | None = None
     beside: str = "its sound twin"
@@ -139,28 +144,31 @@ class Locator:
 
     def _suspect(self, result: ArmResult) -> Suspect | str:
         run, outcome = result.run, result.outcome
+        if reason := not_comparable(run, run):
+            return reason
+        seen, step = outcome.signature or "", outcome.where_step
         sound = twin_of(run)
         if sound is None:
-            return "nothing is reverted and no fault injected, so there is no sound twin"
-        if reason := not_comparable(run, sound):
-            return reason
+            return Suspect(run, None, seen, step, REFERENCE)
         words = [f"fix {pr} applied" for pr in run.reverts]
         words += ["no fault injected"] * bool(run.scenario.faults_of(run.arm))
-        until = None if outcome.where_step is None else outcome.where_step + LATER
-        return Suspect(run, sound, outcome.signature or "", until, f"the same arm with {' and '.join(words)}")
+        until = None if step is None else step + LATER
+        return Suspect(run, sound, seen, until, f"the same arm with {' and '.join(words)}")
 
     def _record(self, suspects: Sequence[Suspect], folder: Path) -> list[_Recorded]:
         """Return the recordings of the failing runs, and keep those of the sound ones, all made side by side."""
         wanted: dict[str, Suspect] = {}
         for each in suspects:
+            if each.sound is None:
+                continue
             key = _identity(each.sound)
             if key in self._sound and self._sound[key].reaches(each.until):
                 continue
             known = wanted.get(key)
             if known is None or (known.until is not None and (each.until is None or each.until > known.until)):
                 wanted[key] = each
-        runs = [(unjudged(each.failing), each.until) for each in suspects]
-        runs += [(_alone(each.sound), each.until) for each in wanted.values()]
+        runs = [((_closely if each.sound is None else unjudged)(each.failing), each.until) for each in suspects]
+        runs += [(_alone(each.sound), each.until) for each in wanted.values() if each.sound is not None]
         files = [str(folder / f"{number}.hashes") for number in range(len(runs))]
         jobs = [
             recorded(_until(run, until), f"{number}: {run.key}", hashes=file, by_request=True, places=True)
@@ -176,10 +184,12 @@ class Locator:
         return made[: len(suspects)]
 
     def _place(self, suspect: Suspect, failing: _Recorded) -> Located | str:
-        sound = self._sound[_identity(suspect.sound)]
+        sound = failing if suspect.sound is None else self._sound[_identity(suspect.sound)]
         for side, name in ((failing, "it"), (sound, "its twin")):
             if side.outcome.machine is not None or side.outcome.unavailable or not side.steps:
                 return f"{name} could not be run again: {side.outcome.detail or 'it made no step'}"
+        if suspect.sound is None:
+            return _first_seen(failing.outcome, suspect)
         wrong = next((each for each in sound.outcome.violations if each.kind != "hang"), None)
         if wrong is not None:  # a hang is a run that stops where it is told to
             return f"{suspect.beside} fails, too: {wrong.signature}"
@@ -200,6 +210,14 @@ def place_of(sound: Sequence[RecordedStep], failing: Sequence[RecordedStep], sus
     return Located(
         found.step, found.owner, site, _tensor(found), suspect.seen, suspect.beside, _stage(found, by_number)
     )
+
+
+def _first_seen(outcome: Outcome, suspect: Suspect) -> Located | str:
+    """Where a failure was seen first by oracles that looked after every step."""
+    first = next((each for each in outcome.violations if each.kind in OUTPUTS), None)
+    if first is None or first.step is None or first.signature == suspect.seen:
+        return f"no fix is reverted and no fault injected, and {suspect.beside} sees nothing before"
+    return Located(first.step, first.data.get("rid"), first.site, first.detail, suspect.seen, suspect.beside)
 
 
 def _tensor(found: Difference) -> str:
@@ -237,9 +255,14 @@ def _until(run: ArmRun, step: int | None) -> ArmRun:
     return dataclasses.replace(run, scenario=dataclasses.replace(run.scenario, limits=limits))
 
 
-def _alone(run: ArmRun) -> ArmRun:
+def _closely(run: ArmRun) -> ArmRun:
+    """The run, judged after every step."""
+    return _alone(run, each_step=True)
+
+
+def _alone(run: ArmRun, **more: Any) -> ArmRun:
     """The run, judged, but not compared with cold ones: those take as long again."""
-    oracles = dataclasses.replace(run.scenario.oracles_of(run.arm), accept=None)
+    oracles = dataclasses.replace(run.scenario.oracles_of(run.arm), accept=None, **more)
     arm = dataclasses.replace(run.scenario.arms[run.arm], oracles=oracles)
     scenario = dataclasses.replace(run.scenario, arms={**run.scenario.arms, run.arm: arm})
     return dataclasses.replace(run, scenario=scenario, expectation=None)

@@ -72,6 +72,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--specdebug-save-baseline", metavar="FILE", help="write accept lengths there, once all tests have run"
     )
     group.addoption(
+        "--specdebug-no-locate",
+        action="store_true",
+        help="do not run failing arms again to find where wrong outputs began",
+    )
+    group.addoption(
         "--specdebug-exit",
         action="store_true",
         help="exit code 125 instead of 1 to 5 unless a test failed, as bisecting needs it",
@@ -248,6 +253,7 @@ class ScenarioBench:
         self._config = config
         self._reverts = ",".join(config.getoption("specdebug_revert"))
         self._seeds: int = config.getoption("specdebug_seeds")
+        self._locate: bool = not config.getoption("specdebug_no_locate")
         self._for_bisect: bool = config.getoption("specdebug_exit")
         self._pool: WorkerPool | None = None
         self._results: list[ArmResult] = []
@@ -317,7 +323,20 @@ class ScenarioBench:
         if interrupted:
             raise KeyboardInterrupt
         self._results += results
-        return results[0]
+        return self._located(results[0])
+
+    def _located(self, result: ArmResult) -> ArmResult:
+        """The result of an arm that did not do as it should, with the place where its failure began."""
+        from specdebug.diverge.locate import Locator
+
+        assert self._pool is not None
+        if not self._locate or self._for_bisect or self.judge(result) != "fail":
+            return result
+        locator = Locator(self._pool, self.library)
+        (told,) = locator.located([result])
+        if locator.interrupted:
+            raise KeyboardInterrupt
+        return told
 
     def judge(self, result: ArmResult) -> str:
         """``pass``, ``fail``, ``unknown`` or, where this machine lacks what the arm needs, ``unavailable``."""

@@ -12,6 +12,7 @@ from specdebug.cli.options import (
     ContentOptions,
     EngineOptions,
     File,
+    NoLocate,
     ResultOptions,
     RunOptions,
     Seed,
@@ -39,6 +40,7 @@ def compare(
     arm: Annotated[ArmsOption, Help("Name two; the scenario's first two unless given.")] = None,
     seed: Seed = None,
     engine: EngineOptions,
+    no_locate: NoLocate = False,
     results: ResultOptions,
     baseline: BaselineFile = None,
     runs: RunOptions,
@@ -65,6 +67,10 @@ def compare(
         recording = results.recording()
         with progress() as watcher:
             answer = replaying.replay(pool, library, scenario, choices, watcher, recording, held)
+            if not (no_locate or answer.interrupted):
+                from specdebug.diverge.locate import Locator
+
+                (answer,) = Locator(pool, library, watcher).in_replays([answer])
         if answer.interrupted:  # there is nothing to compare; what is known of each arm is told
             return tell_replay(answer, results, recording)
         return _tell_both(answer, choices.arms, results, recording)

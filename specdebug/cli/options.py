@@ -200,6 +200,9 @@ TrialSeed = Annotated[int, typer.Option("--seed", min=0, help="Of the trials' se
 TrialTimeout = Annotated[
     float | None, typer.Option("--timeout", metavar="SECONDS", help="A trial that takes longer has failed: hang.")
 ]
+NoLocate = Annotated[
+    bool, typer.Option("--no-locate", help="Do not run failing arms again to find where wrong outputs began.")
+]
 SignatureOption = Annotated[str | None, typer.Option("--signature", metavar="GLOB", autocompletion=complete.signatures)]
 
 

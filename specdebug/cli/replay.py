@@ -20,6 +20,7 @@ from specdebug.cli.options import (
     ContentOptions,
     EngineOptions,
     Faults,
+    NoLocate,
     ReplayResults,
     Reverts,
     RunOptions,
@@ -93,6 +94,7 @@ def replay(
     chosen: ArmChoices,
     engine: EngineOptions,
     target: WithTarget = None,
+    no_locate: NoLocate = False,
     results: ReplayResults,
     baselines: BaselineOptions,
     trust: Annotated[
@@ -119,7 +121,9 @@ def replay(
         return _replay_bundle(ctx, bundles[0], runs.timeout, results, None if trust else shared.library())
     if trust:
         raise SpecDebugError("--trust is for bundles; a scenario's toggles are yours")
-    return _replay_scenarios(named, chosen, engine, target, results, baselines, runs, shared.library())
+    return _replay_scenarios(
+        named, chosen, engine, target, results, baselines, runs, shared.library(), locate=not no_locate
+    )
 
 
 def _replay_scenarios(
@@ -131,6 +135,8 @@ def _replay_scenarios(
     baselines: BaselineOptions,
     runs: RunOptions,
     library: Library,
+    *,
+    locate: bool,
 ) -> int:
     several = len(named) != 1 or library.is_folder(named[0])
     check_several(results) if several else results.check()
@@ -152,7 +158,7 @@ def _replay_scenarios(
         if baselines.save_baseline is not None and (choices.reverts or choices.faults):
             raise SpecDebugError("--save-baseline is of sound runs; it does not go with reverts and faults")
         plans = plan_named(library, named, choices, chosen.keyword, last_failed=chosen.last_failed)
-        return run_plans(pool, library, plans, progress(), results, baselines, several=several)
+        return run_plans(pool, library, plans, progress(), results, baselines, several=several, locate=locate)
 
 
 def _refuse_changes(ctx: typer.Context, file: str) -> None:

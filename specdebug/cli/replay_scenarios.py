@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specdebug.cli.options import BaselineOptions, ReplayResults, command_line
@@ -63,14 +64,17 @@ def run_plans(
     baselines: BaselineOptions,
     *,
     several: bool,
+    locate: bool,
 ) -> int:
-    """Run the plans, record which arms failed, tell the results, save a baseline, and return the exit code."""
+    """Run the plans, locate failures, record which arms failed, tell the results, save a baseline; the exit code."""
     from specdebug.loops.last_failed import LastFailed
     from specdebug.loops.replays import replay_all
 
     recording, baseline = results.recording(), baselines.open()
     with watching as watcher:
         answer = replay_all(pool, library, plans, watcher, recording, baseline)
+        if locate and not answer.interrupted:
+            answer = located(pool, library, answer, watcher)
     ended = [result for replay in answer.replays for result in replay.results]
     LastFailed.read(FOLDER).update([result for result in ended if not result.outcome.interrupted], own_folder)
     if answer.trouble is not None and not (several and ended):
@@ -85,6 +89,15 @@ def run_plans(
     if answer.trouble is not None:
         raise answer.trouble
     return answer.exit_code
+
+
+def located(pool: WorkerPool, library: Library, answer: Replays, progress: Progress) -> Replays:
+    """Return the answer with the places where failures began that were seen in outputs."""
+    from specdebug.diverge.locate import Locator
+
+    locator = Locator(pool, library, progress)
+    replays = locator.in_replays(answer.replays)
+    return replace(answer, replays=replays, interrupted=answer.interrupted or locator.interrupted)
 
 
 def _tell_several(answer: Replays, results: ReplayResults, recording: Recording | None) -> None:

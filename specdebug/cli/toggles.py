@@ -16,6 +16,7 @@ from specdebug.cli.options import (
     Jobs,
     Json,
     JsonOptions,
+    NoLocate,
     OnDevice,
     WithBackend,
     engine_overrides,
@@ -93,6 +94,7 @@ def verify(
     dtype: InDtype = None,
     backend: WithBackend = None,
     jobs: Jobs = 0,
+    no_locate: NoLocate = False,
     results: JsonOptions,
     content: Content = None,
     debug: Debug = False,
@@ -105,13 +107,15 @@ def verify(
     over = engine_overrides(device, dtype, backend)
     results.check()
     with workers(jobs) as pool:
+        from specdebug.diverge.locate import Locator
         from specdebug.loops.verify import verify as run_matrix
         from specdebug.report.matrix import render_matrix
 
         library = open_library(content)
         chosen = library.registry.select(",".join(numbers)) if numbers else library.all_toggles()
         with progress() as watcher:
-            matrix = run_matrix(pool, library, chosen, seeds, watcher, over)
+            locate = list if no_locate else Locator(pool, library, watcher).located
+            matrix = run_matrix(pool, library, chosen, seeds, watcher, over, locate)
     tell_results(
         results, lambda: [check.to_dict() for check in matrix.checks], lambda: show(render_matrix(matrix.checks))
     )

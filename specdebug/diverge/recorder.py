@@ -21,9 +21,9 @@ BATCHES = 64
 class HashRecorder(RunListener):
     """Records one engine's run: a hash for each request's share of a tensor, or one for the whole, which costs less."""
 
-    def __init__(self, writer: Writer, *, by_request: bool = False) -> None:
+    def __init__(self, writer: Writer, *, by_request: bool = False, places: bool = False) -> None:
         super().__init__()
-        self._log = StepLog(writer, by_request=by_request)
+        self._log = StepLog(writer, by_request=by_request, places=places)
         self._batch = Batch("none", (), ())
         self._outer: list[Batch] = []
         self._batches: dict[tuple[Any, ...], Batch] = {}

@@ -40,11 +40,13 @@ class RecordedRun(ArmRun):
     folder: str = ""
     hashes: str | None = None
     by_request: bool = False
+    places: bool = False
     keep: tuple[tuple[int, int, str], ...] = ()
 
     def job(self, library: RunContent) -> Job:
         job = super().job(library)
-        record = {"folder": self.folder, "hashes": self.hashes, "keep": self.keep, "by_request": self.by_request}
+        names = ("folder", "hashes", "keep", "by_request", "places")
+        record = {name: getattr(self, name) for name in names}
         return dataclasses.replace(job, target=TARGET, payload={**job.payload, "record": record})
 
 
@@ -111,7 +113,7 @@ class Diverging:
     _looks: int = 0
 
     def __post_init__(self) -> None:
-        self.runs = _unjudged(self.runs[0]), _unjudged(self.runs[1])
+        self.runs = unjudged(self.runs[0]), unjudged(self.runs[1])
 
     def run(self) -> Divergence:
         """Compare the arms. Raises as ``loops.replay.run_arms``."""
@@ -124,7 +126,7 @@ class Diverging:
         alike = left.config == right.config
         record = {"folder": str(self.folder), "by_request": not alike}
         runs = [
-            _recorded(run, f"{side + 1}: {run.arm}", hashes=str(files[side]), **record)
+            recorded(run, f"{side + 1}: {run.arm}", hashes=str(files[side]), **record)
             for side, run in enumerate(self.runs)
         ]
         results, interrupted = run_arms(self.pool, self.library, runs, self.progress)
@@ -172,7 +174,7 @@ class Diverging:
             folders.append(folder)
             parts = {part for pair in pairs if (part := pair[side]) is not None}
             keep = tuple(sorted({(part.step, part.call, part.descriptor.site) for part in parts}))
-            runs.append(_recorded(run, f"{side + 1}: {run.arm}, again", folder=str(folder), keep=keep))
+            runs.append(recorded(run, f"{side + 1}: {run.arm}, again", folder=str(folder), keep=keep))
         if pairs:
             results, interrupted = run_arms(self.pool, self.library, runs, self.progress)
             if interrupted:
@@ -195,15 +197,16 @@ def _owned(found: Difference, seen: ValueDifference | None, steps: Mapping[int, 
     return dataclasses.replace(found, owner=owner)
 
 
-def _unjudged(run: ArmRun) -> ArmRun:
+def unjudged(run: ArmRun) -> ArmRun:
     """The run without oracles: they cost time and see nothing that the fingerprints do not."""
     scenario: Scenario = run.scenario
-    off = OracleSpec(lossless=False, draft_kv=False, pools=scenario.oracles_of(run.arm).pools)
+    flags: dict[str, Any] = {each.name: False for each in dataclasses.fields(OracleSpec) if each.default is True}
+    off = OracleSpec(**{**flags, "pools": scenario.oracles_of(run.arm).pools})
     arms = {name: dataclasses.replace(arm, oracles=off) for name, arm in scenario.arms.items()}
     return dataclasses.replace(run, scenario=dataclasses.replace(scenario, arms=arms, oracles=off), expectation=None)
 
 
-def _recorded(run: ArmRun, key: str, **record: Any) -> RecordedRun:
+def recorded(run: ArmRun, key: str, **record: Any) -> RecordedRun:
     facts: Mapping[str, Any] = {each.name: getattr(run, each.name) for each in dataclasses.fields(ArmRun)}
     return RecordedRun(**{**facts, "key": key, **record})
 

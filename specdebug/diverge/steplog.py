@@ -99,12 +99,14 @@ class _Waiting(NamedTuple):
 class StepLog:
     """The calls of one step after another.
 
-    ``by_request``: a hash for each request's share of a tensor, else one for the whole of it, which costs less.
+    ``by_request``: a hash for each request's share of a tensor, else one for the whole of it, which costs less; then
+    places are hashed only if ``places`` says so, which runs of engines configured alike can be compared by.
     ``drafting``: the draft loop runs. Whoever knows says so.
     """
 
-    def __init__(self, writer: Writer, *, by_request: bool) -> None:
+    def __init__(self, writer: Writer, *, by_request: bool, places: bool = False) -> None:
         self.by_request = by_request
+        self.places = places or not by_request
         self.drafting = False
         self.nodes = 1
         self._writer = writer
@@ -123,7 +125,7 @@ class StepLog:
             self._enqueue(call, batch)
             return
         site = call.site
-        compared = not (self.by_request and is_where(site))
+        compared = self.places or not is_where(site)
         if at is not None:
             tensor = call.rows()
         elif compared and (not tensor.is_contiguous() or not tensor.shape):
@@ -138,7 +140,7 @@ class StepLog:
         content: _Content
         if not compared:
             content = UNHASHED
-        elif not self.by_request:
+        elif not (self.by_request and shape):
             content = [whole_hash(tensor) if shape else list_hash(tensor)]
         elif tensor.nbytes < LARGE or site.startswith("sampler."):
             content = self._into.staging.copy(tensor)
@@ -160,7 +162,7 @@ class StepLog:
 
     def groups(self, call: SiteCall) -> Groups | None:
         """The groups of a call that are added up on its device; None: nothing is."""
-        if self.by_request and is_where(call.site):
+        if not self.places and is_where(call.site):
             return None
         # Which rows of a graph are padding is known when it is replayed.
         apart = (self.by_request or call.capture is not None) and call.site not in LISTS
@@ -287,7 +289,7 @@ class StepLog:
 
     def _make_hashing(self, mark: _Mark, sampler: int) -> _Hashing:
         site, shape, dtype, at, batch, drafting, captured = mark
-        if not shape or (self.by_request and is_where(site)):
+        if not shape or (not self.places and is_where(site)):
             owners: tuple[int, ...] = batch.places if len(batch.places) == 1 else (BATCH,)
             return _Hashing(self._describe(site, dtype, owners, tuple(shape[:1])), ((BATCH, 0, _ALL),), 0, None)
         rows = shape[0]

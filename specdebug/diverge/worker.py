@@ -39,7 +39,8 @@ class _Recording:
 
         request = self._request
         if request["hashes"]:
-            self._listener = HashRecorder(Writer(Path(request["hashes"])), by_request=request["by_request"])
+            how = {name: request[name] for name in ("by_request", "places")}
+            self._listener = HashRecorder(Writer(Path(request["hashes"])), **how)
         else:
             keep = {(step, call): site for step, call, site in request["keep"]}
             self._listener = Keeper(keep, Path(request["folder"]))

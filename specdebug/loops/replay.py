@@ -141,7 +141,7 @@ class ArmResult:
         # What the machine failed was cut short even if unknown was expected: it was expected of the code.
         if self.outcome.interrupted or (self.outcome.machine is not None and self.outcome.verdict == "unknown"):
             return False
-        return self.run.expectation.met_by(self.outcome.verdict, self.outcome.signature)
+        return self.run.expectation.met_by(self.outcome.verdict, self.outcome.signature, self.outcome.seen)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +28,7 @@ from specdebug.loops.replay import ArmResult, ArmRun, Progress, run_arms
 from specdebug.scenario.checks import engine_config
 from specdebug.scenario.grammar import Arm, Scenario
 from specdebug.verdict.outcome import EXIT_CODES
+from specdebug.verdict.signatures import stated
 from specdebug.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -69,9 +70,9 @@ class ToggleCheck:
     def problems(self) -> tuple[str, ...]:
         """The deviations, each in one line."""
         noisy, missed = self._deviating
-        stated = " or ".join(self.toggle.detected_by.signatures)
+        wanted = " or ".join(self.toggle.detected_by.signatures)
         said = [f"applied, {_found(result, '')}" for result in noisy]
-        said += [f"reverted, {_found(result, 'nothing was found')}; stated is {stated}" for result in missed]
+        said += [f"reverted, {_found(result, 'nothing was found')}; stated is {wanted}" for result in missed]
         where = f"in any arm of {self.toggle.detected_by.scenario}"
         said += [f"reverted, {_found(result, '')}" for result in self.elsewhere if result.outcome.unavailable]
         return (*said, *(f"{place(edit)}: edit {edit.id} never ran {where}" for edit in self.idle))
@@ -131,7 +132,7 @@ def place(edit: Edit) -> str:
 
 def _as_stated(toggle: Toggle, result: ArmResult) -> bool:
     outcome = result.outcome
-    return outcome.verdict == "fail" and toggle.detected_by.recognises(outcome.signature or "")
+    return outcome.verdict == "fail" and stated(toggle.detected_by.signatures, outcome.signature, outcome.seen)
 
 
 def _found(result: ArmResult, nothing: str) -> str:
@@ -182,12 +183,14 @@ def verify(
     seeds: int,
     progress: Progress | None = None,
     overrides: Mapping[str, Any] | None = None,
+    locate: Callable[[Sequence[ArmResult]], list[ArmResult]] = list,
 ) -> Matrix:
-    """Run the matrix and judge each toggle. ``overrides``: engine options over those of every scenario."""
+    """Run the matrix and judge each toggle. ``overrides``: engine options over those of every scenario. ``locate``
+    finds where failures began."""
     overrides = overrides or {}
     if not toggles:
         raise SpecDebugError("no toggles to verify; `specdebug toggles list` shows what is registered")
-    results, interrupted = _run(pool, library, plan_matrix(library, toggles, seeds, overrides), progress)
+    results, interrupted = _run(pool, library, plan_matrix(library, toggles, seeds, overrides), progress, locate)
     checks = []
     for toggle in toggles:
         runs = _runs(library, toggle, seeds, overrides)
@@ -209,10 +212,15 @@ def verify(
 
 
 def _run(
-    pool: WorkerPool, library: ScenarioContent, runs: Sequence[ArmRun], progress: Progress | None
+    pool: WorkerPool,
+    library: ScenarioContent,
+    runs: Sequence[ArmRun],
+    progress: Progress | None,
+    locate: Callable[[Sequence[ArmResult]], list[ArmResult]] = list,
 ) -> tuple[dict[str, ArmResult], bool]:
     """Return the results by key, without those that a Ctrl-C cut short, which say nothing; and True if one came."""
     answers, interrupted = run_arms(pool, library, runs, progress)
+    answers = answers if interrupted else locate(answers)
     return {r.run.key: r for r in answers if not (interrupted and r.outcome.verdict == "unknown")}, interrupted
 
 

@@ -146,6 +146,8 @@ def _findings(result: ArmResult) -> list[str]:
     if not outcome.violations and not outcome.reasons and against is None and why is None:
         return []
     lines = ["", f"<details><summary>{plain(result.run.arm)}: what was found</summary>", ""]
+    if outcome.located is not None:
+        lines += [plain(outcome.located.text), ""]
     if outcome.violations:
         told = outcome.violations[:MAX_FINDINGS]
         rows = [(found.signature, step_text(found.step), found.detail) for found in told]

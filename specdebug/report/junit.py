@@ -81,7 +81,8 @@ def _result_case(replay: Replay, result: ArmResult) -> ET.Element:
 
 def _evidence(result: ArmResult) -> str:
     outcome = result.outcome
-    lines = [f"{v.signature} (step {v.step}, {v.count} in all): {v.detail}" for v in outcome.violations]
+    lines = [] if outcome.located is None else [outcome.located.text]
+    lines += [f"{v.signature} (step {v.step}, {v.count} in all): {v.detail}" for v in outcome.violations]
     if (why := explain(result)) is not None:
         lines += why.lines
     return "\n".join(lines or [outcome.detail])

@@ -103,6 +103,8 @@ def evidence(result: ArmResult) -> RenderableType:
     lines = [_told(injection, "magenta") for injection in outcome.injections[:MAX_INJECTIONS]]
     if len(outcome.injections) > MAX_INJECTIONS:
         lines.append(_told(f"and {len(outcome.injections) - MAX_INJECTIONS} more injections (see --json)", "dim"))
+    if outcome.located is not None:
+        lines.append(_told(outcome.located.text, "bold"))
     lines += [_violation_line(v, first=n == 0) for n, v in enumerate(outcome.violations[:MAX_VIOLATIONS])]
     if len(outcome.violations) > MAX_VIOLATIONS:
         lines.append(_told(f"and {len(outcome.violations) - MAX_VIOLATIONS} more kinds (see --json)", "dim"))

@@ -29,6 +29,7 @@ from specdebug.scenario.grammar import (
 )
 from specdebug.targets.base import Asked
 from specdebug.targets.registry import DEFAULT, find_target
+from specdebug.verdict.signatures import names_place
 from specdebug.yamlio import KeyPath, one_line
 
 MAX_REQUESTS = 10_000
@@ -273,7 +274,9 @@ def _wrong_expectations(scenario: Scenario, broken: _Broken) -> Iterator[Content
             yield ContentError(message, where)
         for pattern in expectation.signatures:
             kind, _, site = pattern.partition("@")
-            if kind == "accept-drop" and not broken.ids and not fnmatch.filter(groups, site):
+            if kind != "accept-drop" or names_place(pattern):
+                continue
+            if not broken.ids and not fnmatch.filter(groups, site):
                 hint = did_you_mean(site, groups)
                 yield ContentError(f"signature accept-drop@ has no group '{one_line(site, 60)}'{hint}", where)
 

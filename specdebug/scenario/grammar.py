@@ -8,7 +8,6 @@ options that exclude each other) is in ``checks.py``; ``workload.py`` turns the 
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import re
 from collections.abc import Mapping
@@ -41,7 +40,7 @@ from specdebug.scenario.parts import Key, Part, keys_of, nested, one_of, overlay
 from specdebug.schema import Gather, Item
 from specdebug.targets.registry import DEFAULT
 from specdebug.verdict.outcome import Verdict
-from specdebug.verdict.signatures import SHAPE, complaint
+from specdebug.verdict.signatures import SHAPE, complaint, stated
 from specdebug.yamlio import Doc, parse_yaml
 
 ProbeMode = Literal["assert", "record"]
@@ -379,10 +378,9 @@ class Expectation(Part):
         Key(name="signature"),
     ] = ()
 
-    def met_by(self, verdict: str, signature: str | None) -> bool:
-        """Return True if an outcome is the expected one; signatures are compared with shell patterns."""
-        matches = any(fnmatch.fnmatchcase(signature or "", pattern) for pattern in self.signatures)
-        return verdict == self.verdict and (matches or not self.signatures)
+    def met_by(self, verdict: str, signature: str | None, seen: str | None = None) -> bool:
+        """Return True if an outcome is the expected one. ``seen``: see ``stated``, which compares signatures."""
+        return verdict == self.verdict and (not self.signatures or stated(self.signatures, signature, seen))
 
 
 @dataclass(frozen=True)

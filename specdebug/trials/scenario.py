@@ -29,6 +29,7 @@ from specdebug.trials.source import Candidate
 from specdebug.trials.trial import Trial, TrialResult
 from specdebug.trials.warm import WarmSource
 from specdebug.verdict.outcome import Evidence, Outcome, decide
+from specdebug.verdict.signatures import names_place
 
 
 class ScenarioTrialError(SpecDebugError):
@@ -168,8 +169,10 @@ def result_of(outcome: Outcome) -> TrialResult:
 
 
 def expected_signature(scenario: Scenario) -> str | None:
-    """Return the signature (a shell pattern) of the one failure that the arms expect; None where that is not one."""
-    stated = {one for expectation in scenario.expect.values() for one in expectation.signatures}
+    """Return the signature (a shell pattern) of the one failure that the arms expect; None where that is not one.
+    Trials are not located, so where a failure begins is none of theirs."""
+    every = {one for expectation in scenario.expect.values() for one in expectation.signatures}
+    stated = {one for one in every if not names_place(one)}
     return stated.pop() if len(stated) == 1 else None
 
 

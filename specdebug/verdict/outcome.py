@@ -128,6 +128,36 @@ class Metrics:
 
 
 @dataclass(frozen=True)
+class Located:
+    """Where a failure began that was ``seen`` in outputs: the first thing computed otherwise than by its ``twin``.
+
+    ``seen``: the signature of what was found. ``site``: the place of a probe, or :data:`SCHEDULE`. ``stage``: whose
+    forward it was in, where the site does not say. ``rid``: None for rows of several requests or of nobody.
+    ``tensor``: what differs there.
+    """
+
+    step: int
+    rid: str | None
+    site: str
+    tensor: str
+    seen: str
+    twin: str
+    stage: str = ""
+
+    @property
+    def signature(self) -> str:
+        """The kind of what was seen, at the site where it began."""
+        return f"{self.seen.partition('@')[0]}@{self.site}"
+
+    @property
+    def text(self) -> str:
+        """For a person."""
+        owner = f", request {self.rid}" if self.rid else ""
+        stage = f" ({self.stage})" if self.stage else ""
+        return f"began at {self.site}{stage}, step {self.step}{owner}: {self.tensor}; beside {self.twin}"
+
+
+@dataclass(frozen=True)
 class Outcome:
     """Verdict, signature and evidence of one arm; survives a round trip through JSON.
 
@@ -136,7 +166,8 @@ class Outcome:
     failure, if it was that. ``injections``: the damage done on purpose, in order. ``complete``: every planned request
     came to its end, so that what was not found did not happen. ``looks``: by oracle, how often it compared something
     with the reference. ``interrupted``: its worker was ended before it was done. ``cannot_show``: oracles that were
-    asked for and could not look, each with what the target does not show.
+    asked for and could not look, each with what the target does not show. ``located``: where the failure began, if that
+    was looked for and found; ``signature``, ``site`` and ``where_step`` are then of that place.
     """
 
     verdict: Verdict
@@ -162,6 +193,16 @@ class Outcome:
     interrupted: bool = False
     target: str = "embedded"
     cannot_show: tuple[str, ...] = ()
+    located: Located | None = None
+
+    @property
+    def seen(self) -> str | None:
+        """The signature of what was found of a failure that was located; None of any other."""
+        return None if self.located is None else self.located.seen
+
+    def began_at(self, place: Located) -> Outcome:
+        """This outcome under the signature of the place where it began."""
+        return replace(self, signature=place.signature, site=place.site, where_step=place.step, located=place)
 
     @property
     def ties(self) -> tuple[tuple[str, Tie], ...]:
@@ -186,6 +227,8 @@ class Outcome:
         for request, plain in zip(self.requests, data["requests"], strict=True):
             plain["accept_mean"] = request.accept_mean
             plain["cold_accept_mean"] = request.cold_accept_mean
+        if self.located is not None:
+            data["located"]["from"] = data["located"].pop("seen")
         return data
 
     @classmethod
@@ -197,6 +240,8 @@ class Outcome:
         fields["metrics"] = Metrics(**data["metrics"])
         fields["injections"] = tuple(Injection(**_tuples(each, "index")) for each in data.get("injections", ()))
         fields["machine"] = MachineFailure(**data["machine"]) if data.get("machine") else None
+        if place := data.get("located"):
+            fields["located"] = Located(**_without(place, "from"), seen=place["from"])
         return cls(**_tuples({"cannot_show": (), **fields}, "reasons", "notes", "cannot_show"))
 
 

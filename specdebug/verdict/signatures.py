@@ -1,9 +1,15 @@
-"""Tell what is wrong with an expected signature: whether a pattern could ever match one."""
+"""Expected signatures: what is wrong with one, and whether an outcome has it.
+
+What is found in outputs is located before it is reported (``diverge/locate.py``): ``mismatch@request`` becomes
+``mismatch@draft_extend.logits``. Searches count what was found, so one expectation may state both.
+"""
 
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Sequence
 
+from specdebug.engine.sites import SITES
 from specdebug.errors import did_you_mean
 from specdebug.verdict.outcome import RANK
 
@@ -13,6 +19,11 @@ BARE_KINDS = ("hang", "oom")
 """Kinds that can stand without a site."""
 CRASH = "crash:"
 """A worker that died of a signal: ``crash:SIGSEGV``."""
+
+OUTPUTS = ("mismatch", "accept-drop", "sampling", "ends")
+"""Kinds of what is found in outputs and in stored state, which began somewhere before."""
+SCHEDULE = "schedule"
+"""The place where a failure began if the engine went on with other requests, not with other numbers."""
 
 SHAPE = r"^(crash:.+|hang|oom|[^@]+@.+)$"
 """The same as a regular expression, for the JSON schema; it does not know the kinds."""
@@ -32,3 +43,18 @@ def complaint(pattern: str) -> str | None:
     if not fnmatch.filter(SITE_KINDS, kind):
         return f"'{kind}' is no kind of failure{did_you_mean(kind, SITE_KINDS)}"
     return None
+
+
+def names_place(pattern: str) -> bool:
+    """Return True if a pattern is of located failures: one of :data:`OUTPUTS`, at a probe's site or the schedule."""
+    kind, _, site = pattern.partition("@")
+    place = site == SCHEDULE or ("." in site and bool(fnmatch.filter(SITES, site)))
+    return place and bool(fnmatch.filter(OUTPUTS, kind))
+
+
+def stated(patterns: Sequence[str], signature: str | None, seen: str | None = None) -> bool:
+    """Return True if one of the patterns is of a failure's signature. ``seen``: of one that was located, the signature
+    of what was found; either may be stated, but the place counts where a place is."""
+    places = [pattern for pattern in patterns if names_place(pattern)] if seen is not None else []
+    names = (signature or "",) if places or seen is None else (signature or "", seen)
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in places or patterns)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdebug.errors import SpecDebugError, Where
+from specdebug.loops.replay import ArmResult
 from specdebug.loops.verify import ToggleCheck, plan_matrix, verify
 from specdebug.patching import Edit, Patch
 from specdebug.report.matrix import render_matrix
 from specdebug.scenario.grammar import Arm, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.toggles import Detection, Toggle
+from specdebug.verdict.outcome import Located
 from specdebug.workers.job import WorkerEnd
 from tests.run.fakes import FakeLibrary, FakePool, good_run, text_of
 
@@ -132,6 +134,28 @@ def test_a_rotten_toggle_is_told_why(script: Script, problem: str) -> None:
     assert text.rstrip().endswith("0 of 1 toggles live")
 
 
+def test_a_toggle_is_live_by_where_its_failure_began_whatever_was_seen_of_it() -> None:
+    def located(results: Sequence[ArmResult]) -> list[ArmResult]:
+        return [
+            replace(
+                each, outcome=each.outcome.began_at(Located(1, None, "draft.bonus", "", each.outcome.signature, ""))
+            )
+            if each.outcome.signature
+            else each
+            for each in results
+        ]
+
+    def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        seen = "mismatch@request" if "seed 5" in job.name else "mismatch@draft_kv"
+        return failing_with(seen, when="reverted")(job)
+
+    pool: Any = FakePool(script)
+    matrix = verify(pool, Shelf(), [toggle(7, "mismatch@draft.bonus")], 2, locate=located)
+    assert matrix.checks[0].live
+    matrix = verify(pool, Shelf(), [toggle(7, "mismatch@verify.logits")], 2, locate=located)
+    assert matrix.checks[0].detected == 0
+
+
 def test_detection_on_some_seeds_only_is_rotten() -> None:
     found = check(failing_with("nan@x.y", when="reverted, seed 5"))
     assert (found.live, found.silent, found.detected) == (False, 2, 1)
@@ -205,7 +229,7 @@ def test_an_edit_is_not_dead_because_a_worker_died_with_its_counts() -> None:
         return [{"event": "reverts", "hits": {"19897": {"t#1": 0, "t#2": 0}}}], WorkerEnd("died", -11, 0.5, 10.0, "")
 
     pool: Any = FakePool(script)
-    fix = dataclasses.replace(two_edits(), detected_by=Detection("second", ("crash*", "sig*")))
+    fix = replace(two_edits(), detected_by=Detection("second", ("crash*", "sig*")))
     (only,) = verify(pool, Shelf(), [fix], 1).checks
     assert (only.reverted[0].outcome.verdict, only.idle) == ("fail", ())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import io
 import json
 from types import SimpleNamespace
@@ -13,14 +14,17 @@ import pytest
 
 from specdebug.loops.compare import compare
 from specdebug.loops.replay import ArmResult, ArmRun, Replay
+from specdebug.loops.steplog import Recording
 from specdebug.report import progress as progress_module
 from specdebug.report.document import comparison_document, replay_document, to_json
+from specdebug.report.github import plain, replay_summary
+from specdebug.report.html.replay import replay_page
 from specdebug.report.junit import junit_xml
 from specdebug.report.progress import LiveProgress, PlainProgress, progress_on, progress_text
 from specdebug.report.terminal import render_comparison, render_replay
 from specdebug.scenario.grammar import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.verdict.ledger import Ledger
-from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Tie, Violation
+from specdebug.verdict.outcome import Located, Metrics, Outcome, RequestResult, Tie, Violation
 from tests.run.fakes import text_of
 
 SCENARIO = Scenario(
@@ -283,3 +287,19 @@ def test_progress_in_words() -> None:
     ledger.fold({"event": "setup", "probes_enabled": 1, "requests": 3})
     ledger.fold({"event": "violation", "kind": "nan", "site": "x", "step": 1, "detail": ""})
     assert progress_text(ledger) == "run, step 0, 0 of 3 requests, found nan@x"
+
+
+def test_where_a_failure_began_is_told_everywhere() -> None:
+    wrong = Outcome("fail", "mismatch@request", "request", "got 4", 9, (Violation("mismatch", "request", 9, "got 4"),))
+    place = Located(3, "g0.1", "kv_pool.write.k", "float32, 6 rows", "mismatch@request", "its twin", "verify")
+    told = answer(result("reverted", wrong.began_at(place), Expectation()))
+    began = "began at kv_pool.write.k (verify), step 3, request g0.1: float32, 6 rows; beside its twin"
+    text = text_of(render_replay(told))
+    (row,) = [line for line in text.splitlines() if line.startswith("│ reverted  ")]
+    assert "mismatch@kv_pool.write.k" in row
+    assert text.index(began) < text.index("mismatch@request at step 9  got 4")
+    assert began in junit_xml([told])
+    assert html.escape(began) in replay_page(told, Recording(), "specdebug replay x")
+    assert plain(began) in replay_summary(told)
+    (data,) = replay_document(told)["arms"]
+    assert (data["signature"], data["located"]["from"]) == ("mismatch@kv_pool.write.k", "mismatch@request")

@@ -118,6 +118,8 @@ def test_the_signature_a_scenario_is_about() -> None:
     assert expected_signature(LIBRARY.scenario(NAME)) == "guard@draft.expand_page_table*"
     scenario = LIBRARY.scenario(NAME)
     assert expected_signature(dataclasses.replace(scenario, expect={})) is None
+    both = LIBRARY.scenario("flaky_bigram_key")
+    assert expected_signature(both) == "mismatch@draft_kv", "trials are not located"
 
 
 @pytest.fixture(scope="module")

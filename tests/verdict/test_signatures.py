@@ -3,7 +3,7 @@ import re
 import pytest
 
 from specdebug.verdict.outcome import RANK
-from specdebug.verdict.signatures import SHAPE, complaint
+from specdebug.verdict.signatures import SHAPE, complaint, names_place, stated
 
 BARE = ["hang", "oom", "crash:SIGSEGV", "crash:*", "oom@cuda"]
 
@@ -28,3 +28,31 @@ def test_patterns_that_can_match(pattern):
 )
 def test_patterns_that_never_match_say_what_is_wrong(pattern, says):
     assert says in complaint(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "place"),
+    [
+        ("mismatch@draft_extend.logits", True),
+        ("mismatch@draft.*", True),
+        ("accept-drop@schedule", True),
+        ("mismatch@request", False),
+        ("mismatch@*", False),
+        ("mismatch@nowhere.at_all", False),
+        ("nan@draft_extend.logits", False),
+        ("hang", False),
+    ],
+)
+def test_patterns_of_located_failures_are_told_from_others(pattern, place):
+    assert names_place(pattern) is place
+
+
+def test_a_located_failure_is_stated_by_its_place_or_else_by_what_was_seen():
+    both = ("mismatch@verify.logits", "mismatch@request")
+    assert stated(both, "mismatch@request"), "a search does not locate"
+    assert stated(both, "mismatch@verify.logits", "mismatch@draft_kv")
+    assert not stated(both, "mismatch@draft.bonus", "mismatch@request"), "the place counts"
+    assert stated(("mismatch@request",), "mismatch@draft.bonus", "mismatch@request")
+    assert stated(("mismatch@*",), "mismatch@draft.bonus", "mismatch@request")
+    assert not stated(("mismatch@draft_kv",), "mismatch@draft.bonus", "mismatch@request")
+    assert not stated(("nan@*",), None)

@@ -1,0 +1,277 @@
+"""Where a failure began that was seen in outputs: the failing arm again beside its sound twin, both recorded.
+
+A wrong token, wrong KV or a low accept length is a consequence: seven different bugs were ``mismatch@request``, and one
+bug may be seen here under one seed and there under the next. So the arm runs again beside the same arm with its fixes
+in place and without its faults. Engines configured alike compute equal things to the bit, so the first tensor that
+differs is where it began, and rounding has no part in it. Both runs stop soon after the step in which the failure was
+seen, run side by side and are not judged again (but for the twin, which must be sound): together they take no longer
+than the arm did.
+
+An arm without reverts and faults has no twin. It runs again with its oracles looking after every step, and what they
+find first is where it began, as far as the dense reference can tell.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdebug.diverge.align import Difference, in_lockstep
+from specdebug.diverge.run import not_comparable, recorded, unjudged
+from specdebug.diverge.stream import RecordedStep, read
+from specdebug.errors import SpecDebugError
+from specdebug.loops.replay import ArmResult, ArmRun, Progress, Replay, RunContent, run_arms
+from specdebug.verdict.outcome import Located, Outcome
+from specdebug.verdict.signatures import OUTPUTS, SCHEDULE
+from specdebug.workers.pool import WorkerPool
+
+SHARED = ("attention.", "kv_pool.")
+"""Sites that the forwards of all stages pass: what follows in the step says whose it was."""
+REFERENCE = "the dense reference after every step"
+LATER = 8
+"""Steps after that in which a failure was seen: what is stored wrongly is seen by an oracle before a site passes it."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A failing run and the sound one to hold it against; without one, the dense reference is asked at every step.
+
+    ``seen``: the signature of what was found. ``until``: the last step to look at, None for all. ``beside``: the sound
+    run, in words.
+    """
+
+    failing: ArmRun
+    sound: ArmRun | None
+    seen: str
+    until: int | None = None
+    beside: str = "its sound twin"
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A run's recording, up to a step, and its outcome."""
+
+    steps: Sequence[RecordedStep]
+    outcome: Outcome
+    until: int | None
+
+    def reaches(self, step: int | None) -> bool:
+        return self.until is None or (step is not None and step <= self.until)
+
+
+def is_seen_in_outputs(outcome: Outcome) -> bool:
+    """Return True if a failure began before what names it."""
+    kind = (outcome.signature or "").partition("@")[0]
+    return outcome.verdict == "fail" and not outcome.interrupted and outcome.located is None and kind in OUTPUTS
+
+
+def twin_of(run: ArmRun) -> ArmRun | None:
+    """Return the run with its fixes in place and without its faults; None if it has neither reverts nor faults."""
+    scenario = run.scenario
+    if not run.toggles and not scenario.faults_of(run.arm):
+        return None
+    sound = dataclasses.replace(scenario.arms[run.arm], revert=(), faults=())
+    scenario = dataclasses.replace(scenario, arms={**scenario.arms, run.arm: sound})
+    return dataclasses.replace(run, scenario=scenario, toggles=())
+
+
+class Locator:
+    """Locates failures. Recordings of sound runs are kept, so a second failure beside the same one costs less."""
+
+    def __init__(self, pool: WorkerPool, library: RunContent, progress: Progress | None = None) -> None:
+        self._pool = pool
+        self._library = library
+        self._progress = progress
+        self._sound: dict[str, _Recorded] = {}
+        self.interrupted = False
+        """True once a signal has cut a search short."""
+
+    def in_replays(self, replays: Sequence[Replay]) -> tuple[Replay, ...]:
+        """Return replays with their failures located, all at once. One that a signal cuts short is ``interrupted``."""
+        began = time.monotonic()
+        told = iter(self.located([result for replay in replays for result in replay.results]))
+        spent = time.monotonic() - began
+        return tuple(
+            dataclasses.replace(
+                replay,
+                results=tuple(next(told) for _ in replay.results),
+                wall_s=replay.wall_s + (spent if len(replays) == 1 else 0.0),
+                interrupted=replay.interrupted or self.interrupted,
+            )
+            for replay in replays
+        )
+
+    def located(self, results: Sequence[ArmResult]) -> list[ArmResult]:
+        """Return the results; those with failures seen in outputs say where they began, or in a note why not."""
+        suspects: dict[int, Suspect] = {}
+        told = list(results)
+        for at, result in enumerate(results):
+            if is_seen_in_outputs(result.outcome):
+                found = self._suspect(result)
+                if isinstance(found, str):
+                    told[at] = _noted(result, found)
+                else:
+                    suspects[at] = found
+        for (at, _), place in zip(suspects.items(), self.locate(list(suspects.values())), strict=True):
+            result = told[at]
+            if isinstance(place, str):
+                told[at] = _noted(result, place)
+            else:
+                told[at] = dataclasses.replace(result, outcome=result.outcome.began_at(place))
+        return told
+
+    def locate(self, suspects: Sequence[Suspect]) -> list[Located | str]:
+        """Return where each failure began, or why that is not known, in words that fit behind "not located: "."""
+        if not suspects or self.interrupted:
+            return ["interrupted"] * len(suspects)
+        if self._progress is not None:
+            first, others = suspects[0], f" and {len(suspects) - 1} more" * (len(suspects) > 1)
+            self._progress.notice(f"locating {first.seen} of {first.failing.key}{others}")
+        with tempfile.TemporaryDirectory(prefix="specdebug-locate-") as folder:
+            try:
+                failing = self._record(suspects, Path(folder))
+            except SpecDebugError as error:
+                return [str(error)] * len(suspects)
+        if self.interrupted:
+            return ["interrupted"] * len(suspects)
+        return [self._place(each, run) for each, run in zip(suspects, failing, strict=True)]
+
+    def _suspect(self, result: ArmResult) -> Suspect | str:
+        run, outcome = result.run, result.outcome
+        if reason := not_comparable(run, run):
+            return reason
+        seen, step = outcome.signature or "", outcome.where_step
+        sound = twin_of(run)
+        if sound is None:
+            return Suspect(run, None, seen, step, REFERENCE)
+        words = [f"fix {pr} applied" for pr in run.reverts]
+        words += ["no fault injected"] * bool(run.scenario.faults_of(run.arm))
+        until = None if step is None else step + LATER
+        return Suspect(run, sound, seen, until, f"the same arm with {' and '.join(words)}")
+
+    def _record(self, suspects: Sequence[Suspect], folder: Path) -> list[_Recorded]:
+        """Return the recordings of the failing runs, and keep those of the sound ones, all made side by side."""
+        wanted: dict[str, Suspect] = {}
+        for each in suspects:
+            if each.sound is None:
+                continue
+            key = _identity(each.sound)
+            if key in self._sound and self._sound[key].reaches(each.until):
+                continue
+            known = wanted.get(key)
+            if known is None or (known.until is not None and (each.until is None or each.until > known.until)):
+                wanted[key] = each
+        runs = [((_closely if each.sound is None else unjudged)(each.failing), each.until) for each in suspects]
+        runs += [(_alone(each.sound), each.until) for each in wanted.values() if each.sound is not None]
+        files = [str(folder / f"{number}.hashes") for number in range(len(runs))]
+        jobs = [
+            recorded(_until(run, until), f"{number}: {run.key}", hashes=file, by_request=True, places=True)
+            for number, ((run, until), file) in enumerate(zip(runs, files, strict=True))
+        ]
+        results, interrupted = run_arms(self._pool, self._library, jobs)
+        self.interrupted = self.interrupted or interrupted
+        made = [
+            _Recorded(read(Path(file)) if Path(file).exists() else [], result.outcome, until)
+            for file, result, (_, until) in zip(files, results, runs, strict=True)
+        ]
+        self._sound.update(zip(wanted, made[len(suspects) :], strict=True))
+        return made[: len(suspects)]
+
+    def _place(self, suspect: Suspect, failing: _Recorded) -> Located | str:
+        sound = failing if suspect.sound is None else self._sound[_identity(suspect.sound)]
+        for side, name in ((failing, "it"), (sound, "its twin")):
+            if side.outcome.machine is not None or side.outcome.unavailable or not side.steps:
+                return f"{name} could not be run again: {side.outcome.detail or 'it made no step'}"
+        if suspect.sound is None:
+            return _first_seen(failing.outcome, suspect)
+        wrong = next((each for each in sound.outcome.violations if each.kind != "hang"), None)
+        if wrong is not None:  # a hang is a run that stops where it is told to
+            return f"{suspect.beside} fails, too: {wrong.signature}"
+        return place_of(sound.steps, failing.steps, suspect)
+
+
+def place_of(sound: Sequence[RecordedStep], failing: Sequence[RecordedStep], suspect: Suspect) -> Located | str:
+    """Return where a failing run's recording first differs from a sound one's; why there is no telling, if it does
+    not."""
+    until = suspect.until
+    sides = [[step for step in side if until is None or step.number <= until] for side in (sound, failing)]
+    found = next(in_lockstep(*sides), None)
+    if found is None:
+        when = "in all its steps" if until is None else f"up to step {until}"
+        return f"{suspect.beside} computes the same {when}"
+    site = found.site if found.what in ("value", "shape") else SCHEDULE
+    by_number = {step.number: step for step in sides[1]}
+    return Located(
+        found.step, found.owner, site, _tensor(found), suspect.seen, suspect.beside, _stage(found, by_number)
+    )
+
+
+def _first_seen(outcome: Outcome, suspect: Suspect) -> Located | str:
+    """Where a failure was seen first by oracles that looked after every step."""
+    first = next((each for each in outcome.violations if each.kind in OUTPUTS), None)
+    if first is None or first.step is None or first.signature == suspect.seen:
+        return f"no fix is reverted and no fault injected, and {suspect.beside} sees nothing before"
+    return Located(first.step, first.data.get("rid"), first.site, first.detail, suspect.seen, suspect.beside)
+
+
+def _tensor(found: Difference) -> str:
+    """What differs, in words."""
+    if found.what != "value" or found.right is None:
+        return (
+            found.text.replace("the first arm", "the twin")
+            .replace("the second arm", "the arm")
+            .replace("the second", "the arm")
+        )
+    rows = found.right.rows
+    return found.right.descriptor.dtype + ("" if rows is None else f", {rows} {'row' if rows == 1 else 'rows'}")
+
+
+def _stage(found: Difference, steps: dict[int, RecordedStep]) -> str:
+    if found.right is None or not found.site.startswith(SHARED):
+        return ""
+    later = (call.site for call in steps[found.step].calls[found.right.call :])
+    return next((site.partition(".")[0] for site in later if not site.startswith(SHARED)), "")
+
+
+def _noted(result: ArmResult, why: str) -> ArmResult:
+    outcome = result.outcome
+    return dataclasses.replace(
+        result, outcome=dataclasses.replace(outcome, notes=(*outcome.notes, f"not located: {why}"))
+    )
+
+
+def _until(run: ArmRun, step: int | None) -> ArmRun:
+    """The run, stopped once that step is over."""
+    limits = run.scenario.limits
+    if step is None or step >= limits.max_steps:
+        return run
+    limits = dataclasses.replace(limits, max_steps=max(step, 1))
+    return dataclasses.replace(run, scenario=dataclasses.replace(run.scenario, limits=limits))
+
+
+def _closely(run: ArmRun) -> ArmRun:
+    """The run, judged after every step."""
+    return _alone(run, each_step=True)
+
+
+def _alone(run: ArmRun, **more: Any) -> ArmRun:
+    """The run, judged, but not compared with cold ones: those take as long again."""
+    oracles = dataclasses.replace(run.scenario.oracles_of(run.arm), accept=None, **more)
+    arm = dataclasses.replace(run.scenario.arms[run.arm], oracles=oracles)
+    scenario = dataclasses.replace(run.scenario, arms={**run.scenario.arms, run.arm: arm})
+    return dataclasses.replace(run, scenario=scenario, expectation=None)
+
+
+def _identity(run: ArmRun) -> str:
+    """Equal for runs that do the same."""
+    scenario, arm = run.scenario, run.arm
+    plain = {key: value for key, value in scenario.to_dict().items() if key not in ("arms", "expect", "engine")}
+    own = [scenario.engine_of(arm), scenario.oracles_of(arm).to_dict(), scenario.arms[arm].mode, run.seed]
+    packs = [pack.name for pack in run.packs]
+    return json.dumps([plain, own, packs, repr((run.toggles, scenario.faults_of(arm)))], sort_keys=True, default=str)

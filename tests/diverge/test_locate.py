@@ -1,0 +1,248 @@
+"""Where failures began that were seen in outputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdebug.diverge import locate as module
+from specdebug.diverge.locate import LATER, Locator, Suspect, place_of, twin_of
+from specdebug.diverge.stream import Descriptor, RecordedStep
+from specdebug.errors import SpecDebugError
+from specdebug.faults.declare import parse_fault
+from specdebug.loops.replay import ArmResult, ArmRun, Replay, run_arms
+from specdebug.run.preload import PRELOAD
+from specdebug.scenario.library import Library
+from specdebug.verdict.outcome import Located, Outcome, Violation
+from specdebug.workers.pool import WorkerPool
+from tests.diverge.planted import BUGS, failing_run, scenario
+from tests.run.fakes import FakeLibrary
+
+RUN = failing_run(next(iter(BUGS)), 0)
+SEEN = Outcome("fail", "mismatch@request", "request", "wrong", 3, (Violation("mismatch", "request", 3, "wrong"),))
+FINE = Outcome("pass", None, None, "", None)
+
+INPUTS, K, LOGITS = "verify.input_ids", "kv_pool.write.k", "verify.logits"
+
+
+def step(number: int, rids: Sequence[str] = "ab", **hashes: Sequence[int]) -> RecordedStep:
+    """Calls of a verify, each with a hash for each request."""
+    names = {"inputs": (INPUTS, "int64"), "k": (K, "float32"), "logits": (LOGITS, "float32")}
+    owners = tuple(range(len(rids)))
+    calls = tuple(Descriptor(*names[name], owners, (6,) * len(rids)) for name in hashes)
+    return RecordedStep(number, tuple(rids), calls, [each for share in hashes.values() for each in share])
+
+
+def steps(changed: int | None = None, last: int = 5) -> list[RecordedStep]:
+    """A recording of as many steps, of which one has a row of ``k`` and then logits that are ``changed``."""
+    return [
+        step(n, inputs=[1, 2], k=[3, 9 if n == changed else 4], logits=[5, 9 if n == changed else 6])
+        for n in range(1, last + 1)
+    ]
+
+
+def place(sound: list[RecordedStep], failing: list[RecordedStep], until: int | None = None) -> Located | str:
+    return place_of(sound, failing, Suspect(RUN, RUN, "mismatch@request", until, "its twin"))
+
+
+def test_the_first_tensor_that_differs_is_named_with_its_step_request_and_stage() -> None:
+    found = place(steps(), steps(changed=2))
+    assert found == Located(2, "b", K, "float32, 6 rows", "mismatch@request", "its twin", "verify")
+    assert found.signature == f"mismatch@{K}"
+    assert found.text == f"began at {K} (verify), step 2, request b: float32, 6 rows; beside its twin"
+
+
+def test_nothing_after_the_last_step_to_look_at_is_the_cause() -> None:
+    assert place(steps(), steps(changed=4), until=3) == "its twin computes the same up to step 3"
+    assert place(steps(), steps()) == "its twin computes the same in all its steps"
+
+
+def test_other_requests_are_the_schedule_and_other_rows_the_site() -> None:
+    found = place(steps(), [*steps()[:2], step(3, "a", inputs=[1])])
+    assert isinstance(found, Located)
+    assert (found.signature, found.step) == ("mismatch@schedule", 3)
+    assert found.tensor == "requests a, b are computed in the twin, a in the arm"
+    found = place([step(1, "a", inputs=[1])], [step(1, "a", k=[1])])
+    assert isinstance(found, Located)
+    assert found.site == "schedule"
+    found = place(steps(), steps(last=2))
+    assert isinstance(found, Located)
+    assert (found.site, found.step, found.tensor) == (
+        "schedule",
+        3,
+        "only the first arm has a step 3".replace("first arm", "twin"),
+    )
+
+
+def test_the_twin_of_a_run_has_its_fixes_and_no_faults() -> None:
+    assert twin_of(replace(RUN, toggles=())) is None
+    twin = twin_of(RUN)
+    assert twin is not None
+    assert twin.toggles == ()
+    faulty = replace(scenario(), faults=(parse_fault("next_token_swapped:step=3"),))
+    twin = twin_of(ArmRun("a", faulty, "base", 0))
+    assert twin is not None
+    assert twin.scenario.faults_of("base") == ()
+
+
+class Bench:
+    """Stands for the running of arms: recordings by whether a bug is in, and outcomes."""
+
+    def __init__(self, sound: Outcome = FINE, bug_at: int = 2) -> None:
+        self.ran: list[str] = []
+        self.limits: list[int] = []
+        self.each_step: list[bool] = []
+        self.sound = sound
+        self.bug_at = bug_at
+        self.interrupted = False
+        self.error: SpecDebugError | None = None
+
+    def __call__(self, pool: Any, library: Any, runs: Sequence[Any]) -> tuple[list[ArmResult], bool]:
+        if self.error is not None:
+            raise self.error
+        for run in runs:
+            self.ran.append("failing" if run.toggles else "sound")
+            self.limits.append(run.scenario.limits.max_steps)
+            self.each_step.append(run.scenario.oracles_of(run.arm).each_step)
+            Path(run.hashes).write_text("failing" if run.toggles else "sound")
+        return [ArmResult(run, SEEN if run.toggles else self.sound) for run in runs], self.interrupted
+
+    def read(self, path: Path) -> list[RecordedStep]:
+        return steps(changed=self.bug_at if path.read_text() == "failing" else None)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    found = Bench()
+    monkeypatch.setattr(module, "run_arms", found)
+    monkeypatch.setattr(module, "read", found.read)
+    return found
+
+
+def locator() -> Locator:
+    pool: Any = None
+    return Locator(pool, FakeLibrary())
+
+
+def test_a_failure_seen_in_outputs_is_told_by_where_it_began(bench: Bench) -> None:
+    (told,) = locator().located([ArmResult(RUN, SEEN)])
+    outcome = told.outcome
+    assert (outcome.signature, outcome.seen, outcome.site, outcome.where_step) == (
+        f"mismatch@{K}",
+        "mismatch@request",
+        K,
+        2,
+    )
+    assert outcome.violations == SEEN.violations
+    assert bench.limits == [3 + LATER] * 2, "neither goes on long after the step in which it was seen"
+    plain = json.loads(json.dumps(outcome.to_dict()))
+    assert plain["located"] == {
+        "step": 2,
+        "rid": "b",
+        "site": K,
+        "tensor": "float32, 6 rows",
+        "from": "mismatch@request",
+        "twin": "the same arm with fix 1 applied",
+        "stage": "verify",
+    }
+    assert Outcome.from_dict(plain) == outcome
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        FINE,
+        replace(SEEN, signature="nan@verify.logits"),
+        replace(SEEN, signature="crash:SIGSEGV"),
+        replace(SEEN, signature="oom"),
+        replace(SEEN, signature="hang"),
+        replace(SEEN, interrupted=True),
+    ],
+)  # fmt: skip
+def test_what_names_its_place_already_and_deaths_are_left_alone(bench: Bench, outcome: Outcome) -> None:
+    (told,) = locator().located([ArmResult(RUN, outcome)])
+    assert told.outcome == outcome
+    assert bench.ran == []
+
+
+def test_the_sound_run_is_recorded_once_for_all_that_need_it(bench: Bench) -> None:
+    one = locator()
+    one.located([ArmResult(RUN, SEEN), ArmResult(replace(RUN, key="again"), SEEN)])
+    assert sorted(bench.ran) == ["failing", "failing", "sound"]
+    one.located([ArmResult(RUN, SEEN)])
+    assert sorted(bench.ran) == ["failing"] * 3 + ["sound"]
+    one.located([ArmResult(RUN, replace(SEEN, where_step=4))])
+    assert bench.ran.count("sound") == 2, "it had been stopped before"
+    one.located([ArmResult(replace(RUN, seed=9), SEEN)])
+    assert bench.ran.count("sound") == 3, "another seed is another run"
+
+
+def test_what_cannot_be_located_keeps_its_signature_and_says_why(bench: Bench) -> None:
+    def note(run: ArmRun, told: Locator | None = None) -> str:
+        (result,) = (told or locator()).located([ArmResult(run, SEEN)])
+        assert result.outcome.signature == "mismatch@request"
+        return result.outcome.notes[-1]
+
+    elsewhere = replace(RUN.scenario, target="reference")
+    assert "target reference cannot show its tensors" in note(replace(RUN, scenario=elsewhere))
+    bench.sound = replace(SEEN, violations=(Violation("nan", "verify.logits", 2),))
+    assert note(RUN).endswith("fix 1 applied fails, too: nan@verify.logits")
+    bench.sound = replace(FINE, violations=(Violation("hang", "", 3, "not done after 3 steps"),))
+    bench.bug_at = 99
+    assert note(RUN).endswith("computes the same up to step 11")
+    bench.error = SpecDebugError("no worker could be started")
+    assert note(RUN) == "not located: no worker could be started"
+    bench.error, bench.interrupted = None, True
+    assert note(RUN) == "not located: interrupted"
+
+
+def test_without_a_twin_the_oracles_look_after_every_step(bench: Bench) -> None:
+    bare = replace(RUN, toggles=())
+    kv = Violation("mismatch", "draft_kv", 2, "draft key of r.1 is off", data={"rid": "r.1"})
+    bench.sound = replace(SEEN, violations=(kv, *SEEN.violations))
+    (told,) = locator().located([ArmResult(bare, SEEN)])
+    assert told.outcome.signature == "mismatch@draft_kv"
+    assert told.outcome.located is not None
+    assert (told.outcome.located.step, told.outcome.located.rid, told.outcome.seen) == (2, "r.1", "mismatch@request")
+    assert bench.each_step == [True]
+    assert bench.limits == [3]
+    bench.sound = SEEN
+    (told,) = locator().located([ArmResult(bare, SEEN)])
+    assert told.outcome.signature == "mismatch@request"
+    assert told.outcome.notes[-1].endswith("sees nothing before")
+
+
+def test_a_replay_that_is_interrupted_meanwhile_says_so(bench: Bench) -> None:
+    bench.interrupted = True
+    one = locator()
+    (told,) = one.in_replays([Replay(RUN.scenario, (ArmResult(RUN, SEEN),), 1.0)])
+    assert told.interrupted
+    assert one.interrupted
+
+
+def located_for_real(runs: Sequence[ArmRun]) -> list[ArmResult]:
+    with WorkerPool(2, PRELOAD) as pool:
+        library = Library()
+        results, _ = run_arms(pool, library, runs)
+        assert {result.outcome.signature for result in results} == {"mismatch@request"}
+        return Locator(pool, library).located(results)
+
+
+def test_a_wrong_token_is_located_for_real() -> None:
+    name = "a node is judged by another's logits"
+    (told,) = located_for_real([failing_run(name, 0)])
+    assert told.outcome.signature == "mismatch@verify.logits"
+
+
+@pytest.mark.slow
+def test_bugs_that_are_all_seen_as_wrong_tokens_have_a_place_each_under_any_seed() -> None:
+    runs = [(name, failing_run(name, seed)) for name in BUGS for seed in range(3)]
+    told = located_for_real([run for _, run in runs])
+    found = [result.outcome.site for result in told]
+    assert found == [BUGS[name].site for name, _ in runs]
+    assert len(set(found)) == len(BUGS)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from specdebug.plugins import PluginRegistry
 from specdebug.run.oracles.accept import Accept
+from specdebug.run.oracles.acceptance import AcceptanceOracle
 from specdebug.run.oracles.base import Bench, Oracle
 from specdebug.run.oracles.draft_kv import DraftKV
+from specdebug.run.oracles.draft_state import DraftStateOracle
 from specdebug.run.oracles.guards import Guards
 from specdebug.run.oracles.lossless import Lossless
 from specdebug.run.oracles.pools import PoolsOracle
@@ -16,7 +18,17 @@ from specdebug.run.oracles.probes import ProbesOracle
 from specdebug.run.oracles.target_kv import TargetKV
 from specdebug.targets.base import SHOWN, Ability
 
-ORACLES: tuple[type[Oracle], ...] = (Guards, ProbesOracle, PoolsOracle, DraftKV, TargetKV, Lossless, Accept)
+ORACLES: tuple[type[Oracle], ...] = (
+    Guards,
+    ProbesOracle,
+    PoolsOracle,
+    DraftKV,
+    TargetKV,
+    DraftStateOracle,
+    AcceptanceOracle,
+    Lossless,
+    Accept,
+)
 
 _ADDED: PluginRegistry[type[Oracle]] = PluginRegistry(
     "oracles", "a class derived from Oracle", lambda part: isinstance(part, type) and issubclass(part, Oracle), {}

@@ -2,7 +2,9 @@
 
 Row r stands for a prefix of L tokens with target states, and the token behind them. The head's output at L - 1 is what
 an engine stores for its next draft; the tree that grows from there is the one of ``tree.py``, with its K branches, S
-levels and T nodes. A draft of that row attends to the head's keys and values at the L positions and to its own path's.
+levels and T nodes, but for one thing, in which it is as engines draft. The paths of a level lie in K branches, whose
+keys and values stay where they were written: a path that goes on in another branch attends to what that branch wrote
+before, and not to its own keys and values. (Hidden states do move with their path.) SGLang's draft loop is like that.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from specdebug.reference.tree import TreeShape
 @dataclass(frozen=True)
 class Guide:
     """Trees [n, T] to lean towards where a choice is narrow: ``tokens``, and the node that each continues (the root
-    none, -1), int64. ``margin``: the part of the largest logit by which a choice may be narrow, for each level of a path."""
+    none, -1), int64. ``margin``: the part of the largest logit within which a choice is narrow, for each level."""
 
     tokens: Tensor
     parents: Tensor
@@ -49,16 +51,14 @@ class Grown:
 
 @dataclass(frozen=True)
 class _Beam:
-    """Paths [n, B]: tokens [n, B, depth], the guide's node, score and rounding of each, their parents' output [n·B, H],
-    and keys and values [Hq, n·B, depth - 1, D]."""
+    """Paths [n, B]: tokens [n, B, depth], the guide's node, score and rounding of each, and their parents' output
+    [n·B, H]."""
 
     tokens: Tensor
     node: Tensor
     score: Tensor
     allowed: Tensor
     hidden: Tensor
-    keys: Tensor
-    values: Tensor
 
 
 class DraftedText:
@@ -90,7 +90,9 @@ class DraftedText:
     def outputs(self, lengths: Tensor) -> Tensor:
         """The head's output [n, H] at the last position of each prefix of int64 [n] ``lengths``."""
         last = lengths - 1
-        return self._pass(self._ids[lengths], self._hidden[last], last, self._before(last), *self._no_path(lengths))[0]
+        return self._pass(self._ids[lengths], self._hidden[last], last, self._before(last), *self._no_path(len(last)))[
+            0
+        ]
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Logits [n, Vd] over the head's vocabulary."""
@@ -107,41 +109,34 @@ class DraftedText:
         visible = self._before(lengths)
         goes_on = torch.zeros_like(guide.tokens, dtype=torch.bool)
         goes_on.scatter_(1, guide.parents.clamp_min(0), guide.parents >= 0)
-        start = _Beam(
-            torch.empty(n, 1, 0, dtype=torch.int64),
-            torch.zeros(n, 1, dtype=torch.int64),
-            torch.zeros(n, 1),
-            torch.zeros(n, 1),
-            outputs,
-            *self._no_path(lengths),
-        )
+        none = torch.zeros(n, 1)
+        start = _Beam(none[..., None][..., :0].long(), none.long(), none, none, outputs)
         beam = level = self._children(start, outputs, guide, topk)
         levels = [level]
+        keys, values = self._no_path(n * beam.node.shape[1])
         for depth in range(1, shape.num_steps):
             width = beam.node.shape[1]
-            hidden, k, v = self._pass(
+            hidden, keys, values = self._pass(
                 beam.tokens[..., -1].flatten(),
                 beam.hidden,
                 (lengths - 1 + depth).repeat_interleave(width),
                 visible.repeat_interleave(width, 0),
-                beam.keys,
-                beam.values,
+                keys,
+                values,
             )
-            beam = _Beam(beam.tokens, beam.node, beam.score, beam.allowed, hidden, k, v)
             level = self._children(beam, hidden, guide, topk)
             levels.append(level)
             in_tree = goes_on.gather(1, level.node.clamp_min(0)) & (level.node >= 0)
-            best = (level.score + level.allowed * in_tree).topk(min(topk, level.score.shape[1]), dim=1).indices
-            beam = _taken(level, best)
+            beam = _taken(level, (level.score + level.allowed * in_tree).topk(width, dim=1).indices)
         return _chosen(levels, guide, shape)
 
     def _before(self, positions: Tensor) -> Tensor:
         """The text's positions before each of these: bool [n, m]."""
         return torch.arange(self._kv[0].shape[-2]) < positions[:, None]
 
-    def _no_path(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of paths that have not begun."""
-        none = self._kv[0].new_empty(len(self._kv[0]), len(rows), 0, self._kv[0].shape[-1])
+    def _no_path(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of branches in which nothing is written."""
+        none = self._kv[0].new_empty(len(self._kv[0]), rows, 0, self._kv[0].shape[-1])
         return none, none
 
     def _children(self, beam: _Beam, outputs: Tensor, guide: Guide, topk: int) -> _Beam:
@@ -166,15 +161,13 @@ class DraftedText:
             (beam.score[..., None] + logs.gather(-1, best)).flatten(1),
             (beam.allowed + allowed)[..., None].expand(-1, -1, each).flatten(1),
             outputs.repeat_interleave(each, 0),
-            beam.keys.repeat_interleave(each, 1),
-            beam.values.repeat_interleave(each, 1),
         )
 
     def _pass(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """One pass over rows [R] of their own positions, each attending to what it sees of the text and, behind the
-        text, to its path: outputs [R, H], and the path's keys and values with those of this position."""
+        text, to its branch: outputs [R, H], and the branch's keys and values with those of this position."""
         head = self._head
         x, residual = draft_inputs(head, tokens, hidden)
         rope = rope_tables(head.config, positions)
@@ -201,8 +194,6 @@ def _taken(level: _Beam, places: Tensor) -> _Beam:
         level.score.gather(1, places),
         level.allowed.gather(1, places),
         level.hidden[rows],
-        level.keys[:, rows],
-        level.values[:, rows],
     )
 
 

@@ -215,5 +215,6 @@ def _from(probs: np.ndarray, least: float) -> np.ndarray | None:
     """The probabilities from ``least`` on, adding up to 1; None if another one is as good as that."""
     if ((probs < least) & (probs > least * (1 - COIN_MARGIN))).any():
         return None
-    kept: np.ndarray = np.where(probs >= least, probs, 0.0)
-    return kept / kept.sum()
+    left = np.where(probs >= least, probs, 0.0)
+    left /= left.sum()
+    return left

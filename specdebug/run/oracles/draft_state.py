@@ -26,11 +26,20 @@ from specdebug.run.oracles.trees import TreesByMask, read_masks
 from specdebug.targets.base import Session, StoredDrafts
 from specdebug.verdict.outcome import Violation
 
-HIDDEN_TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
-"""By the engine's dtype: how far the stored hidden state may be off, relative to its norm."""
+HIDDEN_TOLERANCE = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
+"""By the engine's dtype: how far the stored hidden state may be off, relative to its norm.
 
-DRAFT_MARGIN = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 4e-2}
-"""By the engine's dtype: how far the log-probability of a draft may be off, as a part of the largest of its logits."""
+Measured on the shipped target with both heads, five pieces of source code of 45 to 200 tokens and 40 tokens more each,
+trees of 1, 2 and 3 branches: at most 1e-2 in bfloat16, 1.1e-3 in float16 and 1.4e-6 in float32. The state of another
+position or request is off by a good part of its norm.
+"""
+
+DRAFT_MARGIN = {"float32": 1e-4, "float16": 3e-3, "bfloat16": 2.5e-2}
+"""By the engine's dtype: how far the log-probability of a draft may be off, as a part of the largest of its logits.
+
+It is more than twice what one was measured to be off by, as above, because of two one may rise while the other falls:
+at most 7e-3 in bfloat16, 1e-3 in float16 and 1e-6 in float32. A path's score may be off by that much for every level.
+"""
 
 AT_ONCE = 32
 """Steps that are compared together; bounds the memory that attention over a long text needs."""

@@ -55,6 +55,7 @@ class Watched:
         max_new_tokens: int = 12,
         *,
         temperatures: Sequence[float] = (0.0,),
+        speculative: bool = True,
         until: Callable[[], bool] = lambda: False,
         **sampling: Any,
     ) -> list[Violation]:
@@ -62,7 +63,7 @@ class Watched:
         for n, piece in enumerate(pieces):
             temperature = temperatures[n % len(temperatures)]
             asked = RequestSampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=n, **sampling)
-            self.session.add(f"r{len(self.engine.requests)}", piece, asked, speculative=True)
+            self.session.add(f"r{len(self.engine.requests)}", piece, asked, speculative=speculative)
         while self.session.has_work and not until():
             self.step()
         return self.found

@@ -82,11 +82,6 @@ class DraftedText:
             known = torch.arange(len(head.weights["d2t"]))
             self._draft_id = torch.full_like(vocab, -1).index_copy_(0, to_target_ids(head, known), known)
 
-    @property
-    def vocab_size(self) -> int:
-        """The number of tokens that the head can read."""
-        return len(self._draft_id)
-
     def outputs(self, lengths: Tensor) -> Tensor:
         """The head's output [n, H] at the last position of each prefix of int64 [n] ``lengths``."""
         last = lengths - 1

@@ -92,6 +92,7 @@ class DraftStateOracle(Oracle):
         self._lives: dict[str, _Life] = {}
         self._wrong: set[str] = set()
         self._shape: TreeShape | None = None
+        self._decided: list[tuple[Any, list[int]]] = []
 
     def on_prefilled(self, session: Any, request: Any) -> None:
         if not request.speculative or request.rid in self._wrong:
@@ -107,6 +108,7 @@ class DraftStateOracle(Oracle):
     def on_decided(self, session: Any, decision: Any) -> None:
         state, spec = session.draft_state(decision.requests), decision.spec
         self._shape = TreeShape(spec.eagle_topk, spec.num_steps, spec.tree_size)
+        self._decided.append((decision, [request.kv_len for request in decision.requests]))
         for row, request in enumerate(decision.requests):
             life = self._lives.get(request.rid)
             if life is not None:
@@ -131,6 +133,10 @@ class DraftStateOracle(Oracle):
         self._lives.pop(request.rid, None)
 
     def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
+        decided, self._decided = self._decided, []
+        for decision, lengths in decided:
+            with self.bench.judging("drafted trees"):
+                self._check_forms(decision, lengths)
         for life in list(self._lives.values()) if failed else ():
             with self.bench.judging(life.request.rid):
                 self._compare(life.request)
@@ -153,9 +159,7 @@ class DraftStateOracle(Oracle):
         for start in range(0, len(kept), AT_ONCE):
             found = self._first_wrong(text, ids, kept[start : start + AT_ONCE])
             if found is not None:
-                self.bench.report(self._violation(request, *found))
-                self._wrong.add(request.rid)
-                del self._lives[request.rid]
+                self._condemn(request, *found)
                 return
 
     def _first_wrong(self, text: DraftedText, ids: list[int], kept: list[_Kept]) -> tuple[_Kept, str, _Wrong] | None:
@@ -167,7 +171,7 @@ class DraftStateOracle(Oracle):
         trees = [index for index, each in enumerate(kept[:stored]) if each.tree is not None]
         if trees:
             drafted = [kept[index] for index in trees]
-            for each, wrong in zip(drafted, self._trees(text, ids, drafted, outputs[trees]), strict=True):
+            for each, wrong in zip(drafted, self._trees(text, drafted, outputs[trees]), strict=True):
                 if wrong is not None:
                     return each, "draft_tree", wrong
         found = states[stored] if stored < len(kept) else None
@@ -195,42 +199,30 @@ class DraftStateOracle(Oracle):
             for n, each in enumerate(kept)
         ]
 
-    def _trees(self, text: DraftedText, ids: list[int], kept: list[_Kept], outputs: Tensor) -> list[_Wrong | None]:
-        """What is wrong with each drafted tree."""
+    def _trees(self, text: DraftedText, kept: list[_Kept], outputs: Tensor) -> list[_Wrong | None]:
+        """What is wrong with the paths of each drafted tree."""
         assert self._shape is not None  # for the type checker: there is a tree, so it was told
-        tokens, positions, masks, child, sibling = (
-            torch.stack([getattr(each.tree, name)[each.row] for each in kept]).cpu()
-            for name in ("tokens", "positions", "mask", "retrieve_next_token", "retrieve_next_sibling")
-        )
-        shown = read_masks(masks.numpy())
-        lengths = torch.tensor([each.length for each in kept])
-        bonus = torch.tensor([ids[each.length] for each in kept])
-        expected = (
-            ("positions", positions, lengths[:, None] + torch.from_numpy(shown.depths)),
-            ("bonus", tokens[:, :1], bonus[:, None]),
-            ("links", child, torch.from_numpy(shown.first_child)),
-            ("links", sibling, torch.from_numpy(shown.next_sibling)),
-        )
-        found = [
-            None if valid else _Wrong("mask", "whose mask is that of no tree", {}) for valid in shown.valid.tolist()
-        ]
-        for name, ours, theirs in expected:
-            for n in (ours != theirs).any(1).nonzero().flatten().tolist():
-                found[n] = found[n] or _wrong_node(name, ours[n], theirs[n])
-        vocab = text.vocab_size
-        for n in ((tokens < 0) | (tokens >= vocab)).any(1).nonzero().flatten().tolist():
-            found[n] = _wrong_node("tokens", tokens[n], tokens[n].clamp(0, vocab - 1))
-        until = next((n for n, wrong in enumerate(found) if wrong is not None), len(found))
-        if until:
-            guide = Guide(
-                tokens[:until],
-                torch.from_numpy(shown.parents)[:until],
-                DRAFT_MARGIN[self.bench.settings.target.dtype],
-            )
-            grown = text.grow(lengths[:until], outputs[:until], self._shape, guide)
-            for n in range(until):
-                found[n] = _other_tree(tokens[n], shown, n, grown) or _out_of_order(shown, n, grown)
-        return found
+        tokens = torch.stack([each.tree.tokens[each.row] for each in kept]).cpu()
+        shown = read_masks(torch.stack([each.tree.mask[each.row] for each in kept]).cpu().numpy())
+        guide = Guide(tokens, torch.from_numpy(shown.parents), DRAFT_MARGIN[self.bench.settings.target.dtype])
+        grown = text.grow(torch.tensor([each.length for each in kept]), outputs, self._shape, guide)
+        return [_other_tree(tokens[n], shown, n, grown) or _out_of_order(shown, n, grown) for n in range(len(kept))]
+
+    def _check_forms(self, decision: Any, lengths: Sequence[int]) -> None:
+        """Report trees that do not hold together: these are looked at first, for the rest is read along the mask."""
+        tree, requests = decision.tree, decision.requests
+        at = zip(requests, lengths, strict=True)
+        bonus = [request.output_ids[length - len(request.prompt_ids)] for request, length in at]
+        for b, wrong in enumerate(_malformed(tree, lengths, bonus, decision.logits.shape[-1])):
+            life = self._lives.get(requests[b].rid)
+            if wrong is not None and life is not None and life.kept:
+                self._condemn(requests[b], life.kept[-1], "draft_tree", wrong)
+
+    def _condemn(self, request: Any, kept: _Kept, site: str, wrong: _Wrong) -> None:
+        """Report what is wrong with a request, and do not look at it again."""
+        self.bench.report(self._violation(request, kept, site, wrong))
+        self._wrong.add(request.rid)
+        del self._lives[request.rid]
 
     def _violation(self, request: Any, kept: _Kept, site: str, wrong: _Wrong) -> Violation:
         what = "the tree drafted" if site == "draft_tree" else "what is stored for the next draft"
@@ -262,10 +254,29 @@ def _wrong_drafts(tensor: str, right: Tensor, got: Tensor, expected: Tensor) -> 
     return _Wrong(tensor, "{}, expected {}".format(*shown), {"got": ours, "expected": theirs})
 
 
-def _wrong_node(tensor: str, got: Tensor, expected: Tensor) -> _Wrong:
-    node = int((got != expected).nonzero()[0])
+def _wrong_node(tensor: str, got: np.ndarray, expected: np.ndarray) -> _Wrong:
+    node = int(np.flatnonzero(got != expected)[0])
     ours, theirs = int(got[node]), int(expected[node])
     return _Wrong(tensor, f"{ours} at node {node}, expected {theirs}", {"node": node, "got": ours, "expected": theirs})
+
+
+def _malformed(tree: Any, lengths: Sequence[int], bonus: Sequence[int], vocab_size: int) -> list[_Wrong | None]:
+    """What of each tree contradicts its own mask, its request's length or its newest token."""
+    names = ("tokens", "positions", "mask", "retrieve_next_token", "retrieve_next_sibling")
+    tokens, positions, masks, child, sibling = (getattr(tree, name).cpu().numpy() for name in names)
+    shown = read_masks(masks)
+    expected = (
+        ("tokens", tokens, tokens.clip(0, vocab_size - 1)),
+        ("bonus", tokens[:, :1], np.array(bonus)[:, None]),
+        ("positions", positions, np.array(lengths)[:, None] + shown.depths),
+        ("links", child, shown.first_child),
+        ("links", sibling, shown.next_sibling),
+    )
+    found = [None if valid else _Wrong("mask", "it is that of no tree") for valid in shown.valid]
+    for name, ours, theirs in expected:
+        for n in np.flatnonzero((ours != theirs).any(1)).tolist():
+            found[n] = found[n] or _wrong_node(name, ours[n], theirs[n])
+    return found
 
 
 def _path(tokens: Tensor, parents: np.ndarray, node: int) -> list[int]:

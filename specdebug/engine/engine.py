@@ -40,6 +40,7 @@ from specdebug.engine.request import Request, SamplingParams, Status
 from specdebug.engine.scheduler import Scheduler
 from specdebug.engine.speculative.protocol import DraftAndTargetAttention, Pools, SpeculativeWorker, WorkerParts
 from specdebug.engine.speculative.registry import loader_of, worker_of
+from specdebug.engine.speculative.state import DraftState
 from specdebug.engine.target_worker import TargetWorker
 
 
@@ -232,6 +233,10 @@ class Engine:
     def target_kv(self, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """As :meth:`draft_kv`, of the target."""
         return self._read_kv(self._memory.target, request, start, stop)
+
+    def draft_state(self, requests: Sequence[Request]) -> DraftState:
+        """Copies of what requests that hold rows store for their next draft. Raises EngineError without EAGLE."""
+        return self.view.state.gather(upload([request.row for request in requests], self._target_worker.device))
 
     def _read_kv(self, pool: KVPool, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
         k, v = pool.read(self._req_to_token.slots(request.row, start, stop))

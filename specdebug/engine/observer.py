@@ -12,8 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdebug.engine.config import SpeculativeConfig
     from specdebug.engine.engine import Engine
     from specdebug.engine.request import Request
+    from specdebug.engine.speculative.accept import Acceptance
+    from specdebug.engine.speculative.tree import VerifyTree
 
 BatchKind = Literal["prefill", "plain", "speculative"]
 """Prompt chunks; one token each by the target alone; or a speculative step."""
@@ -29,6 +34,18 @@ class ObservedBatch:
     kind: BatchKind
     requests: Sequence[Request]
     lens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """What a verify decided of its requests, in their order, and by what: trees and logits [B·T, V] are this step's,
+    whatever was begun ahead. The logits' memory is the next verify's, too."""
+
+    requests: Sequence[Request]
+    tree: VerifyTree
+    logits: Tensor
+    acceptance: Acceptance
+    spec: SpeculativeConfig
 
 
 class EngineObserver:
@@ -57,6 +74,9 @@ class EngineObserver:
 
     def on_ahead_dropped(self) -> None:
         """Work that was begun ahead will not be used: this step computes another batch."""
+
+    def on_decided(self, decision: Decision) -> None:
+        """The nodes to accept are chosen; rows still store what their trees were drafted from."""
 
     def on_prefilled(self, engine: Engine, request: Request) -> None:
         """The whole prompt has KV, which can be looked at; the first token is sampled."""
@@ -104,6 +124,11 @@ class Observers:
         finally:
             for each in self._all:
                 each.on_ahead_end()
+
+    def decided(self, decision: Decision) -> None:
+        """Tell of a decision."""
+        for each in self._all:
+            each.on_decided(decision)
 
     def stage(self, stage: Stage) -> None:
         """Tell of a stage."""

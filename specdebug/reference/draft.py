@@ -58,7 +58,7 @@ def reduce_aux(head: DraftHead, hidden: Tensor) -> Tensor:
     return F.linear(hidden, head.weights["fc.weight"], head.weights.get("fc.bias"))
 
 
-def _layer_input(head: DraftHead, next_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+def draft_inputs(head: DraftHead, next_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
     """The input of attention and the residual; ``hidden`` is [..., n, H], already reduced."""
     embedded = F.embedding(next_ids, head.embed)
     if head.is_eagle3:
@@ -76,12 +76,12 @@ def draft_kv(head: DraftHead, next_ids: Tensor, hidden: Tensor, positions: Tenso
     ``next_ids`` int64 [..., n] is token p+1 for each p in ``positions`` [n]; ``hidden`` is the target's state at p:
     [..., n, H] for EAGLE, the auxiliary states [..., n, 3H] for EAGLE-3.
     """
-    x, _ = _layer_input(head, next_ids, reduce_aux(head, hidden))
+    x, _ = draft_inputs(head, next_ids, reduce_aux(head, hidden))
     _, k, v = project_qkv(head.weights, f"{head.layer}self_attn.", head.config, x, rope_tables(head.config, positions))
     return k, v
 
 
-def _finish_layer(head: DraftHead, attended: Tensor, residual: Tensor) -> Tensor:
+def finish_layer(head: DraftHead, attended: Tensor, residual: Tensor) -> Tensor:
     """Apply output projection and MLP with their residuals: the state [..., n, H] for the next draft step."""
     x = residual + F.linear(attended, head.weights[f"{head.layer}self_attn.o_proj.weight"])
     normed = rms_norm(x, head.weights[f"{head.layer}post_attention_layernorm.weight"], head.config)
@@ -137,12 +137,12 @@ def draft_unroll(head: DraftHead, next_ids: Tensor, hidden: Tensor, num_steps: i
     written: list[tuple[Tensor, Tensor]] = []
     outputs: list[Tensor] = []
     for _ in range(num_steps):
-        x, residual = _layer_input(head, next_ids, hidden)
+        x, residual = draft_inputs(head, next_ids, hidden)
         q, k, v = project_qkv(head.weights, f"{head.layer}self_attn.", head.config, x, rope)
         written.append((k, v))
         first, *chain = written
         attended = _chain_attention(q, first, chain, head.config) if chain else causal_attention(q, k, v, head.config)
-        outputs.append(_finish_layer(head, merge_heads(attended), residual))
+        outputs.append(finish_layer(head, merge_heads(attended), residual))
         hidden = _delayed(outputs[-1], 1)
     return outputs
 
@@ -155,12 +155,12 @@ def draft_step(
     ``next_ids`` int64 [B, 1] is each chain's token after the position; ``hidden`` [B, 1, H] the reduced state at it;
     ``cache`` the keys and values [B, Hkv, m, D] that the chain attends to.
     """
-    x, residual = _layer_input(head, next_ids, hidden)
+    x, residual = draft_inputs(head, next_ids, hidden)
     rope = rope_tables(head.config, torch.tensor([position], device=next_ids.device))
     q, k, v = project_qkv(head.weights, f"{head.layer}self_attn.", head.config, x, rope)
     cache = torch.cat([cache[0], k], dim=-2), torch.cat([cache[1], v], dim=-2)
     attended = causal_attention(q, *cache, head.config)
-    return _finish_layer(head, merge_heads(attended), residual), cache
+    return finish_layer(head, merge_heads(attended), residual), cache
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from specdebug.reference import (
     load_weights,
     target_forward,
 )
+from specdebug.reference.drafting import DraftedText
 from specdebug.reference.target import target_logits
 from specdebug.verdict.outcome import first_difference
 
@@ -117,6 +118,14 @@ class DenseReference:
         assert self.head is not None  # for the type checker: just asked for
         k, v = draft_kv(self.head, torch.tensor(ids[1 : stop + 1]), hidden, torch.arange(stop))
         return k.transpose(-2, -3), v.transpose(-2, -3)
+
+    @torch.no_grad()
+    def drafted(self, ids: Sequence[int], zeroed: Tensor | None = None) -> DraftedText:
+        """The draft head once it has read ``ids``, the last of which the target has not. ``zeroed``: int64,
+        positions whose draft KV was set to zero."""
+        features = self.features(ids[:-1])
+        assert self.head is not None  # for the type checker: just asked for
+        return DraftedText(self.head, torch.tensor(ids), features, zeroed)
 
     @torch.no_grad()
     def target_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]:

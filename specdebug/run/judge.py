@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, get_args
 
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings, Reference
@@ -11,8 +12,6 @@ from specdebug.run.oracles.registry import CannotShow, oracles_of
 from specdebug.targets.base import Ability, Session
 from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Tie, Violation
-
-_Look = Callable[[Any, Any], None]
 
 
 class Judge:
@@ -67,13 +66,21 @@ class Judge:
         for oracle in self.oracles:
             yield from oracle.notes()
 
+    def on_decided(self, engine: Any, decision: Any) -> None:
+        """A verify has decided what is accepted."""
+        self._look([partial(oracle.on_decided, engine, decision) for oracle in self.oracles], "a decision")
+
     def on_prefilled(self, engine: Any, request: Any) -> None:
         """The prompt has its KV in both pools."""
-        self._look([oracle.on_prefilled for oracle in self.oracles], engine, request)
+        self._look([partial(oracle.on_prefilled, engine, request) for oracle in self.oracles], request.rid)
 
     def on_finishing(self, engine: Any, request: Any) -> None:
         """The request is done, its slots not yet released."""
-        self._look([oracle.on_finishing for oracle in self.oracles], engine, request)
+        self._look([partial(oracle.on_finishing, engine, request) for oracle in self.oracles], request.rid)
+
+    def on_aborting(self, engine: Any, request: Any) -> None:
+        """The request is about to be ended where it is."""
+        self._look([partial(oracle.on_aborting, engine, request) for oracle in self.oracles], request.rid)
 
     def after_step(self, requests: Sequence[Any], emitted: Mapping[str, Sequence[int]]) -> None:
         """Note how far the requests have come."""
@@ -87,7 +94,7 @@ class Judge:
             if request.rid in self._condemned or request.finish_reason is not None or not request.output_ids:
                 continue
             before = self._reported
-            self._look([oracle.on_going for oracle in self.oracles], engine, request)
+            self._look([partial(oracle.on_going, engine, request) for oracle in self.oracles], request.rid)
             if self._reported > before:
                 self._condemned.add(request.rid)
 
@@ -108,17 +115,11 @@ class Judge:
         for oracle in self.oracles:
             oracle.salvage(session, step)
 
-    def _look(self, looks: Sequence[_Look], engine: Any, request: Any) -> None:
+    def _look(self, looks: Sequence[Callable[[], None]], what: str) -> None:
         if not self.active:
             return
         began = self.clock()
         for look in looks:
-            try:
-                look(engine, request)
-            except Exception as error:  # not the engine's, though a damaged engine may have provoked it
-                if device_lost(error):
-                    raise  # the engine's after all: reading its memory is where a failed kernel first shows
-                what = " ".join(str(error).split())
-                detail = f"cannot judge {request.rid}: {type(error).__name__}: {what}"
-                self._report(Violation("error", "oracle", self.step, detail))
+            with self.bench.judging(what):
+                look()
         self.seconds += self.clock() - began

@@ -65,6 +65,7 @@ class RunLoop:
             for arrival in due.arrivals:
                 self._arrive(arrival)
             for rid in due.aborts:
+                self._call(self.judge.on_aborting, self.session, self.session.request(rid))
                 self._call(self.session.abort, rid)
                 self._end(rid)
             if not self.session.has_work and self.driver.exhausted:

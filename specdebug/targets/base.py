@@ -23,6 +23,8 @@ Ability = Literal[
     "steps",
     "kv",
     "draft",
+    "drafts",
+    "decisions",
     "probes",
     "guards",
     "pools",
@@ -37,6 +39,8 @@ SHOWN: dict[Ability, str] = {
     "steps": "what a step decides",
     "kv": "keys and values of a request",
     "draft": "what a draft model does",
+    "drafts": "what a request stores for its next draft, and its trees",
+    "decisions": "what a verify decides by",
     "probes": "what passes probe sites",
     "guards": "guard regions around buffers",
     "pools": "the books of the memory pools",
@@ -111,8 +115,27 @@ class StepView(Protocol):
     def retracted(self) -> Sequence[str]: ...
 
 
+class StoredDrafts(Protocol):
+    """What requests store for their next draft, a row each. ``seq_lens``: positions with target KV. ``bonus``: the
+    token after them. ``topk_p``, ``topk_index``, ``hidden_states``: the draft head's output at the last of them."""
+
+    @property
+    def seq_lens(self) -> Tensor: ...
+    @property
+    def bonus(self) -> Tensor: ...
+    @property
+    def topk_p(self) -> Tensor: ...
+    @property
+    def topk_index(self) -> Tensor: ...
+    @property
+    def hidden_states(self) -> Tensor: ...
+
+
 class RequestOnlooker(Protocol):
-    """Somebody who is told of a request at the two moments when its memory can still be looked at."""
+    """Somebody who is told of a request when its memory can still be looked at, and of what a verify decided."""
+
+    def on_decided(self, engine: Any, decision: Any) -> None:
+        """The nodes of some requests' trees that are accepted have been chosen (``engine.observer.Decision``)."""
 
     def on_prefilled(self, engine: Any, request: Any) -> None:
         """The whole prompt has KV; the first token is sampled."""
@@ -206,6 +229,9 @@ class Session(Protocol):
     def target_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """As :meth:`draft_kv`, of the target."""
 
+    def draft_state(self, requests: Sequence[Any]) -> StoredDrafts:
+        """What these requests store for their next draft."""
+
     def settle(self) -> bool:
         """Wait for what the device still has to do; False where there is nothing to wait for."""
 
@@ -241,6 +267,9 @@ class Plain:
 
     def target_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
         raise self._hidden("kv")
+
+    def draft_state(self, requests: Sequence[Any]) -> StoredDrafts:
+        raise self._hidden("drafts")
 
     def _hidden(self, ability: Ability) -> NotImplementedError:
         return NotImplementedError(f"{type(self).__name__} cannot show {SHOWN[ability]}")

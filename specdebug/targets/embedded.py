@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdebug.engine import Engine, EngineObserver
+    from specdebug.targets.base import StoredDrafts
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))
 
@@ -90,10 +91,13 @@ class EmbeddedTarget:
         return EmbeddedSession(engine, asked)
 
 
-def _told(onlooker: RequestOnlooker) -> EngineObserver:
+def _told(engine: Engine, onlooker: RequestOnlooker) -> EngineObserver:
     from specdebug.engine import EngineObserver
 
     class Told(EngineObserver):
+        def on_decided(self, decision: Any) -> None:
+            onlooker.on_decided(engine, decision)
+
         def on_prefilled(self, engine: Any, request: Any) -> None:
             onlooker.on_prefilled(engine, request)
 
@@ -106,17 +110,20 @@ def _told(onlooker: RequestOnlooker) -> EngineObserver:
 class EmbeddedSession:
     """The engine, serving."""
 
-    shows = EVERYTHING
+    shows: frozenset[Ability] = EVERYTHING
     _told: EngineObserver | None = None
 
     def __init__(self, engine: Engine, asked: Asked) -> None:
         from specdebug.assets import checkpoint_path
+        from specdebug.engine.speculative.worker import EagleWorker
         from specdebug.reference.config import read_config
 
         self.inside = engine
         self.vocab_size = read_config(checkpoint_path(asked.model)).vocab_size
         self.clock: Callable[[], float] = clock_of(asked.device)
         self._on_gpu = asked.device != "cpu"
+        if engine.view.worker is not None and not isinstance(engine.view.worker, EagleWorker):
+            self.shows = EVERYTHING - {"drafts", "decisions"}
 
     @property
     def has_work(self) -> bool:
@@ -125,7 +132,7 @@ class EmbeddedSession:
     def observe(self, onlooker: RequestOnlooker | None) -> None:
         if self._told is not None:
             self.inside.observers.remove(self._told)
-        self._told = None if onlooker is None else _told(onlooker)
+        self._told = None if onlooker is None else _told(self.inside, onlooker)
         if self._told is not None:
             self.inside.observers.add(self._told)
 
@@ -161,6 +168,9 @@ class EmbeddedSession:
 
     def target_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
         return self.inside.target_kv(request, start, stop)
+
+    def draft_state(self, requests: Sequence[Any]) -> StoredDrafts:
+        return self.inside.draft_state(requests)
 
     def settle(self) -> bool:
         if self._on_gpu:

@@ -10,7 +10,7 @@ SGLang's ``tree_speculative_sampling_target_only``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,11 +29,12 @@ from specdebug.engine.speculative.tree import VerifyTree
 class Acceptance:
     """predict: int32 [B·T], at an accepted node the token that follows it, 0 elsewhere (every entry is embedded later).
     accept_index: int32 [B, S+1], flat nodes accepted, root first, -1 after. num_correct_drafts: int32 [B], drafts
-    accepted, so A = num_correct_drafts + 1 tokens are emitted."""
+    accepted, so A = num_correct_drafts + 1 tokens are emitted. coins: float32 [B, S+2] on the host, where drawn."""
 
     predict: Tensor
     accept_index: Tensor
     num_correct_drafts: Tensor
+    coins: Tensor | None = None
 
     def check(self, tree_size: int, vocab_size: int) -> None:
         """Probe what the next kernels will index with."""
@@ -62,7 +63,7 @@ def accept(
         else:
             probs[b] = target_probs(rows[b], request.sampling)
             coins[b] = torch.rand(coins.shape[1], generator=request_generator(request, seed))
-    return accept_sampling(
+    acceptance = accept_sampling(
         tree,
         probs,
         upload(coins.numpy(), logits.device),
@@ -70,6 +71,7 @@ def accept(
         threshold_single=spec.threshold_single,
         threshold_acc=spec.threshold_acc,
     )
+    return replace(acceptance, coins=coins)
 
 
 def accept_greedy(tree: VerifyTree, target_ids: Tensor, num_steps: int) -> Acceptance:

@@ -19,6 +19,7 @@ from specdebug.engine.device import Readback, upload
 from specdebug.engine.kernels.cache_locs import verify_cache_locs
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import Scratch
+from specdebug.engine.observer import Decision
 from specdebug.engine.request import Request
 from specdebug.engine.speculative.accept import accept
 from specdebug.engine.speculative.commit import commit_kv, compact_accepted
@@ -93,6 +94,7 @@ class EagleWorker:
         observers.stage("accept")
         acceptance = accept(requests, begun.tree, verified.logits, spec, self._parts.config.seed)
         acceptance.check(spec.tree_size, self._parts.vocab_size)
+        observers.decided(Decision(requests, begun.tree, verified.logits, acceptance, spec))
 
         observers.stage("commit")
         commit_kv(acceptance, inputs.out_cache_loc, spec, self._pools.target, self._scratch)

@@ -9,16 +9,19 @@ switches on by its name under ``oracles:``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from specdebug.scenario.grammar import OracleSpec
 from specdebug.targets.base import Ability, Asked, Session
+from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Tie, Violation
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdebug.reference.drafting import DraftedText
     from specdebug.run.loop import RunLoop
 
 
@@ -31,6 +34,8 @@ class Reference(Protocol):
 
     def target_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]: ...
 
+    def drafted(self, ids: Sequence[int], zeroed: Tensor | None = None) -> DraftedText: ...
+
 
 @dataclass(frozen=True)
 class OracleSettings:
@@ -41,14 +46,10 @@ class OracleSettings:
     probes: bool = False
 
     @property
-    def drafts(self) -> bool:
-        """True if draft KV is compared: asked for, of a target with a draft."""
-        return self.spec.draft_kv and self.target.drafts
-
-    @property
     def reference(self) -> tuple[str, str | None] | None:
         """Target and draft of the reference that judges the run; None where nothing is compared with one."""
-        draft = self.target.draft_model if self.drafts else None
+        drafts = self.target.drafts and (self.spec.draft_kv or self.spec.draft_state)
+        draft = self.target.draft_model if drafts else None
         return (self.target.model, draft) if self.spec.lossless or draft is not None else None
 
 
@@ -69,6 +70,17 @@ class Bench:
     def looked(self, oracle: str) -> None:
         """Count one comparison."""
         self.looks[oracle] = self.looks.get(oracle, 0) + 1
+
+    @contextmanager
+    def judging(self, what: str) -> Iterator[None]:
+        """Report what an oracle fails of, unless it is that the device is lost."""
+        try:
+            yield
+        except Exception as error:  # not the engine's, though a damaged engine may have provoked it
+            if device_lost(error):
+                raise  # the engine's after all: reading its memory is where a failed kernel first shows
+            detail = f"cannot judge {what}: {type(error).__name__}: {' '.join(str(error).split())}"
+            self.report(Violation("error", "oracle", self.step, detail))
 
     def note(self, requests: Sequence[Any], emitted: Mapping[str, Sequence[int]]) -> None:
         """Note how far prefills have come and in which step each token was emitted: both place a failure."""
@@ -111,11 +123,17 @@ class Oracle:
         """Return True if a run of these settings wants this oracle: by default, if the scenario says so by its name."""
         return bool(getattr(settings.spec, cls.name))
 
+    def on_decided(self, session: Any, decision: Any) -> None:
+        """A verify has decided (an ``engine.observer.Decision``); what must not wait for the device is read later."""
+
     def on_prefilled(self, session: Any, request: Any) -> None:
         """A request's prompt has its KV."""
 
     def on_finishing(self, session: Any, request: Any) -> None:
         """A request is done, its slots not yet released."""
+
+    def on_aborting(self, session: Any, request: Any) -> None:
+        """A request is about to be ended where it is."""
 
     def on_going(self, session: Any, request: Any) -> None:
         """With ``each_step``: a step is over, and the request goes on."""

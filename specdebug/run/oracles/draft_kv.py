@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
-from specdebug.run.oracles.kv import report_first_bad
+from specdebug.run.oracles.kv import all_zero, report_first_bad
 
 
 class DraftKV(Oracle):
@@ -24,7 +24,7 @@ class DraftKV(Oracle):
 
     @classmethod
     def wanted(cls, settings: OracleSettings) -> bool:
-        return settings.drafts
+        return settings.spec.draft_kv and settings.target.drafts
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
@@ -46,7 +46,7 @@ class DraftKV(Oracle):
         ours = tuple(pool[0].float().cpu() for pool in session.draft_kv(request, 0, stop))
         skipped = torch.zeros(stop, dtype=torch.bool)
         if self.bench.settings.target.zero_fill:
-            skipped = (ours[0].flatten(1) == 0).all(1) & (ours[1].flatten(1) == 0).all(1)
+            skipped = all_zero(ours)
             skipped[request.cached_tokens :] = False
             if bool(skipped.any()):
                 self.zero_filled[request.rid] = int(skipped.sum())

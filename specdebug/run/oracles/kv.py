@@ -29,6 +29,11 @@ def first_bad_position(ours: Tensor, expected: Tensor, tolerance: float) -> tupl
     return index, float(off[index])
 
 
+def all_zero(kv: tuple[Tensor, ...]) -> Tensor:
+    """Which positions of keys and values [n, heads, D] hold nothing but zeros: bool [n]."""
+    return (kv[0].flatten(1) == 0).all(1) & (kv[1].flatten(1) == 0).all(1)
+
+
 def report_first_bad(
     bench: Bench,
     what: str,

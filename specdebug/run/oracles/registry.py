@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from specdebug.plugins import PluginRegistry
 from specdebug.run.oracles.accept import Accept, AcceptFloor
+from specdebug.run.oracles.acceptance import AcceptanceOracle
 from specdebug.run.oracles.base import Bench, Oracle
 from specdebug.run.oracles.draft_kv import DraftKV
+from specdebug.run.oracles.draft_state import DraftStateOracle
 from specdebug.run.oracles.guards import Guards
 from specdebug.run.oracles.lossless import Lossless
 from specdebug.run.oracles.pools import PoolsOracle
@@ -22,6 +24,8 @@ ORACLES: tuple[type[Oracle], ...] = (
     PoolsOracle,
     DraftKV,
     TargetKV,
+    DraftStateOracle,
+    AcceptanceOracle,
     Lossless,
     Accept,
     AcceptFloor,

@@ -1,0 +1,220 @@
+"""Acceptance: the drafts that a verify accepts are those that its tree and the target's logits say.
+
+The walk is made again along the accepted nodes, on the host and in float64, from the tree's ancestor mask and the
+logits of the verify itself: at each node the target's choice, or the coin held against the children in turn, must lead
+to the next one, and where there is none, to the bonus. So what is too strict or too lax is seen, though a greedy output
+would be right either way. A coin within rounding of a boundary decides nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
+from specdebug.run.oracles.trees import read_masks
+from specdebug.targets.base import Session
+from specdebug.verdict.outcome import Violation
+
+COIN_MARGIN = 1e-5
+"""Mass by which a coin may miss a boundary and have met it: the engine's probabilities are float32, whose softmax and
+sums over some 100,000 tokens are right to some 1e-6 of the whole."""
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A decision that is judged after its step. ``outputs``: how many tokens each request had. At the accepted nodes
+    [B, S+1]: ``best``, the argmax of the logits; ``tied``, whether the token chosen has as great a one; and ``rows``,
+    the logits themselves where one of the requests samples."""
+
+    decision: Any
+    outputs: Sequence[int]
+    best: Tensor
+    tied: Tensor
+    rows: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Wrong:
+    """What was decided at a node, and what should have been."""
+
+    node: int
+    got: Any
+    expected: Any
+
+
+@dataclass(frozen=True)
+class _Walked:
+    """One request's tree, the nodes accepted of it, and the token that the engine chose at each."""
+
+    tokens: np.ndarray
+    parents: np.ndarray
+    path: list[int]
+    chosen: list[int]
+
+    def children(self, node: int) -> list[int]:
+        """Best first, as nodes are."""
+        return np.flatnonzero(self.parents == node).tolist()
+
+
+_Choice = tuple[int | None, int | None]
+"""The child to go on to, or None; and the token to choose, None where that is for a coin on a boundary to say."""
+
+
+class AcceptanceOracle(Oracle):
+    """Walks each verified tree again, and holds what the request was given against it."""
+
+    name = "acceptance"
+    needs = frozenset({"draft", "decisions"})
+
+    @classmethod
+    def wanted(cls, settings: OracleSettings) -> bool:
+        return settings.spec.acceptance and settings.target.drafts
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self._pending: list[_Pending] = []
+
+    @torch.no_grad()
+    def on_decided(self, session: Any, decision: Any) -> None:
+        acceptance, (batch, nodes), vocab = decision.acceptance, decision.tree.tokens.shape, decision.logits.shape[-1]
+        flat = acceptance.accept_index.clamp(0, batch * nodes - 1).to(torch.int64)
+        rows = decision.logits.index_select(0, flat.view(-1)).view(batch, -1, vocab)
+        peak, best = rows.max(-1)
+        chosen = acceptance.predict[flat].clamp(0, vocab - 1).to(torch.int64)
+        tied = rows.gather(-1, chosen[..., None])[..., 0] == peak
+        sampled = any(request.sampling.temperature > 0 for request in decision.requests)
+        outputs = [len(request.output_ids) for request in decision.requests]
+        self._pending.append(_Pending(decision, outputs, best, tied, rows if sampled else None))
+
+    def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
+        pending, self._pending = self._pending, []
+        for each in pending:
+            with self.bench.judging("what a verify accepted"):
+                self._judge(each, step, failed=failed)
+
+    def _judge(self, pending: _Pending, step: int, *, failed: bool) -> None:
+        decision = pending.decision
+        acceptance, tokens = decision.acceptance, decision.tree.tokens.cpu().numpy()
+        parents = read_masks(decision.tree.mask.cpu().numpy()).parents
+        nodes, vocab = tokens.shape[1], decision.logits.shape[-1]
+        predict, accepted = acceptance.predict.tolist(), acceptance.accept_index.tolist()
+        counts, best, tied = (each.tolist() for each in (acceptance.num_correct_drafts, pending.best, pending.tied))
+        rows = None if pending.rows is None else pending.rows.double().cpu().numpy()
+        for b, request in enumerate(decision.requests):
+            self.bench.looked(self.name)
+            path = [index - b * nodes for index in accepted[b] if index >= 0]
+            chosen = [predict[b * nodes + node] if 0 <= node < nodes else -1 for node in path]
+            walked = _Walked(tokens[b], parents[b], path, chosen)
+            wanted = [own if same else top for own, same, top in zip(chosen, tied[b], best[b], strict=False)]
+            choose: Callable[[int], _Choice | None] = partial(_greedy, walked, wanted, decision.spec.num_steps)
+            if request.sampling.temperature > 0 and rows is not None and acceptance.coins is not None:
+                choose = partial(
+                    _sampled, walked, rows[b], acceptance.coins[b].tolist(), request.sampling, decision.spec
+                )
+            wrong = _first_wrong(walked, choose, counts[b], vocab)
+            if wrong is None and not failed:
+                given = list(request.output_ids[pending.outputs[b] :])
+                got = request.accept_lengths[-1], given
+                expected = len(path), chosen[: len(given)]
+                wrong = None if got == expected else _Wrong(path[-1], got, expected)
+            if wrong is not None:
+                self._report(request.rid, wrong, step)
+
+    def _report(self, rid: str, wrong: _Wrong, step: int) -> None:
+        detail = f"{rid}: at node {wrong.node} of its tree was accepted {wrong.got}, expected {wrong.expected}"
+        data = {"rid": rid, "node": wrong.node, "got": wrong.got, "expected": wrong.expected}
+        self.bench.report(Violation("mismatch", "acceptance", step, detail, data=data))
+
+
+def _first_wrong(
+    walked: _Walked, choose: Callable[[int], _Choice | None], drafts: int, vocab_size: int
+) -> _Wrong | None:
+    """The first node at which the walk along the accepted path goes wrong. ``choose``: the choice at the path's n-th
+    node, None where rounding decides. ``drafts``: how many drafts the engine counts as accepted."""
+    path, chosen = walked.path, walked.chosen
+    if path[:1] != [0]:
+        return _Wrong(0, path, "a path from the root")
+    if drafts != len(path) - 1:
+        return _Wrong(0, f"{drafts} drafts", f"{len(path) - 1}")
+    for index, (node, token) in enumerate(zip(path, chosen, strict=True)):
+        choice = choose(index)
+        if choice is None:
+            return None
+        child, wanted = choice
+        after = path[index + 1] if index + 1 < len(path) else None
+        got, expected = (f"{what} as {_named(to)}" for what, to in ((token, after), (wanted, child)))
+        if after != child or not 0 <= token < vocab_size or wanted not in (None, token):
+            return _Wrong(node, got, expected)
+    return None
+
+
+def _named(node: int | None) -> str:
+    return "bonus" if node is None else f"node {node}"
+
+
+def _greedy(walked: _Walked, wanted: Sequence[int], num_steps: int, index: int) -> _Choice:
+    """The child that holds the token with the greatest logit."""
+    children = walked.children(walked.path[index]) if index < num_steps else []
+    return next((node for node in children if walked.tokens[node] == wanted[index]), None), wanted[index]
+
+
+def _sampled(
+    walked: _Walked, logits: np.ndarray, coins: Sequence[float], sampling: Any, spec: Any, index: int
+) -> _Choice | None:
+    """The first child into whose cumulative mass the coin falls; else a draw from what the children left."""
+    probs = target_probs(logits[index], sampling)
+    if probs is None:
+        return None
+    mass, rest = 0.0, probs.copy()
+    for node in walked.children(walked.path[index]) if index < spec.num_steps else ():
+        token = int(walked.tokens[node])
+        mass += probs[token]
+        reach = mass / spec.threshold_acc
+        if abs(coins[index] - reach) < COIN_MARGIN:
+            return None
+        if coins[index] < reach or probs[token] >= spec.threshold_single:
+            return node, token
+        if probs[token] >= spec.threshold_single - COIN_MARGIN:
+            return None
+        rest[token] = 0.0
+    total = rest.sum()
+    if total < COIN_MARGIN:
+        return None
+    cumulative, drawn, token = rest.cumsum() / total, coins[-1], walked.chosen[index]
+    if 0 <= token < len(rest) and rest[token] > 0:
+        begins = cumulative[token] - rest[token] / total
+        if begins - COIN_MARGIN <= drawn <= cumulative[token] + COIN_MARGIN:
+            return None, token
+    return None, int(np.searchsorted(cumulative, drawn, side="right"))
+
+
+def target_probs(logits: np.ndarray, sampling: Any) -> np.ndarray | None:
+    """What temperature, top-k and top-p leave of float64 logits [V], equals of the last included, adding up to 1; None
+    where rounding decides what they leave."""
+    scaled = logits / sampling.temperature
+    probs = np.exp(scaled - scaled.max())
+    kept: np.ndarray | None = probs / probs.sum()  # None from where rounding decides
+    if kept is not None and 0 < sampling.top_k < len(kept):
+        kept = _from(kept, np.sort(kept)[-sampling.top_k])
+    if kept is not None and sampling.top_p < 1.0:
+        ordered = np.sort(kept)[::-1]
+        before = ordered.cumsum() - ordered
+        decided = (np.abs(before - sampling.top_p) >= COIN_MARGIN).all()
+        kept = _from(kept, ordered[before < sampling.top_p][-1]) if decided else None
+    return kept
+
+
+def _from(probs: np.ndarray, least: float) -> np.ndarray | None:
+    """The probabilities from ``least`` on, adding up to 1; None if another one is as good as that."""
+    if ((probs < least) & (probs > least * (1 - COIN_MARGIN))).any():
+        return None
+    left = np.where(probs >= least, probs, 0.0)
+    left /= left.sum()
+    return left

@@ -1,0 +1,311 @@
+"""Draft state and drafted trees: what a request stores for its next draft, and what is drafted from it.
+
+After a prompt's last chunk and after every draft extend a request stores the draft head's output at its last position.
+From that the next step drafts a tree. Neither ever changes the output, only how much of a draft is accepted. What each
+step stores and drafts is copied while the request runs, and all of it is compared at once when it ends: a causal head
+that has read the whole text is in the state of each step at that step's position (``reference/drafting.py``).
+
+A choice that is narrow for the engine's dtype may go either way, and is taken to have gone the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdebug.reference.drafting import DraftedText, Grown, Guide
+from specdebug.reference.tree import TreeShape
+from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
+from specdebug.run.oracles.kv import all_zero
+from specdebug.run.oracles.trees import TreesByMask, read_masks
+from specdebug.targets.base import Session, StoredDrafts
+from specdebug.verdict.outcome import Violation
+
+HIDDEN_TOLERANCE = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
+"""By the engine's dtype: how far the stored hidden state may be off, relative to its norm.
+
+Measured on the shipped target with both heads, five pieces of source code of 45 to 200 tokens and 40 tokens more each,
+trees of 1, 2 and 3 branches: at most 1e-2 in bfloat16, 1.1e-3 in float16 and 1.4e-6 in float32. The state of another
+position or request is off by a good part of its norm.
+"""
+
+DRAFT_MARGIN = {"float32": 1e-4, "float16": 3e-3, "bfloat16": 2.5e-2}
+"""By the engine's dtype: how far the log-probability of a draft may be off, as a part of the largest of its logits.
+
+It is more than twice what one was measured to be off by, as above, because of two one may rise while the other falls:
+at most 7e-3 in bfloat16, 1e-3 in float16 and 1e-6 in float32. A path's score may be off by that much for every level.
+"""
+
+AT_ONCE = 32
+"""Steps that are compared together; bounds the memory that attention over a long text needs."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A row of what a batch stored in ``step`` at ``length`` positions, and the tree that ``drafted_in`` drafted."""
+
+    step: int
+    length: int
+    row: int
+    state: StoredDrafts
+    tree: Any = None
+    drafted_in: int = 0
+
+
+@dataclass
+class _Life:
+    """A request since its last admission. ``zeroed``: positions whose draft KV was zeroed by policy."""
+
+    request: Any
+    stored_in: int
+    zeroed: Tensor | None
+    kept: list[_Kept] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Wrong:
+    """A tensor that is wrong, and how."""
+
+    tensor: str
+    told: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+class DraftStateOracle(Oracle):
+    """Compares what a request stored, and the trees drafted from it, with the reference's, step by step until one is
+    wrong."""
+
+    name = "draft_state"
+    needs = frozenset({"kv", "draft", "drafts"})
+
+    @classmethod
+    def wanted(cls, settings: OracleSettings) -> bool:
+        return settings.spec.draft_state and settings.target.drafts
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self._lives: dict[str, _Life] = {}
+        self._wrong: set[str] = set()
+        self._shape: TreeShape | None = None
+        self._decided: list[tuple[Any, list[int]]] = []
+
+    def on_prefilled(self, session: Any, request: Any) -> None:
+        if not request.speculative or request.rid in self._wrong:
+            return
+        self._compare(request)  # what it stored before it was retracted
+        zeroed = None
+        if self.bench.settings.target.zero_fill:
+            ours = tuple(pool[0].cpu() for pool in session.draft_kv(request, 0, request.kv_len))
+            zeroed = all_zero(ours).nonzero().flatten()
+        self._lives[request.rid] = _Life(request, self.bench.step, zeroed)
+        self._keep(session, request)
+
+    def on_decided(self, session: Any, decision: Any) -> None:
+        state, spec = session.draft_state(decision.requests), decision.spec
+        self._shape = TreeShape(spec.eagle_topk, spec.num_steps, spec.tree_size)
+        self._decided.append((decision, [request.kv_len for request in decision.requests]))
+        for row, request in enumerate(decision.requests):
+            life = self._lives.get(request.rid)
+            if life is not None:
+                kept = _Kept(life.stored_in, request.kv_len, row, state, decision.tree, self.bench.step)
+                life.kept.append(kept)
+                life.stored_in = self.bench.step
+
+    def on_going(self, session: Any, request: Any) -> None:
+        self._keep(session, request)
+        self._compare(request)
+
+    def on_finishing(self, session: Any, request: Any) -> None:
+        life = self._lives.get(request.rid)
+        decided = life.kept[-1] if life is not None and life.kept and life.kept[-1].tree is not None else None
+        # What was accepted beyond the end is not known, so neither is what should be stored behind it.
+        if decided is not None and decided.length + request.accept_lengths[-1] == request.kv_len:
+            self._keep(session, request)
+        self.on_aborting(session, request)
+
+    def on_aborting(self, session: Any, request: Any) -> None:
+        self._compare(request)
+        self._lives.pop(request.rid, None)
+
+    def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
+        decided, self._decided = self._decided, []
+        for decision, lengths in decided:
+            with self.bench.judging("drafted trees"):
+                self._check_forms(decision, lengths)
+        for life in list(self._lives.values()) if failed else ():
+            with self.bench.judging(life.request.rid):
+                self._compare(life.request)
+
+    def _keep(self, session: Any, request: Any) -> None:
+        life = self._lives.get(request.rid)
+        if life is not None:
+            life.kept.append(_Kept(life.stored_in, request.kv_len, 0, session.draft_state([request])))
+
+    @torch.no_grad()
+    def _compare(self, request: Any) -> None:
+        """Compare what was kept of a request, and forget it; a request that is wrong is not looked at again."""
+        life, reference = self._lives.get(request.rid), self.bench.reference
+        if life is None or not life.kept or reference is None:
+            return
+        kept, life.kept = life.kept, []
+        self.bench.looked(self.name)
+        ids = list(request.all_ids)
+        text = reference.drafted(ids[: max(each.length for each in kept) + 1], life.zeroed)
+        for start in range(0, len(kept), AT_ONCE):
+            found = self._first_wrong(text, ids, kept[start : start + AT_ONCE])
+            if found is not None:
+                self._condemn(request, *found)
+                return
+
+    def _first_wrong(self, text: DraftedText, ids: list[int], kept: list[_Kept]) -> tuple[_Kept, str, _Wrong] | None:
+        """The first of these that is wrong, the site and what is wrong of it: a step drafts, and then stores."""
+        lengths = torch.tensor([each.length for each in kept])
+        outputs = text.outputs(lengths)
+        states = self._states(text, ids, kept, outputs)
+        stored = next((index for index, wrong in enumerate(states) if wrong is not None), len(kept))
+        trees = [index for index, each in enumerate(kept[:stored]) if each.tree is not None]
+        if trees:
+            drafted = [kept[index] for index in trees]
+            for each, wrong in zip(drafted, self._trees(text, drafted, outputs[trees]), strict=True):
+                if wrong is not None:
+                    return each, "draft_tree", wrong
+        found = states[stored] if stored < len(kept) else None
+        return None if found is None else (kept[stored], "draft_state", found)
+
+    def _states(self, text: DraftedText, ids: list[int], kept: list[_Kept], outputs: Tensor) -> list[_Wrong | None]:
+        """What is wrong with each stored state."""
+        hidden, top, index = (_rows(kept, name) for name in ("hidden_states", "topk_p", "topk_index"))
+        dtype = self.bench.settings.target.dtype
+        off = (hidden.float() - outputs).norm(dim=1) / outputs.norm(dim=1).clamp_min(1e-6)
+        logits = text.logits(outputs)
+        logs, allowed = logits.log_softmax(-1), DRAFT_MARGIN[dtype] * logits.abs().amax(-1, keepdim=True)
+        known = (index >= 0) & (index < logs.shape[1])
+        ours = logs.gather(1, index.clamp(0, logs.shape[1] - 1))
+        best = logs.topk(index.shape[1], dim=1)
+        distinct = index.sort(dim=1).values.diff(dim=1).ne(0).all(1, keepdim=True)
+        right_index = known & distinct & (ours >= best.values[:, -1:] - allowed)
+        right_p = (top.log() - ours).abs() <= allowed
+        return [
+            _wrong_number("seq_lens", int(each.state.seq_lens[each.row]), each.length)
+            or _wrong_number("bonus", int(each.state.bonus[each.row]), ids[each.length])
+            or (None if off[n] <= HIDDEN_TOLERANCE[dtype] else _off(float(off[n])))
+            or _wrong_drafts("topk_index", right_index[n], index[n], best.indices[n])
+            or _wrong_drafts("topk_p", right_p[n], top[n], ours[n].exp())
+            for n, each in enumerate(kept)
+        ]
+
+    def _trees(self, text: DraftedText, kept: list[_Kept], outputs: Tensor) -> list[_Wrong | None]:
+        """What is wrong with the paths of each drafted tree."""
+        assert self._shape is not None  # for the type checker: there is a tree, so it was told
+        tokens = torch.stack([each.tree.tokens[each.row] for each in kept]).cpu()
+        shown = read_masks(torch.stack([each.tree.mask[each.row] for each in kept]).cpu().numpy())
+        guide = Guide(tokens, torch.from_numpy(shown.parents), DRAFT_MARGIN[self.bench.settings.target.dtype])
+        grown = text.grow(torch.tensor([each.length for each in kept]), outputs, self._shape, guide)
+        return [_other_tree(tokens[n], shown, n, grown) or _out_of_order(shown, n, grown) for n in range(len(kept))]
+
+    def _check_forms(self, decision: Any, lengths: Sequence[int]) -> None:
+        """Report trees that do not hold together: these are looked at first, for the rest is read along the mask."""
+        tree, requests = decision.tree, decision.requests
+        at = zip(requests, lengths, strict=True)
+        bonus = [request.output_ids[length - len(request.prompt_ids)] for request, length in at]
+        for b, wrong in enumerate(_malformed(tree, lengths, bonus, decision.logits.shape[-1])):
+            life = self._lives.get(requests[b].rid)
+            if wrong is not None and life is not None and life.kept:
+                self._condemn(requests[b], life.kept[-1], "draft_tree", wrong)
+
+    def _condemn(self, request: Any, kept: _Kept, site: str, wrong: _Wrong) -> None:
+        """Report what is wrong with a request, and do not look at it again."""
+        self.bench.report(self._violation(request, kept, site, wrong))
+        self._wrong.add(request.rid)
+        del self._lives[request.rid]
+
+    def _violation(self, request: Any, kept: _Kept, site: str, wrong: _Wrong) -> Violation:
+        what = "the tree drafted" if site == "draft_tree" else "what is stored for the next draft"
+        step = kept.drafted_in if site == "draft_tree" else kept.step
+        data = {"rid": request.rid, "position": kept.length, "tensor": wrong.tensor, **wrong.data}
+        detail = f"{request.rid}: {what} after {kept.length} positions has wrong {wrong.tensor}: {wrong.told}"
+        return Violation("mismatch", site, step, detail, data=data)
+
+
+def _rows(kept: Sequence[_Kept], name: str) -> Tensor:
+    return torch.stack([getattr(each.state, name)[each.row] for each in kept]).cpu()
+
+
+def _wrong_number(tensor: str, got: int, expected: int) -> _Wrong | None:
+    return (
+        None if got == expected else _Wrong(tensor, f"{got}, expected {expected}", {"got": got, "expected": expected})
+    )
+
+
+def _off(off: float) -> _Wrong:
+    return _Wrong("hidden_states", f"off by {off:.2g} of its norm", {"off": off})
+
+
+def _wrong_drafts(tensor: str, right: Tensor, got: Tensor, expected: Tensor) -> _Wrong | None:
+    if bool(right.all()):
+        return None
+    ours, theirs = got.tolist(), expected.tolist()
+    shown = ([float(f"{each:.4g}") for each in row] for row in (ours, theirs))
+    return _Wrong(tensor, "{}, expected {}".format(*shown), {"got": ours, "expected": theirs})
+
+
+def _wrong_node(tensor: str, got: np.ndarray, expected: np.ndarray) -> _Wrong:
+    node = int(np.flatnonzero(got != expected)[0])
+    ours, theirs = int(got[node]), int(expected[node])
+    return _Wrong(tensor, f"{ours} at node {node}, expected {theirs}", {"node": node, "got": ours, "expected": theirs})
+
+
+def _malformed(tree: Any, lengths: Sequence[int], bonus: Sequence[int], vocab_size: int) -> list[_Wrong | None]:
+    """What of each tree contradicts its own mask, its request's length or its newest token."""
+    names = ("tokens", "positions", "mask", "retrieve_next_token", "retrieve_next_sibling")
+    tokens, positions, masks, child, sibling = (getattr(tree, name).cpu().numpy() for name in names)
+    shown = read_masks(masks)
+    expected = (
+        ("tokens", tokens, tokens.clip(0, vocab_size - 1)),
+        ("bonus", tokens[:, :1], np.array(bonus)[:, None]),
+        ("positions", positions, np.array(lengths)[:, None] + shown.depths),
+        ("links", child, shown.first_child),
+        ("links", sibling, shown.next_sibling),
+    )
+    found = [None if valid else _Wrong("mask", "it is that of no tree") for valid in shown.valid]
+    for name, ours, theirs in expected:
+        for n in np.flatnonzero((ours != theirs).any(1)).tolist():
+            found[n] = found[n] or _wrong_node(name, ours[n], theirs[n])
+    return found
+
+
+def _path(tokens: Tensor, parents: np.ndarray, node: int) -> list[int]:
+    path: list[int] = []
+    while node > 0:
+        path.insert(0, int(tokens[node]))
+        node = int(parents[node])
+    return path
+
+
+def _other_tree(tokens: Tensor, shown: TreesByMask, n: int, grown: Grown) -> _Wrong | None:
+    """A node that the head does not draft, and a path of tokens that it drafts instead."""
+    missing = set(range(1, len(tokens))) - set(grown.node[n].tolist())
+    if not missing:
+        return None
+    node = min(missing)
+    lacking = int((grown.node[n] < 0).nonzero()[0])
+    path = [token for token in grown.paths[n, lacking].tolist() if token >= 0]
+    got = _path(tokens, shown.parents[n], node)
+    told = f"node {node} holds the path {got}, expected one for {path}"
+    return _Wrong("tokens", told, {"node": node, "got": got, "expected": path})
+
+
+def _out_of_order(shown: TreesByMask, n: int, grown: Grown) -> _Wrong | None:
+    """A node whose next sibling is more likely than itself."""
+    siblings = shown.next_sibling[n]
+    for node in np.flatnonzero(siblings >= 0).tolist():
+        after = int(siblings[node])
+        if grown.scores[n, node] < grown.scores[n, after] - grown.allowed[n, node]:
+            told = f"node {node} is tried before node {after}, which is more likely"
+            return _Wrong("order", told, {"node": node, "got": node, "expected": after})
+    return None

@@ -8,11 +8,12 @@ from typing import Any, get_args
 
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings, Reference
 from specdebug.run.oracles.registry import CannotShow, oracles_of
-from specdebug.targets.base import Ability, Session
+from specdebug.targets.base import Ability, Session, StepView
 from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Tie, Violation
 
 _Look = Callable[[Any, Any], None]
+"""A method of an oracle's, given the session and what it is to look at."""
 
 
 class Judge:
@@ -79,6 +80,14 @@ class Judge:
         """Note how far the requests have come."""
         self.bench.note(requests, emitted)
 
+    def on_step(self, session: Session, report: StepView) -> None:
+        """A step decided this."""
+        self._look([oracle.on_step for oracle in self.oracles], session, report)
+
+    def on_served(self, session: Session, rids: Sequence[str]) -> None:
+        """The workload, these requests, is served."""
+        self._look([oracle.on_served for oracle in self.oracles], session, rids)
+
     def look(self, engine: Any, requests: Sequence[Any]) -> None:
         """With ``each_step``: judge requests that go on, each until something is wrong with it."""
         if not self.bench.settings.spec.each_step:
@@ -108,17 +117,17 @@ class Judge:
         for oracle in self.oracles:
             oracle.salvage(session, step)
 
-    def _look(self, looks: Sequence[_Look], engine: Any, request: Any) -> None:
+    def _look(self, looks: Sequence[_Look], engine: Any, at: Any) -> None:
         if not self.active:
             return
         began = self.clock()
         for look in looks:
             try:
-                look(engine, request)
+                look(engine, at)
             except Exception as error:  # not the engine's, though a damaged engine may have provoked it
                 if device_lost(error):
                     raise  # the engine's after all: reading its memory is where a failed kernel first shows
                 what = " ".join(str(error).split())
-                detail = f"cannot judge {request.rid}: {type(error).__name__}: {what}"
+                detail = f"cannot judge {getattr(at, 'rid', 'the step')}: {type(error).__name__}: {what}"
                 self._report(Violation("error", "oracle", self.step, detail))
         self.seconds += self.clock() - began

@@ -9,6 +9,7 @@ from specdebug.plugins import PluginRegistry
 from specdebug.run.oracles.accept import Accept
 from specdebug.run.oracles.base import Bench, Oracle
 from specdebug.run.oracles.draft_kv import DraftKV
+from specdebug.run.oracles.ends import Ends
 from specdebug.run.oracles.guards import Guards
 from specdebug.run.oracles.lossless import Lossless
 from specdebug.run.oracles.pools import PoolsOracle
@@ -16,7 +17,7 @@ from specdebug.run.oracles.probes import ProbesOracle
 from specdebug.run.oracles.target_kv import TargetKV
 from specdebug.targets.base import SHOWN, Ability
 
-ORACLES: tuple[type[Oracle], ...] = (Guards, ProbesOracle, PoolsOracle, DraftKV, TargetKV, Lossless, Accept)
+ORACLES: tuple[type[Oracle], ...] = (Guards, ProbesOracle, PoolsOracle, DraftKV, TargetKV, Lossless, Ends, Accept)
 
 _ADDED: PluginRegistry[type[Oracle]] = PluginRegistry(
     "oracles", "a class derived from Oracle", lambda part: isinstance(part, type) and issubclass(part, Oracle), {}

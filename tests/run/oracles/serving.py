@@ -39,7 +39,7 @@ def serve(
     """Serve a shipped scenario with these oracles; returns the violations, the judge and the session. ``engine`` is
     laid over its options; ``built`` is given the engine before it serves."""
     scenario = load_scenario(SCENARIOS / f"{name}.yaml")
-    options = {**scenario.engine_of("fixed"), **(engine or {})}
+    options = {**scenario.engine_of(next(iter(scenario.arms))), **(engine or {})}
     asked = TARGET.asked(options)
     seed = scenario.seed if seed is None else seed
     found: list[Violation] = []

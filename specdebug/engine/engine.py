@@ -23,7 +23,7 @@ from specdebug.engine.device import upload
 from specdebug.engine.errors import RequestRejected
 from specdebug.engine.graph.runner import RunnerParts
 from specdebug.engine.inspect import EngineView
-from specdebug.engine.memory.accounting import check_pools
+from specdebug.engine.memory.accounting import Recency, check_pools
 from specdebug.engine.memory.allocator import SlotAllocator
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import FillPolicy
@@ -101,6 +101,7 @@ class Engine:
 
         self._memory = KVMemory(SlotAllocator(slots, page), pool(target.config), None if draft is None else pool(draft))
         self._cache = PrefixCache(config, self._memory, self._req_to_token)
+        self._recency = Recency(self._cache.radix)
         self._scheduler = Scheduler(config, self._cache)
         parts = RunnerParts(config, make_planner(config, self._req_to_token), fill, dtype, device)
         geometries: list[Heads] = [target.config] if draft is None else [target.config, draft]
@@ -206,8 +207,8 @@ class Engine:
         self._cache.flush()
 
     def check_pools(self) -> list[str]:
-        """Violated conservation laws of the slot pool; see :mod:`specdebug.engine.memory.accounting`."""
-        return check_pools(self._cache, self._scheduler.holders)
+        """Violated conservation laws of memory; see :mod:`specdebug.engine.memory.accounting`."""
+        return check_pools(self._cache, self._scheduler.holders) + self._recency.check()
 
     def check_guards(self) -> list[GuardViolation]:
         """Guard regions damaged since the last call, of the row table and of every runner's arena."""

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from specdebug import async_probe
 
 KINDS = (
-    *async_probe.KINDS, "accept-drop", "assert", "error", "guard", "illegal-address", "launch-failure", "mismatch",
-    "oom", "pools",
+    *async_probe.KINDS, "accept-drop", "assert", "ends", "error", "guard", "illegal-address", "launch-failure",
+    "mismatch", "oom", "pools",
 )  # fmt: skip
 """The kinds of our violations that have a site."""
 

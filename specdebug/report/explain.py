@@ -95,6 +95,7 @@ def _what_oracles_did(result: ArmResult) -> dict[str, int]:
     wanted = run.scenario.oracles_of(run.arm)
     looks = {"lossless": 0, "draft_kv": 0, **outcome.looks}
     looks["pools"] = outcome.metrics.steps if wanted.pools else 0
+    looks["ends"] = outcome.metrics.steps if wanted.ends else 0
     looks["guards"] = outcome.metrics.steps if run.asked.guards else 0
     looks["accept"] = sum(request.cold_accept_lengths is not None for request in outcome.requests)
     return looks
@@ -127,7 +128,7 @@ def _next(result: ArmResult) -> Iterator[str]:
     if any(pack.mode != "record" for pack in run.packs) and run.scenario.arms[run.arm].mode != "record":
         yield f"{shlex.join(['specdebug', 'replay', *words, '--mode', 'record'])} (probes note all that they find)"
     wanted = run.scenario.oracles_of(run.arm)
-    off = [f"{name}: true" for name in ("lossless", "draft_kv", "pools") if not getattr(wanted, name)]
+    off = [f"{name}: true" for name in ("lossless", "draft_kv", "ends", "pools") if not getattr(wanted, name)]
     if wanted.accept is None:
         off.append("accept: {min_ratio: 0.8}")
     if off:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings, Reference
 from specdebug.run.oracles.registry import CannotShow, oracles_of
-from specdebug.targets.base import Ability, Session
+from specdebug.targets.base import Ability, Session, StepView
 from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Tie, Violation
 
@@ -85,6 +85,14 @@ class Judge:
     def after_step(self, requests: Sequence[Any], emitted: Mapping[str, Sequence[int]]) -> None:
         """Note how far the requests have come."""
         self.bench.note(requests, emitted)
+
+    def on_step(self, session: Session, report: StepView) -> None:
+        """A step decided this."""
+        self._look([partial(oracle.on_step, session, report) for oracle in self.oracles], "the step")
+
+    def on_served(self, session: Session, rids: Sequence[str]) -> None:
+        """The workload, these requests, is served."""
+        self._look([partial(oracle.on_served, session, rids) for oracle in self.oracles], "the run")
 
     def look(self, engine: Any, requests: Sequence[Any]) -> None:
         """With ``each_step``: judge requests that go on, each until something is wrong with it."""

@@ -69,6 +69,7 @@ class RunLoop:
                 self._call(self.session.abort, rid)
                 self._end(rid)
             if not self.session.has_work and self.driver.exhausted:
+                self.judge.on_served(self.session, list(self.arrived))
                 return
             if by_step or self.session.has_work:
                 self._one_step()
@@ -164,6 +165,7 @@ class RunLoop:
             raise Stopped from failure
         requests = [self.session.request(rid) for rid in report.rids]
         judge.after_step(requests, report.emitted)
+        judge.on_step(self.session, report)
         judge.look(self.session, requests)
         self._step += 1
         if self._step > self.max_steps:

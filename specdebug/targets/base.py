@@ -71,7 +71,9 @@ class Sampling(Protocol):
 
 
 class RequestView(Protocol):
-    """One request so far. ``kv_len``: positions with target KV. Accept lengths, one a verify, count the bonus token."""
+    """One request so far. ``kv_len``: positions with target KV. Accept lengths, one a verify, count the bonus token.
+    ``finish_reason``: ``stop`` once the last of ``output_ids`` is a stop token, else ``length`` once there are
+    ``max_new_tokens``; or ``abort``."""
 
     @property
     def rid(self) -> str: ...

@@ -31,6 +31,7 @@ _ORDER = (
     ("assert", "illegal-address", "launch-failure", "error"),
     ("pools",),
     ("mismatch",),
+    ("ends",),
     ("accept-drop",),
 )
 RANK: dict[str, int] = {kind: rank for rank, kinds in enumerate(_ORDER) for kind in kinds}

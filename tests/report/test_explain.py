@@ -69,7 +69,8 @@ def test_what_ran_and_looked_is_told(pack: ProbePack) -> None:
     assert why.findings[1].startswith(f"probes: 1 of {len(sites)} enabled sites reached, 40 times in all; never at ")
     assert why.probes.missed == tuple(sorted(sites - {"verify.logits"}))
     assert why.findings[2] == (
-        "oracles that looked: lossless 4 times, draft_kv 8 times, pools 45 times, accept once; that did not: guards"
+        "oracles that looked: lossless 4 times, draft_kv 8 times, pools 45 times, ends 45 times, accept once; "
+        "that did not: guards"
     )
     assert why.findings[3] == (
         "nearest to a failure: g0.0 output 3 was the reference's second choice by 0.06 logits (0.25 would be wrong); "

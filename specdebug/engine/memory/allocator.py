@@ -100,6 +100,10 @@ class SlotAllocator:
         """All free slots, ascending, int64 [num_free]; for accounting, O(N)."""
         return torch.from_numpy(self._slots_of(np.flatnonzero(~self._owned[1:]) + 1))
 
+    def listed(self) -> _Ids:
+        """Every page that is listed as free, in no order, as :meth:`alloc` would find it; for accounting."""
+        return np.concatenate([self._free[self._head :], *self._released])
+
     def owns(self, page: int) -> bool:
         """True if a page is allocated."""
         return bool(self._owned[page])

@@ -152,6 +152,10 @@ class RadixCache:
             yield node
             stack.extend(reversed(node.children.values()))
 
+    def leaves(self) -> Iterator[TreeNode]:
+        """The nodes listed for eviction, in the order in which they were listed; for accounting."""
+        return iter(self._leaves.values())
+
     def match_prefix(self, key: RadixKey, *, require_draft_kv: bool) -> PrefixMatch:
         """The longest cached prefix of ``key`` in whole pages; a node it ends inside is split there.
 

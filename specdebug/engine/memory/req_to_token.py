@@ -45,6 +45,16 @@ class ReqToToken:
         """Rows that no request owns; the padding row is not among them."""
         return len(self._free_rows)
 
+    @property
+    def rows(self) -> range:
+        """The rows that requests can have."""
+        return range(1, self._rows + 1)
+
+    @property
+    def free_rows(self) -> tuple[int, ...]:
+        """Rows that no request owns; for accounting."""
+        return tuple(self._free_rows)
+
     def alloc_row(self) -> int | None:
         """A free row, the lowest number first; None when all are taken."""
         return self._free_rows.pop() if self._free_rows else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from specdebug.scenario.grammar import OracleSpec
-from specdebug.targets.base import Ability, Asked, Session
+from specdebug.targets.base import Ability, Asked, Session, StepView
 from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Tie, Violation
 
@@ -141,11 +141,17 @@ class Oracle:
     def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
         """A step is over; ``failed``: by an exception; ``last``: nothing follows, so wait for what is on its way."""
 
+    def on_step(self, session: Any, report: StepView) -> None:
+        """A step is over, and this is what it decided."""
+
+    def on_served(self, session: Any, rids: Sequence[str]) -> None:
+        """The workload, these requests, is served, and none of it is served again yet."""
+
     def salvage(self, session: Session, step: int) -> None:
         """The device is lost: report what had reached the host by then."""
 
     def after_run(self, loop: RunLoop) -> None:
-        """The workload is served."""
+        """The workload is served; an oracle with a ``stage`` may serve some of it again."""
 
     def notes(self) -> Iterator[str]:
         """Sentences on the run, whatever its verdict."""

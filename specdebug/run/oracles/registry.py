@@ -11,6 +11,7 @@ from specdebug.run.oracles.acceptance import AcceptanceOracle
 from specdebug.run.oracles.base import Bench, Oracle
 from specdebug.run.oracles.draft_kv import DraftKV
 from specdebug.run.oracles.draft_state import DraftStateOracle
+from specdebug.run.oracles.ends import Ends
 from specdebug.run.oracles.guards import Guards
 from specdebug.run.oracles.lossless import Lossless
 from specdebug.run.oracles.pools import PoolsOracle
@@ -27,6 +28,7 @@ ORACLES: tuple[type[Oracle], ...] = (
     DraftStateOracle,
     AcceptanceOracle,
     Lossless,
+    Ends,
     Accept,
     AcceptFloor,
 )

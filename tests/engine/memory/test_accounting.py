@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from specdebug.engine import Engine, EngineConfig, SamplingParams
+from specdebug.engine.errors import EngineError
+from specdebug.engine.memory.accounting import Recency
+from specdebug.engine.memory.prefix_cache import PrefixCache
+from specdebug.engine.memory.radix_cache import RadixCache, TreeNode
 from specdebug.engine.request import Request
 from tests.engine.parts import Parts, make_config
 
@@ -24,13 +31,17 @@ def holder(parts: Parts) -> Request:
 def test_a_healthy_engine_breaks_no_law(parts: Parts, holder: Request) -> None:
     assert parts.laws(holder) == []
     parts.cache.release(holder, keep=False)
-    assert parts.laws(holder) == [], "a request without a row holds nothing"
     assert parts.laws() == []
+    assert parts.laws(holder) == ["rows: r1 holds row 0, which pads batches"]
 
 
 def test_a_forgotten_holder_is_a_lost_page(parts: Parts, holder: Request) -> None:
     page, slot = parts.config.page_size, int(parts.req_to_token.slots(holder.row, 8, 9))
-    assert parts.laws() == [f"ownership: {page} slots have no owner (first: {slot})"]
+    assert parts.laws() == [
+        f"ownership: {page} slots have no owner (first: {slot})",
+        "rows: row 1 is lost: neither free nor held by a request that prefills or runs",
+        "locks: radix node 1 has lock_ref 1, 0 requests read it",
+    ]
 
 
 def test_a_slot_freed_while_held_has_two_owners(parts: Parts, holder: Request) -> None:
@@ -101,4 +112,176 @@ def test_a_node_that_lost_slots_breaks_both_laws(parts: Parts, holder: Request) 
     assert parts.laws(holder) == [
         f"ownership: 1 slots have no owner (first: {lost})",
         "locks: evictable + protected = 8, cached = 7",
+        "liveness: r1 has 8 protected positions, the tree holds 7 of them",
     ]
+
+
+def test_a_row_that_is_held_twice_or_freed_while_held_is_named_with_its_holders(parts: Parts, holder: Request) -> None:
+    other = parts.run([1, 2])
+    held, other.row = other.row, holder.row
+    problems = parts.laws(holder, other)
+    assert f"rows: row {holder.row} is held by r1 and r2" in problems
+    assert f"rows: row {held} is lost: neither free nor held by a request that prefills or runs" in problems
+    other.row = held
+    parts.req_to_token.free_row(held)
+    assert parts.laws(holder, other) == [f"rows: row {held} is held by the free list and r2"]
+
+
+def test_a_lock_that_was_not_taken_or_given_back_twice_is_named_with_the_readers(parts: Parts, holder: Request) -> None:
+    radix, node = parts.cache.radix, holder.node
+    assert node is not None
+    radix.lock(node)
+    assert parts.laws(holder) == [f"locks: radix node {node.serial} has lock_ref 2, 1 requests read it: r1"]
+    radix.unlock(node)
+    radix.unlock(node)
+    assert parts.laws(holder) == [f"locks: radix node {node.serial} has lock_ref 0, 1 requests read it: r1"]
+    node.lock_ref = -1
+    assert f"locks: radix node {node.serial} has lock_ref -1, 1 requests read it: r1" in parts.laws(holder)
+
+
+def test_a_node_that_is_evicted_while_it_is_read_is_missed(parts: Parts, holder: Request) -> None:
+    radix, node = parts.cache.radix, holder.node
+    assert node is not None
+    radix.unlock(node)
+    parts.memory.free(radix.evict(1))
+    assert f"locks: r1 reads radix node {node.serial}, which is not in the tree" in parts.laws(holder)
+
+
+def test_counters_that_drift_apart_are_noticed_too(parts: Parts, holder: Request) -> None:
+    parts.cache.radix.evictable_size += 3
+    parts.cache.radix.protected_size -= 3
+    assert parts.laws(holder) == ["locks: evictable = 3, but nodes that nobody locks hold 0 slots"]
+
+
+def test_a_prefix_cell_that_is_not_the_tree_s_slot_is_named(parts: Parts, holder: Request) -> None:
+    own, cached = (int(parts.req_to_token.slots(holder.row, at, at + 1)) for at in (8, 2))
+    parts.req_to_token.write(holder.row, 2, torch.tensor([own]))
+    assert parts.laws(holder) == [f"liveness: r1 position 2 reads slot {own}, it is cached in slot {cached}"]
+
+
+def test_a_page_that_is_listed_as_free_twice_is_named(parts: Parts, holder: Request) -> None:
+    allocator = parts.memory.allocator
+    allocator._released.append(allocator.listed()[:1])
+    (twice, counted) = parts.laws(holder)
+    assert twice == f"ownership: page {allocator.listed()[0]} is listed as free 2 times"
+    assert counted.startswith(f"ownership: num_free is {allocator.num_free}, ")
+
+
+def test_leaves_that_are_listed_wrongly_and_times_out_of_order_are_named(parts: Parts, holder: Request) -> None:
+    node = holder.node
+    assert node is not None
+    parts.cache.release(holder, keep=False)
+    assert parts.laws() == []
+    leaf = parts.cache.radix._leaves.pop(node.serial)
+    assert parts.laws() == [f"order: radix node {node.serial} can be evicted and is not listed for that"]
+    parts.cache.radix._leaves[node.serial] = leaf
+    longer = parts.run([*PROMPT, *range(40, 49)])
+    assert parts.laws(longer) == []
+    node.last_access -= 1
+    below = longer.node
+    assert below is not None
+    (problem,) = parts.laws(longer)
+    assert problem.startswith(f"order: radix node {node.serial} was last used at {node.last_access}, its child ")
+
+
+def test_what_is_evicted_had_been_used_no_later_than_what_is_left(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    radix = parts.cache.radix
+    recency = Recency(radix)
+    for prompt in (PROMPT, [*range(60, 69)]):
+        parts.cache.release(parts.run(prompt), keep=False)
+    older, newer = radix.leaves()
+    assert recency.check() == []
+    monkeypatch.setattr("heapq.heappop", lambda heap: heap.pop(heap.index(max(heap))))
+    parts.memory.free(radix.evict(1))
+    said = f"node {newer.serial} (last used at {newer.last_access}) was evicted before node {older.serial}"
+    assert recency.check() == [f"order: radix {said} (last used at {older.last_access})"]
+    parts.memory.free(radix.evict(1))
+    assert recency.check() == []
+
+
+def test_a_leaf_that_was_used_again_is_no_reason_to_have_evicted_it_first(parts: Parts) -> None:
+    radix = parts.cache.radix
+    recency = Recency(radix)
+    for prompt in (PROMPT, [*range(60, 69)]):
+        parts.cache.release(parts.run(prompt), keep=False)
+    recency.check()
+    parts.cache.release(parts.run(PROMPT), keep=False)
+    parts.memory.free(radix.evict(1))
+    assert recency.check() == []
+
+
+def keeps_the_row(cache: PrefixCache, request: Request, *, keep: bool) -> None:
+    """The bug: rows are not given back."""
+    free_row = cache.req_to_token.free_row
+    cache.req_to_token.free_row = lambda row: None  # type: ignore[method-assign]
+    RELEASE(cache, request, keep=keep)
+    cache.req_to_token.free_row = free_row  # type: ignore[method-assign]
+
+
+def keeps_the_row_of_a_retracted(cache: PrefixCache, request: Request, *, keep: bool) -> None:
+    (keeps_the_row if request.finish_reason is None else RELEASE)(cache, request, keep=keep)
+
+
+def unlocks_twice(cache: PrefixCache, request: Request, *, keep: bool) -> None:
+    """The bug: what others read, too, is unlocked again; of a node of its own alone the tree would say so itself."""
+    shared = next((node for node in request.node.path() if node.lock_ref > 1), None) if request.node else None
+    RELEASE(cache, request, keep=keep)
+    if shared is not None:
+        cache.radix.unlock(shared)
+
+
+def takes_no_lock(radix: RadixCache, node: TreeNode) -> None:
+    """The bug: nothing is locked; and what is unlocked is not counted, or the engine would say so itself."""
+
+
+def refreshes_nothing(radix: RadixCache, *key: Any, **options: Any) -> Any:
+    for node in DESCEND(radix, *key, **options):
+        if node.children:
+            node.last_access = 0
+        yield node
+
+
+RELEASE, DESCEND = PrefixCache.release, RadixCache._descend
+
+BUGS = {
+    "rows@release": ((PrefixCache, "release", keeps_the_row),),
+    "rows@retraction": ((PrefixCache, "release", keeps_the_row_of_a_retracted),),
+    "locks@twice": ((PrefixCache, "release", unlocks_twice),),
+    "locks@never": ((RadixCache, "lock", takes_no_lock), (RadixCache, "unlock", takes_no_lock)),
+    "order@": ((RadixCache, "_descend", refreshes_nothing),),
+}
+
+
+@pytest.mark.parametrize("bug", [None, *BUGS])
+def test_an_engine_with_a_bug_in_its_books_breaks_the_law_in_the_step_that_shows_it(
+    bug: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for owner, name, wrong in BUGS[bug] if bug else ():
+        monkeypatch.setattr(owner, name, wrong)
+    memory = {"num_slots": 120, "fill": "garbage"}
+    spec = {"algorithm": "EAGLE", "num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6}
+    options = {"context_length": 96, "max_running_requests": 4, "speculative": spec, "memory": memory}
+    engine = Engine(EngineConfig.from_dict(options))
+    laws: dict[int, list[str]] = {}
+    for number in range(6):
+        prompt = [*range(50, 70), *range(200 + number, 205 + number)]
+        engine.add_request(f"a.{number}", prompt, SamplingParams(max_new_tokens=16))
+    retractions = 0
+    for step in range(80):
+        if not engine.has_work:
+            break
+        try:
+            report = engine.step()
+        except EngineError:
+            break
+        retractions += len(report.retracted)
+        if problems := engine.check_pools():
+            laws[step] = problems
+    if bug is None:
+        assert laws == {}
+        assert retractions, "nothing was set back"
+        return
+    first = laws[min(laws)]
+    assert {problem.partition(":")[0] for problem in first} == {bug.partition("@")[0]}, first

@@ -111,8 +111,8 @@ def test_release_keeps_the_output_for_others_or_only_what_was_published() -> Non
         assert parts.num_free == parts.config.usable_slots - cached
         assert (request.row, request.kv_len, request.kv_allocated, request.protected_len) == (0, 0, 0, 0)
         assert request.node is None
-        assert parts.req_to_token.alloc_row() == row
         assert parts.laws() == []
+        assert parts.req_to_token.alloc_row() == row
 
 
 @pytest.mark.parametrize("mode", [None, "recompute"])

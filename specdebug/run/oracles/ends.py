@@ -1,0 +1,106 @@
+"""Ends of requests: each stops where its length or a stop token says, says which, and streams what it keeps.
+
+Seen from outside only, by what every session shows: what steps report, and what requests hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specdebug.run.oracles.base import Bench, Oracle
+from specdebug.targets.base import RequestView, StepView
+from specdebug.verdict.outcome import Violation, first_difference
+
+
+class Ends(Oracle):
+    """Adds up what was streamed of each request, and holds it against what the request keeps and how it ends."""
+
+    name = "ends"
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self._streamed: dict[str, list[int]] = {}
+        self._ended: dict[str, str] = {}
+        """By request reported finished, its reason."""
+        self._condemned: set[str] = set()
+        """Requests of which something was said: what else is wrong with them follows from it."""
+
+    def on_step(self, session: Any, report: StepView) -> None:
+        for rid in {**report.emitted, **dict.fromkeys(report.finished)}:
+            request, tokens = session.request(rid), list(report.emitted.get(rid, ()))
+            self._streamed.setdefault(rid, []).extend(tokens)
+            if rid in self._ended or request.finish_reason == "abort":
+                after = f"{rid} ended ({self._ended.get(rid, 'abort')}) and then"
+                got = f"was given {_named(tokens, request.output_ids)}" if tokens else "was reported finished again"
+                self._report(rid, "stream", f"{after} {got}", len(self._streamed[rid]) - len(tokens))
+                continue
+            self._check_end(request, finished=rid in report.finished)
+            self._check_stream(request)
+            self._check_accepted(request, tokens, report.accept_lengths, finished=rid in report.finished)
+            if rid in report.finished:
+                self._ended[rid] = str(request.finish_reason)
+
+    def on_served(self, session: Any, rids: Sequence[str]) -> None:
+        for rid in rids:
+            request = session.request(rid)
+            self._streamed.setdefault(rid, [])
+            self._check_stream(request)
+            if rid not in self._ended and request.finish_reason != "abort":
+                count, most = len(request.output_ids), request.sampling.max_new_tokens
+                self._report(
+                    rid, "reason", f"{rid} was never reported finished; it has {count} of {most} tokens", count
+                )
+
+    def _check_end(self, request: RequestView, *, finished: bool) -> None:
+        """The output is as long as it may be and has no stop token but at its end, and the reason says so."""
+        rid, output, most = request.rid, request.output_ids, request.sampling.max_new_tokens
+        stops, reason, last = request.sampling.stop_token_ids, request.finish_reason, len(output) - 1
+        stop = next((position for position, token in enumerate(output) if token in stops), None) if stops else None
+        due = "stop" if stop is not None else "length" if len(output) >= most else None
+        if stop is not None and (stop < last or not finished):
+            goes_on = f"is followed by {_named(output[stop + 1 :], output)}" if stop < last else "does not end it"
+            self._report(rid, "stop", f"{rid} output {stop}: stop token {output[stop]} {goes_on}", stop)
+        elif len(output) > most or (len(output) == most and not finished):
+            held = f"{rid} has {len(output)} tokens, max_new_tokens is {most}"
+            self._report(rid, "length", f"{held}{'' if finished else ', and goes on'}; {_last(output)}", most)
+        elif finished and due is None:
+            site = reason if reason in ("stop", "length") else "reason"
+            held = f"{rid} ended ({reason}) after {len(output)} of {most} tokens and no stop token; {_last(output)}"
+            self._report(rid, site, held, last)
+        elif reason != due:
+            said = f"{rid} says finish reason {reason}, it is {due}"
+            self._report(rid, "reason", f"{said}: {len(output)} of {most} tokens; {_last(output)}", last)
+
+    def _check_stream(self, request: RequestView) -> None:
+        rid, kept = request.rid, request.output_ids
+        streamed = self._streamed[rid]
+        at = None if streamed == kept else first_difference(streamed, kept)
+        if at is not None:
+            sides = (f"{side[at] if at < len(side) else 'nothing'}" for side in (streamed, kept))
+            self._report(rid, "stream", "{} output {}: streamed {}, kept {}".format(rid, at, *sides), at)
+
+    def _check_accepted(
+        self, request: RequestView, tokens: Sequence[int], lengths: Mapping[str, int], *, finished: bool
+    ) -> None:
+        """A verify emits what it accepted; of the last one's, an end may cut some off."""
+        accepted = lengths.get(request.rid, len(tokens))
+        if accepted < len(tokens) or (accepted > len(tokens) and not finished):
+            position = len(self._streamed[request.rid]) - len(tokens)
+            said = f"{request.rid} output {position}: a verify accepted {accepted} tokens and emitted {len(tokens)}"
+            self._report(request.rid, "stream", said, position)
+
+    def _report(self, rid: str, site: str, detail: str, position: int) -> None:
+        if rid not in self._condemned:
+            self._condemned.add(rid)
+            data = {"rid": rid, "position": position}
+            self.bench.report(Violation("ends", site, self.bench.step, detail, data=data))
+
+
+def _named(tokens: Sequence[int], output: Sequence[int]) -> str:
+    """So many tokens, with the first of them; ``output``: all that the request has."""
+    return f"{len(tokens)} more tokens, the first {tokens[0]} ({len(output)} in all)"
+
+
+def _last(output: Sequence[int]) -> str:
+    return f"the last is {output[-1]}" if output else "there is none"

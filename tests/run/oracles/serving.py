@@ -1,0 +1,57 @@
+"""A scenario's first arm, served in this process with the oracles looking on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from specdebug.assets import tokenizer_path
+from specdebug.engine import Engine
+from specdebug.run.driver import WorkloadDriver
+from specdebug.run.judge import Judge
+from specdebug.run.loop import RunLoop, Stopped
+from specdebug.run.oracles.base import OracleSettings, Reference
+from specdebug.scenario.grammar import OracleSpec
+from specdebug.scenario.load import load_scenario
+from specdebug.scenario.workload import expand
+from specdebug.targets.embedded import TARGET, EmbeddedSession, build_engine
+from specdebug.verdict.outcome import Violation
+from tests.run.fakes import ListSink
+
+SCENARIOS = Path(__file__).parents[3] / "scenarios"
+
+ALONE = {"lossless": False, "draft_kv": False, "draft_state": False, "acceptance": False, "sampling": False}
+"""Words that leave the oracles that need no reference."""
+
+
+def serve(
+    name: str,
+    *,
+    reference: Reference | None = None,
+    seed: int | None = None,
+    engine: dict[str, Any] | None = None,
+    built: Callable[[Engine], None] = lambda engine: None,
+    **oracles: Any,
+) -> tuple[list[Violation], Judge, EmbeddedSession]:
+    """Serve a shipped scenario with these oracles; returns the violations, the judge and the session. ``engine`` is
+    laid over its options; ``built`` is given the engine before it serves."""
+    scenario = load_scenario(SCENARIOS / f"{name}.yaml")
+    options = {**scenario.engine_of(next(iter(scenario.arms))), **(engine or {})}
+    asked = TARGET.asked(options)
+    seed = scenario.seed if seed is None else seed
+    found: list[Violation] = []
+    settings = OracleSettings(OracleSpec(**oracles), asked)
+    judge = Judge(settings, reference, found.append, lambda rid, tie: None, lambda ids: str(list(ids)))
+    session = EmbeddedSession(build_engine(options, seed), asked)
+    built(session.inside)
+    session.observe(judge)
+    workload = expand(scenario, Tokenizer.from_file(str(tokenizer_path("tiny"))), seed)
+    loop = RunLoop(session, WorkloadDriver(workload), ListSink(), judge, max_steps=2000, decode=str)
+    try:
+        loop.run()
+    except Stopped:
+        found.append(Violation("hang"))
+    return found, judge, session

@@ -1,0 +1,215 @@
+"""Requests that end where they should not, say why wrongly, or stream what they do not keep, are named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specdebug.engine.request import Request
+from specdebug.run.oracles.base import Bench
+from specdebug.run.oracles.ends import Ends
+from specdebug.verdict.outcome import Violation
+from tests.run.fakes import FakeRequest, oracle_settings
+from tests.run.oracles.serving import ALONE, serve
+
+STOP = 9
+
+
+class Told:
+    """One request of eight tokens at most, and the oracle that is told of its steps."""
+
+    def __init__(self) -> None:
+        self.found: list[Violation] = []
+        sampling = SimpleNamespace(temperature=0.0, max_new_tokens=8, stop_token_ids=(STOP,))
+        self.held = FakeRequest("a.0", [1, 2], sampling)
+        self.oracle = Ends(Bench(oracle_settings(), None, self.found.append, print, str))
+
+    def request(self, rid: str) -> FakeRequest:
+        return self.held
+
+    def step(
+        self,
+        emitted: Sequence[int],
+        *,
+        reason: str | None = None,
+        kept: Sequence[int] | None = None,
+        accepted: int | None = None,
+        finished: bool | None = None,
+    ) -> None:
+        self.held.output_ids += emitted if kept is None else kept
+        self.held.finish_reason = reason
+        done = ("a.0",) if (reason is not None if finished is None else finished) else ()
+        lengths = {} if accepted is None else {"a.0": accepted}
+        report: Any = SimpleNamespace(
+            emitted={"a.0": emitted} if emitted else {}, finished=done, accept_lengths=lengths
+        )
+        self.oracle.on_step(self, report)
+
+    def end(self) -> list[str]:
+        self.oracle.on_served(self, ["a.0"])
+        return [violation.signature for violation in self.found]
+
+
+def test_requests_that_end_as_they_should_are_silent() -> None:
+    for last, reason in (([5, 6, 7, 8], "length"), ([5, STOP], "stop"), ([5, 6, 7, STOP], "stop")):
+        told = Told()
+        told.step([3])
+        told.step([4, 4, 4], accepted=3)
+        told.step(last, accepted=5, reason=reason)
+        assert told.end() == []
+
+
+def test_an_aborted_request_ends_anywhere_and_is_given_nothing_more() -> None:
+    told = Told()
+    told.step([3])
+    told.held.finish_reason = "abort"
+    assert told.end() == []
+    told.step([4], reason="abort", finished=False)
+    assert told.end() == ["ends@stream"]
+    assert "ended (abort) and then was given 1 more tokens, the first 4" in told.found[0].detail
+
+
+WRONG: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
+    "a stop token in the middle": (
+        "stop",
+        "a.0 output 1: stop token 9 is followed by 2 more tokens, the first 5 (4 in all)",
+        [{"emitted": [3, STOP, 5, 6]}],
+    ),
+    "a stop token that ends nothing": ("stop", "stop token 9 does not end it", [{"emitted": [3, STOP]}]),
+    "stopped by none": (
+        "stop",
+        "ended (stop) after 2 of 8 tokens and no stop",
+        [{"emitted": [3, 4], "reason": "stop"}],
+    ),
+    "too long": ("length", "has 9 tokens, max_new_tokens is 8", [{"emitted": [3] * 9, "reason": "length"}]),
+    "as long as may be, and goes on": ("length", "has 8 tokens, max_new_tokens is 8, and goes", [{"emitted": [3] * 8}]),
+    "too short": ("length", "ended (length) after 7 of 8 tokens", [{"emitted": [3] * 7, "reason": "length"}]),
+    "a stop called a length": (
+        "reason",
+        "says finish reason length, it is stop",
+        [{"emitted": [3, STOP], "reason": "length"}],
+    ),
+    "a length called a stop": (
+        "reason",
+        "says finish reason stop, it is length: 8 of 8 tokens; the last is 3",
+        [{"emitted": [3] * 8, "reason": "stop"}],
+    ),
+    "an end without a reason": ("reason", "ended (None) after 1 of 8", [{"emitted": [3], "finished": True}]),
+    "a reason without an end": (
+        "reason",
+        "says finish reason length, it is None",
+        [{"emitted": [3], "reason": "length", "finished": False}],
+    ),
+    "never finished": ("reason", "a.0 was never reported finished; it has 2 of 8 tokens", [{"emitted": [3, 4]}]),
+    "kept and not streamed": ("stream", "output 1: streamed nothing, kept 4", [{"emitted": [3], "kept": [3, 4]}]),
+    "streamed and not kept": ("stream", "output 1: streamed 4, kept nothing", [{"emitted": [3, 4], "kept": [3]}]),
+    "streamed otherwise": ("stream", "output 0: streamed 3, kept 4", [{"emitted": [3], "kept": [4]}]),
+    "more accepted than emitted": (
+        "stream",
+        "output 1: a verify accepted 3 tokens and emitted 2",
+        [{"emitted": [3]}, {"emitted": [4, 5], "accepted": 3}],
+    ),
+    "fewer accepted than emitted, at the end": (
+        "stream",
+        "accepted 1 tokens and emitted 2",
+        [{"emitted": [4, STOP], "accepted": 1, "reason": "stop"}],
+    ),
+    "given more after its end": (
+        "stream",
+        "a.0 ended (stop) and then was given 1 more tokens, the first 5",
+        [{"emitted": [STOP], "reason": "stop"}, {"emitted": [5], "reason": "stop", "finished": False}],
+    ),
+    "finished twice": (
+        "stream",
+        "a.0 ended (stop) and then was reported finished again",
+        [{"emitted": [STOP], "reason": "stop"}, {"emitted": [], "reason": "stop"}],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_wrong_end_is_named_once_with_request_position_and_token(name: str) -> None:
+    site, said, steps = WRONG[name]
+    told = Told()
+    for step in steps:
+        told.step(**step)
+    assert told.end() == [f"ends@{site}"]
+    assert said in told.found[0].detail
+    assert told.found[0].data["rid"] == "a.0"
+
+
+def test_the_shipped_scenario_ends_requests_inside_what_a_verify_accepted() -> None:
+    found, _, session = serve("request_ends", **ALONE)
+    assert found == []
+    cut = {
+        rid: sum(request.accept_lengths) + 1 - len(request.output_ids)
+        for rid, request in session.inside.requests.items()
+        if request.accept_lengths
+    }
+    reasons = {rid: request.finish_reason for rid, request in session.inside.requests.items()}
+    for rid in ("stop.0", "stop-early.0", "length.0", "length-short.0", "both.0"):
+        assert cut[rid] > 0, f"{rid} ends with its last verify"
+        assert reasons[rid] == ("length" if rid.startswith("length") else "stop")
+    assert (
+        len(session.inside.requests["both.0"].output_ids) == session.inside.requests["both.0"].sampling.max_new_tokens
+    )
+    assert (reasons["first.0"], reasons["one.0"], reasons["plain.0"]) == ("stop", "length", "stop")
+
+
+def stop_only_at_the_end(request: Request, tokens: Sequence[int]) -> list[int]:
+    """The bug: only the last of a verify's tokens is held against the stop tokens."""
+    kept = list(tokens[: request.sampling.max_new_tokens - len(request.output_ids)])
+    request.output_ids += kept
+    if kept[-1] in request.sampling.stop_token_ids:
+        request.finish_reason = "stop"
+    elif len(request.output_ids) == request.sampling.max_new_tokens:
+        request.finish_reason = "length"
+    return kept
+
+
+def longer_than_asked(request: Request, tokens: Sequence[int]) -> list[int]:
+    """The bug: all that a verify accepted is kept."""
+    stops = [n for n, token in enumerate(tokens) if token in request.sampling.stop_token_ids]
+    kept = list(tokens[: stops[0] + 1] if stops else tokens)
+    request.output_ids += kept
+    if stops:
+        request.finish_reason = "stop"
+    elif len(request.output_ids) >= request.sampling.max_new_tokens:
+        request.finish_reason = "length"
+    return kept
+
+
+def streams_what_it_drops(request: Request, tokens: Sequence[int]) -> list[int]:
+    RIGHT(request, tokens)
+    return list(tokens)
+
+
+def length_before_stop(request: Request, tokens: Sequence[int]) -> list[int]:
+    kept = RIGHT(request, tokens)
+    if len(request.output_ids) == request.sampling.max_new_tokens:
+        request.finish_reason = "length"
+    return kept
+
+
+RIGHT = Request.accept_tokens
+
+
+@pytest.mark.parametrize(
+    ("bug", "signature"),
+    [
+        (stop_only_at_the_end, "ends@stop"),
+        (longer_than_asked, "ends@length"),
+        (streams_what_it_drops, "ends@stream"),
+        (length_before_stop, "ends@reason"),
+    ],
+)
+def test_an_engine_that_ends_requests_wrongly_is_caught(
+    bug: Any, signature: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Request, "accept_tokens", bug)
+    found, _, _ = serve("request_ends", **ALONE)
+    assert signature in [violation.signature for violation in found]
+    assert {violation.kind for violation in found} == {"ends"}

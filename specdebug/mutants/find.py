@@ -51,7 +51,7 @@ CHECKS = (
 class Mutant:
     """One changed function. ``file``: below the package; ``lines``: first and last of the changed statement there.
 
-    ``old`` lines become ``new``; ``edit`` says so as a text to match, which no other place has, and what takes its place.
+    ``old`` lines become ``new``; ``edit`` says so as a text to match, found nowhere else, and what takes its place.
     ``number``: among those of its line and operator.
     """
 
@@ -85,7 +85,7 @@ class Mutant:
 
 
 def files(glob: str | None = None) -> list[str]:
-    """The files that are mutated, below the package. ``glob``: of the path or its end. Raises SpecDebugError for none."""
+    """The files that are mutated, below the package. ``glob``: of a path or its end. Raises SpecDebugError for none."""
     found = sorted(path.relative_to(ROOT).as_posix() for part in PARTS for path in ROOT.glob(part))
     found = [file for file in found if not any(fnmatchcase(file, spared) for spared in SPARED)]
     if glob is None:

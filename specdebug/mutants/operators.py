@@ -45,8 +45,9 @@ WATCHING = ("maybe_detect", "observer", "progress", "logg", "warn", "print")
 NOT_SWAPPED = frozenset({"isinstance", "issubclass", "getattr", "hasattr", "setattr", "cast", "min", "max"})
 """Functions whose arguments are of two kinds by what they do, or may as well come in any order."""
 BY_DIMENSION = frozenset(
-    "sum cumsum argmax argmin any all mean amax softmax log_softmax squeeze unsqueeze select index_select transpose "
-    "flatten size view reshape expand permute stack cat topk sort gather dim".split()
+    ("sum", "cumsum", "argmax", "argmin", "any", "all", "mean", "amax", "softmax", "log_softmax", "squeeze", "view")
+    + ("unsqueeze", "select", "index_select", "transpose", "flatten", "size", "reshape", "expand", "permute", "stack")
+    + ("cat", "topk", "sort", "gather", "dim")
 )
 """Functions whose plain numbers name a dimension: another one ends the run at once, which teaches nothing."""
 TYPES = frozenset({"list", "dict", "tuple", "set", "frozenset", "deque", "type"})
@@ -247,7 +248,7 @@ def _watches(call: ast.Call) -> bool:
 
 
 def _headers(statement: ast.stmt) -> Iterator[ast.expr]:
-    """The expressions of a statement that are not in a block of its own; where things are stored comes as subscripts."""
+    """The expressions of a statement that are in no block of its own; the places that it stores to are among them."""
     for name, value in ast.iter_fields(statement):
         if name in ("annotation", "target") and isinstance(statement, ast.AnnAssign | ast.For):
             continue

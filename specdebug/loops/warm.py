@@ -1,4 +1,4 @@
-"""Warm arms, the parent's side: run arms of a scenario, or of several, over and over, at a fraction of a fresh arm's cost.
+"""Warm arms, the parent's side: run arms of some scenarios, over and over, at a fraction of a fresh arm's cost.
 
 A :class:`WarmPool` starts and waits arm by arm, so that a search can choose the next arm by the last one's result.
 """

@@ -68,7 +68,15 @@ def _queues(view: EngineView) -> Iterator[Any]:
 def _requests(view: EngineView) -> Iterator[Any]:
     for each in view.engine.requests.values():
         node = each.node is not None
-        yield [each.rid, each.status.value, each.kv_len, each.kv_allocated, each.protected_len, each.cached_tokens, node]
+        yield [
+            each.rid,
+            each.status.value,
+            each.kv_len,
+            each.kv_allocated,
+            each.protected_len,
+            each.cached_tokens,
+            node,
+        ]
         yield [each.finish_reason, each.retractions, each.output_ids, each.accept_lengths, bool(each.row)]
 
 

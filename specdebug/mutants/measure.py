@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import random
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -28,13 +29,17 @@ DECIDING = ("engine", "run", "reference", "verdict", "async_probe", "diverge", "
 
 @dataclass(frozen=True)
 class Measured:
-    """The rows by their number, as far as they are known; ``unreached``: by file, mutants whose line no arm runs."""
+    """The rows by their number, as far as they are known, of so many ``planned``.
+
+    ``unreached``: by file, the mutants whose line no arm runs, and all its mutants. ``reason``: of the end, as searches
+    have it.
+    """
 
     rows: tuple[MutantRow, ...]
     planned: int
-    population: int
-    unreached: dict[str, int]
+    unreached: Mapping[str, tuple[int, int]]
     resumed: int = 0
+    rerun: int = 0
     reason: str = "done"
     trouble: SpecDebugError | None = None
 
@@ -93,6 +98,14 @@ class Measurement:
 
     def run(self, journal: Journal, watcher: MutantWatcher) -> Measured:
         """Measure, as far as it goes. Raises NotSound, or SpecDebugError when the sound engine cannot be run."""
+        try:
+            return self._run(journal, watcher)
+        except KeyboardInterrupt:  # while the sound engine ran: what is known is what was known before
+            kept = [result.besides[0] for _, result in journal.trials.values() if result.besides]
+            rows = tuple(map(MutantRow.from_text, kept))
+            return Measured(rows, self.number or len(self.mutants), {}, len(rows), reason="interrupted")
+
+    def _run(self, journal: Journal, watcher: MutantWatcher) -> Measured:
         first, *rest = commons(self.arms)
         with (
             tempfile.TemporaryDirectory(prefix="specdebug-mutants-") as folder,
@@ -106,6 +119,8 @@ class Measurement:
         self, pool: WarmPool, sound: Sequence[Sound], folder: Path, journal: Journal, watcher: MutantWatcher
     ) -> Measured:
         reached = [mutant for mutant in self.mutants if any(arm.reaches(mutant) for arm in sound)]
+        if not reached:
+            raise SpecDebugError("no scenario runs any line that could be mutated there: nothing can be measured")
         drawn = draw(reached, self.number or len(reached), self.seed)
         trials = InOrder(MutantSource(pool, sound, drawn, folder), journal, self.seed, len(drawn))
         rows: list[MutantRow] = []
@@ -125,11 +140,9 @@ class Measurement:
             return "done"
 
         reason, trouble = trials.run(all_rows)
-        unreached: dict[str, int] = {}
-        for mutant in self.mutants:
-            unreached.setdefault(mutant.file, 0)
-            unreached[mutant.file] += not any(arm.reaches(mutant) for arm in sound)
-        return Measured(tuple(rows), len(drawn), len(self.mutants), unreached, resumed, reason, trouble)
+        every, within = (Counter(mutant.file for mutant in some) for some in (self.mutants, reached))
+        unreached = {file: (count - within[file], count) for file, count in every.items()}
+        return Measured(tuple(rows), len(drawn), unreached, resumed, pool.rerun, reason, trouble)
 
 
 def _by_id(mutant: Mutant) -> tuple[str, int, str, int]:

@@ -44,11 +44,10 @@ WATCHING = ("maybe_detect", "observer", "progress", "logg", "warn", "print")
 """Calls with such a word in what is called tell somebody of the work, and do none of it."""
 NOT_SWAPPED = frozenset({"isinstance", "issubclass", "getattr", "hasattr", "setattr", "cast", "min", "max"})
 """Functions whose arguments are of two kinds by what they do, or may as well come in any order."""
-BY_DIMENSION = frozenset(
-    ("sum", "cumsum", "argmax", "argmin", "any", "all", "mean", "amax", "softmax", "log_softmax", "squeeze", "view")
-    + ("unsqueeze", "select", "index_select", "transpose", "flatten", "size", "reshape", "expand", "permute", "stack")
-    + ("cat", "topk", "sort", "gather", "dim")
-)
+_REDUCE = ("sum", "cumsum", "argmax", "argmin", "any", "all", "mean", "amax", "softmax", "log_softmax", "topk", "sort")
+_SHAPE = ("view", "reshape", "expand", "permute", "transpose", "flatten", "squeeze", "unsqueeze", "size", "dim")
+_PICK = ("select", "index_select", "gather", "stack", "cat")
+BY_DIMENSION = frozenset((*_REDUCE, *_SHAPE, *_PICK))
 """Functions whose plain numbers name a dimension: another one ends the run at once, which teaches nothing."""
 TYPES = frozenset({"list", "dict", "tuple", "set", "frozenset", "deque", "type"})
 

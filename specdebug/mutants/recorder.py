@@ -1,4 +1,4 @@
-"""A recorder for engines that may be broken in any way: what it cannot make sense of ends the recording, not the run."""
+"""A recorder for engines that may be broken in any way: what confuses it ends the recording, and not the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One arm of a mutant, or of the sound engine, inside a warm worker: recorded, and of the sound one every line that ran.
+"""One arm of a mutant, or of the sound engine, inside a warm worker: recorded, and of the sound one what lines ran.
 
 The verdict is the arm's own: the same oracles, the same events. What records it watches from outside and swallows its
 own troubles, so that a mutant which confuses the recorder is not taken for one that a verdict saw.

@@ -11,6 +11,7 @@ import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,10 @@ SLOWER, GRACE_S = 10.0, 5.0
 """A mutant may take so many times as long as the sound engine, and so many seconds more."""
 STEPS_MORE, GRACE_STEPS = 10, 64
 """So many times the steps, and so many more: without any accepted draft it takes fewer."""
+LOOK_AHEAD = 5000
+"""Differences of a run that are looked at, to tell whether anybody read what was wrong."""
+KEPT = ("kv_pool.write", "draft.bonus", "draft_extend.topk", "draft_extend.logits")
+"""Sites whose values are kept for later steps, which may be none that these scenarios make."""
 HASHES, BOOKS, LINES = "hashes", "books.json", "lines.json"
 
 
@@ -88,20 +93,24 @@ class Sound:
 
     def parting(self, folder: Path, outcome: Outcome | None) -> Parting | None:
         """Where a mutant's record first differs from this one; None: nowhere."""
-        found = next(in_lockstep(self.steps, _steps(folder)), None)
-        if found is not None:
-            return Parting.of(self.name, found)
+        found = list(islice(in_lockstep(self.steps, _steps(folder)), LOOK_AHEAD))
         book = first_other(self.books, read_books(folder / BOOKS))
+        same_trace = outcome is not None and outcome.trace_hash == self.trace_hash
+        if found:
+            alone = all(each.what == "value" and each.site == found[0].site for each in found)
+            read = not (alone and book is None and same_trace) or found[0].site.startswith(KEPT)
+            return Parting.of(self.name, found[0], read)
         if book is not None:
             return Parting("book", self.name, book[0], book[1])
-        if outcome is None or outcome.trace_hash != self.trace_hash:
-            return Parting("trace", self.name, None, "what the run reported")
-        return None
+        return None if same_trace else Parting("trace", self.name, None, "what the run reported")
 
 
 @dataclass(frozen=True)
 class Parting:
-    """The first difference. ``site``: a probe's, or the name of a book. ``request``: whose it is, if anybody's."""
+    """The first difference. ``site``: a probe's, or the name of a book. ``request``: whose it is, if anybody's.
+
+    ``read``: something else differed, too, or could later; else nobody has read what is wrong there.
+    """
 
     kind: str
     scenario: str
@@ -109,10 +118,11 @@ class Parting:
     site: str
     request: str | None = None
     text: str = ""
+    read: bool = True
 
     @classmethod
-    def of(cls, scenario: str, found: Difference) -> Parting:
-        return cls(found.what, scenario, found.step, found.site, found.owner, found.text)
+    def of(cls, scenario: str, found: Difference, read: bool) -> Parting:
+        return cls(found.what, scenario, found.step, found.site, found.owner, found.text, read)
 
 
 def sound_arms(library: RunContent, scenarios: Sequence[Scenario]) -> list[ArmRun]:

@@ -37,8 +37,8 @@ class _Going:
     def row(self, ended: ArmResult | None = None) -> MutantRow:
         """What is known of it. ``ended``: the arm that caught it."""
         outcome = None if ended is None else ended.outcome
-        # A difference of tensors says more than one of books, in whichever arm it was seen.
-        best = min(self.partings, key=lambda each: each.kind in ("book", "trace"), default=None)
+        # A difference that something came of says more than one that nobody read, and a tensor more than a book.
+        best = min(self.partings, key=lambda each: (not each.read, each.kind in ("book", "trace")), default=None)
         signature = None if outcome is None else outcome.signature
         return MutantRow(
             id=self.mutant.id,

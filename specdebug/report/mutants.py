@@ -117,6 +117,8 @@ def advice(row: MutantRow) -> str:
     if row.parting is None:
         return "the run ended as the user's mistake, not as a failure"
     site = row.parting.site
+    if not row.parting.read:
+        return "nothing else differs in any arm: nobody reads there what is wrong, or no scenario has what does"
     oracle = next((name for start, name in WATCHED if site.startswith(start)), None)
     if oracle is None:
         return f"no oracle looks at {site or 'the schedule'}"

@@ -97,13 +97,19 @@ class Measurement:
     jobs: int
 
     def run(self, journal: Journal, watcher: MutantWatcher) -> Measured:
-        """Measure, as far as it goes. Raises NotSound, or SpecDebugError when the sound engine cannot be run."""
+        """Measure, as far as it goes; what was known before stands where not even the sound engine could be run."""
         try:
             return self._run(journal, watcher)
-        except KeyboardInterrupt:  # while the sound engine ran: what is known is what was known before
-            kept = [result.besides[0] for _, result in journal.trials.values() if result.besides]
-            rows = tuple(map(MutantRow.from_text, kept))
-            return Measured(rows, self.number or len(self.mutants), {}, len(rows), reason="interrupted")
+        except KeyboardInterrupt:
+            return self._known(journal, "interrupted")
+        except SpecDebugError as error:
+            return self._known(journal, "trouble", error)
+
+    def _known(self, journal: Journal, reason: str, trouble: SpecDebugError | None = None) -> Measured:
+        kept = [result.besides[0] for _, result in journal.trials.values() if result.besides]
+        rows = tuple(map(MutantRow.from_text, kept))
+        planned = self.number or len(self.mutants)
+        return Measured(rows, planned, {}, len(rows), reason=reason, trouble=trouble)
 
     def _run(self, journal: Journal, watcher: MutantWatcher) -> Measured:
         first, *rest = commons(self.arms)

@@ -17,7 +17,7 @@ from typing import Any
 
 from specdebug.diverge.align import Difference, in_lockstep
 from specdebug.diverge.stream import RecordedStep, read
-from specdebug.errors import SpecDebugError
+from specdebug.errors import CannotRunHere, SpecDebugError
 from specdebug.loops.replay import ArmResult, ArmRun, Choices, RunContent, plan
 from specdebug.loops.warm import WarmPool
 from specdebug.mutants.books import Books, first_other, read_books
@@ -74,6 +74,11 @@ class Sound:
     @property
     def name(self) -> str:
         return self.run.key
+
+    @property
+    def rows(self) -> int:
+        """Rows of all tensors that passed a site: the arm's cost."""
+        return sum(sum(call.rows) for step in self.steps for call in step.calls)
 
     def reaches(self, mutant: Mutant) -> bool:
         """True if the changed statement runs in this arm."""
@@ -146,8 +151,9 @@ def commons(arms: Sequence[ArmRun]) -> list[Common]:
 def measure_sound(
     pool: WarmPool, arms: Sequence[ArmRun], files: Sequence[str], folder: Path, moved: Callable[[int, int], None]
 ) -> list[Sound]:
-    """Run the sound engine in every arm, those that take least first. ``moved`` is told how many are done, of how many.
+    """Run the sound engine in every arm. ``moved`` is told how many are done, of how many.
 
+    They come back in the order of their cost, as far as that does not depend on the machine.
     Raises NotSound when it does not pass, SpecDebugError when it cannot be run.
     """
     traced = tuple(str(ROOT / file) for file in files)
@@ -162,7 +168,7 @@ def measure_sound(
             started += 1
         found.append(_sound(pool.wait()))
         moved(len(found), len(arms))
-    return sorted(found, key=lambda each: (each.seconds, each.name))
+    return sorted(found, key=lambda each: (each.rows, each.name))
 
 
 def _sound(ended: ArmResult) -> Sound:
@@ -172,7 +178,10 @@ def _sound(ended: ArmResult) -> Sound:
         raise NotSound(f"the engine as it is does not pass {run.key}: {said}; mend that first")
     assert isinstance(run, MutantRun)
     folder = Path(run.folder)
-    lines = json.loads((folder / LINES).read_text(encoding="utf-8"))
+    try:
+        lines = json.loads((folder / LINES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise CannotRunHere(f"the sound engine's run of {run.key} left no record in {folder}; is there room?") from None
     return Sound(
         run,
         outcome.metrics.wall_s,

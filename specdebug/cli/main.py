@@ -26,6 +26,7 @@ from specdebug.cli import (
     faults,
     flake,
     minimise,
+    mutants,
     probes,
     replay,
     scenarios,
@@ -58,6 +59,7 @@ app.command("bisect", cls=WithCommand)(bisect.bisect)
 app.command("flake", cls=WithCommand)(flake.flake)
 app.command("minimise", cls=OldJson)(minimise.minimise)
 app.command("minimize", cls=OldJson, hidden=True)(minimise.minimise)
+app.command("mutants")(mutants.mutants)
 app.command("triage")(triage.triage)
 app.add_typer(toggles.app, name="toggles")
 app.add_typer(probes.app, name="probes")

@@ -1,4 +1,4 @@
-"""Warm arms, the parent's side: run arms of one scenario, over and over, at a fraction of a fresh arm's cost.
+"""Warm arms, the parent's side: run arms of some scenarios, over and over, at a fraction of a fresh arm's cost.
 
 A :class:`WarmPool` starts and waits arm by arm, so that a search can choose the next arm by the last one's result.
 """
@@ -35,15 +35,31 @@ class ArmAtFault(SpecDebugError):
         self.run = run
 
 
-class WarmPool:
-    """Runs arms of one scenario. A context manager: leaving it ends every worker.
+class ArmLost(MachineFailed):
+    """The machine failed an arm, and it is of no use to run it again."""
 
-    ``arms`` are those that will be run, ``toggles`` the fixes that may be reverted. Others work, but slowly.
+    def __init__(self, run: ArmRun, failure: MachineFailure) -> None:
+        super().__init__(failure)
+        self.run = run
+
+
+class WarmPool:
+    """Runs arms of its scenarios. A context manager: leaving it ends every worker.
+
+    ``arms`` are those that will be run, ``toggles`` the fixes that may be reverted; ``also``: the same of further
+    scenarios. Others work, but slowly.
     """
 
-    def __init__(self, scenario: Scenario, arms: Sequence[str], toggles: Sequence[Toggle] = (), jobs: int = 1) -> None:
-        common = Common(scenario, tuple(arms), tuple(toggles))
-        self._pool = WorkerPool(jobs, PRELOAD, (PREPARE, common))
+    def __init__(
+        self,
+        scenario: Scenario,
+        arms: Sequence[str],
+        toggles: Sequence[Toggle] = (),
+        jobs: int = 1,
+        also: Sequence[Common] = (),
+    ) -> None:
+        commons = (Common(scenario, tuple(arms), tuple(toggles)), *also)
+        self._pool = WorkerPool(jobs, PRELOAD, (PREPARE, commons))
         self._listener = _Collected()
         self._watch = DeviceWatch(self._pool, self._listener)
         self._again: set[str] = set()
@@ -78,7 +94,7 @@ class WarmPool:
         """Return the result of the next arm to end, at least one being under way.
 
         An arm that the machine failed is run once more if its device answers again, or if somebody killed its worker.
-        Raises MachineFailed otherwise, ArmAtFault, or WorkerStartError when there can be no workers.
+        Raises ArmLost otherwise, ArmAtFault, or WorkerStartError when there can be no workers.
         """
         while True:
             while not self._listener.ended_runs:
@@ -91,11 +107,11 @@ class WarmPool:
                 return ended
             run, failure = ended
             if failure.cause not in ("device", "killed") or run.key in self._again:
-                raise MachineFailed(failure)
+                raise ArmLost(run, failure)
             if failure.cause == "device":
                 self._watch.doubt(run.asked.device, failure)
                 if self._watch.gone(run.asked.device) is not None:
-                    raise MachineFailed(failure)
+                    raise ArmLost(run, failure)
             self.rerun += 1
             self._again.add(run.key)
             self.start(run)

@@ -30,7 +30,7 @@ MODEL_CODE = "specdebug.engine.model"
 
 @dataclass(frozen=True)
 class Common:
-    """The share of all the arms to come. ``toggles``: the fixes that any of them may revert."""
+    """The share of all the arms to come of a scenario. ``toggles``: the fixes that any of them may revert."""
 
     scenario: Scenario
     arms: tuple[str, ...]
@@ -46,7 +46,7 @@ class Foreseen:
     seed: int
 
 
-def prepare(common: Common) -> None:
+def prepare(commons: Sequence[Common]) -> None:
     """Called once, in the fork server. Whatever is wrong here is wrong in every worker, which will then say so."""
     import specdebug.engine.engine
     from specdebug.attention_plans import SHIPPED
@@ -58,11 +58,12 @@ def prepare(common: Common) -> None:
     for plan in SHIPPED:
         planner_class(plan.name)  # imports it: a worker can patch in process only what it finds imported
     versions()  # reads packages' metadata, which is then known
-    for arm in common.arms:
-        with suppress(SpecDebugError):
-            _keep(common.scenario, arm)
+    for common in commons:
+        for arm in common.arms:
+            with suppress(SpecDebugError):
+                _keep(common.scenario, arm)
     take_census(str(Path(specdebug.engine.__file__).parent))
-    for toggle in common.toggles:
+    for toggle in (each for common in commons for each in common.toggles):
         with suppress(PatchError):
             apply(toggle.patches, "inprocess").restore()  # the texts and trees of its modules are then known
 
@@ -124,7 +125,7 @@ def run_warm(payload: Mapping[str, Any], sink: PipeSink) -> None:
     end_census()
     if any(patch.module.startswith(MODEL_CODE) for patch in patches):
         TARGET.cool()
-    arm = _with_workload(payload, sink)
+    arm = with_workload(payload, sink)
     if arm is not None:
         run_arm({**arm, "toggles": pickle.dumps(())}, _Reverted(sink, toggles, applied))
 
@@ -133,12 +134,12 @@ def run_cold(payload: Mapping[str, Any], sink: PipeSink) -> None:
     """The same arm in a process that has not imported the engine."""
     from specdebug.run.arm import run_arm
 
-    arm = _with_workload(payload, sink)
+    arm = with_workload(payload, sink)
     if arm is not None:
         run_arm(arm, sink)
 
 
-def _with_workload(payload: Mapping[str, Any], sink: Sink) -> dict[str, Any] | None:
+def with_workload(payload: Mapping[str, Any], sink: Sink) -> dict[str, Any] | None:
     """The payload of an ordinary arm, its requests planned; None, and a usage event, when they cannot be. Imports
     nothing of the engine: a worker that has started over must find it not yet imported."""
     from specdebug.scenario.text import load_tokenizer

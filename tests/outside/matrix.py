@@ -41,8 +41,8 @@ class Condition:
 
 _GO_ON = (
     "Workers and commands under test are ended, what is known is printed and written, arms that were not done are "
-    "`unknown`. `bisect`, `flake` and `minimise` have every finished trial in their journal: the same command goes on "
-    "from there. Of `replay` run the arms that are missing (`--arm`)."
+    "`unknown`. `bisect`, `flake`, `minimise` and `mutants` have every finished trial in their journal: the same "
+    "command goes on from there. Of `replay` run the arms that are missing (`--arm`)."
 )
 
 CONDITIONS = (
@@ -254,6 +254,16 @@ ROWS = (
         files={"small.yaml": None, "r.json": '"interrupted"'},
         journal=True,
         known="what could be taken away by then; the small scenario is written if one is known to fail",
+    ),
+    Row(
+        "mutants",
+        (MINI, "--sample", "3", "--seed", "1", "-j", "1", "--json-file", "r.json", "--html", "h.html"),
+        workers=0,
+        told="stopped after 0 of 3",
+        reported="stopped after 0 of 3",
+        files={"r.json": '"interrupted"', "h.html": "3 mutants not run"},
+        journal=True,
+        known="the score of the mutants that were run, which are in the journal",
     ),
     Row("triage", (LOG, "--json-file", "r.json"), files={"r.json": None}, reported="to run next:"),
     Row(

@@ -1,0 +1,139 @@
+"""``specdebug mutants``: which small faults in the engine's code the shipped scenarios' verdicts see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specdebug import interrupts
+from specdebug.cli import complete
+from specdebug.cli.options import TRIALS_AT_A_TIME, ContentOptions, PageOptions, command_line
+from specdebug.cli.output import answer, on_stderr, show
+from specdebug.cli.params import grouped
+from specdebug.cli.results import tell_results
+from specdebug.cli.trials import UNDECIDED, JournalOptions, tell_rerun
+from specdebug.errors import SpecDebugError
+
+if TYPE_CHECKING:
+    from specdebug.loops.replay import ArmRun
+    from specdebug.mutants.find import Mutant
+    from specdebug.mutants.measure import Measured
+    from specdebug.report.mutants import Asked
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The mutants to run, and the scenarios to run them in."""
+
+    scenarios: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SCENARIO",
+            help="Only in these scenarios, not in every shipped one.",
+            autocompletion=complete.scenarios,
+            show_default=False,
+        ),
+    ] = None
+    sample: Annotated[int, typer.Option("--sample", min=0, help="Draw so many mutants; 0: all of them.")] = 40
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draw.")] = 0
+    file: Annotated[
+        str | None,
+        typer.Option("--file", metavar="GLOB", help="Only of these files of the engine, as 'speculative/*.py'."),
+    ] = None
+    jobs: Annotated[int, TRIALS_AT_A_TIME] = 2
+    min_score: Annotated[
+        float | None,
+        typer.Option("--min-score", metavar="PERCENT", min=0, max=100, help="With a lower score the exit code is 1."),
+    ] = None
+    listed: Annotated[bool, typer.Option("--list", help="List the mutants that there are, and run none.")] = False
+
+
+@grouped
+def mutants(drawing: Drawing, kept_in: JournalOptions, results: PageOptions, shared: ContentOptions) -> int:
+    """Change the engine's code in one place at a time, and count the changes that some scenario's verdict sees.
+
+    A mutant is effective if a tensor, a token or a book differs from the sound engine's in some arm that is to pass,
+    or the engine fails; it is caught if that arm's verdict is fail. Every mutant that was run is kept in a journal: the
+    same command goes on where it was stopped. Exit code 0 when it was measured, whatever survived; 1 when the score is
+    below --min-score or the engine as it is does not pass, 125 when nothing could be measured.
+    """
+    from specdebug.mutants.find import all_mutants
+
+    found = all_mutants(drawing.file)
+    if drawing.listed:
+        return _list(found, results)
+    results.check()
+    with interrupts.held():
+        return _measure(found, drawing, kept_in, results, shared)
+
+
+def _list(found: Sequence[Mutant], results: PageOptions) -> int:
+    from specdebug.report.mutants import listing, mutant_document
+
+    answer(results.as_json, [mutant_document(each) for each in found], lambda: listing(found))
+    return 0
+
+
+def _measure(
+    found: Sequence[Mutant], drawing: Drawing, kept_in: JournalOptions, results: PageOptions, shared: ContentOptions
+) -> int:
+    from specdebug.mutants.measure import Measurement, identity_of
+    from specdebug.report.mutants import Asked, mutants_progress
+
+    arms = _arms(drawing, shared)
+    identity = identity_of(arms, drawing.sample, drawing.seed, drawing.file)
+    path = kept_in.path("mutants", identity)
+    about = f"mutants of the engine, {drawing.sample or 'all'} of them, seed {drawing.seed}"
+    with kept_in.opened(path, identity, about) as journal:
+        measurement = Measurement(arms, found, drawing.sample, drawing.seed, drawing.jobs)
+        with on_stderr(mutants_progress) as watcher:
+            measured = measurement.run(journal, watcher)
+        tell_rerun(measured.rerun)
+    return _tell(measured, Asked(drawing.sample, drawing.seed, str(path)), drawing.min_score, results)
+
+
+def _arms(drawing: Drawing, shared: ContentOptions) -> list[ArmRun]:
+    from specdebug.mutants.sound import sound_arms
+
+    library = shared.library()
+    scenarios = library.gather(drawing.scenarios) if drawing.scenarios else library.scenarios()
+    arms = sound_arms(library, scenarios)
+    if not arms:
+        raise SpecDebugError("mutants needs an arm that is to pass, on the CPU; none of these scenarios has one")
+    return arms
+
+
+def _tell(measured: Measured, asked: Asked, least: float | None, results: PageOptions) -> int:
+    from specdebug.report.github import text_summary
+    from specdebug.report.mutants import closing_line, mutants_document, render_mutants
+
+    code = _exit_code(measured, least)
+
+    def page() -> str:
+        from specdebug.report.html.mutants import mutants_page
+
+        return mutants_page(measured, asked, code, command_line())
+
+    tell_results(
+        results,
+        lambda: mutants_document(measured, asked, code),
+        lambda: show(render_mutants(measured, asked)),
+        (results.html, page),
+        summary=lambda: text_summary("mutants", code, closing_line(measured)),
+        trouble=measured.trouble,
+    )
+    return code
+
+
+def _exit_code(measured: Measured, least: float | None) -> int:
+    if measured.trouble is not None:
+        return measured.trouble.exit_code
+    if measured.reason == "interrupted":
+        return interrupts.exit_code()
+    rate = measured.total.rate
+    if rate is None:
+        return UNDECIDED
+    return 1 if least is not None and 100 * rate < least else 0

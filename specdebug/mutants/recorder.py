@@ -1,0 +1,45 @@
+"""A recorder for engines that may be broken in any way: what confuses it ends the recording, and not the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from specdebug.async_probe import Capture, SiteCall
+from specdebug.diverge.recorder import HashRecorder
+from specdebug.engine.observer import ObservedBatch, Stage
+
+
+class Recorder(HashRecorder):
+    """Records until something surprises it. ``broken``: that has happened."""
+
+    broken = False
+
+    def on_step_begin(self, step: int) -> None:
+        self._try(super().on_step_begin, step)
+
+    def on_step_end(self) -> None:
+        self._try(super().on_step_end)
+
+    def on_batch_begin(self, batch: ObservedBatch) -> None:
+        self._try(super().on_batch_begin, batch)
+
+    def on_batch_end(self, batch: ObservedBatch) -> None:
+        self._try(super().on_batch_end, batch)
+
+    def on_stage(self, stage: Stage) -> None:
+        self._try(super().on_stage, stage)
+
+    def _at_site(self, call: SiteCall) -> None:
+        self._try(super()._at_site, call)
+
+    def _at_replay(self, capture: Capture) -> None:
+        self._try(super()._at_replay, capture)
+
+    def _try(self, hear: Callable[..., None], *said: Any) -> None:
+        if self.broken:
+            return
+        try:
+            hear(*said)
+        except Exception:
+            self.broken = True

@@ -1,0 +1,208 @@
+"""The arms that mutants are run in, and what the sound engine does in each: its verdict, its record, the lines it runs.
+
+These are the arms of shipped scenarios that revert nothing, damage nothing and are to pass, on the CPU. The sound
+engine runs each once. A mutant whose line an arm does not run does there what the sound engine does: it is spared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from specdebug.diverge.align import Difference, in_lockstep
+from specdebug.diverge.stream import RecordedStep, read
+from specdebug.errors import CannotRunHere, SpecDebugError
+from specdebug.loops.replay import ArmResult, ArmRun, Choices, RunContent, plan
+from specdebug.loops.warm import WarmPool
+from specdebug.mutants.books import Books, first_other, read_books
+from specdebug.mutants.find import ROOT, Mutant
+from specdebug.mutants.worker import TARGET
+from specdebug.patching.spec import Patch
+from specdebug.run.warm_worker import Common
+from specdebug.scenario.grammar import Scenario
+from specdebug.targets.registry import DEFAULT
+from specdebug.verdict.outcome import Outcome
+from specdebug.workers.job import Job
+
+SLOWER, GRACE_S = 10.0, 5.0
+"""A mutant may take so many times as long as the sound engine, and so many seconds more."""
+STEPS_MORE, GRACE_STEPS = 10, 64
+"""So many times the steps, and so many more: without any accepted draft it takes fewer."""
+LOOK_AHEAD = 5000
+"""Differences of a run that are looked at, to tell whether anybody read what was wrong."""
+KEPT = ("kv_pool.write", "draft.bonus", "draft_extend.topk", "draft_extend.logits")
+"""Sites whose values are kept for later steps, which may be none that these scenarios make."""
+HASHES, BOOKS, LINES = "hashes", "books.json", "lines.json"
+
+
+class NotSound(SpecDebugError):
+    """The engine as it is does not pass: nothing can be measured against it."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class MutantRun(ArmRun):
+    """An arm run with a patch, or none, that is recorded in ``folder``. ``traced``: files whose lines are noted."""
+
+    patch: Patch | None = None
+    folder: str = ""
+    traced: tuple[str, ...] = ()
+
+    def job_of(self, target: str, **more: Any) -> Job:
+        record = {"patch": pickle.dumps(self.patch), "folder": self.folder, "traced": self.traced}
+        return super().job_of(TARGET, **record, **more)
+
+
+@dataclass(frozen=True)
+class Sound:
+    """What the sound engine did in an arm. ``lines``: that ran, by file below the package. ``name``: scenario/arm."""
+
+    run: ArmRun
+    seconds: float
+    trace_hash: str
+    steps: Sequence[RecordedStep]
+    books: Books
+    lines: Mapping[str, frozenset[int]]
+
+    @property
+    def name(self) -> str:
+        return self.run.key
+
+    @property
+    def rows(self) -> int:
+        """Rows of all tensors that passed a site: the arm's cost."""
+        return sum(sum(call.rows) for step in self.steps for call in step.calls)
+
+    def reaches(self, mutant: Mutant) -> bool:
+        """True if the changed statement runs in this arm."""
+        first, last = mutant.lines
+        return not self.lines.get(mutant.file, frozenset()).isdisjoint(range(first, last + 1))
+
+    def of(self, mutant: Mutant, key: str, folder: Path) -> MutantRun:
+        """The arm with a mutant, recorded in a folder, and ended when it takes far longer than the sound engine."""
+        limits = self.run.scenario.limits
+        limited = dataclasses.replace(
+            limits,
+            timeout_s=min(limits.timeout_s, SLOWER * self.seconds + GRACE_S),
+            max_steps=min(limits.max_steps, STEPS_MORE * len(self.steps) + GRACE_STEPS),
+        )
+        scenario = dataclasses.replace(self.run.scenario, limits=limited)
+        return _recorded(self.run, key=key, scenario=scenario, patch=mutant.patch, folder=str(folder))
+
+    def parting(self, folder: Path, outcome: Outcome | None) -> Parting | None:
+        """Where a mutant's record first differs from this one; None: nowhere."""
+        found = list(islice(in_lockstep(self.steps, _steps(folder)), LOOK_AHEAD))
+        book = first_other(self.books, read_books(folder / BOOKS))
+        same_trace = outcome is not None and outcome.trace_hash == self.trace_hash
+        if found:
+            alone = all(each.what == "value" and each.site == found[0].site for each in found)
+            read = not (alone and book is None and same_trace) or found[0].site.startswith(KEPT)
+            return Parting.of(self.name, found[0], read)
+        if book is not None:
+            return Parting("book", self.name, book[0], book[1])
+        return None if same_trace else Parting("trace", self.name, None, "what the run reported")
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first difference. ``site``: a probe's, or the name of a book. ``request``: whose it is, if anybody's.
+
+    ``read``: something else differed, too, or could later; else nobody has read what is wrong there.
+    """
+
+    kind: str
+    scenario: str
+    step: int | None
+    site: str
+    request: str | None = None
+    text: str = ""
+    read: bool = True
+
+    @classmethod
+    def of(cls, scenario: str, found: Difference, read: bool) -> Parting:
+        return cls(found.what, scenario, found.step, found.site, found.owner, found.text, read)
+
+
+def sound_arms(library: RunContent, scenarios: Sequence[Scenario]) -> list[ArmRun]:
+    """The arms that the sound engine must pass, each with its packs."""
+    found: list[ArmRun] = []
+    for scenario in scenarios:
+        names = [name for name in scenario.arms if _is_sound(scenario, name)]
+        for run in plan(scenario, Choices(arms=tuple(names)), library) if names else ():
+            if run.target == DEFAULT and run.asked.device == "cpu":
+                found.append(dataclasses.replace(run, key=f"{scenario.path.stem}/{run.arm}"))
+    return found
+
+
+def commons(arms: Sequence[ArmRun]) -> list[Common]:
+    """The arms by scenario, as workers are made ready for them."""
+    scenarios = {str(run.scenario.path): run.scenario for run in arms}
+    named = {path: tuple(run.arm for run in arms if str(run.scenario.path) == path) for path in scenarios}
+    return [Common(scenario, named[path], ()) for path, scenario in scenarios.items()]
+
+
+def measure_sound(
+    pool: WarmPool, arms: Sequence[ArmRun], files: Sequence[str], folder: Path, moved: Callable[[int, int], None]
+) -> list[Sound]:
+    """Run the sound engine in every arm. ``moved`` is told how many are done, of how many.
+
+    They come back in the order of their cost, as far as that does not depend on the machine.
+    Raises NotSound when it does not pass, SpecDebugError when it cannot be run.
+    """
+    traced = tuple(str(ROOT / file) for file in files)
+    waiting, found = list(reversed(arms)), list[Sound]()
+    started = 0
+    while len(found) < len(arms):
+        while waiting and started - len(found) < pool.capacity:
+            run = waiting.pop()
+            place = folder / f"sound-{started}"
+            place.mkdir()
+            pool.start(_recorded(run, folder=str(place), traced=traced))
+            started += 1
+        found.append(_sound(pool.wait()))
+        moved(len(found), len(arms))
+    return sorted(found, key=lambda each: (each.rows, each.name))
+
+
+def _sound(ended: ArmResult) -> Sound:
+    run, outcome = ended.run, ended.outcome
+    if outcome.verdict != "pass":
+        said = outcome.signature or outcome.detail or outcome.verdict
+        raise NotSound(f"the engine as it is does not pass {run.key}: {said}; mend that first")
+    assert isinstance(run, MutantRun)
+    folder = Path(run.folder)
+    try:
+        lines = json.loads((folder / LINES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise CannotRunHere(f"the sound engine's run of {run.key} left no record in {folder}; is there room?") from None
+    return Sound(
+        run,
+        outcome.metrics.wall_s,
+        outcome.trace_hash,
+        _steps(folder),
+        read_books(folder / BOOKS),
+        {Path(file).relative_to(ROOT).as_posix(): frozenset(ran) for file, ran in lines.items()},
+    )
+
+
+def _is_sound(scenario: Scenario, arm: str) -> bool:
+    expected = scenario.expect.get(arm)
+    to_pass = expected is None or expected.met_by("pass", None)
+    return to_pass and not scenario.arms[arm].revert and not scenario.faults_of(arm)
+
+
+def _steps(folder: Path) -> list[RecordedStep]:
+    path = folder / HASHES
+    return read(path) if path.exists() else []
+
+
+def _recorded(run: ArmRun, **facts: Any) -> MutantRun:
+    known = {each.name: getattr(run, each.name) for each in dataclasses.fields(ArmRun)}
+    return MutantRun(**{**known, **facts})

@@ -1,0 +1,143 @@
+"""Trials of mutants: each is run in one arm after another, the cheapest first, until a verdict says ``fail``."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specdebug.loops.replay import ArmResult
+from specdebug.loops.warm import ArmAtFault, ArmLost, WarmPool
+from specdebug.mutants.find import Mutant
+from specdebug.mutants.rows import MutantRow
+from specdebug.mutants.sound import Parting, Sound
+from specdebug.trials.source import Candidate
+from specdebug.trials.trial import Trial, TrialResult
+
+HANG = "hang"
+
+
+@dataclass
+class _Going:
+    """A mutant under way. ``left``: arms that it has not been run in."""
+
+    trial: Trial
+    mutant: Mutant
+    left: deque[Sound]
+    reached: int
+    arm: Sound | None = None
+    ran: int = 0
+    seconds: float = 0.0
+    rejected: str = ""
+    partings: list[Parting] = field(default_factory=list)
+
+    def row(self, ended: ArmResult | None = None) -> MutantRow:
+        """What is known of it. ``ended``: the arm that caught it."""
+        outcome = None if ended is None else ended.outcome
+        # A difference that something came of says more than one that nobody read, and a tensor more than a book.
+        best = min(self.partings, key=lambda each: (not each.read, each.kind in ("book", "trace")), default=None)
+        signature = None if outcome is None else outcome.signature
+        return MutantRow(
+            id=self.mutant.id,
+            file=f"specdebug/{self.mutant.file}",
+            function=self.mutant.function,
+            line=self.mutant.line,
+            operator=self.mutant.operator,
+            diff=self.mutant.diff,
+            effective=outcome is not None or best is not None or bool(self.rejected),
+            caught=outcome is not None,
+            signature=signature,
+            scenario=None if ended is None or self.arm is None else self.arm.name,
+            step=None if outcome is None else outcome.where_step,
+            by_time=signature == HANG,
+            parting=self.partings[-1] if outcome is not None and self.partings else best,
+            ran=self.ran,
+            reached=self.reached,
+            seconds=round(self.seconds, 2),
+            rejected=self.rejected,
+        )
+
+
+class MutantSource:
+    """Runs mutants, as a search's source. ``sound``: the arms, in the order in which they are tried.
+
+    A trial's one candidate is a mutant's id. Its result's ``besides`` holds the mutant's row, as text.
+    """
+
+    def __init__(self, pool: WarmPool, sound: Sequence[Sound], mutants: Sequence[Mutant], folder: Path) -> None:
+        self._pool = pool
+        self._sound = sound
+        self._mutants: Mapping[str, Mutant] = {mutant.id: mutant for mutant in mutants}
+        self._folder = folder
+        self._going: dict[str, _Going] = {}
+        self.candidates = tuple(Candidate(mutant.id, mutant.function) for mutant in mutants)
+        self.identity = "mutants"
+
+    @property
+    def capacity(self) -> int:
+        return self._pool.capacity
+
+    @property
+    def rerun(self) -> int:
+        return self._pool.rerun
+
+    def start(self, trial: Trial) -> None:
+        (name,) = trial.reverted
+        mutant = self._mutants[name]
+        arms = deque(sound for sound in self._sound if sound.reaches(mutant))
+        self._next_arm(_Going(trial, mutant, arms, len(arms)))
+
+    def wait(self) -> tuple[Trial, TrialResult]:
+        """Return the next mutant that is decided. Raises as ``WarmPool.wait`` when there can be no workers."""
+        while True:
+            going, row = self._turn()
+            if row is None and going.left:
+                self._next_arm(going)
+                continue
+            row = row or going.row()
+            outcome = "fail" if row.caught else "pass"
+            result = TrialResult("pass", None, row.seconds, besides=(row.to_text(),))
+            if outcome == "fail":
+                result = dataclasses.replace(result, outcome="fail", signature=row.signature, detail=row.diff)
+            return going.trial, result
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _next_arm(self, going: _Going) -> None:
+        going.arm = going.left.popleft()
+        going.ran += 1
+        key = f"{going.trial.number}/{going.arm.name}"
+        folder = self._folder / str(going.trial.number)
+        folder.mkdir()
+        self._going[key] = going
+        self._pool.start(going.arm.of(going.mutant, key, folder))
+
+    def _turn(self) -> tuple[_Going, MutantRow | None]:
+        """Wait for an arm; its mutant, and the mutant's row if that arm caught it."""
+        try:
+            ended = self._pool.wait()
+        except ArmAtFault as fault:
+            return self._rejected(fault.run.key, str(fault)), None
+        except ArmLost as lost:
+            if lost.failure.cause not in ("memory", "killed"):
+                raise
+            return self._rejected(lost.run.key, str(lost)), None
+        going = self._going.pop(ended.run.key)
+        assert going.arm is not None
+        folder = self._folder / str(going.trial.number)
+        going.seconds += ended.outcome.metrics.wall_s
+        parting = going.arm.parting(folder, ended.outcome)
+        shutil.rmtree(folder)
+        if parting is not None:
+            going.partings.append(parting)
+        return going, going.row(ended) if ended.outcome.verdict == "fail" else None
+
+    def _rejected(self, key: str, why: str) -> _Going:
+        going = self._going.pop(key)
+        going.rejected = going.rejected or why
+        shutil.rmtree(self._folder / str(going.trial.number))
+        return going

@@ -13,7 +13,7 @@ from specdebug.mutants.books import first_other
 from specdebug.mutants.find import all_mutants
 from specdebug.mutants.measure import draw
 from specdebug.mutants.rows import MutantRow, score
-from specdebug.mutants.sound import Parting
+from specdebug.mutants.sound import FirstDifference
 
 MINI = str(Path(__file__).resolve().parents[1] / "cli" / "mini.yaml")
 
@@ -25,10 +25,10 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def row(name: str, *, effective: bool = True, caught: bool = False, by_time: bool = False) -> MutantRow:
-    parting = Parting("value", "mini/fixed", 2, "tree.parents") if effective else None
+    difference = FirstDifference("value", "mini/fixed", 2, "tree.parents") if effective else None
     signature = "hang" if by_time else None
     return MutantRow(
-        name, "f.py", "f", 1, "comparison", "", effective, caught, signature, by_time=by_time, parting=parting
+        name, "f.py", "f", 1, "comparison", "", effective, caught, signature, by_time=by_time, difference=difference
     )
 
 
@@ -71,7 +71,7 @@ def test_a_measurement_for_real_goes_on_where_it_was_and_holds_its_score_to_a_cl
     caught = [each for each in rows.values() if each["caught"]]
     assert caught
     assert all(each["effective"] and each["signature"] and each["scenario"].startswith("mini/") for each in caught)
-    assert all(each["diff"].startswith(f"--- {each['file']}\n") and each["parting"] for each in caught)
+    assert all(each["diff"].startswith(f"--- {each['file']}\n") and each["difference"] for each in caught)
     assert document["unreached"]["engine/kernels/pack_mask.py"]["unreached"] > 0
     page = Path("m.html").read_text()
     assert all(name in page for name in rows)

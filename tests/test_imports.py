@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("run",),
     ("loops",),
     ("bundle", "diverge", "doctor", "triage", "trials"),
-    ("shrink",),
+    ("mutants", "shrink"),
     ("report",),
     ("cli", "pytest_plugin"),
     ("__main__",),

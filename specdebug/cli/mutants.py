@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specdebug.loops.replay import ArmRun
     from specdebug.mutants.find import Mutant
     from specdebug.mutants.measure import Measured
-    from specdebug.report.mutants import Asked
+    from specdebug.report.mutants import MutantQuestion
 
 
 @dataclass(frozen=True)
@@ -80,19 +80,19 @@ def _list(found: Sequence[Mutant], results: PageOptions) -> int:
 def _measure(
     found: Sequence[Mutant], drawing: Drawing, kept_in: JournalOptions, results: PageOptions, shared: ContentOptions
 ) -> int:
-    from specdebug.mutants.measure import Measurement, identity_of
-    from specdebug.report.mutants import Asked, mutants_progress
+    from specdebug.mutants.measure import MutantSearch, identity_of
+    from specdebug.report.mutants import MutantQuestion, mutants_progress
 
     arms = _arms(drawing, shared)
     identity = identity_of(arms, drawing.sample, drawing.seed, drawing.file)
     path = kept_in.path("mutants", identity)
     about = f"mutants of the engine, {drawing.sample or 'all'} of them, seed {drawing.seed}"
     with kept_in.opened(path, identity, about) as journal:
-        measurement = Measurement(arms, found, drawing.sample, drawing.seed, drawing.jobs)
+        measurement = MutantSearch(arms, found, drawing.sample, drawing.seed, drawing.jobs)
         with on_stderr(mutants_progress) as watcher:
             measured = measurement.run(journal, watcher)
         tell_rerun(measured.rerun)
-    return _tell(measured, Asked(drawing.sample, drawing.seed, str(path)), drawing.min_score, results)
+    return _tell(measured, MutantQuestion(drawing.sample, drawing.seed, str(path)), drawing.min_score, results)
 
 
 def _arms(drawing: Drawing, shared: ContentOptions) -> list[ArmRun]:
@@ -106,7 +106,7 @@ def _arms(drawing: Drawing, shared: ContentOptions) -> list[ArmRun]:
     return arms
 
 
-def _tell(measured: Measured, asked: Asked, least: float | None, results: PageOptions) -> int:
+def _tell(measured: Measured, asked: MutantQuestion, least: float | None, results: PageOptions) -> int:
     from specdebug.report.github import text_summary
     from specdebug.report.mutants import closing_line, mutants_document, render_mutants
 

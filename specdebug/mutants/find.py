@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import specdebug
-from specdebug.errors import SpecDebugError, Where
+from specdebug.errors import SpecDebugError
 from specdebug.mutants.operators import Change, changes
 from specdebug.patching.match import dedent
-from specdebug.patching.source import FunctionNode, ModuleSource, find_source, walk_scopes
+from specdebug.patching.source import FunctionNode, ModuleSource, walk_scopes
 from specdebug.patching.spec import Patch
 
 ROOT = Path(specdebug.__file__).parent
@@ -80,8 +80,7 @@ class Mutant:
     @property
     def patch(self) -> Patch:
         """The change as a patch in process."""
-        module = "specdebug." + self.file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-        return Patch.of(f"mutant {self.id}", f"{module}:{self.function}", self.edit)
+        return Patch.of(f"mutant {self.id}", f"{_module(self.file)}:{self.function}", self.edit)
 
 
 def files(glob: str | None = None) -> list[str]:
@@ -97,10 +96,15 @@ def files(glob: str | None = None) -> list[str]:
     return chosen
 
 
+def source_of(file: str) -> ModuleSource:
+    """The text of a file, as its patches are held against."""
+    path = ROOT / file
+    return ModuleSource(_module(file), str(path), path.read_text(encoding="utf-8"))
+
+
 def mutants_of(file: str) -> list[Mutant]:
     """Every mutant of a file, in source order."""
-    module = "specdebug." + file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-    source = find_source(module, Where(file))
+    source = source_of(file)
     found: list[Mutant] = []
     numbers: dict[tuple[int, str], int] = {}
     for name, node in walk_scopes(source.tree):
@@ -115,6 +119,10 @@ def mutants_of(file: str) -> list[Mutant]:
 def all_mutants(glob: str | None = None) -> list[Mutant]:
     """Every mutant of the files. Raises as :func:`files`."""
     return [mutant for file in files(glob) for mutant in mutants_of(file)]
+
+
+def _module(file: str) -> str:
+    return "specdebug." + file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
 
 def _mutant(source: ModuleSource, file: str, function: str, change: Change, number: int) -> Mutant:

@@ -87,7 +87,7 @@ def identity_of(arms: Sequence[ArmRun], number: int, seed: int, glob: str | None
 
 
 @dataclass
-class Measurement:
+class MutantSearch:
     """What is to be measured. ``number``: of mutants to draw; 0: all of them."""
 
     arms: Sequence[ArmRun]

@@ -10,7 +10,7 @@ from specdebug.diverge.recorder import HashRecorder
 from specdebug.engine.observer import ObservedBatch, Stage
 
 
-class Recorder(HashRecorder):
+class TolerantRecorder(HashRecorder):
     """Records until something surprises it. ``broken``: that has happened."""
 
     broken = False

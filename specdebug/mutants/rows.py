@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specdebug.mutants.sound import Parting
+from specdebug.mutants.sound import FirstDifference
 from specdebug.stats.intervals import Interval, clopper_pearson
 
 CONFIDENCE = 0.95
@@ -18,8 +18,8 @@ class MutantRow:
     """One mutant, measured. ``scenario``: the arm that caught it, as scenario/arm; ``step``: where that saw it first.
 
     ``effective``: some tensor, token or book differed, or the engine failed. ``by_time``: it was caught by a limit of
-    time or steps alone. ``parting``: the first difference from the sound engine, in the arm that caught it or else in
-    the first that showed one. ``ran``: arms it was run in, of ``reached`` that run its line. ``rejected``: what an arm
+    time or steps alone. ``difference``: the first from the sound engine, in the arm that caught it or else in the
+    first that showed one. ``ran``: arms it was run in, of ``reached`` that run its line. ``rejected``: what an arm
     said that took the scenario for wrong, or the machine for too small.
     """
 
@@ -35,7 +35,7 @@ class MutantRow:
     scenario: str | None = None
     step: int | None = None
     by_time: bool = False
-    parting: Parting | None = None
+    difference: FirstDifference | None = None
     ran: int = 0
     reached: int = 0
     seconds: float = 0.0
@@ -55,8 +55,8 @@ class MutantRow:
     @classmethod
     def from_text(cls, text: str) -> MutantRow:
         fields = json.loads(text)
-        parting = fields.pop("parting")
-        return cls(**fields, parting=None if parting is None else Parting(**parting))
+        difference = fields.pop("difference")
+        return cls(**fields, difference=None if difference is None else FirstDifference(**difference))
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Sound:
         scenario = dataclasses.replace(self.run.scenario, limits=limited)
         return _recorded(self.run, key=key, scenario=scenario, patch=mutant.patch, folder=str(folder))
 
-    def parting(self, folder: Path, outcome: Outcome | None) -> Parting | None:
+    def difference(self, folder: Path, outcome: Outcome | None) -> FirstDifference | None:
         """Where a mutant's record first differs from this one; None: nowhere."""
         found = list(islice(in_lockstep(self.steps, _steps(folder)), LOOK_AHEAD))
         book = first_other(self.books, read_books(folder / BOOKS))
@@ -104,14 +104,14 @@ class Sound:
         if found:
             alone = all(each.what == "value" and each.site == found[0].site for each in found)
             read = not (alone and book is None and same_trace) or found[0].site.startswith(KEPT)
-            return Parting.of(self.name, found[0], read)
+            return FirstDifference.of(self.name, found[0], read)
         if book is not None:
-            return Parting("book", self.name, book[0], book[1])
-        return None if same_trace else Parting("trace", self.name, None, "what the run reported")
+            return FirstDifference("book", self.name, book[0], book[1])
+        return None if same_trace else FirstDifference("trace", self.name, None, "what the run reported")
 
 
 @dataclass(frozen=True)
-class Parting:
+class FirstDifference:
     """The first difference. ``site``: a probe's, or the name of a book. ``request``: whose it is, if anybody's.
 
     ``read``: something else differed, too, or could later; else nobody has read what is wrong there.
@@ -126,7 +126,7 @@ class Parting:
     read: bool = True
 
     @classmethod
-    def of(cls, scenario: str, found: Difference, read: bool) -> Parting:
+    def of(cls, scenario: str, found: Difference, read: bool) -> FirstDifference:
         return cls(found.what, scenario, found.step, found.site, found.owner, found.text, read)
 
 

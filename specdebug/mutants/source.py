@@ -13,7 +13,7 @@ from specdebug.loops.replay import ArmResult
 from specdebug.loops.warm import ArmAtFault, ArmLost, WarmPool
 from specdebug.mutants.find import Mutant
 from specdebug.mutants.rows import MutantRow
-from specdebug.mutants.sound import Parting, Sound
+from specdebug.mutants.sound import FirstDifference, Sound
 from specdebug.trials.source import Candidate
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -32,13 +32,13 @@ class _Going:
     ran: int = 0
     seconds: float = 0.0
     rejected: str = ""
-    partings: list[Parting] = field(default_factory=list)
+    differences: list[FirstDifference] = field(default_factory=list)
 
     def row(self, ended: ArmResult | None = None) -> MutantRow:
         """What is known of it. ``ended``: the arm that caught it."""
         outcome = None if ended is None else ended.outcome
         # A difference that something came of says more than one that nobody read, and a tensor more than a book.
-        best = min(self.partings, key=lambda each: (not each.read, each.kind in ("book", "trace")), default=None)
+        best = min(self.differences, key=lambda each: (not each.read, each.kind in ("book", "trace")), default=None)
         signature = None if outcome is None else outcome.signature
         return MutantRow(
             id=self.mutant.id,
@@ -53,7 +53,7 @@ class _Going:
             scenario=None if ended is None or self.arm is None else self.arm.name,
             step=None if outcome is None else outcome.where_step,
             by_time=signature == HANG,
-            parting=self.partings[-1] if outcome is not None and self.partings else best,
+            difference=self.differences[-1] if outcome is not None and self.differences else best,
             ran=self.ran,
             reached=self.reached,
             seconds=round(self.seconds, 2),
@@ -130,10 +130,10 @@ class MutantSource:
         assert going.arm is not None
         folder = self._folder / str(going.trial.number)
         going.seconds += ended.outcome.metrics.wall_s
-        parting = going.arm.parting(folder, ended.outcome)
+        difference = going.arm.difference(folder, ended.outcome)
         shutil.rmtree(folder)
-        if parting is not None:
-            going.partings.append(parting)
+        if difference is not None:
+            going.differences.append(difference)
         return going, going.row(ended) if ended.outcome.verdict == "fail" else None
 
     def _rejected(self, key: str, why: str) -> _Going:

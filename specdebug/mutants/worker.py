@@ -20,7 +20,7 @@ from specdebug.workers.wire import PipeSink
 
 if TYPE_CHECKING:
     from specdebug.mutants.books import BookKeeper
-    from specdebug.mutants.recorder import Recorder
+    from specdebug.mutants.recorder import TolerantRecorder
     from specdebug.run.loop import RunLoop
 
 TARGET = f"{__name__}:run_mutant"
@@ -87,14 +87,14 @@ class _Recording:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._recorder: Recorder | None = None
+        self._recorder: TolerantRecorder | None = None
         self._books: BookKeeper | None = None
 
     def building(self) -> None:
         from specdebug.diverge.stream import Writer
-        from specdebug.mutants.recorder import Recorder
+        from specdebug.mutants.recorder import TolerantRecorder
 
-        self._recorder = Recorder(Writer(self._folder / "hashes"), by_request=True)
+        self._recorder = TolerantRecorder(Writer(self._folder / "hashes"), by_request=True)
         self._recorder.listen()
 
     def built(self, loop: RunLoop) -> None:

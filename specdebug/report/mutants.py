@@ -42,7 +42,7 @@ WATCHED: Sequence[tuple[str, str]] = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class MutantQuestion:
     """The question: mutants drawn with a seed, and where the trials are kept."""
 
     number: int
@@ -99,12 +99,12 @@ def row_text(row: MutantRow) -> str:
         return f"{row.signature} in {row.scenario}"
     if not row.effective:
         return f"no effect in {counted(row.ran, 'arm')}"
-    return f"SURVIVED {counted(row.ran, 'arm')}; {parting_text(row)}"
+    return f"SURVIVED {counted(row.ran, 'arm')}; {difference_text(row)}"
 
 
-def parting_text(row: MutantRow) -> str:
+def difference_text(row: MutantRow) -> str:
     """Where it first differs from the sound engine."""
-    first = row.parting
+    first = row.difference
     if first is None:
         return row.rejected
     whose = f", {first.request}" if first.request else ""
@@ -114,10 +114,10 @@ def parting_text(row: MutantRow) -> str:
 
 def advice(row: MutantRow) -> str:
     """What would catch it: the oracle that looks at the stage, if any, and what that means."""
-    if row.parting is None:
+    if row.difference is None:
         return "the run ended as the user's mistake, not as a failure"
-    site = row.parting.site
-    if not row.parting.read:
+    site = row.difference.site
+    if not row.difference.read:
         return "nothing else differs in any arm: nobody reads there what is wrong, or no scenario has what does"
     oracle = next((name for start, name in WATCHED if site.startswith(start)), None)
     if oracle is None:
@@ -125,7 +125,7 @@ def advice(row: MutantRow) -> str:
     return f"{oracle} looks at that stage, and saw nothing wrong with what came of it"
 
 
-def mutants_document(measured: Measured, asked: Asked, exit_code: int) -> dict[str, Any]:
+def mutants_document(measured: Measured, asked: MutantQuestion, exit_code: int) -> dict[str, Any]:
     """Everything, as plain data."""
     rows = measured.rows
     return {
@@ -144,14 +144,14 @@ def mutants_document(measured: Measured, asked: Asked, exit_code: int) -> dict[s
     }
 
 
-def render_mutants(measured: Measured, asked: Asked) -> RenderableType:
+def render_mutants(measured: Measured, asked: MutantQuestion) -> RenderableType:
     """The score by file and by operator, the survivors, the lines that nothing runs."""
     rows = measured.rows
     shown: list[RenderableType] = []
     for name, key in (("file", lambda row: row.file), ("operator", lambda row: row.operator)):
         shown += [Listing((Column(name, key=True), *COLUMNS[1:]), map(_cells, scores(rows, key))), Text()]
     for row in measured.survivors:
-        shown += [line(f"survived: {row.id} in {row.function}", "bold red"), line(f"  {parting_text(row)}")]
+        shown += [line(f"survived: {row.id} in {row.function}", "bold red"), line(f"  {difference_text(row)}")]
         shown += [line(f"  {advice(row)}"), *(line(f"    {each}", "dim") for each in row.diff.split("\n")[2:]), Text()]
     unreached = {file: of for file, of in measured.unreached.items() if of[0]}
     if unreached:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from specdebug.mutants.measure import Measured
 from specdebug.mutants.rows import scores
 from specdebug.report.html.page import Chip, Head, render
-from specdebug.report.mutants import Asked, advice, closing_line, interval_text, parting_text, score_text
+from specdebug.report.mutants import MutantQuestion, advice, closing_line, difference_text, interval_text, score_text
 from specdebug.report.words import counted
 
 
-def mutants_page(measured: Measured, asked: Asked, exit_code: int, command: str) -> str:
+def mutants_page(measured: Measured, asked: MutantQuestion, exit_code: int, command: str) -> str:
     """The page, whatever the score. ``command``: the command line."""
     total, survivors = measured.total, measured.survivors
     chips = [
@@ -43,7 +43,7 @@ def mutants_page(measured: Measured, asked: Asked, exit_code: int, command: str)
             (name, [(each, interval_text(each)) for each in scores(measured.rows, key)])
             for name, key in (("operator", lambda row: row.operator), ("file", lambda row: row.file))
         ],
-        survivors=[(row, parting_text(row), advice(row)) for row in survivors],
+        survivors=[(row, difference_text(row), advice(row)) for row in survivors],
         others=[row for row in measured.rows if not row.survived],
         unreached=[(file, *of) for file, of in measured.unreached.items() if of[0]],
     )

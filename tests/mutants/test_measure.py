@@ -1,0 +1,89 @@
+"""The draw, and small measurements for real: what is caught, what survives, and what is known after a stop."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from specdebug.cli.main import run
+from specdebug.mutants.books import first_other
+from specdebug.mutants.find import all_mutants
+from specdebug.mutants.measure import draw
+from specdebug.mutants.rows import MutantRow, score
+from specdebug.mutants.sound import FirstDifference
+
+MINI = str(Path(__file__).resolve().parents[1] / "cli" / "mini.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPECDEBUG_PATH", raising=False)
+
+
+def row(name: str, *, effective: bool = True, caught: bool = False, by_time: bool = False) -> MutantRow:
+    difference = FirstDifference("value", "mini/fixed", 2, "tree.parents") if effective else None
+    signature = "hang" if by_time else None
+    return MutantRow(
+        name, "f.py", "f", 1, "comparison", "", effective, caught, signature, by_time=by_time, difference=difference
+    )
+
+
+def test_a_draw_gives_every_file_its_share_and_repeats() -> None:
+    mutants = all_mutants()
+    drawn = draw(mutants, 100, 3)
+    assert drawn == draw(list(reversed(mutants)), 100, 3) != draw(mutants, 100, 4)
+    shares, counts = Counter(each.file for each in mutants), Counter(each.file for each in drawn)
+    assert sum(counts.values()) == len(set(drawn)) == 100
+    assert all(abs(counts[file] - 100 * many / len(mutants)) < 1 for file, many in shares.items())
+    assert len(draw(mutants, 10**6, 0)) == len(mutants)
+
+
+def test_rows_are_counted_and_come_back_from_a_journal_as_they_were() -> None:
+    rows = [row("a", caught=True), row("b", caught=True, by_time=True), row("c"), row("d", effective=False)]
+    total = score("all", rows)
+    assert (total.mutants, total.effective, total.caught, total.by_time, total.rate) == (4, 3, 2, 1, 2 / 3)
+    assert total.interval.low < 2 / 3 < total.interval.high
+    assert [MutantRow.from_text(each.to_text()) for each in rows] == rows
+    assert score("none", rows[3:]).rate is None
+
+
+def test_books_part_at_the_first_step_that_differs() -> None:
+    sound = [{"queues": "1", "radix tree": "2"}, {"queues": "3", "radix tree": "4"}]
+    assert first_other(sound, sound) is None
+    assert first_other(sound, [sound[0], {"queues": "3", "radix tree": "5"}]) == (2, "radix tree")
+    assert first_other(sound, sound[:1]) == (2, "steps")
+
+
+def test_a_measurement_for_real_goes_on_where_it_was_and_holds_its_score_to_a_claim(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["mutants", MINI, "--sample", "3", "--seed", "1", "-j", "1"]
+    assert run([*command, "--json", "--html", "m.html"]) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    rows = {each["id"]: each for each in document["mutants"]}
+    assert len(rows) == document["sample"] == 3
+    assert "3 of 3: " in err
+    caught = [each for each in rows.values() if each["caught"]]
+    assert caught
+    assert all(each["effective"] and each["signature"] and each["scenario"].startswith("mini/") for each in caught)
+    assert all(each["diff"].startswith(f"--- {each['file']}\n") and each["difference"] for each in caught)
+    assert document["unreached"]["engine/kernels/pack_mask.py"]["unreached"] > 0
+    page = Path("m.html").read_text()
+    assert all(name in page for name in rows)
+    assert run([*command, "--min-score", "100", "--json"]) == (0 if document["score"]["score"] == 1 else 1)
+    out, err = capsys.readouterr()
+    assert (json.loads(out)["mutants"], json.loads(out)["resumed"]) == (document["mutants"], 3)
+    assert err.count("(in the journal)") == 3
+
+
+def test_mutants_can_be_listed_without_running_any(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["mutants", "--list", "--file", "radix_cache.py", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {each["file"] for each in found} == {"specdebug/engine/memory/radix_cache.py"}
+    assert run(["mutants", "--list", "--file", "nothing.py"]) == 2
+    assert "no file of the engine that is mutated" in capsys.readouterr().err

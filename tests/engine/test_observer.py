@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from specdebug.engine import Engine, EngineObserver, Request
-from specdebug.engine.observer import ObservedBatch, Observers, Stage
+from specdebug.engine.observer import Decision, ObservedBatch, Observers, Stage
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run
 
 STEP = ["stage draft", "stage tree", "stage verify"]
-FINISH = ["stage verify", "stage accept", "stage commit", "stage extend", "ahead", "ahead ends"]
+FINISH = ["stage verify", "stage accept", "decided", "stage commit", "stage extend", "ahead", "ahead ends"]
 
 
 class Diary(EngineObserver):
@@ -34,6 +34,10 @@ class Diary(EngineObserver):
 
     def on_stage(self, stage: Stage) -> None:
         self.told.append(f"stage {stage}")
+
+    def on_decided(self, decision: Decision) -> None:
+        assert decision.tree.tokens.shape[0] == len(decision.requests)
+        self.told.append("decided")
 
     def on_ahead_begin(self) -> None:
         self.told.append("ahead")

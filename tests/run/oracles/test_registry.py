@@ -12,7 +12,14 @@ from specdebug.scenario.grammar import AcceptOracle
 from specdebug.targets.base import SHOWN, Ability
 from tests.run.fakes import oracle_settings
 
-ALL = oracle_settings(each_step=True, guards=True, probes=True, accept=AcceptOracle(min_ratio=0.8, least=1.5))
+ALL = oracle_settings(
+    each_step=True,
+    guards=True,
+    probes=True,
+    accept=AcceptOracle(min_ratio=0.8, least=1.5),
+    draft_state=True,
+    acceptance=True,
+)
 
 
 def bench(settings: OracleSettings = ALL) -> Bench:

@@ -4,8 +4,8 @@ A wrong token, wrong KV or a low accept length is a consequence: seven different
 bug may be seen here under one seed and there under the next. So the arm runs again beside the same arm with its fixes
 in place and without its faults. Engines configured alike compute equal things to the bit, so the first tensor that
 differs is where it began, and rounding has no part in it. Both runs stop soon after the step in which the failure was
-seen, run side by side and are not judged again (but for the twin, which must be sound): together they take no longer
-than the arm did.
+seen, run side by side and are not judged again (but for a twin that is not known to pass): together they take no
+longer than the arm did.
 
 An arm without reverts and faults has no twin. It runs again with its oracles looking after every step, and what they
 find first is where it began, as far as the dense reference can tell.
@@ -89,6 +89,7 @@ class Locator:
         self._library = library
         self._progress = progress
         self._sound: dict[str, _Recorded] = {}
+        self._passed: set[str] = set()
         self.interrupted = False
         """True once a signal has cut a search short."""
 
@@ -118,6 +119,8 @@ class Locator:
                     told[at] = _noted(result, found)
                 else:
                     suspects[at] = found
+        if suspects:
+            self._passed |= {_identity(each.run) for each in results if each.outcome.verdict == "pass"}
         for (at, _), place in zip(suspects.items(), self.locate(list(suspects.values())), strict=True):
             result = told[at]
             if isinstance(place, str):
@@ -168,7 +171,11 @@ class Locator:
             if known is None or (known.until is not None and (each.until is None or each.until > known.until)):
                 wanted[key] = each
         runs = [((_closely if each.sound is None else unjudged)(each.failing), each.until) for each in suspects]
-        runs += [(_alone(each.sound), each.until) for each in wanted.values() if each.sound is not None]
+        runs += [
+            ((unjudged if key in self._passed else _alone)(each.sound), each.until)
+            for key, each in wanted.items()
+            if each.sound is not None
+        ]
         files = [str(folder / f"{number}.hashes") for number in range(len(runs))]
         jobs = [
             recorded(_until(run, until), f"{number}: {run.key}", hashes=file, by_request=True, places=True)

@@ -97,6 +97,7 @@ class Bench:
         self.ran: list[str] = []
         self.limits: list[int] = []
         self.each_step: list[bool] = []
+        self.judged: list[bool] = []
         self.sound = sound
         self.bug_at = bug_at
         self.interrupted = False
@@ -108,6 +109,7 @@ class Bench:
         for run in runs:
             self.ran.append("failing" if run.toggles else "sound")
             self.limits.append(run.scenario.limits.max_steps)
+            self.judged.append(run.scenario.oracles_of(run.arm).lossless)
             self.each_step.append(run.scenario.oracles_of(run.arm).each_step)
             Path(run.hashes).write_text("failing" if run.toggles else "sound")
         return [ArmResult(run, SEEN if run.toggles else self.sound) for run in runs], self.interrupted
@@ -180,6 +182,18 @@ def test_the_sound_run_is_recorded_once_for_all_that_need_it(bench: Bench) -> No
     assert bench.ran.count("sound") == 2, "it had been stopped before"
     one.located([ArmResult(replace(RUN, seed=9), SEEN)])
     assert bench.ran.count("sound") == 3, "another seed is another run"
+
+
+def test_a_twin_is_judged_unless_it_has_passed_as_an_arm(bench: Bench) -> None:
+    locator().located([ArmResult(RUN, SEEN)])
+    assert bench.judged == [False, True], "the failing arm is not judged again, its twin is"
+    arms = {**RUN.scenario.arms, "fixed": replace(RUN.scenario.arms["base"], name="fixed")}
+    both = replace(RUN.scenario, arms=arms)
+    fixed = ArmResult(ArmRun("fixed", both, "fixed", RUN.seed), FINE)
+    locator().located([fixed, ArmResult(replace(RUN, scenario=both), SEEN)])
+    assert bench.judged[2:] == [False, False]
+    locator().located([replace(fixed, outcome=SEEN), ArmResult(replace(RUN, scenario=both), SEEN)])
+    assert bench.judged[-1] is True
 
 
 def test_what_cannot_be_located_keeps_its_signature_and_says_why(bench: Bench) -> None:

@@ -46,7 +46,7 @@ def hits_of(index: int) -> int:
     """The passes of this process, and of those that it spawned."""
     if folder is None or _shared is not None:
         return _counts[index]
-    words = (each.read_bytes()[_WORD * index : _WORD * (index + 1)] for each in Path(folder).iterdir())
+    words = (each.read_bytes()[_WORD * index : _WORD * (index + 1)] for each in Path(folder).glob("*"))
     return _counts[index] + sum(memoryview(word).cast("Q")[0] for word in words if len(word) == _WORD)
 
 

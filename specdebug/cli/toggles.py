@@ -101,6 +101,7 @@ def verify(
 ) -> int:
     """Run every fix's scenario with the fix applied (must be silent) and reverted (must fail as stated).
 
+    Every edit of a fix must have run: where one did not, the scenario's other arms are run with the fix reverted, too.
     Exit code 1 when one is rotten, 125 when this machine cannot run one; it says which and why. With --backend, a fix
     whose lines (or whose probe) lie in another plan keeps its scenario's own, and the table says so.
     """

@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from types import CodeType, FunctionType, ModuleType
 from typing import Literal, TypeAlias
 
 from specdebug.patching.hits import hits_of, new_counter
 from specdebug.patching.hook import PatchFinder, Pending
-from specdebug.patching.kernels import Kernels, KernelText
+from specdebug.patching.kernels import Kernels
 from specdebug.patching.live import Exchange, LiveFunctions, census_taken, undo
 from specdebug.patching.match import Placed, check_overlaps, place
 from specdebug.patching.rewrite import rewrite
+from specdebug.patching.scripts import MODULE as SCRIPTS
+from specdebug.patching.scripts import forget, hand_text
 from specdebug.patching.source import ModuleSource, find_source
+from specdebug.patching.spawned import MODULE as SPAWN
+from specdebug.patching.spawned import InForce, take_along
 from specdebug.patching.spec import Patch, PatchError
+from specdebug.patching.texts import FunctionText
 
 Mode: TypeAlias = Literal["import", "inprocess"]
 
@@ -46,11 +52,17 @@ class Applied:
         """
         return {name: hits_of(index) for name, index in self._counters.items()}
 
+    @property
+    def counters(self) -> tuple[int, ...]:
+        """The numbers of the edits' counters, in the order that the edits were given in."""
+        return tuple(self._counters.values())
+
     def restore(self) -> None:
         """Take the patches back; a second call does nothing.
 
-        Functions get the very code objects they had. A module whose own level or class body was imported patched cannot
-        be undone in place: it is dropped from ``sys.modules``, so that the next import finds the original.
+        Functions get the very code objects they had. A module whose own level or class body was imported patched, or
+        that had TorchScript compile a patched function meanwhile, cannot be undone in place: it is dropped from
+        ``sys.modules``, so that the next import finds the original.
         """
         with _lock:
             if not self._active:
@@ -124,6 +136,8 @@ class _Module:
         self.functions = LiveFunctions(self.base)
         self.kernels = Kernels()
         self._has_run = False  # patched, that is: there is something to put back
+        self._scripted: list[FunctionType] = []
+        self._holds_scripts = False
 
     @classmethod
     def of(cls, patch: Patch) -> _Module:
@@ -166,11 +180,11 @@ class _Module:
         try:
             done = self.functions.commit(exchange)
             self.current = exchange.target
-            self.kernels.sync(self._kernel_text)
+            self.kernels.sync(self._text_of)
         except BaseException:
             self.current = before
             undo(done)
-            self.kernels.sync(self._kernel_text)
+            self.kernels.sync(self._text_of)
             raise
 
     def deactivate(self, placed: Sequence[Placed]) -> None:
@@ -188,13 +202,20 @@ class _Module:
         else:
             self.functions.commit(exchange)
             self.current = exchange.target
-        self.kernels.sync(self._kernel_text)
+        self.kernels.sync(self._text_of)
+        for function in self._scripted:
+            forget(function)
+        self._scripted.clear()
+        if self._holds_scripts:
+            self._drop()
 
     def run(self, module: ModuleType) -> None:
         """Execute the patched code as a freshly made module (called by the import hook)."""
+        compiled = len(self._scripted)
         exec(self.code(), module.__dict__)
         with _lock:
-            self.kernels.sync(self._kernel_text)
+            self._holds_scripts = len(self._scripted) > compiled
+            self.kernels.sync(self._text_of)
 
     def code(self) -> CodeType:
         """The patched code, for somebody who is about to execute it."""
@@ -203,13 +224,20 @@ class _Module:
             self._has_run = True
             return self.current.code
 
+    def scripted(self, function: FunctionType) -> FunctionText | None:
+        """The text that TorchScript, which asks, compiles a function from; None for its own."""
+        text = self._text_of(function)
+        if text is not None:
+            self._scripted.append(function)
+        return text
+
     def _drop(self) -> None:
         parent, _, name = self.source.name.rpartition(".")
         module = sys.modules.pop(self.source.name, None)
         if module is not None and parent in sys.modules and getattr(sys.modules[parent], name, None) is module:
             delattr(sys.modules[parent], name)
 
-    def _kernel_text(self, function: FunctionType) -> KernelText | None:
+    def _text_of(self, function: FunctionType) -> FunctionText | None:
         """The lines of ``function`` in the version in force, None if it is of another module or unedited."""
         code = function.__code__
         key = (code.co_qualname, code.co_firstlineno)
@@ -220,7 +248,7 @@ class _Module:
         if not counters:
             return None
         start, stop = self.current.spans[key]
-        return KernelText(self.current.lines[start - 1 : stop], code.co_firstlineno, counters)
+        return FunctionText(self.current.lines[start - 1 : stop], code.co_firstlineno, counters)
 
 
 def _pending(name: str) -> Pending | None:
@@ -230,7 +258,35 @@ def _pending(name: str) -> Pending | None:
     )
 
 
-_finder = PatchFinder(_pending, {})
+def _in_force() -> list[InForce]:
+    every = [(name, sorted(module.current.placed, key=lambda one: one.index)) for name, module in _modules.items()]
+    return [
+        InForce(name, tuple(dict.fromkeys(one.patch for one in placed)), tuple(one.index for one in placed))
+        for name, placed in every
+        if placed
+    ]
+
+
+def _scripted(function: FunctionType) -> FunctionText | None:
+    file = function.__code__.co_filename
+    return next((module.scripted(function) for module in _modules.values() if module.source.path == file), None)
+
+
+_companions: dict[str, Callable[[ModuleType], None]] = {
+    SPAWN: partial(take_along, in_force=_in_force),
+    SCRIPTS: partial(hand_text, text_of=_scripted),
+}
+"""What else is to know of patches, by module. Each is told once, when a patch is in force and it is imported."""
+_told: set[str] = set()
+
+
+def _tell(name: str, module: ModuleType) -> None:
+    if name not in _told:
+        _told.add(name)
+        _companions[name](module)
+
+
+_finder = PatchFinder(_pending, {name: partial(_tell, name) for name in _companions})
 
 
 def _sync_finder() -> None:
@@ -240,3 +296,6 @@ def _sync_finder() -> None:
         sys.meta_path.insert(0, _finder)
     elif not wanted and _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
+    for name in _companions:
+        if wanted and name in sys.modules:
+            _tell(name, sys.modules[name])

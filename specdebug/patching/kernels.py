@@ -8,27 +8,16 @@ kernel are those of the patched text.
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
 from specdebug.patching.hits import hit
 from specdebug.patching.live import gc_objects
-
-
-@dataclass(frozen=True)
-class KernelText:
-    """The text of a kernel's function after the edits: ``lines`` from line ``start`` on, and its ``counters``."""
-
-    lines: Sequence[str]
-    start: int
-    counters: tuple[int, ...]
+from specdebug.patching.texts import FunctionText, reading
 
 
 class Kernels:
@@ -37,13 +26,13 @@ class Kernels:
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
 
-    def sync(self, text_of: Callable[[FunctionType], KernelText | None]) -> None:
+    def sync(self, text_of: Callable[[FunctionType], FunctionText | None]) -> None:
         """Give every live kernel the text that ``text_of`` has for its function; None means its own."""
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
         kernels = live_kernels()
-        edited: dict[int, KernelText] = {}
+        edited: dict[int, FunctionText] = {}
         for kernel in kernels:
             text = text_of(kernel.fn) if isinstance(kernel.fn, FunctionType) else None
             if text is not None:
@@ -55,11 +44,11 @@ class Kernels:
             if counters:
                 self._count_launches(kernel, counters)
 
-    def _replace_text(self, kernel: Any, text: KernelText) -> None:
+    def _replace_text(self, kernel: Any, text: FunctionText) -> None:
         if hasattr(kernel, "rewriter"):
             kernel.rewritten_fn.pop(kernel.fn, None)
             self._undo.append(lambda: kernel.rewritten_fn.pop(kernel.fn, None))
-            with _reading(kernel.fn, text):
+            with reading(kernel.fn, text):
                 kernel.rewrite()
             return
         raw, own = kernel.raw_src, kernel.src
@@ -126,18 +115,3 @@ def _mentioned_by(kernel: Any) -> Iterator[Any]:
         value = scope.get(name)
         values = [getattr(value, inner, None) for inner in names] if isinstance(value, ModuleType) else [value]
         yield from (one for one in values if type(one) is type(kernel) and one is not kernel)
-
-
-@contextmanager
-def _reading(function: FunctionType, text: KernelText) -> Iterator[None]:
-    """Let ``inspect`` find the patched text of one function, which is how triton's interpreter reads it."""
-    real = inspect.getsourcelines
-
-    def patched(thing: Any) -> tuple[list[str], int]:
-        return ([line + "\n" for line in text.lines], text.start) if thing is function else real(thing)
-
-    inspect.getsourcelines = patched  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        inspect.getsourcelines = real

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from specdebug.patching.codes import CodeTree, FunctionKey
 from specdebug.patching.rewrite import Rewritten, rewrite
+from specdebug.patching.scripts import is_compiled
 from specdebug.patching.spec import PatchError
 
 _LruCache: type[Any] = type(functools.lru_cache(lambda: None))
@@ -67,6 +68,7 @@ class LiveFunctions:
             raise self._import_time(target)
         if not restoring:
             self._refuse_unreachable(live, changed, target)
+            self._refuse_compiled(live, changed, target)
         after = self._aligned(target)
         codes = [(function, self._fitting(function, after, target, restoring)) for function in live]
         return Exchange(target, [(f, code) for f, code in codes if code is not None and code is not f.__code__])
@@ -105,6 +107,13 @@ class LiveFunctions:
             if key in changed and key not in reached:
                 message = f"no live function runs {key.qualname} as {self.base.source.path}:{key.line} has it"
                 raise self._blame(target, key, f"{message}, so nothing would change")
+
+    def _refuse_compiled(self, live: Sequence[FunctionType], changed: set[FunctionKey], target: Rewritten) -> None:
+        for function in live:
+            key = self._keys[function.__code__]
+            if key in changed and is_compiled(function):
+                message = f"{key.qualname} is compiled by torch.jit.script already, so nothing would change"
+                raise self._blame(target, key, f"{message}; patch before the module is imported")
 
     def _keep_closures(self, live: Sequence[FunctionType], target: Rewritten, restoring: bool) -> Rewritten:
         """``target`` with every variable kept that the closures of live functions hold."""

@@ -1,9 +1,15 @@
-"""Open files that somebody else named: regular files only, so that no read waits for a writer that never comes."""
+"""Open files that somebody else named: regular files only, so that no read waits for a writer that never comes.
+
+And write files that are there whole or not at all.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import stat
+import threading
 from pathlib import Path
 from typing import BinaryIO
 
@@ -65,3 +71,28 @@ def kind_of(path: str | Path) -> str | None:
         return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
     except (OSError, ValueError):
         return None
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, and keep its permissions; the file of before stays if it cannot be written.
+
+    What is no regular file, such as a terminal, is written to. Raises OSError.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    path = Path(os.path.realpath(path))
+    beside = path.with_name(f".specdebug-{os.getpid()}-{threading.get_ident()}")
+    with contextlib.ExitStack() as undo:  # also for a Ctrl-C
+        try:
+            file = open(beside, "xb")  # noqa: SIM115 - closed below, after what undoes it is in place
+        except PermissionError:
+            path.write_bytes(data)  # nothing may be added to the folder, but the file may be written
+            return
+        undo.callback(beside.unlink, missing_ok=True)
+        with file:
+            file.write(data)
+        if path.exists():
+            shutil.copymode(path, beside)
+        os.replace(beside, path)
+        undo.pop_all()

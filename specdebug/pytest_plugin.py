@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from specdebug.cli.options import BaselineOptions
     from specdebug.loops.baseline import Baseline
     from specdebug.loops.replay import ArmResult
     from specdebug.scenario.grammar import Scenario
@@ -257,16 +256,8 @@ class ScenarioBench:
         self._for_bisect: bool = config.getoption("specdebug_exit")
         self._pool: WorkerPool | None = None
         self._results: list[ArmResult] = []
+        self._held, self._saved = (self._file(option) for option in _BASELINES)
         self.baseline: Baseline | None = None
-
-    @cached_property
-    def baselines(self) -> BaselineOptions:
-        """The session's baseline files."""
-        from specdebug.cli.options import BaselineOptions
-
-        start = self._config.invocation_params.dir
-        named = map(self._config.getoption, _BASELINES)
-        return BaselineOptions(*(None if name is None else start / name for name in named))
 
     @cached_property
     def library(self) -> Library:
@@ -288,13 +279,17 @@ class ScenarioBench:
         """Raise SpecDebugError when there is no such fix, no such content folder, or no such baseline."""
         from specdebug.content import content_roots
         from specdebug.errors import SpecDebugError
+        from specdebug.loops.baseline import Baseline
         from specdebug.toggles import parse_numbers, reverts_from_environment
 
         content_roots(self.folders)
         self.library.toggles(parse_numbers(self._reverts))
-        if self.baselines.save_baseline is not None and (self._reverts or reverts_from_environment()):
+        if self._saved is not None and (self._reverts or reverts_from_environment()):
             raise SpecDebugError("--specdebug-save-baseline is of sound runs; it does not go with reverts")
-        self.baseline = self.baselines.open()
+        if self._saved is not None and self._saved.exists():
+            Baseline.read(self._saved)
+        if self._held is not None:
+            self.baseline = Baseline.read(self._held)
 
     def seeds(self, scenario: Scenario) -> list[int]:
         """The scenario's own seed, or that of the trial in which this session runs, and as many more as are wanted."""
@@ -353,8 +348,17 @@ class ScenarioBench:
         return "unknown" if outcome.verdict == "unknown" else "fail"
 
     def save(self) -> None:
-        """Write the baseline that is asked for. Raises OutputError, SpecDebugError."""
-        self.baselines.save(self._results)
+        """Write the baseline that is asked for, and say so on stderr. Raises SpecDebugError."""
+        if self._saved is not None:
+            from specdebug.loops.baseline import save
+
+            for line in save(self._saved, self._results):
+                print(line, file=sys.stderr)
+
+    def _file(self, option: str) -> Path | None:
+        """A file that an option names, from where pytest was started."""
+        name = self._config.getoption(option)
+        return None if name is None else self._config.invocation_params.dir / name
 
     def close(self) -> None:
         if self._pool is not None:

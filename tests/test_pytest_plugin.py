@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.verdict.outcome import Outcome
+from specdebug.verdict.outcome import Outcome, RequestResult
 
 pytest_plugins = ["pytester"]
 
@@ -32,7 +32,9 @@ def run_arms(pool, library, runs, progress=None, recording=None, baseline=None):
     (run,) = runs
     with Path(__file__).with_name("ran").open("a") as ran:
         ran.write(f"{run.arm} {run.seed} {list(run.reverts)}\\n")
-    return [ArmResult(run, Outcome.from_dict(OUTCOMES[run.arm]))], False
+    outcome = Outcome.from_dict(OUTCOMES[run.arm])
+    judged = (outcome,) if baseline is None else baseline.judge(run, outcome)
+    return [ArmResult(run, *judged)], False
 
 replay.run_arms = run_arms
 from specdebug.workers import pool
@@ -218,6 +220,9 @@ def test_what_came_to_no_verdict(pytester: pytest.Pytester, mini: Path) -> None:
         (["scenarios/mini.yaml", "--revert", "x"], "'x' is not a pull request's number"),
         (["scenarios/mini.yaml::nothing"], "not found: *mini.yaml::nothing"),
         (["scenarios/mini.yaml", "--specdebug-content", "gone"], "gone: the content folder does not exist"),
+        (["scenarios/mini.yaml", "--specdebug-baseline", "gone.json"], "gone.json: no such file"),
+        (["--specdebug-save-baseline", "scenarios/mini.yaml"], "is no baseline; --save-baseline writes one"),
+        (["--specdebug-save-baseline", "b.json", "--revert", "25015"], "is of sound runs; it does not go with reverts"),
     ],
 )
 def test_usage_errors(pytester: pytest.Pytester, mini: Path, argv: list[str], words: str) -> None:
@@ -225,6 +230,26 @@ def test_usage_errors(pytester: pytest.Pytester, mini: Path, argv: list[str], wo
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{words}*"])
     assert "Traceback" not in result.stderr.str()
+
+
+def accepting(*lengths: int) -> dict[str, object]:
+    """The outcome of an arm of which a request of the group ``first`` accepted so much, ten times over."""
+    requests = (RequestResult("first.0", "first", output_ids=(1,), accept_lengths=lengths * 10),)
+    whole = Outcome("pass", None, None, "", None, requests=requests, complete=True)
+    return whole.to_dict()
+
+
+def test_a_baseline_is_saved_and_a_loss_against_it_fails(pytester: pytest.Pytester, mini: Path) -> None:
+    tell(pytester, fixed=accepting(3, 4, 2))
+    saved = session(pytester, "scenarios/mini.yaml::fixed", "--specdebug-save-baseline", "b.json")
+    saved.assert_outcomes(passed=1)
+    saved.stderr.fnmatch_lines(["baseline: 1 arm saved in *b.json"])
+    held = ("scenarios/mini.yaml::fixed", "--specdebug-baseline", "b.json")
+    session(pytester, *held).assert_outcomes(passed=1)
+    tell(pytester, fixed=accepting(1))
+    lost = session(pytester, *held)
+    lost.assert_outcomes(failed=1)
+    lost.stdout.fnmatch_lines(["fail accept-drop@first, expected pass", "*baseline: first accepts 1.00 over 10*: lost"])
 
 
 def test_a_malformed_scenario_is_one_line(pytester: pytest.Pytester, mini: Path) -> None:

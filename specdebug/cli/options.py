@@ -14,7 +14,7 @@ import typer
 
 from specdebug.attention_plans import PLANS, SHIPPED
 from specdebug.cli import complete
-from specdebug.cli.output import check_writable, note, write_file
+from specdebug.cli.output import check_writable, note
 from specdebug.cli.params import Help
 from specdebug.errors import SpecDebugError
 
@@ -338,25 +338,17 @@ class BaselineOptions:
         """Return the baseline to hold against. Raises ContentError, OutputError if the other could not be written."""
         if self.save_baseline is not None:
             check_writable(self.save_baseline)
-            self._before(self.save_baseline)
+            if self.save_baseline.exists():
+                open_baseline(self.save_baseline)
         return open_baseline(self.baseline)
 
     def save(self, results: Sequence[ArmResult]) -> None:
-        """Write what these accepted, and say on stderr what was written. Raises OutputError, SpecDebugError."""
+        """Write what these accepted, and say so on stderr. Raises SpecDebugError."""
         if self.save_baseline is not None:
-            from specdebug.loops.baseline import saveable
+            from specdebug.loops.baseline import save
 
-            kept, left = saveable(results)
-            if kept:
-                write_file(self.save_baseline, self._before(self.save_baseline).updated(kept).text())
-            for line in left:
-                note(f"baseline: not saved: {line}")
-            note(f"baseline: {len(kept)} {'arm' if len(kept) == 1 else 'arms'} saved in {self.save_baseline}")
-
-    def _before(self, path: Path) -> Baseline:
-        from specdebug.loops.baseline import Baseline
-
-        return Baseline.read(path) if path.exists() else Baseline(path, {})
+            for line in save(self.save_baseline, results):
+                note(line)
 
 
 @dataclass(frozen=True)

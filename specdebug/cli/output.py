@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from specdebug.errors import SpecDebugError
+from specdebug.files import replace_file
 from specdebug.report.foreign import shown
 
 if TYPE_CHECKING:
@@ -112,30 +111,9 @@ def write_file(path: Path, text: str) -> None:
     """Write a result file, whole or not at all; the file of before stays if it cannot. Raises OutputError."""
     data = text.encode("utf-8", errors="backslashreplace")
     try:
-        if path.exists() and not path.is_file():  # a terminal, a pipe
-            path.write_bytes(data)
-        else:
-            _replace(Path(os.path.realpath(path)), data)
+        replace_file(path, data)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Replace a file's content and keep its permissions. Raises OSError."""
-    beside = path.with_name(f".specdebug-{os.getpid()}-{threading.get_ident()}")
-    with contextlib.ExitStack() as undo:  # also for a Ctrl-C
-        try:
-            file = open(beside, "xb")  # noqa: SIM115 - closed below, after what undoes it is in place
-        except PermissionError:
-            path.write_bytes(data)  # nothing may be added to the folder, but the file may be written
-            return
-        undo.callback(beside.unlink, missing_ok=True)
-        with file:
-            file.write(data)
-        if path.exists():
-            shutil.copymode(path, beside)
-        os.replace(beside, path)
-        undo.pop_all()
 
 
 def open_standard_streams() -> None:

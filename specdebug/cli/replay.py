@@ -116,8 +116,6 @@ def replay(
     if bundles := [name for name in named if name.endswith(ENDING)]:
         if len(named) > 1:
             raise SpecDebugError(f"{bundles[0]}: a bundle is replayed by itself, as it was recorded")
-        if baselines != BaselineOptions():
-            raise SpecDebugError(f"{bundles[0]}: a bundle is replayed as recorded; it has no use for a baseline")
         return _replay_bundle(ctx, bundles[0], runs.timeout, results, None if trust else shared.library())
     if trust:
         raise SpecDebugError("--trust is for bundles; a scenario's toggles are yours")
@@ -165,7 +163,7 @@ def _refuse_changes(ctx: typer.Context, file: str) -> None:
     """Raise SpecDebugError for an option or variable that would make the bundle's run another one."""
     from specdebug.toggles import REVERT_VARIABLE
 
-    options = [field.name for field in (*fields(ArmChoices), *fields(EngineOptions))]
+    options = [field.name for field in (*fields(ArmChoices), *fields(EngineOptions), *fields(BaselineOptions))]
     if flag := named_on_command_line(ctx, [*options, "target"]):
         raise SpecDebugError(f"{file}: a bundle is replayed as recorded; {flag} does not go with it")
     if os.environ.get(REVERT_VARIABLE):

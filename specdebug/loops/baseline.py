@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdebug.errors import ContentError, SpecDebugError
+from specdebug.files import replace_file
 from specdebug.loops.last_failed import as_it_should
 from specdebug.scenario.grammar import merge
 from specdebug.schema import Item
@@ -34,7 +35,7 @@ _TINY = 1e-9
 
 
 @dataclass(frozen=True)
-class Key:
+class RunKey:
     """The run that an entry is of. ``options``: what the command line set of the engine besides what has a place of its
     own here."""
 
@@ -48,13 +49,13 @@ class Key:
     options: str
 
     @classmethod
-    def of(cls, run: ArmRun) -> Key:
+    def of(cls, run: ArmRun) -> RunKey:
         asked, own = run.asked, ("device", "dtype", "attention_backend")
         options = ",".join(f"{name}={value}" for name, value in run.scenario.overrides.items() if name not in own)
         device, backend = asked.device.partition(":")[0], asked.attention_backend or ""
         return cls(run.scenario.name, run.arm, run.seed, run.target, device, asked.dtype, backend, options)
 
-    def differences(self, other: Key) -> list[str]:
+    def differences(self, other: RunKey) -> list[str]:
         """What another run has that is not this one's."""
         pairs = ((each.name, getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
         return [f"{name} {theirs!r}, not {ours!r}" for name, ours, theirs in pairs if ours != theirs]
@@ -64,7 +65,7 @@ class Key:
 class Entry:
     """One arm's run. ``content``: a digest of its workload and engine; ``machine``: what it ran on, in words."""
 
-    key: Key
+    key: RunKey
     content: str
     machine: str
     tokens_per_s: float | None
@@ -73,7 +74,7 @@ class Entry:
     @classmethod
     def of(cls, run: ArmRun, outcome: Outcome) -> Entry:
         groups = samples(outcome, _speculative(run))
-        return cls(Key.of(run), _content(run), machine_of(outcome), outcome.metrics.tokens_per_s, groups)
+        return cls(RunKey.of(run), _content(run), machine_of(outcome), outcome.metrics.tokens_per_s, groups)
 
     def to_dict(self) -> dict[str, Any]:
         speed = self.tokens_per_s
@@ -89,13 +90,13 @@ class Entry:
     @classmethod
     def read(cls, item: Item) -> Entry:
         """Inverse of :meth:`to_dict`. Raises ContentError."""
-        names = [each.name for each in fields(Key)]
+        names = [each.name for each in fields(RunKey)]
         table = item.table(required=(*names, "content", "machine", "tokens_per_s", "groups"))
         values = {name: table[name].text(empty=True) for name in names if name != "seed"}
         speed = table["tokens_per_s"]
         mean = None if speed.is_null else speed.table(required=("mean", "low", "high"))["mean"].number(low=0)
         return cls(
-            Key(seed=table["seed"].integer(low=0, high=2**63 - 1), **values),
+            RunKey(seed=table["seed"].integer(low=0, high=2**63 - 1), **values),
             table["content"].text(),
             table["machine"].text(empty=True),
             mean,
@@ -162,7 +163,7 @@ class Baseline:
     """A baseline file's content."""
 
     path: Path
-    entries: Mapping[Key, Entry]
+    entries: Mapping[RunKey, Entry]
 
     @classmethod
     def read(cls, path: Path) -> Baseline:
@@ -173,7 +174,7 @@ class Baseline:
         table = doc.root.table(required=("format", "version", "entries"), optional=("specdebug",))
         if table["version"].integer(low=1) != VERSION:
             raise table["version"].error(f"is {table['version'].value}; this specdebug reads version {VERSION}")
-        entries = dict[Key, Entry]()
+        entries = dict[RunKey, Entry]()
         for item in table["entries"].items():
             entry = Entry.read(item)
             if entry.key in entries:
@@ -185,9 +186,9 @@ class Baseline:
         """A run's outcome with what it lost against the baseline, and the comparison."""
         if not outcome.complete:
             return outcome, self._silent("not compared", "the run did not come to its end")
-        entry = self.entries.get(Key.of(run))
+        entry = self.entries.get(RunKey.of(run))
         if entry is None:
-            return outcome, self._silent("no baseline", self._lack(Key.of(run)))
+            return outcome, self._silent("no baseline", self._lack(RunKey.of(run)))
         if entry.content != _content(run):
             why = f"the workload or the engine of arm {run.arm} changed since {self.path} was written"
             return outcome, self._silent("no baseline", f"{why}; write it again with --save-baseline {self.path}")
@@ -222,7 +223,7 @@ class Baseline:
     def _silent(self, status: str, why: str) -> Against:
         return Against(str(self.path), status, why)
 
-    def _lack(self, key: Key) -> str:
+    def _lack(self, key: RunKey) -> str:
         """Why there is no entry."""
         near = [other for other in self.entries if other.scenario == key.scenario]
         if not near:
@@ -249,6 +250,19 @@ def saveable(results: Sequence[ArmResult]) -> tuple[list[ArmResult], list[str]]:
         else:
             kept.append(result)
     return kept, left
+
+
+def save(path: Path, results: Sequence[ArmResult]) -> list[str]:
+    """Put these results into the baseline file, and return words for what was done. Raises SpecDebugError."""
+    kept, left = saveable(results)
+    before = Baseline.read(path) if path.exists() else Baseline(path, {})
+    if kept:
+        try:
+            replace_file(path, before.updated(kept).text().encode())
+        except OSError as error:
+            raise SpecDebugError(f"cannot write {path}: {error.strerror}") from None
+    count = f"{len(kept)} {'arm' if len(kept) == 1 else 'arms'}"
+    return [*(f"baseline: not saved: {each}" for each in left), f"baseline: {count} saved in {path}"]
 
 
 def beside(name: str, base: AcceptSample, now: AcceptSample, drop: float | None = None) -> GroupAgainst:

@@ -266,7 +266,7 @@ class AcceptOracle(Part):
     drop: Annotated[
         float | None,
         real(0, 1),
-        "largest part of a baseline's accept length that may be lost (see `baselines.md`)",
+        "largest part of a baseline's accept length that may be lost (`docs/baselines.md`)",
         Key(default="the baseline's interval"),
     ] = None
 

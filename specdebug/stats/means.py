@@ -24,9 +24,7 @@ def repeat_margin(sd: float, number: int, drawn: int) -> float:
     variance of a difference of two samples of that size."""
     from scipy.special import stdtrit
 
-    if number < 2:
-        return math.inf
-    return float(stdtrit(number - 1, (1 + CONFIDENCE) / 2)) * sd * math.sqrt(2 * drawn) / number
+    return float(stdtrit(max(1, number - 1), (1 + CONFIDENCE) / 2)) * sd * math.sqrt(2 * drawn) / number
 
 
 def most_events(mean: float) -> int:

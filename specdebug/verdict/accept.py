@@ -23,7 +23,7 @@ MIN_VERIFIES = 8
 an eighth of the way from the worst to the best, and where a text ends decides more than how it was drafted."""
 
 TIE_RATE = 0.01
-"""Verifies of one text that rounding adds or takes away, at most, for each there was; 0.004 between dtypes."""
+"""Verifies of one text that rounding adds or takes away, at most, for each there was; 0.005 between dtypes."""
 
 MAX_TEXTS = 256
 """Requests of a group whose outputs are remembered; of the others it is supposed that they went on otherwise."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specdebug.cli.main import run
+from tests.bundle.bundles import make_bundle
 
 SCENARIO = """\
 name: drafts-badly
@@ -124,6 +125,8 @@ def test_what_cannot_be_is_said_before_anything_runs(
     assert err.startswith(f"error: {complaint}")
 
 
-def test_a_bundle_has_no_use_for_one(capsys: pytest.CaptureFixture[str]) -> None:
-    _, err = told(capsys, "replay", "x.specdebug", "--baseline", "b.json", code=2)
-    assert "it has no use for a baseline" in err
+@pytest.mark.parametrize("option", ["--baseline", "--save-baseline"])
+def test_a_bundle_has_no_use_for_one(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    make_bundle(Path("x.specdebug"))
+    _, err = told(capsys, "replay", "x.specdebug", option, "b.json", code=2)
+    assert err == f"error: x.specdebug: a bundle is replayed as recorded; {option} does not go with it\n"

@@ -167,6 +167,14 @@ def test_a_file_says_the_interval_and_is_the_same_each_time(baseline: Baseline) 
     assert entry["tokens_per_s"] == {"mean": 100.0, "low": 50.0, "high": 200.0}
 
 
+@pytest.mark.parametrize("lengths", [(), (1,), (4,), (4, 4)])
+def test_a_group_of_hardly_any_verifies_is_written_and_read_again(lengths: tuple[int, ...], tmp_path: Path) -> None:
+    path = tmp_path / "b.json"
+    path.write_text(Baseline(path, {}).updated([ArmResult(run_of(), outcome(lengths))]).text())
+    _, against = Baseline.read(path).judge(run_of(), outcome(lengths))
+    assert (against.status, against.groups[0].status) == ("kept", "not judged")
+
+
 def _version(plain: dict[str, Any]) -> None:
     plain["version"] = 2
 

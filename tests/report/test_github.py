@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
+import io
 
+from specdebug.loops.baseline import Against, GroupAgainst
 from specdebug.loops.compare import compare
+from specdebug.report.document import replay_document
 from specdebug.report.github import (
     Annotation,
     comparison_annotations,
@@ -14,6 +18,8 @@ from specdebug.report.github import (
     replay_summary,
     text_summary,
 )
+from specdebug.report.junit import junit_xml
+from specdebug.report.terminal import console, render_replay
 from tests.report.html.samples import GOOD, LOST, MINI, both, compared, from_file, outcome, replay_of, result
 
 HERE = {"GITHUB_WORKSPACE": str(MINI.parents[2])}
@@ -80,3 +86,20 @@ def test_a_comparison_is_summed_up_and_annotated_unless_the_arms_agree() -> None
     missing = compare(("fixed", "reverted"), (GOOD, outcome("unknown", unavailable=True)), str)
     assert comparison_annotations(replay, missing)[0].level == "warning"
     assert comparison_summary(replay, missing).startswith("### ❔")
+
+
+def test_a_comparison_with_a_baseline_is_told_in_every_report() -> None:
+    group = GroupAgainst("g", "kept", 3.0, 40, 2.5, 3.5, 3.1, 41)
+    against = Against("b.json", "kept", "", (group,), 90.0, 100.0, same_machine=True)
+    replay = replay_of(dataclasses.replace(result("fixed", GOOD), against=against))
+    said = "g accepts 3.00 over 40 verifies, baseline 3.10 over 41, at least 2.50: kept"
+    assert said in html.unescape(replay_summary(replay))
+    assert said in junit_xml([replay])
+    canvas = console(io.StringIO())
+    with canvas.capture() as captured:
+        canvas.print(render_replay(replay))
+    assert said in captured.get()
+    assert "against the baseline: 1 kept" in captured.get()
+    (arm,) = replay_document(replay)["arms"]
+    assert arm["baseline"]["groups"][0]["wanted"] == 2.5
+    assert "baseline" not in replay_document(replay_of(result("fixed", GOOD)))["arms"][0]

@@ -104,6 +104,11 @@ def test_arms_are_laid_over_the_scenario():
     assert scenario.oracles_of("c").accept == accept
 
 
+def test_accept_is_written_as_it_was_before_it_had_more_keys():
+    assert AcceptOracle(0.9).to_dict() == {"min_ratio": 0.9}
+    assert AcceptOracle(least=2.5, drop=0.1).to_dict() == {"min": 2.5, "drop": 0.1}
+
+
 def test_merge_replaces_lists_and_leaves_its_arguments_alone():
     base = {"a": {"b": [1, 2], "c": 1}, "d": 4}
     assert merge(base, {"a": {"b": [3]}, "d": {"e": 5}}) == {"a": {"b": [3], "c": 1}, "d": {"e": 5}}
@@ -261,6 +266,9 @@ BAD = {
         "s.yaml:4:30: no probe pack 'atention'; did you mean 'attention'?"
     ),
     PROMPT + "oracles: {loseless: true}\n": "unknown key 'loseless' in oracles; did you mean 'lossless'?",
+    PROMPT + "oracles: {accept: {}}\n": "oracles.accept needs at least one of 'min', 'drop' and 'min_ratio'",
+    PROMPT + "oracles: {accept: {min: 0.5}}\n": "oracles.accept.min must be a number from 1 to 1024, not 0.5",
+    PROMPT + "oracles: {accept: {drop: 2}}\n": "oracles.accept.drop must be a number from 0 to 1, not 2",
     PROMPT + "oracles: {accept: {min_ratio: 0}}\n": "oracles.accept.min_ratio must be above 0, not 0",
     PROMPT + "limits: {timeout_s: .inf}\n": "limits.timeout_s must be a number from 0 to 1000000",
     PROMPT + "limits: {memory_mb: 1}\n": "limits.memory_mb must be a whole number from 64 to",

@@ -23,7 +23,7 @@ def test_a_repeat_of_the_same_distribution_lies_within_the_margin() -> None:
 def test_less_is_drawn_again_less_may_move() -> None:
     assert repeat_margin(1.0, 100, 0) == 0
     assert repeat_margin(1.0, 100, 25) == pytest.approx(repeat_margin(1.0, 100, 100) / 2)
-    assert repeat_margin(1.0, 1, 1) == math.inf
+    assert 100 < repeat_margin(1.0, 1, 1) < math.inf
 
 
 def test_a_few_equal_values_are_no_proof_that_all_are_equal() -> None:

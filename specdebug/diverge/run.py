@@ -198,7 +198,9 @@ def _owned(found: Difference, seen: ValueDifference | None, steps: Mapping[int, 
 def _unjudged(run: ArmRun) -> ArmRun:
     """The run without oracles: they cost time and see nothing that the fingerprints do not."""
     scenario: Scenario = run.scenario
-    off = OracleSpec(lossless=False, draft_kv=False, ends=False, pools=scenario.oracles_of(run.arm).pools)
+    off = OracleSpec(
+        lossless=False, draft_kv=False, sampling=False, ends=False, pools=scenario.oracles_of(run.arm).pools
+    )
     arms = {name: dataclasses.replace(arm, oracles=off) for name, arm in scenario.arms.items()}
     return dataclasses.replace(run, scenario=dataclasses.replace(scenario, arms=arms, oracles=off), expectation=None)
 

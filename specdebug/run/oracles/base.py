@@ -27,6 +27,8 @@ class Reference(Protocol):
 
     def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float], list[float]]: ...
 
+    def logits(self, ids: Sequence[int], start: int) -> Tensor: ...
+
     def draft_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]: ...
 
     def target_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]: ...
@@ -49,7 +51,7 @@ class OracleSettings:
     def reference(self) -> tuple[str, str | None] | None:
         """Target and draft of the reference that judges the run; None where nothing is compared with one."""
         draft = self.target.draft_model if self.drafts else None
-        return (self.target.model, draft) if self.spec.lossless or draft is not None else None
+        return (self.target.model, draft) if self.spec.lossless or self.spec.sampling or draft is not None else None
 
 
 @dataclass

@@ -14,10 +14,21 @@ from specdebug.run.oracles.guards import Guards
 from specdebug.run.oracles.lossless import Lossless
 from specdebug.run.oracles.pools import PoolsOracle
 from specdebug.run.oracles.probes import ProbesOracle
+from specdebug.run.oracles.sampling import SampledTokens
 from specdebug.run.oracles.target_kv import TargetKV
 from specdebug.targets.base import SHOWN, Ability
 
-ORACLES: tuple[type[Oracle], ...] = (Guards, ProbesOracle, PoolsOracle, DraftKV, TargetKV, Lossless, Ends, Accept)
+ORACLES: tuple[type[Oracle], ...] = (
+    Guards,
+    ProbesOracle,
+    PoolsOracle,
+    DraftKV,
+    TargetKV,
+    Lossless,
+    SampledTokens,
+    Ends,
+    Accept,
+)
 
 _ADDED: PluginRegistry[type[Oracle]] = PluginRegistry(
     "oracles", "a class derived from Oracle", lambda part: isinstance(part, type) and issubclass(part, Oracle), {}

@@ -36,7 +36,9 @@ def test_one_whose_needs_are_not_met_is_listed_with_what_it_lacks(missing: type)
 
 
 def test_what_is_not_asked_for_is_not_listed_either() -> None:
-    looking, blind = oracles_of(bench(oracle_settings(lossless=False, draft_kv=False, ends=False, pools=False)), ())
+    looking, blind = oracles_of(
+        bench(oracle_settings(lossless=False, draft_kv=False, sampling=False, ends=False, pools=False)), ()
+    )
     assert (looking, blind) == ([], [])
 
 

@@ -20,9 +20,10 @@ from specdebug.errors import ContentError
 from specdebug.files import read_file
 from specdebug.loops.replay import ArmRun
 from specdebug.scenario.checks import check_scenario
-from specdebug.scenario.grammar import Scenario
+from specdebug.scenario.grammar import Scenario, merge
 from specdebug.scenario.packs import ProbePack, read_pack
 from specdebug.scenario.workload import Workload
+from specdebug.targets.registry import DEFAULT
 from specdebug.toggles import Toggle, read_toggle
 from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.yamlio import MAX_BYTES, Doc, one_line, parse_yaml
@@ -67,11 +68,12 @@ class Bundle:
 
 def resolved(run: ArmRun) -> Scenario:
     """The scenario of an arm run with nothing left to look up or lay over: its only arm says it all."""
-    scenario = run.scenario
+    scenario, config = run.scenario, run.config
+    fill = {} if config is None else {"memory": {"fill": config.memory.fill}}
     arm = replace(
         scenario.arms[run.arm],
         revert=run.reverts,
-        engine=scenario.engine_of(run.arm),
+        engine=merge(fill, scenario.engine_of(run.arm)),
         faults=scenario.faults_of(run.arm),
         probes=scenario.probes_of(run.arm),
         oracles=scenario.oracles_of(run.arm),
@@ -185,7 +187,12 @@ def _scenario(path: str | Path, text: str) -> Scenario:
     check_scenario(scenario, None)
     if len(scenario.arms) != 1:
         raise ContentError(f"{path}/{SCENARIO}: has {len(scenario.arms)} arms; a bundle's has one")
-    return scenario
+    (arm,) = scenario.arms.values()
+    if scenario.target_of(arm.name) != DEFAULT:
+        return scenario
+    # Bundles that do not say how memory was filled are of the time when that was zeros by default.
+    engine = merge({"memory": {"fill": "zeros"}}, arm.engine)
+    return replace(scenario, arms={arm.name: replace(arm, engine=engine)})
 
 
 def _steps(path: str | Path, trace: bytes) -> tuple[str, ...]:

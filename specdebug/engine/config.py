@@ -115,10 +115,10 @@ class CudaGraphConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryConfig:
-    """KV slots, and what fresh or released memory holds: a GPU promises nothing, ``zeros`` is the kindest."""
+    """KV slots, and what fresh or released memory holds: a GPU promises nothing, and ``zeros`` would be kind."""
 
     num_slots: int = 16384
-    fill: Literal["zeros", "nan", "garbage"] = "zeros"
+    fill: Literal["zeros", "nan", "garbage"] = "garbage"
     guards: bool = False
 
     def check(self) -> None:

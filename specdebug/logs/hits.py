@@ -9,7 +9,7 @@ from specdebug import async_probe
 
 KINDS = (
     *async_probe.KINDS, "accept-drop", "assert", "ends", "error", "guard", "illegal-address", "launch-failure",
-    "mismatch", "oom", "pools",
+    "mismatch", "oom", "pools", "sampling",
 )  # fmt: skip
 """The kinds of our violations that have a site."""
 

@@ -128,7 +128,9 @@ def _next(result: ArmResult) -> Iterator[str]:
     if any(pack.mode != "record" for pack in run.packs) and run.scenario.arms[run.arm].mode != "record":
         yield f"{shlex.join(['specdebug', 'replay', *words, '--mode', 'record'])} (probes note all that they find)"
     wanted = run.scenario.oracles_of(run.arm)
-    off = [f"{name}: true" for name in ("lossless", "draft_kv", "ends", "pools") if not getattr(wanted, name)]
+    off = [
+        f"{name}: true" for name in ("lossless", "draft_kv", "sampling", "ends", "pools") if not getattr(wanted, name)
+    ]
     if wanted.accept is None:
         off.append("accept: {min_ratio: 0.8}")
     if off:

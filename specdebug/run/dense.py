@@ -85,14 +85,19 @@ class DenseReference:
         """The greedy choices at positions ``start`` (at least 1) up to the end of ``ids``, how far the logit of each
         stands above that of the token given (0.0 where they agree), and the largest magnitude among all logits
         there."""
-        states = self._states(ids[:-1])
-        logits = target_logits(self.weights, self.config, states.hidden[start - 1 : len(ids) - 1])
+        logits = self.logits(ids, start)
         best, choice = logits.max(-1)
         given = logits.gather(-1, torch.tensor(ids[start:])[:, None])[:, 0]
         choices: list[int] = choice.tolist()
         gaps: list[float] = (best - given).tolist()
         sizes: list[float] = logits.abs().amax(-1).tolist()
         return choices, gaps, sizes
+
+    @torch.no_grad()
+    def logits(self, ids: Sequence[int], start: int) -> Tensor:
+        """The logits [n, V] by which the tokens at positions ``start`` (at least 1) up to the end of ``ids`` follow."""
+        states = self._states(ids[:-1])
+        return target_logits(self.weights, self.config, states.hidden[start - 1 : len(ids) - 1])
 
     @torch.no_grad()
     def next_token(self, ids: Sequence[int]) -> tuple[int, float, float]:

@@ -149,7 +149,8 @@ class RequestOnlooker(Protocol):
 @dataclass(frozen=True)
 class Asked:
     """An arm's wishes of its target. ``drafts``: a draft is asked for, with ``draft_model`` where the target names one.
-    ``zero_fill``: unwritten draft KV is zeroed on a cache hit by policy. ``guards``: guard regions are on."""
+    ``zero_fill``: unwritten draft KV is zeroed on a cache hit by policy. ``guards``: guard regions are on.
+    ``exact``: sampled tokens have the target's odds; thresholds of acceptance below 1 give drafts more."""
 
     model: str
     device: str = "cpu"
@@ -159,6 +160,7 @@ class Asked:
     draft_model: str | None = None
     zero_fill: bool = False
     guards: bool = False
+    exact: bool = True
     unused: tuple[str, ...] = ()
     """Engine options of the arm that mean nothing to this target."""
 

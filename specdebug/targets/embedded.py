@@ -54,6 +54,7 @@ class EmbeddedTarget:
             draft_model=config.draft_model,
             zero_fill=spec is not None and spec.draft_kv_on_hit == "zero_fill",
             guards=config.memory.guards,
+            exact=spec is None or spec.threshold_single == spec.threshold_acc == 1,
         )
 
     def warm(self, options: Mapping[str, Any]) -> None:

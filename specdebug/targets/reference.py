@@ -206,11 +206,10 @@ def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator | None
 
     if sampling.temperature == 0:
         return int(logits.argmax())
-    probabilities, order = torch.softmax(logits.double() / sampling.temperature, -1).sort(descending=True)
-    keep = probabilities.cumsum(-1) - probabilities < sampling.top_p
-    if sampling.top_k:
-        keep[sampling.top_k :] = False
-    return int(order[torch.multinomial(probabilities * keep, 1, generator=generator)])
+    from specdebug.reference.sampling import kept_probs
+
+    probs, order = kept_probs(logits, sampling.temperature, sampling.top_k, sampling.top_p)
+    return int(order[torch.multinomial(probs, 1, generator=generator)])
 
 
 def _running(options: Mapping[str, Any]) -> int:

@@ -31,6 +31,7 @@ _ORDER = (
     ("assert", "illegal-address", "launch-failure", "error"),
     ("pools",),
     ("mismatch",),
+    ("sampling",),
     ("ends",),
     ("accept-drop",),
 )

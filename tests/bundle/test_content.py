@@ -69,7 +69,8 @@ def test_overrides_are_part_of_the_arm() -> None:
     scenario = resolved(run)
     again = Scenario.from_dict(json.loads(json.dumps(scenario.to_dict())))
     assert scenario.overrides == {}
-    assert again.engine_of(run.arm) == run.scenario.engine_of(run.arm)
+    said = run.scenario.engine_of(run.arm)
+    assert again.engine_of(run.arm) == {**said, "memory": {"fill": "garbage", **said["memory"]}}
     assert again.probes_of(run.arm) == run.scenario.probes_of(run.arm)
     assert again.oracles_of(run.arm) == run.scenario.oracles_of(run.arm)
 

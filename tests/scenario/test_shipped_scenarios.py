@@ -24,7 +24,7 @@ DEMANDED = {
     "tgt_cache_loc",
 }  # fmt: skip
 
-WITHOUT_FIX = {"request_ends"}
+WITHOUT_FIX = {"request_ends", "sampled"}
 """They show what an oracle looks at; no registered fix is about that."""
 
 

@@ -82,7 +82,7 @@ target: echo
 workload:
   - {id: now, requests: 2, prompt: {token_ids: [5, 6]}, max_new_tokens: 3}
   - {id: later, prompt: {token_ids: [7]}, max_new_tokens: 2, arrive: {step: 9}}
-oracles: {lossless: false, ends: false}
+oracles: {lossless: false, sampling: false, ends: false}
 arms:
   only: {}
   reverted: {revert: [19897]}

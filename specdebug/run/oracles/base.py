@@ -30,6 +30,8 @@ class Reference(Protocol):
 
     def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float], list[float]]: ...
 
+    def logits(self, ids: Sequence[int], start: int) -> Tensor: ...
+
     def draft_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]: ...
 
     def target_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]: ...
@@ -50,7 +52,7 @@ class OracleSettings:
         """Target and draft of the reference that judges the run; None where nothing is compared with one."""
         drafts = self.target.drafts and (self.spec.draft_kv or self.spec.draft_state)
         draft = self.target.draft_model if drafts else None
-        return (self.target.model, draft) if self.spec.lossless or draft is not None else None
+        return (self.target.model, draft) if self.spec.lossless or self.spec.sampling or draft is not None else None
 
 
 @dataclass

@@ -16,6 +16,7 @@ from specdebug.run.oracles.guards import Guards
 from specdebug.run.oracles.lossless import Lossless
 from specdebug.run.oracles.pools import PoolsOracle
 from specdebug.run.oracles.probes import ProbesOracle
+from specdebug.run.oracles.sampling import SampledTokens
 from specdebug.run.oracles.target_kv import TargetKV
 from specdebug.targets.base import SHOWN, Ability
 
@@ -28,6 +29,7 @@ ORACLES: tuple[type[Oracle], ...] = (
     DraftStateOracle,
     AcceptanceOracle,
     Lossless,
+    SampledTokens,
     Ends,
     Accept,
     AcceptFloor,

@@ -36,6 +36,10 @@ class DraftStateTable:
         self._hidden = zeros((rows + 1, hidden_size), dtype=dtype)
 
     def gather(self, rows: Tensor) -> DraftState:
+        """What the next draft of the given rows (int64 [B]) starts from."""
+        return self.read(rows)
+
+    def read(self, rows: Tensor) -> DraftState:
         """Copies of the given rows (int64 [B])."""
         columns = (self.seq_lens, self.bonus, self._topk_p, self._topk_index, self._hidden)
         return DraftState(*(column.index_select(0, rows) for column in columns))

@@ -36,17 +36,17 @@ def nan_draft_logits(shot: Shot) -> None:
     shot.overwrite(shot.site.tensor, _row(shot), math.nan, shot.site.site)
 
 
-@fault_class(FAMILY, "site", "benign", sites=DRAFT_LOGITS, needs=("speculative",))
+@fault_class(FAMILY, "site", "corrupts", sites=DRAFT_LOGITS, needs=("speculative",))
 def tied_draft_logits(shot: Shot) -> None:
-    """The draft's two best logits of one branch are equal: whichever is drafted, the output stays the target's."""
+    """The draft's two best logits of one branch are equal, which may change the draft, and not the output."""
     row = _row(shot)
     values, columns = shot.site.tensor[row].topk(2)
     _put(shot, (row, int(columns[1])), values[0].item())
 
 
-@fault_class(FAMILY, "site", "benign", sites=DRAFT_LOGITS, needs=("speculative",))
+@fault_class(FAMILY, "site", "corrupts", sites=DRAFT_LOGITS, needs=("speculative",))
 def one_hot_draft_logits(shot: Shot) -> None:
-    """The draft is certain of one branch's next token: its probability is 1, every other one's 0."""
+    """The draft is certain of one branch's next token, which changes what else is drafted, and not the output."""
     row = _row(shot)
     _put(shot, (row, int(shot.site.tensor[row].argmax())), 1e4)
 

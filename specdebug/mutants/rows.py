@@ -18,9 +18,10 @@ class MutantRow:
     """One mutant, measured. ``scenario``: the arm that caught it, as scenario/arm; ``step``: where that saw it first.
 
     ``effective``: some tensor, token or book differed, or the engine failed. ``by_time``: it was caught by a limit of
-    time or steps alone. ``difference``: the first from the sound engine, in the arm that caught it or else in the
-    first that showed one. ``ran``: arms it was run in, of ``reached`` that run its line. ``rejected``: what an arm
-    said that took the scenario for wrong, or the machine for too small.
+    time or steps alone. ``rounding``: floating-point values differed, no more than rounding makes them, and nothing
+    else did. ``difference``: the first from the sound engine, in the arm that caught it or else in the first that
+    showed one. ``ran``: arms it was run in, of ``reached`` that run its line. ``rejected``: what an arm said that took
+    the scenario for wrong, or the machine for too small.
     """
 
     id: str
@@ -35,6 +36,7 @@ class MutantRow:
     scenario: str | None = None
     step: int | None = None
     by_time: bool = False
+    rounding: bool = False
     difference: FirstDifference | None = None
     ran: int = 0
     reached: int = 0

@@ -22,6 +22,7 @@ from specdebug.loops.replay import ArmResult, ArmRun, Choices, RunContent, plan
 from specdebug.loops.warm import WarmPool
 from specdebug.mutants.books import Books, first_other, read_books
 from specdebug.mutants.find import ROOT, Mutant
+from specdebug.mutants.rounding import Keep, chosen
 from specdebug.mutants.worker import TARGET
 from specdebug.patching.spec import Patch
 from specdebug.run.warm_worker import Common
@@ -49,14 +50,16 @@ class NotSound(SpecDebugError):
 
 @dataclass(frozen=True)
 class MutantRun(ArmRun):
-    """An arm run with a patch, or none, that is recorded in ``folder``. ``traced``: files whose lines are noted."""
+    """An arm run with a patch, or none, that is recorded in ``folder``. ``traced``: files whose lines are noted.
+    ``keep``: tensors that are kept there in place of a record of all."""
 
     patch: Patch | None = None
     folder: str = ""
     traced: tuple[str, ...] = ()
+    keep: Keep = ()
 
     def job_of(self, target: str, **more: Any) -> Job:
-        record = {"patch": pickle.dumps(self.patch), "folder": self.folder, "traced": self.traced}
+        record = {"patch": pickle.dumps(self.patch), "folder": self.folder, "traced": self.traced, "keep": self.keep}
         return super().job_of(TARGET, **record, **more)
 
 
@@ -85,8 +88,8 @@ class Sound:
         first, last = mutant.lines
         return not self.lines.get(mutant.file, frozenset()).isdisjoint(range(first, last + 1))
 
-    def of(self, mutant: Mutant, key: str, folder: Path) -> MutantRun:
-        """The arm with a mutant, recorded in a folder, and ended when it takes far longer than the sound engine."""
+    def of(self, mutant: Mutant | None, key: str, folder: Path, keep: Keep = ()) -> MutantRun:
+        """The arm with a mutant, or none, recorded in a folder, and ended when it takes far longer than it should."""
         limits = self.run.scenario.limits
         limited = dataclasses.replace(
             limits,
@@ -94,20 +97,25 @@ class Sound:
             max_steps=min(limits.max_steps, STEPS_MORE * len(self.steps) + GRACE_STEPS),
         )
         scenario = dataclasses.replace(self.run.scenario, limits=limited)
-        return _recorded(self.run, key=key, scenario=scenario, patch=mutant.patch, folder=str(folder))
+        patch = None if mutant is None else mutant.patch
+        return _recorded(self.run, key=key, scenario=scenario, patch=patch, folder=str(folder), keep=keep)
 
-    def difference(self, folder: Path, outcome: Outcome | None) -> FirstDifference | None:
-        """Where a mutant's record first differs from this one; None: nowhere."""
+    def difference(
+        self, folder: Path, outcome: Outcome | None
+    ) -> tuple[FirstDifference | None, tuple[Difference, ...]]:
+        """Where a mutant's record first differs from this one, None: nowhere; and differences that have to be looked
+        at, for all of them could be rounding."""
         found = list(islice(in_lockstep(self.steps, _steps(folder)), LOOK_AHEAD))
         book = first_other(self.books, read_books(folder / BOOKS))
         same_trace = outcome is not None and outcome.trace_hash == self.trace_hash
         if found:
             alone = all(each.what == "value" and each.site == found[0].site for each in found)
             read = not (alone and book is None and same_trace) or found[0].site.startswith(KEPT)
-            return FirstDifference.of(self.name, found[0], read)
+            soft = book is None and same_trace and all(each.soft for each in found)
+            return FirstDifference.of(self.name, found[0], read), chosen(found) if soft else ()
         if book is not None:
-            return FirstDifference("book", self.name, book[0], book[1])
-        return None if same_trace else FirstDifference("trace", self.name, None, "what the run reported")
+            return FirstDifference("book", self.name, book[0], book[1]), ()
+        return None if same_trace else FirstDifference("trace", self.name, None, "what the run reported"), ()
 
 
 @dataclass(frozen=True)

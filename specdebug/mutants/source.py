@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from specdebug.diverge.align import Difference
 from specdebug.loops.replay import ArmResult
 from specdebug.loops.warm import ArmAtFault, ArmLost, WarmPool
 from specdebug.mutants.find import Mutant
+from specdebug.mutants.rounding import beyond_rounding, to_keep
 from specdebug.mutants.rows import MutantRow
-from specdebug.mutants.sound import FirstDifference, Sound
+from specdebug.mutants.sound import FirstDifference, MutantRun, Sound
 from specdebug.trials.source import Candidate
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -33,6 +35,10 @@ class _Going:
     seconds: float = 0.0
     rejected: str = ""
     differences: list[FirstDifference] = field(default_factory=list)
+    doubtful: deque[tuple[Sound, tuple[Difference, ...]]] = field(default_factory=deque)
+    """Arms in which nothing may differ but rounding, with what is to be looked at."""
+    certain: bool = False
+    """True once a difference is known to be none of rounding."""
 
     def row(self, ended: ArmResult | None = None) -> MutantRow:
         """What is known of it. ``ended``: the arm that caught it."""
@@ -40,6 +46,7 @@ class _Going:
         # A difference that something came of says more than one that nobody read, and a tensor more than a book.
         best = min(self.differences, key=lambda each: (not each.read, each.kind in ("book", "trace")), default=None)
         signature = None if outcome is None else outcome.signature
+        certain = outcome is not None or self.certain or bool(self.rejected)
         return MutantRow(
             id=self.mutant.id,
             file=f"specdebug/{self.mutant.file}",
@@ -47,12 +54,13 @@ class _Going:
             line=self.mutant.line,
             operator=self.mutant.operator,
             diff=self.mutant.diff,
-            effective=outcome is not None or best is not None or bool(self.rejected),
+            effective=certain,
             caught=outcome is not None,
             signature=signature,
             scenario=None if ended is None or self.arm is None else self.arm.name,
             step=None if outcome is None else outcome.where_step,
             by_time=signature == HANG,
+            rounding=best is not None and not certain,
             difference=self.differences[-1] if outcome is not None and self.differences else best,
             ran=self.ran,
             reached=self.reached,
@@ -97,6 +105,9 @@ class MutantSource:
             if row is None and going.left:
                 self._next_arm(going)
                 continue
+            if row is None and going.doubtful and not going.certain:
+                self._look_again(going, None)
+                continue
             row = row or going.row()
             outcome = "fail" if row.caught else "pass"
             result = TrialResult("pass", None, row.seconds, besides=(row.to_text(),))
@@ -116,6 +127,32 @@ class MutantSource:
         self._going[key] = going
         self._pool.start(going.arm.of(going.mutant, key, folder))
 
+    def _look_again(self, going: _Going, mutant: Mutant | None) -> None:
+        """Run an arm again, of the sound engine or with the mutant, and keep the tensors that are to be looked at."""
+        arm, found = going.doubtful[0]
+        folder = self._kept_in(going)[mutant is not None]
+        folder.mkdir()
+        self._going[folder.name] = going
+        self._pool.start(arm.of(mutant, folder.name, folder, to_keep(found)))
+
+    def _kept_in(self, going: _Going) -> tuple[Path, Path]:
+        return self._folder / f"{going.trial.number}-sound", self._folder / f"{going.trial.number}-mutant"
+
+    def _looked(self, going: _Going, run: MutantRun) -> tuple[_Going, MutantRow | None]:
+        """Take in an arm that was run again: of the sound engine first, then with the mutant."""
+        if run.patch is None:
+            self._look_again(going, going.mutant)
+            return self._turn()
+        arm, found = going.doubtful.popleft()
+        folders = self._kept_in(going)
+        first = beyond_rounding(found, arm.run, *folders)
+        for folder in folders:
+            shutil.rmtree(folder)
+        if first is not None:
+            going.certain = True
+            going.differences.insert(0, FirstDifference.of(arm.name, first, True))
+        return going, None
+
     def _turn(self) -> tuple[_Going, MutantRow | None]:
         """Wait for an arm; its mutant, and the mutant's row if that arm caught it."""
         try:
@@ -127,17 +164,24 @@ class MutantSource:
                 raise
             return self._rejected(lost.run.key, str(lost)), None
         going = self._going.pop(ended.run.key)
+        going.seconds += ended.outcome.metrics.wall_s
+        assert isinstance(ended.run, MutantRun)
+        if ended.run.keep:
+            return self._looked(going, ended.run)
         assert going.arm is not None
         folder = self._folder / str(going.trial.number)
-        going.seconds += ended.outcome.metrics.wall_s
-        difference = going.arm.difference(folder, ended.outcome)
+        difference, doubtful = going.arm.difference(folder, ended.outcome)
         shutil.rmtree(folder)
+        if doubtful:
+            going.doubtful.append((going.arm, doubtful))
         if difference is not None:
             going.differences.append(difference)
+            going.certain = going.certain or not doubtful
         return going, going.row(ended) if ended.outcome.verdict == "fail" else None
 
     def _rejected(self, key: str, why: str) -> _Going:
         going = self._going.pop(key)
         going.rejected = going.rejected or why
-        shutil.rmtree(self._folder / str(going.trial.number))
+        for each in (str(going.trial.number), *self._kept_in(going)):
+            shutil.rmtree(self._folder / each, ignore_errors=True)
         return going

@@ -19,8 +19,9 @@ from specdebug.run.warm_worker import with_workload
 from specdebug.workers.wire import PipeSink
 
 if TYPE_CHECKING:
+    from specdebug.diverge.listener import RunListener
     from specdebug.mutants.books import BookKeeper
-    from specdebug.mutants.recorder import TolerantRecorder
+    from specdebug.mutants.rounding import Keep
     from specdebug.run.loop import RunLoop
 
 TARGET = f"{__name__}:run_mutant"
@@ -43,7 +44,7 @@ def run_mutant(payload: Mapping[str, Any], sink: PipeSink) -> None:
     if arm is None:
         return
     folder, lines = Path(payload["folder"]), Lines(payload["traced"])
-    recording = _Recording(folder)
+    recording = _Recording(folder, payload["keep"])
     with lines:
         try:
             run_arm(arm, sink, recording)
@@ -83,18 +84,23 @@ class Lines:
 
 
 class _Recording:
-    """Records an arm from before its engine is built, into a folder."""
+    """Records an arm from before its engine is built, into a folder; or keeps tensors of it there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, keep: Keep) -> None:
         self._folder = folder
-        self._recorder: TolerantRecorder | None = None
+        self._keep = keep
+        self._recorder: RunListener | None = None
         self._books: BookKeeper | None = None
 
     def building(self) -> None:
+        from specdebug.diverge.keeper import Keeper
         from specdebug.diverge.stream import Writer
         from specdebug.mutants.recorder import TolerantRecorder
 
-        self._recorder = TolerantRecorder(Writer(self._folder / "hashes"), by_request=True)
+        if self._keep:
+            self._recorder = Keeper({(step, call): site for step, call, site in self._keep}, self._folder)
+        else:
+            self._recorder = TolerantRecorder(Writer(self._folder / "hashes"), by_request=True)
         self._recorder.listen()
 
     def built(self, loop: RunLoop) -> None:

@@ -98,7 +98,7 @@ def row_text(row: MutantRow) -> str:
     if row.caught:
         return f"{row.signature} in {row.scenario}"
     if not row.effective:
-        return f"no effect in {counted(row.ran, 'arm')}"
+        return f"{'only rounding' if row.rounding else 'no effect'} in {counted(row.ran, 'arm')}"
     return f"SURVIVED {counted(row.ran, 'arm')}; {difference_text(row)}"
 
 

@@ -111,8 +111,6 @@ def replay(
     (FILE.specdebug), of which it is said whether it came out as recorded.
     """
     named = list(files or ())
-    if not named and not chosen.last_failed:
-        raise SpecDebugError("replay needs a FILE: a scenario file, a shipped scenario's name, a folder or a bundle")
     if bundles := [name for name in named if name.endswith(ENDING)]:
         if len(named) > 1:
             raise SpecDebugError(f"{bundles[0]}: a bundle is replayed by itself, as it was recorded")
@@ -136,6 +134,8 @@ def _replay_scenarios(
     *,
     locate: bool,
 ) -> int:
+    if not named and not chosen.last_failed:
+        raise SpecDebugError("replay needs a FILE: a scenario file, a shipped scenario's name, a folder or a bundle")
     several = len(named) != 1 or library.is_folder(named[0])
     check_several(results) if several else results.check()
     with workers(runs.jobs) as pool:

@@ -43,7 +43,7 @@ def run_mutant(payload: Mapping[str, Any], sink: PipeSink) -> None:
     arm = with_workload(payload, sink)
     if arm is None:
         return
-    folder, lines = Path(payload["folder"]), Lines(payload["traced"])
+    folder, lines = Path(payload["folder"]), LineCoverage(payload["traced"])
     recording = _Recording(folder, payload["keep"])
     with lines:
         try:
@@ -54,13 +54,13 @@ def run_mutant(payload: Mapping[str, Any], sink: PipeSink) -> None:
         (folder / "lines.json").write_text(json.dumps({file: sorted(ran) for file, ran in lines.ran.items()}))
 
 
-class Lines:
+class LineCoverage:
     """The lines of some files that run meanwhile. ``ran``: by file."""
 
     def __init__(self, files: tuple[str, ...]) -> None:
         self.ran: dict[str, set[int]] = {file: set() for file in files}
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> LineCoverage:
         if self.ran:
             sys.settrace(self._called)
         return self

@@ -33,9 +33,11 @@ def oracle_settings(
     **spec: Any,
 ) -> OracleSettings:
     """What oracles are asked, by words of the scenario's ``oracles:`` and of what the arm asks of its target. The
-    stand-ins below store no drafts and decide by nothing, so oracles of those are off."""
+    stand-ins below store no drafts, decide by nothing and have no odds, so oracles of those are off."""
     target = Asked("tiny", dtype=dtype, drafts=drafts, draft_model="draft", zero_fill=zero_fill, guards=guards)
-    return OracleSettings(OracleSpec(**{"draft_state": False, "acceptance": False, **spec}), target, probes)
+    return OracleSettings(
+        OracleSpec(**{"draft_state": False, "acceptance": False, "sampling": False, **spec}), target, probes
+    )
 
 
 @dataclass

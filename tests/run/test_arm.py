@@ -52,6 +52,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 class Engine(FakeEngine):
+    view = SimpleNamespace(worker=None)
     config = SimpleNamespace(model="tiny", dtype="float32", device="cpu", speculative=None)
 
 
@@ -62,7 +63,7 @@ def run(monkeypatch: pytest.MonkeyPatch, build: Callable[..., Any], **engine: An
         arms={"only": Arm("only")},
         expect={},
         engine=engine,
-        oracles=OracleSpec(lossless=False, draft_kv=False),
+        oracles=OracleSpec(lossless=False, draft_kv=False, sampling=False, ends=False),
     )
     requests = (WorkloadRequest("g0.0", "g0", (1, 2, 3, 4), RequestSampling(6)),)
     payload = {

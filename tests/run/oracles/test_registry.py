@@ -19,6 +19,7 @@ ALL = oracle_settings(
     accept=AcceptOracle(min_ratio=0.8, least=1.5),
     draft_state=True,
     acceptance=True,
+    sampling=True,
 )
 
 

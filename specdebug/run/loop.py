@@ -84,6 +84,9 @@ class RunLoop:
         while self.session.has_work:
             self._advance()
         served = self.session.request(again)
+        if served.cached_tokens:
+            detail = f"{again} found {served.cached_tokens} tokens in a cache that had just been flushed"
+            self.report(Violation("pools", "flush_cache", self._step, detail))
         self.sink.emit("cold", rid=rid, accept_lengths=list(served.accept_lengths))
         return served
 

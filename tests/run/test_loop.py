@@ -182,6 +182,16 @@ def test_serving_cold_uses_an_empty_cache_and_leaves_no_trace() -> None:
     assert sink.events[before:] == [{"event": "cold", "rid": "a.1", "accept_lengths": [2, 2, 2]}]
 
 
+def test_a_cold_request_that_finds_something_in_the_flushed_cache_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    loop, sink, judge = loop_of(engine, planned("a.0"))
+    loop.run()
+    judge.active = False
+    monkeypatch.setattr(engine, "flush_cache", lambda: None)
+    loop.serve_cold("a.0")
+    assert signatures(sink) == ["pools@flush_cache"]
+
+
 def test_a_rejected_request_is_the_scenario_s_fault_and_a_broken_abort_the_engine_s() -> None:
     class Picky(FakeEngine):
         def add_request(self, rid: str, *args: Any, **options: Any) -> Any:

@@ -131,6 +131,7 @@ def test_sound_engines_are_not_alarmed_about() -> None:
         assert serve("sampled", seed=seed, reference=reference, **{**ALONE, "sampling": True})[0] == []
 
 
+@pytest.mark.slow
 def test_half_precision_leaves_every_token_in_its_support() -> None:
     engine = {"dtype": "bfloat16"}
     found, _, _ = serve("sampled", engine=engine, reference=DenseReference("tiny", None), **{**ALONE, "sampling": True})

@@ -25,6 +25,7 @@ from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import files_of, tell_replay, tell_results
 from specdebug.errors import SpecDebugError
+from specdebug.verdict.signatures import is_seen_in_outputs
 
 if TYPE_CHECKING:
     from specdebug.loops.replay import Replay
@@ -67,7 +68,8 @@ def compare(
         recording = results.recording()
         with progress() as watcher:
             answer = replaying.replay(pool, library, scenario, choices, watcher, recording, held)
-            if not (no_locate or answer.interrupted):
+            seen = any(is_seen_in_outputs(result.outcome) for result in answer.results)
+            if seen and not (no_locate or answer.interrupted):
                 from specdebug.diverge.locate import Locator
 
                 (answer,) = Locator(pool, library, watcher).in_replays([answer])

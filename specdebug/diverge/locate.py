@@ -28,7 +28,7 @@ from specdebug.diverge.stream import RecordedStep, read
 from specdebug.errors import SpecDebugError
 from specdebug.loops.replay import ArmResult, ArmRun, Progress, Replay, RunContent, run_arms
 from specdebug.verdict.outcome import Located, Outcome
-from specdebug.verdict.signatures import OUTPUTS, SCHEDULE
+from specdebug.verdict.signatures import OUTPUTS, SCHEDULE, is_seen_in_outputs
 from specdebug.workers.pool import WorkerPool
 
 SHARED = ("attention.", "kv_pool.")
@@ -63,12 +63,6 @@ class _Recorded:
 
     def reaches(self, step: int | None) -> bool:
         return self.until is None or (step is not None and step <= self.until)
-
-
-def is_seen_in_outputs(outcome: Outcome) -> bool:
-    """Return True if a failure began before what names it."""
-    kind = (outcome.signature or "").partition("@")[0]
-    return outcome.verdict == "fail" and not outcome.interrupted and outcome.located is None and kind in OUTPUTS
 
 
 def twin_of(run: ArmRun) -> ArmRun | None:

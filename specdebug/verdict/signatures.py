@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from specdebug.engine.sites import SITES
 from specdebug.errors import did_you_mean
-from specdebug.verdict.outcome import RANK
+from specdebug.verdict.outcome import RANK, Outcome
 
 SITE_KINDS = tuple(sorted({*RANK, "oom"}))
 """Kinds written ``kind@site``; ``oom@cuda`` is the device's memory, ``oom`` alone the worker's own."""
@@ -27,6 +27,12 @@ SCHEDULE = "schedule"
 
 SHAPE = r"^(crash:.+|hang|oom|[^@]+@.+)$"
 """The same as a regular expression, for the JSON schema; it does not know the kinds."""
+
+
+def is_seen_in_outputs(outcome: Outcome) -> bool:
+    """Return True if a failure began before what names it."""
+    kind = (outcome.signature or "").partition("@")[0]
+    return outcome.verdict == "fail" and not outcome.interrupted and outcome.located is None and kind in OUTPUTS
 
 
 def complaint(pattern: str) -> str | None:

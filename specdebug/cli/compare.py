@@ -28,9 +28,11 @@ from specdebug.errors import SpecDebugError
 from specdebug.verdict.signatures import is_seen_in_outputs
 
 if TYPE_CHECKING:
-    from specdebug.loops.replay import Replay
+    from specdebug.loops.replay import Progress, Replay
     from specdebug.loops.steplog import Recording
     from specdebug.scenario.grammar import Scenario
+    from specdebug.scenario.library import Library
+    from specdebug.workers.pool import WorkerPool
 
 
 @grouped
@@ -68,11 +70,8 @@ def compare(
         recording = results.recording()
         with progress() as watcher:
             answer = replaying.replay(pool, library, scenario, choices, watcher, recording, held)
-            seen = any(is_seen_in_outputs(result.outcome) for result in answer.results)
-            if seen and not (no_locate or answer.interrupted):
-                from specdebug.diverge.locate import Locator
-
-                (answer,) = Locator(pool, library, watcher).in_replays([answer])
+            if not (no_locate or answer.interrupted):
+                answer = _located(pool, library, answer, watcher)
         if answer.interrupted:  # there is nothing to compare; what is known of each arm is told
             return tell_replay(answer, results, recording)
         return _tell_both(answer, choices.arms, results, recording)
@@ -84,6 +83,16 @@ def _two_arms(scenario: Scenario, named: Sequence[str] | None) -> tuple[str, ...
         known = ", ".join(scenario.arms)
         raise SpecDebugError(f"compare needs two different arms; {scenario.path} has {known}")
     return names
+
+
+def _located(pool: WorkerPool, library: Library, answer: Replay, progress: Progress) -> Replay:
+    """Return the answer with the places where failures began that were seen in outputs."""
+    if not any(is_seen_in_outputs(result.outcome) for result in answer.results):
+        return answer  # importing what follows takes seconds
+    from specdebug.diverge.locate import Locator
+
+    (answer,) = Locator(pool, library, progress).in_replays([answer])
+    return answer
 
 
 def _tell_both(answer: Replay, names: tuple[str, ...], results: ResultOptions, recording: Recording | None) -> int:

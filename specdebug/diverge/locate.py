@@ -222,7 +222,7 @@ def _first_seen(outcome: Outcome, suspect: Suspect) -> Located | str:
 
 
 def _tensor(found: Difference) -> str:
-    """What differs, in words."""
+    """Say in words what differs."""
     if found.what != "value" or found.right is None:
         return (
             found.text.replace("the first arm", "the twin")

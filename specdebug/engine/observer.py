@@ -38,7 +38,7 @@ class ObservedBatch:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What a verify decided of its requests, in their order, and by what: trees and logits [B·T, V] are this step's,
+    """A verify decided this of its requests, in their order. Trees and logits [B·T, V] are those of this step,
     whatever was begun ahead. The logits' memory is the next verify's, too."""
 
     requests: Sequence[Request]

@@ -56,7 +56,7 @@ class RunKey:
         return cls(run.scenario.name, run.arm, run.seed, run.target, device, asked.dtype, backend, options)
 
     def differences(self, other: RunKey) -> list[str]:
-        """What another run has that is not this one's."""
+        """Return the options in which another run differs, in words."""
         pairs = ((each.name, getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
         return [f"{name} {theirs!r}, not {ours!r}" for name, ours, theirs in pairs if ours != theirs]
 
@@ -280,7 +280,7 @@ def beside(name: str, base: AcceptSample, now: AcceptSample, drop: float | None 
 
 
 def machine_of(outcome: Outcome) -> str:
-    """What a run ran on: the device and, of a CPU, the processor; plain ASCII, for files."""
+    """Return the device of a run and, of a CPU, the processor, in plain ASCII, for files."""
     stack = outcome.stack
     names = [stack.get("name", "unknown"), (stack.get("arithmetic") or {}).get("cpu", "")]
     return ", ".join(filter(None, names)).encode("ascii", "replace").decode()

@@ -94,7 +94,7 @@ def mutants_progress(stream: IO[str]) -> PlainMutants | LiveMutants:
 
 
 def row_text(row: MutantRow) -> str:
-    """What became of a mutant, in a few words."""
+    """Say in a few words how a mutant ended."""
     if row.caught:
         return f"{row.signature} in {row.scenario}"
     if not row.effective:
@@ -113,7 +113,7 @@ def difference_text(row: MutantRow) -> str:
 
 
 def advice(row: MutantRow) -> str:
-    """What would catch it: the oracle that looks at the stage, if any, and what that means."""
+    """Name the oracle that looks at the stage, if any, and say what that means."""
     if row.difference is None:
         return "the run ended as the user's mistake, not as a failure"
     site = row.difference.site

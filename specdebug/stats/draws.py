@@ -89,7 +89,7 @@ class DrawsTest:
         return self.log_evidence >= -math.log(FALSE_ALARM)
 
     def said(self) -> str:
-        """What speaks most against a sound sampler."""
+        """Name the bin that speaks most against a sound sampler."""
         worst = int(np.abs(self.bins - self.draws / BINS).argmax())
         bins = (
             f"{self.bins[worst]} draws, {self.draws / BINS:.0f} expected, in "

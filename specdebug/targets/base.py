@@ -234,7 +234,7 @@ class Session(Protocol):
         """As :meth:`draft_kv`, of the target."""
 
     def draft_state(self, requests: Sequence[Any]) -> StoredDrafts:
-        """What these requests store for their next draft."""
+        """Return the rows that these requests store for their next draft."""
 
     def settle(self) -> bool:
         """Wait for what the device still has to do; False where there is nothing to wait for."""

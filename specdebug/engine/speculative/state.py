@@ -36,7 +36,7 @@ class DraftStateTable:
         self._hidden = zeros((rows + 1, hidden_size), dtype=dtype)
 
     def gather(self, rows: Tensor) -> DraftState:
-        """What the next draft of the given rows (int64 [B]) starts from."""
+        """Return the start of the next draft of the given rows (int64 [B])."""
         return self.read(rows)
 
     def read(self, rows: Tensor) -> DraftState:

@@ -42,7 +42,7 @@ class _Pending:
 
 @dataclass(frozen=True)
 class _Wrong:
-    """What was decided at a node, and what should have been."""
+    """The engine decided one thing at a node, and should have decided another."""
 
     node: int
     got: Any

@@ -178,7 +178,7 @@ class DraftStateOracle(Oracle):
         return None if found is None else (kept[stored], "draft_state", found)
 
     def _states(self, text: DraftedText, ids: list[int], kept: list[_Kept], outputs: Tensor) -> list[_Wrong | None]:
-        """What is wrong with each stored state."""
+        """Return the fault of each stored state, None where there is none."""
         hidden, top, index = (_rows(kept, name) for name in ("hidden_states", "topk_p", "topk_index"))
         dtype = self.bench.settings.target.dtype
         off = (hidden.float() - outputs).norm(dim=1) / outputs.norm(dim=1).clamp_min(1e-6)
@@ -200,7 +200,7 @@ class DraftStateOracle(Oracle):
         ]
 
     def _trees(self, text: DraftedText, kept: list[_Kept], outputs: Tensor) -> list[_Wrong | None]:
-        """What is wrong with the paths of each drafted tree."""
+        """Return the fault of each drafted tree, None where there is none."""
         assert self._shape is not None  # for the type checker: there is a tree, so it was told
         if self.bench.settings.target.dtype != "float32" and self.bench.settings.target.device != "cpu":
             return [None] * len(kept)  # how far half precision moves a GPU's paths was not measured

@@ -311,7 +311,7 @@ def judged(scenario: Scenario, number: int) -> Judged:
 def cost(folder: Path, steps: int, *, by_request: bool) -> None:
     """Two engines take the same steps in turn; one of them is recorded."""
     activate(Library().packs(("default",)), None)
-    options = {**SCENARIO["engine"], "context_length": 512, "memory": {"num_slots": 4096}}  # type: ignore[dict-item]
+    options = {**SCENARIO["engine"], "context_length": 512, "memory": {"num_slots": 4096, "fill": "zeros"}}  # type: ignore[dict-item]
     engines = [Engine(EngineConfig.from_dict(options)) for _ in range(2)]
     recorder = HashRecorder(Writer(folder / "cost"), by_request=by_request)
     recorder.attach(engines[1])

@@ -59,7 +59,7 @@ def engine(speculative: dict[str, Any] | None) -> Engine:
                 "context_length": 512,
                 "radix_cache": False,
                 "speculative": speculative,
-                "memory": {"num_slots": 8192},
+                "memory": {"num_slots": 8192, "fill": "zeros"},
             }
         )
     )

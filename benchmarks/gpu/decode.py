@@ -114,7 +114,7 @@ class Served:
                     "radix_cache": False,
                     "speculative": {"algorithm": "EAGLE", "num_steps": STEPS} if spec else None,
                     "cuda_graph": {"max_bs": batch, "capture_bs": [batch]},
-                    "memory": {"num_slots": POOL},
+                    "memory": {"num_slots": POOL, "fill": "zeros"},
                 }
             ),
             models,

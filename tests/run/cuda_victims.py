@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from specdebug import async_probe
+from specdebug.loops.replay import Choices, replay
 from specdebug.run.arm import run_arm
+from specdebug.run.preload import PRELOAD
+from specdebug.scenario.grammar import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 from specdebug.targets import embedded
-from tests.run.fakes import FakeEngine
+from specdebug.verdict.outcome import Outcome
+from specdebug.workers.pool import WorkerPool
+from tests.run.fakes import FakeEngine, FakeLibrary
 
 BAD_STEP = 3
 LAST_STEP = 6
+
+
+class VictimLibrary(FakeLibrary):
+    def workload(self, scenario: Any, arm: str, seed: int) -> Workload:
+        return Workload((WorkloadRequest("g0.0", "g0", (1, 2, 3, 4), RequestSampling(LAST_STEP)),))
+
+
+def outcomes(fates: Iterable[str], device: str = "cuda") -> dict[str, Outcome]:
+    """What becomes of an arm each; ``loops.replay.TARGET`` is to be :func:`play`."""
+    scenario = Scenario(
+        name="fates",
+        workload=(WorkloadGroup("g0", TokenPrompt((1, 2))),),
+        arms={fate: Arm(fate) for fate in fates},
+        expect={},
+        engine={"device": device},
+        probes=(),
+        oracles=OracleSpec(lossless=False, draft_kv=False, ends=False),  # its accept lengths are made up
+    )
+    with WorkerPool(preload=PRELOAD) as pool:
+        answer = replay(pool, VictimLibrary(), scenario, Choices())
+    return {result.run.arm: result.outcome for result in answer.results}
 
 
 def play(payload: Mapping[str, Any], sink: Any) -> None:
@@ -25,6 +52,7 @@ def play(payload: Mapping[str, Any], sink: Any) -> None:
         if fate == "full_at_load":
             allocate_too_much()
         engine = FakeEngine()
+        engine.view = SimpleNamespace(worker=None)  # type: ignore[attr-defined]
         engine.config = SimpleNamespace(  # type: ignore[attr-defined]
             model="tiny", dtype="float32", device=options["device"], speculative=None
         )
@@ -52,7 +80,8 @@ def act(fate: str, step: int) -> None:
             store_far_away()
         elif fate == "full":
             allocate_too_much()
-    torch.zeros(1, device="cuda").tolist()
+    if torch.cuda.is_available():
+        torch.zeros(1, device="cuda").tolist()
 
 
 def probe() -> None:

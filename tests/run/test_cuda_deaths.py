@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from specdebug.loops import replay as replaying
-from specdebug.loops.replay import Choices, replay
-from specdebug.run.preload import PRELOAD
-from specdebug.scenario.grammar import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
-from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
-from specdebug.verdict.outcome import Outcome
 from specdebug.workers.coredump import VARIABLE
-from specdebug.workers.pool import WorkerPool
-from tests.run.cuda_victims import BAD_STEP, LAST_STEP
-from tests.run.fakes import FakeLibrary
+from tests.run.cuda_victims import BAD_STEP, outcomes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,26 +29,6 @@ FATES = {
 }
 
 
-class Library(FakeLibrary):
-    def workload(self, scenario: Any, arm: str, seed: int) -> Workload:
-        return Workload((WorkloadRequest("g0.0", "g0", (1, 2, 3, 4), RequestSampling(LAST_STEP)),))
-
-
-def outcomes(*fates: str) -> dict[str, Outcome]:
-    scenario = Scenario(
-        name="fates",
-        workload=(WorkloadGroup("g0", TokenPrompt((1, 2))),),
-        arms={fate: Arm(fate) for fate in fates},
-        expect={},
-        engine={"device": "cuda"},
-        probes=(),
-        oracles=OracleSpec(lossless=False, draft_kv=False),
-    )
-    with WorkerPool(preload=PRELOAD) as pool:
-        answer = replay(pool, Library(), scenario, Choices())
-    return {result.run.arm: result.outcome for result in answer.results}
-
-
 @pytest.fixture(autouse=True)
 def _victims(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replaying, "TARGET", "tests.run.cuda_victims:play")
@@ -64,7 +36,7 @@ def _victims(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_death_is_its_own_arm_s_outcome() -> None:
-    found = outcomes(*FATES)
+    found = outcomes(FATES)
     for fate, (verdict, signature) in FATES.items():
         outcome = found[fate]
         assert outcome.verdict == verdict, (fate, outcome)
@@ -77,7 +49,7 @@ def test_each_death_is_its_own_arm_s_outcome() -> None:
 
 
 def test_what_was_known_by_then_is_kept_and_the_driver_is_quoted() -> None:
-    found = outcomes("probe", "late")["probe"]
+    found = outcomes(["probe", "late"])["probe"]
     assert found.where_step == BAD_STEP
     assert len(found.requests[0].output_ids) == BAD_STEP - 1
     assert "async probe oob@verify.input_ids: value not below 9" in found.detail
@@ -87,7 +59,7 @@ def test_what_was_known_by_then_is_kept_and_the_driver_is_quoted() -> None:
 
 
 def test_memory_exhausted_at_load_says_what_to_change() -> None:
-    found = outcomes("full_at_load")["full_at_load"]
+    found = outcomes(["full_at_load"])["full_at_load"]
     assert "memory.num_slots" in found.detail
     assert "asked for" in found.detail
     assert "\n" not in found.detail
@@ -99,7 +71,7 @@ def test_memory_exhausted_at_load_says_what_to_change() -> None:
 )
 def test_a_core_dump_is_named_when_one_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    found = outcomes("illegal")["illegal"]
+    found = outcomes(["illegal"])["illegal"]
     assert fnmatchcase(found.signature or "", "illegal-address@*")
     dumps = list(tmp_path.iterdir())
     if not dumps:

@@ -13,13 +13,22 @@ from torch import Tensor
 
 FillMode = Literal["zeros", "nan", "garbage"]
 
+_BANK_WORDS = 2**17 - 1
+"""Words of noise kept, 1 MiB: a prime, so that no two rows of a buffer hold the same noise for the width they have."""
+
 
 class FillPolicy:
-    """Paints fresh and released memory; seeded, so a run with garbage is as repeatable as one without."""
+    """Paints fresh and released memory; seeded, so a run with garbage is as repeatable as one without.
+
+    Garbage is read in turn from a bank of noise, of which each device has a copy: painting on a GPU waits for nothing,
+    and paints what it would on a CPU.
+    """
 
     def __init__(self, mode: FillMode, seed: int = 0) -> None:
         self.mode = mode
-        self._generator = torch.Generator().manual_seed(seed ^ 0x5EED)
+        self._seed = seed ^ 0x5EED
+        self._banks: dict[torch.device, Tensor] = {}
+        self._cursor = 0
 
     @property
     def poisons(self) -> bool:
@@ -36,10 +45,27 @@ class FillPolicy:
             tensor.copy_(self._garbage(tensor))
 
     def _garbage(self, like: Tensor) -> Tensor:
+        raw = self._noise(-(-like.nbytes // 8), like.device).view(torch.uint8)[: like.nbytes]
         if like.dtype is torch.bool:
-            return torch.randint(0, 2, like.shape, generator=self._generator).to(torch.bool)
-        raw = torch.randint(-(2**63), 2**63 - 1, (-(-like.nbytes // 8),), generator=self._generator)
-        return raw.view(torch.uint8)[: like.nbytes].view(like.dtype).view(like.shape)
+            return (raw & 1).view(like.shape)
+        return raw.view(like.dtype).view(like.shape)
+
+    def _noise(self, words: int, device: torch.device) -> Tensor:
+        """The next ``words`` of the bank: int64 [words]."""
+        bank, start = self._bank(device), self._cursor
+        self._cursor = (start + words) % _BANK_WORDS
+        if start + words > _BANK_WORDS:
+            bank = bank.repeat(-(-(start + words) // _BANK_WORDS))
+        return bank[start : start + words]
+
+    def _bank(self, device: torch.device) -> Tensor:
+        bank = self._banks.get(device)
+        if bank is None:
+            drawn = torch.randint(
+                -(2**63), 2**63 - 1, (_BANK_WORDS,), generator=torch.Generator().manual_seed(self._seed)
+            )
+            bank = self._banks[device] = drawn.to(device)
+        return bank
 
 
 class Scratch:

@@ -88,3 +88,28 @@ def test_scratch_gives_what_the_policy_says() -> None:
     assert zeros.tolist() == [0, 0, 0, 0]
     assert zeros.dtype == torch.int64
     assert scratch.device == CPU
+
+
+@pytest.mark.parametrize("mode", ["zeros", "nan", "garbage"])
+def test_no_two_rows_hold_the_same_noise(mode: FillMode) -> None:
+    """Of a buffer longer than the bank, too, whatever the width of its rows."""
+    rows = _painted(mode, torch.int64, shape=(600, 512))
+    assert rows.unique(dim=0).shape[0] == (1 if mode == "zeros" else 600)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.bool])
+def test_a_gpu_s_memory_holds_what_a_cpu_s_would_and_nobody_waits(dtype: torch.dtype) -> None:
+    policies = {device: FillPolicy("garbage", 3) for device in ("cpu", "cuda")}
+    for device, policy in policies.items():
+        policy.paint(torch.empty(5, dtype=dtype, device=device))
+    shape, painted = (300, 1000), {}
+    for device, policy in policies.items():
+        painted[device] = torch.empty(shape, dtype=dtype, device=device)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            policy.paint(painted[device])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(painted["cuda"].cpu().view(torch.uint8), painted["cpu"].view(torch.uint8))

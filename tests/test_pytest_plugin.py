@@ -1,14 +1,26 @@
-"""The pytest plugin, in sessions of its own: what is collected, what a test says, what the exit code means."""
+"""The pytest plugin, in sessions of its own: what is collected, what a test says, what the exit code means.
+
+Most sessions run in this process, where an arm's outcome is told by its name; some in a process of theirs.
+"""
 
 from __future__ import annotations
 
-import json
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy.fft  # noqa: F401  what a session is the first to import is forgotten with it, and numpy bears no second time
 import pytest
 
+from specdebug.diverge import locate  # noqa: F401
+from specdebug.loops import replay
+from specdebug.loops.baseline import Baseline
+from specdebug.loops.replay import ArmResult, ArmRun
+from specdebug.report import terminal  # noqa: F401
+from specdebug.run import preload  # noqa: F401
+from specdebug.trials import command, trial  # noqa: F401
 from specdebug.verdict.outcome import Outcome, RequestResult
+from specdebug.workers import pool
 
 pytest_plugins = ["pytester"]
 
@@ -16,30 +28,6 @@ ROOT = Path(__file__).resolve().parents[1]
 MINI = ROOT / "tests" / "cli" / "mini.yaml"
 
 NOT_OURS = "test_name: of another plugin\nstages: []\n"
-
-FAKED = '''
-"""Stands in for the workers: what an arm does is told by its name and by what is reverted."""
-import json
-from pathlib import Path
-
-from specdebug.verdict.outcome import Outcome
-from specdebug.loops.replay import ArmResult
-from specdebug.loops import replay
-
-OUTCOMES = json.loads(Path(__file__).with_name("outcomes.json").read_text())
-
-def run_arms(pool, library, runs, progress=None, recording=None, baseline=None):
-    (run,) = runs
-    with Path(__file__).with_name("ran").open("a") as ran:
-        ran.write(f"{run.arm} {run.seed} {list(run.reverts)}\\n")
-    outcome = Outcome.from_dict(OUTCOMES[run.arm])
-    judged = (outcome,) if baseline is None else baseline.judge(run, outcome)
-    return [ArmResult(run, *judged)], False
-
-replay.run_arms = run_arms
-from specdebug.workers import pool
-pool.WorkerPool.start = lambda self: None
-'''
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +39,10 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def session(pytester: pytest.Pytester, *argv: str) -> pytest.RunResult:
+    return pytester.runpytest_inprocess("-p", "specdebug.pytest_plugin", *argv)
+
+
+def process(pytester: pytest.Pytester, *argv: str) -> pytest.RunResult:
     return pytester.runpytest_subprocess("-p", "specdebug.pytest_plugin", *argv, timeout=120)
 
 
@@ -59,35 +51,53 @@ def outcome(verdict: str, signature: str | None = None, detail: str = "", **more
     return {**plain, **more}
 
 
+class Workers:
+    """Stand in for those that run arms: each does what ``tell`` said of its name."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.told: dict[str, dict[str, object]] = {}
+        self.tell()
+
+    def tell(self, **changed: dict[str, object]) -> None:
+        """What each arm does from now on; unless told otherwise what mini.yaml expects."""
+        as_expected = {
+            "fixed": outcome("pass"),
+            "plain": outcome("pass"),
+            "positions": outcome("fail", "oob@draft.forward.positions"),
+            "unreached": outcome("unknown"),
+        }
+        self.told = as_expected | changed
+
+    def run_arms(
+        self, pool: object, library: object, runs: Sequence[ArmRun], baseline: Baseline | None = None
+    ) -> tuple[list[ArmResult], bool]:
+        (run,) = runs
+        self.ran.append(f"{run.arm} {run.seed} {list(run.reverts)}")
+        found = Outcome.from_dict(self.told[run.arm])
+        judged = (found,) if baseline is None else baseline.judge(run, found)
+        return [ArmResult(run, *judged)], False
+
+
 @pytest.fixture
-def mini(pytester: pytest.Pytester) -> Path:
-    """mini.yaml, with outcomes as the file expects them."""
+def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
+    standing_in = Workers()
+    monkeypatch.setattr(replay, "run_arms", standing_in.run_arms)
+    monkeypatch.setattr(pool.WorkerPool, "start", lambda self: None)
+    return standing_in
+
+
+@pytest.fixture
+def mini(pytester: pytest.Pytester, workers: Workers) -> Path:
     (pytester.path / "scenarios").mkdir()
     file = pytester.path / "scenarios" / "mini.yaml"
     file.write_text(MINI.read_text())
-    pytester.makeconftest(FAKED)
-    tell(pytester)
     return file
-
-
-def tell(pytester: pytest.Pytester, **changed: dict[str, object]) -> None:
-    told = {
-        "fixed": outcome("pass"),
-        "plain": outcome("pass"),
-        "positions": outcome("fail", "oob@draft.forward.positions"),
-        "unreached": outcome("unknown"),
-    }
-    (pytester.path / "outcomes.json").write_text(json.dumps(told | changed))
-
-
-def ran(pytester: pytest.Pytester) -> list[str]:
-    return (pytester.path / "ran").read_text().splitlines()
 
 
 def test_nothing_is_collected_unless_it_is_named(pytester: pytest.Pytester, mini: Path) -> None:
     pytester.makepyfile(test_one="import sys\ndef test_cheap():\n    assert 'specdebug.yamlio' not in sys.modules")
-    (pytester.path / "conftest.py").unlink()
-    session(pytester).assert_outcomes(passed=1)
+    process(pytester).assert_outcomes(passed=1)
     (pytester.path / "other.yaml").write_text(NOT_OURS)
     result = session(pytester, "other.yaml")
     assert result.ret == pytest.ExitCode.USAGE_ERROR  # as without the plugin
@@ -101,15 +111,15 @@ def test_a_session_that_uses_nothing_imports_nothing(pytester: pytest.Pytester) 
         "    assert ours == {'specdebug', 'specdebug.pytest_plugin'}\n"
         "    assert not {'torch', 'numpy', 'yaml', 'rich'} & set(sys.modules)\n"
     )
-    session(pytester).assert_outcomes(passed=1)
+    process(pytester).assert_outcomes(passed=1)
 
 
-def test_arms_are_tests_and_must_do_what_is_expected(pytester: pytest.Pytester, mini: Path) -> None:
+def test_arms_are_tests_and_must_do_what_is_expected(pytester: pytest.Pytester, mini: Path, workers: Workers) -> None:
     listed = session(pytester, "--collect-only", "-q", "scenarios/mini.yaml")
     listed.stdout.fnmatch_lines([f"scenarios/mini.yaml::{arm}" for arm in ("fixed", "plain", "positions", "unreached")])
     session(pytester, "scenarios/mini.yaml").assert_outcomes(passed=4)
-    assert ran(pytester)[:3] == ["fixed 0 []", "plain 0 []", "positions 0 [25015]"]
-    tell(pytester, positions=outcome("pass"), fixed=outcome("fail", "hang", "stuck"))
+    assert workers.ran[:3] == ["fixed 0 []", "plain 0 []", "positions 0 [25015]"]
+    workers.tell(positions=outcome("pass"), fixed=outcome("fail", "hang", "stuck"))
     result = session(pytester, "scenarios/mini.yaml")
     result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines(
@@ -131,7 +141,7 @@ def test_the_ini_option_collects(pytester: pytest.Pytester, mini: Path) -> None:
 
 
 def test_reverts_ask_for_the_plain_verdict(
-    pytester: pytest.Pytester, mini: Path, monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, mini: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = "scenarios/mini.yaml::positions"
     result = session(pytester, node, "--revert", "27360,10846", "--revert", "26972")
@@ -144,13 +154,15 @@ def test_reverts_ask_for_the_plain_verdict(
     )
     monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "27360")
     session(pytester, "scenarios/mini.yaml::fixed").assert_outcomes(passed=1)
-    assert ran(pytester)[-1] == "fixed 0 [27360]"
+    assert workers.ran[-1] == "fixed 0 [27360]"
 
 
-def test_the_option_has_a_name_of_its_own_and_the_old_one(pytester: pytest.Pytester, mini: Path) -> None:
+def test_the_option_has_a_name_of_its_own_and_the_old_one(
+    pytester: pytest.Pytester, mini: Path, workers: Workers
+) -> None:
     node = "scenarios/mini.yaml::fixed"
     session(pytester, node, "--specdebug-revert", "27360", "--revert", "26972").assert_outcomes(passed=1)
-    assert ran(pytester)[-1] == "fixed 0 [27360, 26972]"
+    assert workers.ran[-1] == "fixed 0 [27360, 26972]"
 
 
 def own_content(pytester: pytest.Pytester) -> Path:
@@ -164,13 +176,15 @@ def own_content(pytester: pytest.Pytester) -> Path:
     return folder
 
 
-def test_content_beside_a_scenario_is_named_and_used_when_asked_for(pytester: pytest.Pytester, mini: Path) -> None:
+def test_content_beside_a_scenario_is_named_and_used_when_asked_for(
+    pytester: pytest.Pytester, mini: Path, workers: Workers
+) -> None:
     folder, file = own_content(pytester), "mine/scenarios/own.yaml"
     refused = session(pytester, file)
     refused.assert_outcomes(errors=1)
     refused.stdout.fnmatch_lines([f"*no toggle for PR 99901*toggles/ in {folder}*--specdebug-content {folder}*"])
     session(pytester, file, "--specdebug-content", "mine").assert_outcomes(passed=4)
-    tell(pytester, positions=outcome("pass"))
+    workers.tell(positions=outcome("pass"))
     failed = session(pytester, f"{file}::positions", "--specdebug-content", "mine")
     failed.stdout.fnmatch_lines([f"replay: specdebug replay {file} --arm positions --content {folder} --seed 0"])
 
@@ -188,23 +202,22 @@ def test_content_from_the_ini_option_or_the_configuration_file(
     session(pytester, "mine/scenarios/own.yaml").assert_outcomes(passed=4)
 
 
-def test_seeds(pytester: pytest.Pytester, mini: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds(pytester: pytest.Pytester, mini: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     node = "scenarios/mini.yaml::fixed"
     session(pytester, node, "--specdebug-seeds", "3").assert_outcomes(passed=3)
-    seeds = [line.split()[1] for line in ran(pytester)]
+    seeds = [line.split()[1] for line in workers.ran]
     assert seeds[0] == "0"
     assert len(set(seeds)) == 3
     session(pytester, f"{node}[{seeds[2]}]", "--specdebug-seeds", "3").assert_outcomes(passed=1)
-    assert ran(pytester)[-1].split()[1] == seeds[2]
+    assert workers.ran[-1].split()[1] == seeds[2]
     monkeypatch.setenv("SPECDEBUG_TRIAL_SEED", "77")  # inside a trial
     session(pytester, node).assert_outcomes(passed=1)
-    assert ran(pytester)[-1] == "fixed 77 []"
+    assert workers.ran[-1] == "fixed 77 []"
     assert session(pytester, node, "--specdebug-seeds", "0").ret == pytest.ExitCode.USAGE_ERROR
 
 
-def test_what_came_to_no_verdict(pytester: pytest.Pytester, mini: Path) -> None:
-    tell(
-        pytester,
+def test_what_came_to_no_verdict(pytester: pytest.Pytester, mini: Path, workers: Workers) -> None:
+    workers.tell(
         fixed=outcome("unknown", reasons=["nothing was generated"]),
         plain=outcome("unknown", None, "no CUDA device", unavailable=True),
     )
@@ -239,14 +252,16 @@ def accepting(*lengths: int) -> dict[str, object]:
     return whole.to_dict()
 
 
-def test_a_baseline_is_saved_and_a_loss_against_it_fails(pytester: pytest.Pytester, mini: Path) -> None:
-    tell(pytester, fixed=accepting(3, 4, 2))
+def test_a_baseline_is_saved_and_a_loss_against_it_fails(
+    pytester: pytest.Pytester, mini: Path, workers: Workers
+) -> None:
+    workers.tell(fixed=accepting(3, 4, 2))
     saved = session(pytester, "scenarios/mini.yaml::fixed", "--specdebug-save-baseline", "b.json")
     saved.assert_outcomes(passed=1)
     saved.stderr.fnmatch_lines(["baseline: 1 arm saved in *b.json"])
-    held = ("scenarios/mini.yaml::fixed", "--specdebug-baseline", "b.json")
+    held = ("scenarios/mini.yaml::fixed", "--specdebug-baseline", "b.json", "--specdebug-no-locate")
     session(pytester, *held).assert_outcomes(passed=1)
-    tell(pytester, fixed=accepting(1))
+    workers.tell(fixed=accepting(1))
     lost = session(pytester, *held)
     lost.assert_outcomes(failed=1)
     lost.stdout.fnmatch_lines(["fail accept-drop@first, expected pass", "*baseline: first accepts 1.00 over 10*: lost"])
@@ -286,9 +301,14 @@ def test_a_malformed_scenario_is_one_line(pytester: pytest.Pytester, mini: Path)
     ],
 )
 def test_exit_codes_for_bisecting(
-    pytester: pytest.Pytester, mini: Path, changed: dict[str, dict[str, object]], argv: list[str], code: int
+    pytester: pytest.Pytester,
+    mini: Path,
+    workers: Workers,
+    changed: dict[str, dict[str, object]],
+    argv: list[str],
+    code: int,
 ) -> None:
-    tell(pytester, **changed)
+    workers.tell(**changed)
     assert session(pytester, "--specdebug-exit", *argv).ret == code
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.patching import Patch, PatchError, apply, live
+from specdebug.patching import Patch, PatchError, apply, kernels, live
 from specdebug.patching.live import LiveFunctions
 
 TEXT = """
@@ -252,7 +252,8 @@ def _small_heap():
     gc.collect()
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(live, "gc_objects", gc.get_objects)
+        for module in (live, kernels):
+            patch.setattr(module, "gc_objects", gc.get_objects)
         yield
     gc.unfreeze()
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from specdebug import interrupts
-from specdebug.cli.bisect_options import BisectBudget, BisectSubject, Executor, Suspects, check_together
+from specdebug.cli.bisect_options import BisectBudget, BisectSubject, Suspects, check_together
 from specdebug.cli.bisect_plan import BisectQuestion, Plan, plan_of
 from specdebug.cli.options import (
     ContentOptions,
     EngineOptions,
+    Executor,
     PageOptions,
     command_line,
     positive,

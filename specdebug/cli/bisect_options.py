@@ -14,11 +14,15 @@ from specdebug.cli.options import (
     TRIALS_AT_A_TIME,
     ArmOption,
     Confidence,
+    Executor,
+    ExecutorOption,
     Faults,
+    RayAddress,
     ScenarioOrCommand,
     SignatureOption,
     TrialSeed,
     TrialTimeout,
+    check_cluster,
 )
 from specdebug.cli.params import Help
 from specdebug.errors import SpecDebugError
@@ -31,13 +35,6 @@ class Over(StrEnum):
     CONFIG = "config"
     FAULTS = "faults"
     COMMITS = "commits"
-
-
-class Executor(StrEnum):
-    """The machine that trials run on."""
-
-    LOCAL = "local"
-    RAY = "ray"
 
 
 @dataclass(frozen=True)
@@ -56,15 +53,8 @@ class BisectBudget:
     jobs: Annotated[
         int | None, TRIALS_AT_A_TIME, Help("Trials at a time: of a command 1, of a scenario a core each.")
     ] = None
-    executor: Annotated[
-        Executor, typer.Option("--executor", help="Run trials here, or on a Ray cluster, as many as it has CPUs.")
-    ] = Executor.LOCAL
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            "--ray-address", metavar="HOST:PORT", help="Of the cluster, or auto; RAY_ADDRESS, else this machine alone."
-        ),
-    ] = None
+    executor: ExecutorOption = Executor.LOCAL
+    ray_address: RayAddress = None
     seed: Annotated[TrialSeed, Help("Of the trials' seeds, and of ties.")] = 0
     max_trials: Annotated[int, MAX_TRIALS, Help("Stop undecided after so many.")] = 1000
     timeout: TrialTimeout = None
@@ -110,7 +100,6 @@ def check_together(subject: BisectSubject, budget: BisectBudget, suspects: Suspe
             raise SpecDebugError(f"--{name} is of no use with --over {over.value}")
     if suspects.arm is not None and subject.scenario is None:
         raise SpecDebugError("--arm is for scenarios")
-    if budget.ray_address is not None and budget.executor is not Executor.RAY:
-        raise SpecDebugError("--ray-address is of no use without --executor ray")
+    check_cluster(budget.executor, budget.ray_address)
     if over is Over.COMMITS and budget.executor is Executor.RAY:
         raise SpecDebugError("--over commits runs where its worktrees are, on this machine; leave out --executor ray")

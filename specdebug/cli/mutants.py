@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specdebug import interrupts
 from specdebug.cli import complete
-from specdebug.cli.options import TRIALS_AT_A_TIME, ContentOptions, PageOptions, command_line
+from specdebug.cli.options import (
+    TRIALS_AT_A_TIME,
+    ContentOptions,
+    Executor,
+    ExecutorOption,
+    PageOptions,
+    RayAddress,
+    check_cluster,
+    command_line,
+)
 from specdebug.cli.output import answer, on_stderr, show
-from specdebug.cli.params import grouped
+from specdebug.cli.params import Help, grouped
 from specdebug.cli.results import tell_results
 from specdebug.cli.trials import UNDECIDED, JournalOptions, tell_rerun
 from specdebug.errors import SpecDebugError
@@ -20,7 +30,7 @@ from specdebug.errors import SpecDebugError
 if TYPE_CHECKING:
     from specdebug.loops.replay import ArmRun
     from specdebug.mutants.find import Mutant
-    from specdebug.mutants.measure import Measured
+    from specdebug.mutants.measure import Measured, Spread
     from specdebug.report.mutants import MutantQuestion
 
 
@@ -43,7 +53,11 @@ class Drawing:
         str | None,
         typer.Option("--file", metavar="GLOB", help="Only of these files of the engine, as 'speculative/*.py'."),
     ] = None
-    jobs: Annotated[int, TRIALS_AT_A_TIME] = 2
+    jobs: Annotated[
+        int | None, TRIALS_AT_A_TIME, Help("Mutants at a time: 2, of a cluster as many as it has CPUs.")
+    ] = None
+    executor: ExecutorOption = Executor.LOCAL
+    ray_address: RayAddress = None
     min_score: Annotated[
         float | None,
         typer.Option("--min-score", metavar="PERCENT", min=0, max=100, help="With a lower score the exit code is 1."),
@@ -62,6 +76,7 @@ def mutants(drawing: Drawing, kept_in: JournalOptions, results: PageOptions, sha
     """
     from specdebug.mutants.find import all_mutants
 
+    check_cluster(drawing.executor, drawing.ray_address)
     found = all_mutants(drawing.file)
     if drawing.listed:
         return _list(found, results)
@@ -88,11 +103,21 @@ def _measure(
     path = kept_in.path("mutants", identity)
     about = f"mutants of the engine, {drawing.sample or 'all'} of them, seed {drawing.seed}"
     with kept_in.opened(path, identity, about) as journal:
-        measurement = MutantSearch(arms, found, drawing.sample, drawing.seed, drawing.jobs)
+        jobs, spread = drawing.jobs or 2, _spread(drawing)
+        measurement = MutantSearch(arms, found, drawing.sample, drawing.seed, jobs, spread)
         with on_stderr(mutants_progress) as watcher:
             measured = measurement.run(journal, watcher)
         tell_rerun(measured.rerun)
     return _tell(measured, MutantQuestion(drawing.sample, drawing.seed, str(path)), drawing.min_score, results)
+
+
+def _spread(drawing: Drawing) -> Spread | None:
+    """Return what puts mutants on a Ray cluster; None if they are to run here."""
+    if drawing.executor is not Executor.RAY:
+        return None
+    from specdebug.trials.ray_executor import RaySource
+
+    return partial(RaySource, address=drawing.ray_address, jobs=drawing.jobs)
 
 
 def _arms(drawing: Drawing, shared: ContentOptions) -> list[ArmRun]:

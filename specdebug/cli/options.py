@@ -25,9 +25,22 @@ if TYPE_CHECKING:
     from specdebug.scenario.library import Library
 
 
+class Executor(StrEnum):
+    """The machine that trials run on."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
 class _State:
     debug = False
     argv: tuple[str, ...] = ()
+
+
+def check_cluster(executor: Executor, address: str | None) -> None:
+    """Raise SpecDebugError for a cluster's address that nobody asks."""
+    if address is not None and executor is not Executor.RAY:
+        raise SpecDebugError("--ray-address is of no use without --executor ray")
 
 
 def debug_wanted() -> bool:
@@ -196,6 +209,15 @@ ArmsOption = Annotated[list[str] | None, typer.Option("--arm", autocompletion=co
 Confidence = Annotated[str, typer.Option("--confidence", metavar="P")]
 MAX_TRIALS = typer.Option("--max-trials", min=1)
 TRIALS_AT_A_TIME = typer.Option("--jobs", "-j", min=1, help="Trials at a time.")
+ExecutorOption = Annotated[
+    Executor, typer.Option("--executor", help="Run trials here, or on a Ray cluster, as many as it has CPUs.")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address", metavar="HOST:PORT", help="Of the cluster, or auto; RAY_ADDRESS, else this machine alone."
+    ),
+]
 TrialSeed = Annotated[int, typer.Option("--seed", min=0, help="Of the trials' seeds.")]
 TrialTimeout = Annotated[
     float | None, typer.Option("--timeout", metavar="SECONDS", help="A trial that takes longer has failed: hang.")

@@ -6,8 +6,9 @@ import hashlib
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from specdebug.mutants.source import MutantSource
 from specdebug.trials.command import digest_of
 from specdebug.trials.inorder import InOrder
 from specdebug.trials.journal import Journal
+from specdebug.trials.source import TrialSource
 from specdebug.trials.trial import Trial, trial_seed
 
 DECIDING = ("engine", "run", "reference", "verdict", "async_probe", "diverge", "mutants")
@@ -78,23 +80,56 @@ def draw(mutants: Sequence[Mutant], number: int, seed: int) -> list[Mutant]:
 
 def identity_of(arms: Sequence[ArmRun], number: int, seed: int, glob: str | None) -> str:
     """What a journal's trials belong to: the engine, its oracles, the scenarios, and the draw."""
+    return digest_of("mutants", *_deciding(arms), str(number), str(seed), glob or "")
+
+
+def _deciding(arms: Sequence[ArmRun]) -> tuple[str, ...]:
+    """What decides what a mutant does, and what is seen of it."""
     digest = hashlib.blake2b(digest_size=16)
     for part in DECIDING:
         for path in sorted((ROOT / part).rglob("*.py")):
             digest.update(path.read_bytes())
-    scenarios = sorted({run.scenario.path.read_text(encoding="utf-8") for run in arms})
-    return digest_of("mutants", digest.hexdigest(), *scenarios, str(number), str(seed), glob or "")
+    return digest.hexdigest(), *sorted({run.scenario.path.read_text(encoding="utf-8") for run in arms})
+
+
+Spread = Callable[[TrialSource, Callable[[], TrialSource]], TrialSource]
+"""Puts a source's trials on a cluster, given what makes such a source there. Raises SpecDebugError if it cannot."""
+
+
+class NodeSource(MutantSource):
+    """Runs mutants one at a time on a node of a cluster, with workers of its own.
+
+    The sound engine is measured there, too: another processor may round otherwise.
+    """
+
+    def __init__(self, arms: Sequence[ArmRun], drawn: Sequence[Mutant]) -> None:
+        self._own = tempfile.TemporaryDirectory(prefix="specdebug-mutants-")
+        folder = Path(self._own.name)
+        first, *rest = commons(arms)
+        pool = WarmPool(first.scenario, first.arms, also=rest)
+        try:
+            sound = measure_sound(pool, arms, sorted({mutant.file for mutant in drawn}), folder, lambda done, of: None)
+        except BaseException:
+            pool.close()
+            raise
+        super().__init__(pool, sound, drawn, folder, digest_of(*_deciding(arms)))
+
+    def close(self) -> None:
+        super().close()
+        self._own.cleanup()
 
 
 @dataclass
 class MutantSearch:
-    """What is to be measured. ``number``: of mutants to draw; 0: all of them."""
+    """What is to be measured. ``number``: of mutants to draw; 0: all of them. ``jobs``: at a time, on this machine;
+    ``spread``: puts them on a cluster."""
 
     arms: Sequence[ArmRun]
     mutants: Sequence[Mutant]
     number: int
     seed: int
     jobs: int
+    spread: Spread | None = None
 
     def run(self, journal: Journal, watcher: MutantWatcher) -> Measured:
         """Measure, as far as it goes; what was known before stands where not even the sound engine could be run."""
@@ -128,7 +163,11 @@ class MutantSearch:
         if not reached:
             raise SpecDebugError("no scenario runs any line that could be mutated there: nothing can be measured")
         drawn = draw(reached, self.number or len(reached), self.seed)
-        trials = InOrder(MutantSource(pool, sound, drawn, folder), journal, self.seed, len(drawn))
+        source: TrialSource = MutantSource(pool, sound, drawn, folder, digest_of(*_deciding(self.arms)))
+        if self.spread is not None:
+            pool.close()
+            source = self.spread(source, partial(NodeSource, tuple(self.arms), tuple(drawn)))
+        trials = InOrder(source, journal, self.seed, len(drawn))
         rows: list[MutantRow] = []
         resumed = 0
 
@@ -148,7 +187,7 @@ class MutantSearch:
         reason, trouble = trials.run(all_rows)
         every, within = (Counter(mutant.file for mutant in some) for some in (self.mutants, reached))
         unreached = {file: (count - within[file], count) for file, count in every.items()}
-        return Measured(tuple(rows), len(drawn), unreached, resumed, pool.rerun, reason, trouble)
+        return Measured(tuple(rows), len(drawn), unreached, resumed, source.rerun, reason, trouble)
 
 
 def _by_id(mutant: Mutant) -> tuple[str, int, str, int]:

@@ -72,17 +72,20 @@ class _Going:
 class MutantSource:
     """Runs mutants, as a search's source. ``sound``: the arms, in the order in which they are tried.
 
+    ``folder`` is where they are recorded; ``identity``: of all that decides what a mutant does and what is seen of it.
     A trial's one candidate is a mutant's id. Its result's ``besides`` holds the mutant's row, as text.
     """
 
-    def __init__(self, pool: WarmPool, sound: Sequence[Sound], mutants: Sequence[Mutant], folder: Path) -> None:
+    def __init__(
+        self, pool: WarmPool, sound: Sequence[Sound], mutants: Sequence[Mutant], folder: Path, identity: str
+    ) -> None:
         self._pool = pool
         self._sound = sound
         self._mutants: Mapping[str, Mutant] = {mutant.id: mutant for mutant in mutants}
         self._folder = folder
         self._going: dict[str, _Going] = {}
         self.candidates = tuple(Candidate(mutant.id, mutant.function) for mutant in mutants)
-        self.identity = "mutants"
+        self.identity = identity
 
     @property
     def capacity(self) -> int:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import pickle
 from collections import Counter
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,9 +15,11 @@ import pytest
 from specdebug.cli.main import run
 from specdebug.mutants.books import first_other
 from specdebug.mutants.find import all_mutants
-from specdebug.mutants.measure import draw
+from specdebug.mutants.measure import NodeSource, draw
 from specdebug.mutants.rows import MutantRow, score
-from specdebug.mutants.sound import FirstDifference
+from specdebug.mutants.sound import FirstDifference, sound_arms
+from specdebug.scenario.library import Library
+from specdebug.trials.trial import Trial
 
 MINI = str(Path(__file__).resolve().parents[1] / "cli" / "mini.yaml")
 
@@ -79,6 +85,40 @@ def test_a_measurement_for_real_goes_on_where_it_was_and_holds_its_score_to_a_cl
     out, err = capsys.readouterr()
     assert (json.loads(out)["mutants"], json.loads(out)["resumed"]) == (document["mutants"], 3)
     assert err.count("(in the journal)") == 3
+
+
+def test_a_node_of_a_cluster_runs_mutants_against_a_sound_engine_of_its_own() -> None:
+    arms = sound_arms(Library(), [Library().scenario(MINI)])
+    hits_what_drafts_lack = "child is None or ((require_draft_kv or not child.draft_written))"
+    (mutant,) = (each for each in all_mutants("radix_cache.py") if hits_what_drafts_lack in each.diff)
+    source = pickle.loads(pickle.dumps(partial(NodeSource, tuple(arms), (mutant,))))()
+    with closing(source):
+        trial = Trial(0, frozenset({mutant.id}), 1)
+        source.start(trial)
+        ended, result = source.wait()
+    row = MutantRow.from_text(result.besides[0])
+    assert ended == trial
+    assert (row.id, row.caught, row.signature, row.scenario) == (mutant.id, True, "pools@ownership", "mini/plain")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason='Ray is not installed: pip install "specdebug[ray]"'
+)
+def test_a_cluster_finds_what_this_machine_finds(capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for name, where in (("here", []), ("there", ["--executor", "ray"])):
+        command = ["mutants", MINI, "--sample", "3", "--seed", "1", "-j", "1", "--journal", f"{name}.db", "--json"]
+        assert run([*command, *where]) == 0
+        rows = json.loads(capsys.readouterr().out)["mutants"]
+        found.append([{key: value for key, value in row.items() if key != "seconds"} for row in rows])
+    assert found[0] == found[1]
+
+
+def test_a_cluster_s_address_needs_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["mutants", MINI, "--ray-address", "auto"]) == 2
+    assert "of no use without --executor ray" in capsys.readouterr().err
 
 
 def test_mutants_can_be_listed_without_running_any(capsys: pytest.CaptureFixture[str]) -> None:

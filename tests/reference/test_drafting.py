@@ -1,0 +1,143 @@
+"""Drafts after many prefixes at once, against one prefix at a time whose branches keep what was written in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdebug.reference import DraftHead, draft_kv, draft_logits, draft_unroll
+from specdebug.reference.draft import draft_step, to_target_ids
+from specdebug.reference.drafting import DraftedText, Guide
+from specdebug.reference.tree import TreeShape
+from tests.reference.test_draft import NEAR, make_head
+from tests.reference.test_tree import KINDS, LENGTH, SHAPES, text
+
+LENGTHS = torch.arange(1, LENGTH)
+CLEAR = 1e-4
+"""Scores that are nearer to each other are put in order by rounding."""
+
+Path = tuple[int, ...]
+
+
+@dataclass
+class Tree:
+    """The paths of a tree; ``gap``: the least by which anything was chosen."""
+
+    paths: list[Path]
+    gap: float
+
+
+def best(scored: dict[Path, float], count: int, *, ordered: bool = False) -> tuple[list[Path], float]:
+    """The best ``count`` paths, and by how much they are that; ``ordered``: in this order, too."""
+    ranked = sorted(scored, key=lambda path: -scored[path])
+    values = [scored[path] for path in ranked[: count + 1]]
+    gaps = [left - right for left, right in pairwise(values)]
+    return ranked[:count], min(gaps if ordered else gaps[count - 1 :], default=1.0)
+
+
+def output_at(head: DraftHead, ids: Tensor, features: Tensor, length: int) -> Tensor:
+    return draft_unroll(head, ids[1 : length + 1], features[:length], 1)[0][-1]
+
+
+def grown(head: DraftHead, ids: Tensor, features: Tensor, length: int, shape: TreeShape) -> Tree:
+    """The tree behind a prefix: each branch a cache of its own, that stays where it is."""
+    k, v = draft_kv(head, ids[1 : length + 1], features[:length], torch.arange(length))
+    caches = [(k[None], v[None])] * shape.topk
+    hidden = {(): output_at(head, ids, features, length)}
+    scored: dict[Path, float] = {}
+    beam: list[Path] = [()]
+    gaps = []
+    for depth in range(shape.num_steps):
+        level: dict[Path, float] = {}
+        for branch, path in enumerate(beam):
+            if depth:
+                token, state = torch.tensor([[path[-1]]]), hidden[path[:-1]].view(1, 1, -1)
+                output, caches[branch] = draft_step(head, token, state, length - 1 + depth, caches[branch])
+                hidden[path] = output.view(-1)
+            logs = draft_logits(head, hidden[path]).float().log_softmax(-1)
+            tokens = to_target_ids(head, torch.arange(len(logs))).tolist()
+            own = {(*path, token): log for token, log in zip(tokens, logs.tolist(), strict=True)}
+            kept, gap = best(own, shape.topk)
+            gaps.append(gap)
+            level |= {each: scored.get(path, 0.0) + own[each] for each in kept}
+        scored |= level
+        beam, gap = best(level, shape.topk, ordered=True)
+        gaps.append(gap)
+    paths, gap = best(scored, shape.tree_size - 1)
+    return Tree(paths, min(*gaps, gap))
+
+
+def paths_of(tokens: Tensor) -> list[Path]:
+    return [tuple(token for token in row if token >= 0) for row in tokens.tolist()]
+
+
+def no_guide(shape: TreeShape) -> Guide:
+    """Trees of a root alone."""
+    nobody = torch.full((len(LENGTHS), shape.tree_size), -1)
+    return Guide(torch.zeros_like(nobody), nobody, 0.0)
+
+
+def guide_of(trees: list[Tree], shape: TreeShape, margin: float) -> Guide:
+    tokens = torch.zeros(len(trees), shape.tree_size, dtype=torch.int64)
+    parents = torch.full_like(tokens, -1)
+    for row, tree in enumerate(trees):
+        at = {(): 0} | {path: node for node, path in enumerate(sorted(tree.paths, key=len), 1)}
+        for path, node in list(at.items())[1:]:
+            tokens[row, node], parents[row, node] = path[-1], at[path[:-1]]
+    return Guide(tokens, parents, margin)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_are_those_of_each_prefix_alone(kind: str) -> None:
+    head, (ids, features) = make_head(kind), text(kind, 1)
+    outputs = DraftedText(head, ids, features).outputs(LENGTHS)
+    alone = torch.stack([output_at(head, ids, features, length) for length in LENGTHS.tolist()])
+    torch.testing.assert_close(outputs, alone, **NEAR)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=8, deadline=None)
+@given(shape=st.sampled_from(SHAPES), seed=st.integers(0, 10_000))
+def test_trees_are_those_of_branches_that_keep_what_was_written(kind: str, shape: TreeShape, seed: int) -> None:
+    head, (ids, features) = make_head(kind, seed), text(kind, seed)
+    drafted = DraftedText(head, ids, features)
+    trees = [grown(head, ids, features, length, shape) for length in LENGTHS.tolist()]
+    alone = drafted.grow(LENGTHS, drafted.outputs(LENGTHS), shape, no_guide(shape))
+    guided = drafted.grow(LENGTHS, drafted.outputs(LENGTHS), shape, guide_of(trees, shape, 1e-6))
+    for row, tree in enumerate(trees):
+        if tree.gap < CLEAR:
+            continue
+        assert set(paths_of(alone.paths[row])) == set(tree.paths)
+        assert (alone.node[row] == -1).all()
+        assert set(guided.node[row].tolist()) == set(range(1, shape.tree_size))
+        assert guided.scores[row, 1:].isfinite().all()
+
+
+def test_a_guide_decides_where_a_choice_is_narrow_and_only_there() -> None:
+    head, (ids, features), shape = make_head("eagle"), text("eagle", 0), TreeShape(1, 1, 2)
+    drafted = DraftedText(head, ids, features)
+    outputs = drafted.outputs(LENGTHS)
+    logits = drafted.logits(outputs)
+    second = logits.topk(2).indices[:, 1].tolist()
+    trees = [Tree([(token,)], 1.0) for token in second]
+    nodes = {
+        margin: drafted.grow(LENGTHS, outputs, shape, guide_of(trees, shape, margin)).node.flatten()
+        for margin in (0.0, 2.0)
+    }
+    assert (nodes[0.0] == -1).all()
+    assert (nodes[2.0] == 1).all(), "with a margin of twice the largest logit any choice is narrow"
+
+
+def test_zeroed_positions_are_read_as_zeros_by_whoever_sees_them() -> None:
+    head, (ids, features) = make_head("eagle3"), text("eagle3", 2)
+    plain = DraftedText(head, ids, features).outputs(LENGTHS)
+    zeroed = DraftedText(head, ids, features, torch.tensor([2])).outputs(LENGTHS)
+    changed = (plain != zeroed).any(-1)
+    # A prefix of three tokens ends at position 2: what it writes there itself is its own.
+    assert changed.tolist() == [False, False, False, True, True, True]

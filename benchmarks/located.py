@@ -1,0 +1,237 @@
+"""Whether a failure's signature names the stage that is broken, and stays the same whatever the seed.
+
+``python benchmarks/located.py [--mutants FILE] [--sample 30] [--seeds 20] [--jobs 2] [--out FILE]``. Without a file it
+looks at the shipped scenarios' arms that are to fail; ``--mutants`` names what ``specdebug mutants --json`` printed, of
+which it takes as many as ``--sample`` says of those that were caught, each in the arm that caught it. Every arm runs
+with as many seeds, and what fails is located as ``specdebug replay`` locates it.
+
+A signature is right if it names a stage that the changed file is part of, or the one after. Files that are part of
+every stage, such as the KV pools, are counted apart: any stage would be right. ``--out`` gets a line of JSON an arm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from specdebug.diverge.locate import Locator
+from specdebug.loops.replay import ArmResult, ArmRun, Choices, plan, run_arms
+from specdebug.mutants.find import all_mutants
+from specdebug.run.preload import PRELOAD
+from specdebug.scenario.library import Library
+from specdebug.toggles import NOTHING, Toggle
+from specdebug.trials.trial import trial_seed
+from specdebug.workers.pool import WorkerPool
+
+STAGES_OF = {
+    "engine/scheduler.py": ("schedule",),
+    "engine/memory/radix_cache.py": ("schedule",),
+    "engine/memory/prefix_cache.py": ("schedule",),
+    "engine/memory/allocator.py": ("schedule",),
+    "engine/target_worker.py": ("target_prefill", "target_decode"),
+    "engine/sampler.py": ("sampler", "accept"),
+    "engine/speculative/draft.py": ("draft",),
+    "engine/speculative/tree.py": ("tree",),
+    "engine/speculative/verify.py": ("verify",),
+    "engine/speculative/accept.py": ("accept",),
+    "engine/speculative/commit.py": ("commit",),
+    "engine/speculative/extend.py": ("draft_prefill", "draft_extend"),
+    "engine/speculative/state.py": ("draft_extend", "draft"),
+    "engine/graph/decode_runner.py": ("target_decode",),
+    "engine/graph/draft_runner.py": ("draft",),
+    "engine/graph/extend_runner.py": ("draft_extend",),
+    "engine/graph/verify_runner.py": ("verify",),
+    "engine/kernels/accept.py": ("accept",),
+    "engine/kernels/build_tree.py": ("tree",),
+    "engine/kernels/cache_locs.py": ("draft", "verify"),
+    "engine/kernels/commit.py": ("commit",),
+    "engine/kernels/expand_page_table.py": ("draft",),
+    "engine/kernels/merge_pair.py": ("draft_prefill", "draft_extend"),
+    "engine/kernels/pack_mask.py": ("verify",),
+    "engine/kernels/softmax_topk.py": ("draft_prefill", "draft_extend", "draft"),
+    "engine/kernels/tree_mask.py": ("verify",),
+    "engine/model/eagle*.py": ("draft_prefill", "draft_extend", "draft"),
+}
+"""The stages that each of these files is part of. Other files are part of all."""
+
+AFTER = {
+    "schedule": ("target_prefill", "target_decode", "draft"),
+    "target_prefill": ("draft_prefill", "sampler"),
+    "sampler": ("schedule", "draft_prefill", "draft", "target_decode"),
+    "draft_prefill": ("draft",),
+    "draft": ("tree",),
+    "tree": ("verify",),
+    "verify": ("accept",),
+    "accept": ("commit",),
+    "commit": ("draft_extend",),
+    "draft_extend": ("draft", "schedule"),
+    "target_decode": ("sampler",),
+}
+"""The stages that may come next."""
+
+BELONGS = {
+    "draft_graph": "draft",
+    "draft_extend_graph": "draft_extend",
+    "move_kv_cache": "commit",
+    "prefix_cache": "schedule",
+    "req_to_token": "schedule",
+    "books": "schedule",
+    "ownership": "schedule",
+    "rows": "schedule",
+    "locks": "schedule",
+    "order": "schedule",
+    "flush_cache": "schedule",
+}
+"""The stage of sites that do not begin with its name."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An arm that is to fail, and the files in which it is broken."""
+
+    name: str
+    run: ArmRun
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What became of an arm over all seeds. ``right``: None where any stage would be."""
+
+    name: str
+    files: tuple[str, ...]
+    seeds: int
+    failed: int
+    signatures: dict[str, int]
+    right: bool | None
+
+    @property
+    def same(self) -> int:
+        """The failures that have the commonest signature."""
+        return max(self.signatures.values(), default=0)
+
+
+def stages_of(file: str) -> tuple[str, ...]:
+    """The stages that a file below the package is part of; none for one that is part of all."""
+    return next((stages for glob, stages in STAGES_OF.items() if fnmatchcase(file, glob)), ())
+
+
+def stage_of(result: ArmResult) -> str:
+    """The stage that a failure's signature names."""
+    located = result.outcome.located
+    site = located.stage or located.site if located is not None else result.outcome.site or ""
+    parts = site.partition("->")[0].split(".")
+    if (result.outcome.signature or "").startswith("error@"):
+        for end in range(len(parts), 0, -1):
+            stages = stages_of(f"engine/{'/'.join(parts[:end])}.py")
+            if stages:
+                return stages[0]
+    return BELONGS.get(parts[0], parts[0])
+
+
+def is_right(stage: str, files: Sequence[str]) -> bool | None:
+    """True for a stage that one of the files is part of, or that comes next; None if a file is part of all."""
+    stages = [stages_of(file) for file in files]
+    if not all(stages):
+        return None
+    own = {each for some in stages for each in some}
+    return stage in own or any(stage in AFTER.get(each, ()) for each in own)
+
+
+def shipped(library: Library) -> Iterator[Broken]:
+    """The arms of shipped scenarios that are to fail."""
+    for scenario in library.scenarios():
+        for run in plan(scenario, Choices(), library):
+            expected = run.expectation
+            if run.toggles and expected is not None and expected.verdict == "fail":
+                patches = [patch for toggle in run.toggles for patch in toggle.patches]
+                yield Broken(f"{scenario.name}/{run.arm}", run, tuple(sorted({_file(each.module) for each in patches})))
+
+
+def caught(library: Library, document: Path, sample: int, seed: int) -> Iterator[Broken]:
+    """Mutants that were caught, each in the arm that caught it."""
+    rows = [row for row in json.loads(document.read_text())["mutants"] if row["caught"] and not row["by_time"]]
+    mutants = {mutant.id: mutant for mutant in all_mutants()}
+    for row in random.Random(seed).sample(rows, min(sample, len(rows))):
+        mutant, (scenario, _, arm) = mutants[row["id"]], row["scenario"].partition("/")
+        (run,) = plan(library.scenario(scenario), Choices(arms=(arm,)), library)
+        toggle = Toggle(1, (), mutant.id, "", "", "", "", NOTHING, (mutant.patch,), {}, Path(mutant.file))
+        broken = dataclasses.replace(run, toggles=(toggle,), expectation=None)
+        yield Broken(mutant.id, broken, (mutant.file,))
+
+
+def judge(pool: WorkerPool, library: Library, broken: Broken, seeds: int) -> tuple[Judged, bool]:
+    """Run an arm with each seed; True as well if a signal cut that short."""
+    first = broken.run.seed
+    numbers = [first, *(trial_seed(first, number) for number in range(1, seeds))]
+    runs = [dataclasses.replace(broken.run, seed=number, key=f"{broken.name} {number}") for number in numbers]
+    results, interrupted = run_arms(pool, library, runs)
+    locator = Locator(pool, library)
+    failed = [each for each in locator.located(results) if each.outcome.verdict == "fail"]
+    counts = Counter(each.outcome.signature or "" for each in failed)
+    commonest = next((each for each in failed if each.outcome.signature == max(counts, key=counts.__getitem__)), None)
+    right = None if commonest is None else is_right(stage_of(commonest), broken.files)
+    judged = Judged(broken.name, broken.files, seeds, len(failed), dict(counts.most_common()), right)
+    return judged, interrupted or locator.interrupted
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mutants", type=Path, help="what specdebug mutants --json printed")
+    parser.add_argument("--sample", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--seeds", type=int, default=20, help="that each arm runs with")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    library = Library()
+    some = caught(library, asked.mutants, asked.sample, asked.seed) if asked.mutants else shipped(library)
+    found: list[Judged] = []
+    with WorkerPool(asked.jobs, PRELOAD) as pool:
+        for broken in some:
+            judged, interrupted = judge(pool, library, broken, asked.seeds)
+            found.append(judged)
+            print(f"{judged.name}: {judged.signatures}, right: {judged.right}", file=sys.stderr)
+            if interrupted:
+                break
+    if asked.out is not None:
+        asked.out.write_text("".join(json.dumps(dataclasses.asdict(each)) + "\n" for each in found))
+    show(found, asked.seeds)
+    return 0
+
+
+def show(found: Sequence[Judged], seeds: int) -> None:
+    """Print the table, and the two counts."""
+    table = Table("arm", "failed", "same signature", "the commonest", "stage")
+    words: dict[Any, str] = {True: "right", False: "WRONG", None: "any"}
+    for each in found:
+        commonest = next(iter(each.signatures), "")
+        table.add_row(each.name, f"{each.failed} of {each.seeds}", str(each.same), commonest, words[each.right])
+    console = Console(width=160)
+    console.print(table)
+    told = [each.right for each in found if each.right is not None]
+    steady = [each.same / each.failed >= 0.95 for each in found if each.failed]
+    console.print(
+        f"the stage is right in {sum(told)} of {len(told)}; {len(found) - len(told)} more are part of every stage"
+    )
+    console.print(f"the signature is the same in at least 19 of 20 failures in {sum(steady)} of {len(steady)}")
+
+
+def _file(module: str) -> str:
+    return module.removeprefix("specdebug.").replace(".", "/") + ".py"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

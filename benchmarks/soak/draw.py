@@ -39,8 +39,6 @@ ON_HIT = ("recompute", "recompute", "zero_fill")
 FILLS = ("nan", "garbage", "zeros")
 TIGHT = (True, False)
 
-JUDGED_ONE_IN = 8
-"""Workloads whose output and draft KV are compared with the reference."""
 LONGEST_PROMPT, MOST_NEW = 40, 48
 """Tokens. With large pages documents are a page longer, or none of them would ever be found in the cache."""
 REACH = max(PAGE_SIZES) + LONGEST_PROMPT + MOST_NEW + MOST_NODES
@@ -93,7 +91,6 @@ def engine(seed: int, worker: int, number: int) -> Plain:
 def scenario(seed: int, worker: int, number: int, nth: int) -> Plain:
     """The ``nth`` workload of engine ``number``, with that engine, as a scenario file says it."""
     rng = stream(seed, "soak", worker, "workload", number, nth)
-    judged = rng.randrange(JUDGED_ONE_IN) == 0
     options = engine(seed, worker, number)
     page_size = options["page_size"]
     return {
@@ -102,7 +99,6 @@ def scenario(seed: int, worker: int, number: int, nth: int) -> Plain:
         "seed": rng.getrandbits(31),
         "engine": options,
         "workload": _groups(rng, page_size if _is_large(page_size) else 0),
-        "oracles": {"lossless": judged, "draft_kv": judged},
         "limits": {"max_steps": 2000},
     }
 

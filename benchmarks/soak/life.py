@@ -181,7 +181,6 @@ class Life:
             return  # why has been reported
         finally:
             session.observe(None)  # or its reference would stay in memory
-        watch.counts["judged"] += scenario.oracles.lossless
 
     def _judge(self, scenario: Scenario, asked: Asked, watch: Watch) -> Judge:
         settings = OracleSettings(scenario.oracles, asked, probes=True)

@@ -15,12 +15,13 @@ from benchmarks.soak.tally import Tally, WorkerTally
 from specdebug.report.lines import PlainLines
 from specdebug.report.tables import Column, Listing
 from specdebug.scenario.library import engine_sites
+from specdebug.verdict.signatures import OUTPUTS
 
 EVERY_S = 30.0
 """Between two lines of progress."""
 SHARES = (0.1, 0.5, 1.0)
 """Of a process's steps, at which its memory is told."""
-PROBES, ORACLES = ("nan", "inf", "oob", "page_aligned"), ("mismatch", "accept-drop")
+PROBES = ("nan", "inf", "oob", "page_aligned")
 
 
 class Progress(PlainLines):
@@ -88,7 +89,6 @@ def _rows(tally: Tally) -> Iterator[Sequence[str]]:
     yield count("prefill steps", "prefill")
     yield row("steps a second, a core", lambda each: _rate(each.counts, each.seconds))
     yield count("workloads", "workloads")
-    yield count("  compared with the reference", "judged")
     yield count("requests", "length", "stop", "abort")
     for name, label in (("stop", "stopped by a token"), ("abort", "aborted"), ("retracted", "retractions")):
         yield count(f"  {label}", name)
@@ -99,8 +99,8 @@ def _rows(tally: Tally) -> Iterator[Sequence[str]]:
     yield row("findings of probes", lambda each: _found(each, lambda kind: kind in PROBES))
     yield row("damaged guards", lambda each: _found(each, lambda kind: kind == "guard"))
     yield row("broken laws of the pools", lambda each: _found(each, lambda kind: kind == "pools"))
-    yield row("oracles", lambda each: _found(each, lambda kind: kind in ORACLES))
-    others = (*PROBES, "guard", "pools", *ORACLES)
+    yield row("oracles", lambda each: _found(each, lambda kind: kind in OUTPUTS))
+    others = (*PROBES, "guard", "pools", *OUTPUTS)
     yield row("errors, hangs and deaths", lambda each: _found(each, lambda kind: kind not in others))
     for share in SHARES:
         yield (f"MB at rest, {share:.0%} of the steps", "", *(_resident(each, share) for each in tally.workers))

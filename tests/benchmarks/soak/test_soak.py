@@ -16,7 +16,7 @@ from tests.benchmarks.soak.events import DONE, FLAT, LEAKING, begin, violation, 
 
 LEFT = WorkerEnd("done", 0, 1.0, 400.0, "")
 COVERED = {"event": "coverage", "reached": ["verify.logits", "no.longer.there"]}
-SERVED = [begin(), workload(decode=40, prefill=5, length=6, abort=1, judged=1), COVERED]
+SERVED = [begin(), workload(decode=40, prefill=5, length=6, abort=1), COVERED]
 Script = Callable[[Any, Any], None]
 
 

@@ -79,12 +79,12 @@ def draw(mutants: Sequence[Mutant], number: int, seed: int) -> list[Mutant]:
 
 
 def identity_of(arms: Sequence[ArmRun], number: int, seed: int, glob: str | None) -> str:
-    """What a journal's trials belong to: the engine, its oracles, the scenarios, and the draw."""
+    """A digest of all that a journal's trials belong to: engine, oracles, scenarios and draw."""
     return digest_of("mutants", *_deciding(arms), str(number), str(seed), glob or "")
 
 
 def _deciding(arms: Sequence[ArmRun]) -> tuple[str, ...]:
-    """What decides what a mutant does, and what is seen of it."""
+    """Digests of the code and scenarios that decide what a mutant does, and how much of it is seen."""
     digest = hashlib.blake2b(digest_size=16)
     for part in DECIDING:
         for path in sorted((ROOT / part).rglob("*.py")):
@@ -121,7 +121,7 @@ class NodeSource(MutantSource):
 
 @dataclass
 class MutantSearch:
-    """What is to be measured. ``number``: of mutants to draw; 0: all of them. ``jobs``: at a time, on this machine;
+    """A measurement to make. ``number``: of mutants to draw; 0: all of them. ``jobs``: at a time, on this machine;
     ``spread``: puts them on a cluster."""
 
     arms: Sequence[ArmRun]

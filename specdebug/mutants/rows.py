@@ -1,4 +1,4 @@
-"""What is known of each mutant that was measured, and the counts that come of it."""
+"""The row of each mutant that was measured, and counts of rows."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class MutantRun(ArmRun):
 
 @dataclass(frozen=True)
 class Sound:
-    """What the sound engine did in an arm. ``lines``: that ran, by file below the package. ``name``: scenario/arm."""
+    """The sound engine's run of an arm. ``lines``: that ran, by file below the package. ``name``: scenario/arm."""
 
     run: ArmRun
     seconds: float

@@ -41,7 +41,7 @@ class _Going:
     """True once a difference is known to be none of rounding."""
 
     def row(self, ended: ArmResult | None = None) -> MutantRow:
-        """What is known of it. ``ended``: the arm that caught it."""
+        """The mutant's row, as far as it is known. ``ended``: the arm that caught it."""
         outcome = None if ended is None else ended.outcome
         # A difference that something came of says more than one that nobody read, and a tensor more than a book.
         best = min(self.differences, key=lambda each: (not each.read, each.kind in ("book", "trace")), default=None)

@@ -276,7 +276,7 @@ _companions: dict[str, Callable[[ModuleType], None]] = {
     SPAWN: partial(take_along, in_force=_in_force),
     SCRIPTS: partial(hand_text, text_of=_scripted),
 }
-"""What else is to know of patches, by module. Each is told once, when a patch is in force and it is imported."""
+"""Callbacks of modules that must know of patches. Each is called once, when a patch is in force and it is imported."""
 _told: set[str] = set()
 
 

@@ -1,4 +1,4 @@
-"""What a head drafts after many prefixes of one text, all of them at once.
+"""A head's drafts after many prefixes of one text, all of them at once.
 
 Row r stands for a prefix of L tokens with target states, and the token behind them. The head's output at L - 1 is what
 an engine stores for its next draft; the tree that grows from there is the one of ``tree.py``, with its K branches, S

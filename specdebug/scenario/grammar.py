@@ -325,7 +325,7 @@ class OracleSpec(Part):
 
 @dataclass(frozen=True)
 class Limits(Part):
-    """What a run may use before it is stopped: wall seconds, engine steps, MiB of resident memory."""
+    """The limits at which a run is stopped: wall seconds, engine steps, MiB of resident memory."""
 
     timeout_s: Annotated[float, real(0, 10**6, above=True), "wall seconds"] = 120.0
     max_steps: Annotated[int, whole(1, 10**9), "engine steps"] = 5000

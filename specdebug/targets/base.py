@@ -118,8 +118,9 @@ class StepView(Protocol):
 
 
 class StoredDrafts(Protocol):
-    """What requests store for their next draft, a row each. ``seq_lens``: positions with target KV. ``bonus``: the
-    token after them. ``topk_p``, ``topk_index``, ``hidden_states``: the draft head's output at the last of them."""
+    """The state that requests store for their next draft, a row each. ``seq_lens``: positions with target KV.
+    ``bonus``: the token after them. ``topk_p``, ``topk_index``, ``hidden_states``: the draft head's output at the last
+    of them."""
 
     @property
     def seq_lens(self) -> Tensor: ...

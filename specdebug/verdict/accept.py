@@ -31,7 +31,7 @@ MAX_TEXTS = 256
 
 @dataclass(frozen=True)
 class AcceptSample:
-    """What the speculative requests of a group accepted. ``accept``: the mean, None where nothing was verified.
+    """The accept lengths of a group's speculative requests. ``accept``: the mean, None where nothing was verified.
     ``sd``: of single verifies. ``texts``: by request, a digest of its output and how many verifies it took."""
 
     accept: float | None

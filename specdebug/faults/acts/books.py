@@ -25,7 +25,7 @@ def slot_used_after_free(shot: Shot) -> None:
 
 @fault_class(FAMILY, "free", "corrupts", addressed_by=())
 def slot_freed_twice(shot: Shot) -> None:
-    """What the engine releases is released a second time at once."""
+    """Slots that the engine releases are released a second time at once."""
     (slots,) = shot.wrapped.args
     if not slots.numel():
         raise NotHere("the engine released nothing")

@@ -91,7 +91,7 @@ def bit_flip_kv_after_forward(shot: Shot) -> None:
 
 @fault_class(FAMILY, "site", "corrupts", sites=WRITTEN, needs=("speculative",))
 def draft_kv_not_written(shot: Shot) -> None:
-    """What a draft prefill has just written is taken back: its slots hold zeros, as if it had never run."""
+    """KV that a draft prefill has just written is taken back: its slots hold zeros, as if it had never run."""
     if _pool_name(shot).startswith("target"):
         raise NotHere("no draft prefill has written")
     slots = _own(shot, shot.pick([each for each in shot.batch if not each.output_ids], "no request is prefilled"))

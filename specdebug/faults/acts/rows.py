@@ -66,7 +66,7 @@ def misaligned_loc(shot: Shot) -> None:
 
 @fault_class(FAMILY, "release", "corrupts", needs=("pages", "radix"), addressed_by=("request",))
 def misaligned_release(shot: Shot) -> None:
-    """What a request gives back begins with a slot that begins no page."""
+    """The slots that a request gives back begin with a slot that begins no page."""
     page = shot.view.config.page_size
     request = shot.pick(shot.wrapped.args)
     cached = request.kv_len - request.kv_len % page if shot.wrapped.options["keep"] else 0

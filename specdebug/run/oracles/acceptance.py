@@ -196,7 +196,7 @@ def _sampled(
 
 
 def target_probs(logits: np.ndarray, sampling: Any) -> np.ndarray | None:
-    """What temperature, top-k and top-p leave of float64 logits [V], equals of the last included, adding up to 1; None
+    """The probabilities that temperature, top-k and top-p leave of float64 logits [V], ties kept, adding up to 1; None
     where rounding decides what they leave."""
     scaled = logits / sampling.temperature
     probs = np.exp(scaled - scaled.max())

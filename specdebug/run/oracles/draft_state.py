@@ -263,7 +263,7 @@ def _wrong_node(tensor: str, got: np.ndarray, expected: np.ndarray) -> _Wrong:
 
 
 def _malformed(tree: Any, lengths: Sequence[int], bonus: Sequence[int], vocab_size: int) -> list[_Wrong | None]:
-    """What of each tree contradicts its own mask, its request's length or its newest token."""
+    """The contradictions of each tree to its own mask, its request's length or its newest token."""
     names = ("tokens", "positions", "mask", "retrieve_next_token", "retrieve_next_sibling")
     tokens, positions, masks, child, sibling = (getattr(tree, name).cpu().numpy() for name in names)
     shown = read_masks(masks)

@@ -23,7 +23,7 @@ from specdebug.engine.device import upload
 from specdebug.engine.errors import RequestRejected
 from specdebug.engine.graph.runner import RunnerParts
 from specdebug.engine.inspect import EngineView
-from specdebug.engine.memory.accounting import Recency, check_pools
+from specdebug.engine.memory.accounting import Recency, check_others, check_pools
 from specdebug.engine.memory.allocator import SlotAllocator
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import FillPolicy
@@ -208,7 +208,10 @@ class Engine:
 
     def check_pools(self) -> list[str]:
         """Violated conservation laws of memory; see :mod:`specdebug.engine.memory.accounting`."""
-        return check_pools(self._cache, self._scheduler.holders) + self._recency.check()
+        holders, waiting = self._scheduler.holders, self._scheduler.waiting
+        held = {request.rid for request in holders}
+        others = [request for rid, request in self.requests.items() if rid not in held]
+        return check_pools(self._cache, holders) + check_others(others, waiting) + self._recency.check()
 
     def check_guards(self) -> list[GuardViolation]:
         """Guard regions damaged since the last call, of the row table and of every runner's arena."""

@@ -40,7 +40,7 @@ ARITHMETIC: Mapping[type[ast.operator], ast.operator] = {
 }
 SYNCS = frozenset({"wait", "synchronize", "wait_stream", "wait_event", "record", "record_event", "record_stream"})
 COPIES = frozenset({"clone", "copy"})
-WATCHING = ("maybe_detect", "observer", "progress", "logg", "warn", "print")
+WATCHING = ("maybe_detect", "probe_written", "observer", "progress", "logg", "warn", "print")
 """Calls with such a word in what is called tell somebody of the work, and do none of it."""
 NOT_SWAPPED = frozenset({"isinstance", "issubclass", "getattr", "hasattr", "setattr", "cast", "min", "max"})
 """Functions whose arguments are of two kinds by what they do, or may as well come in any order."""
@@ -235,7 +235,7 @@ def _only_watches(statement: ast.stmt) -> bool:
         case ast.Expr(value=ast.Call() as call):
             return _watches(call)
         case ast.If(body=body, orelse=[]):
-            return isinstance(body[-1], ast.Raise)
+            return isinstance(body[-1], ast.Raise) or all(map(_only_watches, body))
         case ast.For(iter=ast.Attribute() | ast.Name() as over):
             return any(word in ast.unparse(over) for word in WATCHING)
     return False

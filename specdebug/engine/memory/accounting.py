@@ -12,7 +12,7 @@ from specdebug.engine.memory.allocator import SlotAllocator
 from specdebug.engine.memory.prefix_cache import PrefixCache, own_slots
 from specdebug.engine.memory.radix_cache import RadixCache, TreeNode
 from specdebug.engine.memory.req_to_token import PADDING_ROW, ReqToToken
-from specdebug.engine.request import Request
+from specdebug.engine.request import Request, Status
 
 
 def check_pools(cache: PrefixCache, holders: Iterable[Request]) -> list[str]:
@@ -60,6 +60,23 @@ def check_pools(cache: PrefixCache, holders: Iterable[Request]) -> list[str]:
             problems.append(f"liveness: {request.rid} position {at} of {request.kv_len} points outside the pool")
         else:
             problems += _prefix(request, cells)
+    return problems
+
+
+def check_others(others: Iterable[Request], waiting: Iterable[Request]) -> list[str]:
+    """The law ``rows`` of requests that hold none: they have no row, no positions and no node of the tree, and have
+    ended unless they wait."""
+    problems = []
+    queued = {request.rid for request in waiting}
+    for request in others:
+        ended = request.rid not in queued
+        state = "has ended" if ended else "waits"
+        if ended != (request.status is Status.FINISHED):
+            problems.append(f"rows: {request.rid} {state}, and its status is {request.status.name}")
+        if held := request.row or request.kv_len or request.kv_allocated or request.protected_len:
+            problems.append(f"rows: {request.rid} {state}, and has row {request.row} and {request.kv_len} positions")
+        if not held and (request.node is not None or request.unwritten_draft_slots is not None):
+            problems.append(f"rows: {request.rid} {state}, and reads the radix tree")
     return problems
 
 

@@ -9,10 +9,10 @@ import torch
 
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.errors import EngineError
-from specdebug.engine.memory.accounting import Recency
+from specdebug.engine.memory.accounting import Recency, check_others
 from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.radix_cache import RadixCache, TreeNode
-from specdebug.engine.request import Request
+from specdebug.engine.request import Request, Status
 from tests.engine.parts import Parts, make_config
 
 PROMPT = list(range(20, 29))  # 9 tokens: 8 cached slots, one held
@@ -42,6 +42,21 @@ def test_a_forgotten_holder_is_a_lost_page(parts: Parts, holder: Request) -> Non
         "rows: row 1 is lost: neither free nor held by a request that prefills or runs",
         "locks: radix node 1 has lock_ref 1, 0 requests read it",
     ]
+
+
+def test_a_request_that_has_ended_or_waits_holds_nothing(parts: Parts, holder: Request) -> None:
+    row, positions, node = holder.row, holder.kv_len, holder.node
+    parts.cache.release(holder, keep=False)
+    holder.status = Status.WAITING
+    assert check_others([holder], [holder]) == []
+    assert check_others([holder], []) == ["rows: r1 has ended, and its status is WAITING"]
+    holder.status = Status.FINISHED
+    assert check_others([holder], []) == []
+    assert check_others([holder], [holder]) == ["rows: r1 waits, and its status is FINISHED"]
+    holder.node = node
+    assert check_others([holder], []) == ["rows: r1 has ended, and reads the radix tree"]
+    holder.row, holder.kv_len = row, positions
+    assert check_others([holder], []) == [f"rows: r1 has ended, and has row {row} and {positions} positions"]
 
 
 def test_a_slot_freed_while_held_has_two_owners(parts: Parts, holder: Request) -> None:

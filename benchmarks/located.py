@@ -108,7 +108,7 @@ class Broken:
 
 @dataclass(frozen=True)
 class Judged:
-    """What became of an arm over all seeds. ``right``: None where any stage would be."""
+    """The signatures of an arm over all seeds. ``right``: None where any stage would be."""
 
     name: str
     files: tuple[str, ...]

@@ -60,7 +60,7 @@ class Workers:
         self.tell()
 
     def tell(self, **changed: dict[str, object]) -> None:
-        """What each arm does from now on; unless told otherwise what mini.yaml expects."""
+        """Set each arm's outcome from now on; unless told otherwise it is what mini.yaml expects."""
         as_expected = {
             "fixed": outcome("pass"),
             "plain": outcome("pass"),

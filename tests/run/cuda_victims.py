@@ -29,7 +29,7 @@ class VictimLibrary(FakeLibrary):
 
 
 def outcomes(fates: Iterable[str], device: str = "cuda") -> dict[str, Outcome]:
-    """What becomes of an arm each; ``loops.replay.TARGET`` is to be :func:`play`."""
+    """Run an arm for each fate, and return its outcome; ``loops.replay.TARGET`` is to be :func:`play`."""
     scenario = Scenario(
         name="fates",
         workload=(WorkloadGroup("g0", TokenPrompt((1, 2))),),

@@ -33,7 +33,7 @@ pytestmark = [
 BATCH, TOPK, STEPS, NODES, PAGE, VOCAB, WIDTH = 3, 4, 3, 9, 4, 50, 3000
 LENGTHS = [1, 1111, 2500]
 ACCEPTED = ("predict", "accept_index", "num_correct_drafts")
-"""What is accepted, of an ``Acceptance``; the coins stay on the host."""
+"""The tensors of an ``Acceptance`` that live on the device."""
 
 
 def _case(device: torch.device) -> dict[str, Tensor]:

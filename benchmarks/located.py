@@ -1,4 +1,4 @@
-"""Whether a failure's signature names the stage that is broken, and stays the same whatever the seed.
+"""Measure whether a failure's signature names the stage that is broken, and stays the same whatever the seed.
 
 ``python benchmarks/located.py [--mutants FILE] [--sample 30] [--seeds 20] [--jobs 2] [--out FILE]``. Without a file it
 looks at the shipped scenarios' arms that are to fail; ``--mutants`` names what ``specdebug mutants --json`` printed, of
@@ -221,10 +221,11 @@ def show(found: Sequence[Judged], seeds: int) -> None:
         table.add_row(each.name, f"{each.failed} of {each.seeds}", str(each.same), commonest, words[each.right])
     console = Console(width=160)
     console.print(table)
-    told = [each.right for each in found if each.right is not None]
-    steady = [each.same / each.failed >= 0.95 for each in found if each.failed]
+    failed = [each for each in found if each.failed]
+    told = [each.right for each in failed if each.right is not None]
+    steady = [each.same / each.failed >= 0.95 for each in failed]
     console.print(
-        f"the stage is right in {sum(told)} of {len(told)}; {len(found) - len(told)} more are part of every stage"
+        f"the stage is right in {sum(told)} of {len(told)}; {len(failed) - len(told)} more are part of every stage"
     )
     console.print(f"the signature is the same in at least 19 of 20 failures in {sum(steady)} of {len(steady)}")
 

@@ -300,3 +300,13 @@ def test_an_engine_with_a_bug_in_its_books_breaks_the_law_in_the_step_that_shows
         return
     first = laws[min(laws)]
     assert {problem.partition(":")[0] for problem in first} == {bug.partition("@")[0]}, first
+
+
+def test_an_engine_looks_at_requests_that_have_ended() -> None:
+    engine = Engine(make_config(num_slots=64))
+    request = engine.add_request("a", PROMPT, SamplingParams(max_new_tokens=3))
+    while engine.has_work:
+        engine.step()
+    assert engine.check_pools() == []
+    request.row = 1
+    assert engine.check_pools() == ["rows: a has ended, and has row 1 and 0 positions"]

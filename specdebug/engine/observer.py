@@ -48,6 +48,21 @@ class Decision:
     spec: SpeculativeConfig
 
 
+@dataclass(frozen=True, eq=False)
+class DraftForward:
+    """Forward ``step`` of a draft loop, from 0: what it reads and says, a row for each of K branches of each request,
+    and maybe of padding behind them.
+
+    tokens: int64 [B·K]. parents: int64 [B·K], the branch whose output of the forward before each row reads (at step 0:
+    its own). logits: [B·K, Vd], over the draft's vocabulary. While a graph is captured these hold nothing yet.
+    """
+
+    step: int
+    tokens: Tensor
+    parents: Tensor
+    logits: Tensor
+
+
 class EngineObserver:
     """Hears what one engine does. A subclass overrides what it wants to hear of; the rest does nothing."""
 
@@ -74,6 +89,9 @@ class EngineObserver:
 
     def on_ahead_dropped(self) -> None:
         """Work that was begun ahead will not be used: this step computes another batch."""
+
+    def on_draft_forward(self, forward: DraftForward) -> None:
+        """A forward of the draft loop is computed, or captured in a graph. Of a graph's replays nothing is told."""
 
     def on_decided(self, decision: Decision) -> None:
         """The nodes to accept are chosen; rows still store what their trees were drafted from."""
@@ -124,6 +142,11 @@ class Observers:
         finally:
             for each in self._all:
                 each.on_ahead_end()
+
+    def draft_forward(self, forward: DraftForward) -> None:
+        """Tell of a forward of the draft loop."""
+        for each in self._all:
+            each.on_draft_forward(forward)
 
     def decided(self, decision: Decision) -> None:
         """Tell of a decision."""

@@ -82,6 +82,11 @@ class DraftedText:
             known = torch.arange(len(head.weights["d2t"]))
             self._draft_id = torch.full_like(vocab, -1).index_copy_(0, to_target_ids(head, known), known)
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the head can read."""
+        return self._head.embed.shape[0]
+
     def outputs(self, lengths: Tensor) -> Tensor:
         """The head's output [n, H] at the last position of each prefix of int64 [n] ``lengths``."""
         last = lengths - 1
@@ -124,6 +129,26 @@ class DraftedText:
             in_tree = goes_on.gather(1, level.node.clamp_min(0)) & (level.node >= 0)
             beam = _taken(level, (level.score + level.allowed * in_tree).topk(width, dim=1).indices)
         return _chosen(levels, guide, shape)
+
+    def follow(self, lengths: Tensor, outputs: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
+        """The head's logits [n, S - 1, K, Vd] along given branches, from its ``outputs`` behind each prefix.
+
+        tokens: int64 [n, S - 1, K], what each branch reads at each forward. parents: int64, as many, the branch whose
+        output of the forward before it reads beside that.
+        """
+        n, forwards, width = tokens.shape
+        visible = self._before(lengths).repeat_interleave(width, 0)
+        first_row = torch.arange(0, n * width, width)[:, None]
+        hidden = outputs.repeat_interleave(width, 0)
+        keys, values = self._no_path(n * width)
+        logits = []
+        for step in range(forwards):
+            if step:
+                hidden = hidden[(first_row + parents[:, step]).flatten()]
+            positions = (lengths + step).repeat_interleave(width)
+            hidden, keys, values = self._pass(tokens[:, step].flatten(), hidden, positions, visible, keys, values)
+            logits.append(self.logits(hidden).view(n, width, -1))
+        return torch.stack(logits, dim=1)
 
     def _before(self, positions: Tensor) -> Tensor:
         """The text's positions before each of these: bool [n, m]."""

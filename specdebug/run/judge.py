@@ -66,6 +66,10 @@ class Judge:
         for oracle in self.oracles:
             yield from oracle.notes()
 
+    def on_draft_forward(self, engine: Any, forward: Any) -> None:
+        """A forward of the draft loop was computed."""
+        self._look([partial(oracle.on_draft_forward, engine, forward) for oracle in self.oracles], "a draft")
+
     def on_decided(self, engine: Any, decision: Any) -> None:
         """A verify has decided what is accepted."""
         self._look([partial(oracle.on_decided, engine, decision) for oracle in self.oracles], "a decision")

@@ -137,6 +137,9 @@ class StoredDrafts(Protocol):
 class RequestOnlooker(Protocol):
     """Somebody who is told of a request when its memory can still be looked at, and of what a verify decided."""
 
+    def on_draft_forward(self, engine: Any, forward: Any) -> None:
+        """A forward of the draft loop was computed, or is captured (``engine.observer.DraftForward``)."""
+
     def on_decided(self, engine: Any, decision: Any) -> None:
         """The nodes of some requests' trees that are accepted have been chosen (``engine.observer.Decision``)."""
 

@@ -96,6 +96,9 @@ def _told(engine: Engine, onlooker: RequestOnlooker) -> EngineObserver:
     from specdebug.engine import EngineObserver
 
     class Told(EngineObserver):
+        def on_draft_forward(self, forward: Any) -> None:
+            onlooker.on_draft_forward(engine, forward)
+
         def on_decided(self, decision: Any) -> None:
             onlooker.on_decided(engine, decision)
 

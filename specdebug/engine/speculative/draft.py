@@ -30,6 +30,7 @@ from specdebug.engine.kernels.cache_locs import DraftCacheLocs, assign_draft_cac
 from specdebug.engine.kernels.softmax_topk import softmax_topk
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import DraftModel, LayerAttention
+from specdebug.engine.observer import DraftForward, Observers
 from specdebug.engine.speculative.protocol import WorkerParts
 from specdebug.engine.speculative.state import DraftState
 
@@ -88,8 +89,10 @@ class DraftLoop:
         num_steps: int,
         tree_size: int,
         target_vocab_size: int,
+        observers: Observers,
     ) -> None:
         self.model = model
+        self._observers = observers
         self.target_vocab_size = target_vocab_size
         self.pool = pool
         self.topk = topk
@@ -99,6 +102,7 @@ class DraftLoop:
         self._chain_parents = torch.arange(-1, num_steps - 1 if num_steps > 1 else -1, device=device)
         self._chain_order = torch.arange(num_steps, device=device)
         self._roots = torch.arange(-1, topk, device=device)
+        self._branches = torch.arange(topk, device=device).unsqueeze(0)
 
     def locs(self, inputs: DraftInputs) -> list[Tensor]:
         """Slots that each forward writes, int64 [B·K]: column i of ``out_cache_loc`` for forward i."""
@@ -119,10 +123,11 @@ class DraftLoop:
         hidden: Tensor,
         inputs: DraftInputs,
         lengths: Tensor,
+        parents: Tensor,
         attention: LayerAttention,
     ) -> tuple[Tensor, Tensor]:
         """One draft forward at positions L + step: logits [B·K, Vd], hidden [B·K, Hd]. lengths: int64 [B·K], L of each
-        branch, from ``seq_lens`` and not from ``positions``."""
+        branch, from ``seq_lens`` and not from ``positions``. parents: int64 [B, K], branches that ``hidden`` is of."""
         positions = inputs.positions + step
         with grouped():
             maybe_detect_oob(positions, step, step + 1, "draft.forward.positions", relative_to=lengths)
@@ -130,15 +135,16 @@ class DraftLoop:
         hidden = self.model.forward(tokens, positions, hidden, attention)
         logits = self.model.logits(hidden)
         maybe_detect_nonfinite(logits, "draft.forward.logits")
+        self._observers.draft_forward(DraftForward(step, tokens, parents.reshape(-1), logits))
         return logits, hidden
 
     def _run_chain(self, inputs: DraftInputs, attentions: Sequence[LayerAttention]) -> DraftCandidates:
         """topk 1: no scores to compare, the tree is the chain itself."""
         batch, hidden = inputs.topk_index.shape[0], inputs.hidden_states
         tokens = self.model.to_target_ids(inputs.topk_index.view(-1))
-        chain = [tokens]
+        chain, itself = [tokens], self._branches.expand(batch, -1)
         for step in range(self.num_steps - 1):
-            logits, hidden = self._forward(step, tokens, hidden, inputs, inputs.seq_lens, attentions[step])
+            logits, hidden = self._forward(step, tokens, hidden, inputs, inputs.seq_lens, itself, attentions[step])
             tokens = self.model.to_target_ids(argmax(logits))
             chain.append(tokens)
         return DraftCandidates(
@@ -152,9 +158,11 @@ class DraftLoop:
         lengths = _per_branch(inputs.seq_lens, topk)
         scores, tokens = [beam_scores], [beam_tokens]
         parents = [self._roots.expand(batch, -1)]
+        branch = self._branches.expand(batch, -1)
         first_row = torch.arange(0, batch * topk, topk, device=hidden.device).unsqueeze(1)
         for step in range(self.num_steps - 1):
-            logits, hidden = self._forward(step, beam_tokens.view(-1), hidden, inputs, lengths, attentions[step])
+            beam = beam_tokens.view(-1)
+            logits, hidden = self._forward(step, beam, hidden, inputs, lengths, branch, attentions[step])
             probs, ids = top_k_probs(logits, topk)
             step_scores = (beam_scores.view(-1, 1) * probs).view(batch, -1)
             step_tokens = self.model.to_target_ids(ids).view(batch, -1)
@@ -163,7 +171,8 @@ class DraftLoop:
             beam_scores, choice = torch.topk(step_scores, topk, dim=-1)
             maybe_detect_oob(choice, 0, topk * topk, "draft.select.choice")
             beam_tokens = step_tokens.gather(1, choice)
-            hidden = hidden.index_select(0, (first_row + choice // topk).view(-1))
+            branch = choice // topk
+            hidden = hidden.index_select(0, (first_row + branch).view(-1))
             if step < self.num_steps - 2:
                 parents.append(choice + (topk + topk * topk * step))
         return self._organize(torch.cat(scores, dim=1), torch.cat(tokens, dim=1), torch.cat(parents, dim=1))

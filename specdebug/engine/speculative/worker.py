@@ -70,6 +70,7 @@ class EagleWorker:
             num_steps=spec.num_steps,
             tree_size=spec.tree_size,
             target_vocab_size=parts.vocab_size,
+            observers=parts.observers,
         )
         verify = VerifyForward(parts.target, pools.target, draft.aux_layers, draft.target_feature_size)
         extend = ExtendForward(draft, pools.draft, topk=spec.eagle_topk)

@@ -125,6 +125,9 @@ class Oracle:
         """Return True if a run of these settings wants this oracle: by default, if the scenario says so by its name."""
         return bool(getattr(settings.spec, cls.name))
 
+    def on_draft_forward(self, session: Any, forward: Any) -> None:
+        """A forward of the draft loop was computed, or is captured in a graph (``engine.observer.DraftForward``)."""
+
     def on_decided(self, session: Any, decision: Any) -> None:
         """A verify has decided (an ``engine.observer.Decision``); what must not wait for the device is read later."""
 

@@ -41,13 +41,28 @@ It is more than twice what one was measured to be off by, as above, because of t
 at most 7e-3 in bfloat16, 1e-3 in float16 and 1e-6 in float32. A path's score may be off by that much for every level.
 """
 
+MOST_LIKELY = 8
+"""Drafts of each branch whose log-probability is compared, at every forward of the draft loop."""
+
 AT_ONCE = 32
 """Steps that are compared together; bounds the memory that attention over a long text needs."""
 
 
 @dataclass(frozen=True)
+class _Forward:
+    """A forward of the draft loop, a row for each branch of each request of the batch: what it read, int64 [B·K], and
+    the most likely drafts, int64 [B·K, N], with their log-probabilities."""
+
+    tokens: Tensor
+    parents: Tensor
+    likely: Tensor
+    logs: Tensor
+
+
+@dataclass(frozen=True)
 class _Kept:
-    """A row of what a batch stored in ``step`` at ``length`` positions, and the tree that ``drafted_in`` drafted."""
+    """A row of what a batch stored in ``step`` at ``length`` positions, and the tree that ``drafted_in`` drafted, by
+    ``forwards`` where these could be listened to."""
 
     step: int
     length: int
@@ -55,6 +70,7 @@ class _Kept:
     state: StoredDrafts
     tree: Any = None
     drafted_in: int = 0
+    forwards: Sequence[_Forward] = ()
 
 
 @dataclass
@@ -93,6 +109,7 @@ class DraftStateOracle(Oracle):
         self._wrong: set[str] = set()
         self._shape: TreeShape | None = None
         self._decided: list[tuple[Any, list[int]]] = []
+        self._forwards: list[_Forward] = []
 
     def on_prefilled(self, session: Any, request: Any) -> None:
         if not request.speculative or request.rid in self._wrong:
@@ -105,14 +122,24 @@ class DraftStateOracle(Oracle):
         self._lives[request.rid] = _Life(request, self.bench.step, zeroed)
         self._keep(session, request)
 
+    @torch.no_grad()
+    def on_draft_forward(self, session: Any, forward: Any) -> None:
+        if not forward.logits.is_cpu:
+            return  # a GPU drafts ahead, and its graphs are replayed without a word
+        if forward.step == 0:
+            self._forwards = []
+        logs, likely = forward.logits.float().log_softmax(-1).topk(min(MOST_LIKELY, forward.logits.shape[-1]))
+        self._forwards.append(_Forward(forward.tokens.clone(), forward.parents.clone(), likely, logs))
+
     def on_decided(self, session: Any, decision: Any) -> None:
+        forwards, self._forwards = self._forwards, []
         state, spec = session.draft_state(decision.requests), decision.spec
         self._shape = TreeShape(spec.eagle_topk, spec.num_steps, spec.tree_size)
         self._decided.append((decision, [request.kv_len for request in decision.requests]))
         for row, request in enumerate(decision.requests):
             life = self._lives.get(request.rid)
             if life is not None:
-                kept = _Kept(life.stored_in, request.kv_len, row, state, decision.tree, self.bench.step)
+                kept = _Kept(life.stored_in, request.kv_len, row, state, decision.tree, self.bench.step, forwards)
                 life.kept.append(kept)
                 life.stored_in = self.bench.step
 
@@ -208,7 +235,42 @@ class DraftStateOracle(Oracle):
         shown = read_masks(torch.stack([each.tree.mask[each.row] for each in kept]).cpu().numpy())
         guide = Guide(tokens, torch.from_numpy(shown.parents), DRAFT_MARGIN[self.bench.settings.target.dtype])
         grown = text.grow(torch.tensor([each.length for each in kept]), outputs, self._shape, guide)
-        return [_other_tree(tokens[n], shown, n, grown) or _out_of_order(shown, n, grown) for n in range(len(kept))]
+        wrong = self._logits(text, kept, outputs)
+        return [
+            _other_tree(tokens[n], shown, n, grown) or _out_of_order(shown, n, grown) or wrong[n]
+            for n in range(len(kept))
+        ]
+
+    def _logits(self, text: DraftedText, kept: list[_Kept], outputs: Tensor) -> list[_Wrong | None]:
+        """Return what is wrong of the logits that each tree was drafted by, None where nothing is or can be."""
+        assert self._shape is not None  # for the type checker: there is a tree, so it was told
+        topk, forwards = self._shape.topk, self._shape.num_steps - 1
+        if not forwards or any(len(each.forwards) != forwards for each in kept):
+            return [None] * len(kept)
+
+        def rows(name: str) -> Tensor:
+            """[n, S - 1, K, ...]"""
+            per = [[getattr(each, name) for each in one.forwards] for one in kept]
+            return torch.stack(
+                [
+                    torch.stack([t.unflatten(0, (-1, topk))[one.row] for t in each])
+                    for one, each in zip(kept, per, strict=True)
+                ]
+            )
+
+        tokens, likely, logs = rows("tokens"), rows("likely"), rows("logs")
+        known = (tokens >= 0) & (tokens < text.vocab_size)
+        logits = text.follow(
+            torch.tensor([each.length for each in kept]),
+            outputs,
+            tokens.clamp(0, text.vocab_size - 1),
+            rows("parents").clamp(0, topk - 1),
+        )
+        theirs = logits.log_softmax(-1).gather(-1, likely)
+        level = torch.arange(1, forwards + 1)[:, None, None]
+        allowed = level * DRAFT_MARGIN[self.bench.settings.target.dtype] * logits.abs().amax(-1, keepdim=True)
+        right = ((logs - theirs).abs() <= allowed) & known[..., None]
+        return [_wrong_logits(right[n], likely[n], logs[n], theirs[n]) for n in range(len(kept))]
 
     def _check_forms(self, decision: Any, lengths: Sequence[int]) -> None:
         """Report trees that do not hold together: these are looked at first, for the rest is read along the mask."""
@@ -254,6 +316,15 @@ def _wrong_drafts(tensor: str, right: Tensor, got: Tensor, expected: Tensor) -> 
     ours, theirs = got.tolist(), expected.tolist()
     shown = ([float(f"{each:.4g}") for each in row] for row in (ours, theirs))
     return _Wrong(tensor, "{}, expected {}".format(*shown), {"got": ours, "expected": theirs})
+
+
+def _wrong_logits(right: Tensor, likely: Tensor, got: Tensor, expected: Tensor) -> _Wrong | None:
+    if bool(right.all()):
+        return None
+    step, branch, n = (~right).nonzero()[0].tolist()
+    token, ours, theirs = (each[step, branch, n].item() for each in (likely, got, expected))
+    told = f"forward {step}, branch {branch}: log-probability {ours:.4g} of draft {token}, expected {theirs:.4g}"
+    return _Wrong("logits", told, {"forward": step, "branch": branch, "draft": token, "got": ours, "expected": theirs})
 
 
 def _wrong_node(tensor: str, got: np.ndarray, expected: np.ndarray) -> _Wrong:

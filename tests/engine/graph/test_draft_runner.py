@@ -14,6 +14,7 @@ from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.attention.planner import DraftLayout
 from specdebug.engine.graph.draft_runner import DraftGraphRunner
 from specdebug.engine.kernels.cache_locs import assign_draft_cache_locs
+from specdebug.engine.observer import Observers
 from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs, DraftLoop
 from tests.engine.conftest import Lab
 from tests.engine.graph.benches import (
@@ -54,6 +55,7 @@ class DraftBench(Bench):
             num_steps=spec.num_steps,
             tree_size=spec.tree_size,
             target_vocab_size=self.vocab,
+            observers=Observers(),
         )
         self.runner: DraftGraphRunner = DraftGraphRunner(self.parts, self.loop, TorchBackend())
         topk = spec.eagle_topk

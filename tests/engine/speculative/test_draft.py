@@ -15,6 +15,7 @@ from specdebug.engine.attention.metadata import RaggedMetadata
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.model.interface import LayerAttention
+from specdebug.engine.observer import Observers
 from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs, DraftLoop, top_k_probs
 from tests.engine.speculative.trees import Shape, parent_of, paths_by_links, shapes
 
@@ -102,6 +103,7 @@ class Rig:
             num_steps=shape.num_steps,
             tree_size=shape.tree_size,
             target_vocab_size=model.vocab_size + OFFSET,
+            observers=Observers(),
         )
         first = torch.stack([model.script((b,)) for b in range(self.batch)])
         topk_p, topk_index = top_k_probs(first, shape.topk)

@@ -40,6 +40,7 @@ CHECKS = (
     "damage_seen",
     "assert_fits",
     "probe_written",
+    "probe_indices",
     "_probe",
     "__str__",
     "__repr__",

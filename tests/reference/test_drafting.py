@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
@@ -27,10 +27,12 @@ Path = tuple[int, ...]
 
 @dataclass
 class Tree:
-    """The paths of a tree; ``gap``: the least by which anything was chosen."""
+    """The paths of a tree; ``gap``: the least by which anything was chosen. ``forwards``: of each forward, what each
+    branch read, the branch of its parent and the log-probabilities that came of it."""
 
     paths: list[Path]
     gap: float
+    forwards: list[list[tuple[int, int, Tensor]]] = field(default_factory=list)
 
 
 def best(scored: dict[Path, float], count: int, *, ordered: bool = False) -> tuple[list[Path], float]:
@@ -53,6 +55,8 @@ def grown(head: DraftHead, ids: Tensor, features: Tensor, length: int, shape: Tr
     scored: dict[Path, float] = {}
     beam: list[Path] = [()]
     gaps = []
+    forwards: list[list[tuple[int, int, Tensor]]] = [[] for _ in range(shape.num_steps)]
+    before: list[Path] = []
     for depth in range(shape.num_steps):
         level: dict[Path, float] = {}
         for branch, path in enumerate(beam):
@@ -61,16 +65,19 @@ def grown(head: DraftHead, ids: Tensor, features: Tensor, length: int, shape: Tr
                 output, caches[branch] = draft_step(head, token, state, length - 1 + depth, caches[branch])
                 hidden[path] = output.view(-1)
             logs = draft_logits(head, hidden[path]).float().log_softmax(-1)
+            if depth:
+                forwards[depth].append((path[-1], before.index(path[:-1]) if depth > 1 else branch, logs))
             tokens = to_target_ids(head, torch.arange(len(logs))).tolist()
             own = {(*path, token): log for token, log in zip(tokens, logs.tolist(), strict=True)}
             kept, gap = best(own, shape.topk)
             gaps.append(gap)
             level |= {each: scored.get(path, 0.0) + own[each] for each in kept}
         scored |= level
+        before = beam
         beam, gap = best(level, shape.topk, ordered=True)
         gaps.append(gap)
     paths, gap = best(scored, shape.tree_size - 1)
-    return Tree(paths, min(*gaps, gap))
+    return Tree(paths, min(*gaps, gap), forwards[1:])
 
 
 def paths_of(tokens: Tensor) -> list[Path]:
@@ -117,6 +124,24 @@ def test_trees_are_those_of_branches_that_keep_what_was_written(kind: str, shape
         assert (alone.node[row] == -1).all()
         assert set(guided.node[row].tolist()) == set(range(1, shape.tree_size))
         assert guided.scores[row, 1:].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.num_steps > 1], ids=str)
+def test_logits_along_given_branches_are_those_of_branches_that_keep_what_was_written(
+    kind: str, shape: TreeShape
+) -> None:
+    head, (ids, features) = make_head(kind), text(kind, 3)
+    drafted = DraftedText(head, ids, features)
+    trees = [grown(head, ids, features, length, shape).forwards for length in LENGTHS.tolist()]
+    tokens, parents = (
+        torch.tensor([[[branch[part] for branch in forward] for forward in tree] for tree in trees]) for part in (0, 1)
+    )
+    alone = torch.stack(
+        [torch.stack([torch.stack([logs for _, _, logs in forward]) for forward in tree]) for tree in trees]
+    )
+    logits = drafted.follow(LENGTHS, drafted.outputs(LENGTHS), tokens, parents)
+    torch.testing.assert_close(logits.log_softmax(-1), alone, **NEAR)
 
 
 def test_a_guide_decides_where_a_choice_is_narrow_and_only_there() -> None:

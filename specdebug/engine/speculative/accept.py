@@ -36,7 +36,7 @@ class Acceptance:
     num_correct_drafts: Tensor
     coins: Tensor | None = None
 
-    def check(self, tree_size: int, vocab_size: int) -> None:
+    def probe_indices(self, tree_size: int, vocab_size: int) -> None:
         """Probe what the next kernels will index with."""
         longest = min(tree_size, self.accept_index.shape[1])
         with grouped():

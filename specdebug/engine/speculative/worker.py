@@ -94,7 +94,7 @@ class EagleWorker:
 
         observers.stage("accept")
         acceptance = accept(requests, begun.tree, verified.logits, spec, self._parts.config.seed)
-        acceptance.check(spec.tree_size, self._parts.vocab_size)
+        acceptance.probe_indices(spec.tree_size, self._parts.vocab_size)
         observers.decided(Decision(requests, begun.tree, verified.logits, acceptance, spec))
 
         observers.stage("commit")

@@ -3,7 +3,8 @@
 After a prompt's last chunk and after every draft extend a request stores the draft head's output at its last position.
 From that the next step drafts a tree. Neither ever changes the output, only how much of a draft is accepted. What each
 step stores and drafts is copied while the request runs, and all of it is compared at once when it ends: a causal head
-that has read the whole text is in the state of each step at that step's position (``reference/drafting.py``).
+that has read the whole text is in the state of each step at that step's position (``reference/drafting.py``). On a CPU
+each forward of the draft loop is compared, too; a GPU drafts in graphs, whose inside is not told of.
 
 A choice that is narrow for the engine's dtype may go either way, and is taken to have gone the engine's.
 """
@@ -38,7 +39,8 @@ DRAFT_MARGIN = {"float32": 1e-4, "float16": 3e-3, "bfloat16": 2.5e-2}
 """By the engine's dtype: how far the log-probability of a draft may be off, as a part of the largest of its logits.
 
 It is more than twice what one was measured to be off by, as above, because of two one may rise while the other falls:
-at most 7e-3 in bfloat16, 1e-3 in float16 and 1e-6 in float32. A path's score may be off by that much for every level.
+at most 7e-3 in bfloat16, 1e-3 in float16 and 1e-6 in float32, at every forward of the draft loop. A path's score may be
+off by that much for every level.
 """
 
 MOST_LIKELY = 8
@@ -267,8 +269,7 @@ class DraftStateOracle(Oracle):
             rows("parents").clamp(0, topk - 1),
         )
         theirs = logits.log_softmax(-1).gather(-1, likely)
-        level = torch.arange(1, forwards + 1)[:, None, None]
-        allowed = level * DRAFT_MARGIN[self.bench.settings.target.dtype] * logits.abs().amax(-1, keepdim=True)
+        allowed = DRAFT_MARGIN[self.bench.settings.target.dtype] * logits.abs().amax(-1, keepdim=True)
         right = ((logs - theirs).abs() <= allowed) & known[..., None]
         return [_wrong_logits(right[n], likely[n], logs[n], theirs[n]) for n in range(len(kept))]
 

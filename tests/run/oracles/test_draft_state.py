@@ -127,6 +127,16 @@ def test_another_parents_hidden_state_in_the_draft_loop_is_seen(monkeypatch: Pat
     assert first(Watched(TREE).serve(prompts(40, 75), 14)) == ("mismatch@draft_tree", "tokens")
 
 
+def faded(original: Any, self: DraftLoop, step: int, tokens: Tensor, hidden: Tensor, *rest: Any) -> Any:
+    return original(self, step, tokens, hidden * 0.995 if step else hidden, *rest)
+
+
+@pytest.mark.parametrize("shape", [EAGLE, TREE], ids=["chain", "tree"])
+def test_logits_that_are_wrong_and_change_no_tree_are_seen(monkeypatch: Patch, shape: dict[str, Any]) -> None:
+    changed(monkeypatch, DraftLoop, "_forward", faded)
+    assert first(Watched(shape).serve(prompts(40, 75), 14)) == ("mismatch@draft_tree", "logits")
+
+
 def lagging(original: Any, self: DraftLoop, step: int, tokens: Tensor, hidden: Tensor, inputs: Any, *rest: Any) -> Any:
     return original(self, step, tokens, hidden, replace(inputs, positions=(inputs.positions - 3).clamp_min(0)), *rest)
 

@@ -1,4 +1,4 @@
-"""An engine tells its observers of steps, batches, stages of a speculative step, and work begun ahead of its step.
+"""An engine tells its observers of steps, batches, stages, the forwards it launches, and work begun ahead of its step.
 
 The probes' sites pass in between: ``async_probe.on_site`` hands over every call, and ``sites.py`` says whose rows a
 site's tensor has. An engine that nobody observes pays for a loop over nothing, a few times a step.
@@ -26,6 +26,9 @@ BatchKind = Literal["prefill", "plain", "speculative"]
 Stage = Literal["draft", "tree", "verify", "accept", "commit", "extend"]
 """The stages of a speculative step, in their order; each is a file of ``speculative/``."""
 
+Forward = Literal["draft", "verify", "draft_extend", "decode"]
+"""The forwards that have graph runners: three of a speculative step, and one token each by the target alone."""
+
 
 @dataclass(frozen=True, eq=False)
 class ObservedBatch:
@@ -46,6 +49,16 @@ class Decision:
     logits: Tensor
     acceptance: Acceptance
     spec: SpeculativeConfig
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A forward over ``batch_size`` requests. ``captured``: the size that its graph runner padded them to, None where
+    it runs eagerly."""
+
+    forward: Forward
+    batch_size: int
+    captured: int | None
 
 
 class EngineObserver:
@@ -74,6 +87,9 @@ class EngineObserver:
 
     def on_ahead_dropped(self) -> None:
         """Work that was begun ahead will not be used: this step computes another batch."""
+
+    def on_launched(self, launch: Launch) -> None:
+        """A forward is launched. One that was prepared and is not wanted any more is never launched."""
 
     def on_decided(self, decision: Decision) -> None:
         """The nodes to accept are chosen; rows still store what their trees were drafted from."""
@@ -124,6 +140,11 @@ class Observers:
         finally:
             for each in self._all:
                 each.on_ahead_end()
+
+    def launched(self, forward: Forward, batch_size: int, captured: int | None) -> None:
+        """Tell of a launch."""
+        for each in self._all:
+            each.on_launched(Launch(forward, batch_size, captured))
 
     def decided(self, decision: Decision) -> None:
         """Tell of a decision."""

@@ -46,6 +46,8 @@ class Judge:
         self.cannot_show: list[CannotShow]
         """Oracles that were asked for and cannot look at such a session."""
         self.oracles, self.cannot_show = oracles_of(self.bench, shows)
+        # launches are many, and hardly an oracle hears of them
+        self._hear_launches = [each for each in self.oracles if type(each).on_launched is not Oracle.on_launched]
 
     @property
     def step(self) -> int:
@@ -65,6 +67,10 @@ class Judge:
         """The oracles' notes on the run, whatever its verdict."""
         for oracle in self.oracles:
             yield from oracle.notes()
+
+    def on_launched(self, engine: Any, launch: Any) -> None:
+        """A forward is launched."""
+        self._look([partial(oracle.on_launched, engine, launch) for oracle in self._hear_launches], "a launch")
 
     def on_decided(self, engine: Any, decision: Any) -> None:
         """A verify has decided what is accepted."""

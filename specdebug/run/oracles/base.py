@@ -125,6 +125,9 @@ class Oracle:
         """Return True if a run of these settings wants this oracle: by default, if the scenario says so by its name."""
         return bool(getattr(settings.spec, cls.name))
 
+    def on_launched(self, session: Any, launch: Any) -> None:
+        """A forward is launched, as a graph or eagerly (an ``engine.observer.Launch``)."""
+
     def on_decided(self, session: Any, decision: Any) -> None:
         """A verify has decided (an ``engine.observer.Decision``); what must not wait for the device is read later."""
 

@@ -103,7 +103,8 @@ class Engine:
         self._cache = PrefixCache(config, self._memory, self._req_to_token)
         self._recency = Recency(self._cache.radix)
         self._scheduler = Scheduler(config, self._cache)
-        parts = RunnerParts(config, make_planner(config, self._req_to_token), fill, dtype, device)
+        planner = make_planner(config, self._req_to_token)
+        parts = RunnerParts(config, planner, fill, dtype, device, self.observers)
         geometries: list[Heads] = [target.config] if draft is None else [target.config, draft]
         backends = make_backends(config, geometries, dtype, device)
         aux_layers = () if draft is None else draft.aux_layers
@@ -119,7 +120,7 @@ class Engine:
                     target=target,
                     draft=draft,
                     pools=Pools(self._memory.target, self._memory.draft, self._req_to_token),
-                    planner=parts.planner,
+                    planner=planner,
                     attention=DraftAndTargetAttention(draft=backends[1], target=backends[0]),
                     fill=fill,
                     dtype=dtype,

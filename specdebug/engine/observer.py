@@ -1,4 +1,4 @@
-"""An engine tells its observers of steps, batches, stages of a speculative step, and work begun ahead of its step.
+"""An engine tells its observers of steps, batches, stages, the forwards it launches, and work begun ahead of its step.
 
 The probes' sites pass in between: ``async_probe.on_site`` hands over every call, and ``sites.py`` says whose rows a
 site's tensor has. An engine that nobody observes pays for a loop over nothing, a few times a step.
@@ -25,6 +25,9 @@ BatchKind = Literal["prefill", "plain", "speculative"]
 
 Stage = Literal["draft", "tree", "verify", "accept", "commit", "extend"]
 """The stages of a speculative step, in their order; each is a file of ``speculative/``."""
+
+Forward = Literal["draft", "verify", "draft_extend", "decode"]
+"""The forwards that have graph runners: three of a speculative step, and one token each by the target alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +66,16 @@ class DraftForward:
     logits: Tensor
 
 
+@dataclass(frozen=True)
+class Launch:
+    """A forward over ``batch_size`` requests. ``captured``: the size that its graph runner padded them to, None where
+    it runs eagerly."""
+
+    forward: Forward
+    batch_size: int
+    captured: int | None
+
+
 class EngineObserver:
     """Hears what one engine does. A subclass overrides what it wants to hear of; the rest does nothing."""
 
@@ -92,6 +105,9 @@ class EngineObserver:
 
     def on_draft_forward(self, forward: DraftForward) -> None:
         """A forward of the draft loop is computed, or captured in a graph. Of a graph's replays nothing is told."""
+
+    def on_launched(self, launch: Launch) -> None:
+        """A forward is launched. One that was prepared and is not wanted any more is never launched."""
 
     def on_decided(self, decision: Decision) -> None:
         """The nodes to accept are chosen; rows still store what their trees were drafted from."""
@@ -147,6 +163,11 @@ class Observers:
         """Tell of a forward of the draft loop."""
         for each in self._all:
             each.on_draft_forward(forward)
+
+    def launched(self, forward: Forward, batch_size: int, captured: int | None) -> None:
+        """Tell of a launch."""
+        for each in self._all:
+            each.on_launched(Launch(forward, batch_size, captured))
 
     def decided(self, decision: Decision) -> None:
         """Tell of a decision."""

@@ -45,6 +45,7 @@ class TargetWorker:
         self._aux_layers = aux_layers
         self._seed = parts.config.seed
         self.device = parts.device
+        self._observers = parts.observers
         self._decode_forward = DecodeForward(model, pool)
         self._decode_runner: DecodeGraphRunner | None = None
         if parts.config.cuda_graph.enabled:
@@ -87,6 +88,7 @@ class TargetWorker:
         if self._decode_runner is not None and self._decode_runner.can_run(len(lengths)):
             logits = self._decode_runner.replay(inputs, lengths).logits
         else:
+            self._observers.launched("decode", len(lengths), None)
             metadata = self._planner.extend_uniform(SequenceLayout(rows, seq_lens, lengths), 1, self._workspace)
             logits = self._decode_forward.run(inputs, self._attention.bind(metadata, self.pool, loc)).logits
         with grouped():

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from specdebug import async_probe
 
 KINDS = (
-    *async_probe.KINDS, "accept-drop", "assert", "ends", "error", "guard", "illegal-address", "launch-failure",
-    "mismatch", "oom", "pools", "sampling",
+    *async_probe.KINDS, "accept-drop", "assert", "ends", "error", "graphs", "guard", "illegal-address",
+    "launch-failure", "mismatch", "oom", "pools", "sampling",
 )  # fmt: skip
 """The kinds of our violations that have a site."""
 

@@ -129,7 +129,9 @@ def _next(result: ArmResult) -> Iterator[str]:
         yield f"{shlex.join(['specdebug', 'replay', *words, '--mode', 'record'])} (probes note all that they find)"
     wanted = run.scenario.oracles_of(run.arm)
     off = [
-        f"{name}: true" for name in ("lossless", "draft_kv", "sampling", "ends", "pools") if not getattr(wanted, name)
+        f"{name}: true"
+        for name in ("lossless", "draft_kv", "sampling", "ends", "graphs", "pools")
+        if not getattr(wanted, name)
     ]
     if wanted.accept is None:
         off.append("accept: {min_ratio: 0.8}")

@@ -46,6 +46,11 @@ class Judge:
         self.cannot_show: list[CannotShow]
         """Oracles that were asked for and cannot look at such a session."""
         self.oracles, self.cannot_show = oracles_of(self.bench, shows)
+        # forwards are many, and hardly an oracle hears of them
+        self._hear_launches = [each for each in self.oracles if type(each).on_launched is not Oracle.on_launched]
+        self._hear_drafts = [
+            each for each in self.oracles if type(each).on_draft_forward is not Oracle.on_draft_forward
+        ]
 
     @property
     def step(self) -> int:
@@ -68,7 +73,11 @@ class Judge:
 
     def on_draft_forward(self, engine: Any, forward: Any) -> None:
         """A forward of the draft loop was computed."""
-        self._look([partial(oracle.on_draft_forward, engine, forward) for oracle in self.oracles], "a draft")
+        self._look([partial(oracle.on_draft_forward, engine, forward) for oracle in self._hear_drafts], "a draft")
+
+    def on_launched(self, engine: Any, launch: Any) -> None:
+        """A forward is launched."""
+        self._look([partial(oracle.on_launched, engine, launch) for oracle in self._hear_launches], "a launch")
 
     def on_decided(self, engine: Any, decision: Any) -> None:
         """A verify has decided what is accepted."""

@@ -276,7 +276,7 @@ class AcceptOracle(Part):
             gather.note(item.error("needs at least one of 'min', 'drop' and 'min_ratio'"), item.path)
 
 
-SINCE = ("draft_state", "acceptance", "sampling", "ends")
+SINCE = ("draft_state", "acceptance", "sampling", "ends", "graphs")
 """Oracles that are on by default and were not there when the first journals and bundles were written."""
 
 
@@ -297,6 +297,11 @@ class OracleSpec(Part):
     ends: Annotated[bool, FLAG, "requests end where their length or a stop token says, and stream what they keep"] = (
         True
     )
+    graphs: Annotated[
+        bool,
+        FLAG,
+        "forwards run as graphs of the smallest captured size that holds the batch, and eagerly if none does",
+    ] = True
     pools: Annotated[bool, FLAG, "no slot or row is lost or owned twice; locks count their holders"] = True
     each_step: Annotated[
         bool, FLAG, "the first two look after every step, not only after a prefill and at a request's end; slow"

@@ -25,6 +25,7 @@ Ability = Literal[
     "draft",
     "drafts",
     "decisions",
+    "graphs",
     "probes",
     "guards",
     "pools",
@@ -41,6 +42,7 @@ SHOWN: dict[Ability, str] = {
     "draft": "what a draft model does",
     "drafts": "what a request stores for its next draft, and its trees",
     "decisions": "what a verify decides by",
+    "graphs": "which forwards ran as graphs",
     "probes": "what passes probe sites",
     "guards": "guard regions around buffers",
     "pools": "the books of the memory pools",
@@ -135,7 +137,11 @@ class StoredDrafts(Protocol):
 
 
 class RequestOnlooker(Protocol):
-    """Somebody who is told of a request when its memory can still be looked at, and of what a verify decided."""
+    """Somebody who is told of a request when its memory can still be looked at, of what a verify decided, and of the
+    forwards that are launched."""
+
+    def on_launched(self, engine: Any, launch: Any) -> None:
+        """A forward is launched, as a graph or eagerly (``engine.observer.Launch``)."""
 
     def on_draft_forward(self, engine: Any, forward: Any) -> None:
         """A forward of the draft loop was computed, or is captured (``engine.observer.DraftForward``)."""
@@ -154,7 +160,8 @@ class RequestOnlooker(Protocol):
 class Asked:
     """An arm's wishes of its target. ``drafts``: a draft is asked for, with ``draft_model`` where the target names one.
     ``zero_fill``: unwritten draft KV is zeroed on a cache hit by policy. ``guards``: guard regions are on.
-    ``exact``: sampled tokens have the target's odds; thresholds of acceptance below 1 give drafts more."""
+    ``graphs``: batch sizes for which graphs are captured, ascending. ``exact``: sampled tokens have the target's odds;
+    thresholds of acceptance below 1 give drafts more."""
 
     model: str
     device: str = "cpu"
@@ -164,6 +171,7 @@ class Asked:
     draft_model: str | None = None
     zero_fill: bool = False
     guards: bool = False
+    graphs: tuple[int, ...] = ()
     exact: bool = True
     unused: tuple[str, ...] = ()
     """Engine options of the arm that mean nothing to this target."""

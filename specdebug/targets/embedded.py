@@ -54,6 +54,7 @@ class EmbeddedTarget:
             draft_model=config.draft_model,
             zero_fill=spec is not None and spec.draft_kv_on_hit == "zero_fill",
             guards=config.memory.guards,
+            graphs=config.cuda_graph.batch_sizes if config.cuda_graph.enabled else (),
             exact=spec is None or spec.threshold_single == spec.threshold_acc == 1,
         )
 
@@ -99,6 +100,9 @@ def _told(engine: Engine, onlooker: RequestOnlooker) -> EngineObserver:
         def on_draft_forward(self, forward: Any) -> None:
             onlooker.on_draft_forward(engine, forward)
 
+        def on_launched(self, launch: Any) -> None:
+            onlooker.on_launched(engine, launch)
+
         def on_decided(self, decision: Any) -> None:
             onlooker.on_decided(engine, decision)
 
@@ -127,7 +131,7 @@ class EmbeddedSession:
         self.clock: Callable[[], float] = clock_of(asked.device)
         self._on_gpu = asked.device != "cpu"
         if engine.view.worker is not None and not isinstance(engine.view.worker, EagleWorker):
-            self.shows = EVERYTHING - {"drafts", "decisions"}
+            self.shows = EVERYTHING - {"drafts", "decisions", "graphs"}
 
     @property
     def has_work(self) -> bool:

@@ -30,6 +30,7 @@ _ORDER = (
     async_probe.KINDS,
     ("assert", "illegal-address", "launch-failure", "error"),
     ("pools",),
+    ("graphs",),  # which forward ran comes before what it computed
     ("mismatch",),
     ("sampling",),
     ("ends",),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specdebug.engine import Engine, EngineObserver, Request
-from specdebug.engine.observer import Decision, ObservedBatch, Observers, Stage
+from specdebug.engine.observer import Decision, Launch, ObservedBatch, Observers, Stage
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run
 
@@ -107,6 +107,49 @@ def test_work_that_is_begun_ahead_is_told_and_so_is_that_it_is_dropped(lab: Lab)
     diary.told.clear()
     run(engine, steps=1)
     assert "dropped" in diary.told
+
+
+class Launches(EngineObserver):
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int, int | None]] = []
+
+    def on_launched(self, launch: Launch) -> None:
+        self.told.append((launch.forward, launch.batch_size, launch.captured))
+
+
+@pytest.mark.parametrize(
+    ("graphs", "captured"), [({"capture_bs": [4]}, 4), ({"enabled": False}, None), ({"capture_bs": [1]}, None)]
+)
+def test_every_launch_is_told_with_its_batch_and_the_size_it_was_padded_to(
+    lab: Lab, graphs: dict[str, Any], captured: int | None
+) -> None:
+    engine, _ = watched(lab, cuda_graph=graphs)
+    launches = Launches()
+    engine.observers.add(launches)
+    for name, speculative in (("a", True), ("b", True), ("c", False), ("d", False)):
+        engine.add_request(name, [3, 7, 1], greedy(9), speculative=speculative)
+    run(engine, steps=1)
+    assert launches.told == [], "prefills have no graphs"
+    run(engine, steps=1)
+    forwards = ("decode", "draft", "verify", "draft_extend")
+    assert launches.told == [(forward, 2, captured) for forward in forwards]
+
+
+def test_a_verify_that_was_begun_ahead_is_launched_a_step_later_or_never(lab: Lab) -> None:
+    engine, _ = watched(lab)
+    engine.view.eagle.drafts_ahead = True
+    launches = Launches()
+    engine.observers.add(launches)
+    engine.add_request("a", [3, 7, 1], greedy(30))
+    run(engine, steps=3)
+    launches.told.clear()
+    run(engine, steps=1)
+    assert launches.told == [("verify", 1, 1), ("draft_extend", 1, 1), ("draft", 1, 1)]
+    engine.add_request("b", [2, 4], greedy(9))
+    run(engine, steps=1)
+    launches.told.clear()
+    run(engine, steps=1)
+    assert launches.told == [("draft", 2, 2), ("verify", 2, 2), ("draft_extend", 2, 2), ("draft", 2, 2)]
 
 
 def test_a_step_that_fails_has_ended(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,11 +30,13 @@ def oracle_settings(
     drafts: bool = True,
     zero_fill: bool = False,
     guards: bool = False,
+    graphs: tuple[int, ...] = (),
     **spec: Any,
 ) -> OracleSettings:
     """What oracles are asked, by words of the scenario's ``oracles:`` and of what the arm asks of its target. The
     stand-ins below store no drafts, decide by nothing and have no odds, so oracles of those are off."""
-    target = Asked("tiny", dtype=dtype, drafts=drafts, draft_model="draft", zero_fill=zero_fill, guards=guards)
+    made = {"drafts": drafts, "draft_model": "draft", "zero_fill": zero_fill, "guards": guards, "graphs": graphs}
+    target = Asked("tiny", dtype=dtype, **made)
     return OracleSettings(
         OracleSpec(**{"draft_state": False, "acceptance": False, "sampling": False, **spec}), target, probes
     )

@@ -92,6 +92,7 @@ FULL = {
         "acceptance": False,
         "sampling": False,
         "ends": False,
+        "graphs": False,
         "pools": True,
         "each_step": True,
         "accept": {"min_ratio": 0.9, "min": 1.5, "drop": 0.1},

@@ -27,6 +27,7 @@ from specdebug.engine.memory.arena import Arena, ArenaLayout, GuardViolation
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
+from specdebug.engine.observer import Forward, Observers
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ class RunnerParts:
     fill: FillPolicy
     dtype: torch.dtype
     device: torch.device
+    observers: Observers
 
 
 class GraphRunner(ABC, Generic[Inputs, Outputs]):
@@ -151,7 +153,7 @@ class GraphRunner(ABC, Generic[Inputs, Outputs]):
     def __init__(
         self,
         parts: RunnerParts,
-        scope: str,
+        scope: Forward,
         attention: AttentionBackend,
         pool: KVPool,
         *,
@@ -162,7 +164,8 @@ class GraphRunner(ABC, Generic[Inputs, Outputs]):
     ) -> None:
         """Make the buffers. ``records``: the classes of inputs and outputs, whose fields are named as the buffers are.
         ``declare``: declares the static metadata of a batch of the largest size."""
-        self._name = scope.replace("_", " ")
+        self._scope: Forward = scope
+        self._observers = parts.observers
         self._record, self._result = records
         self._views: dict[int, Inputs] = {}
         self._planner = parts.planner
@@ -190,7 +193,8 @@ class GraphRunner(ABC, Generic[Inputs, Outputs]):
 
     def capture(self, graph_pool: Any) -> None:
         """Capture every batch size, the largest first, so that the others find its memory in the pool."""
-        progress.report(f"capturing {self._name} graphs, batch {', '.join(map(str, self.capture_bs))}")
+        named, sizes = self._scope.replace("_", " "), ", ".join(map(str, self.capture_bs))
+        progress.report(f"capturing {named} graphs, batch {sizes}")
         for bs in reversed(self.capture_bs):
             self._blank()
             padded = self._padded(bs)
@@ -247,7 +251,8 @@ class GraphRunner(ABC, Generic[Inputs, Outputs]):
 
     def _replay(self, bs: int, padded: Inputs, seq_lens_cpu: tuple[int, ...]) -> Outputs:
         """Plan and run ``padded``; ``seq_lens_cpu`` are the lengths of its live rows."""
-        self._launch(self._planned(bs, padded, self._plan(padded, padded_lens(seq_lens_cpu, bs))))
+        planned = self._planned(bs, padded, self._plan(padded, padded_lens(seq_lens_cpu, bs)))
+        self._launch(planned, len(seq_lens_cpu))
         return self._outputs(len(seq_lens_cpu))
 
     def _outputs(self, bs: int) -> Outputs:
@@ -257,7 +262,9 @@ class GraphRunner(ABC, Generic[Inputs, Outputs]):
         self.buffers.watch_guards()  # a plan that overran may be what the forward dies of
         return Planned(bs, padded, metadata)
 
-    def _launch(self, planned: Planned[Inputs]) -> None:
+    def _launch(self, planned: Planned[Inputs], batch_size: int) -> None:
+        """Run what is planned; ``batch_size``: its live rows."""
+        self._observers.launched(self._scope, batch_size, planned.bs)
         captured = self.captured.get(planned.bs)
         if captured is None:
             bound = self._bind(planned.padded, planned.metadata, graph=False)

@@ -58,7 +58,8 @@ class VerifyGraphRunner(GraphRunner[VerifyInputs, VerifyOutputs]):
         sequence wrong if it believes in more keys than there are.
         """
         lens = tuple(length + self._tree_size for length in padded_lens(seq_lens_cpu, planned.bs))
-        self._launch(replace(planned, metadata=[with_host_lens(plan, lens) for plan in planned.metadata]))
+        known = replace(planned, metadata=[with_host_lens(plan, lens) for plan in planned.metadata])
+        self._launch(known, len(seq_lens_cpu))
         return self._outputs(len(seq_lens_cpu))
 
     def abandon(self) -> None:

@@ -212,6 +212,7 @@ class DraftStage:
         )
         if self.runner is not None and self.runner.can_run(rows.numel()):
             return self.runner.replay(inputs, lens_cpu)
+        parts.observers.launched("draft", rows.numel(), None)
         layout = DraftLayout(rows, state.seq_lens, positions, locs.out_cache_loc, lens_cpu)
         plans = parts.planner.draft_decode(layout, self.workspace)
         attentions = [

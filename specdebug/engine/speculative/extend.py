@@ -99,6 +99,7 @@ class ExtendStage:
         if self.runner is not None and self.runner.can_run(len(batch.seq_lens_cpu)):
             start = self.runner.replay(inputs, batch.seq_lens_cpu)
         else:
+            parts.observers.launched("draft_extend", len(batch.seq_lens_cpu), None)
             metadata = parts.planner.extend_uniform(batch, nodes, self.workspace)
             attention = parts.attention.draft.bind(metadata, parts.pools.draft, slots)
             start = self.forward.run(inputs, nodes, attention)

@@ -36,7 +36,7 @@ def make_runners(parts: WorkerParts, loop: DraftLoop, verify: VerifyForward, ext
     """Runners of these forwards, captured where there is a GPU."""
     if not parts.config.cuda_graph.enabled:
         return Runners()
-    shared = RunnerParts(parts.config, parts.planner, parts.fill, parts.dtype, parts.device)
+    shared = RunnerParts(parts.config, parts.planner, parts.fill, parts.dtype, parts.device, parts.observers)
     target, nodes = parts.attention.target, parts.spec.tree_size
     on_draft = DraftGraphRunner(shared, loop, parts.attention.draft)
     on_verify = VerifyGraphRunner(shared, verify, target, tree_size=nodes)

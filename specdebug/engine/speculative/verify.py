@@ -100,6 +100,7 @@ class VerifyStage:
         if self.runner is not None and prepared.planned is not None:
             outputs = self.runner.launch(prepared.planned, batch.seq_lens_cpu)
         else:
+            self.parts.observers.launched("verify", len(batch.seq_lens_cpu), None)
             metadata = self.parts.planner.verify(batch, inputs.tree_mask, self.workspace)
             attention = self.parts.attention.target.bind(metadata, self.parts.pools.target, inputs.out_cache_loc)
             outputs = self.forward.run(inputs, attention)

@@ -12,6 +12,7 @@ from specdebug.run.oracles.base import Bench, Oracle
 from specdebug.run.oracles.draft_kv import DraftKV
 from specdebug.run.oracles.draft_state import DraftStateOracle
 from specdebug.run.oracles.ends import Ends
+from specdebug.run.oracles.graphs import Graphs
 from specdebug.run.oracles.guards import Guards
 from specdebug.run.oracles.lossless import Lossless
 from specdebug.run.oracles.pools import PoolsOracle
@@ -24,6 +25,7 @@ ORACLES: tuple[type[Oracle], ...] = (
     Guards,
     ProbesOracle,
     PoolsOracle,
+    Graphs,
     DraftKV,
     TargetKV,
     DraftStateOracle,

@@ -25,6 +25,7 @@ from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.interface import DraftModel
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_draft, load_target
+from specdebug.engine.observer import Observers
 from tests.engine.conftest import Lab
 
 CPU = torch.device("cpu")
@@ -71,7 +72,7 @@ class Bench(ABC):
         self.workspace = EagerWorkspace(Scratch(self.fill, CPU))
         self.target_pool, self.draft_pool = self._pool(self.target.config), self._pool(self.draft)
         self.rows = torch.tensor([3, 5, 1, 4, 2])
-        self.parts = RunnerParts(self.config, self.planner, self.fill, torch.float32, CPU)
+        self.parts = RunnerParts(self.config, self.planner, self.fill, torch.float32, CPU, Observers())
         self._commit()
         self.make()
 

@@ -15,6 +15,7 @@ from tests.run.fakes import oracle_settings
 ALL = oracle_settings(
     each_step=True,
     guards=True,
+    graphs=(1, 2),
     probes=True,
     accept=AcceptOracle(min_ratio=0.8, least=1.5),
     draft_state=True,

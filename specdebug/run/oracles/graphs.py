@@ -1,0 +1,59 @@
+"""Graphs: a forward runs as a graph of the smallest captured size that holds its batch, and eagerly if none does.
+
+An engine that leaves its graphs unused gives the right tokens, only later, so nothing else can tell. What is expected
+follows from the sizes that the scenario asks for, not from what the engine believes it has. Each launch is judged by
+itself: a draft that was begun ahead counts in the step that launched it, and a verify that was prepared for it and then
+dropped is never launched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
+from specdebug.targets.base import Session
+from specdebug.verdict.outcome import Violation
+
+
+class Graphs(Oracle):
+    """Holds what was launched in a step against the captured sizes. What is wrong is said once a run for each forward,
+    batch size and way in which it ran: it is as wrong in every step that follows."""
+
+    name = "graphs"
+    needs = frozenset({"draft", "graphs"})
+
+    @classmethod
+    def wanted(cls, settings: OracleSettings) -> bool:
+        return settings.spec.graphs and settings.target.drafts and bool(settings.target.graphs)
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self._launches: list[Any] = []
+        self._said: set[tuple[str, int, int | None]] = set()
+
+    def on_launched(self, session: Any, launch: Any) -> None:
+        self._launches.append(launch)
+
+    def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
+        launches, self._launches = self._launches, []
+        for launch in launches:
+            self.bench.looked(self.name)
+            ran, expected = (launch.forward, launch.batch_size, launch.captured), self._holding(launch.batch_size)
+            if launch.captured != expected and ran not in self._said:
+                self._said.add(ran)
+                self._report(launch, expected, step)
+
+    def _holding(self, batch_size: int) -> int | None:
+        """The smallest captured size that holds a batch; None where every one is too small."""
+        return min((size for size in self.bench.settings.target.graphs if size >= batch_size), default=None)
+
+    def _report(self, launch: Any, expected: int | None, step: int) -> None:
+        detail = (
+            f"{launch.forward} of a batch of {launch.batch_size} ran {_way(launch.captured)}, expected {_way(expected)}"
+        )
+        data = {"batch_size": launch.batch_size, "got": launch.captured, "expected": expected}
+        self.bench.report(Violation("graphs", launch.forward, step, detail, data=data))
+
+
+def _way(captured: int | None) -> str:
+    return "eagerly" if captured is None else f"as the graph of {captured}"

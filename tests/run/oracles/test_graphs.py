@@ -1,0 +1,175 @@
+"""Graphs: an engine that leaves them unused, or takes another size, is seen though every token is right."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+from specdebug.engine import EngineObserver
+from specdebug.engine.graph import runner as runner_module
+from specdebug.engine.graph.draft_runner import DraftGraphRunner
+from specdebug.engine.graph.runner import GraphRunner
+from specdebug.engine.observer import Launch
+from specdebug.engine.speculative.draft import DraftStage
+from specdebug.engine.speculative.extend import ExtendStage
+from specdebug.engine.speculative.verify import VerifyStage
+from specdebug.run.judge import Judge
+from specdebug.run.oracles.graphs import Graphs
+from specdebug.targets.base import Asked
+from specdebug.verdict.outcome import Violation
+from tests.run.fakes import oracle_settings
+from tests.run.oracles.watched import EAGLE, TREE, Watched, prompts
+
+QUIET = {"draft_kv": False, "draft_state": False, "acceptance": False}
+SIZES = {"capture_bs": [2, 4]}
+SPECULATIVE = ("draft", "verify", "draft_extend")
+
+
+def watched(speculative: dict[str, Any] = EAGLE, **options: Any) -> Watched:
+    return Watched(speculative, spec=QUIET, **{"cuda_graph": SIZES, "max_running_requests": 6, **options})
+
+
+class Seen(EngineObserver):
+    """The launches of an engine, and how often what was begun ahead was dropped."""
+
+    def __init__(self, engine: Any) -> None:
+        self.launches: set[tuple[int, int | None]] = set()
+        self.forwards: set[str] = set()
+        self.dropped = 0
+        engine.observers.add(self)
+
+    def on_launched(self, launch: Launch) -> None:
+        self.launches.add((launch.batch_size, launch.captured))
+        self.forwards.add(launch.forward)
+
+    def on_ahead_dropped(self) -> None:
+        self.dropped += 1
+
+
+def plant(patch: pytest.MonkeyPatch, owner: Any, name: str, old: str, new: str) -> None:
+    """Change the source of a function of a module or class where it says ``old``."""
+    function = getattr(owner, name)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(old) == 1
+    code = compile(source.replace(old, new), "<planted>", "exec")
+    defined: dict[str, Any] = {}
+    exec(code, vars(sys.modules[function.__module__]), defined)
+    patch.setattr(owner, name, defined[name])
+
+
+def mixed(engine: Watched) -> list[Violation]:
+    """Serve batches of all sizes from six requests to one, and plain ones beside them."""
+    for n, piece in enumerate(prompts(20, 30, 25, 40, 35, 15)):
+        engine.serve([piece], 20 * n + 4, until=lambda: True)
+    engine.serve(prompts(12), 20)
+    return engine.serve(prompts(12, 14, 16), 8, speculative=False)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("shape", [EAGLE, TREE], ids=["chain", "tree"])
+def test_a_sound_engine_is_silent_whatever_its_batches(shape: dict[str, Any], ahead: bool) -> None:
+    engine = watched(shape)
+    engine.engine.view.eagle.drafts_ahead = ahead
+    seen = Seen(engine.engine)
+    assert mixed(engine) == []
+    assert {(1, 2), (2, 2), (3, 4), (4, 4), (5, None), (6, None)} <= seen.launches
+    assert seen.forwards == {*SPECULATIVE, "decode"}
+    assert (seen.dropped > 0) is ahead
+    assert engine.judge.looks["graphs"] > 30
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_sound_engine_that_retracts_is_silent(ahead: bool) -> None:
+    engine = watched(memory={"num_slots": 160})
+    engine.engine.view.eagle.drafts_ahead = ahead
+    assert engine.serve(prompts(30, 30, 30, 30), 40) == []
+    assert any(request.retractions for request in engine.engine.requests.values())
+
+
+RUNS = "self.runner is not None and self.runner.can_run"
+NEGATED = "self.runner is None or not self.runner.can_run"
+PLANNED = "self.runner is not None and prepared.planned is not None"
+LEFT_UNUSED: dict[str, tuple[Any, str, str, str, set[str]]] = {
+    "can_run": (GraphRunner, "can_run", "is not None", "is None", set(SPECULATIVE)),
+    "draft": (DraftStage, "run", f"if {RUNS}(rows.numel())", f"if not ({RUNS}(rows.numel()))", {"draft"}),
+    "verify, prepared": (
+        VerifyStage, "prepare", f"if {RUNS}(len(lens_cpu))", f"if not ({RUNS}(len(lens_cpu)))", {"verify"},
+    ),
+    "verify, run": (VerifyStage, "run", PLANNED, PLANNED.replace("is not None and", "is None and"), {"verify"}),
+    "draft extend": (ExtendStage, "run", RUNS, NEGATED, {"draft_extend"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("planted", LEFT_UNUSED.values(), ids=LEFT_UNUSED)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_graphs_that_are_left_unused_are_seen(monkeypatch: pytest.MonkeyPatch, planted: Any, ahead: bool) -> None:
+    owner, name, old, new, forwards = planted
+    plant(monkeypatch, owner, name, old, new)
+    engine = watched()
+    engine.engine.view.eagle.drafts_ahead = ahead
+    found = engine.serve(prompts(40, 75, 20), 12)
+    assert {each.signature for each in found} == {f"graphs@{forward}" for forward in forwards}
+    assert found[0].data == {"batch_size": 3, "got": None, "expected": 4}
+    assert found[0].detail.endswith("of a batch of 3 ran eagerly, expected as the graph of 4")
+    assert found[0].step == 2, "the first that decodes"
+    assert all(request.output_ids for request in engine.engine.requests.values())
+
+
+def test_plain_decodes_that_leave_their_graphs_unused_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, GraphRunner, "can_run", "is not None", "is None")
+    found = watched().serve(prompts(40, 75), 12, speculative=False)
+    assert {each.signature for each in found} == {"graphs@decode"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("size >= raw_bs", "size > raw_bs"), ("in capture_bs if", "in capture_bs[1:] if")]
+)
+def test_another_size_than_the_smallest_is_seen(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
+    plant(monkeypatch, runner_module, "padded_size", old, new)
+    monkeypatch.setattr(sys.modules[DraftGraphRunner.__module__], "padded_size", runner_module.padded_size)
+    found = watched().serve(prompts(40, 75), 12)
+    assert {each.signature for each in found} == {f"graphs@{forward}" for forward in SPECULATIVE}
+    assert found[0].data == {"batch_size": 2, "got": 4, "expected": 2}
+    assert found[0].detail == "draft of a batch of 2 ran as the graph of 4, expected as the graph of 2"
+
+
+def judged(launches: list[Launch], steps: int = 1) -> list[Violation]:
+    """What is found where the scenario asks for graphs of 2 and 4, and each step launches these."""
+    found: list[Violation] = []
+    settings = oracle_settings(lossless=False, draft_kv=False, pools=False, ends=False, graphs=(2, 4))
+    judge = Judge(settings, None, found.append, lambda rid, tie: None, str)
+    for step in range(1, steps + 1):
+        judge.step = step
+        for launch in launches:
+            judge.on_launched(None, launch)
+        assert judge.inspect(None, step, failed=False, last=False) is None  # type: ignore[arg-type]
+    return found
+
+
+def test_a_graph_that_the_scenario_does_not_ask_for_is_seen() -> None:
+    (one,) = judged([Launch("draft", 5, 8), Launch("verify", 5, None)])
+    assert one.detail == "draft of a batch of 5 ran as the graph of 8, expected eagerly"
+
+
+def test_each_way_in_which_a_forward_ran_wrongly_is_said_once_in_its_first_step() -> None:
+    found = judged([Launch("draft", 3, None), Launch("draft", 3, None), Launch("draft", 2, 4)], steps=3)
+    assert [(each.step, each.data["batch_size"]) for each in found] == [(1, 3), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"cuda_graph": {"enabled": False}}, {"speculative": None}], ids=["without graphs", "without drafts"]
+)
+def test_it_looks_only_where_there_are_graphs_and_drafts(changed: dict[str, Any]) -> None:
+    assert any(isinstance(each, Graphs) for each in watched().judge.oracles)
+    options = {"speculative": EAGLE, **changed}
+    judge = watched(options.pop("speculative"), **options).judge
+    assert not any(isinstance(each, Graphs) for each in judge.oracles)
+    assert judge.cannot_show == []
+
+
+def test_a_target_asks_for_no_graphs_unless_it_says_so() -> None:
+    assert Asked("tiny").graphs == ()

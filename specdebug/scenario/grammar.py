@@ -297,7 +297,9 @@ class OracleSpec(Part):
     ends: Annotated[bool, FLAG, "requests end where their length or a stop token says, and stream what they keep"] = (
         True
     )
-    pools: Annotated[bool, FLAG, "no slot or row is lost or owned twice; locks count their holders"] = True
+    pools: Annotated[
+        bool, FLAG, "slots and rows have one owner each; locks count holders; what is cached is used and kept"
+    ] = True
     each_step: Annotated[
         bool, FLAG, "the first two look after every step, not only after a prefill and at a request's end; slow"
     ] = False

@@ -51,7 +51,7 @@ class Reuse:
         self._recompute = spec is not None and spec.draft_kv_on_hit == "recompute"
         self._paths: dict[int, _Path] = {}
         """By serial of a node of the last look."""
-        self._evicted = 0
+        self._made = self._evicted = 0
         self._admitted: set[Request] = set()
         self._ended: set[Request] = set()
 
@@ -66,26 +66,31 @@ class Reuse:
         nodes = list(self._radix.nodes())
         if not self._enabled:
             return [f"kept: the prefix cache is off, and {len(nodes)} nodes are in its tree"] if nodes else []
-        before, self._paths = self._paths, self._look(nodes)
-        stayed = [path for serial, path in before.items() if serial in self._paths]
-        evicted = self._radix.made - len(nodes)
-        nothing_went, self._evicted = evicted == self._evicted, evicted
-        admitted, ended = self._admitted, self._ended
-        self._admitted, self._ended = set(), set()
+        admitted, ended = self._news(requests)
+        made, evicted, before = self._made, self._evicted, self._paths
+        self._made, self._evicted = self._radix.made, self._radix.made - len(nodes)
+        if admitted or ended or (made, evicted) != (self._made, self._evicted):  # else the tree is as it was
+            self._paths = self._look(nodes)
         problems: list[str] = []
-        for request in requests:
-            if request.status is Status.WAITING and not request.retractions:
-                continue
-            self._admitted.add(request)
-            if request not in admitted and request.finish_reason != "abort":
+        if admitted:
+            stayed = [path for serial, path in before.items() if serial in self._paths]
+            for request in admitted:
                 problems += self._used(request, stayed)
-            if request.finished:
-                self._ended.add(request)
-                if request not in ended and request.finish_reason != "abort" and nothing_went:
-                    problems += self._left(request)
+        if evicted == self._evicted:
+            for request in ended:
+                problems += self._left(request)
         for request in holders:
             problems += self._published(request)
         return problems
+
+    def _news(self, requests: Iterable[Request]) -> tuple[list[Request], list[Request]]:
+        """Requests first admitted since the last look, and those that have come to their end; aborted ones left out."""
+        admitted, ended = self._admitted, self._ended
+        known = [each for each in requests if each.status is not Status.WAITING or each.retractions]
+        self._admitted, self._ended = set(known), {each for each in known if each.status is Status.FINISHED}
+        served = [each for each in known if each.finish_reason != "abort"]
+        came = [each for each in served if each not in admitted]
+        return came, [each for each in served if each in self._ended and each not in ended]
 
     def _look(self, nodes: Sequence[TreeNode]) -> dict[int, _Path]:
         """The path to each node; parents come first. The tokens to one that was there before are kept as they were."""
@@ -102,7 +107,8 @@ class Reuse:
     def _used(self, request: Request, stayed: Iterable[_Path]) -> Iterator[str]:
         tokens = np.asarray(request.prompt_ids, dtype=np.int64)
         needs_draft = self._recompute and request.speculative
-        there = max((self._shared(path, tokens, needs_draft) for path in stayed), default=0)
+        shared = [(self._shared(path, tokens), path.written) for path in stayed]
+        there = max((min(each) if needs_draft else each[0] for each in shared), default=0)
         if request.cached_tokens < there:
             yield f"reuse: {request.rid} had {request.cached_tokens} of the {there} positions cached of its prompt"
 
@@ -110,9 +116,9 @@ class Reuse:
         """The newest token of a request has no KV; all before it were computed."""
         tokens = np.asarray(request.all_ids, dtype=np.int64)
         due = self._whole_pages(len(tokens) - 1)
-        paths = self._paths.values()
-        there = max((self._shared(path, tokens, False) for path in paths), default=0)
-        drafted = max((self._shared(path, tokens, True) for path in paths), default=0)
+        shared = [(self._shared(path, tokens), path.written) for path in self._paths.values()]
+        there = max((each[0] for each in shared), default=0)
+        drafted = max(map(min, shared), default=0)
         if there < due:
             yield f"kept: {request.rid} has ended, and the tree has {there} of the {due} positions it computed"
         elif request.speculative and drafted < due:
@@ -128,9 +134,9 @@ class Reuse:
         if lacking is not None and lacking.numel():
             yield f"kept: {request.rid} counts draft KV of {lacking.numel()} cached positions as missing"
 
-    def _shared(self, path: _Path, tokens: _Tokens, needs_draft: bool) -> int:
-        """The leading slots of ``path``, in whole pages, that a request of these tokens can use."""
-        most = min(path.written if needs_draft else path.length, len(tokens) - 1)
+    def _shared(self, path: _Path, tokens: _Tokens) -> int:
+        """The leading slots of ``path``, in whole pages, that are a request's of these tokens, too."""
+        most = min(path.length, len(tokens) - 1)
         if most <= 0:
             return 0
         compared = most + self._lookahead

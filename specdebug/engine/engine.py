@@ -31,6 +31,7 @@ from specdebug.engine.memory.kv_memory import KVMemory
 from specdebug.engine.memory.kv_pool import CachedModel, KVPool, kv_pool_of
 from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.req_to_token import ReqToToken
+from specdebug.engine.memory.reuse import Reuse
 from specdebug.engine.model.interface import DraftModel
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_target
@@ -41,6 +42,7 @@ from specdebug.engine.scheduler import Scheduler
 from specdebug.engine.speculative.protocol import DraftAndTargetAttention, Pools, SpeculativeWorker, WorkerParts
 from specdebug.engine.speculative.registry import loader_of, worker_of
 from specdebug.engine.speculative.state import DraftState
+from specdebug.engine.streams import check_streams
 from specdebug.engine.target_worker import TargetWorker
 
 
@@ -102,6 +104,7 @@ class Engine:
         self._memory = KVMemory(SlotAllocator(slots, page), pool(target.config), None if draft is None else pool(draft))
         self._cache = PrefixCache(config, self._memory, self._req_to_token)
         self._recency = Recency(self._cache.radix)
+        self._reuse = Reuse(config, self._cache.radix)
         self._scheduler = Scheduler(config, self._cache)
         planner = make_planner(config, self._req_to_token)
         parts = RunnerParts(config, planner, fill, dtype, device, self.observers)
@@ -208,11 +211,15 @@ class Engine:
         self._cache.flush()
 
     def check_pools(self) -> list[str]:
-        """Violated conservation laws of memory; see :mod:`specdebug.engine.memory.accounting`."""
+        """Violated conservation laws of memory, of reuse and of random streams; see
+        :mod:`specdebug.engine.memory.accounting`, :mod:`specdebug.engine.memory.reuse` and
+        :mod:`specdebug.engine.streams`. Some are of what has happened since the last look."""
         holders, waiting = self._scheduler.holders, self._scheduler.waiting
         held = {request.rid for request in holders}
         others = [request for rid, request in self.requests.items() if rid not in held]
-        return check_pools(self._cache, holders) + check_others(others, waiting) + self._recency.check()
+        problems = check_pools(self._cache, holders) + check_others(others, waiting) + self._recency.check()
+        requests = self.requests.values()
+        return problems + self._reuse.check(requests, holders) + check_streams(requests)
 
     def check_guards(self) -> list[GuardViolation]:
         """Guard regions damaged since the last call, of the row table and of every runner's arena."""

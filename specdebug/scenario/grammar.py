@@ -297,12 +297,14 @@ class OracleSpec(Part):
     ends: Annotated[bool, FLAG, "requests end where their length or a stop token says, and stream what they keep"] = (
         True
     )
+    pools: Annotated[
+        bool, FLAG, "slots and rows have one owner each; locks count holders; what is cached is used and kept"
+    ] = True
     graphs: Annotated[
         bool,
         FLAG,
         "forwards run as graphs of the smallest captured size that holds the batch, and eagerly if none does",
     ] = True
-    pools: Annotated[bool, FLAG, "no slot or row is lost or owned twice; locks count their holders"] = True
     each_step: Annotated[
         bool, FLAG, "the first two look after every step, not only after a prefill and at a request's end; slow"
     ] = False

@@ -158,17 +158,35 @@ def _prefix(request: Request, cells: torch.Tensor) -> Iterator[str]:
 
 
 class Recency:
-    """Watches from one look to the next that what was evicted had been used no later than what could have been."""
+    """Watches from one look to the next that time goes on in the tree, and that what was evicted had been used no later
+    than what could have been."""
 
     def __init__(self, radix: RadixCache) -> None:
         self._radix = radix
         self._leaves: dict[int, int] = {}
         """By serial of a leaf that could be evicted at the last look: when it had been used."""
+        self._newest = self._last_made = 0
+        """When any node had been used last, and the highest serial of a node, up to the last look."""
 
     def check(self) -> list[str]:
-        """The law ``order`` of evictions since the last look. A leaf used as long ago as it was then was neither read
-        nor extended in between, so that it could have been evicted all the time."""
-        there = {node.serial for node in self._radix.nodes()}
+        """The law ``order`` of what was made and evicted since the last look."""
+        nodes = list(self._radix.nodes())
+        return self._made_later(nodes) + self._evicted_in_order({node.serial for node in nodes})
+
+    def _made_later(self, nodes: Sequence[TreeNode]) -> list[str]:
+        """A node was made later than any was used before."""
+        newest, last_made = self._newest, self._last_made
+        self._newest = max([newest, *(node.last_access for node in nodes)])
+        self._last_made = max([last_made, *(node.serial for node in nodes)])
+        for node in nodes:
+            if node.serial > last_made and node.last_access <= newest:
+                used = f"radix node {node.serial} is new and was last used at {node.last_access}"
+                return [f"order: {used}, another at {newest} before"]
+        return []
+
+    def _evicted_in_order(self, there: set[int]) -> list[str]:
+        """A leaf used as long ago as it was at the last look was neither read nor extended in between, so that it could
+        have been evicted all the time. ``there``: serials of the nodes that are in the tree now."""
         before, self._leaves = self._leaves, {leaf.serial: leaf.last_access for leaf in self._radix.leaves()}
         gone = [(used, serial) for serial, used in before.items() if serial not in there]
         kept = [(used, serial) for serial, used in before.items() if self._leaves.get(serial) == used]

@@ -140,6 +140,11 @@ class RadixCache:
         """All cached slots."""
         return self.evictable_size + self.protected_size
 
+    @property
+    def made(self) -> int:
+        """Nodes that were ever made, the root aside; for accounting. Those that are not there now were evicted."""
+        return self._serial
+
     def all_slots(self) -> torch.Tensor:
         """Every slot the tree owns, int64 [total_size]; for accounting."""
         return self._cat([node.slots for node in self.nodes()])

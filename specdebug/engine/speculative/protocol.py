@@ -28,7 +28,8 @@ class SpeculativeWorker(Protocol):
 
     def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
         """The target has computed these prompt chunks. next_ids: int64 [B], its sample after each. features: [Σext, F],
-        by token."""
+        by token. Draft KV that a request's cached prefix lacks, ``unwritten_draft_slots``, is written now or counts as
+        missing; once it is written, that is None."""
 
     def decode(self, requests: Sequence[Request]) -> list[list[int]]:
         """One iteration; the tokens each request gained, at least one."""

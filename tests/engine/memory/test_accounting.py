@@ -14,6 +14,7 @@ from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.radix_cache import RadixCache, TreeNode
 from specdebug.engine.request import Request, Status
 from tests.engine.parts import Parts, make_config
+from tests.engine.planting import plant
 
 PROMPT = list(range(20, 29))  # 9 tokens: 8 cached slots, one held
 
@@ -225,6 +226,28 @@ def test_a_leaf_that_was_used_again_is_no_reason_to_have_evicted_it_first(parts:
     parts.cache.release(parts.run(PROMPT), keep=False)
     parts.memory.free(radix.evict(1))
     assert recency.check() == []
+
+
+def test_what_is_made_in_the_tree_is_later_than_all_that_was_used_before(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    radix = parts.cache.radix
+    recency = Recency(radix)
+    parts.cache.release(parts.run(PROMPT), keep=False)
+    assert recency.check() == []
+    plant(monkeypatch, RadixCache, "_descend", "self._clock += 1")
+    (before,) = radix.leaves()
+    parts.cache.release(parts.run([*range(60, 69)]), keep=False)
+    _, after = radix.leaves()
+    used = f"radix node {after.serial} is new and was last used at {before.last_access}"
+    assert recency.check() == [f"order: {used}, another at {before.last_access} before"]
+
+
+def test_a_clock_that_never_moved_is_told_at_the_first_look(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    recency = Recency(parts.cache.radix)
+    plant(monkeypatch, RadixCache, "_descend", "self._clock += 1")
+    parts.cache.release(parts.run(PROMPT), keep=False)
+    assert recency.check() == ["order: radix node 1 is new and was last used at 0, another at 0 before"]
 
 
 def keeps_the_row(cache: PrefixCache, request: Request, *, keep: bool) -> None:

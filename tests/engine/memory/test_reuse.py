@@ -1,0 +1,259 @@
+"""The laws of reuse find caches that never hit, never keep or forget draft KV, and say nothing of sound ones."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from specdebug.engine import Engine, EngineConfig, Request, SamplingParams
+from specdebug.engine.engine import Models, load_models
+from specdebug.engine.memory.prefix_cache import PrefixCache
+from specdebug.engine.memory.radix_cache import RadixCache
+from specdebug.engine.speculative.worker import EagleWorker
+from tests.engine.planting import plant
+
+PROMPT = list(range(40, 61))  # 21 tokens: 20 positions that can be cached
+SPEC = {"algorithm": "EAGLE", "num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6}
+
+_models: dict[bool, Models] = {}
+
+
+def engine_of(**options: Any) -> Engine:
+    """An engine whose models are those of the one before."""
+    config = EngineConfig.from_dict({"context_length": 128, "speculative": SPEC, **options})
+    drafts = config.speculative is not None
+    if drafts not in _models:
+        _models[drafts] = load_models(config)
+    return Engine(config, _models[drafts])
+
+
+def serve(engine: Engine, rid: str, prompt: list[int], new: int = 9, *, speculative: bool = True) -> Request:
+    """Serve one request to its end; every step must keep the laws."""
+    request = engine.add_request(rid, prompt, SamplingParams(max_new_tokens=new), speculative=speculative)
+    while engine.has_work:
+        engine.step()
+        assert engine.check_pools() == []
+    return request
+
+
+def first_broken(engine: Engine) -> list[str]:
+    """Step until a law is broken, and say which."""
+    while engine.has_work:
+        engine.step()
+        if problems := engine.check_pools():
+            return problems
+    return []
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("drafts", [True, False])
+def test_a_hit_that_is_not_used_is_told_with_what_was_cached(
+    monkeypatch: pytest.MonkeyPatch, page_size: int, drafts: bool
+) -> None:
+    engine = engine_of(page_size=page_size, speculative=SPEC if drafts else None)
+    serve(engine, "first", PROMPT)
+    used = "request.protected_len = request.kv_len = request.kv_allocated = match.slots.numel()"
+    plant(monkeypatch, PrefixCache, "attach", used)
+    engine.add_request("hit", PROMPT, SamplingParams(max_new_tokens=4))
+    assert first_broken(engine) == ["reuse: hit had 0 of the 20 positions cached of its prompt"]
+
+
+@pytest.mark.parametrize(
+    ("following", "there"),
+    [(PROMPT[-5:], 20), ([7, 7, 7], 16)],
+    ids=["the whole prompt", "up to what differs"],
+)
+def test_a_prompt_that_goes_on_otherwise_has_as_much_cached_as_it_shares(
+    monkeypatch: pytest.MonkeyPatch, following: list[int], there: int
+) -> None:
+    """With a draft the last shared slot is not the same, because the draft has seen another token after it."""
+    engine = engine_of()
+    serve(engine, "first", PROMPT)
+    prompt = [*PROMPT[:-5], *following] if there == 20 else [*PROMPT[:17], *following]
+    engine.add_request("hit", prompt, SamplingParams(max_new_tokens=4))
+    monkeypatch.setattr(engine._cache, "attach", lambda request: None)
+    assert first_broken(engine) == [f"reuse: hit had 0 of the {there} positions cached of its prompt"]
+
+
+def test_a_split_that_loses_a_node_s_tokens_does_not_lose_what_was_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tree's own search no longer finds the lower part: what it held is known from the look before."""
+    engine = engine_of(page_size=4)
+    serve(engine, "first", PROMPT)
+    plant(
+        monkeypatch, RadixCache, "_split", "upper.children[node.key.child_key(self.page_size)]", "upper.children[b'']"
+    )
+    engine.add_request("splits", [*PROMPT[:10], 7, 8, 9], SamplingParams(max_new_tokens=1))
+    engine.step()
+    assert engine.check_pools() == []
+    engine.add_request("hit", PROMPT, SamplingParams(max_new_tokens=4))
+    assert "reuse: hit had 8 of the 20 positions cached of its prompt" in first_broken(engine)
+
+
+@pytest.mark.parametrize("policy", ["recompute", "zero_fill"])
+def test_a_prefix_without_draft_kv_counts_for_those_who_need_none(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    """With ``recompute`` a request that drafts cannot use it: it has nothing, and that is right."""
+    engine = engine_of(speculative={**SPEC, "draft_kv_on_hit": policy})
+    serve(engine, "plain", PROMPT, speculative=False)
+    monkeypatch.setattr(engine._cache, "attach", lambda request: None)
+    engine.add_request("hit", PROMPT, SamplingParams(max_new_tokens=4))
+    told = [] if policy == "recompute" else ["reuse: hit had 0 of the 20 positions cached of its prompt"]
+    assert first_broken(engine) == told
+    engine.add_request("other", PROMPT, SamplingParams(max_new_tokens=4), speculative=False)
+    assert first_broken(engine) == ["reuse: other had 0 of the 20 positions cached of its prompt"]
+
+
+def test_what_was_flushed_or_evicted_before_an_admission_could_not_be_used() -> None:
+    engine = engine_of()
+    serve(engine, "first", PROMPT)
+    engine.flush_cache()
+    assert serve(engine, "cold", PROMPT).cached_tokens == 0
+    engine._memory.free(engine._cache.radix.evict(1))
+    assert serve(engine, "again", PROMPT).cached_tokens in (0, 20)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_request_that_ends_and_leaves_nothing_is_told(monkeypatch: pytest.MonkeyPatch, page_size: int) -> None:
+    engine = engine_of(page_size=page_size)
+    plant(monkeypatch, PrefixCache, "release", "if keep and self.enabled:", "if not (keep and self.enabled):")
+    engine.add_request("r", PROMPT, SamplingParams(max_new_tokens=9))
+    due = (len(PROMPT) + 9 - 1) // page_size * page_size
+    assert first_broken(engine) == [f"kept: r has ended, and the tree has 20 of the {due} positions it computed"]
+
+
+def test_an_end_by_a_stop_token_keeps_what_was_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of()
+    output = serve(engine, "whole", PROMPT).output_ids
+    engine.flush_cache()
+    sampling = SamplingParams(max_new_tokens=9, stop_token_ids=(output[4],))
+    stopped = engine.add_request("stopped", PROMPT, sampling)
+    assert first_broken(engine) == []
+    assert stopped.finish_reason == "stop"
+    assert engine._cache.radix.total_size == len(stopped.all_ids) - 1
+
+
+def test_an_aborted_request_need_not_be_kept() -> None:
+    engine = engine_of()
+    engine.add_request("r", PROMPT, SamplingParams(max_new_tokens=9))
+    for _ in range(2):
+        engine.step()
+        assert engine.check_pools() == []
+    engine.abort("r")
+    assert engine.check_pools() == []
+
+
+def test_a_prompt_that_is_not_published_is_told_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(page_size=4, chunked_prefill_size=10)
+    monkeypatch.setattr(engine._cache, "publish", lambda request: None)
+    engine.add_request("r", PROMPT, SamplingParams(max_new_tokens=9))
+    assert first_broken(engine) == ["kept: r shares 0 of the 8 positions it computed of its prompt"]
+
+
+def test_draft_kv_that_counts_as_missing_for_good_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(speculative={**SPEC, "draft_kv_on_hit": "zero_fill"})
+    serve(engine, "plain", PROMPT, speculative=False)
+    plant(monkeypatch, EagleWorker, "_prepare_cached_prefix", "request.unwritten_draft_slots = None")
+    request = engine.add_request("r", PROMPT, SamplingParams(max_new_tokens=9))
+    engine.step()
+    assert engine.check_pools() == ["kept: r counts draft KV of 20 cached positions as missing"]
+    while not request.finished:
+        engine.step()
+    due = len(PROMPT) + 9 - 1
+    assert engine.check_pools() == [
+        f"kept: r has ended, and the tree has draft KV of 0 of the {due} positions it computed"
+    ]
+
+
+def test_a_cache_that_is_off_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(radix_cache=False)
+    plant(monkeypatch, PrefixCache, "release", "if keep and self.enabled:", "if keep:")
+    engine.add_request("r", PROMPT, SamplingParams(max_new_tokens=9))
+    assert "kept: the prefix cache is off, and 1 nodes are in its tree" in first_broken(engine)
+
+
+def test_looks_may_be_left_out_and_ids_used_again() -> None:
+    engine = engine_of(memory={"num_slots": 64})
+    for number in range(6):
+        prompt = [*PROMPT[: 21 - number], *range(90, 96 + number)]
+        request = engine.add_request("r", prompt, SamplingParams(max_new_tokens=9))
+        while engine.has_work:
+            engine.step()
+        if number % 2:
+            assert engine.check_pools() == []
+        assert request.finished
+        engine.forget_finished()
+
+
+LONGEST = 80
+"""More tokens than any drawn request comes to have."""
+
+
+def drawn_options(rng: random.Random, page_size: int) -> dict[str, Any]:
+    """Everything that decides what is cached; memory from ample to so tight that requests are set back."""
+    spec = {**SPEC, "draft_kv_on_hit": rng.choice(["recompute", "recompute", "zero_fill"])}
+    options: dict[str, Any] = {
+        "context_length": LONGEST,
+        "page_size": page_size,
+        "max_running_requests": rng.randint(2, 4),
+        "chunked_prefill_size": rng.choice([None, None, 7, 24]),
+        "radix_cache": rng.random() < 0.9,
+        "speculative": spec if rng.random() < 0.8 else None,
+        "cuda_graph": {"enabled": False},
+    }
+    slots = LONGEST + EngineConfig.from_dict(options).row_headroom
+    return {**options, "memory": {"num_slots": int(slots * rng.choice([1, 1.2, 3])), "fill": "garbage"}}
+
+
+def ask(rng: random.Random, engine: Engine, rid: str) -> None:
+    """Add a request whose prompt begins as others do, or goes on after what was generated."""
+    trunk = [*range(50 + 10 * rng.randint(0, 1), 90)]
+    served = [request for request in engine.requests.values() if request.output_ids and len(request.all_ids) < 48]
+    prompt = trunk[: rng.randint(1, 30)] if not served or rng.random() < 0.6 else rng.choice(served).all_ids
+    prompt = prompt + [rng.randint(100, 103) for _ in range(rng.randint(0, 3))]
+    sampling = SamplingParams(
+        max_new_tokens=rng.randint(1, 24),
+        temperature=rng.choice([0.0, 0.0, 0.9]),
+        stop_token_ids=tuple(rng.sample(range(900), 300)) if rng.random() < 0.3 else (),
+    )
+    engine.add_request(rid, prompt, sampling, speculative=rng.random() < 0.7)
+
+
+def live(rng: random.Random, page_size: int, met: Counter[str]) -> None:
+    """One engine's life, in which everything happens to it. ``met`` counts what did."""
+    engine = engine_of(**drawn_options(rng, page_size))
+    radix = engine._cache.radix
+    for step in range(60):
+        if step < 45 and rng.random() < 0.4:
+            ask(rng, engine, f"r{step}")
+        before = evicted(radix)
+        report = engine.step()
+        met["evictions in a step"] += evicted(radix) - before
+        met["retractions"] += len(report.retracted)
+        met["hits"] += sum(cached > 0 for cached in report.cached.values())
+        met["stops"] += sum(engine.requests[rid].finish_reason == "stop" for rid in report.finished)
+        alive = [request for request in engine.requests.values() if not request.finished]
+        if alive and rng.random() < 0.05:
+            engine.abort(rng.choice(alive).rid)
+            met["aborts"] += 1
+        if rng.random() < 0.03:
+            engine.flush_cache()
+            met["flushes"] += 1
+        if len(engine._scheduler.running) > 1 and rng.random() < 0.05:
+            engine._scheduler.retract(rng.choice(engine._scheduler.running))
+            met["set back between steps"] += 1
+        if rng.random() < 0.95:  # some looks are left out
+            assert engine.check_pools() == [], f"step {step}"
+
+
+def evicted(radix: RadixCache) -> int:
+    return radix.made - len(list(radix.nodes()))
+
+
+def test_a_sound_engine_keeps_the_laws_whatever_happens_to_it() -> None:
+    met = Counter[str]()
+    for number in range(10):
+        live(random.Random(f"reuse/{number}"), (1, 4, 1, 16)[number % 4], met)
+    happen = "evictions in a step", "retractions", "hits", "stops", "aborts", "flushes", "set back between steps"
+    assert all(met[what] for what in happen), met

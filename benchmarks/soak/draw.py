@@ -122,6 +122,10 @@ def _slice(rng: random.Random) -> Plain:
     return {"corpus": "stdlib", "tokens": [4, rng.randint(8, LONGEST_PROMPT)]}
 
 
+STOP_STRINGS = ("return", "self.", " in ", "):\n", "e_", "\n\n", "==", "import", "th", '""')
+"""Parts of source code, within a token and across several."""
+
+
 def _greedy(rng: random.Random, more: int) -> Plain:
     return {"requests": rng.randint(1, 3), "prompt": _slice(rng)}
 
@@ -162,8 +166,10 @@ def _aborted(rng: random.Random, more: int) -> Plain:
 
 
 def _stopped(rng: random.Random, more: int) -> Plain:
-    """With stop tokens among the most common ones: a request may end within what a verify accepts."""
-    return _greedy(rng, more) | {"stop_token_ids": sorted(rng.sample(range(512), 48))}
+    """With stop tokens or stop strings among the most common ones: a request may end within what a verify accepts."""
+    if rng.random() < 0.5:
+        return _greedy(rng, more) | {"stop_token_ids": sorted(rng.sample(range(512), 48))}
+    return _greedy(rng, more) | {"stop": rng.sample(STOP_STRINGS, 3)}
 
 
 KINDS: tuple[Callable[[random.Random, int], Plain], ...] = (

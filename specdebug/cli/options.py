@@ -190,7 +190,7 @@ WithTarget = Annotated[
     typer.Option(
         "--target",
         metavar="TARGET",
-        help="What every arm runs on: embedded (unless the file says otherwise), or reference.",
+        help="What every arm runs on: embedded (unless the file says otherwise), reference, serve, or a URL.",
         autocompletion=complete.targets,
     ),
 ]

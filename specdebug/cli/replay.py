@@ -141,6 +141,7 @@ def _replay_scenarios(
     with workers(runs.jobs) as pool:
         from specdebug.faults.declare import parse_fault
         from specdebug.loops import replay as replaying
+        from specdebug.scenario.servers import parse_target
 
         choices = replaying.Choices(
             arms=tuple(chosen.arm or ()),
@@ -150,7 +151,7 @@ def _replay_scenarios(
             mode=chosen.mode.value if chosen.mode is not None else None,
             probes=tuple(chosen.probes) if chosen.probes else None,
             timeout_s=positive(runs.timeout),
-            target=target,
+            target=None if target is None else parse_target(target),
             engine=engine.overrides(),
         )
         if baselines.save_baseline is not None and (choices.reverts or choices.faults):

@@ -62,6 +62,18 @@ def run_arm(payload: Mapping[str, Any], sink: Sink, onlooker: ArmOnlooker | None
         sink.emit("usage", message=str(error))
 
 
+class _Noting:
+    """Passes events on, and notes whether one of them was a violation."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.violated = False
+
+    def emit(self, event: str, **fields: Any) -> None:
+        self.violated = self.violated or event == "violation"
+        self._sink.emit(event, **fields)
+
+
 class _Busy:
     """The engine's words on what it is busy with, and the kernels compiled meanwhile, as one line at a time."""
 
@@ -88,12 +100,14 @@ class _Arm:
     def __init__(self, payload: Mapping[str, Any], sink: Sink, onlooker: ArmOnlooker | None) -> None:
         self._payload = payload
         self._onlooker = onlooker
-        self._sink = sink
+        self._sink = _Noting(sink)
         self._stages: dict[str, float] = {}
         self._busy = _Busy(sink)
         self._coredump: str | None = None
         self._lost = False
         self._injector: Injector | None = None
+        self._reverts: tuple[int, ...] = ()
+        self._session: Session | None = None
 
     def run(self) -> None:
         with self._stage("revert"):
@@ -123,6 +137,8 @@ class _Arm:
 
             if self._injector is not None:
                 self._injector.finish()
+            if self._session is not None:
+                self._session.close(not self._sink.violated)
             self._sink.emit("coverage", reached=async_probe.reached(), hits=hits())
         self._sink.emit("done", stages_s=self._stages, peak_rss_mb=_peak_rss_mb())
         if self._lost:  # everything is reported: end here, while the engine still holds what it had on the device
@@ -156,6 +172,10 @@ class _Arm:
         from specdebug.patching import PatchError, apply
 
         toggles = pickle.loads(self._payload["toggles"])
+        if self._payload["elsewhere"]:  # the target itself has them reverted, where its engine runs
+            self._reverts = tuple(toggle.pr for toggle in toggles)
+            self._sink.emit("reverts", hits={})
+            return dict
         try:
             applied = apply([patch for toggle in toggles for patch in toggle.patches], "import")
         except PatchError as error:
@@ -203,7 +223,9 @@ class _Arm:
             if self._onlooker is not None:
                 self._onlooker.building()
 
-        session = target.open(options, seed, Opening(f"{scenario.name}-{arm}", self._say, self._busy, before))
+        opening = Opening(f"{scenario.name}-{arm}", self._say, self._busy, before, self._reverts)
+        self._session = session = target.open(options, seed, opening)
+        asked = session.known(asked)
         workload, faults = pickle.loads(self._payload["workload"]), scenario.faults_of(arm)
         self._sink.emit(
             "setup", probes_enabled=len(packs), requests=len(workload.requests), faults=[str(each) for each in faults]
@@ -255,7 +277,7 @@ class _Arm:
         settings = OracleSettings(scenario.oracles_of(self._payload["arm"]), asked, probes)
         return Judge(
             settings,
-            None if settings.reference is None else DenseReference(*settings.reference),
+            session.plain() if settings.reference is None else DenseReference(*settings.reference),
             report=lambda violation: self._sink.emit("violation", **asdict(violation)),
             tie=lambda rid, tie: self._sink.emit("tie", rid=rid, **asdict(tie)),
             decode=decode,

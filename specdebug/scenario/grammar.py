@@ -37,6 +37,7 @@ from specdebug.scenario.kinds import (
     whole,
 )
 from specdebug.scenario.parts import Key, Part, keys_of, nested, one_of, overlay
+from specdebug.scenario.servers import TARGET, TargetChoice
 from specdebug.schema import Gather, Item
 from specdebug.targets.registry import DEFAULT
 from specdebug.verdict.outcome import Verdict
@@ -54,7 +55,6 @@ MAX_GROUPS = 512
 NAME = form(r"[a-z0-9]+(-[a-z0-9]+)*")
 LABEL = r"[A-Za-z0-9_-]+"
 """Of an arm, a group or a shared prefix: no dots, because request ids are joined by them."""
-TARGET = form(r"[a-z0-9_.=-]+")
 CORPUS = choice("stdlib")
 """Texts that prompts can be cut from."""
 SEED = whole(0, 2**63 - 1)
@@ -276,7 +276,7 @@ class AcceptOracle(Part):
             gather.note(item.error("needs at least one of 'min', 'drop' and 'min_ratio'"), item.path)
 
 
-SINCE = ("draft_state", "acceptance", "sampling", "ends")
+SINCE = ("draft_state", "acceptance", "sampling", "ends", "server")
 """Oracles that are on by default and were not there when the first journals and bundles were written."""
 
 
@@ -297,6 +297,9 @@ class OracleSpec(Part):
     ends: Annotated[bool, FLAG, "requests end where their length or a stop token says, and stream what they keep"] = (
         True
     )
+    server: Annotated[
+        bool, FLAG, "of a server: it stays alive, what it counts adds up, and its log names no failure"
+    ] = True
     pools: Annotated[bool, FLAG, "no slot or row is lost or owned twice; locks count their holders"] = True
     each_step: Annotated[
         bool, FLAG, "the first two look after every step, not only after a prefill and at a request's end; slow"
@@ -359,7 +362,7 @@ class Arm(Part):
         "single ones switched, the others as the scenario's",
         Key(default="the same"),
     ] = None
-    target: Annotated[str | None, TARGET, "in place of the scenario's", Key(default="the same")] = None
+    target: Annotated[TargetChoice | None, TARGET, "in place of the scenario's", Key(default="the same")] = None
 
     @classmethod
     def given(cls, item: Item) -> dict[str, Any]:
@@ -410,7 +413,7 @@ class Scenario(Part):
     ]
     description: Annotated[str, ANY_TEXT, "what it is about"] = ""
     seed: Annotated[int, SEED, "of everything drawn: prompts, lengths, sampling, garbage"] = 0
-    target: Annotated[str, TARGET, "what serves the requests"] = DEFAULT
+    target: Annotated[TargetChoice, TARGET, "what serves the requests"] = DEFAULT
     engine: Annotated[dict[str, Any], ENGINE, "how it is set up"] = field(default_factory=dict)
     faults: Annotated[tuple[Fault, ...], FAULTS, "damage done on purpose"] = ()
     probes: Annotated[tuple[str, ...], TEXTS, "probe packs, later ones over earlier ones"] = ("default",)
@@ -437,8 +440,8 @@ class Scenario(Part):
         """Like :meth:`where`, of the key that holds the value."""
         return Where(str(self.path)) if self.source is None else self.source.where_key(*path)
 
-    def target_of(self, arm: str) -> str:
-        """The name of the target that serves an arm."""
+    def target_of(self, arm: str) -> TargetChoice:
+        """The target that serves an arm."""
         return self.arms[arm].target or self.target
 
     def engine_of(self, arm: str) -> dict[str, Any]:

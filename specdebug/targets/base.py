@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdebug.targets.serving import ServerView
+
 Ability = Literal[
     "steps",
     "kv",
@@ -33,6 +35,12 @@ Ability = Literal[
     "cache_flush",
     "reverts",
     "faults",
+    "tokens",
+    "plain",
+    "logits",
+    "alive",
+    "counts",
+    "log",
 ]
 
 SHOWN: dict[Ability, str] = {
@@ -49,8 +57,17 @@ SHOWN: dict[Ability, str] = {
     "cache_flush": "a prompt served with an empty cache",
     "reverts": "its own source with a fix reverted",
     "faults": "what a fault does inside it",
+    "tokens": "which tokens it emits",
+    "plain": "what its model says without drafts",
+    "logits": "the logits of its model",
+    "alive": "that it answers between requests",
+    "counts": "what it counts of each request",
+    "log": "its log",
 }
 """The abilities in words that follow "this target cannot show"."""
+
+OF_SERVERS: frozenset[Ability] = frozenset({"alive", "counts", "log"})
+"""Abilities that an engine in the worker's own process has no need of: it is alive if the worker is."""
 
 
 class Sampling(Protocol):
@@ -151,7 +168,8 @@ class RequestOnlooker(Protocol):
 class Asked:
     """An arm's wishes of its target. ``drafts``: a draft is asked for, with ``draft_model`` where the target names one.
     ``zero_fill``: unwritten draft KV is zeroed on a cache hit by policy. ``guards``: guard regions are on.
-    ``exact``: sampled tokens have the target's odds; thresholds of acceptance below 1 give drafts more."""
+    ``exact``: sampled tokens have the target's odds; thresholds of acceptance below 1 give drafts more. ``dense``: the
+    checkpoint is here, so that the dense reference can judge. ``server``: it is reached over a network."""
 
     model: str
     device: str = "cpu"
@@ -162,6 +180,8 @@ class Asked:
     zero_fill: bool = False
     guards: bool = False
     exact: bool = True
+    dense: bool = True
+    server: bool = False
     unused: tuple[str, ...] = ()
     """Engine options of the arm that mean nothing to this target."""
 
@@ -169,12 +189,14 @@ class Asked:
 @dataclass
 class Opening:
     """The surroundings of a session. ``label`` names the arm in files. ``say`` reports an event. ``busy`` is told what
-    keeps the session from answering. ``before`` is called when the device is taken and the engine not yet built."""
+    keeps the session from answering. ``before`` is called when the device is taken and the engine not yet built.
+    ``reverts``: the fixes that a target itself takes out, see ``serving.reverts_itself``."""
 
     label: str
     say: Callable[..., None]
     busy: Busy
     before: Callable[[], None] = field(default=lambda: None)
+    reverts: tuple[int, ...] = ()
 
 
 class Busy(Protocol):
@@ -240,6 +262,19 @@ class Session(Protocol):
     def settle(self) -> bool:
         """Wait for what the device still has to do; False where there is nothing to wait for."""
 
+    def known(self, asked: Asked) -> Asked:
+        """The wishes of the arm, corrected by what the engine turned out to be."""
+
+    def plain(self) -> Any:
+        """What judges greedy tokens where the dense reference cannot: the oracles' ``Reference``, of which only
+        ``judge`` is asked; None where there is nothing."""
+
+    def server(self) -> ServerView | None:
+        """The server behind the session, for those who have ``alive``, ``counts`` or ``log``."""
+
+    def close(self, sound: bool) -> None:
+        """The run is over; ``sound``: nothing was found. What the session holds may go."""
+
 
 class Plain:
     """A session that lives elsewhere, or has nothing inside: no cache to flush, no memory to be looked at."""
@@ -254,6 +289,18 @@ class Plain:
 
     def settle(self) -> bool:
         return False
+
+    def known(self, asked: Asked) -> Asked:
+        return asked
+
+    def plain(self) -> Any:
+        return None
+
+    def server(self) -> ServerView | None:
+        return None
+
+    def close(self, sound: bool) -> None:
+        """Do nothing: the worker's end is the session's."""
 
     def flush_cache(self) -> None:
         raise self._hidden("cache_flush")

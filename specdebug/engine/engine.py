@@ -108,7 +108,7 @@ class Engine:
         backends = make_backends(config, geometries, dtype, device)
         aux_layers = () if draft is None else draft.aux_layers
         self._target_worker = TargetWorker(
-            parts, target, self._memory.target, backends[0], self._req_to_token, aux_layers
+            parts, target, self._memory.target, backends[0], self._req_to_token, aux_layers, self.observers
         )
         self._speculative_worker: SpeculativeWorker | None = None
         if spec is not None and draft is not None and self._memory.draft is not None:

@@ -78,6 +78,10 @@ class EngineObserver:
     def on_decided(self, decision: Decision) -> None:
         """The nodes to accept are chosen; rows still store what their trees were drafted from."""
 
+    def on_sampled(self, requests: Sequence[Request], logits: Tensor, ids: Tensor) -> None:
+        """The target has chosen a token for each request without a draft: ids [B] by logits [B, V]. After a chunk that
+        does not end its prompt the token is not used. The logits' memory is the next step's, too."""
+
     def on_prefilled(self, engine: Engine, request: Request) -> None:
         """The whole prompt has KV, which can be looked at; the first token is sampled."""
 
@@ -129,6 +133,11 @@ class Observers:
         """Tell of a decision."""
         for each in self._all:
             each.on_decided(decision)
+
+    def sampled(self, requests: Sequence[Request], logits: Tensor, ids: Tensor) -> None:
+        """Tell of tokens that the target chose alone."""
+        for each in self._all:
+            each.on_sampled(requests, logits, ids)
 
     def stage(self, stage: Stage) -> None:
         """Tell of a stage."""

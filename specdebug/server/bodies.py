@@ -1,0 +1,234 @@
+"""The body of ``/generate``, and the sampling parameters that it shares with OpenAI's routes."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specdebug.server.fields import BadField, Fields, text, whole
+from specdebug.server.served import Wish
+from specdebug.server.text import ModelText
+
+MAX_BATCH = 1024
+"""Prompts of one body."""
+MAX_STOPS = 64
+MAX_LOGPROBS = 128
+MAX_RID = 200
+
+_NOTHING: tuple[Any, ...] = (False, [], {}, "")
+
+SAMPLING_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "min_p": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "presence_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "min_new_tokens": (0,),
+    "beam_width": (1,),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "structural_tag": (),
+    "stop_regex": _NOTHING,
+    "custom_params": _NOTHING,
+    "stream_interval": (1,),
+    "logit_bias": _NOTHING,
+    "spaces_between_special_tokens": (True, False),
+}
+"""Sampling parameters of SGLang's that this engine lacks, and the values of each that ask for nothing."""
+
+GENERATE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        ("input_embeds", "image_data", "video_data", "audio_data", "lora_path", "lora_id", "session_params",
+         "modalities", "custom_logit_processor", "token_ids_logprob", "extra_key", "custom_labels", "priority",
+         "bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank", "conversation_id",
+         "routed_dp_rank"),
+        _NOTHING,
+    ),
+    "return_hidden_states": (False,),
+    "return_routed_experts": (False,),
+    "return_bytes": (False,),
+    "return_entropy": (False,),
+    "background": (False,),
+    "log_metrics": (True, False),
+    "no_logs": (True, False),
+    "validation_time": (),
+    "received_time": (),
+}  # fmt: skip
+"""The same of the body."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling parameters as read. ``engine``: fields of the engine's ``SamplingParams``. ``eos``: ids that end a text
+    because the model says so."""
+
+    engine: Mapping[str, Any]
+    stops: tuple[str, ...] = ()
+    skip_special: bool = True
+    keep_stop: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One prompt of a body. ``text_logprobs``: log probabilities come with the text of their tokens."""
+
+    wish: Wish
+    sampling: Sampling
+    text_logprobs: bool = False
+
+
+@dataclass(frozen=True)
+class GenerateBody:
+    """All prompts of a body; ``single``: the answer is one object, and no list."""
+
+    asked: tuple[Asked, ...]
+    single: bool
+    stream: bool
+
+
+def read_generate(data: Any, model: ModelText, context_length: int) -> GenerateBody:
+    """Read the body of ``/generate``. Raises BadField."""
+    fields = Fields(data)
+    prompts, single = _prompts(fields, model, context_length)
+    count = len(prompts)
+    samplings = [
+        read_sampling(Fields(each, path), model, default_tokens=128)
+        for each, path in _each(fields, "sampling_params", count, {})
+    ]
+    rids = _rids(fields, count, single)
+    wanted = [_switch(each, path) for each, path in _each(fields, "return_logprob", count, False)]
+    tops = [whole(each, path, 0, MAX_LOGPROBS) for each, path in _each(fields, "top_logprobs_num", count, 0)]
+    starts = [whole(each, path, -1, 2**31) for each, path in _each(fields, "logprob_start_len", count, -1)]
+    for start, ids in zip(starts, prompts, strict=True):
+        if 0 <= start < len(ids) and any(wanted):
+            raise fields.bad("logprob_start_len", "log probabilities of the prompt are not supported; use -1")
+    texts = fields.switch("return_text_in_logprobs", False)
+    speculative = fields.switch("speculative", True)
+    stream = fields.switch("stream", False)
+    fields.close(GENERATE_NEUTRAL)
+    asked = tuple(
+        Asked(
+            Wish(rid, ids, sampling.engine, speculative, top if wants else None),
+            sampling,
+            texts,
+        )
+        for rid, ids, sampling, wants, top in zip(rids, prompts, samplings, wanted, tops, strict=True)
+    )
+    return GenerateBody(asked, single, stream)
+
+
+def read_sampling(fields: Fields, model: ModelText, *, default_tokens: int) -> Sampling:
+    """Read SGLang's ``sampling_params``. Raises BadField."""
+    top_k = fields.whole("top_k", -1, -1)
+    if top_k == 0:
+        raise fields.bad("top_k", "must be -1 (all) or at least 1, got 0")
+    ignore_eos = fields.switch("ignore_eos", False)
+    ids = fields.get("stop_token_ids")
+    if ids is not None and not isinstance(ids, list):
+        ids = [ids]
+    at = fields.at("stop_token_ids")
+    own = tuple(whole(each, at, 0, 2**31) for each in ids or ())
+    stops = fields.texts("stop", MAX_STOPS)
+    if "" in stops:
+        raise fields.bad("stop", "must not be empty")
+    engine = {
+        "max_new_tokens": fields.whole("max_new_tokens", default_tokens, 1),
+        "temperature": fields.number("temperature", 1.0, 0.0, 2.0**53),
+        "top_p": fields.number("top_p", 1.0, 0.0, 1.0, above=True),
+        "top_k": 0 if top_k == -1 else top_k,
+        "stop_token_ids": list(own if ignore_eos else dict.fromkeys((*own, *model.eos_ids))),
+        "seed": fields.whole("sampling_seed", 0, 0),
+    }
+    read = Sampling(
+        engine,
+        stops,
+        fields.switch("skip_special_tokens", True),
+        fields.switch("no_stop_trim", False),
+    )
+    fields.close(SAMPLING_NEUTRAL)
+    return with_stops(read, fields.at("stop"))
+
+
+def with_stops(sampling: Sampling, path: str) -> Sampling:
+    """The parameters with their stop strings passed to the engine. Raises BadField where it knows none."""
+    if sampling.stops:
+        raise BadField(path, "stop strings are not supported by this server; use stop_token_ids")
+    return replace(sampling, engine=sampling.engine)
+
+
+def new_rid() -> str:
+    """An id for a request that brings none."""
+    return uuid.uuid4().hex
+
+
+def prompt_ids(value: str, path: str, model: ModelText, context_length: int) -> list[int]:
+    """The ids of a prompt's text. Raises BadField for one that is empty, or certainly too long to be looked at."""
+    if len(value) > context_length * model.longest_token:
+        raise BadField(path, f"is too long: {len(value)} characters, context_length is {context_length} tokens")
+    ids = model.encode(value)
+    if not ids:
+        raise BadField(path, "must not be empty")
+    return ids
+
+
+def token_ids(value: Any, path: str) -> list[int]:
+    """A prompt that comes as ids. Raises BadField."""
+    if not isinstance(value, list) or not value:
+        raise BadField(path, "must be a list of token ids, at least one")
+    return [whole(each, path, 0, 2**31) for each in value]
+
+
+def _prompts(fields: Fields, model: ModelText, context_length: int) -> tuple[list[list[int]], bool]:
+    value, ids = fields.get("text"), fields.get("input_ids")
+    if (value is None) == (ids is None):
+        raise fields.bad("text", "either text or input_ids must be given, and not both")
+    name = "text" if ids is None else "input_ids"
+    given = value if ids is None else ids
+    if not isinstance(given, str | list) or given == []:
+        raise fields.bad(name, "must be a string, or a list of them" if ids is None else "must be a list of token ids")
+    single = isinstance(given, str) or (name == "input_ids" and not isinstance(given[0], list))
+    listed = [given] if single else given
+    if len(listed) > MAX_BATCH:
+        raise fields.bad(name, f"must hold {MAX_BATCH} prompts at most, got {len(listed)}")
+    at = fields.at(name)
+    if ids is not None:
+        return [token_ids(each, at) for each in listed], single
+    return [prompt_ids(text(each, at), at, model, context_length) for each in listed], single
+
+
+def _each(fields: Fields, name: str, count: int, default: Any) -> list[tuple[Any, str]]:
+    """A field's value for each prompt, given once or as a list, with its path."""
+    value = fields.get(name)
+    if value is None:
+        value = default
+    at = fields.at(name)
+    if not isinstance(value, list):
+        return [(value, at)] * count
+    if len(value) != count:
+        raise fields.bad(name, f"must hold one for each of the {count} prompts, got {len(value)}")
+    return [(default if each is None else each, f"{at}[{number}]") for number, each in enumerate(value)]
+
+
+def _switch(value: Any, path: str) -> bool:
+    if not isinstance(value, bool):
+        raise BadField(path, "must be true or false")
+    return value
+
+
+def _rids(fields: Fields, count: int, single: bool) -> Sequence[str]:
+    value = fields.get("rid")
+    if value is None:
+        return [new_rid() for _ in range(count)]
+    if isinstance(value, str) and not single:
+        value = [f"{value}_{number}" for number in range(count)]
+    listed = value if isinstance(value, list) else [value]
+    at = fields.at("rid")
+    rids = [text(each, at) for each in listed]
+    if len(rids) != count or len(set(rids)) != count:
+        raise fields.bad("rid", f"must name each of the {count} prompts, no two alike")
+    if not all(0 < len(each) <= MAX_RID for each in rids):
+        raise fields.bad("rid", f"must have 1 to {MAX_RID} characters")
+    return rids

@@ -1,0 +1,172 @@
+"""Start the front and the engine, and end both: by a signal, or because the engine cannot be built as asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from specdebug import interrupts
+from specdebug.engine_flags import flag_of
+from specdebug.errors import SpecDebugError
+from specdebug.server.app import make_app
+from specdebug.server.client import EngineClient, Refused
+from specdebug.server.launch import Launch
+from specdebug.server.metrics import Metrics
+from specdebug.server.state import ServerState, Settings
+from specdebug.server.text import ModelText
+
+GRACE_S = 3
+"""Seconds that answers under way have to end once the server is told to."""
+
+
+class ServeError(SpecDebugError):
+    """The server cannot be started as asked."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen, and how long the engine may be silent while it has work."""
+
+    host: str
+    port: int
+    watchdog_s: float
+    log_level: str = "info"
+
+
+def listen(address: Address, *, keyed: bool) -> socket.socket:
+    """A socket bound to the address. Raises ServeError where it is taken, is not ours, or would be open to all."""
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ServeError(f"--host {address.host}: {error.strerror or error}") from None
+    family, kind, protocol, _, place = found[0]
+    if not keyed and not ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback:
+        raise ServeError(f"--host {address.host} is open to other machines; that needs --api-key")
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(place)
+    except OSError as error:
+        bound.close()
+        raise ServeError(f"cannot listen on {address.host}:{address.port}: {error.strerror}") from None
+    return bound
+
+
+def serve(
+    launch: Launch,
+    settings: Settings,
+    address: Address,
+    *,
+    say: Callable[[str], None],
+    pass_on: Callable[[bytes], None],
+) -> None:
+    """Serve until a signal comes. Raises ServeError, and SpecDebugError for an engine that cannot be built as asked."""
+    model = ModelText(str(launch.options.get("model", "tiny")))
+    with contextlib.closing(listen(address, keyed=settings.api_key is not None)) as bound:
+        try:
+            asyncio.run(_serve(launch, settings, address, model, bound, say, pass_on))
+        finally:
+            interrupts.listen()  # the loop has put handlers of its own in place
+    interrupts.check()
+
+
+async def _serve(
+    launch: Launch,
+    settings: Settings,
+    address: Address,
+    model: ModelText,
+    bound: socket.socket,
+    say: Callable[[str], None],
+    pass_on: Callable[[bytes], None],
+) -> None:
+    from specdebug.engine.config import EngineConfig
+
+    config = EngineConfig.from_dict(launch.options)
+    client = EngineClient(launch, watchdog_s=address.watchdog_s, say=say, pass_on=pass_on)
+    metrics = Metrics(client.totals, settings.served_model_name, config.usable_slots)
+    app = make_app(ServerState(client, config, model, settings, say), metrics)
+    server = _Front(
+        uvicorn.Config(
+            app,
+            log_level=address.log_level,
+            lifespan="off",
+            loop="asyncio",
+            ws="none",
+            timeout_graceful_shutdown=GRACE_S,
+            timeout_keep_alive=60,
+        )
+    )
+    with _signals(lambda: setattr(server, "should_exit", True)):
+        await client.start()
+        serving = asyncio.create_task(server.serve(sockets=[bound]))
+        ready = asyncio.create_task(_told_ready(client, bound, say))
+        try:
+            await _until_over(client, serving, server)
+        finally:
+            ready.cancel()
+            await client.close()
+            server.should_exit = True
+            await serving
+    if client.refused is not None:
+        raise _as_error(client.refused)
+
+
+async def _until_over(client: EngineClient, serving: asyncio.Task[None], server: _Front) -> None:
+    """Wait for a signal, or for the engine to say that it cannot be built."""
+    while not server.should_exit and not serving.done():
+        if client.refused is not None:
+            return
+        await asyncio.sleep(_LOOK_S)
+
+
+_LOOK_S = 0.05
+
+
+async def _told_ready(client: EngineClient, bound: socket.socket, say: Callable[[str], None]) -> None:
+    await client.settled.wait()
+    if client.state == "ready":
+        host, port = bound.getsockname()[:2]
+        say(f"The server is fired up and ready to roll! http://{f'[{host}]' if ':' in host else host}:{port}")
+
+
+def _as_error(refused: Refused) -> SpecDebugError:
+    """The refusal as an error of this command, with the flag at fault."""
+    flag = flag_of(refused.option)
+    error = ServeError(f"{flag}: {refused}" if flag else str(refused))
+    error.exit_code = refused.exit_code
+    return error
+
+
+@contextlib.contextmanager
+def _signals(end: Callable[[], Any]) -> Iterator[None]:
+    """Note signals that ask to end, and call ``end``; one that is ignored stays so."""
+    loop = asyncio.get_running_loop()
+    numbers = [each for each in interrupts.SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+
+    def heard(number: int) -> None:
+        interrupts.heard(number)
+        end()
+
+    for number in numbers:
+        loop.add_signal_handler(number, heard, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+class _Front(uvicorn.Server):
+    """Uvicorn, whose own handlers of signals would end the process before the engine is gone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

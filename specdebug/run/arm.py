@@ -137,9 +137,9 @@ class _Arm:
 
             if self._injector is not None:
                 self._injector.finish()
+            self._sink.emit("coverage", reached=async_probe.reached(), hits=hits())
             if self._session is not None:
                 self._session.close(not self._sink.violated)
-            self._sink.emit("coverage", reached=async_probe.reached(), hits=hits())
         self._sink.emit("done", stages_s=self._stages, peak_rss_mb=_peak_rss_mb())
         if self._lost:  # everything is reported: end here, while the engine still holds what it had on the device
             if self._coredump is not None:
@@ -175,7 +175,7 @@ class _Arm:
         if self._payload["elsewhere"]:  # the target itself has them reverted, where its engine runs
             self._reverts = tuple(toggle.pr for toggle in toggles)
             self._sink.emit("reverts", hits={})
-            return dict
+            return self._hits_elsewhere
         try:
             applied = apply([patch for toggle in toggles for patch in toggle.patches], "import")
         except PatchError as error:
@@ -185,6 +185,11 @@ class _Arm:
         hits = partial(hits_of, toggles, applied)
         self._sink.emit("reverts", hits=hits())
         return hits
+
+    def _hits_elsewhere(self) -> dict[str, dict[str, int]]:
+        server = None if self._session is None else self._session.server()
+        told = {} if server is None else server.hits()
+        return {number: dict(edits) for number, edits in told.items()}
 
     def _serve(self, loop: RunLoop, judge: Judge) -> None:
         from specdebug.run.loop import Stopped

@@ -145,6 +145,8 @@ def parse_target(text: str) -> TargetChoice:
     """The target that a command line names: a name, a URL, ``serve``, or a mapping as in a file. Raises
     SpecDebugError."""
     try:
-        return TARGET.read(parse_yaml(f"target: {text}", "--target").root.table(required=("target",))["target"])
+        table = parse_yaml(f"target: {text}", "--target").root.table(required=("target",))
+        read: TargetChoice = TARGET.read(table["target"])
     except ContentError as error:
         raise SpecDebugError(f"--target {one_line(text, 80)}: {error.message}") from None
+    return read

@@ -40,7 +40,7 @@ Ability = Literal[
     "logits",
     "alive",
     "counts",
-    "log",
+    "failures",
 ]
 
 SHOWN: dict[Ability, str] = {
@@ -62,11 +62,11 @@ SHOWN: dict[Ability, str] = {
     "logits": "the logits of its model",
     "alive": "that it answers between requests",
     "counts": "what it counts of each request",
-    "log": "its log",
+    "failures": "what it or its log says of failures",
 }
 """The abilities in words that follow "this target cannot show"."""
 
-OF_SERVERS: frozenset[Ability] = frozenset({"alive", "counts", "log"})
+OF_SERVERS: frozenset[Ability] = frozenset({"alive", "counts", "failures"})
 """Abilities that an engine in the worker's own process has no need of: it is alive if the worker is."""
 
 
@@ -270,7 +270,7 @@ class Session(Protocol):
         ``judge`` is asked; None where there is nothing."""
 
     def server(self) -> ServerView | None:
-        """The server behind the session, for those who have ``alive``, ``counts`` or ``log``."""
+        """The server behind the session, for those who have ``alive``, ``counts`` or ``failures``."""
 
     def close(self, sound: bool) -> None:
         """The run is over; ``sound``: nothing was found. What the session holds may go."""

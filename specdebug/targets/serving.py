@@ -78,11 +78,17 @@ class ServerView(Protocol):
     def counted(self, rid: str) -> Mapping[str, Any]:
         """Its ``meta_info`` of a request that has ended; empty of one that was aborted."""
 
+    def revised(self, rid: str) -> str | None:
+        """How the stream of a request took back what it had said; None if it did not."""
+
     def totals(self) -> Mapping[str, Any]:
         """Its counts of all requests so far, those of others included."""
 
-    def log_findings(self) -> Sequence[tuple[str, str, str]]:
-        """New failures that its log names: kind and site of the signature, and the line."""
+    def findings(self) -> Sequence[tuple[str, str]]:
+        """New failures that it or its log tells of: the signature, and the words."""
+
+    def hits(self) -> Mapping[str, Mapping[str, int]]:
+        """By fix that it was started without, how often each of its edits has run; empty where that is not known."""
 
 
 def reverts_itself(target: object) -> bool:

@@ -1,0 +1,70 @@
+"""The target ``launch``: a server that is started for each arm, and ended after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from specdebug.engine_flags import arguments_of
+from specdebug.targets.base import Ability, Asked, Opening
+from specdebug.targets.http.target import AT_MOST, asked_of_server, key_of, open_session
+from specdebug.targets.launch.command import SERVE, command_of
+from specdebug.targets.serving import LaunchSettings, SessionFailed
+
+if TYPE_CHECKING:
+    from specdebug.targets.http.session import HttpSession
+
+
+class LaunchTarget:
+    """A server that a command starts."""
+
+    name = "launch"
+    shows: frozenset[Ability] = AT_MOST | {"reverts"}
+    elsewhere = True
+
+    def __init__(self, settings: LaunchSettings) -> None:
+        self._settings = settings
+
+    @property
+    def own(self) -> bool:
+        """Return True if the server is ours, which has the scenario's engine options."""
+        return self._settings.command == SERVE
+
+    def asked(self, options: Mapping[str, Any]) -> Asked:
+        asked = asked_of_server(self._settings, options)
+        if self.own:
+            from specdebug.engine.config import EngineConfig
+
+            EngineConfig.from_dict(options)  # what cannot be is told where it stands, before anything is started
+            arguments_of(options)
+            return replace(asked, unused=())
+        return asked
+
+    def warm(self, options: Mapping[str, Any]) -> None:
+        """Do nothing: each server loads its own."""
+
+    def cool(self) -> None:
+        """Do nothing."""
+
+    def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
+        from specdebug.targets.http.host import split
+        from specdebug.targets.launch.process import ServerProcess, StartFailed
+
+        settings = self._settings
+        key = key_of(settings)
+        headers = [("Authorization", f"Bearer {key}")] if key else []
+        command = command_of(settings, options, seed, opening.reverts)
+        opening.say("progress", text="starting a server")
+        server = ServerProcess(command, opening.label, settings.log)
+        opening.say("note", text=f"the server's log is {server.log_path}")
+        try:
+            server.wait_ready(settings.ready, settings.ready_timeout_s, opening.busy.said, headers)
+            return open_session(server.url, settings, self.asked(options), opening, server)
+        except StartFailed as error:
+            server.end()
+            kind, site = split(error.signature)
+            raise SessionFailed(str(error), site, kind) from None
+        except BaseException:
+            server.end()
+            raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -88,7 +88,7 @@ class ServerClient:
         _raise_for(answer, answer.content)
         return _object(answer.content)
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """The events of a streamed answer, to its end."""
         with self._failing():
             async with self._http.stream("POST", path, json=body) as answer:

@@ -8,7 +8,7 @@ from typing import Protocol
 from specdebug.logs.hits import Strength
 from specdebug.logs.naming import name_of
 from specdebug.logs.scan import LogReader, Scan
-from specdebug.targets.http.client import Declined, Silent
+from specdebug.targets.http.client import BadAnswer, Declined, Silent
 from specdebug.targets.serving import SessionFailed
 
 
@@ -45,7 +45,9 @@ def failure_of(error: Exception, host: Host | None, url: str, rid: str = "") -> 
         return SessionFailed(f"{about}{error}", site, kind)
     if isinstance(error, Silent):
         return SessionFailed(f"{about}{error}, of {url}", "", "hang")
-    site = f"http.{error.status}" if isinstance(error, Declined) else "http.connection"
+    site = "http.connection"
+    if isinstance(error, Declined | BadAnswer):
+        site = f"http.{error.status}" if isinstance(error, Declined) else "http.answer"
     return SessionFailed(f"{about}{error}, of {url}", site)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -226,8 +227,9 @@ class HttpSession(Plain):
 
     async def _answered(self, answer: Answer, body: Mapping[str, Any]) -> None:
         if self._settings.stream:
-            async for event in self._client.stream("/generate", {**body, "stream": True}):
-                answer.take(event, incremental=self._incremental)
+            async with aclosing(self._client.stream("/generate", {**body, "stream": True})) as events:
+                async for event in events:
+                    answer.take(event, incremental=self._incremental)
         else:
             answer.take(await self._client.post("/generate", body), incremental=False)
         answer.end()

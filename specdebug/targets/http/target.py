@@ -29,7 +29,6 @@ class HttpTarget:
 
     name = "http"
     shows = AT_MOST
-    elsewhere = True
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings

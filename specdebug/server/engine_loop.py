@@ -35,7 +35,7 @@ QUIET_S = 0.5
 
 
 class EngineLoop:
-    """Serves one engine. ``session`` is one of the embedded target; ``hits`` reads how often each revert's edits ran."""
+    """Serves one engine. ``session`` is one of the embedded target; ``hits`` reads how often reverts' edits ran."""
 
     def __init__(
         self,
@@ -113,7 +113,9 @@ class EngineLoop:
         from specdebug.engine import SamplingParams
 
         rid = command["rid"]
-        given = {name: tuple(each) if isinstance(each, list) else each for name, each in command["sampling"].items()}
+        given: Any = {
+            name: tuple(each) if isinstance(each, list) else each for name, each in command["sampling"].items()
+        }
         try:
             self._engine.add_request(rid, command["ids"], SamplingParams(**given), speculative=command["speculative"])
         except SpecDebugError as error:

@@ -140,8 +140,8 @@ def read_sampling(
     stop_ids = [whole(each, at, 0, 2**31) for each in (stop_ids if isinstance(stop_ids, list) else [stop_ids])
                 if each is not None]  # fmt: skip
     stops = fields.texts("stop", MAX_STOPS)
-    if "" in stops:
-        raise fields.bad("stop", "must not be empty")
+    if any(not stop or "\ufffd" in stop for stop in stops):
+        raise fields.bad("stop", "must be neither empty nor hold U+FFFD, which stands for bytes that are no text")
     eos = () if fields.switch("ignore_eos", False) else model.eos_ids
     engine = {
         "max_new_tokens": fields.whole(own("max_new_tokens"), default_tokens, 1),
@@ -149,10 +149,9 @@ def read_sampling(
         "top_p": fields.number("top_p", 1.0, 0.0, 1.0, above=True),
         "top_k": 0 if top_k == -1 else top_k,
         "stop_token_ids": list(dict.fromkeys((*stop_ids, *eos))),
+        "stop": list(stops),
         "seed": fields.whole(own("sampling_seed"), 0, 0),
     }
-    if stops:
-        raise fields.bad("stop", "stop strings are not supported by this server; use stop_token_ids")
     skip_special, keep_stop = fields.switch("skip_special_tokens", True), fields.switch("no_stop_trim", False)
     return SamplingFields(engine, stops, skip_special, keep_stop)
 

@@ -203,7 +203,8 @@ class EngineClient:
             self.totals.tokens(request, len(ids), now)
             if rid in event["finished"]:
                 del self.open[rid]
-                request.end(reason=event["finished"][rid])
+                reason, request.matched = event["finished"][rid]
+                request.end(reason=reason)
                 self.totals.ended(request)
             elif ids:
                 request.tell()

@@ -157,7 +157,8 @@ class EngineLoop:
         self._watch_progress(report)
 
     def _tell_step(self, report: StepReport, seconds: float) -> None:
-        finished = {rid: self._engine.requests[rid].finish_reason for rid in report.finished}
+        ended = [self._engine.requests[rid] for rid in report.finished]
+        finished = {request.rid: [request.finish_reason, request.matched_stop] for request in ended}
         self._sink.emit(
             "step",
             step=self._step,

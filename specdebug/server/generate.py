@@ -45,9 +45,8 @@ async def generate(state: ServerState, http: Request) -> Response:
 
 def answer(state: ServerState, asked: AskedPrompt, request: ServedRequest) -> dict[str, Any]:
     """The answer for a request that has ended."""
-    matched = state.matched(request, asked)
-    text = state.growing(asked).finish(request.output_ids, matched)
-    return {"text": text, "output_ids": request.output_ids, "meta_info": _meta(state, asked, request, matched, 0)}
+    text = state.growing(asked).finish(request.output_ids, request.matched)
+    return {"text": text, "output_ids": request.output_ids, "meta_info": _meta(state, asked, request, 0)}
 
 
 async def _all(requests: Sequence[ServedRequest]) -> None:
@@ -55,11 +54,9 @@ async def _all(requests: Sequence[ServedRequest]) -> None:
         await finished(request)
 
 
-def _meta(
-    state: ServerState, asked: AskedPrompt, request: ServedRequest, matched: int | str | None, since: int
-) -> dict[str, Any]:
+def _meta(state: ServerState, asked: AskedPrompt, request: ServedRequest, since: int) -> dict[str, Any]:
     """``since``: log probabilities from this token on."""
-    meta = request.meta_info(matched, tree_size=state.tree_size, weight_version=state.settings.weight_version)
+    meta = request.meta_info(tree_size=state.tree_size, weight_version=state.settings.weight_version)
     return meta | logprobs_of(state, asked, request, since) if asked.wish.top_logprobs is not None else meta
 
 
@@ -98,6 +95,6 @@ async def _events(
         document: dict[str, Any] = {
             "text": piece.text if incremental else piece.so_far,
             "output_ids": request.output_ids[since:],
-            "meta_info": _meta(state, asked, request, piece.matched, since),
+            "meta_info": _meta(state, asked, request, since),
         }
         yield event(document if index is None else document | {"index": index})

@@ -97,28 +97,19 @@ class _Form:
 
     def choice(self, index: int, body: OpenAIBody, asked: AskedPrompt, request: ServedRequest) -> dict[str, Any]:
         """The choice of a request that has ended."""
-        matched = self.state.matched(request, asked)
-        text = self.state.growing(asked).finish(request.output_ids, matched)
-        return self.made(index, body, request, text, 0, matched)
+        text = self.state.growing(asked).finish(request.output_ids, request.matched)
+        return self.made(index, body, request, text, 0, delta=False)
 
     def delta(self, index: int, body: OpenAIBody, request: ServedRequest, piece: Piece) -> dict[str, Any]:
         """The choice of a piece."""
-        return self.made(index, body, request, piece.text, piece.since, piece.matched, delta=True)
+        return self.made(index, body, request, piece.text, piece.since, delta=True)
 
     def made(
-        self,
-        index: int,
-        body: OpenAIBody,
-        request: ServedRequest,
-        text: str,
-        since: int,
-        matched: int | str | None,
-        *,
-        delta: bool = False,
+        self, index: int, body: OpenAIBody, request: ServedRequest, text: str, since: int, *, delta: bool
     ) -> dict[str, Any]:
         logprobs = None if body.top is None else self.logprobs(request, body.top, since)
         reason = request.finish_reason
-        common = {"index": index, "logprobs": logprobs, "finish_reason": reason, "matched_stop": matched}
+        common = {"index": index, "logprobs": logprobs, "finish_reason": reason, "matched_stop": request.matched}
         return {**common, **self.content(text, delta=delta, ended=reason is not None)}
 
     def content(self, text: str, *, delta: bool, ended: bool) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class ServedRequest:
         output_ids: tokens so far.
         accept: tokens that each verify accepted, the bonus included.
         finish_reason: stop, length or abort, once it has ended.
+        matched: the token or text that stopped it.
         rejected: why the engine does not take it, if so.
         failure: the engine died, or is being ended, before it was done.
         began, first, last, ended: times by ``time.perf_counter``.
@@ -50,6 +51,7 @@ class ServedRequest:
     cached_tokens: int = 0
     retractions: int = 0
     finish_reason: str | None = None
+    matched: int | str | None = None
     rejected: str | None = None
     failure: EngineFailure | None = None
     began: float = field(default_factory=time.perf_counter)
@@ -82,13 +84,13 @@ class ServedRequest:
         self.ended = time.perf_counter()
         self.tell()
 
-    def meta_info(self, matched: int | str | None, *, tree_size: int | None, weight_version: str) -> dict[str, Any]:
-        """SGLang's ``meta_info``; ``matched`` is what stopped it. ``tree_size``: of an engine that speculates."""
+    def meta_info(self, *, tree_size: int | None, weight_version: str) -> dict[str, Any]:
+        """SGLang's ``meta_info``. ``tree_size``: of an engine that speculates."""
         reason: dict[str, Any] | None = None
         if self.finish_reason == "length":
             reason = {"type": "length", "length": len(self.output_ids)}
         elif self.finish_reason == "stop":
-            reason = {"type": "stop", "matched": matched}
+            reason = {"type": "stop", "matched": self.matched}
         elif self.finish_reason is not None:
             reason = {"type": "abort", "message": "Aborted"}
         meta: dict[str, Any] = {

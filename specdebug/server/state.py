@@ -78,13 +78,3 @@ class ServerState:
         """The text of a request's output, to come."""
         own = asked.sampling
         return GrowingText(self.model, own.stops, own.skip_special, own.keep_stop)
-
-    def matched(self, request: ServedRequest, asked: AskedPrompt) -> int | str | None:
-        """The token or text that stopped a request."""
-        if request.finish_reason != "stop":
-            return None
-        if request.output_ids[-1] in asked.wish.sampling["stop_token_ids"]:
-            return request.output_ids[-1]
-        text = self.model.decode(request.output_ids, skip_special=False)
-        places = [(place, stop) for stop in asked.sampling.stops if (place := text.find(stop)) >= 0]
-        return min(places)[1] if places else None

@@ -14,14 +14,11 @@ from specdebug.server.state import ServerState
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new. ``so_far``: all text up to here. ``since``: the first token that is new. ``matched``: what stopped
-    the request, where it ``ended``."""
+    """What is new. ``so_far``: all text up to here. ``since``: the first token that is new."""
 
     text: str
     so_far: str
     since: int
-    ended: bool
-    matched: int | str | None
 
 
 async def pieces(state: ServerState, asked: AskedPrompt, request: ServedRequest) -> AsyncIterator[Piece]:
@@ -34,12 +31,11 @@ async def pieces(state: ServerState, asked: AskedPrompt, request: ServedRequest)
             raise refusal
         ids = request.output_ids
         if request.done:
-            matched = state.matched(request, asked)
-            yield Piece(growing.finish(ids, matched), growing.sent, told, True, matched)
+            yield Piece(growing.finish(ids, request.matched), growing.sent, told)
             return
         if len(ids) > told:
             since, told = told, len(ids)
-            yield Piece(growing.grow(ids), growing.sent, since, False, None)
+            yield Piece(growing.grow(ids), growing.sent, since)
 
 
 async def merged(sources: Sequence[AsyncIterator[bytes]]) -> AsyncIterator[bytes]:

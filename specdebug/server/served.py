@@ -23,10 +23,9 @@ class Wish:
     speculative: bool = True
     top_logprobs: int | None = None
 
-    @property
-    def command(self) -> dict[str, Any]:
-        """The line that adds it."""
-        own = {"rid": self.rid, "ids": list(self.ids), "sampling": dict(self.sampling)}
+    def command(self, key: str) -> dict[str, Any]:
+        """The line that adds it under the front's ``key``."""
+        own = {"key": key, "rid": self.rid, "ids": list(self.ids), "sampling": dict(self.sampling)}
         return {"do": "add", **own, "speculative": self.speculative, "top_logprobs": self.top_logprobs}
 
 
@@ -35,6 +34,7 @@ class ServedRequest:
     """A request that was sent to the engine.
 
     Attributes:
+        key: what engine and front call it: its name may be used again as soon as it has ended here.
         output_ids: tokens so far.
         accept: tokens that each verify accepted, the bonus included.
         finish_reason: stop, length or abort, once it has ended.
@@ -45,6 +45,7 @@ class ServedRequest:
     """
 
     wish: Wish
+    key: str
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[tuple[float, list[tuple[float, int]]]] = field(default_factory=list)
     accept: list[int] = field(default_factory=list)

@@ -139,8 +139,8 @@ NOT_SUPPORTED: Mapping[str, str] = {
         "there is one scheduler: first come first served, prefill before decode",
     ),
     **dict.fromkeys(
-        ("--disaggregation-mode", "--enable-hierarchical-cache", "--enable-torch-compile", "--enable-metrics-for-all-schedulers",
-         "--speculative-token-map", "--speculative-attention-mode", "--sampling-backend", "--decode-attention-backend",
+        ("--disaggregation-mode", "--enable-hierarchical-cache", "--enable-torch-compile", "--speculative-token-map",
+         "--speculative-attention-mode", "--sampling-backend", "--decode-attention-backend",
          "--prefill-attention-backend", "--disable-cuda-graph-padding", "--skip-server-warmup"),
         "the engine has no such thing",
     ),

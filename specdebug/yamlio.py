@@ -22,6 +22,7 @@ number. The tree is built from the parser's events with an explicit stack, so no
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -161,6 +162,13 @@ def parse_yaml(text: str, path: str = "<text>") -> Doc:
     doc = Doc(path, _plain(tree), tree)
     raise_all(builder.duplicates, doc)
     return doc
+
+
+def as_json(data: Any) -> str:
+    """One line of JSON that is YAML as well. Some non-ASCII characters YAML takes for line breaks or refuses, so they
+    are escaped; not those beyond U+FFFF, which JSON escapes as two, and YAML refuses that."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return re.sub(r"[^\x20-\x7e\U00010000-\U0010ffff]", lambda odd: f"\\u{ord(odd[0]):04x}", text)
 
 
 def _line_column(before: str) -> tuple[int, int]:

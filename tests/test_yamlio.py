@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from specdebug import yamlio
 from specdebug.errors import ContentError, Where
-from specdebug.yamlio import MAX_BYTES, MAX_DEPTH, load_yaml, one_line, parse_yaml
+from specdebug.yamlio import MAX_BYTES, MAX_DEPTH, as_json, load_yaml, one_line, parse_yaml
 
 TEXT = """\
 # a comment
@@ -203,3 +204,10 @@ def test_imports_without_torch():
     modules = ["schema", "yamlio", "content", "toggles", "patching"]
     code = "".join(f"import specdebug.{name}\n" for name in modules) + "import sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@given(st.recursive(st.text(st.characters(exclude_categories=["Cs"])) | st.integers(-9, 9), st.lists, max_leaves=6))
+def test_one_text_is_read_alike_as_json_and_as_yaml(data):
+    text = as_json({"a": data})
+    assert len(text.splitlines()) == 1
+    assert json.loads(text) == parse_yaml(text).data == {"a": data}

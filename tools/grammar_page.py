@@ -86,6 +86,8 @@ def words(schema: dict[str, Any]) -> str:
         return f"list: {words(schema['items'])}"
     if schema["type"] == "object":
         return f"mapping: {words(schema['additionalProperties'])} for each name"
+    if "maxLength" in schema:
+        return f"text of {schema['minLength']} to {schema['maxLength']} characters"
     if schema["type"] == "string":
         form = schema.get("pattern", r"\S")
         return "text" if form == r"\S" else f"text of the form `{form.strip('^$')}`"

@@ -6,17 +6,16 @@ Only what differs from :class:`WorkloadRequest`'s defaults is written.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
 from specdebug.errors import ContentError
-from specdebug.scenario.grammar import REQUESTS, STEPS, TEMPERATURE, TOKEN_ID, TOKENS, TOP_K
+from specdebug.scenario.grammar import REQUESTS, STEPS, STOPS, TEMPERATURE, TOKEN_ID, TOKENS, TOP_K
 from specdebug.scenario.kinds import FLAG, choice, form, real, whole
 from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 from specdebug.schema import Item
-from specdebug.yamlio import parse_yaml
+from specdebug.yamlio import as_json, parse_yaml
 
 RID = form(r"[A-Za-z0-9_-]+(\.[0-9]+){1,2}")
 
@@ -26,6 +25,7 @@ _SAMPLING: dict[str, Callable[[Item], Any]] = {
     "top_k": whole(*TOP_K).read,
     "top_p": real(0, 1).read,
     "stop_token_ids": lambda item: tuple(map(whole(*TOKEN_ID).read, item.items())),
+    "stop": STOPS.read,
     "seed": whole(0, 2**64 - 1).read,
 }
 _OPTIONAL = ("speculative", "continues", "delay", "abort_after")
@@ -36,7 +36,7 @@ MAX_TOKENS = 1 << 22
 
 def write_requests(workload: Workload) -> str:
     """The requests, in order. Inverse: :func:`read_requests`."""
-    return "".join(json.dumps(_plain(request), separators=(",", ":")) + "\n" for request in workload.requests)
+    return "".join(as_json(_plain(request)) + "\n" for request in workload.requests)
 
 
 def read_requests(text: str, name: str, groups: Collection[str]) -> tuple[WorkloadRequest, ...]:
@@ -80,7 +80,7 @@ def _readers(groups: Collection[str]) -> dict[str, Callable[[Item], Any]]:
         "rid": RID.read,
         "group": choice(*groups).read,
         "new_ids": _token_ids,
-        "sampling": lambda item: RequestSampling(**_fields(item, _SAMPLING, {"stop_token_ids"})),
+        "sampling": lambda item: RequestSampling(**_fields(item, _SAMPLING, {"stop_token_ids", "stop"})),
         "speculative": FLAG.read,
         "continues": RID.read,
         "delay": steps.read,

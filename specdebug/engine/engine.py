@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdebug import async_probe
-from specdebug.assets import checkpoint_path
+from specdebug.assets import checkpoint_path, tokenizer_path
 from specdebug.engine.attention.backend import Heads
 from specdebug.engine.attention.select import make_backends, make_planner
 from specdebug.engine.batch import PrefillBatch
@@ -35,13 +35,16 @@ from specdebug.engine.model.interface import DraftModel
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_target
 from specdebug.engine.model.rope import separate_pairs
+from specdebug.engine.model.tokenizer import TargetTokenizer
 from specdebug.engine.observer import Observers
 from specdebug.engine.request import Request, SamplingParams, Status
 from specdebug.engine.scheduler import Scheduler
 from specdebug.engine.speculative.protocol import DraftAndTargetAttention, Pools, SpeculativeWorker, WorkerParts
 from specdebug.engine.speculative.registry import loader_of, worker_of
 from specdebug.engine.speculative.state import DraftState
+from specdebug.engine.stop_strings import StopStrings
 from specdebug.engine.target_worker import TargetWorker
+from specdebug.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ class Engine:
         self.requests: dict[str, Request] = {}
         self.observers = Observers()
         self._step = 0
+        self._tokenizer: TargetTokenizer | None = None
         device, dtype = usable_device(config.device), getattr(torch, config.dtype)
         spec = config.speculative
         if device.type == "cuda":
@@ -145,7 +149,8 @@ class Engine:
     ) -> Request:
         """Queue a request. ``speculative`` is ignored by an engine without a draft model.
 
-        Raises RequestRejected if the id is taken, a token id is outside the vocabulary, or it can never fit.
+        Raises RequestRejected if the id is taken, a token id is outside the vocabulary, it can never fit, or it has
+        stop strings and the checkpoint no tokenizer.
         """
         if rid in self.requests:
             raise RequestRejected(rid, "exists already")
@@ -163,10 +168,20 @@ class Engine:
             why = f"needs {slots} KV slots with its decode reservation, memory.num_slots gives {usable}"
             raise RequestRejected(rid, why)
         speculative = speculative and self._speculative_worker is not None
-        request = Request(rid, prompt, sampling, speculative)
+        request = Request(rid, prompt, sampling, speculative, stop_strings=self._stop_strings(rid, sampling.stop))
         self.requests[rid] = request
         self._scheduler.add(request)
         return request
+
+    def _stop_strings(self, rid: str, strings: Sequence[str]) -> StopStrings | None:
+        if not strings:
+            return None
+        if self._tokenizer is None:  # loaded for the first request that needs text: the others do without
+            try:
+                self._tokenizer = TargetTokenizer(tokenizer_path(self.config.model))
+            except CheckpointError as error:
+                raise RequestRejected(rid, f"has stop strings, and they need a tokenizer: {error}") from None
+        return StopStrings(strings, self._tokenizer)
 
     def abort(self, rid: str) -> None:
         """End a request where it is; its slots are free at once. Unknown or finished ids are ignored."""

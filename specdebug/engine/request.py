@@ -10,6 +10,7 @@ from enum import Enum
 import torch
 
 from specdebug.engine.memory.radix_cache import TreeNode
+from specdebug.engine.stop_strings import StopStrings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,8 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    """Strings that end a request once the text of its output holds one."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -28,6 +31,8 @@ class SamplingParams:
             raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if not 0 <= self.temperature < math.inf or self.top_k < 0 or not 0 < self.top_p <= 1:
             raise ValueError(f"sampling parameters out of range: {self}")
+        if isinstance(self.stop, str) or any(not string or "\ufffd" in string for string in self.stop):
+            raise ValueError(f"stop must be strings, none empty or with U+FFFD (bytes that are no text): {self.stop!r}")
 
     @property
     def greedy(self) -> bool:
@@ -55,7 +60,11 @@ class Request:
 
     status: Status = Status.WAITING
     output_ids: list[int] = field(default_factory=list)
+    stop_strings: StopStrings | None = None
+    """Looks for those of ``sampling.stop``, if there are any."""
     finish_reason: str | None = None
+    matched_stop: int | str | None = None
+    """The stop token or stop string that ended it."""
     cached_tokens: int = 0
     """Prompt positions served from the prefix cache at first admission."""
     accept_lengths: list[int] = field(default_factory=list)
@@ -82,15 +91,20 @@ class Request:
 
     def accept_tokens(self, tokens: Sequence[int]) -> list[int]:
         """Append tokens until one of them ends the request; returns those kept."""
-        sampling = self.sampling
-        room = sampling.max_new_tokens - len(self.output_ids)
-        kept = list(tokens[:room])
-        if len(kept) == room:
-            self.finish_reason = "length"
-        if sampling.stop_token_ids:
-            stop = next((n for n, token in enumerate(kept, start=1) if token in sampling.stop_token_ids), None)
-            if stop is not None:
+        before = len(self.output_ids)
+        for token in tokens:
+            self.output_ids.append(token)
+            self.matched_stop = self._stop_at(token)
+            if self.matched_stop is not None:
                 self.finish_reason = "stop"
-                del kept[stop:]
-        self.output_ids += kept
-        return kept
+            elif len(self.output_ids) == self.sampling.max_new_tokens:
+                self.finish_reason = "length"
+            if self.finish_reason is not None:
+                break
+        return self.output_ids[before:]
+
+    def _stop_at(self, token: int) -> int | str | None:
+        """The stop token that the newest token is, or the stop string that it completes."""
+        if token in self.sampling.stop_token_ids:
+            return token
+        return None if self.stop_strings is None else self.stop_strings.completed(self.output_ids)

@@ -8,8 +8,6 @@ options that exclude each other) is in ``checks.py``; ``workload.py`` turns the 
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,7 +40,7 @@ from specdebug.schema import Gather, Item
 from specdebug.targets.registry import DEFAULT
 from specdebug.verdict.outcome import Verdict
 from specdebug.verdict.signatures import SHAPE, complaint, stated
-from specdebug.yamlio import Doc, parse_yaml
+from specdebug.yamlio import Doc, as_json, parse_yaml
 
 ProbeMode = Literal["assert", "record"]
 Span = tuple[int, int]
@@ -65,9 +63,29 @@ TOKEN_ID = (0, 2**31 - 1)
 STEPS = (0, 10**6)
 TEMPERATURE = (0, 100)
 TOP_K = (0, 2**31 - 1)
+STOP_CHARACTERS = 1024
 
+
+def _stop_string(item: Item) -> str:
+    text = item.text(empty=True)
+    if not text:
+        raise item.error("must not be empty; an output has that at once")
+    if "\ufffd" in text:
+        raise item.error("holds U+FFFD, which stands for bytes that are no text")
+    if len(text) > STOP_CHARACTERS:
+        raise item.error(f"has {len(text)} characters, more than {STOP_CHARACTERS}")
+    return text
+
+
+STOP_STRING = simple(
+    _stop_string,
+    {"type": "string", "minLength": 1, "maxLength": STOP_CHARACTERS, "not": {"pattern": "\ufffd"}},
+    "",
+)
+"""Any text, white space too."""
 TEXTS = list_of(TEXT)
 TOKEN_IDS = list_of(whole(*TOKEN_ID))
+STOPS = one_or_many(STOP_STRING)
 FAULTS = list_of(FAULT, at_most=1024, noun="faults")
 
 
@@ -209,6 +227,9 @@ class WorkloadGroup(Part):
     top_k: Annotated[int, whole(*TOP_K), "sample among so many tokens; 0: no restriction"] = 0
     top_p: Annotated[float, real(0, 1, above=True), "sample among so much of the probability; 1: no restriction"] = 1.0
     stop_token_ids: Annotated[tuple[int, ...], TOKEN_IDS, "tokens that end a request"] = ()
+    stop: Annotated[
+        tuple[str, ...], STOPS, "strings that end a request with the token that completes one in its output's text"
+    ] = ()
     speculative: Annotated[bool, FLAG, "false: these requests are decoded without drafts"] = True
     arrive: Annotated[Arrive, nested(Arrive), "when they come"] = Arrive()
     seed: Annotated[int | None, SEED, "request n samples with `seed + n`", Key(default="drawn")] = None
@@ -244,6 +265,8 @@ class WorkloadGroup(Part):
         plain = super().to_dict()
         if self.turns is not None:
             del plain["requests"]
+        if not self.stop:  # what was written before there were stop strings is the same scenario still
+            del plain["stop"]
         return plain
 
 
@@ -294,9 +317,7 @@ class OracleSpec(Part):
     sampling: Annotated[
         bool, FLAG, "sampled tokens lie in the reference's top-k and top-p, and are drawn by its odds"
     ] = True
-    ends: Annotated[bool, FLAG, "requests end where their length or a stop token says, and stream what they keep"] = (
-        True
-    )
+    ends: Annotated[bool, FLAG, "requests end where their length or a stop says, and stream what they keep"] = True
     server: Annotated[
         bool, FLAG, "of a server: it stays alive, what it counts adds up, and its log names no failure"
     ] = True
@@ -474,9 +495,7 @@ class Scenario(Part):
     def from_dict(cls, data: Mapping[str, Any], path: str | Path = "<scenario>") -> Scenario:
         """Inverse of :meth:`to_dict`, but for ``overrides``, for which the grammar has no place; also after a trip
         through JSON. References to toggles and packs are not looked up again. Raises ContentError as a file would."""
-        # JSON is YAML but for non-ASCII characters, some of which YAML takes for line breaks or refuses.
-        text = re.sub(r"[^\x20-\x7e]", lambda odd: f"\\U{ord(odd[0]):08x}", json.dumps(data, ensure_ascii=False))
-        return replace(read_scenario(parse_yaml(text, str(path))), source=None)
+        return replace(read_scenario(parse_yaml(as_json(data), str(path))), source=None)
 
 
 def read_scenario(doc: Doc) -> Scenario:

@@ -36,6 +36,7 @@ class RequestSampling:
     top_k: int = 0
     top_p: float = 1.0
     stop_token_ids: Tokens = ()
+    stop: tuple[str, ...] = ()
     seed: int = 0
 
 
@@ -133,6 +134,7 @@ class _Expander:
             top_k=group.top_k,
             top_p=group.top_p,
             stop_token_ids=group.stop_token_ids,
+            stop=group.stop,
             seed=derive_seed(self._seed, "sampling", rid) if group.seed is None else group.seed + number,
         )
 

@@ -1,4 +1,4 @@
-"""What answers share: errors as JSON, server-sent events, the wait for a request, and the end of a client's patience."""
+"""What answers share: errors as JSON, server-sent events, the wait for a request, and a client that goes away."""
 
 from __future__ import annotations
 
@@ -107,11 +107,16 @@ async def finished(request: ServedRequest) -> None:
 
 
 async def begun(requests: Sequence[ServedRequest]) -> None:
-    """Wait until each has its first token or has ended: from then on an error cannot be told by a status.
-    Raises Refusal for one that ended with an error before."""
+    """Wait until one of them has its first token: from then on an error cannot be told by a status any more.
+    Raises Refusal if one has ended with an error before."""
+    waiting = [asyncio.ensure_future(request.changed()) for request in requests]
+    try:
+        while not any(request.done or request.first is not None for request in requests):
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()
     for request in requests:
-        while not request.done and request.first is None:
-            await request.changed()
         request.tell()  # whoever streams it looks at once
         if refusal := refusal_of(request):
             raise refusal

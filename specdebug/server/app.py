@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from specdebug.server import info
+from specdebug.server import info, openai_routes
 from specdebug.server.answers import ClientGone, Refusal, as_refusal
 from specdebug.server.fields import BadField
 from specdebug.server.generate import generate
@@ -37,6 +37,8 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Route], ...] = (
     ("/server_info", ("GET",), info.server_info),
     ("/get_server_info", ("GET",), info.server_info),
     ("/v1/models", ("GET",), info.models),
+    ("/v1/completions", ("POST",), openai_routes.completions),
+    ("/v1/chat/completions", ("POST",), openai_routes.chat_completions),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from specdebug.server.fields import BadField, Fields, text, whole
@@ -61,9 +61,8 @@ GENERATE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """Sampling parameters as read. ``engine``: fields of the engine's ``SamplingParams``. ``eos``: ids that end a text
-    because the model says so."""
+class SamplingFields:
+    """Sampling parameters as read. ``engine``: fields of the engine's ``SamplingParams``."""
 
     engine: Mapping[str, Any]
     stops: tuple[str, ...] = ()
@@ -72,11 +71,11 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedPrompt:
     """One prompt of a body. ``text_logprobs``: log probabilities come with the text of their tokens."""
 
     wish: Wish
-    sampling: Sampling
+    sampling: SamplingFields
     text_logprobs: bool = False
 
 
@@ -84,7 +83,7 @@ class Asked:
 class GenerateBody:
     """All prompts of a body; ``single``: the answer is one object, and no list."""
 
-    asked: tuple[Asked, ...]
+    asked: tuple[AskedPrompt, ...]
     single: bool
     stream: bool
 
@@ -95,8 +94,7 @@ def read_generate(data: Any, model: ModelText, context_length: int) -> GenerateB
     prompts, single = _prompts(fields, model, context_length)
     count = len(prompts)
     samplings = [
-        read_sampling(Fields(each, path), model, default_tokens=128)
-        for each, path in _each(fields, "sampling_params", count, {})
+        _sampling_params(Fields(each, path), model) for each, path in _each(fields, "sampling_params", count, {})
     ]
     rids = _rids(fields, count, single)
     wanted = [_switch(each, path) for each, path in _each(fields, "return_logprob", count, False)]
@@ -110,7 +108,7 @@ def read_generate(data: Any, model: ModelText, context_length: int) -> GenerateB
     stream = fields.switch("stream", False)
     fields.close(GENERATE_NEUTRAL)
     asked = tuple(
-        Asked(
+        AskedPrompt(
             Wish(rid, ids, sampling.engine, speculative, top if wants else None),
             sampling,
             texts,
@@ -120,43 +118,42 @@ def read_generate(data: Any, model: ModelText, context_length: int) -> GenerateB
     return GenerateBody(asked, single, stream)
 
 
-def read_sampling(fields: Fields, model: ModelText, *, default_tokens: int) -> Sampling:
-    """Read SGLang's ``sampling_params``. Raises BadField."""
+def _sampling_params(fields: Fields, model: ModelText) -> SamplingFields:
+    sampling = read_sampling(fields, model, default_tokens=128)
+    fields.close(SAMPLING_NEUTRAL)
+    return sampling
+
+
+def read_sampling(
+    fields: Fields, model: ModelText, *, default_tokens: int, names: Mapping[str, str] | None = None
+) -> SamplingFields:
+    """Read SGLang's ``sampling_params``; ``names``: those that have another name in this body. Raises BadField."""
+
+    def own(name: str) -> str:
+        return (names or {}).get(name, name)
+
     top_k = fields.whole("top_k", -1, -1)
     if top_k == 0:
         raise fields.bad("top_k", "must be -1 (all) or at least 1, got 0")
-    ignore_eos = fields.switch("ignore_eos", False)
-    ids = fields.get("stop_token_ids")
-    if ids is not None and not isinstance(ids, list):
-        ids = [ids]
+    stop_ids = fields.get("stop_token_ids")
     at = fields.at("stop_token_ids")
-    own = tuple(whole(each, at, 0, 2**31) for each in ids or ())
+    stop_ids = [whole(each, at, 0, 2**31) for each in (stop_ids if isinstance(stop_ids, list) else [stop_ids])
+                if each is not None]  # fmt: skip
     stops = fields.texts("stop", MAX_STOPS)
-    if "" in stops:
-        raise fields.bad("stop", "must not be empty")
+    if any(not stop or "\ufffd" in stop for stop in stops):
+        raise fields.bad("stop", "must be neither empty nor hold U+FFFD, which stands for bytes that are no text")
+    eos = () if fields.switch("ignore_eos", False) else model.eos_ids
     engine = {
-        "max_new_tokens": fields.whole("max_new_tokens", default_tokens, 1),
+        "max_new_tokens": fields.whole(own("max_new_tokens"), default_tokens, 1),
         "temperature": fields.number("temperature", 1.0, 0.0, 2.0**53),
         "top_p": fields.number("top_p", 1.0, 0.0, 1.0, above=True),
         "top_k": 0 if top_k == -1 else top_k,
-        "stop_token_ids": list(own if ignore_eos else dict.fromkeys((*own, *model.eos_ids))),
-        "seed": fields.whole("sampling_seed", 0, 0),
+        "stop_token_ids": list(dict.fromkeys((*stop_ids, *eos))),
+        "stop": list(stops),
+        "seed": fields.whole(own("sampling_seed"), 0, 0),
     }
-    read = Sampling(
-        engine,
-        stops,
-        fields.switch("skip_special_tokens", True),
-        fields.switch("no_stop_trim", False),
-    )
-    fields.close(SAMPLING_NEUTRAL)
-    return with_stops(read, fields.at("stop"))
-
-
-def with_stops(sampling: Sampling, path: str) -> Sampling:
-    """The parameters with their stop strings passed to the engine. Raises BadField where it knows none."""
-    if sampling.stops:
-        raise BadField(path, "stop strings are not supported by this server; use stop_token_ids")
-    return replace(sampling, engine=sampling.engine)
+    skip_special, keep_stop = fields.switch("skip_special_tokens", True), fields.switch("no_stop_trim", False)
+    return SamplingFields(engine, stops, skip_special, keep_stop)
 
 
 def new_rid() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -59,6 +60,8 @@ class EngineClient:
         self.stack: Mapping[str, Any] = {}
         self.violations: list[Violation] = []
         self.open: dict[str, ServedRequest] = {}
+        self._by_key: dict[str, ServedRequest] = {}
+        self._numbers = itertools.count()
         self.settled = asyncio.Event()
         """Set once the engine is ready, or never will be."""
         self._say, self._pass_on = say, pass_on
@@ -99,20 +102,20 @@ class EngineClient:
         """Send a request to the engine. Raises ValueError if one of its name is open."""
         if wish.rid in self.open:
             raise ValueError(f"a request with rid {wish.rid!r} is being served")
-        request = ServedRequest(wish)
+        request = ServedRequest(wish, str(next(self._numbers)))
         if self.failure is not None or self.state == "closed":
             request.end(failure=self.failure or EngineFailure(None, None, "the server is ending"))
             return request
-        self.open[wish.rid] = request
-        self._send(wish.command)
+        self.open[wish.rid] = self._by_key[request.key] = request
+        self._send(wish.command(request.key))
         return request
 
     def abort(self, rid: str) -> None:
         """End a request; one that is not open is left alone."""
-        request = self.open.pop(rid, None)
+        request = self.open.get(rid)
         if request is not None:
-            self._send({"do": "abort", "rid": rid})
-            request.end(reason="abort")
+            self._send({"do": "abort", "rid": rid, "key": request.key})
+            self._end_one(request, reason="abort")
             self.totals.ended(request)
 
     async def flush(self) -> bool:
@@ -156,8 +159,8 @@ class EngineClient:
             case "gauges":
                 self.totals.gauge(event)
             case "rejected":
-                if (request := self.open.pop(event["rid"], None)) is not None:
-                    request.end(rejected=event["why"])
+                if (request := self._by_key.get(event["key"])) is not None:
+                    self._end_one(request, rejected=event["why"])
             case "flushed" | "coverage" as name:
                 if self._answers[name]:
                     answer = self._answers[name].pop(0)
@@ -186,27 +189,31 @@ class EngineClient:
     def _on_step(self, event: Mapping[str, Any]) -> None:
         now = time.perf_counter()
         self.totals.step(event, now)
-        for rid, cached in event["cached"].items():
-            if (request := self.open.get(rid)) is not None:
+        for key, cached in event["cached"].items():
+            if (request := self._by_key.get(key)) is not None:
                 request.cached_tokens = cached
-        for rid in event["retracted"]:
-            if (request := self.open.get(rid)) is not None:
+        for key in event["retracted"]:
+            if (request := self._by_key.get(key)) is not None:
                 request.retractions += 1
-        for rid, ids in event["emitted"].items():
-            request = self.open.get(rid)
+        for key, ids in event["emitted"].items():
+            request = self._by_key.get(key)
             if request is None:  # it was aborted meanwhile
                 continue
-            if rid in event["accept"]:
-                request.accept.append(event["accept"][rid])
-            request.logprobs += event["logprobs"].get(rid, ())
+            if key in event["accept"]:
+                request.accept.append(event["accept"][key])
+            request.logprobs += event["logprobs"].get(key, ())
             request.output_ids += ids
             self.totals.tokens(request, len(ids), now)
-            if rid in event["finished"]:
-                del self.open[rid]
-                request.end(reason=event["finished"][rid])
+            if key in event["finished"]:
+                reason, request.matched = event["finished"][key]
+                self._end_one(request, reason=reason)
                 self.totals.ended(request)
             elif ids:
                 request.tell()
+
+    def _end_one(self, request: ServedRequest, *, reason: str | None = None, rejected: str | None = None) -> None:
+        del self.open[request.wish.rid], self._by_key[request.key]
+        request.end(reason=reason, rejected=rejected)
 
     def _on_violation(self, event: Mapping[str, Any]) -> None:
         violation = Violation(**{key: value for key, value in event.items() if key != "event"})
@@ -261,6 +268,7 @@ class EngineClient:
         for request in list(self.open.values()):
             request.end(failure=failure)
         self.open.clear()
+        self._by_key.clear()
         for futures in self._answers.values():
             for future in futures:
                 if not future.done():

@@ -11,9 +11,9 @@ import select
 import socket
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from specdebug import async_probe
 from specdebug.errors import SpecDebugError
@@ -28,6 +28,8 @@ from specdebug.workers.wire import LineReader, Sink
 if TYPE_CHECKING:
     from specdebug.engine import StepReport
 
+T = TypeVar("T")
+
 IDLE_LIMIT = 64
 """Steps an engine with work may do nothing at all before it counts as hanging."""
 QUIET_S = 0.5
@@ -35,7 +37,7 @@ QUIET_S = 0.5
 
 
 class EngineLoop:
-    """Serves one engine. ``session`` is one of the embedded target; ``hits`` reads how often each revert's edits ran."""
+    """Serves one engine. ``session`` is one of the embedded target; ``hits`` reads how often reverts' edits ran."""
 
     def __init__(
         self,
@@ -54,6 +56,8 @@ class EngineLoop:
         self._injector = injector
         self._hits = hits
         self._lines = LineReader()
+        self._keys: dict[str, str] = {}
+        """The front's keys of requests by their names: a name may be used again while its last use is still told of."""
         self._logprobs = LogprobRecorder(self._engine)
         self._step = self._idle = 0
         self._checked = True
@@ -98,10 +102,7 @@ class EngineLoop:
                 case "add":
                     self._add(command)
                 case "abort":
-                    self._engine.abort(command["rid"])
-                    self._engine.forget_finished()
-                    self._logprobs.forget(command["rid"])
-                    self._tell_gauges()
+                    self._abort(command["rid"], command["key"])
                 case "flush":
                     self._flush()
                 case "info":
@@ -113,17 +114,33 @@ class EngineLoop:
         from specdebug.engine import SamplingParams
 
         rid = command["rid"]
-        given = {name: tuple(each) if isinstance(each, list) else each for name, each in command["sampling"].items()}
+        given: Any = {
+            name: tuple(each) if isinstance(each, list) else each for name, each in command["sampling"].items()
+        }
         try:
             self._engine.add_request(rid, command["ids"], SamplingParams(**given), speculative=command["speculative"])
         except SpecDebugError as error:
             if error.exit_code != 2:
                 raise
-            self._sink.emit("rejected", rid=rid, why=str(error))
+            self._sink.emit("rejected", key=command["key"], why=str(error))
             return
+        self._keys[rid] = command["key"]
         self._checked = False
         if command.get("top_logprobs") is not None:
             self._logprobs.want(rid, command["top_logprobs"])
+
+    def _abort(self, rid: str, key: str) -> None:
+        """End a request, unless it has ended meanwhile."""
+        if self._keys.get(rid) == key:
+            self._engine.abort(rid)
+            self._forget([rid])
+        self._tell_gauges()
+
+    def _forget(self, ended: Iterable[str]) -> None:
+        self._engine.forget_finished()
+        for rid in ended:
+            self._logprobs.forget(rid)
+            del self._keys[rid]
 
     def _flush(self) -> None:
         """Empty the prefix cache, unless somebody is served: then nothing is done, as in SGLang."""
@@ -155,24 +172,26 @@ class EngineLoop:
         self._watch_progress(report)
 
     def _tell_step(self, report: StepReport, seconds: float) -> None:
-        finished = {rid: self._engine.requests[rid].finish_reason for rid in report.finished}
+        ended = [self._engine.requests[rid] for rid in report.finished]
         self._sink.emit(
             "step",
             step=self._step,
             kind=report.kind,
-            emitted=report.emitted,
-            accept=report.accept_lengths,
-            cached=report.cached,
-            finished=finished,
-            retracted=report.retracted,
-            logprobs=self._logprobs.take(report.emitted),
+            emitted=self._by_key(report.emitted),
+            accept=self._by_key(report.accept_lengths),
+            cached=self._by_key(report.cached),
+            finished=self._by_key({each.rid: [each.finish_reason, each.matched_stop] for each in ended}),
+            retracted=[self._keys[rid] for rid in report.retracted],
+            logprobs=self._by_key(self._logprobs.take(report.emitted)),
             s=round(seconds, 6),
             **self._gauges(),
         )
-        if finished:
-            self._engine.forget_finished()
-            for rid in finished:
-                self._logprobs.forget(rid)
+        if ended:
+            self._forget(report.finished)
+
+    def _by_key(self, values: Mapping[str, T]) -> dict[str, T]:
+        """Values by the front's keys, and no longer by the requests' names."""
+        return {self._keys[rid]: value for rid, value in values.items()}
 
     def _gauges(self) -> dict[str, int]:
         view = self._engine.view

@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from specdebug.errors import SpecDebugError
 from specdebug.faults.injector import Injector

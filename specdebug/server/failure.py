@@ -48,10 +48,7 @@ def failure_of(
     if machine is not None:
         return EngineFailure(None, step, f"machine: {TOLD[machine['cause']]}: {machine['line']}")
     found = [explained(each, end.log, step, coredump) for each in told]
-    if memory:
-        lost = MachineFailure("memory", "the kernel killed the engine")
-    else:
-        lost = death_by_machine(end) if not told else None
+    lost = MachineFailure("memory", "the kernel killed the engine") if memory else death_by_machine(end)
     if lost is not None and not found:
         return EngineFailure(None, step, lost.reason)
     death = death_of(end, step, stage)

@@ -14,18 +14,16 @@ from specdebug.server.answers import (
     abort_all,
     begun,
     body_of,
-    error_body,
     event,
     finished,
-    refusal_of,
     sse,
     while_connected,
 )
-from specdebug.server.bodies import Asked, GenerateBody, read_generate
+from specdebug.server.bodies import AskedPrompt, GenerateBody, read_generate
 from specdebug.server.fields import parse
 from specdebug.server.served import ServedRequest
 from specdebug.server.state import ServerState
-from specdebug.server.text import GrowingText
+from specdebug.server.streaming import merged, pieces
 
 
 async def generate(state: ServerState, http: Request) -> Response:
@@ -45,11 +43,10 @@ async def generate(state: ServerState, http: Request) -> Response:
     return JSONResponse(answers[0] if body.single else answers)
 
 
-def answer(state: ServerState, asked: Asked, request: ServedRequest) -> dict[str, Any]:
+def answer(state: ServerState, asked: AskedPrompt, request: ServedRequest) -> dict[str, Any]:
     """The answer for a request that has ended."""
-    matched = state.matched(request, asked)
-    text = state.growing(asked).finish(request.output_ids, matched)
-    return {"text": text, "output_ids": request.output_ids, "meta_info": _meta(state, asked, request, matched, 0)}
+    text = state.growing(asked).finish(request.output_ids, request.matched)
+    return {"text": text, "output_ids": request.output_ids, "meta_info": _meta(state, asked, request, 0)}
 
 
 async def _all(requests: Sequence[ServedRequest]) -> None:
@@ -57,15 +54,13 @@ async def _all(requests: Sequence[ServedRequest]) -> None:
         await finished(request)
 
 
-def _meta(
-    state: ServerState, asked: Asked, request: ServedRequest, matched: int | str | None, since: int
-) -> dict[str, Any]:
+def _meta(state: ServerState, asked: AskedPrompt, request: ServedRequest, since: int) -> dict[str, Any]:
     """``since``: log probabilities from this token on."""
-    meta = request.meta_info(matched, tree_size=state.tree_size, weight_version=state.settings.weight_version)
+    meta = request.meta_info(tree_size=state.tree_size, weight_version=state.settings.weight_version)
     return meta | logprobs_of(state, asked, request, since) if asked.wish.top_logprobs is not None else meta
 
 
-def logprobs_of(state: ServerState, asked: Asked, request: ServedRequest, since: int) -> dict[str, Any]:
+def logprobs_of(state: ServerState, asked: AskedPrompt, request: ServedRequest, since: int) -> dict[str, Any]:
     """Log probabilities as SGLang has them: triples of value, token and its text, which is null unless asked for."""
 
     def named(value: float, token: int) -> list[Any]:
@@ -83,82 +78,23 @@ def logprobs_of(state: ServerState, asked: Asked, request: ServedRequest, since:
 
 
 async def _stream(state: ServerState, body: GenerateBody, requests: Sequence[ServedRequest]) -> AsyncIterator[bytes]:
-    streams = [
-        _Stream(state, asked, request, None if body.single else number)
-        for number, (asked, request) in enumerate(zip(body.asked, requests, strict=True))
-    ]
-    if len(streams) == 1:
-        async for each in streams[0].events():
-            yield each
-    else:
-        async for each in merged([stream.events() for stream in streams]):
-            yield each
+    numbered = enumerate(zip(body.asked, requests, strict=True))
+    events = [_events(state, asked, request, None if body.single else at) for at, (asked, request) in numbered]
+    async for each in merged(events):
+        yield each
     yield DONE
 
 
-async def merged(sources: Sequence[AsyncIterator[bytes]]) -> AsyncIterator[bytes]:
-    """What several streams give, as it comes."""
-    queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-    async def drain(source: AsyncIterator[bytes]) -> None:
-        try:
-            async for each in source:
-                queue.put_nowait(each)
-        finally:
-            queue.put_nowait(None)
-
-    tasks = [asyncio.create_task(drain(source)) for source in sources]
-    try:
-        left = len(tasks)
-        while left:
-            each = await queue.get()
-            if each is None:
-                left -= 1
-            else:
-                yield each
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-class _Stream:
-    """The events of one request: text so far, or with ``incremental_output`` what is new, until it ends."""
-
-    def __init__(self, state: ServerState, asked: Asked, request: ServedRequest, index: int | None) -> None:
-        self._state, self._asked, self._request, self._index = state, asked, request, index
-        self._text: GrowingText = state.growing(asked)
-        self._told = 0
-
-    async def events(self) -> AsyncIterator[bytes]:
-        request = self._request
-        while True:
-            await request.changed()
-            if refusal := refusal_of(request):
-                yield event(error_body(refusal.status, str(refusal)))
-                return
-            ended = request.done
-            piece, matched = self._grown(ended)
-            if ended or len(request.output_ids) > self._told:
-                yield self._event(piece, matched)
-            if ended:
-                return
-
-    def _grown(self, ended: bool) -> tuple[str, int | str | None]:
-        ids = self._request.output_ids
-        if not ended:
-            return self._text.grow(ids), None
-        matched = self._state.matched(self._request, self._asked)
-        return self._text.finish(ids, matched), matched
-
-    def _event(self, piece: str, matched: int | str | None) -> bytes:
-        request, incremental = self._request, self._state.settings.incremental_output
-        since = self._told if incremental else 0
+async def _events(
+    state: ServerState, asked: AskedPrompt, request: ServedRequest, index: int | None
+) -> AsyncIterator[bytes]:
+    """The events of one request: all so far in each, or with ``incremental_output`` what is new."""
+    incremental = state.settings.incremental_output
+    async for piece in pieces(state, asked, request):
+        since = piece.since if incremental else 0
         document: dict[str, Any] = {
-            "text": piece if incremental else self._text.sent,
+            "text": piece.text if incremental else piece.so_far,
             "output_ids": request.output_ids[since:],
-            "meta_info": _meta(self._state, self._asked, request, matched, since),
+            "meta_info": _meta(state, asked, request, since),
         }
-        self._told = len(request.output_ids)
-        if self._index is not None:
-            document["index"] = self._index
-        return event(document)
+        yield event(document if index is None else document | {"index": index})

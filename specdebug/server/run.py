@@ -17,6 +17,7 @@ from specdebug import interrupts
 from specdebug.engine_flags import flag_of
 from specdebug.errors import SpecDebugError
 from specdebug.server.app import make_app
+from specdebug.server.chat import ChatTemplate
 from specdebug.server.client import EngineClient, Refused
 from specdebug.server.launch import Launch
 from specdebug.server.metrics import Metrics
@@ -92,7 +93,7 @@ async def _serve(
     config = EngineConfig.from_dict(launch.options)
     client = EngineClient(launch, watchdog_s=address.watchdog_s, say=say, pass_on=pass_on)
     metrics = Metrics(client.totals, settings.served_model_name, config.usable_slots)
-    app = make_app(ServerState(client, config, model, settings, say), metrics)
+    app = make_app(ServerState(client, config, model, ChatTemplate(config.model), settings, say), metrics)
     server = _Front(
         uvicorn.Config(
             app,

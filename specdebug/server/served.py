@@ -23,10 +23,9 @@ class Wish:
     speculative: bool = True
     top_logprobs: int | None = None
 
-    @property
-    def command(self) -> dict[str, Any]:
-        """The line that adds it."""
-        own = {"rid": self.rid, "ids": list(self.ids), "sampling": dict(self.sampling)}
+    def command(self, key: str) -> dict[str, Any]:
+        """The line that adds it under the front's ``key``."""
+        own = {"key": key, "rid": self.rid, "ids": list(self.ids), "sampling": dict(self.sampling)}
         return {"do": "add", **own, "speculative": self.speculative, "top_logprobs": self.top_logprobs}
 
 
@@ -35,21 +34,25 @@ class ServedRequest:
     """A request that was sent to the engine.
 
     Attributes:
+        key: what engine and front call it: its name may be used again as soon as it has ended here.
         output_ids: tokens so far.
         accept: tokens that each verify accepted, the bonus included.
         finish_reason: stop, length or abort, once it has ended.
+        matched: the token or text that stopped it.
         rejected: why the engine does not take it, if so.
         failure: the engine died, or is being ended, before it was done.
         began, first, last, ended: times by ``time.perf_counter``.
     """
 
     wish: Wish
+    key: str
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[tuple[float, list[tuple[float, int]]]] = field(default_factory=list)
     accept: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     retractions: int = 0
     finish_reason: str | None = None
+    matched: int | str | None = None
     rejected: str | None = None
     failure: EngineFailure | None = None
     began: float = field(default_factory=time.perf_counter)
@@ -82,13 +85,13 @@ class ServedRequest:
         self.ended = time.perf_counter()
         self.tell()
 
-    def meta_info(self, matched: int | str | None, *, tree_size: int | None, weight_version: str) -> dict[str, Any]:
-        """SGLang's ``meta_info``; ``matched`` is what stopped it. ``tree_size``: of an engine that speculates."""
+    def meta_info(self, *, tree_size: int | None, weight_version: str) -> dict[str, Any]:
+        """SGLang's ``meta_info``. ``tree_size``: of an engine that speculates."""
         reason: dict[str, Any] | None = None
         if self.finish_reason == "length":
             reason = {"type": "length", "length": len(self.output_ids)}
         elif self.finish_reason == "stop":
-            reason = {"type": "stop", "matched": matched}
+            reason = {"type": "stop", "matched": self.matched}
         elif self.finish_reason is not None:
             reason = {"type": "abort", "message": "Aborted"}
         meta: dict[str, Any] = {

@@ -9,7 +9,8 @@ from typing import Any
 
 from specdebug.engine.config import EngineConfig
 from specdebug.server.answers import Refusal
-from specdebug.server.bodies import Asked
+from specdebug.server.bodies import AskedPrompt
+from specdebug.server.chat import ChatTemplate
 from specdebug.server.client import EngineClient
 from specdebug.server.served import ServedRequest
 from specdebug.server.text import GrowingText, ModelText
@@ -37,6 +38,7 @@ class ServerState:
     client: EngineClient
     config: EngineConfig
     model: ModelText
+    chat: ChatTemplate
     settings: Settings
     say: Callable[[str], None]
     began: float = field(default_factory=time.time)
@@ -46,7 +48,7 @@ class ServerState:
         """Nodes of a verify's tree; None where nothing is drafted."""
         return None if self.config.speculative is None else self.config.speculative.tree_size
 
-    def submit(self, asked: Sequence[Asked]) -> list[ServedRequest]:
+    def submit(self, asked: Sequence[AskedPrompt]) -> list[ServedRequest]:
         """Send the prompts of one body to the engine, all or none.
 
         Raises Refusal: 503 where the engine is not there or the queue is full, 400 for a name that is taken.
@@ -72,17 +74,7 @@ class ServerState:
             raise Refusal(503, str(client.failure))
         raise Refusal(503, "the engine is starting" if client.state == "starting" else "the server is ending")
 
-    def growing(self, asked: Asked) -> GrowingText:
+    def growing(self, asked: AskedPrompt) -> GrowingText:
         """The text of a request's output, to come."""
         own = asked.sampling
         return GrowingText(self.model, own.stops, own.skip_special, own.keep_stop)
-
-    def matched(self, request: ServedRequest, asked: Asked) -> int | str | None:
-        """The token or text that stopped a request."""
-        if request.finish_reason != "stop":
-            return None
-        if request.output_ids[-1] in asked.wish.sampling["stop_token_ids"]:
-            return request.output_ids[-1]
-        text = self.model.decode(request.output_ids, skip_special=False)
-        places = [(place, stop) for stop in asked.sampling.stops if (place := text.find(stop)) >= 0]
-        return min(places)[1] if places else None

@@ -84,13 +84,15 @@ class Sampling(Protocol):
     @property
     def stop_token_ids(self) -> tuple[int, ...]: ...
     @property
+    def stop(self) -> tuple[str, ...]: ...
+    @property
     def seed(self) -> int: ...
 
 
 class RequestView(Protocol):
     """One request so far. ``kv_len``: positions with target KV. Accept lengths, one a verify, count the bonus token.
-    ``finish_reason``: ``stop`` once the last of ``output_ids`` is a stop token, else ``length`` once there are
-    ``max_new_tokens``; or ``abort``."""
+    ``finish_reason``: ``stop`` once the last of ``output_ids`` is a stop token or completes a stop string, which is
+    then ``matched_stop``; else ``length`` once there are ``max_new_tokens``; or ``abort``."""
 
     @property
     def rid(self) -> str: ...
@@ -112,6 +114,8 @@ class RequestView(Protocol):
     def accept_lengths(self) -> Sequence[int]: ...
     @property
     def finish_reason(self) -> str | None: ...
+    @property
+    def matched_stop(self) -> int | str | None: ...
 
 
 class StepView(Protocol):

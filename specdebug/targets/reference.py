@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specdebug.errors import ConfigError, SpecDebugError
+from specdebug.errors import CheckpointError, ConfigError, SpecDebugError
 from specdebug.targets.base import Ability, Asked, Opening, Plain, RequestOnlooker, RequestView, Sampling, StepView
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from specdebug.engine.model.tokenizer import TargetTokenizer
     from specdebug.reference import DenseCache, ModelConfig
 
 _weights: dict[str, tuple[Any, ModelConfig]] = {}
@@ -76,6 +77,7 @@ class _Decoded:
     sampling: Sampling
     output_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    matched_stop: int | str | None = None
     speculative: bool = False
     cached_tokens: int = 0
     accept_lengths: tuple[int, ...] = ()
@@ -111,6 +113,8 @@ class ReferenceSession(Plain):
         """Raises CheckpointError."""
         self._weights, self._config = _load(model)
         self.vocab_size = self._config.vocab_size
+        self._model = model
+        self._tokenizer: TargetTokenizer | None = None
         self._max_running = max_running
         self._seed = seed
         self._requests: dict[str, _Decoded] = {}
@@ -136,6 +140,8 @@ class ReferenceSession(Plain):
             raise CannotServe(rid, "exists already")
         if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < self.vocab_size:
             raise CannotServe(rid, f"has no prompt of token ids in [0, {self.vocab_size})")
+        if sampling.stop and self._tokenizer is None:
+            self._tokenizer = _load_tokenizer(rid, self._model)
         request = _Decoded(rid, tuple(prompt_ids), sampling)
         if sampling.temperature > 0:
             request.generator = torch.Generator().manual_seed((self._seed * 1_000_003 + sampling.seed) % 2**63)
@@ -183,7 +189,8 @@ class ReferenceSession(Plain):
     def _told(self, request: _Decoded, *, prefilled: bool) -> None:
         if prefilled and self._onlooker is not None:
             self._onlooker.on_prefilled(self, request)
-        if request.output_ids[-1] in request.sampling.stop_token_ids:
+        request.matched_stop = self._stop_at_end(request)
+        if request.matched_stop is not None:
             request.finish_reason = "stop"
         elif len(request.output_ids) == request.sampling.max_new_tokens:
             request.finish_reason = "length"
@@ -192,6 +199,15 @@ class ReferenceSession(Plain):
         if self._onlooker is not None:
             self._onlooker.on_finishing(self, request)
         self._end(request, request.finish_reason)
+
+    def _stop_at_end(self, request: _Decoded) -> int | str | None:
+        last, sampling = request.output_ids[-1], request.sampling
+        if last in sampling.stop_token_ids:
+            return last
+        if not sampling.stop or self._tokenizer is None:
+            return None
+        text = self._tokenizer.decode(request.output_ids)
+        return next((string for string in sampling.stop if string in text), None)
 
     def _end(self, request: _Decoded, reason: str) -> None:
         request.finish_reason, request.cache = reason, None
@@ -217,6 +233,16 @@ def _running(options: Mapping[str, Any]) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ConfigError("engine.max_running_requests must be a whole number of at least 1")
     return count
+
+
+def _load_tokenizer(rid: str, model: str) -> TargetTokenizer:
+    from specdebug.assets import tokenizer_path
+    from specdebug.engine.model.tokenizer import TargetTokenizer
+
+    try:
+        return TargetTokenizer(tokenizer_path(model))
+    except CheckpointError as error:
+        raise CannotServe(rid, f"has stop strings, and they need a tokenizer: {error}") from None
 
 
 def _load(model: str) -> tuple[Any, ModelConfig]:

@@ -21,6 +21,7 @@ GOOD = {
     "sampling": {"max_new_tokens": 8, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 3},
 }
 
+stop_strings = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), min_size=1, max_size=5)
 plans = st.builds(
     RequestSampling,
     max_new_tokens=st.integers(1, 2**20),
@@ -28,6 +29,7 @@ plans = st.builds(
     top_k=st.integers(0, 2**31 - 1),
     top_p=st.floats(0.01, 1),
     stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
+    stop=st.lists(stop_strings, max_size=3).map(tuple),
     seed=st.integers(0, 2**63 - 1),
 )
 requests = st.builds(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
 
 from specdebug.attention_plans import SHIPPED
 from specdebug.engine import Engine, EngineObserver, Request
@@ -141,9 +144,30 @@ class Ends(EngineObserver):
         self.committed.append(request.kv_len)
 
 
+@pytest.fixture
+def lettered(lab: Lab, tmp_path: Path) -> str:
+    """The lab's target with a tokenizer, token n being the letter n."""
+    folder = shutil.copytree(lab.target, tmp_path / "lettered")
+    tokenizer = Tokenizer(models.BPE(vocab={chr(97 + n): n for n in range(lab.vocab)}, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+def test_a_request_with_stop_strings_is_refused_where_no_tokenizer_is(lab: Lab) -> None:
+    engine = build(base(lab))
+    with pytest.raises(RequestRejected, match=r"'r' has stop strings, and they need a tokenizer: .*tokenizer\.json is"):
+        engine.add_request("r", [1, 2], greedy(4, stop=("x",)))
+    assert not engine.has_work
+    assert not engine.requests
+
+
+@pytest.mark.parametrize("by", ["token", "string"])
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_a_stop_token_ends_a_request_wherever_in_an_accepted_run_it_lies(lab: Lab, shape: str, page_size: int) -> None:
+def test_a_stop_ends_a_request_wherever_in_an_accepted_run_it_lies(
+    lab: Lab, lettered: str, shape: str, page_size: int, by: str
+) -> None:
     """What a verify committed behind the stop must not be cached: a later prompt that goes on otherwise would
     hit it (issue 35694). So every stopped text is continued, with the same and with other tokens.
     """
@@ -152,15 +176,17 @@ def test_a_stop_token_ends_a_request_wherever_in_an_accepted_run_it_lies(lab: La
         prompt = prompt_of(lab, n)
         text = lab.oracle.greedy(prompt).tokens
         for stop in dict.fromkeys(text):
-            engine = build(base(lab, shape), page_size=page_size)
+            engine = build(base(lab, shape, model=lettered), page_size=page_size)
+            stopping = {"stop_token_ids": (stop,)} if by == "token" else {"stop": ("no letters", chr(97 + stop))}
             ends = Ends()
             engine.observers.add(ends)
-            request = engine.add_request("r", prompt, greedy(24, stop_token_ids=(stop,)))
+            request = engine.add_request("r", prompt, greedy(24, **stopping))
             reports = run(engine)
             assert ends.committed == [len(request.all_ids) - 1]
             expected = list(text[: text.index(stop) + 1])
             assert request.output_ids == expected
             assert request.finish_reason == "stop"
+            assert request.matched_stop == (stop if by == "token" else chr(97 + stop))
             accepted = reports[-1].accept_lengths.get("r", 1)
             cut_short += len(reports[-1].emitted["r"]) < accepted
             whole = prompt + expected

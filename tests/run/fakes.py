@@ -48,6 +48,7 @@ class FakeRequest:
     speculative: bool = True
     output_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    matched_stop: int | str | None = None
     cached_tokens: int = 0
     accept_lengths: list[int] = field(default_factory=list)
     kv_len: int = 0

@@ -58,7 +58,13 @@ FULL = {
     },
     "workload": [
         {"id": "text", "requests": 2, "prompt": {"text": "hello"}, "arrive": {"after": []}},
-        {"prompt": {"token_ids": [1, 2]}, "stop_token_ids": [3], "speculative": False, "seed": 4},
+        {
+            "prompt": {"token_ids": [1, 2]},
+            "stop_token_ids": [3],
+            "stop": ["\n\n", "é🙂"],
+            "speculative": False,
+            "seed": 4,
+        },
         {
             "prompt": {"corpus": "stdlib", "tokens": [3, 9], "offset": 2},
             "temperature": 0.5,

@@ -16,6 +16,7 @@ from specdebug.scenario.grammar import (
     Limits,
     OracleSpec,
     merge,
+    read_scenario,
 )
 from specdebug.scenario.load import KnownNames, Scenario, engine_config, load_scenario, scenario_of
 from specdebug.yamlio import parse_yaml
@@ -123,7 +124,7 @@ seed: 7
 engine: {page_size: 4}
 workload:
   - {id: a, requests: 3, prompt: {text: "héllo \\u2029 wörld"}, temperature: 0.5, top_p: 0.9, seed: 3}
-  - {prompt: {token_ids: [1, 2, 3]}, stop_token_ids: [7], speculative: false, arrive: {step: 3, after: a}}
+  - {prompt: {token_ids: [1, 2, 3]}, stop_token_ids: [7], stop: "\\n🙂", speculative: false, arrive: {step: 3, after: a}}
   - prompt:
       shared_prefix: {name: doc, corpus: stdlib, tokens: 100}
       suffix: {corpus: stdlib, tokens: [3, 9], offset: 4}
@@ -351,3 +352,25 @@ def test_validation_needs_no_torch_and_little_time():
     loaded_torch, seconds = run.stdout.split()
     assert loaded_torch == "False"
     assert float(seconds) < 1.0
+
+
+def test_a_scenario_without_stop_strings_is_written_as_before_there_were_any():
+    text = "name: a\nworkload: [{prompt: {token_ids: [1]}}, {prompt: {token_ids: [1]}, stop: x}]\n"
+    groups = read_scenario(parse_yaml(text)).to_dict()["workload"]
+    assert ["stop" in group for group in groups] == [False, True]
+    assert groups[1]["stop"] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [
+        ('""', "must not be empty"),
+        ('"a\\ufffd"', r"holds U\+FFFD"),
+        ("[" + "x" * 1025 + "]", "has 1025 characters, more than 1024"),
+        ("3", "must be text, not"),
+    ],
+)
+def test_what_can_be_no_stop_string_is_refused_with_its_line(stop, said):
+    text = f"name: a\nworkload:\n- prompt: {{token_ids: [1]}}\n  stop: {stop}\n"
+    with pytest.raises(ContentError, match=rf"s\.yaml:4:.*{said}"):
+        read_scenario(parse_yaml(text, "s.yaml"))

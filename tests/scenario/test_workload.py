@@ -132,10 +132,10 @@ def test_jitter_is_drawn_for_each_request_and_each_seed():
 
 def test_sampling_is_copied_and_each_request_has_a_seed_of_its_own():
     first, second = plan(
-        "  - {requests: 2, prompt: {text: x}, temperature: 0.7, top_k: 5, top_p: 0.9, stop_token_ids: [2]}\n"
+        "  - {requests: 2, prompt: {text: x}, temperature: 0.7, top_k: 5, top_p: 0.9, stop_token_ids: [2], stop: ab}\n"
     )
     assert (first.sampling.temperature, first.sampling.top_k, first.sampling.top_p) == (0.7, 5, 0.9)
-    assert first.sampling.stop_token_ids == (2,)
+    assert (first.sampling.stop_token_ids, first.sampling.stop) == ((2,), ("ab",))
     assert first.sampling.seed != second.sampling.seed
     assert [r.sampling.seed for r in plan("  - {requests: 2, prompt: {text: x}, seed: 40}\n")] == [40, 41]
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from specdebug.assets import checkpoint_path
-from specdebug.errors import ConfigError
+from specdebug.errors import CheckpointError, ConfigError
 from specdebug.reference import greedy_generate, load_weights
+from specdebug.scenario.text import decoder, load_tokenizer
 from specdebug.scenario.workload import RequestSampling
 from specdebug.targets.base import Opening
 from specdebug.targets.reference import TARGET, CannotServe, ReferenceSession, choose
@@ -57,6 +58,30 @@ def test_requests_beyond_the_limit_wait_and_a_stop_token_ends_one() -> None:
     assert [report.rids for report in reports] == [("a",)] * (text.index(stop) + 1) + [("b",)] * 2
     assert two.request("a").finish_reason == "stop"
     assert two.advance().kind == "idle"
+
+
+def test_a_stop_string_ends_a_request_with_the_token_that_completes_it() -> None:
+    one = session()
+    one.add("a", PROMPT, RequestSampling(6), speculative=False)
+    serve(one)
+    tokens = list(one.request("a").output_ids)
+    stop = decoder(load_tokenizer("tiny"))(tokens[:4])
+    two = session()
+    two.add("a", PROMPT, RequestSampling(6, stop=("not there", stop)), speculative=False)
+    two.add("b", PROMPT, RequestSampling(6, stop_token_ids=(tokens[1],)), speculative=False)
+    serve(two)
+    ended = [two.request(rid) for rid in "ab"]
+    assert [list(each.output_ids) for each in ended] == [tokens[:4], tokens[:2]]
+    assert [(each.finish_reason, each.matched_stop) for each in ended] == [("stop", stop), ("stop", tokens[1])]
+
+
+def test_a_stop_string_needs_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(model: str) -> Any:
+        raise CheckpointError("tokenizer.json is missing")
+
+    monkeypatch.setattr("specdebug.assets.tokenizer_path", missing)
+    with pytest.raises(CannotServe, match=r"'a' has stop strings, and they need a tokenizer: .* is missing"):
+        session().add("a", PROMPT, RequestSampling(6, stop=("x",)), speculative=False)
 
 
 def test_an_aborted_request_keeps_what_it_had() -> None:

@@ -33,6 +33,10 @@ class TargetTokenizer:
         """The number of ids, added tokens included."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
+    def has(self, token: int) -> bool:
+        """Return True for an id of the vocabulary; decoding leaves out others, which a model may have."""
+        return self._tokenizer.id_to_token(token) is not None
+
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 

@@ -1,6 +1,8 @@
-"""Ends of requests: each stops where its length or a stop token says, says which, and streams what it keeps.
+"""Ends of requests: each stops where its length, a stop token or a stop string says, says which, and streams what it
+keeps.
 
-Seen from outside only, by what every session shows: what steps report, and what requests hold.
+Seen from outside only, by what every session shows: what steps report, and what requests hold. After each token the
+whole output so far is decoded anew: where a stop string is complete is not left to whoever looks at parts of it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ class Ends(Oracle):
         self._streamed: dict[str, list[int]] = {}
         self._ended: dict[str, str] = {}
         """By request reported finished, its reason."""
+        self._read: dict[str, int] = {}
+        """By request, how many tokens of its output neither are nor complete a stop."""
         self._condemned: set[str] = set()
         """Requests of which something was said: what else is wrong with them follows from it."""
 
@@ -54,24 +58,42 @@ class Ends(Oracle):
                 )
 
     def _check_end(self, request: RequestView, *, finished: bool) -> None:
-        """The output is as long as it may be and has no stop token but at its end, and the reason says so."""
+        """The output is as long as it may be and has no stop but at its end, and the reason says so."""
         rid, output, most = request.rid, request.output_ids, request.sampling.max_new_tokens
-        stops, reason, last = request.sampling.stop_token_ids, request.finish_reason, len(output) - 1
-        stop = next((position for position, token in enumerate(output) if token in stops), None) if stops else None
-        due = "stop" if stop is not None else "length" if len(output) >= most else None
-        if stop is not None and (stop < last or not finished):
+        reason, last = request.finish_reason, len(output) - 1
+        stop, stops = self._first_stop(request)
+        due = "stop" if stops else "length" if len(output) >= most else None
+        if stops and (stop < last or not finished):
             goes_on = f"is followed by {_named(output[stop + 1 :], output)}" if stop < last else "does not end it"
-            self._report(rid, "stop", f"{rid} output {stop}: stop token {output[stop]} {goes_on}", stop)
+            self._report(rid, "stop", f"{rid} output {stop}: {_stop(stops[0])} {goes_on}", stop)
         elif len(output) > most or (len(output) == most and not finished):
             held = f"{rid} has {len(output)} tokens, max_new_tokens is {most}"
             self._report(rid, "length", f"{held}{'' if finished else ', and goes on'}; {_last(output)}", most)
         elif finished and due is None:
             site = reason if reason in ("stop", "length") else "reason"
-            held = f"{rid} ended ({reason}) after {len(output)} of {most} tokens and no stop token; {_last(output)}"
-            self._report(rid, site, held, last)
+            held = f"{rid} ended ({reason}) after {len(output)} of {most} tokens and no stop"
+            self._report(rid, site, f"{held}; {_last(output)}", last)
         elif reason != due:
             said = f"{rid} says finish reason {reason}, it is {due}"
             self._report(rid, "reason", f"{said}: {len(output)} of {most} tokens; {_last(output)}", last)
+        elif request.matched_stop not in (stops or (None,)):
+            matched = "nothing" if request.matched_stop is None else _stop(request.matched_stop)
+            ended = " or ".join(map(_stop, stops)) or "nothing"
+            self._report(rid, "reason", f"{rid} says that {matched} ended it, it is {ended}; {_last(output)}", last)
+
+    def _first_stop(self, request: RequestView) -> tuple[int, list[int | str]]:
+        """The first position of the output at which it has to end for a stop, and the stops that are complete there;
+        -1 and none where there is no such position."""
+        output, tokens, strings = request.output_ids, request.sampling.stop_token_ids, request.sampling.stop
+        for position in range(self._read.get(request.rid, 0), len(output)):
+            stops: list[int | str] = [token for token in output[position : position + 1] if token in tokens]
+            if strings:
+                text = self.bench.decode(output[: position + 1])
+                stops += [string for string in strings if string in text]
+            if stops:
+                return position, stops
+            self._read[request.rid] = position + 1
+        return -1, []
 
     def _check_stream(self, request: RequestView) -> None:
         rid, kept = request.rid, request.output_ids
@@ -105,3 +127,7 @@ def _named(tokens: Sequence[int], output: Sequence[int]) -> str:
 
 def _last(output: Sequence[int]) -> str:
     return f"the last is {output[-1]}" if output else "there is none"
+
+
+def _stop(stop: int | str) -> str:
+    return f"stop token {stop}" if isinstance(stop, int) else f"stop string {stop!r}"

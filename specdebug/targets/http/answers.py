@@ -24,6 +24,7 @@ class Answer:
     text: str = ""
     meta: Mapping[str, Any] = field(default_factory=dict)
     finish_reason: str | None = None
+    matched_stop: int | str | None = None
     revised: str | None = None
     """The first event that does not go on from the one before, in words."""
     aborting: bool = False
@@ -54,7 +55,8 @@ class Answer:
             self.streamed += ids
             self.output_ids = list(self.streamed)
         else:
-            if not text.startswith(self.text) and self.revised is None:
+            # Of a text that a stop string ends, that is cut off when it is complete.
+            if not self.sampling.stop and not text.startswith(self.text) and self.revised is None:
                 self.revised = f"its text was {self.text[-40:]!r} at the end and then {text[-40:]!r}"
             self.streamed += ids[len(self.streamed) :]
             self.text, self.output_ids = text, ids
@@ -70,7 +72,7 @@ class Answer:
             self.output_ids, self.streamed = [], []  # what it had is no answer
             return
         self.accept_lengths = accept_lengths_of(self.meta)
-        matched = reason.get("matched")
+        matched = self.matched_stop = reason.get("matched")
         stops = self.sampling.stop_token_ids
         if stops and isinstance(matched, int) and matched not in stops and self.output_ids[-1:] == [matched]:
             # The model's own end of text, which a server minds beside the stop tokens that it is given.
@@ -116,6 +118,8 @@ def sampling_params(sampling: Sampling, max_new_tokens: int | None = None) -> di
         asked["top_p"] = sampling.top_p
         if sampling.top_k:
             asked["top_k"] = sampling.top_k
+    if sampling.stop:
+        asked["stop"] = list(sampling.stop)
     if sampling.stop_token_ids:
         asked["stop_token_ids"] = list(sampling.stop_token_ids)
     else:

@@ -16,6 +16,7 @@ from specdebug.run.loop import RunLoop, Stopped
 from specdebug.run.oracles.base import OracleSettings, Reference
 from specdebug.scenario.grammar import OracleSpec
 from specdebug.scenario.load import load_scenario
+from specdebug.scenario.text import decoder
 from specdebug.scenario.workload import expand
 from specdebug.targets.embedded import TARGET, EmbeddedSession, build_engine
 from specdebug.verdict.outcome import Violation
@@ -44,11 +45,12 @@ def serve(
     seed = scenario.seed if seed is None else seed
     found: list[Violation] = []
     settings = OracleSettings(OracleSpec(**oracles), asked)
-    judge = Judge(settings, reference, found.append, lambda rid, tie: None, lambda ids: str(list(ids)))
+    tokenizer = Tokenizer.from_file(str(tokenizer_path("tiny")))
+    judge = Judge(settings, reference, found.append, lambda rid, tie: None, decoder(tokenizer))
     session = EmbeddedSession(build_engine(options, seed), asked)
     built(session.inside)
     session.observe(judge)
-    workload = expand(scenario, Tokenizer.from_file(str(tokenizer_path("tiny"))), seed)
+    workload = expand(scenario, tokenizer, seed)
     loop = RunLoop(session, WorkloadDriver(workload), ListSink(), judge, max_steps=2000, decode=str)
     try:
         loop.run()

@@ -9,13 +9,25 @@ from typing import Any
 import pytest
 
 from specdebug.engine.request import Request
+from specdebug.engine.stop_strings import StopStrings
 from specdebug.run.oracles.base import Bench
 from specdebug.run.oracles.ends import Ends
+from specdebug.scenario.text import decoder, load_tokenizer
 from specdebug.verdict.outcome import Violation
 from tests.run.fakes import FakeRequest, oracle_settings
 from tests.run.oracles.serving import ALONE, serve
 
 STOP = 9
+STRING = "kl"
+"""Of a text in which token n is the letter n + 96, and 30 four letters."""
+
+
+def letters(ids: Sequence[int]) -> str:
+    return "".join("xkly" if n == 30 else chr(n + 96) for n in ids)
+
+
+def matched(output: Sequence[int]) -> int | str | None:
+    return STOP if STOP in output else STRING if STRING in letters(output) else None
 
 
 class Told:
@@ -23,9 +35,9 @@ class Told:
 
     def __init__(self) -> None:
         self.found: list[Violation] = []
-        sampling = SimpleNamespace(temperature=0.0, max_new_tokens=8, stop_token_ids=(STOP,))
+        sampling = SimpleNamespace(temperature=0.0, max_new_tokens=8, stop_token_ids=(STOP,), stop=(STRING,))
         self.held = FakeRequest("a.0", [1, 2], sampling)
-        self.oracle = Ends(Bench(oracle_settings(), None, self.found.append, print, str))
+        self.oracle = Ends(Bench(oracle_settings(), None, self.found.append, print, letters))
 
     def request(self, rid: str) -> FakeRequest:
         return self.held
@@ -38,9 +50,11 @@ class Told:
         kept: Sequence[int] | None = None,
         accepted: int | None = None,
         finished: bool | None = None,
+        **held: Any,
     ) -> None:
         self.held.output_ids += emitted if kept is None else kept
         self.held.finish_reason = reason
+        self.held.matched_stop = held.get("matched", matched(self.held.output_ids))
         done = ("a.0",) if (reason is not None if finished is None else finished) else ()
         lengths = {} if accepted is None else {"a.0": accepted}
         report: Any = SimpleNamespace(
@@ -54,7 +68,15 @@ class Told:
 
 
 def test_requests_that_end_as_they_should_are_silent() -> None:
-    for last, reason in (([5, 6, 7, 8], "length"), ([5, STOP], "stop"), ([5, 6, 7, STOP], "stop")):
+    for last, reason in (
+        ([5, 6, 7, 8], "length"),
+        ([5, STOP], "stop"),
+        ([5, 6, 7, STOP], "stop"),
+        ([11, 12], "stop"),
+        ([5, 30], "stop"),
+        ([5, 6, 11, 12], "stop"),
+        ([11, 11, 11, 11], "length"),
+    ):
         told = Told()
         told.step([3])
         told.step([4, 4, 4], accepted=3)
@@ -83,6 +105,37 @@ WRONG: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
         "stop",
         "ended (stop) after 2 of 8 tokens and no stop",
         [{"emitted": [3, 4], "reason": "stop"}],
+    ),
+    "a stop string in the middle": (
+        "stop",
+        "a.0 output 2: stop string 'kl' is followed by 1 more tokens, the first 5 (4 in all)",
+        [{"emitted": [3, 11, 12, 5]}],
+    ),
+    "a stop string over two steps that ends nothing": (
+        "stop",
+        "a.0 output 1: stop string 'kl' does not end it",
+        [{"emitted": [11]}, {"emitted": [12]}],
+    ),
+    "a stop string within a token that ends nothing": ("stop", "output 0: stop string 'kl'", [{"emitted": [30]}]),
+    "stopped before the string is complete": (
+        "stop",
+        "ended (stop) after 2 of 8 tokens and no stop; the last is 11",
+        [{"emitted": [3, 11], "reason": "stop", "matched": STRING}],
+    ),
+    "another stop named than ended it": (
+        "reason",
+        "says that stop token 9 ended it, it is stop string 'kl'",
+        [{"emitted": [11, 12], "reason": "stop", "matched": STOP}],
+    ),
+    "no stop named": (
+        "reason",
+        "says that nothing ended it, it is stop token 9",
+        [{"emitted": [STOP], "reason": "stop", "matched": None}],
+    ),
+    "a stop named that did not end it": (
+        "reason",
+        "says that stop string 'kl' ended it, it is nothing",
+        [{"emitted": [3] * 8, "reason": "length", "matched": STRING}],
     ),
     "too long": ("length", "has 9 tokens, max_new_tokens is 8", [{"emitted": [3] * 9, "reason": "length"}]),
     "as long as may be, and goes on": ("length", "has 8 tokens, max_new_tokens is 8, and goes", [{"emitted": [3] * 8}]),
@@ -157,13 +210,31 @@ def test_the_shipped_scenario_ends_requests_inside_what_a_verify_accepted() -> N
         len(session.inside.requests["both.0"].output_ids) == session.inside.requests["both.0"].sampling.max_new_tokens
     )
     assert (reasons["first.0"], reasons["one.0"], reasons["plain.0"]) == ("stop", "length", "stop")
+    requests = session.inside.requests
+    stops = {rid: (len(each.output_ids), each.matched_stop) for rid, each in requests.items() if each.sampling.stop}
+    assert stops == {
+        "string.0": (8, "e(M"),
+        "string-across.0": (18, "a message"),
+        "string-late.0": (17, None),
+        "string-after-prompt.0": (7, ".value"),
+        "string-first.0": (1, "\n"),
+        "string-plain.0": (7, ".value"),
+    }
+    assert all(cut[rid] > 0 for rid in ("string.0", "string-across.0", "string-after-prompt.0"))
+    assert (requests["stop.0"].matched_stop, requests["length.0"].matched_stop) == (504, None)
+
+
+def string_of(request: Request) -> str | None:
+    """The stop string, if any, that the newest token of a request completes."""
+    return None if request.stop_strings is None else request.stop_strings.completed(request.output_ids)
 
 
 def stop_only_at_the_end(request: Request, tokens: Sequence[int]) -> list[int]:
     """The bug: only the last of a verify's tokens is held against the stop tokens."""
     kept = list(tokens[: request.sampling.max_new_tokens - len(request.output_ids)])
     request.output_ids += kept
-    if kept[-1] in request.sampling.stop_token_ids:
+    request.matched_stop = kept[-1] if kept[-1] in request.sampling.stop_token_ids else string_of(request)
+    if request.matched_stop is not None:
         request.finish_reason = "stop"
     elif len(request.output_ids) == request.sampling.max_new_tokens:
         request.finish_reason = "length"
@@ -176,7 +247,7 @@ def longer_than_asked(request: Request, tokens: Sequence[int]) -> list[int]:
     kept = list(tokens[: stops[0] + 1] if stops else tokens)
     request.output_ids += kept
     if stops:
-        request.finish_reason = "stop"
+        request.finish_reason, request.matched_stop = "stop", kept[-1]
     elif len(request.output_ids) >= request.sampling.max_new_tokens:
         request.finish_reason = "length"
     return kept
@@ -194,7 +265,23 @@ def length_before_stop(request: Request, tokens: Sequence[int]) -> list[int]:
     return kept
 
 
+def drops_what_a_string_ends(request: Request, tokens: Sequence[int]) -> list[int]:
+    """The bug: the token that completes a stop string is not kept."""
+    kept = RIGHT(request, tokens)
+    if isinstance(request.matched_stop, str):
+        del request.output_ids[-1]
+        return kept[:-1]
+    return kept
+
+
+def names_no_stop(request: Request, tokens: Sequence[int]) -> list[int]:
+    kept = RIGHT(request, tokens)
+    request.matched_stop = None
+    return kept
+
+
 RIGHT = Request.accept_tokens
+COMPLETED = StopStrings.completed
 
 
 @pytest.mark.parametrize(
@@ -204,6 +291,8 @@ RIGHT = Request.accept_tokens
         (longer_than_asked, "ends@length"),
         (streams_what_it_drops, "ends@stream"),
         (length_before_stop, "ends@reason"),
+        (drops_what_a_string_ends, "ends@stop"),
+        (names_no_stop, "ends@reason"),
     ],
 )
 def test_an_engine_that_ends_requests_wrongly_is_caught(
@@ -213,3 +302,32 @@ def test_an_engine_that_ends_requests_wrongly_is_caught(
     found, _, _ = serve("request_ends", **ALONE)
     assert signature in [violation.signature for violation in found]
     assert {violation.kind for violation in found} == {"ends"}
+
+
+def only_at_the_end_of_accepted(stops: StopStrings, output_ids: Sequence[int]) -> str | None:
+    """The bug: a string that ends within a token is missed."""
+    found = COMPLETED(stops, output_ids)
+    return found if found is not None and DECODE(output_ids).endswith(found) else None
+
+
+def begun_is_enough(stops: StopStrings, output_ids: Sequence[int]) -> str | None:
+    """The bug: a string of which all but the last character has come ends a request."""
+    text = DECODE(output_ids)
+    return next((string for string in STRINGS if string[:-1] and text.endswith(string[:-1])), None)
+
+
+def with_the_prompt(stops: StopStrings, output_ids: Sequence[int]) -> str | None:
+    """The bug: the prompt's end is looked at, too; one prompt of the scenario ends with a period."""
+    return next((string for string in STRINGS if string in "." + DECODE(output_ids)), None)
+
+
+DECODE = decoder(load_tokenizer("tiny"))
+STRINGS = ("e(M", "a message", ".value")
+
+
+@pytest.mark.parametrize("bug", [only_at_the_end_of_accepted, begun_is_enough, with_the_prompt])
+def test_stop_strings_missed_or_matched_too_early_are_caught(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StopStrings, "completed", bug)
+    found, _, _ = serve("request_ends", **ALONE)
+    assert {violation.signature for violation in found} == {"ends@stop"}
+    assert all(violation.data["rid"].startswith("string") for violation in found)

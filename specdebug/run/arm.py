@@ -228,7 +228,8 @@ class _Arm:
             if self._onlooker is not None:
                 self._onlooker.building()
 
-        opening = Opening(f"{scenario.name}-{arm}", self._say, self._busy, before, self._reverts)
+        label, keeper = f"{scenario.name}-{arm}", self._payload.get("keeper")
+        opening = Opening(label, self._say, self._busy, before, self._reverts, keeper)
         self._session = session = target.open(options, seed, opening)
         asked = session.known(asked)
         workload, faults = pickle.loads(self._payload["workload"]), scenario.faults_of(arm)

@@ -194,13 +194,15 @@ class Asked:
 class Opening:
     """The surroundings of a session. ``label`` names the arm in files. ``say`` reports an event. ``busy`` is told what
     keeps the session from answering. ``before`` is called when the device is taken and the engine not yet built.
-    ``reverts``: the fixes that a target itself takes out, see ``serving.reverts_itself``."""
+    ``reverts``: the fixes that a target itself takes out, see ``serving.reverts_itself``. ``keeper``: the address of
+    who keeps servers for several runs (``launch/keeper.py``), in a search."""
 
     label: str
     say: Callable[..., None]
     busy: Busy
     before: Callable[[], None] = field(default=lambda: None)
     reverts: tuple[int, ...] = ()
+    keeper: str | None = None
 
 
 class Busy(Protocol):

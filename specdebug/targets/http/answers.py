@@ -105,19 +105,26 @@ def accept_lengths_of(meta: Mapping[str, Any]) -> tuple[int, ...]:
     return (low + 1,) * more + (low,) * (verifies - more)
 
 
-def sampling_params(sampling: Sampling, max_new_tokens: int | None = None) -> dict[str, Any]:
-    """SGLang's ``sampling_params``. A request without stop tokens goes on to its length, whatever the model says.
+MOST_SEED = 2**53
+"""A seed must be less: JSON's numbers are exact up to there."""
 
-    One with them cannot be told to: SGLang's ``ignore_eos`` has it ignore those, too.
+
+def sampling_params(sampling: Sampling, *, seeded: bool = False) -> dict[str, Any]:
+    """SGLang's ``sampling_params``. ``seeded``: the server takes a seed for each request.
+
+    A request without stop tokens goes on to its length, whatever the model says. One with them cannot be told to:
+    SGLang's ``ignore_eos`` has it ignore those, too.
     """
     asked: dict[str, Any] = {
-        "max_new_tokens": sampling.max_new_tokens if max_new_tokens is None else max_new_tokens,
+        "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
     }
     if sampling.temperature:
         asked["top_p"] = sampling.top_p
         if sampling.top_k:
             asked["top_k"] = sampling.top_k
+        if seeded:
+            asked["sampling_seed"] = sampling.seed % MOST_SEED
     if sampling.stop:
         asked["stop"] = list(sampling.stop)
     if sampling.stop_token_ids:

@@ -205,7 +205,7 @@ class HttpSession(Plain):
     async def _serve(self, answer: Answer) -> None:
         body: dict[str, Any] = {
             "input_ids": list(answer.prompt_ids),
-            "sampling_params": sampling_params(answer.sampling),
+            "sampling_params": sampling_params(answer.sampling, seeded=self._view.own),
             "rid": f"{self._run}-{answer.rid}",
         }
         if not answer.speculative and self._asked.drafts and self._switch:
@@ -223,7 +223,7 @@ class HttpSession(Plain):
 
     @property
     def _switch(self) -> bool:
-        return "plain" in self.shows and self._view.switch
+        return self._view.switch
 
     async def _answered(self, answer: Answer, body: Mapping[str, Any]) -> None:
         if self._settings.stream:

@@ -103,7 +103,7 @@ def open_session(
         reference=reference,
         host=host,
     )
-    session.server().switch = facts.switch
+    session.server().switch, session.server().own = facts.switch, bool(facts.own)
     session.server().findings()  # of runs before this one
     if settings.flush:
         session.flush_cache()

@@ -15,9 +15,11 @@ _NO_ROUTE = (404, 405, 501)
 
 
 class HttpServerView:
-    """One server, beside its requests. ``switch``: it can be asked to serve a request without drafts."""
+    """One server, beside its requests. ``switch``: it can be asked to serve a request without drafts. ``own``: it is
+    ours."""
 
     switch = False
+    own = False
 
     def __init__(
         self,

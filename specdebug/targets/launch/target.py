@@ -14,6 +14,11 @@ from specdebug.targets.serving import LaunchSettings, SessionFailed
 
 if TYPE_CHECKING:
     from specdebug.targets.http.session import HttpSession
+    from specdebug.targets.launch.lease import LentServer
+    from specdebug.targets.launch.process import ServerProcess
+
+SHARED_SEED = 0
+"""The seed of a server that trials of many seeds share: theirs are in what they ask of it."""
 
 
 class LaunchTarget:
@@ -49,22 +54,47 @@ class LaunchTarget:
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
         from specdebug.targets.http.host import split
-        from specdebug.targets.launch.process import ServerProcess, StartFailed
+        from specdebug.targets.launch.process import StartFailed
+
+        try:
+            server = self._started(options, seed, opening)
+        except StartFailed as error:
+            kind, site = split(error.signature)
+            raise SessionFailed(str(error), site, kind) from None
+        opening.say("note", text=f"the server's log is {server.log_path}")
+        try:
+            return open_session(server.url, self._settings, self.asked(options), opening, server)
+        except BaseException:
+            server.release(False)
+            raise
+
+    def _started(self, options: Mapping[str, Any], seed: int, opening: Opening) -> ServerProcess | LentServer:
+        """A server that is ready: this worker's own, or one that a search's trials share. Raises NoServer, or
+        StartFailed."""
+        from specdebug.targets.launch.keeper import Wish
+        from specdebug.targets.launch.lease import LentServer
+        from specdebug.targets.launch.process import ServerProcess
 
         settings = self._settings
         key = key_of(settings)
-        headers = [("Authorization", f"Bearer {key}")] if key else []
-        command = command_of(settings, options, seed, opening.reverts)
-        opening.say("progress", text="starting a server")
-        server = ServerProcess(command, opening.label, settings.log)
-        opening.say("note", text=f"the server's log is {server.log_path}")
+        headers = (("Authorization", f"Bearer {key}"),) if key else ()
+        opening.busy.said("starting a server")
+        if opening.keeper is not None:
+            command = command_of(settings, options, SHARED_SEED, opening.reverts)
+            wish = Wish(
+                command.words,
+                dict(command.env),
+                opening.label,
+                settings.log,
+                settings.ready,
+                settings.ready_timeout_s,
+                headers,
+            )
+            return LentServer(opening.keeper, wish, opening.busy.said)
+        server = ServerProcess(command_of(settings, options, seed, opening.reverts), opening.label, settings.log)
         try:
             server.wait_ready(settings.ready, settings.ready_timeout_s, opening.busy.said, headers)
-            return open_session(server.url, settings, self.asked(options), opening, server)
-        except StartFailed as error:
-            server.end()
-            kind, site = split(error.signature)
-            raise SessionFailed(str(error), site, kind) from None
         except BaseException:
             server.end()
             raise
+        return server

@@ -108,7 +108,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         fake = self.fake
         fake.asked.append(self.path)
-        if fake.key is not None and self.path != "/health" and self.headers.get("Authorization") != f"Bearer {fake.key}":
+        if (
+            fake.key is not None
+            and self.path != "/health"
+            and self.headers.get("Authorization") != f"Bearer {fake.key}"
+        ):
             return self.send(401, {"error": {"message": "wrong key"}})
         routes = {"/server_info": fake.info, "/model_info": lambda: {"model_path": fake.model}}
         if fake.old:

@@ -104,11 +104,3 @@ def test_a_server_that_is_not_there_is_no_verdict_of_any_engine(file: Path) -> N
     outcome = run_on(file, fake)
     assert outcome.verdict == "unknown"
     assert f"the server at {fake.url} is not well" in outcome.detail
-
-
-def test_an_arm_about_a_revert_comes_to_no_verdict_on_a_server_that_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "s.yaml"
-    path.write_text(SCENARIO.replace("only: {", "only: {revert: [27338], "))
-    outcome = run_on(path, FakeServer())
-    assert outcome.verdict == "unknown"
-    assert outcome.reasons == ("target http cannot show its own source with a fix reverted",)

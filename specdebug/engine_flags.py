@@ -212,7 +212,7 @@ def _leaves(options: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tupl
     for key, value in options.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, (*above, key))
-        else:
+        elif (*above, key) != ("speculative",):  # that is none, and so is a command line without its flags
             yield (*above, key), value
 
 

@@ -23,6 +23,8 @@ from specdebug.errors import ConfigError, SpecDebugError
 if TYPE_CHECKING:
     from specdebug.scenario.library import Library
     from specdebug.server.launch import Launch
+    from specdebug.server.run import Address
+    from specdebug.server.state import Settings
 
 LOOPBACK = "127.0.0.1"
 PORT = 30000
@@ -114,13 +116,17 @@ def serve(
     options = options_of(asdict(engine))
     launch = _launch(options, revert, fault, probes, mode, shared.library())
     _check(options)
-    if not server.watchdog_timeout > 0:
-        raise SpecDebugError(f"--watchdog-timeout must be above 0 seconds, got {server.watchdog_timeout:g}")
-    from specdebug.server.run import Address, serve
+    from specdebug.server.run import serve
+
+    serve(launch, _settings(engine, server), _address(server), say=_say, pass_on=_pass_on)
+    return 0
+
+
+def _settings(engine: Any, server: ServerFlags) -> Settings:
     from specdebug.server.state import Settings
 
-    settings = Settings(
-        served_model_name=server.served_model_name or options["model"],
+    return Settings(
+        served_model_name=server.served_model_name or engine.model_path,
         api_key=server.api_key,
         max_queued_requests=server.max_queued_requests,
         incremental_output=server.incremental_streaming_output,
@@ -128,9 +134,15 @@ def serve(
         log_requests=server.log_requests,
         arguments=_told(engine, server),
     )
-    address = Address(server.host, server.port, server.watchdog_timeout, server.log_level.value)
-    serve(launch, settings, address, say=_say, pass_on=_pass_on)
-    return 0
+
+
+def _address(server: ServerFlags) -> Address:
+    """Where to listen. Raises SpecDebugError for a time that is none."""
+    from specdebug.server.run import Address
+
+    if not server.watchdog_timeout > 0:
+        raise SpecDebugError(f"--watchdog-timeout must be above 0 seconds, got {server.watchdog_timeout:g}")
+    return Address(server.host, server.port, server.watchdog_timeout, server.log_level.value)
 
 
 def _launch(

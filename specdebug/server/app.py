@@ -15,7 +15,7 @@ from specdebug.server import info, openai_routes
 from specdebug.server.answers import ClientGone, Refusal, as_refusal
 from specdebug.server.fields import BadField
 from specdebug.server.generate import generate
-from specdebug.server.metrics import Metrics
+from specdebug.server.metrics import ServerMetrics
 from specdebug.server.state import ServerState
 
 Route = Callable[[ServerState, Request], Awaitable[Response]]
@@ -42,7 +42,7 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Route], ...] = (
 )
 
 
-def make_app(state: ServerState, metrics: Metrics) -> FastAPI:
+def make_app(state: ServerState, metrics: ServerMetrics) -> FastAPI:
     """The application. It starts and ends nothing: the engine's client is the caller's."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     for path, methods, route in ROUTES:

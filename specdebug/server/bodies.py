@@ -16,6 +16,8 @@ MAX_BATCH = 1024
 MAX_STOPS = 64
 MAX_LOGPROBS = 128
 MAX_RID = 200
+GREEDY_BELOW = 1e-6
+"""Lower temperatures are greedy, as in SGLang: logits divided by them would be infinite."""
 
 _NOTHING: tuple[Any, ...] = (False, [], {}, "")
 
@@ -142,10 +144,11 @@ def read_sampling(
     stops = fields.texts("stop", MAX_STOPS)
     if any(not stop or "\ufffd" in stop for stop in stops):
         raise fields.bad("stop", "must be neither empty nor hold U+FFFD, which stands for bytes that are no text")
+    temperature = fields.number("temperature", 1.0, 0.0, 2.0**53)
     eos = () if fields.switch("ignore_eos", False) else model.eos_ids
     engine = {
         "max_new_tokens": fields.whole(own("max_new_tokens"), default_tokens, 1),
-        "temperature": fields.number("temperature", 1.0, 0.0, 2.0**53),
+        "temperature": temperature if temperature >= GREEDY_BELOW else 0.0,
         "top_p": fields.number("top_p", 1.0, 0.0, 1.0, above=True),
         "top_k": 0 if top_k == -1 else top_k,
         "stop_token_ids": list(dict.fromkeys((*stop_ids, *eos))),

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from specdebug.server.failure import EngineFailure, failure_of
+from specdebug.server.failure import ENDING, EngineFailure, failure_of
 from specdebug.server.launch import Launch
 from specdebug.server.process import EngineProcess
 from specdebug.server.served import ServedRequest, Wish
@@ -86,7 +86,7 @@ class EngineClient:
         """End the engine; open requests end with an error. Returns when its process is gone."""
         if self.state in ("starting", "ready"):
             self.state = "closed"
-            self._fail_all(EngineFailure(None, None, "the server is ending"))
+            self._fail_all(ENDING)
             self._writer.close()
         for task in self._tasks[:1]:
             await task
@@ -104,7 +104,7 @@ class EngineClient:
             raise ValueError(f"a request with rid {wish.rid!r} is being served")
         request = ServedRequest(wish, str(next(self._numbers)))
         if self.failure is not None or self.state == "closed":
-            request.end(failure=self.failure or EngineFailure(None, None, "the server is ending"))
+            request.end(failure=self.failure or ENDING)
             return request
         self.open[wish.rid] = self._by_key[request.key] = request
         self._send(wish.command(request.key))
@@ -261,7 +261,7 @@ class EngineClient:
             )
             self._say(str(self.failure))
         self.state = "closed" if ended_by_us else "dead"
-        self._fail_all(self.failure or EngineFailure(None, None, "the server is ending"))
+        self._fail_all(self.failure or ENDING)
         self.settled.set()
 
     def _fail_all(self, failure: EngineFailure) -> None:

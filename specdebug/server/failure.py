@@ -14,19 +14,25 @@ from specdebug.workers.machine_failure import TOLD, MachineFailure
 
 @dataclass(frozen=True)
 class EngineFailure:
-    """An engine that is gone. ``signature`` is None where it was the machine that failed."""
+    """An engine that is gone. ``signature`` is None where it was the machine that failed, or it was told to end."""
 
     signature: str | None
     step: int | None
     detail: str
 
     def __str__(self) -> str:
+        if self is ENDING:
+            return self.detail
         named = "" if self.signature is None else f"fail {self.signature}: "
         return f"the engine has died: {named}{self.detail}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {"signature": self.signature, "step": self.step, "detail": self.detail}
+
+
+ENDING = EngineFailure(None, None, "the server is ending")
+"""The end of an engine that was told to."""
 
 
 def failure_of(

@@ -20,7 +20,7 @@ _WHOLE = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100,
 # fmt: on
 
 
-class Metrics:
+class ServerMetrics:
     """The metrics of one server; ``totals`` are the engine's, which tell it of latencies from now on."""
 
     def __init__(self, totals: Totals, model_name: str, slots: int) -> None:

@@ -20,7 +20,7 @@ from specdebug.server.app import make_app
 from specdebug.server.chat import ChatTemplate
 from specdebug.server.client import EngineClient, Refused
 from specdebug.server.launch import Launch
-from specdebug.server.metrics import Metrics
+from specdebug.server.metrics import ServerMetrics
 from specdebug.server.state import ServerState, Settings
 from specdebug.server.text import ModelText
 
@@ -92,7 +92,7 @@ async def _serve(
 
     config = EngineConfig.from_dict(launch.options)
     client = EngineClient(launch, watchdog_s=address.watchdog_s, say=say, pass_on=pass_on)
-    metrics = Metrics(client.totals, settings.served_model_name, config.usable_slots)
+    metrics = ServerMetrics(client.totals, settings.served_model_name, config.usable_slots)
     app = make_app(ServerState(client, config, model, ChatTemplate(config.model), settings, say), metrics)
     server = _Front(
         uvicorn.Config(

@@ -27,7 +27,7 @@ from specdebug.server.chat import ChatTemplate
 from specdebug.server.client import EngineClient
 from specdebug.server.engine_process import serve
 from specdebug.server.launch import Launch
-from specdebug.server.metrics import Metrics
+from specdebug.server.metrics import ServerMetrics
 from specdebug.server.state import ServerState, Settings
 from specdebug.server.text import ModelText
 from specdebug.workers.job import WorkerEnd
@@ -112,7 +112,7 @@ class Serving:
         self.client = EngineClient(
             self.launch, watchdog_s=300, say=self.said.append, pass_on=lambda data: None, start=start
         )
-        metrics = Metrics(self.client.totals, "tiny", config.usable_slots)
+        metrics = ServerMetrics(self.client.totals, "tiny", config.usable_slots)
         self.state = ServerState(
             self.client, config, ModelText("tiny"), ChatTemplate("tiny"), self._settings, self.said.append
         )

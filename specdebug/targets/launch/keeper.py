@@ -6,7 +6,7 @@ Workers come over a socket, a connection each: they say which command they want,
 the server back. One that was given back as sound, and is well, waits for the next who wants the same; one whose worker
 went away without a word is ended.
 
-Lines are JSON objects. From a worker: the wish (:class:`Wish`), then ``{"status": true}`` any number of times, and
+Lines are JSON objects. From a worker: the wish (:class:`ServerWish`), then ``{"status": true}`` any number of times, and
 ``{"release": SOUND}``. To it: ``{"progress": TEXT}``, then ``{"url": ..., "log": ..., "pid": ...}`` or
 ``{"failed": TEXT, "signature": ...}``, and ``{"status": N}``.
 """
@@ -32,7 +32,7 @@ MAX_IDLE = 2
 
 
 @dataclass(frozen=True)
-class Wish:
+class ServerWish:
     """The server that a worker wants."""
 
     words: tuple[str, ...]
@@ -49,7 +49,7 @@ class Wish:
         return json.dumps(asdict(self)) + "\n"
 
     @classmethod
-    def read(cls, line: str) -> Wish:
+    def read(cls, line: str) -> ServerWish:
         """Inverse of :attr:`line`."""
         said = json.loads(line)
         headers = tuple((name, value) for name, value in said.pop("headers"))
@@ -69,7 +69,7 @@ class Shelf:
         self._used: list[ServerProcess] = []
         self._closed = False
 
-    def take(self, wish: Wish) -> ServerProcess | None:
+    def take(self, wish: ServerWish) -> ServerProcess | None:
         """A waiting server of the same command that is still well."""
         while True:
             with self._lock:
@@ -91,7 +91,7 @@ class Shelf:
         if closed:
             server.end()
 
-    def put(self, wish: Wish, server: ServerProcess) -> None:
+    def put(self, wish: ServerWish, server: ServerProcess) -> None:
         """Have a server wait."""
         with self._lock:
             self._used.remove(server)
@@ -148,7 +148,7 @@ def _lend(connection: socket.socket, shelf: Shelf) -> None:
     kept = False
     with connection, connection.makefile("rw", encoding="utf-8") as talk, contextlib.suppress(OSError, ValueError):
         try:
-            wish = Wish.read(talk.readline())
+            wish = ServerWish.read(talk.readline())
             server = _started(wish, talk, shelf)
             if server is None:
                 return
@@ -166,7 +166,7 @@ def _lend(connection: socket.socket, shelf: Shelf) -> None:
                 shelf.end(server)
 
 
-def _started(wish: Wish, talk: TextIO, shelf: Shelf) -> ServerProcess | None:
+def _started(wish: ServerWish, talk: TextIO, shelf: Shelf) -> ServerProcess | None:
     """A server that is ready; None, and the worker told, where there can be none."""
     if (waiting := shelf.take(wish)) is not None:
         return waiting

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.logs.scan import Scan
-from specdebug.targets.launch.keeper import Wish
+from specdebug.targets.launch.keeper import ServerWish
 from specdebug.targets.launch.log import ServerLog
 from specdebug.targets.launch.process import StartFailed
 from specdebug.targets.serving import NoServer
@@ -27,7 +27,7 @@ PATIENCE_S = 30.0
 class LentServer:
     """A server that a keeper lends, as ``http.host.Host`` sees it."""
 
-    def __init__(self, address: str, wish: Wish, said: Callable[[str], None]) -> None:
+    def __init__(self, address: str, wish: ServerWish, said: Callable[[str], None]) -> None:
         """Wait until it is ready. Raises NoServer, or StartFailed."""
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(address)

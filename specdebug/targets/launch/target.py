@@ -71,7 +71,7 @@ class LaunchTarget:
     def _started(self, options: Mapping[str, Any], seed: int, opening: Opening) -> ServerProcess | LentServer:
         """A server that is ready: this worker's own, or one that a search's trials share. Raises NoServer, or
         StartFailed."""
-        from specdebug.targets.launch.keeper import Wish
+        from specdebug.targets.launch.keeper import ServerWish
         from specdebug.targets.launch.lease import LentServer
         from specdebug.targets.launch.process import ServerProcess
 
@@ -81,7 +81,7 @@ class LaunchTarget:
         opening.busy.said("starting a server")
         if opening.keeper is not None:
             command = command_of(settings, options, SHARED_SEED, opening.reverts)
-            wish = Wish(
+            wish = ServerWish(
                 command.words,
                 dict(command.env),
                 opening.label,

@@ -61,7 +61,7 @@ FULL = {
         {
             "prompt": {"token_ids": [1, 2]},
             "stop_token_ids": [3],
-            "stop": ["\n\n", "é🙂"],
+            "stop": ["\n\n", "é☃"],
             "speculative": False,
             "seed": 4,
         },

@@ -124,7 +124,7 @@ seed: 7
 engine: {page_size: 4}
 workload:
   - {id: a, requests: 3, prompt: {text: "héllo \\u2029 wörld"}, temperature: 0.5, top_p: 0.9, seed: 3}
-  - {prompt: {token_ids: [1, 2, 3]}, stop_token_ids: [7], stop: "\\n🙂", speculative: false, arrive: {step: 3, after: a}}
+  - {prompt: {token_ids: [1, 2, 3]}, stop_token_ids: [7], stop: "☃", speculative: false, arrive: {step: 3, after: a}}
   - prompt:
       shared_prefix: {name: doc, corpus: stdlib, tokens: 100}
       suffix: {corpus: stdlib, tokens: [3, 9], offset: 4}

@@ -21,7 +21,7 @@ from specdebug.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
     from specdebug.scenario.grammar import Scenario
-    from specdebug.targets.launch.lease import Keeper
+    from specdebug.targets.launch.lease import ServerKeeper
     from specdebug.toggles import Toggle
 
 TARGET = "specdebug.run.warm_worker:run_warm"
@@ -64,7 +64,7 @@ class WarmPool:
         self._pool = WorkerPool(jobs, PRELOAD, (PREPARE, commons))
         self._listener = _Collected()
         self._watch = DeviceWatch(self._pool, self._listener)
-        self._keeper: Keeper | None = None
+        self._keeper: ServerKeeper | None = None
         self._again: set[str] = set()
         self.rerun = 0
         """The number of arms that were begun again because the machine failed them."""
@@ -98,9 +98,9 @@ class WarmPool:
         if not isinstance(run.target, LaunchedServer):
             return None
         if self._keeper is None:
-            from specdebug.targets.launch.lease import Keeper
+            from specdebug.targets.launch.lease import ServerKeeper
 
-            self._keeper = Keeper()
+            self._keeper = ServerKeeper()
         return self._keeper.address
 
     def wait(self) -> ArmResult:

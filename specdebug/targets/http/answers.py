@@ -11,7 +11,7 @@ from specdebug.targets.http.client import BadAnswer
 
 
 @dataclass
-class Answer:
+class HttpAnswer:
     """One request as far as it is known here. ``aborting``: its end was asked for."""
 
     rid: str

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from specdebug.errors import SpecDebugError
 from specdebug.targets.base import Ability, Asked, Plain, RequestOnlooker, RequestView, Sampling, StepView
-from specdebug.targets.http.answers import Answer, sampling_params
+from specdebug.targets.http.answers import HttpAnswer, sampling_params
 from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Silent
 from specdebug.targets.http.host import Host, failure_of
 from specdebug.targets.http.plain import PlainText
@@ -86,10 +86,10 @@ class HttpSession(Plain):
         self._host = host
         self._onlooker: RequestOnlooker | None = None
         self._run = uuid.uuid4().hex[:8]  # a server may remember the ids of other runs
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, HttpAnswer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended: list[str] = []
-        self._to_judge: list[Answer] = []
+        self._to_judge: list[HttpAnswer] = []
         self._view = HttpServerView(client, self._loop, self._answers, host)
         if reference is not None:
             reference.run = self.call
@@ -118,7 +118,7 @@ class HttpSession(Plain):
             raise failure_of(error, self._host, self._client.url) from error
 
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
-        answer = Answer(rid, tuple(prompt_ids), sampling, speculative)
+        answer = HttpAnswer(rid, tuple(prompt_ids), sampling, speculative)
         self._answers[rid] = answer
         self._tasks[rid] = self._loop.create_task(self._serve(answer))
 
@@ -179,7 +179,7 @@ class HttpSession(Plain):
         if self._reference is not None:
             await self._reference.close()
 
-    def _tell(self, answer: Answer) -> None:
+    def _tell(self, answer: HttpAnswer) -> None:
         if self._onlooker is None or answer.finish_reason == "abort":
             return
         if self._reference is not None and self._reference.same_server:
@@ -202,7 +202,7 @@ class HttpSession(Plain):
             await asyncio.sleep(0)
             self._ended += [rid for rid, task in self._tasks.items() if task.done() and rid not in self._ended]
 
-    async def _serve(self, answer: Answer) -> None:
+    async def _serve(self, answer: HttpAnswer) -> None:
         body: dict[str, Any] = {
             "input_ids": list(answer.prompt_ids),
             "sampling_params": sampling_params(answer.sampling, seeded=self._view.own),
@@ -225,7 +225,7 @@ class HttpSession(Plain):
     def _switch(self) -> bool:
         return self._view.switch
 
-    async def _answered(self, answer: Answer, body: Mapping[str, Any]) -> None:
+    async def _answered(self, answer: HttpAnswer, body: Mapping[str, Any]) -> None:
         if self._settings.stream:
             async with aclosing(self._client.stream("/generate", {**body, "stream": True})) as events:
                 async for event in events:

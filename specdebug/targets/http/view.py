@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdebug.targets.http.answers import Answer
+from specdebug.targets.http.answers import HttpAnswer
 from specdebug.targets.http.client import FAILURES, ServerClient
 from specdebug.targets.http.facts import first_of, own_words
 from specdebug.targets.http.host import Host
@@ -25,7 +25,7 @@ class HttpServerView:
         self,
         client: ServerClient,
         loop: asyncio.AbstractEventLoop,
-        answers: Mapping[str, Answer],
+        answers: Mapping[str, HttpAnswer],
         host: Host | None,
     ) -> None:
         self._client = client

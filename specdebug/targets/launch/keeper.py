@@ -6,7 +6,7 @@ Workers come over a socket, a connection each: they say which command they want,
 the server back. One that was given back as sound, and is well, waits for the next who wants the same; one whose worker
 went away without a word is ended.
 
-Lines are JSON objects. From a worker: the wish (:class:`ServerWish`), then ``{"status": true}`` any number of times, and
+Lines are JSON objects. From a worker: the :class:`ServerWish`, then ``{"status": true}`` any number of times, and
 ``{"release": SOUND}``. To it: ``{"progress": TEXT}``, then ``{"url": ..., "log": ..., "pid": ...}`` or
 ``{"failed": TEXT, "signature": ...}``, and ``{"status": N}``.
 """

@@ -79,7 +79,7 @@ class LentServer:
         return said
 
 
-class Keeper:
+class ServerKeeper:
     """The search's side of the process that keeps servers; :meth:`close` ends it and every server."""
 
     def __init__(self, env: Mapping[str, str] = os.environ) -> None:

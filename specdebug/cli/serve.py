@@ -21,6 +21,7 @@ from specdebug.engine_flags import ENGINE_FLAGS, EngineFlag, flag_of, options_of
 from specdebug.errors import ConfigError, SpecDebugError
 
 if TYPE_CHECKING:
+    from specdebug.faults.model import Fault
     from specdebug.scenario.library import Library
     from specdebug.server.launch import Launch
     from specdebug.server.run import Address
@@ -115,7 +116,7 @@ def serve(
         _refuse(ctx)
     options = options_of(asdict(engine))
     launch = _launch(options, revert, fault, probes, mode, shared.library())
-    _check(options)
+    _check(options, launch.faults)
     from specdebug.server.run import serve
 
     serve(launch, _settings(engine, server), _address(server), say=_say, pass_on=_pass_on)
@@ -166,16 +167,20 @@ def _launch(
     )
 
 
-def _check(options: dict[str, Any]) -> None:
-    """Raise SpecDebugError, with the flag at fault, for options that contradict each other or name no checkpoint."""
+def _check(options: dict[str, Any], faults: Sequence[Fault]) -> None:
+    """Raise SpecDebugError, with the flag at fault, for options that contradict each other or name no checkpoint, and
+    for a fault that cannot act in such an engine."""
     from specdebug.assets import checkpoint_path
     from specdebug.engine.config import EngineConfig, InvalidOption
+    from specdebug.faults.fit import check_fit
 
     try:
         config = EngineConfig.from_dict(options)
     except InvalidOption as error:
         flag = flag_of(error.key_path)
         raise ConfigError(f"{flag} {error.reason}" if flag else str(error)) from None
+    for fault in faults:
+        check_fit(fault, config, "this server")
     checkpoint_path(config.model)
     if config.draft_model is not None:
         checkpoint_path(config.draft_model)

@@ -291,7 +291,7 @@ def _unfit_faults(scenario: Scenario, arm: str, config: EngineConfig) -> Iterato
     rids = [rid for group in scenario.workload for rid in group.rids]
     for fault in scenario.faults_of(arm):
         try:
-            check_fit(fault, config, arm)
+            check_fit(fault, config, f"arm '{arm}'")
         except SpecDebugError as error:
             yield error
         if fault.request is not None and fault.request not in rids:

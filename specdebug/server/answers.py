@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from specdebug.server.client import EngineClient
-from specdebug.server.fields import BadField, TooBig
+from specdebug.server.fields import BadField, TooBig, parse
 from specdebug.server.served import ServedRequest
 
 T = TypeVar("T")
 
+ASIDE_BYTES = 16 << 10
 DONE = b"data: [DONE]\n\n"
 KINDS = {
     400: "BadRequestError",
@@ -77,6 +79,14 @@ async def body_of(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
+async def read_aside(body: bytes, read: Callable[[Any], T]) -> T:
+    """What ``read`` makes of a body's JSON; of a large one in a thread, so that others are served meanwhile.
+    Raises BadField."""
+    if len(body) < ASIDE_BYTES:
+        return read(parse(body))
+    return await asyncio.to_thread(lambda: read(parse(body)))
+
+
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``. Raises ClientGone, and cancels it, when the client goes away."""
     task = asyncio.ensure_future(work)
@@ -129,15 +139,19 @@ def event(document: Any) -> bytes:
 
 def sse(client: EngineClient, requests: Sequence[ServedRequest], events: AsyncIterator[bytes]) -> Response:
     """The answer that streams ``events``; requests still open when it ends, or the client goes, are aborted."""
+    return _Streamed(client, requests, events)
 
-    async def guarded() -> AsyncIterator[bytes]:
+
+class _Streamed(StreamingResponse):
+    def __init__(self, client: EngineClient, requests: Sequence[ServedRequest], events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._open = client, requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async for each in events:
-                yield each
-        finally:
-            abort_all(client, requests)
-
-    return StreamingResponse(guarded(), media_type="text/event-stream")
+            await super().__call__(scope, receive, send)
+        finally:  # not in the events: of a client that is gone already they may never be begun
+            abort_all(*self._open)
 
 
 def abort_all(client: EngineClient, requests: Sequence[ServedRequest]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -16,11 +15,11 @@ from specdebug.server.answers import (
     body_of,
     event,
     finished,
+    read_aside,
     sse,
     while_connected,
 )
 from specdebug.server.bodies import AskedPrompt, GenerateBody, read_generate
-from specdebug.server.fields import parse
 from specdebug.server.served import ServedRequest
 from specdebug.server.state import ServerState
 from specdebug.server.streaming import merged, pieces
@@ -28,8 +27,8 @@ from specdebug.server.streaming import merged, pieces
 
 async def generate(state: ServerState, http: Request) -> Response:
     """Answer one body, with one object or a list of them, or a stream. Raises BadField, Refusal or ClientGone."""
-    data = parse(await body_of(http, state.settings.max_body_bytes))
-    body = await asyncio.to_thread(read_generate, data, state.model, state.config.context_length)
+    raw = await body_of(http, state.settings.max_body_bytes)
+    body = await read_aside(raw, lambda data: read_generate(data, state.model, state.config.context_length))
     requests = state.submit(body.asked)
     try:
         if body.stream:
@@ -80,7 +79,7 @@ def logprobs_of(state: ServerState, asked: AskedPrompt, request: ServedRequest, 
 async def _stream(state: ServerState, body: GenerateBody, requests: Sequence[ServedRequest]) -> AsyncIterator[bytes]:
     numbered = enumerate(zip(body.asked, requests, strict=True))
     events = [_events(state, asked, request, None if body.single else at) for at, (asked, request) in numbered]
-    async for each in merged(events):
+    async for each in merged(events, state.say):
         yield each
     yield DONE
 

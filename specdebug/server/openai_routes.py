@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -11,9 +10,8 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from specdebug.server.answers import DONE, abort_all, begun, body_of, event, finished, sse, while_connected
+from specdebug.server.answers import DONE, abort_all, begun, body_of, event, finished, read_aside, sse, while_connected
 from specdebug.server.bodies import AskedPrompt
-from specdebug.server.fields import parse
 from specdebug.server.openai_bodies import OpenAIBody, read_chat, read_completion
 from specdebug.server.served import ServedRequest
 from specdebug.server.state import ServerState
@@ -31,8 +29,7 @@ async def chat_completions(state: ServerState, http: Request) -> Response:
 
 
 async def _answer(state: ServerState, http: Request, form: _Form) -> Response:
-    data = parse(await body_of(http, state.settings.max_body_bytes))
-    body = await asyncio.to_thread(form.read, data)
+    body = await read_aside(await body_of(http, state.settings.max_body_bytes), form.read)
     requests = state.submit(body.asked)
     pairs = list(zip(body.asked, requests, strict=True))
     head = form.head(body)
@@ -60,7 +57,7 @@ async def _stream(
         async for piece in pieces(form.state, asked, request):
             yield event({**head, "choices": [form.delta(at, body, request, piece)]})
 
-    async for each in merged([events(at, *pair) for at, pair in enumerate(pairs)]):
+    async for each in merged([events(at, *pair) for at, pair in enumerate(pairs)], form.state.say):
         yield each
     if body.usage:
         yield event({**head, "choices": [], "usage": _usage([request for _, request in pairs])})

@@ -24,6 +24,8 @@ from specdebug.server.metrics import ServerMetrics
 from specdebug.server.state import ServerState, Settings
 from specdebug.server.text import ModelText
 
+READY = "The server is fired up and ready to roll!"
+"""SGLang's line, which whoever starts a server waits for; ours ends with the address."""
 GRACE_S = 3
 """Seconds that answers under way have to end once the server is told to."""
 
@@ -105,37 +107,45 @@ async def _serve(
             timeout_keep_alive=60,
         )
     )
-    with _signals(lambda: setattr(server, "should_exit", True)):
+    over = asyncio.Event()
+    with _signals(over.set):
         await client.start()
         serving = asyncio.create_task(server.serve(sockets=[bound]))
-        ready = asyncio.create_task(_told_ready(client, bound, say))
         try:
-            await _until_over(client, serving, server)
+            served = await _until_over(client, serving, over, lambda: say(f"{READY} {_url(bound)}"))
         finally:
-            ready.cancel()
             await client.close()
             server.should_exit = True
             await serving
     if client.refused is not None:
         raise _as_error(client.refused)
+    if client.failure is not None and not served:
+        error = ServeError(str(client.failure))
+        error.exit_code = 125 if client.failure.signature is None else 1
+        raise error
 
 
-async def _until_over(client: EngineClient, serving: asyncio.Task[None], server: _Front) -> None:
-    """Wait for a signal, or for the engine to say that it cannot be built."""
-    while not server.should_exit and not serving.done():
-        if client.refused is not None:
-            return
-        await asyncio.sleep(_LOOK_S)
+async def _until_over(
+    client: EngineClient, serving: asyncio.Task[None], over: asyncio.Event, ready: Callable[[], None]
+) -> bool:
+    """Wait for a signal, also where the engine has died meanwhile; return True if it has ever served. One that cannot
+    be built is not waited for."""
+    told, settled = asyncio.create_task(over.wait()), asyncio.create_task(client.settled.wait())
+    try:
+        await asyncio.wait({told, serving, settled}, return_when=asyncio.FIRST_COMPLETED)
+        if client.state != "ready":
+            return False
+        ready()
+        await asyncio.wait({told, serving}, return_when=asyncio.FIRST_COMPLETED)
+        return True
+    finally:
+        told.cancel()
+        settled.cancel()
 
 
-_LOOK_S = 0.05
-
-
-async def _told_ready(client: EngineClient, bound: socket.socket, say: Callable[[str], None]) -> None:
-    await client.settled.wait()
-    if client.state == "ready":
-        host, port = bound.getsockname()[:2]
-        say(f"The server is fired up and ready to roll! http://{f'[{host}]' if ':' in host else host}:{port}")
+def _url(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _as_error(refused: Refused) -> SpecDebugError:

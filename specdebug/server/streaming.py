@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import traceback
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from specdebug.server.answers import Refusal, error_body, event, refusal_of
@@ -38,8 +39,9 @@ async def pieces(state: ServerState, asked: AskedPrompt, request: ServedRequest)
             yield Piece(growing.grow(ids), growing.sent, since)
 
 
-async def merged(sources: Sequence[AsyncIterator[bytes]]) -> AsyncIterator[bytes]:
-    """The events of several requests as they come. One that ends with an error has that as its last event."""
+async def merged(sources: Sequence[AsyncIterator[bytes]], say: Callable[[str], None]) -> AsyncIterator[bytes]:
+    """The events of several requests as they come. One that ends with an error has that as its last event; ``say``
+    hears of one that is ours."""
     queue: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def drain(source: AsyncIterator[bytes]) -> None:
@@ -48,6 +50,9 @@ async def merged(sources: Sequence[AsyncIterator[bytes]]) -> AsyncIterator[bytes
                 queue.put_nowait(each)
         except Refusal as refusal:
             queue.put_nowait(event(error_body(refusal.status, str(refusal))))
+        except Exception as error:
+            say("".join(traceback.format_exception(error)).rstrip())
+            queue.put_nowait(event(error_body(500, f"internal error: {type(error).__name__}")))
         finally:
             queue.put_nowait(None)
 

@@ -1,4 +1,4 @@
-"""The sums of what an engine has served, and its state after the last step. ServerMetrics and ``/server_info`` read them."""
+"""The sums of what an engine has served, and its state after the last step; metrics and ``/server_info`` read them."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from specdebug.cli.main import run
         (["--model-path", "tinny"], "did you mean 'tiny'?"),
         (["--revert", "1"], "1"),
         (["--fault", "nan_logit"], "did you mean 'nan_logits'"),
+        (["--fault", "nan_draft_logits"], "which this server does not have"),
         (["--probes", "defalt"], "defalt"),
         (["--watchdog-timeout", "0"], "--watchdog-timeout must be above 0 seconds"),
         (["--port", "99999"], "--port"),

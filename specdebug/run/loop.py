@@ -104,6 +104,8 @@ class RunLoop:
 
     def _arrive(self, arrival: Arrival) -> None:
         self.arrived[arrival.rid] = arrival
+        if arrival.flush and "cache_flush" in self.session.shows:
+            self._call(self.session.flush_cache)
         self.sink.emit("arrive", rid=arrival.rid, group=arrival.group, prompt_tokens=len(arrival.prompt_ids))
         self._add(arrival.rid, arrival)
 

@@ -176,6 +176,13 @@ class Arrive(Part):
         "ids of groups that must have finished, or been aborted, before this one starts",
     ] = ()
     jitter: Annotated[int, whole(*STEPS), "most steps that each request comes later, drawn for each"] = 0
+    flush: Annotated[bool, FLAG, "flush the cache right before request 0 (client 0) comes"] = False
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = super().to_dict()
+        if not self.flush:  # as in what was written before there were flushes
+            del plain["flush"]
+        return plain
 
 
 def _request_number(item: Item) -> int:

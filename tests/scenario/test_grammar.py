@@ -83,7 +83,7 @@ FULL = {
         {
             "turns": {"clients": 2, "rounds": 2, "input_tokens": [3, 4], "corpus": "stdlib"},
             "max_new_tokens": [2, 3],
-            "arrive": {"after": ["text", "g1"], "jitter": 2},
+            "arrive": {"after": ["text", "g1"], "jitter": 2, "flush": True},
         },
     ],
     "faults": [

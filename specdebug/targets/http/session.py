@@ -153,6 +153,8 @@ class HttpSession(Plain):
         return self._answers[rid]
 
     def flush_cache(self) -> None:
+        """Flush the cache, once what is under way has ended: a server that serves is not flushed."""
+        self.call(self._all_ended())
         self.call(flush(self._client))
 
     def settle(self) -> bool:
@@ -201,6 +203,10 @@ class HttpSession(Plain):
             await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
             self._ended += [rid for rid, task in self._tasks.items() if task.done() and rid not in self._ended]
+
+    async def _all_ended(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
 
     async def _serve(self, answer: HttpAnswer) -> None:
         body: dict[str, Any] = {

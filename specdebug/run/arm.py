@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from specdebug.content import shipped_root
 from specdebug.errors import ConfigError, ContentError, SpecDebugError
 from specdebug.scenario.text import Decode, decoder, load_tokenizer
-from specdebug.targets.base import SHOWN, Asked, Opening, Session, Target
+from specdebug.targets.base import SHOWN, Asked, Opening, OverThere, Session, Target
 from specdebug.targets.registry import find_target
 from specdebug.verdict.device_errors import device_lost, out_of_memory
 from specdebug.verdict.outcome import EXIT_CODES
@@ -106,7 +108,7 @@ class _Arm:
         self._coredump: str | None = None
         self._lost = False
         self._injector: Injector | None = None
-        self._reverts: tuple[int, ...] = ()
+        self._reverts: Sequence[Toggle] = ()
         self._session: Session | None = None
 
     def run(self) -> None:
@@ -173,7 +175,7 @@ class _Arm:
 
         toggles = pickle.loads(self._payload["toggles"])
         if self._payload["elsewhere"]:  # the target itself has them reverted, where its engine runs
-            self._reverts = tuple(toggle.pr for toggle in toggles)
+            self._reverts = toggles
             self._sink.emit("reverts", hits={})
             return self._hits_elsewhere
         try:
@@ -185,6 +187,20 @@ class _Arm:
         hits = partial(hits_of, toggles, applied)
         self._sink.emit("reverts", hits=hits())
         return hits
+
+    def _over_there(self, mode: str | None) -> OverThere:
+        """The arm's reverts and probes, for a target whose engine runs elsewhere."""
+        if not self._payload["elsewhere"]:
+            return OverThere()
+        packs = pickle.loads(self._payload["packs"])
+        roots = {Path(each.path).resolve().parents[1] for each in (*packs, *self._reverts)} - {shipped_root()}
+        return OverThere(
+            tuple(toggle.pr for toggle in self._reverts),
+            tuple(pack.name for pack in packs),
+            mode,
+            tuple(sorted(map(str, roots))),
+            self._payload.get("keeper"),
+        )
 
     def _hits_elsewhere(self) -> dict[str, dict[str, int]]:
         server = None if self._session is None else self._session.server()
@@ -228,8 +244,8 @@ class _Arm:
             if self._onlooker is not None:
                 self._onlooker.building()
 
-        label, keeper = f"{scenario.name}-{arm}", self._payload.get("keeper")
-        opening = Opening(label, self._say, self._busy, before, self._reverts, keeper)
+        label, there = f"{scenario.name}-{arm}", self._over_there(scenario.arms[arm].mode)
+        opening = Opening(label, self._say, self._busy, before, there)
         self._session = session = target.open(options, seed, opening)
         asked = session.known(asked)
         workload, faults = pickle.loads(self._payload["workload"]), scenario.faults_of(arm)
@@ -279,7 +295,7 @@ class _Arm:
         from specdebug.run.oracles.base import OracleSettings
 
         # A session with probes is asked even without packs: reading them is where a failed kernel may first show.
-        probes = "probes" in session.shows or bool(pickle.loads(self._payload["packs"]))
+        probes = "probes" in session.shows or (bool(pickle.loads(self._payload["packs"])) and not asked.probed)
         settings = OracleSettings(scenario.oracles_of(self._payload["arm"]), asked, probes)
         return Judge(
             settings,

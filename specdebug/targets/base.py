@@ -173,7 +173,8 @@ class Asked:
     """An arm's wishes of its target. ``drafts``: a draft is asked for, with ``draft_model`` where the target names one.
     ``zero_fill``: unwritten draft KV is zeroed on a cache hit by policy. ``guards``: guard regions are on.
     ``exact``: sampled tokens have the target's odds; thresholds of acceptance below 1 give drafts more. ``dense``: the
-    checkpoint is here, so that the dense reference can judge. ``server``: it is reached over a network."""
+    checkpoint is here, so that the dense reference can judge. ``server``: it is reached over a network. ``probed``: it
+    has the arm's probes live itself, and tells what they find."""
 
     model: str
     device: str = "cpu"
@@ -186,23 +187,35 @@ class Asked:
     exact: bool = True
     dense: bool = True
     server: bool = False
+    probed: bool = False
     unused: tuple[str, ...] = ()
     """Engine options of the arm that mean nothing to this target."""
+
+
+@dataclass(frozen=True)
+class OverThere:
+    """The part of an arm that is put in place where the engine runs: fixes to revert, names of probe packs, the mode of
+    all probes if one is set, and the folders of content that those are from, beside what is shipped. ``keeper``: the
+    address of who keeps servers for several runs (``launch/keeper.py``), in a search."""
+
+    reverts: tuple[int, ...] = ()
+    probes: tuple[str, ...] = ()
+    mode: str | None = None
+    content: tuple[str, ...] = ()
+    keeper: str | None = None
 
 
 @dataclass
 class Opening:
     """The surroundings of a session. ``label`` names the arm in files. ``say`` reports an event. ``busy`` is told what
     keeps the session from answering. ``before`` is called when the device is taken and the engine not yet built.
-    ``reverts``: the fixes that a target itself takes out, see ``serving.reverts_itself``. ``keeper``: the address of
-    who keeps servers for several runs (``launch/keeper.py``), in a search."""
+    ``over_there``: what a target whose engine runs elsewhere is to put in place there."""
 
     label: str
     say: Callable[..., None]
     busy: Busy
     before: Callable[[], None] = field(default=lambda: None)
-    reverts: tuple[int, ...] = ()
-    keeper: str | None = None
+    over_there: OverThere = field(default_factory=lambda: OverThere())
 
 
 class Busy(Protocol):

@@ -57,10 +57,12 @@ class HttpServerView:
     def findings(self) -> Sequence[tuple[str, str]]:
         own = own_words(self._server_info()).get("violations") or ()
         said = [(str(each["signature"]), str(each["detail"])) for each in own]
-        found = [*said, *(() if self._host is None else self._host.findings())]
-        new = {signature: text for signature, text in reversed(found) if signature not in self._told}
+        new: dict[str, str] = {}
+        for signature, text in (*said, *(() if self._host is None else self._host.findings())):
+            if signature not in self._told:
+                new.setdefault(signature, text)
         self._told |= set(new)
-        return [(signature, new[signature]) for signature, _ in found if signature in new and new.get(signature)]
+        return list(new.items())
 
     def hits(self) -> Mapping[str, Mapping[str, int]]:
         hits = own_words(self._server_info()).get("reverts")

@@ -6,12 +6,13 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from specdebug.engine_flags import arguments_of
 from specdebug.errors import ConfigError
+from specdebug.targets.base import OverThere
 from specdebug.targets.serving import LaunchSettings
 
 SERVE = "serve"
@@ -37,14 +38,18 @@ class StartCommand:
         return [word.replace("{port}", str(port)) for word in self.words]
 
 
-def command_of(settings: LaunchSettings, options: Mapping[str, Any], seed: int, reverts: Sequence[int]) -> StartCommand:
+def command_of(settings: LaunchSettings, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
     """The command for an arm. Raises ConfigError for one that cannot be."""
     env = {name: value for name, value in os.environ.items() if name != REVERTS} | dict(settings.env)
-    numbers = ",".join(map(str, reverts))
+    numbers = ",".join(map(str, there.reverts))
     if settings.command == SERVE:
         flags = arguments_of({"seed": seed, **options})
+        more = [("--revert", numbers)] if numbers else []
+        more += [("--probes", name) for name in there.probes]
+        more += [("--mode", there.mode)] if there.mode else []
+        more += [("--content", folder) for folder in there.content]
         own = (sys.executable, "-P", "-m", "specdebug", "serve", "--port", "{port}", *flags)
-        return StartCommand((*own, *(("--revert", numbers) if numbers else ())), env)
+        return StartCommand((*own, *(word for pair in more for word in pair)), env)
     try:
         words = tuple(shlex.split(settings.command))
     except ValueError as error:

@@ -43,7 +43,7 @@ class LaunchTarget:
 
             EngineConfig.from_dict(options)  # what cannot be is told where it stands, before anything is started
             arguments_of(options)
-            return replace(asked, unused=())
+            return replace(asked, unused=(), probed=True)
         return asked
 
     def warm(self, options: Mapping[str, Any]) -> None:
@@ -79,8 +79,9 @@ class LaunchTarget:
         key = key_of(settings)
         headers = (("Authorization", f"Bearer {key}"),) if key else ()
         opening.busy.said("starting a server")
-        if opening.keeper is not None:
-            command = command_of(settings, options, SHARED_SEED, opening.reverts)
+        there = opening.over_there
+        if there.keeper is not None:
+            command = command_of(settings, options, SHARED_SEED, there)
             wish = ServerWish(
                 command.words,
                 dict(command.env),
@@ -90,8 +91,8 @@ class LaunchTarget:
                 settings.ready_timeout_s,
                 headers,
             )
-            return LentServer(opening.keeper, wish, opening.busy.said)
-        server = ServerProcess(command_of(settings, options, seed, opening.reverts), opening.label, settings.log)
+            return LentServer(there.keeper, wish, opening.busy.said)
+        server = ServerProcess(command_of(settings, options, seed, there), opening.label, settings.log)
         try:
             server.wait_ready(settings.ready, settings.ready_timeout_s, opening.busy.said, headers)
         except BaseException:

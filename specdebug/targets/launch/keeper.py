@@ -8,7 +8,7 @@ went away without a word is ended.
 
 Lines are JSON objects. From a worker: the :class:`ServerWish`, then ``{"status": true}`` any number of times, and
 ``{"release": SOUND}``. To it: ``{"progress": TEXT}``, then ``{"url": ..., "log": ..., "pid": ...}`` or
-``{"failed": TEXT, "signature": ...}``, and ``{"status": N}``.
+``{"failed": TEXT, "signature": ...}``, then ``{"status": N}``, and ``{"released": true}`` once that is done.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Shelf:
                 self._used.append(found[1])
             if found[1].alive() and answers(found[1].url + wish.ready, wish.headers):
                 return found[1]
-            self.end(found[1])
+            self.end(wish, found[1])
 
     def using(self, server: ServerProcess) -> None:
         """Take in that a server was started. Ends it where everything is being ended."""
@@ -100,7 +100,7 @@ class Shelf:
         if late is not None:
             late.end()
 
-    def end(self, server: ServerProcess) -> None:
+    def end(self, wish: ServerWish, server: ServerProcess) -> None:
         """End a server that is in use."""
         with self._lock:
             if server in self._used:
@@ -145,7 +145,6 @@ def _accept(listening: socket.socket, shelf: Shelf) -> None:
 def _lend(connection: socket.socket, shelf: Shelf) -> None:
     """Serve one worker."""
     server: ServerProcess | None = None
-    kept = False
     with connection, connection.makefile("rw", encoding="utf-8") as talk, contextlib.suppress(OSError, ValueError):
         try:
             wish = ServerWish.read(talk.readline())
@@ -157,13 +156,15 @@ def _lend(connection: socket.socket, shelf: Shelf) -> None:
                 said = json.loads(line)
                 if "status" in said:
                     _say(talk, status=server.status())
-                elif said.get("release") and server.alive() and answers(server.url + wish.ready, wish.headers):
-                    kept = True
-                    shelf.put(wish, server)
+                elif "release" in said:
+                    sound = said["release"] and server.alive() and answers(server.url + wish.ready, wish.headers)
+                    (shelf.put if sound else shelf.end)(wish, server)
+                    server = None
+                    _say(talk, released=True)
                     return
         finally:
-            if server is not None and not kept:
-                shelf.end(server)
+            if server is not None:
+                shelf.end(wish, server)
 
 
 def _started(wish: ServerWish, talk: TextIO, shelf: Shelf) -> ServerProcess | None:
@@ -177,12 +178,12 @@ def _started(wish: ServerWish, talk: TextIO, shelf: Shelf) -> ServerProcess | No
         server.wait_ready(wish.ready, wish.timeout_s, lambda text: _say(talk, progress=text), wish.headers)
     except (NoServer, StartFailed) as error:
         if server is not None:
-            shelf.end(server)
+            shelf.end(wish, server)
         _say(talk, failed=str(error), signature=getattr(error, "signature", None))
         return None
     except BaseException:
         if server is not None:
-            shelf.end(server)
+            shelf.end(wish, server)
         raise
     return server
 

@@ -68,6 +68,7 @@ class LentServer:
     def release(self, sound: bool) -> None:
         self._talk.write(json.dumps({"release": sound}) + "\n")
         self._talk.flush()
+        self._hear()  # who comes next is to find it
         self._talk.close()
         self._socket.close()
 

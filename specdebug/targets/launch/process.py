@@ -19,7 +19,7 @@ from specdebug.targets.launch.command import StartCommand, free_port
 from specdebug.targets.launch.log import ServerLog
 from specdebug.targets.serving import NoServer
 from specdebug.workers.lifeline import lifeline
-from specdebug.workers.reaper import kill_group
+from specdebug.workers.reaper import kill_group, wait_for
 
 LOOK_S = 0.1
 END_S = 10.0
@@ -93,7 +93,7 @@ class ServerProcess:
         told = f"the server ended (exit status {status}) before it was ready; its log is {self.log_path}"
         if tells_of_damage(name) and not name.startswith("hang"):
             raise StartFailed(name, told)
-        raise NoServer(f"{told}, which ends with: {self.log.last_line()}")
+        raise NoServer(f"{told}, which ends with: {self.log.last_line() or 'nothing'}")
 
     def alive(self) -> bool:
         """Return True if it runs."""
@@ -122,6 +122,7 @@ class ServerProcess:
                 self._process.wait(END_S)
         kill_group(self._process.pid)  # what it left, or itself
         self._process.wait()
+        wait_for({self._process.pid})
         lifeline.ended(self._key)
 
 

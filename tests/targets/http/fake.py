@@ -193,9 +193,9 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(fake: FakeServer) -> Iterator[FakeServer]:
-    """Serve on a free port."""
-    server = _Server(("127.0.0.1", 0), _Handler)
+def serving(fake: FakeServer, port: int = 0) -> Iterator[FakeServer]:
+    """Serve on a port, or any that is free."""
+    server = _Server(("127.0.0.1", port), _Handler)
     server.fake = fake
     fake.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)

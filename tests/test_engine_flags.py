@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
 from specdebug.cli.main import app
+from specdebug.cli.serve import ServerFlags
 from specdebug.engine.config import CudaGraphConfig, EngineConfig, MemoryConfig, SpeculativeConfig
-from specdebug.engine_flags import ENGINE_FLAGS, NOT_SUPPORTED, arguments_of, flag_of, options_of, refusal
+from specdebug.engine_flags import ENGINE_FLAGS, NOT_SUPPORTED, EngineFlag, arguments_of, flag_of, options_of, refusal
 from specdebug.errors import ConfigError
 from specdebug.scenario.library import Library
 
@@ -82,3 +84,22 @@ def test_a_flag_that_is_not_supported_says_why() -> None:
 def test_the_flag_at_fault_is_found() -> None:
     assert flag_of(("speculative", "eagle_topk")) == "--speculative-eagle-topk"
     assert flag_of(("nothing",)) is None
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "serve.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("flag", ENGINE_FLAGS, ids=lambda flag: flag.name)
+def test_the_page_has_every_flag(flag: EngineFlag) -> None:
+    ours = "ours: " if flag.ours else ""
+    assert f"| `{flag.name}` | `{'.'.join(flag.into)}` | {ours}{flag.help} |" in PAGE
+
+
+def test_the_page_has_every_flag_of_the_server_and_every_refusal() -> None:
+    missing = [
+        field.name for field in dataclasses.fields(ServerFlags) if f"--{field.name.replace('_', '-')}" not in PAGE
+    ]
+    assert not missing
+    refused = {name: why for name, why in NOT_SUPPORTED.items() if f"`{name.removeprefix('--')}`" not in PAGE}
+    assert not refused
+    assert all(f" | {why} |" in PAGE for why in NOT_SUPPORTED.values())

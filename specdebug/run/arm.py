@@ -139,7 +139,9 @@ class _Arm:
 
             if self._injector is not None:
                 self._injector.finish()
-            self._sink.emit("coverage", reached=async_probe.reached(), hits=hits())
+            server = None if self._session is None else self._session.server()
+            reached = async_probe.reached() if server is None else dict(server.reached())
+            self._sink.emit("coverage", reached=reached, hits=hits())
             if self._session is not None:
                 self._session.close(not self._sink.violated)
         self._sink.emit("done", stages_s=self._stages, peak_rss_mb=_peak_rss_mb())

@@ -90,6 +90,9 @@ class ServerView(Protocol):
     def hits(self) -> Mapping[str, Mapping[str, int]]:
         """By fix that it was started without, how often each of its edits has run; empty where that is not known."""
 
+    def reached(self) -> Mapping[str, int]:
+        """By probe site, how often it was passed; empty where that is not known."""
+
 
 def reverts_itself(target: object) -> bool:
     """Return True if a target's engine runs elsewhere, where the target has fixes reverted: nothing is patched here."""

@@ -68,6 +68,10 @@ class HttpServerView:
         hits = own_words(self._server_info()).get("reverts")
         return hits if isinstance(hits, Mapping) else {}
 
+    def reached(self) -> Mapping[str, int]:
+        reached = own_words(self._server_info()).get("reached_sites")
+        return reached if isinstance(reached, Mapping) else {}
+
     def _server_info(self) -> Mapping[str, Any]:
         """What the server says of itself; nothing, if it does not any more: that is told elsewhere."""
         try:

@@ -72,6 +72,7 @@ class TargetWorker:
         features = output.hidden if output.aux is None else output.aux
         if features.shape[0] != batch.input_ids.numel():
             raise AssertionError("target features must have one row per prompt token")
+        self._observers.prompt(batch, output.hidden)
         logits = self.model.logits(output.hidden[batch.last_rows()])
         with grouped():
             self.pool.probe_written(batch.out_cache_loc)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdebug.server.fields import BadField, Fields, text, whole
-from specdebug.server.served import Wish
+from specdebug.server.served import LogprobWish, Wish
 from specdebug.server.text import ModelText
 
 MAX_BATCH = 1024
@@ -44,7 +44,7 @@ SAMPLING_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 GENERATE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         ("input_embeds", "image_data", "video_data", "audio_data", "lora_path", "lora_id", "session_params",
-         "modalities", "custom_logit_processor", "token_ids_logprob", "extra_key", "custom_labels", "priority",
+         "modalities", "custom_logit_processor", "extra_key", "custom_labels", "priority",
          "bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank", "conversation_id",
          "routed_dp_rank"),
         _NOTHING,
@@ -103,19 +103,24 @@ def read_generate(data: Any, model: ModelText, context_length: int) -> GenerateB
     tops = [whole(each, path, 0, MAX_LOGPROBS) for each, path in _each(fields, "top_logprobs_num", count, 0)]
     starts = [whole(each, path, -1, 2**31) for each, path in _each(fields, "logprob_start_len", count, -1)]
     for start, ids in zip(starts, prompts, strict=True):
-        if 0 <= start < len(ids) and any(wanted):
-            raise fields.bad("logprob_start_len", "log probabilities of the prompt are not supported; use -1")
+        if start > len(ids):
+            raise fields.bad("logprob_start_len", f"must be no more than the prompt's {len(ids)} tokens, got {start}")
+    chosen = _token_lists(fields, count, model.vocab_size)
     texts = fields.switch("return_text_in_logprobs", False)
     speculative = fields.switch("speculative", True)
     stream = fields.switch("stream", False)
     fields.close(GENERATE_NEUTRAL)
+    wishes = [
+        LogprobWish(top, own, start if 0 <= start < len(ids) else None)
+        for top, own, start, ids in zip(tops, chosen, starts, prompts, strict=True)
+    ]
     asked = tuple(
         AskedPrompt(
-            Wish(rid, ids, sampling.engine, speculative, top if wants else None),
+            Wish(rid, ids, sampling.engine, speculative, logprobs if wants else None),
             sampling,
             texts,
         )
-        for rid, ids, sampling, wants, top in zip(rids, prompts, samplings, wanted, tops, strict=True)
+        for rid, ids, sampling, wants, logprobs in zip(rids, prompts, samplings, wanted, wishes, strict=True)
     )
     return GenerateBody(asked, single, stream)
 
@@ -210,6 +215,18 @@ def _each(fields: Fields, name: str, count: int, default: Any) -> list[tuple[Any
     if len(value) != count:
         raise fields.bad(name, f"must hold one for each of the {count} prompts, got {len(value)}")
     return [(default if each is None else each, f"{at}[{number}]") for number, each in enumerate(value)]
+
+
+def _token_lists(fields: Fields, count: int, vocab_size: int) -> list[list[int]]:
+    """``token_ids_logprob``: ids for all prompts, or a list of them for each."""
+    value = fields.get("token_ids_logprob") or []
+    at = fields.at("token_ids_logprob")
+    if not isinstance(value, list):
+        raise BadField(at, "must be a list of token ids")
+    each = value if value and isinstance(value[0], list) else [value] * count
+    if len(each) != count or any(not isinstance(ids, list) or len(ids) > MAX_LOGPROBS for ids in each):
+        raise BadField(at, f"must be a list of at most {MAX_LOGPROBS} token ids, or one for each prompt")
+    return [[whole(token, at, 0, vocab_size - 1) for token in ids] for ids in each]
 
 
 def _switch(value: Any, path: str) -> bool:

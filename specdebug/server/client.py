@@ -201,7 +201,9 @@ class EngineClient:
                 continue
             if key in event["accept"]:
                 request.accept.append(event["accept"][key])
-            request.logprobs += event["logprobs"].get(key, ())
+            if (logprobs := event["logprobs"].get(key)) is not None:
+                request.logprobs += logprobs["output"]
+                request.prompt_logprobs += logprobs["prompt"]
             request.output_ids += ids
             self.totals.tokens(request, len(ids), now)
             if key in event["finished"]:

@@ -118,7 +118,13 @@ class EngineLoop:
             name: tuple(each) if isinstance(each, list) else each for name, each in command["sampling"].items()
         }
         try:
-            self._engine.add_request(rid, command["ids"], SamplingParams(**given), speculative=command["speculative"])
+            self._engine.add_request(
+                rid,
+                command["ids"],
+                SamplingParams(**given),
+                speculative=command["speculative"],
+                cache_limit=(command["logprobs"] or {}).get("start"),
+            )
         except SpecDebugError as error:
             if error.exit_code != 2:
                 raise
@@ -126,8 +132,8 @@ class EngineLoop:
             return
         self._keys[rid] = command["key"]
         self._checked = False
-        if command.get("top_logprobs") is not None:
-            self._logprobs.want(rid, command["top_logprobs"])
+        if command["logprobs"] is not None:
+            self._logprobs.want(rid, command["logprobs"])
 
     def _abort(self, rid: str, key: str) -> None:
         """End a request, unless it has ended meanwhile."""

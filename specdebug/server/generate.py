@@ -56,23 +56,39 @@ async def _all(requests: Sequence[ServedRequest]) -> None:
 def _meta(state: ServerState, asked: AskedPrompt, request: ServedRequest, since: int) -> dict[str, Any]:
     """``since``: log probabilities from this token on."""
     meta = request.meta_info(tree_size=state.tree_size, weight_version=state.settings.weight_version)
-    return meta | logprobs_of(state, asked, request, since) if asked.wish.top_logprobs is not None else meta
+    return meta | logprobs_of(state, asked, request, since)
 
 
 def logprobs_of(state: ServerState, asked: AskedPrompt, request: ServedRequest, since: int) -> dict[str, Any]:
-    """Log probabilities as SGLang has them: triples of value, token and its text, which is null unless asked for."""
+    """Log probabilities as SGLang has them: triples of value, token and its text, which is null unless asked for. Of
+    the prompt the first token that is told of has none."""
+    wish = asked.wish.logprobs
+    if wish is None:
+        return {}
 
-    def named(value: float, token: int) -> list[Any]:
+    def named(value: float | None, token: int) -> list[Any]:
         return [value, token, state.model.decode([token], skip_special=False) if asked.text_logprobs else None]
 
-    known = list(zip(request.output_ids, request.logprobs, strict=False))[since:]
+    prompt = [] if wish.start is None else list(asked.wish.ids)[wish.start :]
+    before = list(zip(prompt[1:], request.prompt_logprobs, strict=False))
+    after = list(zip(request.output_ids, request.logprobs, strict=False))[since:]
     meta: dict[str, Any] = {
-        "input_token_logprobs": [],
-        "output_token_logprobs": [named(own, token) for token, (own, _) in known],
+        "input_token_logprobs": [named(None, token) for token in prompt[:1]]
+        + [named(own, token) for token, (own, _, _) in before],
+        "output_token_logprobs": [named(own, token) for token, (own, _, _) in after],
     }
-    if asked.wish.top_logprobs:
-        meta["input_top_logprobs"] = []
-        meta["output_top_logprobs"] = [[named(value, token) for value, token in best] for _, (_, best) in known]
+    nothing: list[None] = [None] * len(prompt[:1])
+    for side, known in (("input", before), ("output", after)):
+        first = nothing if side == "input" else []
+        if wish.top:
+            best = [[named(value, token) for value, token in top] for _, (_, top, _) in known]
+            meta[f"{side}_top_logprobs"] = [*first, *best]
+        if wish.ids:
+            own = [
+                [named(value, token) for value, token in zip(values, wish.ids, strict=True)]
+                for _, (_, _, values) in known
+            ]
+            meta[f"{side}_token_ids_logprobs"] = [*first, *own]
     return meta
 
 

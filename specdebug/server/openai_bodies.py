@@ -18,7 +18,7 @@ from specdebug.server.bodies import (
 )
 from specdebug.server.chat import ChatTemplate
 from specdebug.server.fields import BadField, Fields, text
-from specdebug.server.served import Wish
+from specdebug.server.served import LogprobWish, Wish
 from specdebug.server.text import ModelText
 
 MAX_MESSAGES = 10_000
@@ -115,8 +115,9 @@ def _body(
     speculative = fields.switch("speculative", True)
     fields.close(neutral)
     rids = [rid] if len(prompts) == 1 else [f"{rid}_{number}" for number in range(len(prompts))]
+    logprobs = None if top is None else LogprobWish(top)
     asked = [
-        AskedPrompt(Wish(own, ids, sampling.engine, speculative, top), sampling)
+        AskedPrompt(Wish(own, ids, sampling.engine, speculative, logprobs), sampling)
         for own, ids in zip(rids, prompts, strict=True)
     ]
     return OpenAIBody(tuple(asked), stream, usage, top)

@@ -147,8 +147,8 @@ class _Completion(_Form):
         offsets = [sum(map(len, tokens[:at])) for at in range(since, len(tokens))]
         return {
             "tokens": tokens[since:],
-            "token_logprobs": [own for own, _ in known],
-            "top_logprobs": [{name(token): value for value, token in best} for _, best in known] if top else [],
+            "token_logprobs": [own for own, _, _ in known],
+            "top_logprobs": [{name(token): value for value, token in best} for _, best, _ in known] if top else [],
             "text_offset": offsets,
         }
 
@@ -178,6 +178,6 @@ class _Chat(_Form):
         known = list(zip(request.output_ids, request.logprobs, strict=False))[since:]
         content = [
             told(token, own) | {"top_logprobs": [told(other, value) for value, other in best]}
-            for token, (own, best) in known
+            for token, (own, best, _) in known
         ]
         return {"content": content}

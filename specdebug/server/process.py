@@ -26,7 +26,7 @@ GONE_S = 1.0
 _LOOK_S = 0.01
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from specdebug.server.engine_process import main; sys.exit(main(sys.argv[2:]))"
+    "from specdebug.server.engine_process import main, leave; leave(main(sys.argv[2:]))"
 )
 
 
@@ -71,7 +71,8 @@ class EngineProcess:
         self._oom_kills = oom_kills()
         self._killed_for: EndKind | None = None
         self._tail = b""
-        send(self.channel, JOB, launch)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is gone, which its socket shows
+            send(self.channel, JOB, launch)
 
     def take_log(self, data: bytes) -> None:
         """Keep the end of what it printed."""
@@ -79,20 +80,21 @@ class EngineProcess:
 
     def dump(self) -> None:
         """Have it print where it is, even from inside a C loop."""
-        with contextlib.suppress(ProcessLookupError):
+        if self._process.returncode is None:
             os.kill(self.pid, DUMP_SIGNAL)
 
     def kill(self, why: EndKind | None = None) -> None:
         """Kill it and what it started; ``why`` is what it has ended of."""
         self._killed_for = self._killed_for or why
-        kill_group(self.pid)
+        if self._process.returncode is None:  # else the number may be another's by now
+            kill_group(self.pid)
 
     def wait(self) -> WorkerEnd:
         """How it ended; one that is not gone :data:`GONE_S` after its socket closed is killed."""
         until = time.monotonic() + GONE_S
-        while not self._has_ended() and time.monotonic() < until:
+        while not (ended := self._has_ended()) and time.monotonic() < until:
             time.sleep(_LOOK_S)
-        kill_group(self.pid)  # and what it started and left behind; not yet reaped, so the number is its own
+        self.kill(None if ended else "exit")  # what it left behind, too; not yet reaped, so the number is its own
         status = self._process.wait()
         lifeline.ended(self._key)
         kind: EndKind = self._killed_for or ("signal" if status < 0 else "exit")

@@ -6,27 +6,42 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specdebug.server.failure import EngineFailure
 
 
 @dataclass(frozen=True)
+class LogprobWish:
+    """Log probabilities of each token that comes out; of each position, too, the ``top`` greatest and those of ``ids``.
+    ``start``: of the prompt's tokens behind this one as well; they are computed and not taken from the cache."""
+
+    top: int = 0
+    ids: Sequence[int] = ()
+    start: int | None = None
+
+
+TokenLogprobs = tuple[float, list[tuple[float, int]], list[float]]
+"""The token's own, the greatest of its position with their tokens, and those of the tokens asked for."""
+
+
+@dataclass(frozen=True)
 class Wish:
-    """A request as the engine gets it. ``sampling``: fields of the engine's ``SamplingParams``. ``top_logprobs``: how
-    many log probabilities of each position are wanted beside the token's own; None: not even that."""
+    """A request as the engine gets it. ``sampling``: fields of the engine's ``SamplingParams``. ``logprobs``: the
+    log probabilities that are wanted, None where there are none to be."""
 
     rid: str
     ids: Sequence[int]
     sampling: Mapping[str, Any]
     speculative: bool = True
-    top_logprobs: int | None = None
+    logprobs: LogprobWish | None = None
 
     def command(self, key: str) -> dict[str, Any]:
         """The line that adds it under the front's ``key``."""
         own = {"key": key, "rid": self.rid, "ids": list(self.ids), "sampling": dict(self.sampling)}
-        return {"do": "add", **own, "speculative": self.speculative, "top_logprobs": self.top_logprobs}
+        logprobs = None if self.logprobs is None else asdict(self.logprobs)
+        return {"do": "add", **own, "speculative": self.speculative, "logprobs": logprobs}
 
 
 @dataclass(eq=False)
@@ -35,7 +50,8 @@ class ServedRequest:
 
     Attributes:
         key: what engine and front call it: its name may be used again as soon as it has ended here.
-        output_ids: tokens so far.
+        output_ids: tokens so far; ``logprobs`` has an entry for each, where they are wanted.
+        prompt_logprobs: of the prompt, an entry for each token behind the one from which they are wanted.
         accept: tokens that each verify accepted, the bonus included.
         finish_reason: stop, length or abort, once it has ended.
         matched: the token or text that stopped it.
@@ -47,7 +63,8 @@ class ServedRequest:
     wish: Wish
     key: str
     output_ids: list[int] = field(default_factory=list)
-    logprobs: list[tuple[float, list[tuple[float, int]]]] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     accept: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     retractions: int = 0

@@ -26,6 +26,7 @@ class ModelText:
         listed = eos if isinstance(eos, list) else [eos]
         self.eos_ids: tuple[int, ...] = tuple(each for each in listed if isinstance(each, int))
         self.architectures: list[str] = list(config.get("architectures") or ())
+        self.vocab_size = int(config.get("vocab_size") or self.tokenizer.get_vocab_size())
         self.model_type: str = str(config.get("model_type", ""))
 
     @cached_property

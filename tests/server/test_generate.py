@@ -146,6 +146,40 @@ def test_drafts_change_no_log_probability(serving: Serving) -> None:
         assert text == serving.state.model.decode([token])
 
 
+@pytest.mark.parametrize("flags", [{}, {"chunked_prefill_size": 16, "page_size": 4}])
+def test_a_prompt_s_log_probabilities_are_those_of_the_same_tokens_as_output(flags: dict[str, Any]) -> None:
+    with Serving({**EAGLE, **flags}) as serving:
+        before = serving.state.model.encode(PROMPT)
+        ask = {"sampling_params": GREEDY, "return_logprob": True, "top_logprobs_num": 2, "token_ids_logprob": [5, 9]}
+        answer = serving.generate(input_ids=before, **ask)
+        whole, start = before + answer["output_ids"], len(before) - 1
+        for _ in range(2):  # the second time all of it is in the cache
+            meta = serving.generate(input_ids=whole, logprob_start_len=start, **ask)["meta_info"]
+            assert meta["cached_tokens"] <= start
+            assert meta["input_token_logprobs"][0] == [None, whole[start], None]
+            assert meta["input_top_logprobs"][0] is meta["input_token_ids_logprobs"][0] is None
+            known = answer["meta_info"]
+            for kind in ("token_logprobs", "top_logprobs", "token_ids_logprobs"):
+                found, expected = meta[f"input_{kind}"][1:], known[f"output_{kind}"]
+                assert len(found) == len(expected) == 12
+                for one, other in zip(found, expected, strict=True):
+                    pairs = zip(one, other, strict=True) if kind != "token_logprobs" else [(one, other)]
+                    for (value, token, _), (same, its, _) in pairs:
+                        assert token == its
+                        assert value == pytest.approx(same, abs=1e-3)
+
+
+def test_a_prompt_s_log_probabilities_begin_where_they_are_asked_for(serving: Serving) -> None:
+    ids = serving.state.model.encode(PROMPT)
+    ask = {"input_ids": ids, "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
+    whole = serving.generate(**ask, logprob_start_len=0)["meta_info"]["input_token_logprobs"]
+    assert [token for _, token, _ in whole] == ids
+    tail = serving.generate(**ask, logprob_start_len=20)["meta_info"]["input_token_logprobs"]
+    assert [token for _, token, _ in tail] == ids[20:]
+    assert [value for value, _, _ in tail[1:]] == pytest.approx([value for value, _, _ in whole[21:]], abs=1e-3)
+    assert serving.generate(**ask)["meta_info"]["input_token_logprobs"] == []
+
+
 def test_sampling_is_repeated_by_its_name_and_seed(serving: Serving) -> None:
     params = {"temperature": 1.5, "max_new_tokens": 16, "sampling_seed": 3, "top_k": 50, "top_p": 0.95}
     one, same = (serving.generate(text=PROMPT, rid="r", sampling_params=params)["text"] for _ in range(2))

@@ -94,17 +94,19 @@ class ServerClient:
             async with self._http.stream("POST", path, json=body) as answer:
                 if answer.status_code >= 400:
                     _raise_for(answer, await answer.aread())
-                async for line in answer.aiter_lines():
-                    if not line.startswith("data:"):
+                done = False
+                async for line in answer.aiter_lines():  # to its end: only then is the connection free for another
+                    if done or not line.startswith("data:"):
                         continue
                     text = line.removeprefix("data:").strip()
-                    if text == "[DONE]":
-                        return
-                    event = _object(text)
-                    if "error" in event:
-                        raise Declined(*_told(event, 500))
-                    yield event
-        raise Unreachable("the stream broke off before [DONE]")
+                    done = text == "[DONE]"
+                    if not done:
+                        event = _object(text)
+                        if "error" in event:
+                            raise Declined(*_told(event, 500))
+                        yield event
+        if not done:
+            raise Unreachable("the stream broke off before [DONE]")
 
     @contextmanager
     def _failing(self) -> Any:

@@ -169,6 +169,7 @@ class HttpSession(Plain):
 
     def close(self, sound: bool) -> None:
         self._loop.run_until_complete(self._close())
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
         if self._host is not None:
             self._host.release(sound)

@@ -68,13 +68,21 @@ def test_older_servers_and_those_that_stream_what_is_new_are_read_alike(
 
 
 def test_sampling_goes_by_sglang_s_names(server: Open) -> None:
-    fake, session = server()
+    fake, session = server(switch=False)
     add(session, "a", temperature=0.7, top_k=5, top_p=0.9, stop_token_ids=(14,))
     drain(session)
     assert fake.served[0]["sampling_params"] == {
         "max_new_tokens": 5, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "stop_token_ids": [14],
     }  # fmt: skip
     assert (session.request("a").finish_reason, session.request("a").output_ids) == ("stop", [13, 14])
+
+
+def test_our_own_server_gets_each_request_s_seed(server: Open) -> None:
+    fake, session = server()
+    add(session, "a", temperature=0.7, seed=2**60 + 5)
+    add(session, "b", temperature=0.0, seed=5)
+    drain(session)
+    assert sorted(str(body["sampling_params"].get("sampling_seed")) for body in fake.served) == ["5", "None"]
 
 
 def test_requests_run_beside_each_other_as_many_as_there_may_be_connections(server: Open) -> None:

@@ -194,8 +194,6 @@ def plan(scenario: Scenario, choices: Choices, library: RunContent) -> list[ArmR
     for name in choices.arms:
         if name not in scenario.arms:
             raise ReplayError(f"{scenario.path}: no arm '{name}'{did_you_mean(name, scenario.arms)}")
-    if choices.target is not None:
-        find_target(choices.target)
     names = list(dict.fromkeys(choices.arms)) or list(scenario.arms)
     if (choices.reverts or choices.faults) and not choices.arms:
         names = names[:1]
@@ -225,12 +223,13 @@ def _with_choices(scenario: Scenario, choices: Choices) -> Scenario:
     def changed(arm: Arm) -> Arm:
         return dataclasses.replace(
             arm,
-            target=choices.target or arm.target,
             mode=choices.mode or arm.mode,
             probes=choices.probes or arm.probes,
             faults=(*scenario.faults_of(arm.name), *choices.faults) if choices.faults else arm.faults,
         )
 
+    if choices.target is not None:
+        scenario = scenario.on(choices.target)
     limits = scenario.limits
     if choices.timeout_s is not None:
         limits = dataclasses.replace(limits, timeout_s=choices.timeout_s)

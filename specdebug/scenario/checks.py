@@ -103,8 +103,14 @@ def _problems(scenario: Scenario, known: KnownNames | None, broken: _Broken) -> 
             yield from (each for each in _unfit_faults(scenario, arm, config) if isinstance(each, ContentError))
 
 
-OVERRIDES = {"device": "--device", "dtype": "--dtype", "attention_backend": "--backend", "page_size": "--page-size"}
-"""Engine options that the command line can override, and how."""
+OVERRIDES = {
+    "device": "--device",
+    "dtype": "--dtype",
+    "attention_backend": "--backend",
+    "page_size": "--page-size",
+    "target": "--target",
+}
+"""Engine options, and the target, that the command line can override, and how."""
 
 
 def engine_config(scenario: Scenario, arm: str) -> EngineConfig:

@@ -35,9 +35,9 @@ from specdebug.scenario.kinds import (
     whole,
 )
 from specdebug.scenario.parts import Key, Part, keys_of, nested, one_of, overlay
-from specdebug.scenario.servers import TARGET, TargetChoice
+from specdebug.scenario.servers import TARGET, TargetChoice, parse_target
 from specdebug.schema import Gather, Item
-from specdebug.targets.registry import DEFAULT
+from specdebug.targets.registry import DEFAULT, find_target
 from specdebug.verdict.outcome import Verdict
 from specdebug.verdict.signatures import SHAPE, complaint, stated
 from specdebug.yamlio import Doc, as_json, parse_yaml
@@ -475,6 +475,19 @@ class Scenario(Part):
     def engine_of(self, arm: str) -> dict[str, Any]:
         """Engine options of an arm: the scenario's, over them the arm's, key by key, and ``overrides`` over both."""
         return merge(merge(self.engine, self.arms[arm].engine), self.overrides)
+
+    def laid_over(self, over: Mapping[str, Any]) -> Scenario:
+        """The scenario with engine options from outside the file over those of every arm; ``target`` among them is in
+        the place of every arm's. Raises SpecDebugError for a target that is none."""
+        options = dict(over)
+        target = options.pop("target", None)
+        scenario = replace(self, overrides=options)
+        return scenario if target is None else scenario.on(parse_target(target))
+
+    def on(self, target: TargetChoice) -> Scenario:
+        """The scenario with a target in the place of every arm's. Raises ConfigError for one that there is not."""
+        find_target(target)
+        return replace(self, target=target, arms={name: replace(arm, target=None) for name, arm in self.arms.items()})
 
     def faults_of(self, arm: str) -> tuple[Fault, ...]:
         """The faults injected in an arm, in the order in which they are numbered."""

@@ -37,6 +37,7 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Route], ...] = (
     ("/server_info", ("GET",), info.server_info),
     ("/get_server_info", ("GET",), info.server_info),
     ("/v1/models", ("GET",), info.models),
+    ("/v1/models/{name:path}", ("GET",), info.models),
     ("/v1/completions", ("POST",), openai_routes.completions),
     ("/v1/chat/completions", ("POST",), openai_routes.chat_completions),
 )

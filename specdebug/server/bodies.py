@@ -64,12 +64,14 @@ GENERATE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class SamplingFields:
-    """Sampling parameters as read. ``engine``: fields of the engine's ``SamplingParams``."""
+    """Sampling parameters as read. ``engine``: fields of the engine's ``SamplingParams``. ``silent``: no token is asked
+    for, as by who wants the prompt's log probabilities alone; the engine's one is dropped."""
 
     engine: Mapping[str, Any]
     stops: tuple[str, ...] = ()
     skip_special: bool = True
     keep_stop: bool = False
+    silent: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def read_generate(data: Any, model: ModelText, context_length: int) -> GenerateB
     ]
     asked = tuple(
         AskedPrompt(
-            Wish(rid, ids, sampling.engine, speculative, logprobs if wants else None),
+            Wish(rid, ids, sampling.engine, speculative, logprobs if wants else None, sampling.silent),
             sampling,
             texts,
         )
@@ -126,13 +128,18 @@ def read_generate(data: Any, model: ModelText, context_length: int) -> GenerateB
 
 
 def _sampling_params(fields: Fields, model: ModelText) -> SamplingFields:
-    sampling = read_sampling(fields, model, default_tokens=128)
+    sampling = read_sampling(fields, model, default_tokens=128, least_tokens=0)
     fields.close(SAMPLING_NEUTRAL)
     return sampling
 
 
 def read_sampling(
-    fields: Fields, model: ModelText, *, default_tokens: int, names: Mapping[str, str] | None = None
+    fields: Fields,
+    model: ModelText,
+    *,
+    default_tokens: int,
+    least_tokens: int = 1,
+    names: Mapping[str, str] | None = None,
 ) -> SamplingFields:
     """Read SGLang's ``sampling_params``; ``names``: those that have another name in this body. Raises BadField."""
 
@@ -149,10 +156,11 @@ def read_sampling(
     stops = fields.texts("stop", MAX_STOPS)
     if any(not stop or "\ufffd" in stop for stop in stops):
         raise fields.bad("stop", "must be neither empty nor hold U+FFFD, which stands for bytes that are no text")
+    tokens = fields.whole(own("max_new_tokens"), default_tokens, least_tokens)
     temperature = fields.number("temperature", 1.0, 0.0, 2.0**53)
     eos = () if fields.switch("ignore_eos", False) else model.eos_ids
     engine = {
-        "max_new_tokens": fields.whole(own("max_new_tokens"), default_tokens, 1),
+        "max_new_tokens": max(tokens, 1),
         "temperature": temperature if temperature >= GREEDY_BELOW else 0.0,
         "top_p": fields.number("top_p", 1.0, 0.0, 1.0, above=True),
         "top_k": 0 if top_k == -1 else top_k,
@@ -161,7 +169,7 @@ def read_sampling(
         "seed": fields.whole(own("sampling_seed"), 0, 0),
     }
     skip_special, keep_stop = fields.switch("skip_special_tokens", True), fields.switch("no_stop_trim", False)
-    return SamplingFields(engine, stops, skip_special, keep_stop)
+    return SamplingFields(engine, stops, skip_special, keep_stop, silent=not tokens)
 
 
 def new_rid() -> str:

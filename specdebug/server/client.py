@@ -195,14 +195,15 @@ class EngineClient:
         for key in event["retracted"]:
             if (request := self._by_key.get(key)) is not None:
                 request.retractions += 1
-        for key, ids in event["emitted"].items():
+        for key, emitted in event["emitted"].items():
             request = self._by_key.get(key)
             if request is None:  # it was aborted meanwhile
                 continue
+            ids = [] if request.wish.silent else emitted
             if key in event["accept"]:
                 request.accept.append(event["accept"][key])
             if (logprobs := event["logprobs"].get(key)) is not None:
-                request.logprobs += logprobs["output"]
+                request.logprobs += logprobs["output"][: len(ids)]
                 request.prompt_logprobs += logprobs["prompt"]
             request.output_ids += ids
             self.totals.tokens(request, len(ids), now)

@@ -106,6 +106,8 @@ class EngineLoop:
                 case "flush":
                     self._flush()
                 case "info":
+                    if not self._session.has_work:
+                        self._check_pools()
                     self._tell_coverage()
         except Exception as error:
             raise self._fail(error) from error

@@ -57,8 +57,9 @@ def failure_of(
     lost = MachineFailure("memory", "the kernel killed the engine") if memory else death_by_machine(end)
     if lost is not None and not found:
         return EngineFailure(None, step, lost.reason)
-    death = death_of(end, step, stage)
-    if death is not None and (end.kind != "exit" or not found):
+    # One that told why it leaves has an exit status that says no more.
+    death = None if found and end.kind == "exit" else death_of(end, step, stage)
+    if death is not None:
         found.append(death)
     if not found:
         return EngineFailure("error@worker", step, f"left with exit status {end.status} in stage {stage}")

@@ -130,8 +130,11 @@ async def server_info(state: ServerState, http: Request) -> Response:
 
 
 async def models(state: ServerState, http: Request) -> Response:
-    """The one model, in OpenAI's form."""
+    """The one model, in OpenAI's form: in a list, or by its name."""
     name = state.settings.served_model_name
+    asked = http.path_params.get("name", name)
+    if asked != name:
+        raise Refusal(404, f"there is no model {asked!r}; this server has {name!r}", "model")
     card = {
         "id": name,
         "object": "model",
@@ -141,4 +144,4 @@ async def models(state: ServerState, http: Request) -> Response:
         "parent": None,
         "max_model_len": state.config.context_length,
     }
-    return JSONResponse({"object": "list", "data": [card]})
+    return JSONResponse(card if "name" in http.path_params else {"object": "list", "data": [card]})

@@ -29,13 +29,14 @@ TokenLogprobs = tuple[float, list[tuple[float, int]], list[float]]
 @dataclass(frozen=True)
 class Wish:
     """A request as the engine gets it. ``sampling``: fields of the engine's ``SamplingParams``. ``logprobs``: the
-    log probabilities that are wanted, None where there are none to be."""
+    log probabilities that are wanted, None where there are none to be. ``silent``: what comes out is dropped."""
 
     rid: str
     ids: Sequence[int]
     sampling: Mapping[str, Any]
     speculative: bool = True
     logprobs: LogprobWish | None = None
+    silent: bool = False
 
     def command(self, key: str) -> dict[str, Any]:
         """The line that adds it under the front's ``key``."""

@@ -54,8 +54,6 @@ class Totals:
 
     def tokens(self, request: ServedRequest, count: int, now: float) -> None:
         """Take in tokens of a request."""
-        if not count:
-            return
         self.generated_tokens += count
         if request.first is None:
             request.first = now

@@ -82,7 +82,7 @@ def test_a_bad_field_of_generate_is_named(body: dict[str, Any], field: str) -> N
         ("top_k", 0),
         ("top_k", 2.5),
         ("top_k", True),
-        ("max_new_tokens", 0),
+        ("max_new_tokens", -1),
         ("max_new_tokens", 10**400),
         ("stop", [""]),
         ("stop", ["\ufffd"]),

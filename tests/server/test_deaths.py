@@ -85,6 +85,33 @@ def test_reverts_are_in_place_and_counted(tmp_path: Path) -> None:
         assert "27338" in server.http.get("/server_info").json()["specdebug"]["reverts"]
 
 
+BROKEN = """
+pr: 999999
+title: fail while the engine is built
+url: https://example.org/999999
+family: tests
+symptom: none
+description: none
+detected_by: {scenario: cache_hit, signature: "error@engine.Engine.__init__"}
+patches:
+  specdebug:
+    - target: specdebug.engine.engine:Engine.__init__
+      edits:
+        - match: self._step = 0
+          replacement: raise RuntimeError("not today")
+"""
+
+
+@pytest.mark.slow
+def test_an_engine_that_cannot_be_built_ends_the_command(tmp_path: Path) -> None:
+    (tmp_path / "toggles").mkdir()
+    (tmp_path / "toggles" / "999999.yaml").write_text(BROKEN)
+    server = Launched(tmp_path / "log", *EAGLE, "--content", str(tmp_path), "--revert", "999999")
+    assert server.process.wait(60) == 1
+    last = server.text.splitlines()[-1]
+    assert last == "error: the engine has died: fail error@engine.Engine.__init__: RuntimeError: not today"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_ends_the_server_with_its_open_requests(tmp_path: Path, number: signal.Signals) -> None:
     with Launched(tmp_path / "log", *EAGLE) as server:

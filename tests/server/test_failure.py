@@ -41,6 +41,10 @@ def test_the_first_in_program_order_names_it(end: WorkerEnd, told: tuple[Violati
     assert of(end, told).signature == signature
 
 
+def test_an_exit_that_was_explained_is_told_by_its_reason_alone() -> None:
+    assert str(of(ended(), (ASSERTED,))) == "the engine has died: fail assert@accept.walk: AssertionError: no"
+
+
 def test_a_crash_that_follows_a_finding_is_told_beside_it() -> None:
     failure = of(ended("signal", -11), (Violation("nan", "verify.logits", 6, "3 bad"),))
     assert "3 bad; killed by SIGSEGV" in str(failure)

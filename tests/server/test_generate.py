@@ -180,6 +180,16 @@ def test_a_prompt_s_log_probabilities_begin_where_they_are_asked_for(serving: Se
     assert serving.generate(**ask)["meta_info"]["input_token_logprobs"] == []
 
 
+def test_a_prompt_can_be_scored_without_a_token_of_output(serving: Serving) -> None:
+    ids = serving.state.model.encode(PROMPT)
+    params = {"max_new_tokens": 0, "temperature": 0}
+    answer = serving.generate(input_ids=ids, sampling_params=params, return_logprob=True, logprob_start_len=0)
+    meta = answer["meta_info"]
+    assert (answer["text"], answer["output_ids"], meta["output_token_logprobs"]) == ("", [], [])
+    assert (meta["completion_tokens"], meta["finish_reason"]) == (0, {"type": "length", "length": 0})
+    assert len(meta["input_token_logprobs"]) == len(ids)
+
+
 def test_sampling_is_repeated_by_its_name_and_seed(serving: Serving) -> None:
     params = {"temperature": 1.5, "max_new_tokens": 16, "sampling_seed": 3, "top_k": 50, "top_p": 0.95}
     one, same = (serving.generate(text=PROMPT, rid="r", sampling_params=params)["text"] for _ in range(2))

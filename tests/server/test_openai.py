@@ -20,6 +20,9 @@ def client(serving: Serving) -> Iterator[openai.OpenAI]:
 
 def test_the_model_is_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt")
 
 
 def test_a_completion_says_what_it_cost(client: openai.OpenAI, serving: Serving) -> None:

@@ -4,13 +4,13 @@ The first root is what specdebug ships: the copy packaged beside this file, or, 
 a stray ``toggles/`` folder beside an installed package is never read. After it come the user's own folders, from
 ``--content DIR`` and then from ``SPECDEBUG_PATH`` (separated like ``PATH``). Each root holds any of ``probes/``,
 ``toggles/`` and ``scenarios/``; every ``*.yaml`` directly inside counts, by its file name without the ending, ``-``
-and ``_`` being the same.
+and ``_`` being the same. A folder inside ``scenarios/`` is a pack of scenarios, named ``PACK/NAME``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -57,28 +57,35 @@ def content_files(kind: Kind, extra: Sequence[str | Path] = ()) -> dict[str, Pat
     found: dict[str, Path] = {}
     for root in content_roots(extra):
         folder = root / kind
-        for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if not _counts(file):
-                continue
-            twin = next((path for name, path in found.items() if same_name(name, file.stem)), None)
+        for own, file in _named(folder, packs=kind == "scenarios"):
+            twin = next((path for name, path in found.items() if same_name(name, own)), None)
             if twin is not None:
                 raise ContentError(f"has the same name as {twin}; rename one of them", Where(str(file)))
-            found[file.stem] = file
+            found[own] = file
     return dict(sorted(found.items()))
+
+
+def _named(folder: Path, *, packs: bool, pack: str = "") -> Iterator[tuple[str, Path]]:
+    """The files of a folder, each with its name, and with ``packs`` those of the folders in it."""
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if _counts(file):
+            yield pack + file.stem, file
+        elif packs and file.is_dir() and not file.name.startswith("."):
+            yield from _named(file, packs=False, pack=f"{file.name}/")
 
 
 def find(kind: Kind, name_or_path: str | Path, extra: Sequence[str | Path] = ()) -> Path:
     """The file of a name, or at a path (with a folder or a YAML ending). Raises ContentError, with the nearest name."""
     text = str(name_or_path)
-    is_path = text.endswith(_ENDINGS) or os.sep in text
-    if is_path and os.path.exists(text):
+    ends, has_folder = text.endswith(_ENDINGS), os.sep in text
+    if (ends or has_folder) and os.path.exists(text):
         return Path(text)
     files = content_files(kind, extra)
-    if not is_path:
+    if not ends:
         for name, path in files.items():
             if same_name(name, text):
                 return path
-    what = "no such file" if is_path else f"no {kind.removesuffix('s')} of this name"
+    what = "no such file" if ends or has_folder else f"no {kind.removesuffix('s')} of this name"
     raise ContentError(f"{what}{did_you_mean(Path(text).stem, files)}", Where(one_line(text) or "''"))
 
 

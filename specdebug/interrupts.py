@@ -79,6 +79,7 @@ class Interrupts:
 
 _process = Interrupts()
 listen, check, held, last = _process.listen, _process.check, _process.held, _process.last
+heard = _process.heard
 
 
 def exit_code() -> int:

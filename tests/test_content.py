@@ -61,10 +61,22 @@ def test_this_checkout_has_all_three_folders(monkeypatch):
 
 
 def test_only_visible_yaml_files_count(shipped):
-    for name in ("note.txt", ".hidden.yaml", "b.yml", "sub/inner.yaml"):
+    for name in ("note.txt", ".hidden.yaml", "b.yml", "sub/deeper/inner.yaml", ".sub/inner.yaml"):
         put(shipped / "scenarios" / name)
     (shipped / "scenarios" / "folder.yaml").mkdir()
     assert list(content_files("scenarios")) == ["b", "cache_hit", "graph_padding"]
+
+
+def test_a_folder_of_scenarios_is_a_pack_that_is_part_of_their_names(shipped):
+    inner = put(shipped / "scenarios" / "sub" / "cache_hit.yaml")
+    put(shipped / "toggles" / "sub" / "1.yaml")
+    assert list(content_files("scenarios")) == ["cache_hit", "graph_padding", "sub/cache_hit"]
+    assert find("scenarios", "sub/cache-hit") == inner
+    assert find("scenarios", "cache-hit") == shipped / "scenarios" / "cache_hit.yaml"
+    assert "sub/1" not in content_files("toggles")
+    assert refusal(find, "scenarios", "sub/cache_hot").startswith(
+        "sub/cache_hot: no such file; did you mean 'cache_hit'?"
+    )
 
 
 def test_the_users_folders(tmp_path, shipped, monkeypatch):

@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from specdebug.scenario import grammar
+from specdebug.scenario import grammar, servers
 from specdebug.scenario.parts import DeclaredKey, Part, keys_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scenarios.md"
@@ -24,16 +24,17 @@ HEAD = """\
 # Every key of a scenario
 
 What [scenarios/README.md](../scenarios/README.md) explains, as a reference. This page is written by
-`python tools/grammar_page.py` from `specdebug/scenario/grammar.py`, which also makes the reader and the JSON schema
-that `specdebug scenarios schema` prints.
+`python tools/grammar_page.py` from `specdebug/scenario/grammar.py` and `servers.py`, which also make the reader and the
+JSON schema that `specdebug scenarios schema` prints.
 """
 
 
 def page() -> str:
     """The page as it should be."""
-    parts = [each for each in vars(grammar).values() if inspect.isclass(each) and issubclass(each, Part)]
+    classes = {**vars(grammar), **vars(servers)}.values()
+    parts = [each for each in classes if inspect.isclass(each) and issubclass(each, Part)]
     parts.sort(key=lambda part: part is not grammar.Scenario)
-    return "\n".join([HEAD, *("\n".join(section(part)) for part in parts if part is not Part)])
+    return "\n".join([HEAD, *("\n".join(section(part)) for part in parts if part not in (Part, servers.AnyServer))])
 
 
 def section(part: type[Part]) -> Iterator[str]:

@@ -28,7 +28,7 @@ _SAMPLING: dict[str, Callable[[Item], Any]] = {
     "stop": STOPS.read,
     "seed": whole(0, 2**64 - 1).read,
 }
-_OPTIONAL = ("speculative", "continues", "delay", "abort_after")
+_OPTIONAL = ("speculative", "continues", "delay", "abort_after", "flush")
 MAX_REQUESTS = 1 << 16
 MAX_TOKENS = 1 << 22
 """Of all prompts together; each is held as an integer."""
@@ -85,6 +85,7 @@ def _readers(groups: Collection[str]) -> dict[str, Callable[[Item], Any]]:
         "continues": RID.read,
         "delay": steps.read,
         "abort_after": steps.read,
+        "flush": FLAG.read,
     }
 
 

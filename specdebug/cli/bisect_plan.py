@@ -52,8 +52,8 @@ class BisectQuestion:
         return self.budget.jobs or cpu_count()
 
     def scenario(self, library: Library) -> Scenario:
-        """Return the scenario with the engine options laid over it."""
-        return replace(library.scenario(self.file), overrides=dict(self.engine))
+        """Return the scenario with the engine options and the target laid over it."""
+        return library.scenario(self.file).laid_over(self.engine)
 
     def where(self) -> list[str]:
         """Return the words that set the same engine options and content folders."""

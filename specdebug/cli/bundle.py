@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,13 +92,13 @@ def _planned(
     from specdebug.loops import replay as replaying
 
     scenario = library.scenario(subject.file)
-    choices = replaying.Choices(
+    choices = replace(
+        engine.choices(),
         arms=(subject.arm or next(iter(scenario.arms)),),
         reverts=numbers_of(subject.revert),
         faults=tuple(parse_fault(text) for text in subject.fault or ()),
         seed=subject.seed,
         timeout_s=positive(timeout),
-        engine=engine.overrides(),
     )
     (run,) = replaying.plan(scenario, choices, library)
     return scenario, run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from specdebug import interrupts
@@ -61,11 +62,11 @@ def compare(
 
         library = shared.library()
         scenario = library.scenario(file)
-        choices = replaying.Choices(
+        choices = replace(
+            engine.choices(),
             arms=_two_arms(scenario, arm),
             seed=seed,
             timeout_s=positive(runs.timeout),
-            engine=engine.overrides(),
         )
         recording = results.recording()
         with progress() as watcher:

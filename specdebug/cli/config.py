@@ -15,8 +15,8 @@ from specdebug.content import PATH_VARIABLE
 def defaults_of(command: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults that settings give a command and those below it, by the option's name."""
     below = {name: defaults_of(one, settings) for name, one in getattr(command, "commands", {}).items()}
-    own = {param.name: settings[param.name] for param in command.params if param.name in settings}
-    return below | own
+    keys = {param.name: configuration.ALIASES.get(param.name, param.name) for param in command.params}
+    return below | {name: settings[key] for name, key in keys.items() if key in settings}
 
 
 def config(as_json: Json = False, debug: Debug = False) -> int:

@@ -56,18 +56,17 @@ def diverge(
     with workers(runs.jobs) as pool:
         from specdebug.diverge.run import Diverging
         from specdebug.faults.declare import parse_fault
-        from specdebug.loops import replay as replaying
         from specdebug.report.diverge import divergence_document, render_divergence
         from specdebug.toggles import parse_numbers
 
         library = shared.library()
         scenario = library.scenario(file)
-        changes = replaying.Choices(
+        changes = replace(
+            engine.choices(),
             reverts=tuple(parse_numbers(",".join(revert or ()))),
             faults=tuple(parse_fault(text) for text in fault or ()),
             seed=seed,
             timeout_s=positive(runs.timeout),
-            engine=engine.overrides(),
         )
         both = _planned(scenario, _two_arms(scenario, arm, changes), changes, library)
         with tempfile.TemporaryDirectory(prefix="specdebug-diverge-") as folder, progress() as watcher:

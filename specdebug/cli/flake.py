@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -174,7 +174,7 @@ def _plan(
         return _plan_of_command(command, library, reverted, measured)
     from specdebug.trials.scenario import ScenarioSource
 
-    laid_over = replace(library.scenario(subject.scenario), overrides=dict(engine))
+    laid_over = library.scenario(subject.scenario).laid_over(engine)
     source = ScenarioSource(library, laid_over, arm=subject.arm, jobs=measured.jobs, timeout_s=measured.timeout)
     others = {candidate.id for candidate in source.candidates}
     reverted = [one for one in reverted if one in others]  # the arm reverts the rest itself

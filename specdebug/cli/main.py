@@ -30,6 +30,7 @@ from specdebug.cli import (
     probes,
     replay,
     scenarios,
+    serve,
     toggles,
     triage,
 )
@@ -65,6 +66,7 @@ app.add_typer(toggles.app, name="toggles")
 app.add_typer(probes.app, name="probes")
 app.add_typer(scenarios.app, name="scenarios")
 app.add_typer(faults.app, name="faults")
+app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve)
 app.command("doctor")(doctor.doctor)
 app.command("config")(config.config)
 

@@ -111,7 +111,7 @@ def _plan(library: Library, subject: MinimiseSubject, over: Mapping[str, str | i
     from specdebug.shrink.space import ScenarioSpace
     from specdebug.shrink.trials import ShrunkSource
 
-    whole = replace(library.scenario(subject.scenario), overrides=dict(over))
+    whole = library.scenario(subject.scenario).laid_over(over)
     arm = _arm_of(whole, subject.arm)
     own = whole.arms[arm].revert
     toggles = library.toggles((*own, *numbers_of(subject.revert)))

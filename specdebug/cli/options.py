@@ -20,7 +20,7 @@ from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
     from specdebug.loops.baseline import Baseline
-    from specdebug.loops.replay import ArmResult
+    from specdebug.loops.replay import ArmResult, Choices
     from specdebug.loops.steplog import Recording
     from specdebug.scenario.library import Library
 
@@ -185,12 +185,12 @@ WithBackend = Annotated[
 WithPageSize = Annotated[
     int | None, typer.Option("--page-size", metavar="TOKENS", min=1, help="KV slots a page, of every arm.")
 ]
-WithTarget = Annotated[
+OnTarget = Annotated[
     str | None,
     typer.Option(
         "--target",
         metavar="TARGET",
-        help="What every arm runs on: embedded (unless the file says otherwise), or reference.",
+        help="What every arm runs on: embedded (unless the file says otherwise), reference, serve, or a URL.",
         autocompletion=complete.targets,
     ),
 ]
@@ -266,15 +266,28 @@ class ContentOptions:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The options of every arm's engine."""
+    """The options of every arm's engine, and what that is."""
 
     device: OnDevice = None
     dtype: InDtype = None
     backend: WithBackend = None
     page_size: WithPageSize = None
+    target: OnTarget = None
+
+    def choices(self) -> Choices:
+        """Return them as the choices of a replay. Raises SpecDebugError for a device or a target that is none."""
+        from specdebug.loops.replay import Choices
+        from specdebug.scenario.servers import parse_target
+
+        target = None if self.target is None else parse_target(self.target)
+        return Choices(engine=self._of_engine(), target=target)
 
     def overrides(self) -> dict[str, str | int]:
-        """Return them by the engine's names. Raises SpecDebugError for a device that is none."""
+        """Return them by the engine's names, and the target, for ``Scenario.laid_over``. Raises SpecDebugError for a
+        device that is none."""
+        return self._of_engine() | ({} if self.target is None else {"target": self.target})
+
+    def _of_engine(self) -> dict[str, str | int]:
         return engine_overrides(self.device, self.dtype, self.backend, self.page_size)
 
     def overrides_of(self, ctx: typer.Context, scenario: str | None) -> dict[str, str | int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +25,6 @@ from specdebug.cli.options import (
     Reverts,
     RunOptions,
     Seed,
-    WithTarget,
     named_on_command_line,
     numbers_of,
     positive,
@@ -93,7 +92,6 @@ def replay(
     ] = None,
     chosen: ArmChoices,
     engine: EngineOptions,
-    target: WithTarget = None,
     no_locate: NoLocate = False,
     results: ReplayResults,
     baselines: BaselineOptions,
@@ -117,16 +115,13 @@ def replay(
         return _replay_bundle(ctx, bundles[0], runs.timeout, results, None if trust else shared.library())
     if trust:
         raise SpecDebugError("--trust is for bundles; a scenario's toggles are yours")
-    return _replay_scenarios(
-        named, chosen, engine, target, results, baselines, runs, shared.library(), locate=not no_locate
-    )
+    return _replay_scenarios(named, chosen, engine, results, baselines, runs, shared.library(), locate=not no_locate)
 
 
 def _replay_scenarios(
     named: list[str],
     chosen: ArmChoices,
     engine: EngineOptions,
-    target: str | None,
     results: ReplayResults,
     baselines: BaselineOptions,
     runs: RunOptions,
@@ -140,9 +135,9 @@ def _replay_scenarios(
     check_several(results) if several else results.check()
     with workers(runs.jobs) as pool:
         from specdebug.faults.declare import parse_fault
-        from specdebug.loops import replay as replaying
 
-        choices = replaying.Choices(
+        choices = replace(
+            engine.choices(),
             arms=tuple(chosen.arm or ()),
             reverts=numbers_of(chosen.revert),
             faults=tuple(parse_fault(text) for text in chosen.fault or ()),
@@ -150,8 +145,6 @@ def _replay_scenarios(
             mode=chosen.mode.value if chosen.mode is not None else None,
             probes=tuple(chosen.probes) if chosen.probes else None,
             timeout_s=positive(runs.timeout),
-            target=target,
-            engine=engine.overrides(),
         )
         if baselines.save_baseline is not None and (choices.reverts or choices.faults):
             raise SpecDebugError("--save-baseline is of sound runs; it does not go with reverts and faults")
@@ -164,7 +157,7 @@ def _refuse_changes(ctx: typer.Context, file: str) -> None:
     from specdebug.toggles import REVERT_VARIABLE
 
     options = [field.name for field in (*fields(ArmChoices), *fields(EngineOptions), *fields(BaselineOptions))]
-    if flag := named_on_command_line(ctx, [*options, "target"]):
+    if flag := named_on_command_line(ctx, options):
         raise SpecDebugError(f"{file}: a bundle is replayed as recorded; {flag} does not go with it")
     if os.environ.get(REVERT_VARIABLE):
         raise SpecDebugError(f"{file}: a bundle is replayed as recorded; unset {REVERT_VARIABLE}")

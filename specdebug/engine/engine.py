@@ -116,7 +116,7 @@ class Engine:
         backends = make_backends(config, geometries, dtype, device)
         aux_layers = () if draft is None else draft.aux_layers
         self._target_worker = TargetWorker(
-            parts, target, self._memory.target, backends[0], self._req_to_token, aux_layers
+            parts, target, self._memory.target, backends[0], self._req_to_token, aux_layers, self.observers
         )
         self._speculative_worker: SpeculativeWorker | None = None
         if spec is not None and draft is not None and self._memory.draft is not None:
@@ -149,9 +149,16 @@ class Engine:
         return self._scheduler.has_work
 
     def add_request(
-        self, rid: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, speculative: bool = True
+        self,
+        rid: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        speculative: bool = True,
+        cache_limit: int | None = None,
     ) -> Request:
-        """Queue a request. ``speculative`` is ignored by an engine without a draft model.
+        """Queue a request. ``speculative`` is ignored by an engine without a draft model. ``cache_limit``: positions
+        that may come from the prefix cache at most.
 
         Raises RequestRejected if the id is taken, a token id is outside the vocabulary, it can never fit, or it has
         stop strings and the checkpoint no tokenizer.
@@ -172,7 +179,8 @@ class Engine:
             why = f"needs {slots} KV slots with its decode reservation, memory.num_slots gives {usable}"
             raise RequestRejected(rid, why)
         speculative = speculative and self._speculative_worker is not None
-        request = Request(rid, prompt, sampling, speculative, stop_strings=self._stop_strings(rid, sampling.stop))
+        stops = self._stop_strings(rid, sampling.stop)
+        request = Request(rid, prompt, sampling, speculative, stop_strings=stops, cache_limit=cache_limit)
         self.requests[rid] = request
         self._scheduler.add(request)
         return request

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdebug.engine.batch import PrefillBatch
     from specdebug.engine.config import SpeculativeConfig
     from specdebug.engine.engine import Engine
     from specdebug.engine.request import Request
@@ -112,6 +113,13 @@ class EngineObserver:
     def on_decided(self, decision: Decision) -> None:
         """The nodes to accept are chosen; rows still store what their trees were drafted from."""
 
+    def on_prompt(self, batch: PrefillBatch, hidden: Tensor) -> None:
+        """The target has computed prompt chunks: hidden states [Σext, H], a row for each token, before its head."""
+
+    def on_sampled(self, requests: Sequence[Request], logits: Tensor, ids: Tensor) -> None:
+        """The target has chosen a token for each request without a draft: ids [B] by logits [B, V]. After a chunk that
+        does not end its prompt the token is not used. The logits' memory is the next step's, too."""
+
     def on_prefilled(self, engine: Engine, request: Request) -> None:
         """The whole prompt has KV, which can be looked at; the first token is sampled."""
 
@@ -173,6 +181,16 @@ class Observers:
         """Tell of a decision."""
         for each in self._all:
             each.on_decided(decision)
+
+    def prompt(self, batch: PrefillBatch, hidden: Tensor) -> None:
+        """Tell of prompt chunks."""
+        for each in self._all:
+            each.on_prompt(batch, hidden)
+
+    def sampled(self, requests: Sequence[Request], logits: Tensor, ids: Tensor) -> None:
+        """Tell of tokens that the target chose alone."""
+        for each in self._all:
+            each.on_sampled(requests, logits, ids)
 
     def stage(self, stage: Stage) -> None:
         """Tell of a stage."""

@@ -58,6 +58,9 @@ class Request:
     sampling: SamplingParams
     speculative: bool
 
+    cache_limit: int | None = None
+    """Leading positions that may come from the prefix cache at most; None: any. The others are computed."""
+
     status: Status = Status.WAITING
     output_ids: list[int] = field(default_factory=list)
     stop_strings: StopStrings | None = None

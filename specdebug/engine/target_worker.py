@@ -20,6 +20,7 @@ from specdebug.engine.memory.fill import Scratch
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.observer import Observers
 from specdebug.engine.request import Request
 from specdebug.engine.sampler import sample
 
@@ -35,6 +36,7 @@ class TargetWorker:
         attention: AttentionBackend,
         req_to_token: ReqToToken,
         aux_layers: tuple[int, ...],
+        observers: Observers,
     ) -> None:
         self.model = model
         self.pool = pool
@@ -43,6 +45,7 @@ class TargetWorker:
         self._req_to_token = req_to_token
         self._workspace = EagerWorkspace(Scratch(parts.fill, parts.device))
         self._aux_layers = aux_layers
+        self._observers = observers
         self._seed = parts.config.seed
         self.device = parts.device
         self._observers = parts.observers
@@ -70,12 +73,15 @@ class TargetWorker:
         features = output.hidden if output.aux is None else output.aux
         if features.shape[0] != batch.input_ids.numel():
             raise AssertionError("target features must have one row per prompt token")
+        self._observers.prompt(batch, output.hidden)
         logits = self.model.logits(output.hidden[batch.last_rows()])
         with grouped():
             self.pool.probe_written(batch.out_cache_loc)
             maybe_detect_nonfinite(logits, "target_prefill.logits")
             maybe_detect_nan(features, "target_prefill.hidden_states")
-        return sample(logits, batch.requests, self._seed, drawing=batch.ends_prompt), features
+        sampled = sample(logits, batch.requests, self._seed, drawing=batch.ends_prompt)
+        self._observers.sampled(batch.requests, logits, sampled)
+        return sampled, features
 
     def decode(self, requests: Sequence[Request]) -> list[int]:
         """One token for each request, whose newest token sits at position ``kv_len``."""
@@ -94,4 +100,6 @@ class TargetWorker:
         with grouped():
             self.pool.probe_written(loc)
             maybe_detect_nonfinite(logits, "target_decode.logits")
-        return [token for (token,) in Readback(sample(logits, requests, self._seed).unsqueeze(1)).wait()]
+        sampled = sample(logits, requests, self._seed)
+        self._observers.sampled(requests, logits, sampled)
+        return [token for (token,) in Readback(sampled.unsqueeze(1)).wait()]

@@ -23,12 +23,13 @@ HAS: dict[Need, Callable[[EngineConfig], bool]] = {
 }
 
 
-def check_fit(fault: Fault, config: EngineConfig, arm: str) -> None:
-    """Raise ContentError at the fault's place (BadFault for one of the command line) when it cannot act."""
+def check_fit(fault: Fault, config: EngineConfig, who: str) -> None:
+    """Raise ContentError at the fault's place (BadFault for one of the command line) when it cannot act.
+    ``who`` has the engine, such as ``arm 'fixed'``."""
     kind = CLASSES[fault.name]
     for need in kind.needs:
         if not HAS[need](config):
-            raise fault.error(f"it needs {NEEDS[need]}, which arm '{arm}' does not have")
+            raise fault.error(f"it needs {NEEDS[need]}, which {who} does not have")
     site = fault.site or next(iter(kind.sites), "")
     if site in kind.captured_sites and config.device != "cpu" and config.cuda_graph.enabled:
         raise fault.error(

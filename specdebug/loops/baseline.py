@@ -53,7 +53,7 @@ class RunKey:
         asked, own = run.asked, ("device", "dtype", "attention_backend")
         options = ",".join(f"{name}={value}" for name, value in run.scenario.overrides.items() if name not in own)
         device, backend = asked.device.partition(":")[0], asked.attention_backend or ""
-        return cls(run.scenario.name, run.arm, run.seed, run.target, device, asked.dtype, backend, options)
+        return cls(run.scenario.name, run.arm, run.seed, str(run.target), device, asked.dtype, backend, options)
 
     def differences(self, other: RunKey) -> list[str]:
         """Return the options in which another run differs, in words."""

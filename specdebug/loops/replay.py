@@ -20,8 +20,10 @@ from specdebug.loops.device_watch import DeviceWatch
 from specdebug.loops.steplog import Recording
 from specdebug.scenario.checks import asked_of, check_faults, engine_config, option_error
 from specdebug.scenario.grammar import Arm, Expectation, ProbeMode, Scenario
+from specdebug.scenario.servers import TargetChoice
 from specdebug.targets.base import Asked
 from specdebug.targets.registry import DEFAULT, find_target
+from specdebug.targets.serving import reverts_itself
 from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import EXIT_CODES, Outcome, not_run
 from specdebug.workers.job import Job, WorkerEnd
@@ -58,7 +60,7 @@ class Choices:
     mode: ProbeMode | None = None
     probes: tuple[str, ...] | None = None
     timeout_s: float | None = None
-    target: str | None = None
+    target: TargetChoice | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -89,7 +91,7 @@ class ArmRun:
         return asked_of(self.scenario, self.arm)
 
     @property
-    def target(self) -> str:
+    def target(self) -> TargetChoice:
         return self.scenario.target_of(self.arm)
 
     @property
@@ -113,6 +115,7 @@ class ArmRun:
             "toggles": pickle.dumps(self.toggles),
             "packs": pickle.dumps(self.packs),
             "scenario": pickle.dumps(self.scenario),
+            "elsewhere": reverts_itself(find_target(self.target)),
             **more,
         }
         return Job(self.key, target, payload, limits.timeout_s, float(limits.memory_mb), self.asked.device != "cpu")
@@ -191,8 +194,6 @@ def plan(scenario: Scenario, choices: Choices, library: RunContent) -> list[ArmR
     for name in choices.arms:
         if name not in scenario.arms:
             raise ReplayError(f"{scenario.path}: no arm '{name}'{did_you_mean(name, scenario.arms)}")
-    if choices.target is not None:
-        find_target(choices.target)
     names = list(dict.fromkeys(choices.arms)) or list(scenario.arms)
     if (choices.reverts or choices.faults) and not choices.arms:
         names = names[:1]
@@ -222,12 +223,13 @@ def _with_choices(scenario: Scenario, choices: Choices) -> Scenario:
     def changed(arm: Arm) -> Arm:
         return dataclasses.replace(
             arm,
-            target=choices.target or arm.target,
             mode=choices.mode or arm.mode,
             probes=choices.probes or arm.probes,
             faults=(*scenario.faults_of(arm.name), *choices.faults) if choices.faults else arm.faults,
         )
 
+    if choices.target is not None:
+        scenario = scenario.on(choices.target)
     limits = scenario.limits
     if choices.timeout_s is not None:
         limits = dataclasses.replace(limits, timeout_s=choices.timeout_s)

@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from specdebug.content import shipped_root
 from specdebug.errors import ConfigError, ContentError, SpecDebugError
 from specdebug.scenario.text import Decode, decoder, load_tokenizer
-from specdebug.targets.base import SHOWN, Asked, Opening, Session, Target
+from specdebug.targets.base import SHOWN, Asked, Opening, OverThere, Session, Target
 from specdebug.targets.registry import find_target
 from specdebug.verdict.device_errors import device_lost, out_of_memory
 from specdebug.verdict.outcome import EXIT_CODES
@@ -62,6 +64,18 @@ def run_arm(payload: Mapping[str, Any], sink: Sink, onlooker: ArmOnlooker | None
         sink.emit("usage", message=str(error))
 
 
+class _Noting:
+    """Passes events on, and notes whether one of them was a violation."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.violated = False
+
+    def emit(self, event: str, **fields: Any) -> None:
+        self.violated = self.violated or event == "violation"
+        self._sink.emit(event, **fields)
+
+
 class _Busy:
     """The engine's words on what it is busy with, and the kernels compiled meanwhile, as one line at a time."""
 
@@ -88,12 +102,14 @@ class _Arm:
     def __init__(self, payload: Mapping[str, Any], sink: Sink, onlooker: ArmOnlooker | None) -> None:
         self._payload = payload
         self._onlooker = onlooker
-        self._sink = sink
+        self._sink = _Noting(sink)
         self._stages: dict[str, float] = {}
         self._busy = _Busy(sink)
         self._coredump: str | None = None
         self._lost = False
         self._injector: Injector | None = None
+        self._reverts: Sequence[Toggle] = ()
+        self._session: Session | None = None
 
     def run(self) -> None:
         with self._stage("revert"):
@@ -123,7 +139,11 @@ class _Arm:
 
             if self._injector is not None:
                 self._injector.finish()
-            self._sink.emit("coverage", reached=async_probe.reached(), hits=hits())
+            server = None if self._session is None else self._session.server()
+            reached = async_probe.reached() if server is None else dict(server.reached())
+            self._sink.emit("coverage", reached=reached, hits=hits())
+            if self._session is not None:
+                self._session.close(not self._sink.violated)
         self._sink.emit("done", stages_s=self._stages, peak_rss_mb=_peak_rss_mb())
         if self._lost:  # everything is reported: end here, while the engine still holds what it had on the device
             if self._coredump is not None:
@@ -156,6 +176,10 @@ class _Arm:
         from specdebug.patching import PatchError, apply
 
         toggles = pickle.loads(self._payload["toggles"])
+        if self._payload["elsewhere"]:  # the target itself has them reverted, where its engine runs
+            self._reverts = toggles
+            self._sink.emit("reverts", hits={})
+            return self._hits_elsewhere
         try:
             applied = apply([patch for toggle in toggles for patch in toggle.patches], "import")
         except PatchError as error:
@@ -165,6 +189,25 @@ class _Arm:
         hits = partial(hits_of, toggles, applied)
         self._sink.emit("reverts", hits=hits())
         return hits
+
+    def _over_there(self, mode: str | None) -> OverThere:
+        """The arm's reverts and probes, for a target whose engine runs elsewhere."""
+        if not self._payload["elsewhere"]:
+            return OverThere()
+        packs = pickle.loads(self._payload["packs"])
+        roots = {Path(each.path).resolve().parents[1] for each in (*packs, *self._reverts)} - {shipped_root()}
+        return OverThere(
+            tuple(toggle.pr for toggle in self._reverts),
+            tuple(pack.name for pack in packs),
+            mode,
+            tuple(sorted(map(str, roots))),
+            self._payload.get("keeper"),
+        )
+
+    def _hits_elsewhere(self) -> dict[str, dict[str, int]]:
+        server = None if self._session is None else self._session.server()
+        told = {} if server is None else server.hits()
+        return {number: dict(edits) for number, edits in told.items()}
 
     def _serve(self, loop: RunLoop, judge: Judge) -> None:
         from specdebug.run.loop import Stopped
@@ -203,7 +246,10 @@ class _Arm:
             if self._onlooker is not None:
                 self._onlooker.building()
 
-        session = target.open(options, seed, Opening(f"{scenario.name}-{arm}", self._say, self._busy, before))
+        label, there = f"{scenario.name}-{arm}", self._over_there(scenario.arms[arm].mode)
+        opening = Opening(label, self._say, self._busy, before, there)
+        self._session = session = target.open(options, seed, opening)
+        asked = session.known(asked)
         workload, faults = pickle.loads(self._payload["workload"]), scenario.faults_of(arm)
         self._sink.emit(
             "setup", probes_enabled=len(packs), requests=len(workload.requests), faults=[str(each) for each in faults]
@@ -251,11 +297,11 @@ class _Arm:
         from specdebug.run.oracles.base import OracleSettings
 
         # A session with probes is asked even without packs: reading them is where a failed kernel may first show.
-        probes = "probes" in session.shows or bool(pickle.loads(self._payload["packs"]))
+        probes = "probes" in session.shows or (bool(pickle.loads(self._payload["packs"])) and not asked.probed)
         settings = OracleSettings(scenario.oracles_of(self._payload["arm"]), asked, probes)
         return Judge(
             settings,
-            None if settings.reference is None else DenseReference(*settings.reference),
+            session.plain() if settings.reference is None else DenseReference(*settings.reference),
             report=lambda violation: self._sink.emit("violation", **asdict(violation)),
             tie=lambda rid, tie: self._sink.emit("tie", rid=rid, **asdict(tie)),
             decode=decode,

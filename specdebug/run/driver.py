@@ -15,13 +15,14 @@ from specdebug.scenario.workload import RequestSampling, Workload, WorkloadReque
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request that arrives now, with its whole prompt."""
+    """A request that arrives now, with its whole prompt. ``flush``: the cache is to be flushed before."""
 
     rid: str
     group: str
     prompt_ids: tuple[int, ...]
     sampling: RequestSampling
     speculative: bool
+    flush: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,4 +91,4 @@ class WorkloadDriver:
         self._prompts[request.rid] = prompt
         if request.abort_after is not None:
             self._abort_at[request.rid] = self._step + request.abort_after
-        return Arrival(request.rid, request.group, prompt, request.sampling, request.speculative)
+        return Arrival(request.rid, request.group, prompt, request.sampling, request.speculative, request.flush)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from types import TracebackType
 
+from specdebug.targets.serving import SessionFailed
 from specdebug.verdict.device_errors import ENGINE, device_failure, noticed_in, out_of_memory
 from specdebug.verdict.outcome import Violation
 
@@ -19,15 +20,18 @@ _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory"
 def violation_of(error: BaseException, step: int) -> Violation:
     """Classify ``error``, raised during ``step``.
 
-    In this order: an asserting probe (its message names kind and site), the engine's own errors that carry a
-    site, a failure of the device (see ``device_errors.py``; ``data`` says whether the device is lost), memory
-    exhausted, an index outside its tensor (on a GPU an illegal address), a failed ``assert``, anything else.
+    In this order: the failure of a session's engine elsewhere, which says what it is; an asserting probe (its message
+    names kind and site), the engine's own errors that carry a site, a failure of the device (see
+    ``device_errors.py``; ``data`` says whether the device is lost), memory exhausted, an index outside its tensor (on a
+    GPU an illegal address), a failed ``assert``, anything else.
     """
     from specdebug.async_probe import parse_message
     from specdebug.engine.errors import IllegalAddress, PlanAssertion
 
     text = " ".join(str(error).split())
     detail = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, SessionFailed):
+        return Violation(error.kind, error.site, step, text)
     probe = parse_message(str(error))
     if probe is not None:
         return Violation(probe.kind, probe.site, step, probe.message(), count=probe.count or 1)

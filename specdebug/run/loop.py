@@ -15,7 +15,7 @@ from specdebug.faults.injector import Injector
 from specdebug.run.driver import Arrival, WorkloadDriver
 from specdebug.run.exceptions import beyond_the_machine, violation_of
 from specdebug.run.judge import Judge
-from specdebug.targets.base import RequestView, Session
+from specdebug.targets.base import RequestView, Session, StepView
 from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Violation
 from specdebug.workers.machine_failure import machine_failure
@@ -104,6 +104,8 @@ class RunLoop:
 
     def _arrive(self, arrival: Arrival) -> None:
         self.arrived[arrival.rid] = arrival
+        if arrival.flush and "cache_flush" in self.session.shows:
+            self._call(self.session.flush_cache)
         self.sink.emit("arrive", rid=arrival.rid, group=arrival.group, prompt_tokens=len(arrival.prompt_ids))
         self._add(arrival.rid, arrival)
 
@@ -130,7 +132,7 @@ class RunLoop:
             kind=report.kind,
             rids=list(report.rids),
             emitted=emitted,
-            accept=dict(report.accept_lengths),
+            accept=self._accepted(report),
             cached=dict(report.cached),
             finished=list(report.finished),
             retracted=list(report.retracted),
@@ -144,6 +146,12 @@ class RunLoop:
         for rid in report.finished:
             self._end(rid)
         self._watch_progress(report)
+
+    def _accepted(self, report: StepView) -> dict[str, int | list[int]]:
+        """How many tokens the step's verifies accepted; without steps, all verifies of the requests that ended."""
+        if "steps" in self.session.shows:
+            return dict(report.accept_lengths)
+        return {rid: list(self.session.request(rid).accept_lengths) for rid in report.finished}
 
     def _advance(self) -> tuple[Any, float]:
         """One engine step and the checks after it; what a step recorded before it failed is reported first."""

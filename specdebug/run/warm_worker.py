@@ -116,6 +116,9 @@ def run_warm(payload: Mapping[str, Any], sink: PipeSink) -> None:
     from specdebug.targets.embedded import TARGET
     from specdebug.workers.forkserver import start_over
 
+    if payload["elsewhere"]:
+        run_cold(payload, sink)
+        return
     toggles: tuple[Toggle, ...] = pickle.loads(payload["toggles"])
     patches = [patch for toggle in toggles for patch in toggle.patches]
     try:
@@ -131,7 +134,7 @@ def run_warm(payload: Mapping[str, Any], sink: PipeSink) -> None:
 
 
 def run_cold(payload: Mapping[str, Any], sink: PipeSink) -> None:
-    """The same arm in a process that has not imported the engine."""
+    """The same arm in a process that has not imported the engine, or has no use for that."""
     from specdebug.run.arm import run_arm
 
     arm = with_workload(payload, sink)

@@ -103,8 +103,14 @@ def _problems(scenario: Scenario, known: KnownNames | None, broken: _Broken) -> 
             yield from (each for each in _unfit_faults(scenario, arm, config) if isinstance(each, ContentError))
 
 
-OVERRIDES = {"device": "--device", "dtype": "--dtype", "attention_backend": "--backend", "page_size": "--page-size"}
-"""Engine options that the command line can override, and how."""
+OVERRIDES = {
+    "device": "--device",
+    "dtype": "--dtype",
+    "attention_backend": "--backend",
+    "page_size": "--page-size",
+    "target": "--target",
+}
+"""Engine options, and the target, that the command line can override, and how."""
 
 
 def engine_config(scenario: Scenario, arm: str) -> EngineConfig:
@@ -291,7 +297,7 @@ def _unfit_faults(scenario: Scenario, arm: str, config: EngineConfig) -> Iterato
     rids = [rid for group in scenario.workload for rid in group.rids]
     for fault in scenario.faults_of(arm):
         try:
-            check_fit(fault, config, arm)
+            check_fit(fault, config, f"arm '{arm}'")
         except SpecDebugError as error:
             yield error
         if fault.request is not None and fault.request not in rids:

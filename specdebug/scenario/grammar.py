@@ -35,8 +35,9 @@ from specdebug.scenario.kinds import (
     whole,
 )
 from specdebug.scenario.parts import Key, Part, keys_of, nested, one_of, overlay
+from specdebug.scenario.servers import TARGET, TargetChoice, parse_target
 from specdebug.schema import Gather, Item
-from specdebug.targets.registry import DEFAULT
+from specdebug.targets.registry import DEFAULT, find_target
 from specdebug.verdict.outcome import Verdict
 from specdebug.verdict.signatures import SHAPE, complaint, stated
 from specdebug.yamlio import Doc, as_json, parse_yaml
@@ -52,7 +53,6 @@ MAX_GROUPS = 512
 NAME = form(r"[a-z0-9]+(-[a-z0-9]+)*")
 LABEL = r"[A-Za-z0-9_-]+"
 """Of an arm, a group or a shared prefix: no dots, because request ids are joined by them."""
-TARGET = form(r"[a-z0-9_.=-]+")
 CORPUS = choice("stdlib")
 """Texts that prompts can be cut from."""
 SEED = whole(0, 2**63 - 1)
@@ -176,6 +176,13 @@ class Arrive(Part):
         "ids of groups that must have finished, or been aborted, before this one starts",
     ] = ()
     jitter: Annotated[int, whole(*STEPS), "most steps that each request comes later, drawn for each"] = 0
+    flush: Annotated[bool, FLAG, "flush the cache right before request 0 (client 0) comes"] = False
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = super().to_dict()
+        if not self.flush:  # as in what was written before there were flushes
+            del plain["flush"]
+        return plain
 
 
 def _request_number(item: Item) -> int:
@@ -299,7 +306,7 @@ class AcceptOracle(Part):
             gather.note(item.error("needs at least one of 'min', 'drop' and 'min_ratio'"), item.path)
 
 
-SINCE = ("draft_state", "acceptance", "sampling", "ends", "graphs")
+SINCE = ("draft_state", "acceptance", "sampling", "ends", "graphs", "server")
 """Oracles that are on by default and were not there when the first journals and bundles were written."""
 
 
@@ -318,13 +325,16 @@ class OracleSpec(Part):
         bool, FLAG, "sampled tokens lie in the reference's top-k and top-p, and are drawn by its odds"
     ] = True
     ends: Annotated[bool, FLAG, "requests end where their length or a stop says, and stream what they keep"] = True
-    pools: Annotated[
-        bool, FLAG, "slots and rows have one owner each; locks count holders; what is cached is used and kept"
-    ] = True
     graphs: Annotated[
         bool,
         FLAG,
         "forwards run as graphs of the smallest captured size that holds the batch, and eagerly if none does",
+    ] = True
+    server: Annotated[
+        bool, FLAG, "of a server: it stays alive, what it counts adds up, and its log names no failure"
+    ] = True
+    pools: Annotated[
+        bool, FLAG, "slots and rows have one owner each; locks count holders; what is cached is used and kept"
     ] = True
     each_step: Annotated[
         bool, FLAG, "the first two look after every step, not only after a prefill and at a request's end; slow"
@@ -387,7 +397,7 @@ class Arm(Part):
         "single ones switched, the others as the scenario's",
         Key(default="the same"),
     ] = None
-    target: Annotated[str | None, TARGET, "in place of the scenario's", Key(default="the same")] = None
+    target: Annotated[TargetChoice | None, TARGET, "in place of the scenario's", Key(default="the same")] = None
 
     @classmethod
     def given(cls, item: Item) -> dict[str, Any]:
@@ -438,7 +448,7 @@ class Scenario(Part):
     ]
     description: Annotated[str, ANY_TEXT, "what it is about"] = ""
     seed: Annotated[int, SEED, "of everything drawn: prompts, lengths, sampling, garbage"] = 0
-    target: Annotated[str, TARGET, "what serves the requests"] = DEFAULT
+    target: Annotated[TargetChoice, TARGET, "what serves the requests"] = DEFAULT
     engine: Annotated[dict[str, Any], ENGINE, "how it is set up"] = field(default_factory=dict)
     faults: Annotated[tuple[Fault, ...], FAULTS, "damage done on purpose"] = ()
     probes: Annotated[tuple[str, ...], TEXTS, "probe packs, later ones over earlier ones"] = ("default",)
@@ -465,13 +475,26 @@ class Scenario(Part):
         """Like :meth:`where`, of the key that holds the value."""
         return Where(str(self.path)) if self.source is None else self.source.where_key(*path)
 
-    def target_of(self, arm: str) -> str:
-        """The name of the target that serves an arm."""
+    def target_of(self, arm: str) -> TargetChoice:
+        """The target that serves an arm."""
         return self.arms[arm].target or self.target
 
     def engine_of(self, arm: str) -> dict[str, Any]:
         """Engine options of an arm: the scenario's, over them the arm's, key by key, and ``overrides`` over both."""
         return merge(merge(self.engine, self.arms[arm].engine), self.overrides)
+
+    def laid_over(self, over: Mapping[str, Any]) -> Scenario:
+        """The scenario with engine options from outside the file over those of every arm; ``target`` among them is in
+        the place of every arm's. Raises SpecDebugError for a target that is none."""
+        options = dict(over)
+        target = options.pop("target", None)
+        scenario = replace(self, overrides=options)
+        return scenario if target is None else scenario.on(parse_target(target))
+
+    def on(self, target: TargetChoice) -> Scenario:
+        """The scenario with a target in the place of every arm's. Raises ConfigError for one that there is not."""
+        find_target(target)
+        return replace(self, target=target, arms={name: replace(arm, target=None) for name, arm in self.arms.items()})
 
     def faults_of(self, arm: str) -> tuple[Fault, ...]:
         """The faults injected in an arm, in the order in which they are numbered."""

@@ -47,6 +47,7 @@ class WorkloadRequest:
     ``new_ids`` is the whole prompt, or, when ``continues`` names a request, what follows that one's prompt and output.
     ``delay`` counts steps from the start of its group and is void for a continuation, which arrives as soon as the
     request it continues has finished. ``abort_after`` counts steps from its arrival.
+    ``flush``: the cache is flushed right before it comes.
     """
 
     rid: str
@@ -57,6 +58,7 @@ class WorkloadRequest:
     continues: str | None = None
     delay: int = 0
     abort_after: int | None = None
+    flush: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class _Expander:
             continues=f"{group.id}.{client}.{this_round - 1}" if this_round else None,
             delay=self._delay(group, client, rid),
             abort_after=_abort_after(group.abort, number),
+            flush=group.arrive.flush and number == 0,
         )
 
     def _prompt(self, group: WorkloadGroup, rid: str) -> Tokens:

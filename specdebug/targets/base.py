@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdebug.targets.serving import ServerView
+
 Ability = Literal[
     "steps",
     "kv",
@@ -34,6 +36,12 @@ Ability = Literal[
     "cache_flush",
     "reverts",
     "faults",
+    "tokens",
+    "plain",
+    "logits",
+    "alive",
+    "counts",
+    "failures",
 ]
 
 SHOWN: dict[Ability, str] = {
@@ -51,8 +59,17 @@ SHOWN: dict[Ability, str] = {
     "cache_flush": "a prompt served with an empty cache",
     "reverts": "its own source with a fix reverted",
     "faults": "what a fault does inside it",
+    "tokens": "which tokens it emits",
+    "plain": "what its model says without drafts",
+    "logits": "the logits of its model",
+    "alive": "that it answers between requests",
+    "counts": "what it counts of each request",
+    "failures": "what it or its log says of failures",
 }
 """The abilities in words that follow "this target cannot show"."""
+
+OF_SERVERS: frozenset[Ability] = frozenset({"alive", "counts", "failures"})
+"""Abilities that an engine in the worker's own process has no need of: it is alive if the worker is."""
 
 
 class Sampling(Protocol):
@@ -165,7 +182,9 @@ class Asked:
     """An arm's wishes of its target. ``drafts``: a draft is asked for, with ``draft_model`` where the target names one.
     ``zero_fill``: unwritten draft KV is zeroed on a cache hit by policy. ``guards``: guard regions are on.
     ``graphs``: batch sizes for which graphs are captured, ascending. ``exact``: sampled tokens have the target's odds;
-    thresholds of acceptance below 1 give drafts more."""
+    thresholds of acceptance below 1 give drafts more. ``dense``: the checkpoint is here, so that the dense reference
+    can judge. ``server``: it is reached over a network. ``probed``: it has the arm's probes live itself, and tells
+    what they find."""
 
     model: str
     device: str = "cpu"
@@ -177,19 +196,37 @@ class Asked:
     guards: bool = False
     graphs: tuple[int, ...] = ()
     exact: bool = True
+    dense: bool = True
+    server: bool = False
+    probed: bool = False
     unused: tuple[str, ...] = ()
     """Engine options of the arm that mean nothing to this target."""
+
+
+@dataclass(frozen=True)
+class OverThere:
+    """The part of an arm that is put in place where the engine runs: fixes to revert, names of probe packs, the mode of
+    all probes if one is set, and the folders of content that those are from, beside what is shipped. ``keeper``: the
+    address of who keeps servers for several runs (``launch/keeper.py``), in a search."""
+
+    reverts: tuple[int, ...] = ()
+    probes: tuple[str, ...] = ()
+    mode: str | None = None
+    content: tuple[str, ...] = ()
+    keeper: str | None = None
 
 
 @dataclass
 class Opening:
     """The surroundings of a session. ``label`` names the arm in files. ``say`` reports an event. ``busy`` is told what
-    keeps the session from answering. ``before`` is called when the device is taken and the engine not yet built."""
+    keeps the session from answering. ``before`` is called when the device is taken and the engine not yet built.
+    ``over_there``: what a target whose engine runs elsewhere is to put in place there."""
 
     label: str
     say: Callable[..., None]
     busy: Busy
     before: Callable[[], None] = field(default=lambda: None)
+    over_there: OverThere = field(default_factory=lambda: OverThere())
 
 
 class Busy(Protocol):
@@ -255,6 +292,19 @@ class Session(Protocol):
     def settle(self) -> bool:
         """Wait for what the device still has to do; False where there is nothing to wait for."""
 
+    def known(self, asked: Asked) -> Asked:
+        """The wishes of the arm, corrected by what the engine turned out to be."""
+
+    def plain(self) -> Any:
+        """What judges greedy tokens where the dense reference cannot: the oracles' ``Reference``, of which only
+        ``judge`` is asked; None where there is nothing."""
+
+    def server(self) -> ServerView | None:
+        """The server behind the session, for those who have ``alive``, ``counts`` or ``failures``."""
+
+    def close(self, sound: bool) -> None:
+        """The run is over; ``sound``: nothing was found. What the session holds may go."""
+
 
 class Plain:
     """A session that lives elsewhere, or has nothing inside: no cache to flush, no memory to be looked at."""
@@ -269,6 +319,18 @@ class Plain:
 
     def settle(self) -> bool:
         return False
+
+    def known(self, asked: Asked) -> Asked:
+        return asked
+
+    def plain(self) -> Any:
+        return None
+
+    def server(self) -> ServerView | None:
+        return None
+
+    def close(self, sound: bool) -> None:
+        """Do nothing: the worker's end is the session's."""
 
     def flush_cache(self) -> None:
         raise self._hidden("cache_flush")

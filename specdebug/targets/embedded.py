@@ -6,15 +6,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args
 
-from specdebug.targets.base import Ability, Asked, Opening, RequestOnlooker, RequestView, Sampling, StepView, clock_of
+from specdebug.targets.base import (
+    OF_SERVERS,
+    Ability,
+    Asked,
+    Opening,
+    RequestOnlooker,
+    RequestView,
+    Sampling,
+    StepView,
+    clock_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from specdebug.engine import Engine, EngineObserver
     from specdebug.targets.base import StoredDrafts
+    from specdebug.targets.serving import ServerView
 
-EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))
+EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability)) - OF_SERVERS
 
 _models: dict[tuple[Any, ...], Any] = {}
 
@@ -186,6 +197,18 @@ class EmbeddedSession:
 
             torch.cuda.synchronize()
         return self._on_gpu
+
+    def known(self, asked: Asked) -> Asked:
+        return asked
+
+    def plain(self) -> Any:
+        return None
+
+    def server(self) -> ServerView | None:
+        return None
+
+    def close(self, sound: bool) -> None:
+        """Do nothing: the worker ends with the engine in it."""
 
 
 TARGET = EmbeddedTarget()

@@ -36,7 +36,7 @@ class ReferenceTarget:
     """``specdebug.reference`` on the CPU, in float32."""
 
     name = "reference"
-    shows: frozenset[Ability] = frozenset({"steps"})
+    shows: frozenset[Ability] = frozenset({"steps", "tokens", "plain", "logits"})
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         model = options.get("model", "tiny")

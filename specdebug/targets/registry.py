@@ -7,21 +7,32 @@ import importlib
 from specdebug.errors import ConfigError, did_you_mean
 from specdebug.plugins import PluginRegistry
 from specdebug.targets.base import Target
+from specdebug.targets.serving import ServerSettings
 
 DEFAULT = "embedded"
 OURS = {DEFAULT: "specdebug.targets.embedded", "reference": "specdebug.targets.reference"}
 """Modules that hold a ``TARGET``, by its name. Each is imported when it is first asked for."""
+
+SERVED = {"http": "specdebug.targets.http", "launch": "specdebug.targets.launch"}
+"""Modules that make a target of what a scenario says about a server, by the kind of that."""
+SERVE = "serve"
+"""A target's name that stands for our own server; ``scenario/servers.py`` reads it."""
 
 _ADDED: PluginRegistry[Target] = PluginRegistry("targets", "a Target", lambda part: hasattr(part, "open"), {})
 
 
 def target_names() -> tuple[str, ...]:
     """Every target that a scenario can name."""
-    return tuple(sorted({*OURS, *_ADDED}))
+    return tuple(sorted({*OURS, SERVE, *_ADDED}))
 
 
-def find_target(name: str) -> Target:
-    """A target by name. Raises ConfigError when there is none, PluginError when it cannot be imported."""
+def find_target(name: str | ServerSettings) -> Target:
+    """A target by name, or a server. Raises ConfigError when there is none, PluginError when it cannot be imported."""
+    if not isinstance(name, str):
+        made: Target = importlib.import_module(SERVED[name.kind]).target_of(name)
+        return made
+    if name in SERVED:
+        raise ConfigError(f"target '{name}' needs to know which: write {{{name}: ...}} (docs/http.md)")
     try:
         found: Target = importlib.import_module(OURS[name]).TARGET if name in OURS else _ADDED[name]
     except KeyError:

@@ -280,8 +280,8 @@ class Ledger:
         self._engine_s += event["s"]
         for rid, tokens in event["emitted"].items():
             self._requests[rid].output_ids.extend(tokens)
-        for rid, length in event["accept"].items():
-            self._requests[rid].accept_lengths.append(length)
+        for rid, accepted in event["accept"].items():  # a step's verify, or all of a request that has no steps
+            self._requests[rid].accept_lengths.extend(accepted if isinstance(accepted, list) else [accepted])
         for rid, cached in event["cached"].items():
             self._requests[rid].cached_tokens = cached
         facts = [event[key] for key in TRACED]

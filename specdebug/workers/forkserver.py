@@ -141,7 +141,7 @@ def _work(target: str, payload: bytes, event_fd: int, log_fd: int) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what a Ctrl-C ends
-        _die_with_parent()
+        die_with_parent()
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
         faulthandler.enable(file=2, all_threads=True)
@@ -195,7 +195,7 @@ def begin_afresh(target: str, payload_fd: str, event_fd: str) -> None:
     _work(target, payload, int(event_fd), 2)
 
 
-def _die_with_parent() -> None:
-    """Ask Linux to kill this worker should the server be killed; elsewhere a write to the closed pipe ends it."""
+def die_with_parent() -> None:
+    """Ask Linux to kill this process should its parent be killed; elsewhere a write to the closed pipe ends it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -51,7 +51,7 @@ def main() -> int:
         kill_group(group)
     if begun:
         killed |= _search(begun)
-    _wait_for(killed)
+    wait_for(killed)
     return 0
 
 
@@ -85,7 +85,7 @@ def _search(keys: set[str]) -> set[int]:
     return found
 
 
-def _wait_for(groups: set[int]) -> None:
+def wait_for(groups: set[int]) -> None:
     """Wait until nothing of the groups is left but what its parent has not taken notice of."""
     until = time.monotonic() + _GONE_S
     while (groups := {group for group in groups if _lives(group)}) and time.monotonic() < until:

@@ -41,6 +41,7 @@ requests = st.builds(
     speculative=st.booleans(),
     delay=st.integers(0, 10**9),
     abort_after=st.none() | st.integers(0, 10**6),
+    flush=st.booleans(),
 )
 
 

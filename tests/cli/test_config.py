@@ -57,6 +57,20 @@ def test_the_file_s_values_reach_every_command_that_has_the_option(
         assert seen.pop("values") == values
 
 
+def test_the_file_s_values_reach_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the option of an attention plan has SGLang's name alone."""
+    seen: dict[str, Any] = {}
+
+    def options_of(values: Any) -> Any:
+        seen.update(values)
+        raise KeyboardInterrupt
+
+    (tmp_path / ".specdebug.toml").write_text('device = "cuda:3"\nbackend = "fa3"\npage-size = 16\n')
+    monkeypatch.setattr("specdebug.cli.serve.options_of", options_of)
+    assert run(["serve"]) == 130
+    assert (seen["device"], seen["attention_backend"], seen["page_size"]) == ("cuda:3", "fa3", 16)
+
+
 def test_content_of_the_file_is_found_and_the_command_line_s_goes_over_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -291,6 +291,21 @@ def test_flushing_forgets_what_nobody_reads_and_nothing_else(lab: Lab) -> None:
         lab.oracle.check(prompt, engine.requests[rid].output_ids, 8)
 
 
+@pytest.mark.parametrize(("limit", "cached"), [(0, 0), (3, 0), (4, 4), (9, 8), (None, 20)])
+@pytest.mark.parametrize("speculative", [True, False])
+def test_no_more_comes_from_the_cache_than_may(lab: Lab, limit: int | None, cached: int, speculative: bool) -> None:
+    engine = build(base(lab), page_size=4)
+    prompt = prompt_of(lab, 2)
+    for rid in ("first", "again", "whole"):
+        own = limit if rid == "again" else None
+        engine.add_request(rid, prompt, greedy(8), speculative=speculative, cache_limit=own)
+        run(engine)
+        lab.oracle.check(prompt, engine.requests[rid].output_ids, 8)
+        assert engine.check_pools() == []
+    assert engine.requests["again"].cached_tokens == cached
+    assert engine.requests["whole"].cached_tokens == 20
+
+
 def test_turned_off_the_cache_serves_nothing_and_keeps_nothing(lab: Lab) -> None:
     engine = build(base(lab), radix_cache=False)
     for rid in ("a", "b"):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from specdebug.engine import Engine, EngineObserver, Request
+from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.observer import Decision, Launch, ObservedBatch, Observers, Stage
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run
@@ -183,3 +186,33 @@ def test_every_observer_is_told_in_the_order_in_which_they_came_until_it_is_take
     observers.remove(first)
     observers.stage("tree")
     assert told == [("first", "draft"), ("second", "draft"), ("second", "tree")]
+
+
+class Heard(EngineObserver):
+    """Rows of hidden states, and tokens that the target chose alone, with the logits that chose them."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.tokens: list[tuple[str, int]] = []
+
+    def on_prompt(self, batch: PrefillBatch, hidden: Tensor) -> None:
+        self.rows.append(hidden.shape[0])
+        assert hidden.shape[0] == sum(batch.extend_lens_cpu)
+
+    def on_sampled(self, requests: Sequence[Request], logits: Tensor, ids: Tensor) -> None:
+        assert ids.tolist() == logits.argmax(dim=-1).tolist()
+        self.tokens += [(request.rid, token) for request, token in zip(requests, ids.tolist(), strict=True)]
+
+
+def test_what_the_target_chooses_alone_is_told(lab: Lab) -> None:
+    engine, _ = watched(lab, chunked_prefill_size=4)
+    heard = Heard()
+    engine.observers.add(heard)
+    drafted = engine.add_request("drafted", [3, 7, 1, 5, 6], greedy(6))
+    plain = engine.add_request("plain", [2, 4], greedy(6), speculative=False)
+    run(engine)
+    assert sum(heard.rows) == 7
+    alone = [token for rid, token in heard.tokens if rid == "plain"]
+    assert alone == plain.output_ids
+    chosen = [token for rid, token in heard.tokens if rid == "drafted"]
+    assert chosen[1:] == drafted.output_ids[:1], "after the first chunk a token that is not used, then the first"

@@ -307,6 +307,9 @@ ROWS = (
     Row("config", reported="every option has its default"),
 )
 
+ENDLESS = {"serve"}
+"""Commands that end by a signal alone and come to no result; tests/server/test_deaths.py plays what happens to them."""
+
 FAST = {
     ("replay", "TERM"),
     ("flake", "INT, INT"),

@@ -71,6 +71,7 @@ def run(monkeypatch: pytest.MonkeyPatch, build: Callable[..., Any], **engine: An
         "seed": 0,
         "toggles": pickle.dumps(()),
         "packs": pickle.dumps(()),
+        "elsewhere": False,
         "scenario": pickle.dumps(scenario),
         "workload": pickle.dumps(Workload(requests)),
     }

@@ -43,6 +43,11 @@ def test_a_group_waits_for_all_of_another_and_counts_its_delay_from_there():
     assert arrivals(walk.due(7, done)) == ["b.0"]
 
 
+def test_who_comes_after_a_flush_says_so():
+    due = driver(planned("a.0", flush=True), planned("a.1")).due(0, {})
+    assert [arrival.flush for arrival in due.arrivals] == [True, False]
+
+
 def test_a_group_can_wait_for_two():
     walk = driver(planned("a.0"), planned("b.0"), planned("c.0"), after={"c": ("a", "b")})
     assert arrivals(walk.due(0, {})) == ["a.0", "b.0"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -75,6 +76,15 @@ def test_a_whole_run_is_told_step_by_step() -> None:
         "text": "5678",
     }
     assert signatures(sink) == []
+
+
+def test_the_cache_is_flushed_before_a_request_that_wants_that() -> None:
+    engine = FakeEngine()
+    flushed = replace(planned("b.0"), flush=True)
+    loop, _, _ = loop_of(engine, planned("a.0"), flushed)
+    loop.run()
+    assert engine.flushed == 1
+    assert (engine.requests["a.0"].cached_tokens, engine.requests["b.0"].cached_tokens) == (0, 0)
 
 
 def test_an_abort_ends_a_request_with_what_it_had() -> None:

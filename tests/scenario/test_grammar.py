@@ -83,7 +83,7 @@ FULL = {
         {
             "turns": {"clients": 2, "rounds": 2, "input_tokens": [3, 4], "corpus": "stdlib"},
             "max_new_tokens": [2, 3],
-            "arrive": {"after": ["text", "g1"], "jitter": 2},
+            "arrive": {"after": ["text", "g1"], "jitter": 2, "flush": True},
         },
     ],
     "faults": [
@@ -99,6 +99,7 @@ FULL = {
         "sampling": False,
         "ends": False,
         "graphs": False,
+        "server": False,
         "pools": True,
         "each_step": True,
         "accept": {"min_ratio": 0.9, "min": 1.5, "drop": 0.1},
@@ -114,6 +115,29 @@ FULL = {
             "mode": "record",
             "oracles": {"accept": None},
             "target": "reference",
+        },
+        "named": {"target": "http://127.0.0.1:30000"},
+        "http": {
+            "target": {
+                "http": "https://host:1/path",
+                "model": "tiny",
+                "dtype": "bfloat16",
+                "plain": "http://other:2",
+                "connections": 8,
+                "request_timeout_s": 2.5,
+                "api_key": "THE_KEY",
+                "flush": False,
+                "stream": False,
+            },
+        },
+        "launch": {
+            "target": {
+                "launch": "run --port {port}",
+                "env": {"NAME": "value"},
+                "ready": "/health",
+                "ready_timeout_s": 60,
+                "log": "logs",
+            },
         },
     },
     "expect": {"fixed": {"verdict": "pass"}, "other": {"verdict": "fail", "signature": ["nan@*", "hang"]}},

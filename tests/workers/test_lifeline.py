@@ -148,7 +148,7 @@ def test_a_reaper_waits_for_what_still_ends_and_not_for_who_takes_notice_of_it(m
     process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     assert reaper._lives(process.pid)
     reaper.kill_group(process.pid)
-    reaper._wait_for({process.pid})
+    reaper.wait_for({process.pid})
     assert not reaper._lives(process.pid)  # but it is a zombie, which nobody has waited for
     assert os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
     process.wait()

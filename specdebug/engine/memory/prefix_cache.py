@@ -47,7 +47,8 @@ class PrefixCache:
         """
         if not self.enabled:
             return
-        key = RadixKey(request.all_ids, self._bigram)
+        limit = request.cache_limit
+        key = RadixKey(request.all_ids if limit is None else request.all_ids[: limit + 1], self._bigram)
         match = self.radix.match_prefix(key, require_draft_kv=request.speculative and self._recompute)
         self.radix.lock(match.node)
         request.node = match.node

@@ -40,6 +40,8 @@ class Accept(Oracle):
             parted = None
             if arrival.sampling.temperature == 0:
                 parted = first_difference(request.output_ids, cold.output_ids)
+            if parted is not None and "steps" not in loop.session.shows:
+                continue  # the lengths are in no order, so those of what both have in common are not known
             hit_lengths.extend(over_before(parted, request.accept_lengths))
             cold_lengths.extend(over_before(parted, cold.accept_lengths))
         for group, both in lengths.items():

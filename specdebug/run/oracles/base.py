@@ -52,7 +52,8 @@ class OracleSettings:
         """Target and draft of the reference that judges the run; None where nothing is compared with one."""
         drafts = self.target.drafts and (self.spec.draft_kv or self.spec.draft_state)
         draft = self.target.draft_model if drafts else None
-        return (self.target.model, draft) if self.spec.lossless or self.spec.sampling or draft is not None else None
+        compared = self.spec.lossless or self.spec.sampling or draft is not None
+        return (self.target.model, draft) if compared and self.target.dense else None
 
 
 @dataclass

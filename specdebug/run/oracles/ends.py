@@ -19,6 +19,7 @@ class Ends(Oracle):
     """Adds up what was streamed of each request, and holds it against what the request keeps and how it ends."""
 
     name = "ends"
+    needs = frozenset({"tokens"})
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)

@@ -65,6 +65,7 @@ class Lossless(Oracle):
     """Compares outputs of greedy requests with the reference's."""
 
     name = "lossless"
+    needs = frozenset({"tokens", "plain"})
 
     def on_finishing(self, session: Any, request: Any) -> None:
         self._compare(request, ended=True)

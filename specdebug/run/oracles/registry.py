@@ -18,6 +18,7 @@ from specdebug.run.oracles.lossless import Lossless
 from specdebug.run.oracles.pools import PoolsOracle
 from specdebug.run.oracles.probes import ProbesOracle
 from specdebug.run.oracles.sampling import SampledTokens
+from specdebug.run.oracles.server import ServerAlive, ServerCounts, ServerFindings
 from specdebug.run.oracles.target_kv import TargetKV
 from specdebug.targets.base import SHOWN, Ability
 
@@ -35,6 +36,9 @@ ORACLES: tuple[type[Oracle], ...] = (
     Ends,
     Accept,
     AcceptFloor,
+    ServerFindings,
+    ServerCounts,
+    ServerAlive,
 )
 
 _ADDED: PluginRegistry[type[Oracle]] = PluginRegistry(

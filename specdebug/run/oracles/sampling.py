@@ -29,6 +29,7 @@ class SampledTokens(Oracle):
     """Looks at requests with a temperature when they end."""
 
     name = "sampling"
+    needs = frozenset({"tokens", "logits"})
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)

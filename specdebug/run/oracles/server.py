@@ -1,0 +1,136 @@
+"""What a server says of itself: that it is well, that what it counts adds up, and the failures that its log names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
+from specdebug.targets.base import Session, StepView
+from specdebug.verdict.outcome import Violation
+
+ASK_EVERY = 8
+"""Requests that end between two questions whether the server is well, where it is never idle."""
+
+
+class _OfServer(Oracle):
+    """Looks at a server only; one switch of the scenario's has all of these."""
+
+    @classmethod
+    def wanted(cls, settings: OracleSettings) -> bool:
+        return settings.spec.server and settings.target.server
+
+
+class ServerFindings(_OfServer):
+    """Reports the failures that the server tells of, or its log, though it may go on."""
+
+    name = "server_findings"
+    needs = frozenset({"failures"})
+
+    def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
+        self._look(session, step)
+
+    def on_served(self, session: Any, rids: Sequence[str]) -> None:
+        self._look(session, self.bench.step)
+
+    def _look(self, session: Any, step: int) -> None:
+        server = session.server()
+        if server is None:
+            return
+        self.bench.looked(self.name)
+        for signature, text in server.findings():
+            kind, _, site = signature.partition("@")
+            self.bench.report(Violation(kind, site, step, f"the server says: {text}"))
+
+
+class ServerAlive(_OfServer):
+    """Asks the server whether it is well whenever it is idle, and once by a request when all is served."""
+
+    name = "server_alive"
+    needs = frozenset({"alive"})
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self._ended = 0
+        self._sick = False
+
+    def on_step(self, session: Any, report: StepView) -> None:
+        before, self._ended = self._ended, self._ended + len(report.finished)
+        if not session.has_work or before // ASK_EVERY != self._ended // ASK_EVERY:
+            self._ask(session, generates=False)
+
+    def on_served(self, session: Any, rids: Sequence[str]) -> None:
+        self._ask(session, generates=True)
+
+    def _ask(self, session: Any, *, generates: bool) -> None:
+        server = session.server()
+        if server is None or self._sick:
+            return
+        self.bench.looked(self.name)
+        wrong = server.check_alive(generates=generates)
+        if wrong is not None:
+            self._sick = True
+            self.bench.report(Violation("error", "server.health", self.bench.step, f"the server is not well: {wrong}"))
+
+
+class ServerCounts(_OfServer):
+    """Adds up what ``meta_info`` counts of each request, and holds the server's mean accept length against it."""
+
+    name = "server_counts"
+    needs = frozenset({"counts"})
+
+    def on_step(self, session: Any, report: StepView) -> None:
+        server = session.server()
+        if server is None:
+            return
+        for rid in report.finished:
+            request, meta = session.request(rid), server.counted(rid)
+            if not meta:
+                continue
+            self.bench.looked(self.name)
+            revised = server.revised(rid)
+            wrong = [*wrong_counts(request, meta), *([revised] if revised else [])]
+            if wrong:
+                site = "stream" if revised and len(wrong) == 1 else "counts"
+                self._report(site, f"{rid}: {'; '.join(wrong)}", rid)
+
+    def on_served(self, session: Any, rids: Sequence[str]) -> None:
+        server = session.server()
+        lengths = [n for rid in rids for n in session.request(rid).accept_lengths]
+        if server is None or not lengths:
+            return
+        mean = server.totals().get("avg_spec_accept_length")
+        if isinstance(mean, int | float) and not 1 <= mean <= max(lengths) + 1:
+            told = (
+                f"/server_info has avg_spec_accept_length {mean:g}, requests accepted {min(lengths)} to {max(lengths)}"
+            )
+            self._report("counts", told, None)
+
+    def _report(self, site: str, detail: str, rid: str | None) -> None:
+        data = {} if rid is None else {"rid": rid}
+        self.bench.report(Violation("ends", site, self.bench.step, detail, data=data))
+
+
+def wrong_counts(request: Any, meta: Mapping[str, Any]) -> Iterator[str]:
+    """What of a request's counts contradicts the request, or another count."""
+    prompt, output = len(request.prompt_ids), len(request.output_ids)
+    for name, count in (("prompt_tokens", prompt), ("completion_tokens", output)):
+        if meta.get(name) != count:
+            yield f"{name} is {meta.get(name)}, there are {count}"
+    cached = meta.get("cached_tokens", 0)
+    if not isinstance(cached, int) or not 0 <= cached < max(prompt, 1):
+        yield f"cached_tokens is {cached} of a prompt of {prompt}"
+    verifies = meta.get("spec_verify_ct") or 0
+    if not verifies:
+        return
+    lengths, histogram = request.accept_lengths, meta.get("spec_accept_histogram")
+    if histogram:
+        if sum(histogram) != verifies:
+            yield f"spec_verify_ct is {verifies}, spec_accept_histogram counts {sum(histogram)}"
+        # The first token is the prefill's; of what the last verify accepted, an end may cut some off.
+        elif not 0 <= sum(lengths) - (output - 1) < max(lengths):
+            yield f"spec_accept_histogram accepts {sum(lengths)} tokens, of which {output - 1} are there"
+    mean = meta.get("spec_accept_length")
+    most = max(output, sum(lengths)) / verifies
+    if mean is not None and not (output - 1) / verifies - 1e-6 <= mean <= most + 1e-6:
+        yield f"spec_accept_length is {mean:g} of {output} tokens by {verifies} verifies"

@@ -1,0 +1,152 @@
+"""``target:`` of a scenario: a target's name, or a server, which is there (``http``) or is started (``launch``).
+
+Read alike in a file and on the command line: a name, a URL, ``serve``, or the mapping, as YAML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+from specdebug.errors import ContentError, SpecDebugError, one_line
+from specdebug.scenario.kinds import FLAG, TEXT, Kind, checked, choice, form, map_of, real, whole
+from specdebug.scenario.parts import Key, Part
+from specdebug.schema import Gather, Item
+from specdebug.yamlio import parse_yaml
+
+SERVE = "serve"
+"""In the place of a command that starts a server: our own, with the scenario's engine options."""
+DTYPES = ("float32", "bfloat16", "float16")
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+
+_URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
+_NAME = re.compile(r"[a-z0-9_.=-]+")
+
+
+def _no_url(text: str) -> str | None:
+    return None if _URL.fullmatch(text) else f"'{one_line(text, 80)}' is none; write http://HOST:PORT"
+
+
+def _no_command(text: str) -> str | None:
+    if text == SERVE or "{port}" in text:
+        return None
+    return f"must hold {{port}}, which stands for a free port (or be '{SERVE}', our own server)"
+
+
+URL = checked(_no_url, "url", r"^https?://")
+
+
+@dataclass(frozen=True)
+class AnyServer(Part):
+    """What can be said of any server."""
+
+    model: Annotated[
+        str | None,
+        TEXT,
+        "its checkpoint: a folder here, or a shipped name; its tokenizer makes the prompts, its weights the reference",
+        Key(default="`engine.model`, which is also the reference if the server says that it serves that"),
+    ] = None
+    dtype: Annotated[
+        str | None, choice(*DTYPES), "what it computes in: says what a near-tie is", Key(default="what it says")
+    ] = None
+    plain: Annotated[
+        str | None, URL, "of a server without drafts, whose greedy text is the right one", Key(default="none")
+    ] = None
+    connections: Annotated[int, whole(1, 4096), "most requests under way; others wait here"] = 64
+    request_timeout_s: Annotated[
+        float, real(0, 10**6, above=True), "seconds in which something of each request must arrive"
+    ] = 60.0
+    api_key: Annotated[
+        str | None, form(VARIABLE), "name of the environment variable that holds the key", Key(default="no key")
+    ] = None
+    flush: Annotated[bool, FLAG, "flush its cache before the run, as for an engine that has served nothing"] = True
+    stream: Annotated[bool, FLAG, "false: answers come whole, and `ends` sees no streams"] = True
+
+
+@dataclass(frozen=True)
+class HttpServer(AnyServer):
+    """A server that is there."""
+
+    kind: ClassVar[str] = "http"
+    written = ("http",)
+
+    url: Annotated[str, URL, "where it listens, as `http://HOST:PORT`", Key(name="http", required=True)] = ""
+
+    def __str__(self) -> str:
+        return self.url
+
+
+@dataclass(frozen=True)
+class LaunchedServer(AnyServer):
+    """A server that is started for each arm, or of a search for each set of reverts."""
+
+    kind: ClassVar[str] = "launch"
+    written = ("launch",)
+
+    command: Annotated[
+        str,
+        checked(_no_command, "command", r"\{port\}|^serve$"),
+        "how it is started, `{port}` being a free one; no shell reads it. `serve`: our own, with the engine's options",
+        Key(name="launch", required=True),
+    ] = ""
+    env: Annotated[dict[str, str], map_of(TEXT, "variable", VARIABLE, at_most=256), "more environment variables"] = (
+        field(default_factory=dict)
+    )
+    ready: Annotated[str, form(r"/\S*"), "what is asked for until the answer is 200"] = "/health"
+    ready_timeout_s: Annotated[float, real(0, 10**6, above=True), "seconds that this may take"] = 300.0
+    log: Annotated[str | None, TEXT, "folder for its log", Key(default="that of temporary files")] = None
+
+    def __str__(self) -> str:
+        return SERVE if self.command == SERVE else f"launch: {one_line(self.command, 80)}"
+
+
+Server = HttpServer | LaunchedServer
+TargetChoice = str | Server
+"""A target's name, or a server."""
+_SERVERS: Mapping[str, type[HttpServer] | type[LaunchedServer]] = {"http": HttpServer, "launch": LaunchedServer}
+
+
+def _read(item: Item) -> TargetChoice:
+    if isinstance(item.value, dict):
+        entries = item.entries()
+        for key, server in _SERVERS.items():
+            if key in entries:
+                return server.read(item)
+        Gather().table(item, optional=tuple(_SERVERS))
+        raise item.error("must be a target's name, a URL, 'serve', {http: URL, ...} or {launch: COMMAND, ...}")
+    text = item.text()
+    if text == SERVE:
+        return LaunchedServer(command=SERVE)
+    if "://" in text:
+        if wrong := _no_url(text):
+            raise item.error(f"is a url, and {wrong}")
+        return HttpServer(url=text)
+    return item.text(pattern=_NAME.pattern)
+
+
+def _schema(defs: dict[str, Any]) -> dict[str, Any]:
+    name = {"type": "string", "pattern": f"^({_NAME.pattern}|https?://.*)$"}
+    return {"anyOf": [name, *(server.table(defs) for server in _SERVERS.values())]}
+
+
+def _plain(choice: TargetChoice) -> Any:
+    if isinstance(choice, str):
+        return choice
+    written = choice.to_dict()
+    return {key: value for key, value in written.items() if value not in (None, {})}
+
+
+TARGET = Kind(_read, _schema, lambda item: "", _plain)
+
+
+def parse_target(text: str) -> TargetChoice:
+    """The target that a command line names: a name, a URL, ``serve``, or a mapping as in a file. Raises
+    SpecDebugError."""
+    try:
+        table = parse_yaml(f"target: {text}", "--target").root.table(required=("target",))
+        read: TargetChoice = TARGET.read(table["target"])
+    except ContentError as error:
+        raise SpecDebugError(f"--target {one_line(text, 80)}: {error.message}") from None
+    return read

@@ -1,0 +1,105 @@
+"""Log probabilities of tokens, for the requests that want them: by the target's logits as they are, whatever the
+temperature. An engine none of whose requests wants any is not observed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specdebug.engine.observer import Decision, EngineObserver
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdebug.engine import Engine, Request
+    from specdebug.engine.batch import PrefillBatch
+
+ROWS = 256
+"""Positions whose logits are computed at a time."""
+
+
+@dataclass
+class _Wanted:
+    """``top``: the greatest of each position. ``ids``: tokens whose own are told of each. ``start``: of the prompt,
+    those of the tokens behind this one."""
+
+    top: int
+    ids: list[int]
+    start: int | None
+    prompt: list[Any] = field(default_factory=list)
+    output: list[Any] = field(default_factory=list)
+
+
+class LogprobRecorder(EngineObserver):
+    """Keeps log probabilities until :meth:`take` asks for them.
+
+    Of each token a triple: its own, pairs of the greatest and their tokens, and those of the tokens asked for.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._wanted: dict[str, _Wanted] = {}
+
+    def want(self, rid: str, wish: Mapping[str, Any]) -> None:
+        """Keep those of a request from now on."""
+        if not self._wanted:
+            self._engine.observers.add(self)
+        self._wanted[rid] = _Wanted(wish["top"], wish["ids"], wish["start"])
+
+    def forget(self, rid: str) -> None:
+        """The request has ended."""
+        if self._wanted.pop(rid, None) is not None and not self._wanted:
+            self._engine.observers.remove(self)
+
+    def take(self, emitted: Mapping[str, Sequence[int]]) -> dict[str, dict[str, list[Any]]]:
+        """Those of a step's tokens, and with the first of a request those of its prompt. What a verify accepted beyond
+        what was emitted has none."""
+        found = {}
+        for rid in self._wanted.keys() & emitted.keys():
+            wanted = self._wanted[rid]
+            found[rid] = {"output": wanted.output[: len(emitted[rid])], "prompt": wanted.prompt}
+            wanted.output, wanted.prompt = [], []
+        return found
+
+    def on_prompt(self, batch: PrefillBatch, hidden: Tensor) -> None:
+        begin = 0
+        for request, start, length in zip(batch.requests, batch.prefix_lens_cpu, batch.extend_lens_cpu, strict=True):
+            wanted = self._wanted.get(request.rid)
+            if wanted is not None and wanted.start is not None and not request.output_ids:
+                self._keep_prompt(wanted, request.prompt_ids, start, hidden[begin : begin + length])
+            begin += length
+
+    def _keep_prompt(self, wanted: _Wanted, prompt: list[int], start: int, hidden: Tensor) -> None:
+        """hidden [n, H] of the positions from ``start`` on; each tells of the token after it."""
+        first, last = max(start, wanted.start or 0), min(start + hidden.shape[0], len(prompt) - 1)
+        del wanted.prompt[max(first - (wanted.start or 0), 0) :]  # of one that was put back and comes again
+        for begin in range(first, last, ROWS):
+            end = min(begin + ROWS, last)
+            ids = torch.tensor(prompt[begin + 1 : end + 1], device=hidden.device)
+            wanted.prompt += self._told(wanted, self._engine.model.logits(hidden[begin - start : end - start]), ids)
+
+    def on_sampled(self, requests: Sequence[Request], logits: Tensor, ids: Tensor) -> None:
+        for row, request in enumerate(requests):
+            if (wanted := self._wanted.get(request.rid)) is not None:
+                wanted.output = self._told(wanted, logits[row : row + 1], ids[row : row + 1])
+
+    def on_decided(self, decision: Decision) -> None:
+        acceptance = decision.acceptance
+        for row, request in enumerate(decision.requests):
+            if (wanted := self._wanted.get(request.rid)) is not None:
+                nodes = acceptance.accept_index[row]
+                nodes = nodes[nodes >= 0].to(torch.int64)
+                ids = acceptance.predict[nodes].to(torch.int64)
+                wanted.output = self._told(wanted, decision.logits[nodes], ids)
+
+    def _told(self, wanted: _Wanted, logits: Tensor, ids: Tensor) -> list[Any]:
+        """logits [n, V], ids [n]."""
+        table = torch.log_softmax(logits.float(), dim=-1)
+        own = table.gather(1, ids.unsqueeze(1)).squeeze(1).tolist()
+        best: Any = torch.topk(table, min(wanted.top, table.shape[1]), dim=1)
+        top = [list(zip(*pair, strict=True)) for pair in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+        asked = table[:, wanted.ids].tolist()
+        return list(zip(own, top, asked, strict=True))

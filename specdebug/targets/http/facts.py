@@ -1,0 +1,126 @@
+"""What a server says of itself, and whether it is one of the interface at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdebug.assets import checkpoint_path
+from specdebug.errors import CheckpointError, one_line
+from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Unreachable
+from specdebug.targets.serving import NoServer
+
+MAX_DENSE_BYTES = 2 << 30
+"""Weights that the dense reference, which computes in float32 on the CPU, is asked to load unless told."""
+PRECISIONS = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """A server by its own words. ``switch``: it takes ``"speculative": false`` with a request. ``incremental``: its
+    events hold what is new. ``told``: all of ``/server_info``."""
+
+    model: str
+    version: str
+    dtype: str | None
+    speculative: bool
+    switch: bool
+    incremental: bool
+    ids: bool
+    told: Mapping[str, Any]
+
+    @property
+    def own(self) -> Mapping[str, Any]:
+        """What only our own server says."""
+        return own_words(self.told)
+
+
+def own_words(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of ``/server_info`` what only our own server says."""
+    own = told.get("specdebug")
+    return own if isinstance(own, Mapping) else {}
+
+
+async def ask_server(client: ServerClient) -> ServerFacts:
+    """Ask a server what it is, and for one token. Raises NoServer."""
+    try:
+        health = await client.ask("GET", "/health")
+        if health.status_code != 200:
+            raise NoServer(f"the server at {client.url} is not well: /health answers {health.status_code}")
+        told = await first_of(client, "/server_info", "/get_server_info")
+        model = await first_of(client, "/model_info", "/get_model_info")
+        token = await client.post("/generate", _one_token())
+    except Unreachable as error:
+        raise NoServer(f"no server answers at {client.url} ({error}); start one, or name the one that runs") from None
+    except Declined as error:
+        hint = "; name the variable with its key as api_key" if error.status in (401, 403) else ""
+        raise NoServer(f"{client.url} is no server of SGLang's interface: {error.status}, {error}{hint}") from None
+    except FAILURES as error:
+        raise NoServer(f"{client.url} is no server of SGLang's interface: {error}") from None
+    dtype = str(told.get("dtype", "")).removeprefix("torch.")
+    algorithm = told.get("speculative_algorithm")
+    return ServerFacts(
+        model=str(model.get("model_path") or told.get("model_path") or ""),
+        version=one_line(str(told.get("version") or "unknown"), 40),
+        dtype=dtype if dtype in PRECISIONS else None,
+        speculative=algorithm not in (None, "", "none", "NONE"),
+        switch=bool(own_words(told).get("speculative_switch")),
+        incremental=bool(told.get("stream_output") or told.get("incremental_streaming_output")),
+        ids="output_ids" in token,
+        told=told,
+    )
+
+
+async def first_of(client: ServerClient, *paths: str) -> dict[str, Any]:
+    """The answer of the first of some routes that there is: newer and older names of one."""
+    for path in paths[:-1]:
+        try:
+            return await client.get_json(path)
+        except Declined as error:
+            if error.status not in (404, 405):
+                raise
+    return await client.get_json(paths[-1])
+
+
+def _one_token() -> dict[str, Any]:
+    return {"input_ids": [1], "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True}}
+
+
+def is_same_model(name: str, served: str) -> bool:
+    """Return True if a scenario's word for a checkpoint and a server's mean the same one."""
+    if not served:
+        return False
+    try:
+        here = os.path.realpath(checkpoint_path(name))
+    except CheckpointError:
+        return name == served
+    try:
+        return here == os.path.realpath(checkpoint_path(served))
+    except CheckpointError:  # of another machine
+        return Path(served).name == Path(here).name
+
+
+def can_be_dense(name: str) -> bool:
+    """Return True if the dense reference can load a checkpoint: it is here, of its architecture, and small enough."""
+    from specdebug.reference.config import read_config
+
+    try:
+        path = checkpoint_path(name)
+        read_config(path)
+    except CheckpointError:
+        return False
+    sizes = [file.stat().st_size for file in path.glob("*.safetensors")]
+    return 0 < sum(sizes) <= MAX_DENSE_BYTES
+
+
+def vocab_of(name: str) -> int:
+    """The size of a checkpoint's vocabulary; that of any token id where its config does not say."""
+    from specdebug.reference.config import read_config
+
+    try:
+        return read_config(checkpoint_path(name)).vocab_size
+    except CheckpointError:
+        return 2**31

@@ -1,0 +1,71 @@
+"""How a server's failure is told: by its process and its log where they are known, else by what it said last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from specdebug.logs.hits import Strength
+from specdebug.logs.naming import name_of
+from specdebug.logs.scan import LogReader, Scan
+from specdebug.targets.http.client import BadAnswer, Declined, Silent
+from specdebug.targets.serving import SessionFailed
+
+
+class Host(Protocol):
+    """Who knows a server's process."""
+
+    def status(self) -> int | None:
+        """Its exit status; None while it runs. One that is about to end is waited for, a moment."""
+
+    def scan(self) -> Scan:
+        """All that its log says so far."""
+
+    def findings(self) -> Sequence[tuple[str, str]]:
+        """Failures that its log tells of: the signature, and the line."""
+
+    @property
+    def log_path(self) -> str: ...
+
+    def release(self, sound: bool) -> None:
+        """The run is over; ``sound``: nothing was found."""
+
+
+def failure_of(error: Exception, host: Host | None, url: str, rid: str = "") -> SessionFailed:
+    """What became of a server of which a call failed."""
+    about = f"request {rid}: " if rid else ""
+    status = None if host is None else host.status()
+    if host is not None and status is not None:
+        kind, site = split(name_of(host.scan(), status))
+        how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return SessionFailed(f"{about}the server ended ({how}); its log is {host.log_path}", site, kind)
+    told = said_in(str(error)) or (None if host is None else _main(host.scan()))
+    if told is not None:
+        kind, site = split(told)
+        return SessionFailed(f"{about}{error}", site, kind)
+    if isinstance(error, Silent):
+        return SessionFailed(f"{about}{error}, of {url}", "", "hang")
+    site = "http.connection"
+    if isinstance(error, Declined | BadAnswer):
+        site = f"http.{error.status}" if isinstance(error, Declined) else "http.answer"
+    return SessionFailed(f"{about}{error}, of {url}", site)
+
+
+def split(signature: str) -> tuple[str, str]:
+    """Kind and site of a signature; a name without a site that is no kind of ours is an error's."""
+    kind, at, site = signature.partition("@")
+    if at or kind in ("hang", "oom") or kind.startswith("crash:"):
+        return kind, site
+    return "error", f"server.{signature.replace(':', '.')}"
+
+
+def said_in(text: str) -> str | None:
+    """The signature that some words hold, if any does that names more than an exception."""
+    reader = LogReader(settings=False)
+    reader.feed(text.encode() + b"\n")
+    return _main(reader.close())
+
+
+def _main(scan: Scan) -> str | None:
+    main = scan.main
+    return main.signature if main is not None and main.strength <= Strength.HANG else None

@@ -1,0 +1,266 @@
+"""Requests on a server, all that may be under way at once, in asyncio: no steps, only what has been completed.
+
+The loop runs while somebody waits: in :meth:`HttpSession.advance` until a request has ended, in an abort until the
+aborted one has. Between, answers wait in the sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from specdebug.errors import SpecDebugError
+from specdebug.targets.base import Ability, Asked, Plain, RequestOnlooker, RequestView, Sampling, StepView
+from specdebug.targets.http.answers import HttpAnswer, sampling_params
+from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Silent
+from specdebug.targets.http.host import Host, failure_of
+from specdebug.targets.http.plain import PlainText
+from specdebug.targets.http.view import HttpServerView
+from specdebug.targets.serving import ServerSettings
+
+T = TypeVar("T")
+
+FLUSH_S = 10.0
+"""Seconds in which a server that serves nothing must have flushed its cache."""
+ABORT_S = 30.0
+"""Seconds in which an aborted request must have ended."""
+_AGAIN_S = 0.1
+_FULL_TIMES = 60
+"""Times that a request is sent again to a server whose queue is full."""
+
+
+class CannotBeServed(SpecDebugError):
+    """A request that the server declines. ``rid`` names it."""
+
+    def __init__(self, rid: str, reason: str) -> None:
+        super().__init__(f"request '{rid}' is declined by the server: {reason}")
+        self.rid = rid
+
+
+@dataclass(frozen=True)
+class Completed:
+    """The requests that have ended since the last look."""
+
+    rids: Sequence[str] = ()
+    emitted: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    cached: Mapping[str, int] = field(default_factory=dict)
+    kind: str = "decode"
+    accept_lengths: Mapping[str, int] = field(default_factory=dict)
+    retracted: Sequence[str] = ()
+
+    @property
+    def finished(self) -> Sequence[str]:
+        return self.rids
+
+
+class HttpSession(Plain):
+    """Serves requests on a server. ``host``: who knows the server's process, if anybody does."""
+
+    def __init__(
+        self,
+        client: ServerClient,
+        settings: ServerSettings,
+        asked: Asked,
+        shows: frozenset[Ability],
+        *,
+        vocab_size: int,
+        incremental: bool = False,
+        ids: bool = True,
+        loop: asyncio.AbstractEventLoop | None = None,
+        reference: PlainText | None = None,
+        host: Host | None = None,
+    ) -> None:
+        self.shows = shows
+        self.vocab_size = vocab_size
+        self._client = client
+        self._settings = settings
+        self._asked = asked
+        self._incremental = incremental
+        self._ids = ids
+        self._loop = loop or asyncio.new_event_loop()
+        self._reference = reference
+        self._host = host
+        self._onlooker: RequestOnlooker | None = None
+        self._run = uuid.uuid4().hex[:8]  # a server may remember the ids of other runs
+        self._answers: dict[str, HttpAnswer] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ended: list[str] = []
+        self._to_judge: list[HttpAnswer] = []
+        self._view = HttpServerView(client, self._loop, self._answers, host)
+        if reference is not None:
+            reference.run = self.call
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._tasks or self._ended)
+
+    def observe(self, onlooker: RequestOnlooker | None) -> None:
+        self._onlooker = onlooker
+
+    def known(self, asked: Asked) -> Asked:
+        return self._asked
+
+    def plain(self) -> PlainText | None:
+        return self._reference
+
+    def server(self) -> HttpServerView:
+        return self._view
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run the loop until something is done; what fails of the server raises SessionFailed."""
+        try:
+            return self._loop.run_until_complete(work)
+        except FAILURES as error:
+            raise failure_of(error, self._host, self._client.url) from error
+
+    def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
+        answer = HttpAnswer(rid, tuple(prompt_ids), sampling, speculative)
+        self._answers[rid] = answer
+        self._tasks[rid] = self._loop.create_task(self._serve(answer))
+
+    def abort(self, rid: str) -> None:
+        """End a request, and wait until the server has. One that had ended by then is reported as any other."""
+        answer, task = self._answers[rid], self._tasks.get(rid)
+        if task is None or answer.aborting:
+            return
+        answer.aborting = True
+        self.call(self._abort(rid, task))
+        if answer.finish_reason == "abort":
+            self._tasks.pop(rid, None)
+            self._ended = [each for each in self._ended if each != rid]
+
+    def advance(self) -> StepView:
+        self.call(self._one_ended())
+        rids, self._ended = tuple(self._ended), []
+        for rid in rids:
+            task = self._tasks.pop(rid)
+            if error := task.exception():
+                self._raise(rid, error)
+        ended = [self._answers[rid] for rid in rids]
+        for answer in ended:
+            self._tell(answer)
+        return Completed(
+            rids,
+            {each.rid: list(each.streamed) for each in ended},
+            {each.rid: each.cached_tokens for each in ended},
+        )
+
+    def request(self, rid: str) -> RequestView:
+        return self._answers[rid]
+
+    def flush_cache(self) -> None:
+        """Flush the cache, once what is under way has ended: a server that serves is not flushed."""
+        self.call(self._all_ended())
+        self.call(flush(self._client))
+
+    def settle(self) -> bool:
+        """Have requests judged that had to wait, because the server itself is asked what is right."""
+        if self._to_judge and "cache_flush" in self.shows:
+            self.flush_cache()
+        waiting, self._to_judge = self._to_judge, []
+        for answer in waiting:
+            if self._onlooker is not None:
+                self._onlooker.on_finishing(self, answer)
+        return False
+
+    def close(self, sound: bool) -> None:
+        self._loop.run_until_complete(self._close())
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+        if self._host is not None:
+            self._host.release(sound)
+
+    async def _close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._client.close()
+        if self._reference is not None:
+            await self._reference.close()
+
+    def _tell(self, answer: HttpAnswer) -> None:
+        if self._onlooker is None or answer.finish_reason == "abort":
+            return
+        if self._reference is not None and self._reference.same_server:
+            self._to_judge.append(answer)  # asking now would change what is cached for those to come
+        else:
+            self._onlooker.on_finishing(self, answer)
+
+    def _raise(self, rid: str, error: BaseException) -> None:
+        if isinstance(error, Declined) and error.status in (400, 413, 422):
+            raise CannotBeServed(rid, str(error))
+        if isinstance(error, FAILURES):
+            raise failure_of(error, self._host, self._client.url, rid) from error
+        raise error
+
+    async def _one_ended(self) -> None:
+        while not self._ended:
+            if not self._tasks:
+                return
+            await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)
+            self._ended += [rid for rid, task in self._tasks.items() if task.done() and rid not in self._ended]
+
+    async def _all_ended(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    async def _serve(self, answer: HttpAnswer) -> None:
+        body: dict[str, Any] = {
+            "input_ids": list(answer.prompt_ids),
+            "sampling_params": sampling_params(answer.sampling, seeded=self._view.own),
+            "rid": f"{self._run}-{answer.rid}",
+        }
+        if not answer.speculative and self._asked.drafts and self._switch:
+            body["speculative"] = False
+        if not self._ids:
+            body |= {"return_logprob": True, "logprob_start_len": -1}
+        for left in reversed(range(_FULL_TIMES)):
+            try:
+                await self._answered(answer, body)
+                return
+            except Declined as error:
+                if error.status != 503 or error.retry_after_s is None or not left:
+                    raise
+                await asyncio.sleep(min(error.retry_after_s, 1.0))
+
+    @property
+    def _switch(self) -> bool:
+        return self._view.switch
+
+    async def _answered(self, answer: HttpAnswer, body: Mapping[str, Any]) -> None:
+        if self._settings.stream:
+            async with aclosing(self._client.stream("/generate", {**body, "stream": True})) as events:
+                async for event in events:
+                    answer.take(event, incremental=self._incremental)
+        else:
+            answer.take(await self._client.post("/generate", body), incremental=False)
+        answer.end()
+
+    async def _abort(self, rid: str, task: asyncio.Task[None]) -> None:
+        until = self._loop.time() + ABORT_S
+        while not task.done():
+            # It may not have come to the request yet, for which an abort of it is of one that is unknown.
+            answer = await self._client.ask("POST", "/abort_request", {"rid": f"{self._run}-{rid}"})
+            if answer.status_code >= 400:
+                raise Declined(answer.status_code, f"/abort_request: {answer.text[:200]}")
+            await asyncio.wait([task], timeout=_AGAIN_S)
+            if self._loop.time() > until:
+                raise Silent(f"request {rid} goes on {ABORT_S:g} s after its abort")
+
+
+async def flush(client: ServerClient) -> None:
+    """Flush a server's cache; one that has just ended a request may not be idle yet. Raises one of FAILURES."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + FLUSH_S
+    while True:
+        answer = await client.ask("POST", "/flush_cache")
+        if answer.status_code < 400:
+            return
+        if answer.status_code != 400 or loop.time() > until:
+            raise Declined(answer.status_code, f"/flush_cache: {answer.text[:200]}")
+        await asyncio.sleep(_AGAIN_S / 2)

@@ -1,0 +1,140 @@
+"""The target ``http``: a server that is there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from specdebug.errors import ConfigError, SpecDebugError
+from specdebug.targets.base import Ability, Asked, Opening
+from specdebug.targets.serving import HttpSettings, ServerSettings
+
+if TYPE_CHECKING:
+    from specdebug.targets.http.client import ServerClient
+    from specdebug.targets.http.facts import ServerFacts
+    from specdebug.targets.http.host import Host
+    from specdebug.targets.http.session import HttpSession
+
+ALWAYS: frozenset[Ability] = frozenset({"cached_tokens", "tokens", "alive", "counts"})
+AT_MOST: frozenset[Ability] = ALWAYS | {"accept_lengths", "cache_flush", "plain", "logits", "failures"}
+_OF_MODEL = ("model", "dtype", "speculative")
+"""Engine options that say something of the server."""
+
+
+class HttpTarget:
+    """A server that is there, started by somebody else."""
+
+    name = "http"
+    shows = AT_MOST
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self._settings = settings
+
+    def asked(self, options: Mapping[str, Any]) -> Asked:
+        return asked_of_server(self._settings, options)
+
+    def warm(self, options: Mapping[str, Any]) -> None:
+        """Do nothing: the server is warm."""
+
+    def cool(self) -> None:
+        """Do nothing."""
+
+    def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
+        return open_session(self._settings.url, self._settings, self.asked(options), opening)
+
+
+def asked_of_server(settings: ServerSettings, options: Mapping[str, Any]) -> Asked:
+    """An arm's wishes of a server. Raises ConfigError."""
+    model = settings.model or options.get("model", "tiny")
+    dtype = settings.dtype or options.get("dtype", "float32")
+    for name, value in (("model", model), ("dtype", dtype)):
+        if not isinstance(value, str):
+            raise ConfigError(f"engine.{name} must be text")
+    spec = options.get("speculative")
+    exact = not isinstance(spec, Mapping) or all(
+        spec.get(name, 1) == 1 for name in ("threshold_single", "threshold_acc")
+    )
+    unused = tuple(name for name in options if name not in _OF_MODEL)
+    return Asked(model, dtype=dtype, drafts=spec is not None, exact=exact, server=True, unused=unused)
+
+
+def key_of(settings: ServerSettings) -> str | None:
+    """The key that a server wants. Raises SpecDebugError where the variable that holds it is not set."""
+    if settings.api_key is None:
+        return None
+    key = os.environ.get(settings.api_key)
+    if not key:
+        raise SpecDebugError(f"target.api_key: the environment variable {settings.api_key} is not set")
+    return key
+
+
+def open_session(
+    url: str, settings: ServerSettings, asked: Asked, opening: Opening, host: Host | None = None
+) -> HttpSession:
+    """Ask a server what it is, and begin to use it. Raises NoServer, or SessionFailed for what ``host`` knows."""
+    from specdebug.targets.http.client import ServerClient
+    from specdebug.targets.http.facts import ask_server, can_be_dense, is_same_model, vocab_of
+    from specdebug.targets.http.plain import PlainText
+    from specdebug.targets.http.session import HttpSession
+
+    loop = asyncio.new_event_loop()
+    client = _client(url, settings, ServerClient)
+    facts = loop.run_until_complete(ask_server(client))
+    dense = can_be_dense(asked.model) and (settings.model is not None or is_same_model(asked.model, facts.model))
+    reference = None
+    if not dense and settings.plain is not None:
+        reference = PlainText(_client(settings.plain, settings, ServerClient), same_server=False)
+    elif not dense and facts.switch:
+        reference = PlainText(client, same_server=True)
+    shows = _shown(facts, settings, dense=dense, plain=reference is not None, host=host is not None)
+    asked = replace(asked, dtype=settings.dtype or facts.dtype or asked.dtype, drafts=facts.speculative, dense=dense)
+    session = HttpSession(
+        client,
+        settings,
+        asked,
+        shows,
+        vocab_size=vocab_of(asked.model),
+        incremental=facts.incremental,
+        ids=facts.ids,
+        loop=loop,
+        reference=reference,
+        host=host,
+    )
+    session.server().switch, session.server().own = facts.switch, bool(facts.own)
+    session.server().findings()  # of runs before this one
+    if settings.flush:
+        session.flush_cache()
+    opening.say("stack", **_stack(facts, asked, url))
+    opening.before()
+    return session
+
+
+def _client(url: str, settings: ServerSettings, kind: type[ServerClient]) -> ServerClient:
+    return kind(url, connections=settings.connections, timeout_s=settings.request_timeout_s, key=key_of(settings))
+
+
+def _shown(facts: ServerFacts, settings: ServerSettings, *, dense: bool, plain: bool, host: bool) -> frozenset[Ability]:
+    more: dict[Ability, bool] = {
+        "accept_lengths": facts.speculative,
+        "cache_flush": settings.flush,
+        "plain": dense or plain,
+        "logits": dense,
+        "failures": host or bool(facts.own),
+        "reverts": host,
+    }
+    return ALWAYS | {ability for ability, shown in more.items() if shown}
+
+
+def _stack(facts: ServerFacts, asked: Asked, url: str) -> dict[str, Any]:
+    own = facts.own.get("stack")
+    return {
+        "device": "cpu",  # of this side, which needs no other
+        "name": f"{url}, version {facts.version}",
+        "dtype": asked.dtype,
+        "backend": str(facts.told.get("attention_backend") or "unknown"),
+        "executor": "server",
+        "served": dict(own) if isinstance(own, Mapping) else {},
+    }

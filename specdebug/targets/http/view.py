@@ -1,0 +1,80 @@
+"""What oracles may ask of a server (``serving.ServerView``), over HTTP and of who knows its process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specdebug.targets.http.answers import HttpAnswer
+from specdebug.targets.http.client import FAILURES, ServerClient
+from specdebug.targets.http.facts import first_of, own_words
+from specdebug.targets.http.host import Host
+
+_NO_ROUTE = (404, 405, 501)
+
+
+class HttpServerView:
+    """One server, beside its requests. ``switch``: it can be asked to serve a request without drafts. ``own``: it is
+    ours."""
+
+    switch = False
+    own = False
+
+    def __init__(
+        self,
+        client: ServerClient,
+        loop: asyncio.AbstractEventLoop,
+        answers: Mapping[str, HttpAnswer],
+        host: Host | None,
+    ) -> None:
+        self._client = client
+        self._loop = loop
+        self._answers = answers
+        self._host = host
+        self._told: set[str] = set()
+
+    def check_alive(self, *, generates: bool) -> str | None:
+        path = "/health_generate" if generates else "/health"
+        try:
+            answer = self._loop.run_until_complete(self._client.ask("GET", path))
+        except FAILURES as error:
+            return f"{path}: {error}"
+        if answer.status_code == 200 or (generates and answer.status_code in _NO_ROUTE):
+            return None
+        return f"{path} answers {answer.status_code} {answer.text[:200]}".rstrip()
+
+    def counted(self, rid: str) -> Mapping[str, Any]:
+        return self._answers[rid].meta if self._answers[rid].finish_reason != "abort" else {}
+
+    def revised(self, rid: str) -> str | None:
+        return self._answers[rid].revised
+
+    def totals(self) -> Mapping[str, Any]:
+        states = self._server_info().get("internal_states")
+        return states[0] if isinstance(states, list) and states and isinstance(states[0], Mapping) else {}
+
+    def findings(self) -> Sequence[tuple[str, str]]:
+        own = own_words(self._server_info()).get("violations") or ()
+        said = [(str(each["signature"]), str(each["detail"])) for each in own]
+        new: dict[str, str] = {}
+        for signature, text in (*said, *(() if self._host is None else self._host.findings())):
+            if signature not in self._told:
+                new.setdefault(signature, text)
+        self._told |= set(new)
+        return list(new.items())
+
+    def hits(self) -> Mapping[str, Mapping[str, int]]:
+        hits = own_words(self._server_info()).get("reverts")
+        return hits if isinstance(hits, Mapping) else {}
+
+    def reached(self) -> Mapping[str, int]:
+        reached = own_words(self._server_info()).get("reached_sites")
+        return reached if isinstance(reached, Mapping) else {}
+
+    def _server_info(self) -> Mapping[str, Any]:
+        """What the server says of itself; nothing, if it does not any more: that is told elsewhere."""
+        try:
+            return self._loop.run_until_complete(first_of(self._client, "/server_info", "/get_server_info"))
+        except FAILURES:
+            return {}

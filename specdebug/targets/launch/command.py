@@ -1,0 +1,65 @@
+"""The command that starts a server: the user's own words, or ours for ``serve``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specdebug.engine_flags import arguments_of
+from specdebug.errors import ConfigError
+from specdebug.targets.base import OverThere
+from specdebug.targets.serving import LaunchSettings
+
+SERVE = "serve"
+REVERTS = "SGLANG_DEBUG_REVERT_PR"
+"""The variable that tells an engine which fixes to leave out."""
+
+
+@dataclass(frozen=True)
+class StartCommand:
+    """How a server is started, but for its port, which is free only when it is looked for. ``key``: equal for
+    commands that start the same server."""
+
+    words: tuple[str, ...]
+    env: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        """The same for equal commands."""
+        return repr((self.words, sorted(self.env.items())))
+
+    def on(self, port: int) -> list[str]:
+        """The words for a port."""
+        return [word.replace("{port}", str(port)) for word in self.words]
+
+
+def command_of(settings: LaunchSettings, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
+    """The command for an arm. Raises ConfigError for one that cannot be."""
+    env = {name: value for name, value in os.environ.items() if name != REVERTS} | dict(settings.env)
+    numbers = ",".join(map(str, there.reverts))
+    if settings.command == SERVE:
+        flags = arguments_of({"seed": seed, **options})
+        more = [("--revert", numbers)] if numbers else []
+        more += [("--probes", name) for name in there.probes]
+        more += [("--mode", there.mode)] if there.mode else []
+        more += [("--content", folder) for folder in there.content]
+        own = (sys.executable, "-P", "-m", "specdebug", "serve", "--port", "{port}", *flags)
+        return StartCommand((*own, *(word for pair in more for word in pair)), env)
+    try:
+        words = tuple(shlex.split(settings.command))
+    except ValueError as error:
+        raise ConfigError(f"target.launch: {error} in {settings.command!r}") from None
+    return StartCommand(words, env | ({REVERTS: numbers} if numbers else {}))
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,116 @@
+"""A server for one run: this worker's own process, or one that the search's keeper lends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specdebug.logs.scan import Scan
+from specdebug.targets.launch.keeper import ServerWish
+from specdebug.targets.launch.log import ServerLog
+from specdebug.targets.launch.process import StartFailed
+from specdebug.targets.serving import NoServer
+from specdebug.workers.lifeline import lifeline
+
+PATIENCE_S = 30.0
+"""Seconds that a keeper has to end its servers, and to answer anything but a start."""
+
+
+class LentServer:
+    """A server that a keeper lends, as ``http.host.Host`` sees it."""
+
+    def __init__(self, address: str, wish: ServerWish, said: Callable[[str], None]) -> None:
+        """Wait until it is ready. Raises NoServer, or StartFailed."""
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(address)
+        self._talk = self._socket.makefile("rw", encoding="utf-8")
+        self._talk.write(wish.line)
+        self._talk.flush()
+        answer = self._hear()
+        while "progress" in answer:
+            said(answer["progress"])
+            answer = self._hear()
+        if "failed" in answer:
+            raise (
+                StartFailed(answer["signature"], answer["failed"])
+                if answer["signature"]
+                else NoServer(answer["failed"])
+            )
+        self.url: str = answer["url"]
+        self.pid: int = answer["pid"]
+        self._log = ServerLog(Path(answer["log"]))
+        self._log.findings()  # of runs before this one
+
+    @property
+    def log_path(self) -> str:
+        return str(self._log.path)
+
+    def status(self) -> int | None:
+        self._talk.write('{"status": true}\n')
+        self._talk.flush()
+        status: int | None = self._hear()["status"]
+        return status
+
+    def scan(self) -> Scan:
+        return self._log.scan()
+
+    def findings(self) -> Sequence[tuple[str, str]]:
+        return self._log.findings()
+
+    def release(self, sound: bool) -> None:
+        self._talk.write(json.dumps({"release": sound}) + "\n")
+        self._talk.flush()
+        self._hear()  # who comes next is to find it
+        self._talk.close()
+        self._socket.close()
+
+    def _hear(self) -> dict[str, Any]:
+        line = self._talk.readline()
+        if not line:
+            raise NoServer("the process that keeps servers is gone")
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+
+class ServerKeeper:
+    """The search's side of the process that keeps servers; :meth:`close` ends it and every server."""
+
+    def __init__(self, env: Mapping[str, str] = os.environ) -> None:
+        """Start it. Raises NoServer."""
+        self._folder = tempfile.mkdtemp(prefix="specdebug-servers-")
+        self.address = os.path.join(self._folder, "socket")
+        words = [sys.executable, "-P", "-m", "specdebug.targets.launch.keeper", self.address]
+        try:
+            with lifeline.starting(env) as (self._key, own):
+                self._process = subprocess.Popen(
+                    words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=own, start_new_session=True
+                )
+        except OSError as error:
+            raise NoServer(f"cannot start the process that keeps servers: {error.strerror}") from None
+        lifeline.runs(self._key, self._process.pid)
+        assert self._process.stdout is not None  # for the type checker: a pipe was asked for
+        if self._process.stdout.readline() != b"ready\n":
+            self.close()
+            raise NoServer("the process that keeps servers did not start")
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        lifeline.ended(self._key)
+        shutil.rmtree(self._folder, ignore_errors=True)

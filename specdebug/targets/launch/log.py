@@ -1,0 +1,62 @@
+"""The log of a server that was started here: its last line, and the failures that it names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from specdebug.errors import one_line
+from specdebug.logs.hits import Strength
+from specdebug.logs.scan import LogReader, Scan
+
+TAIL_BYTES = 8192
+
+
+class ServerLog:
+    """A file that a server writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read = 0
+
+    def last_line(self, without: str = "") -> str:
+        """The last line that is not blank and does not hold ``without``, fit for one line of a terminal; empty where
+        there is none."""
+        lines = self._bytes(max(0, self._size() - TAIL_BYTES)).decode("utf-8", "replace").splitlines()
+        return next(
+            (one_line(line, 160) for line in reversed(lines) if line.strip() and not (without and without in line)), ""
+        )
+
+    def scan(self) -> Scan:
+        """All that it says."""
+        reader = LogReader(settings=False)
+        reader.feed(self._bytes(0))
+        return reader.close()
+
+    def findings(self) -> Sequence[tuple[str, str]]:
+        """Failures named by whole lines that came since the last call: the signature, and the line. Exceptions are
+        none, for a server may well have handled them."""
+        if self._size() <= self._read:
+            return ()
+        new = self._bytes(self._read)
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read += len(whole)
+        reader = LogReader(settings=False)
+        reader.feed(whole)
+        ranked = reader.close().ranked()
+        return [(found.signature, found.text) for found in ranked if found.strength <= Strength.DEATH]
+
+    def _size(self) -> int:
+        try:
+            return os.path.getsize(self.path)
+        except OSError:
+            return 0
+
+    def _bytes(self, start: int) -> bytes:
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(start)
+                return file.read()
+        except OSError:
+            return b""

@@ -1,0 +1,99 @@
+"""Targets that are servers: what is said of one in a scenario, how it is seen, and how its failure is told.
+
+Such a target's engine runs in another process, or on another machine, behind SGLang's HTTP interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from specdebug.errors import SpecDebugError
+
+
+class SessionFailed(Exception):
+    """A session's engine has failed, and how: the run ends in this violation. Nothing that its user could mend."""
+
+    def __init__(self, message: str, site: str, kind: str = "error") -> None:
+        super().__init__(message)
+        self.site = site
+        self.kind = kind
+
+
+class NoServer(SpecDebugError):
+    """There is no server at an address, or none of the interface; or one could not be started."""
+
+
+class ServerSettings(Protocol):
+    """A scenario's words about a server, of the ``kind`` http or launch; ``scenario.servers.HttpServer`` is one."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def plain(self) -> str | None: ...
+    @property
+    def connections(self) -> int: ...
+    @property
+    def request_timeout_s(self) -> float: ...
+    @property
+    def api_key(self) -> str | None: ...
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def dtype(self) -> str | None: ...
+    @property
+    def flush(self) -> bool: ...
+    @property
+    def stream(self) -> bool: ...
+
+
+class HttpSettings(ServerSettings, Protocol):
+    """The words about a server that is there; ``scenario.servers.HttpServer`` has them."""
+
+    @property
+    def url(self) -> str: ...
+
+
+class LaunchSettings(ServerSettings, Protocol):
+    """The words about one that is to be started; ``scenario.servers.LaunchedServer`` has them."""
+
+    @property
+    def command(self) -> str: ...
+    @property
+    def env(self) -> Mapping[str, str]: ...
+    @property
+    def ready(self) -> str: ...
+    @property
+    def ready_timeout_s(self) -> float: ...
+    @property
+    def log(self) -> str | None: ...
+
+
+class ServerView(Protocol):
+    """A server, as oracles see it. What one cannot be asked for it does not show."""
+
+    def check_alive(self, *, generates: bool) -> str | None:
+        """Ask it if it is well, by a request of its own if ``generates``; what is wrong, or None."""
+
+    def counted(self, rid: str) -> Mapping[str, Any]:
+        """Its ``meta_info`` of a request that has ended; empty of one that was aborted."""
+
+    def revised(self, rid: str) -> str | None:
+        """How the stream of a request took back what it had said; None if it did not."""
+
+    def totals(self) -> Mapping[str, Any]:
+        """Its counts of all requests so far, those of others included."""
+
+    def findings(self) -> Sequence[tuple[str, str]]:
+        """New failures that it or its log tells of: the signature, and the words."""
+
+    def hits(self) -> Mapping[str, Mapping[str, int]]:
+        """By fix that it was started without, how often each of its edits has run; empty where that is not known."""
+
+    def reached(self) -> Mapping[str, int]:
+        """By probe site, how often it was passed; empty where that is not known."""
+
+
+def reverts_itself(target: object) -> bool:
+    """Return True if a target's engine runs elsewhere, where the target has fixes reverted: nothing is patched here."""
+    return bool(getattr(target, "elsewhere", False))

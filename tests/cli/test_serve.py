@@ -1,0 +1,57 @@
+"""``specdebug serve`` as far as it goes without serving: what it refuses, and what it does not import."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from specdebug.cli.main import run
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--tp", "2"], "--tp is not supported: the engine runs in one process"),
+        (["--mem-fraction-static", "0.8"], "--mem-fraction-static is not supported"),
+        (["--page-sizes", "2"], "there is no option --page-sizes; did you mean '--page-size'?"),
+        (["tiny"], "serve takes no argument, got 'tiny'; name the model with --model-path"),
+        (["--page-size", "0"], "--page-size must be in 1..1024, got 0"),
+        (["--speculative-num-steps", "3"], "options of speculation need --speculative-algorithm"),
+        (["--host", "0.0.0.0"], "--host 0.0.0.0 is open to other machines; that needs --api-key"),
+        (["--host", "no.such.host.invalid"], "--host no.such.host.invalid: "),
+        (["--model-path", "tinny"], "did you mean 'tiny'?"),
+        (["--revert", "1"], "1"),
+        (["--fault", "nan_logit"], "did you mean 'nan_logits'"),
+        (["--fault", "nan_draft_logits"], "which this server does not have"),
+        (["--probes", "defalt"], "defalt"),
+        (["--watchdog-timeout", "0"], "--watchdog-timeout must be above 0 seconds"),
+        (["--port", "99999"], "--port"),
+        (["--device", "cuda:77"], "there is no "),
+    ],
+)
+def test_what_cannot_be_served_ends_in_one_line(capfd: pytest.CaptureFixture[str], argv: list[str], told: str) -> None:
+    assert run(["serve", "--port", "0", *argv]) == 2
+    errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert told in errors[0]
+
+
+def test_a_port_that_is_taken_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert run(["serve", "--port", str(port)]) == 2
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in capfd.readouterr().err
+
+
+def test_nothing_of_http_is_imported_by_other_commands() -> None:
+    """But pydantic, which typer itself imports."""
+    code = (
+        "import sys; from specdebug.cli.main import run; run(['scenarios', 'list']); "
+        "print(sorted({name.partition('.')[0] for name in sys.modules} "
+        "& {'fastapi', 'starlette', 'uvicorn', 'httpx', 'prometheus_client'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

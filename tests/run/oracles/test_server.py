@@ -1,0 +1,159 @@
+"""Servers that are not well, that count what is not there, or that tell of failures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specdebug.run.oracles.base import Bench, OracleSettings
+from specdebug.run.oracles.server import ASK_EVERY, ServerAlive, ServerCounts, ServerFindings, wrong_counts
+from specdebug.scenario.grammar import OracleSpec
+from specdebug.targets.base import Asked
+from specdebug.verdict.outcome import Violation
+from tests.run.fakes import FakeRequest
+
+GOOD: dict[str, Any] = {
+    "prompt_tokens": 4,
+    "completion_tokens": 6,
+    "cached_tokens": 3,
+    "spec_verify_ct": 3,
+    "spec_accept_histogram": [1, 2],
+    "spec_accept_length": 2.0,
+}
+
+
+class Server:
+    """What oracles are shown of a server."""
+
+    def __init__(self) -> None:
+        self.asked: list[bool] = []
+        self.wrong: str | None = None
+        self.meta: Mapping[str, Any] = GOOD
+        self.taken_back: str | None = None
+        self.mean: Any = 2.0
+        self.told: list[tuple[str, str]] = []
+
+    def check_alive(self, *, generates: bool) -> str | None:
+        self.asked.append(generates)
+        return self.wrong
+
+    def counted(self, rid: str) -> Mapping[str, Any]:
+        return self.meta
+
+    def revised(self, rid: str) -> str | None:
+        return self.taken_back
+
+    def totals(self) -> Mapping[str, Any]:
+        return {"avg_spec_accept_length": self.mean}
+
+    def findings(self) -> Sequence[tuple[str, str]]:
+        told, self.told = self.told, []
+        return told
+
+
+def request() -> FakeRequest:
+    return FakeRequest("a.0", [1] * 4, None, output_ids=[2] * 6, accept_lengths=[2, 2, 1])
+
+
+class Watching:
+    """A server, an oracle, and what that reports."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        self.found: list[Violation] = []
+        self.server = Server()
+        settings = OracleSettings(OracleSpec(), Asked("tiny", server=True))
+        self.oracle = kind(Bench(settings, None, self.found.append, print, str))
+        self.session = SimpleNamespace(server=lambda: self.server, request=lambda rid: request(), has_work=True)
+
+    def step(self, *finished: str) -> None:
+        self.oracle.on_step(self.session, SimpleNamespace(finished=finished))
+
+    @property
+    def signatures(self) -> list[str]:
+        return [each.signature for each in self.found]
+
+
+@pytest.mark.parametrize(
+    ("server", "switch", "wanted"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_only_a_server_is_looked_at_and_only_if_that_is_wanted(server: bool, switch: bool, wanted: bool) -> None:
+    settings = OracleSettings(OracleSpec(server=switch), Asked("tiny", server=server))
+    assert [kind.wanted(settings) for kind in (ServerAlive, ServerCounts, ServerFindings)] == [wanted] * 3
+
+
+def test_a_server_is_asked_when_it_is_idle_and_now_and_then_when_it_never_is() -> None:
+    watching = Watching(ServerAlive)
+    for number in range(ASK_EVERY):
+        watching.step(f"a.{number}")
+    assert watching.server.asked == [False]
+    watching.session.has_work = False
+    watching.step("b.0")
+    watching.oracle.on_served(watching.session, [])
+    assert watching.server.asked == [False, False, True]
+    assert watching.found == []
+
+
+def test_a_server_that_is_not_well_is_told_once() -> None:
+    watching = Watching(ServerAlive)
+    watching.server.wrong = "/health answers 503"
+    watching.session.has_work = False
+    watching.step("a.0")
+    watching.step("a.1")
+    assert watching.signatures == ["error@server.health"]
+    assert watching.found[0].detail == "the server is not well: /health answers 503"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, []),
+        ({"spec_verify_ct": 0}, []),
+        ({"spec_accept_histogram": None}, []),
+        ({"prompt_tokens": 5}, ["prompt_tokens is 5, there are 4"]),
+        ({"completion_tokens": 5}, ["completion_tokens is 5, there are 6"]),
+        ({"cached_tokens": 4}, ["cached_tokens is 4 of a prompt of 4"]),
+        ({"spec_verify_ct": 4, "spec_accept_length": 1.5}, ["spec_verify_ct is 4, spec_accept_histogram counts 3"]),
+        ({"spec_accept_length": 1.2}, ["spec_accept_length is 1.2 of 6 tokens by 3 verifies"]),
+    ],
+)
+def test_counts_that_contradict_each_other(change: dict[str, Any], told: list[str]) -> None:
+    assert list(wrong_counts(request(), {**GOOD, **change})) == told
+
+
+def test_a_histogram_that_accepts_what_is_not_there() -> None:
+    held = request()
+    held.accept_lengths = [3, 3, 2]
+    meta = {**GOOD, "spec_accept_histogram": [0, 1, 2]}
+    assert list(wrong_counts(held, meta)) == ["spec_accept_histogram accepts 8 tokens, of which 5 are there"]
+
+
+def test_counts_and_streams_are_told_by_request() -> None:
+    watching = Watching(ServerCounts)
+    watching.step("a.0")
+    assert watching.found == []
+    watching.server.taken_back = "its text was 'a' at the end and then 'b'"
+    watching.step("a.0")
+    watching.server.meta = {**GOOD, "prompt_tokens": 5}
+    watching.step("a.0")
+    assert watching.signatures == ["ends@stream", "ends@counts"]
+    assert watching.found[0].data == {"rid": "a.0"}
+
+
+@pytest.mark.parametrize(("mean", "told"), [(1.5, 0), (None, 0), (3.0, 0), (0.2, 1), (9.0, 1)])
+def test_the_mean_of_all_requests_lies_among_theirs(mean: float | None, told: int) -> None:
+    watching = Watching(ServerCounts)
+    watching.server.mean = mean
+    watching.oracle.on_served(watching.session, ["a.0"])
+    assert watching.signatures == ["ends@counts"] * told
+
+
+def test_what_a_server_tells_of_is_a_violation_of_its_name() -> None:
+    watching = Watching(ServerFindings)
+    watching.server.told = [("nan@draft.x", "3 bad"), ("crash:SIGSEGV", "a worker died")]
+    watching.oracle.after_step(watching.session, 5, failed=False, last=False)
+    watching.oracle.on_served(watching.session, [])
+    assert watching.signatures == ["nan@draft.x", "crash:SIGSEGV"]
+    assert (watching.found[0].step, watching.found[0].detail) == (5, "the server says: 3 bad")

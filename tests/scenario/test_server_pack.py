@@ -1,0 +1,62 @@
+"""The pack of scenarios for servers: found by its name, presented alike, and the same on an engine and on a server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specdebug.cli.main import run
+from specdebug.content import content_files
+from specdebug.scenario.library import Library
+
+ROOT = Path(__file__).parents[2]
+PACK = {name: path for name, path in content_files("scenarios").items() if name.startswith("server/")}
+
+
+def test_the_pack_is_part_of_the_library() -> None:
+    assert set(PACK) == {
+        "server/abort_storm",
+        "server/flush_between_rounds",
+        "server/mixed_lengths",
+        "server/multiturn",
+        "server/prefix_ping_pong",
+    }
+    listed = {scenario.name for scenario in Library().scenarios()}
+    assert {name.replace("/", "-").replace("_", "-") for name in PACK} <= listed
+
+
+@pytest.mark.parametrize("name", PACK)
+def test_every_scenario_of_the_pack_is_presented_alike(name: str) -> None:
+    scenario = Library().scenario(name)
+    text = scenario.path.read_text()
+    assert scenario.name == name.replace("/", "-").replace("_", "-")
+    assert scenario.description
+    assert text.startswith("# ")
+    assert "# Look at: " in text
+    assert list(scenario.arms) == ["fixed"]
+    assert scenario.target == "embedded"
+    assert f"| `{name}` |" in (ROOT / "scenarios" / "README.md").read_text()
+
+
+def test_the_multi_turn_test_has_the_shape_of_the_kit() -> None:
+    (group,) = Library().scenario("server/multiturn").workload
+    assert group.turns is not None
+    assert (group.turns.clients, group.turns.rounds) == (4, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["embedded", "serve"])
+@pytest.mark.parametrize("name", PACK)
+def test_the_pack_passes(
+    name: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["replay", name, "--target", target, "--json"]) == 0
+    (arm,) = json.loads(capsys.readouterr().out)["arms"]
+    assert arm["complete"]
+    if name == "server/flush_between_rounds":
+        cached = {request["rid"]: request["cached_tokens"] for request in arm["requests"]}
+        assert min(cached[f"hit.{n}"] for n in range(3)) > 100
+        assert cached["flushed.0"] == 0

@@ -1,0 +1,67 @@
+"""``target:`` in its forms: a name, a URL, ``serve``, and the mappings, in a file and on the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdebug.errors import SpecDebugError
+from specdebug.scenario.grammar import Scenario, read_scenario
+from specdebug.scenario.servers import HttpServer, LaunchedServer, TargetChoice, parse_target
+from specdebug.targets.registry import find_target
+from specdebug.yamlio import parse_yaml
+
+SCENARIO = "name: x\nworkload: [{prompt: {token_ids: [1]}}]\n"
+
+
+def read(text: str) -> Scenario:
+    return read_scenario(parse_yaml(f"{SCENARIO}target: {text}\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "choice", "name"),
+    [
+        ("embedded", "embedded", "embedded"),
+        ("http://host:1", HttpServer(url="http://host:1"), "http"),
+        ("{http: 'http://host:1', stream: false}", HttpServer(url="http://host:1", stream=False), "http"),
+        ("serve", LaunchedServer(command="serve"), "launch"),
+        ("{launch: 'run {port}', env: {A: b}}", LaunchedServer(command="run {port}", env={"A": "b"}), "launch"),
+    ],
+)
+def test_a_target_is_read_alike_wherever_it_is_named(text: str, choice: TargetChoice, name: str) -> None:
+    assert read(text).target == parse_target(text) == choice
+    assert find_target(choice).name == name
+
+
+@pytest.mark.parametrize("text", ["http://host:1", "{http: 'http://host:1', connections: 3}", "serve"])
+def test_what_was_read_is_written_and_read_again(text: str) -> None:
+    scenario = read(text)
+    assert Scenario.from_dict(scenario.to_dict()).target == scenario.target
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("ftp://host", "target is a url, and 'ftp://host' is none; write http://HOST:PORT"),
+        ("http://host:1?x=y", "is none; write"),
+        ("{htp: 'http://host:1'}", "target must be a target's name, a URL, 'serve', {http: URL, ...} or {launch:"),
+        ("{http: 'http://host:1', conections: 3}", "did you mean 'connections'?"),
+        ("{http: 'http://host:1', connections: 0}", "target.connections must be a whole number from 1"),
+        ("{launch: 'run it'}", "command must hold {port}, which stands for a free port"),
+        ("{launch: 'run {port}', env: {A: 1}}", "target.env.A must be text, not 1; quote it"),
+        ("{launch: 'run {port}', ready: health}", "target.ready 'health' does not fit the form"),
+        ("[", "not valid YAML"),
+    ],
+)
+def test_what_is_wrong_is_told_by_its_key(text: str, told: str) -> None:
+    with pytest.raises(SpecDebugError) as caught:
+        parse_target(text)
+    assert str(caught.value).startswith("--target ")
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("http", "needs to know which: write {http: ...}"), ("htp", "no target 'htp'")]
+)
+def test_a_name_that_is_none(name: str, told: str) -> None:
+    with pytest.raises(SpecDebugError, match=told.replace("{", r"\{")):
+        find_target(name)

@@ -1,0 +1,91 @@
+"""What the server says of itself: health, model, state, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from specdebug.server.metrics import ServerMetrics
+from specdebug.server.totals import Totals
+from tests.server.serving import Serving, wait_until
+
+GREEDY = {"temperature": 0, "max_new_tokens": 12}
+
+
+def metrics(serving: Serving) -> Mapping[str, float]:
+    """Every sample without buckets, by name."""
+    families = text_string_to_metric_families(serving.http.get("/metrics").text)
+    samples = [sample for family in families for sample in family.samples if "le" not in sample.labels]
+    assert all(sample.labels == {"model_name": "tiny"} for sample in samples)
+    return {sample.name: sample.value for sample in samples}
+
+
+@pytest.mark.parametrize("path", ["/health", "/health_generate"])
+def test_a_server_that_serves_is_healthy(serving: Serving, path: str) -> None:
+    assert serving.http.get(path).status_code == 200
+    wait_until(serving.idle, "nothing is held")
+
+
+@pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
+def test_the_model_is_named(serving: Serving, path: str) -> None:
+    info = serving.http.get(path).json()
+    assert (info["model_path"], info["is_generation"], info["model_type"]) == ("tiny", True, "llama")
+
+
+@pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
+def test_the_state_holds_the_mean_accept_length(serving: Serving, path: str) -> None:
+    serving.http.post("/flush_cache")
+    meta = serving.generate(text="def f(", sampling_params=GREEDY)["meta_info"]
+    info = serving.http.get(path).json()
+    mean = (meta["spec_accept_token_num"] + meta["spec_verify_ct"]) / meta["spec_verify_ct"]
+    assert info["internal_states"][0]["avg_spec_accept_length"] == pytest.approx(mean)
+    assert info["specdebug"]["speculative_switch"] is True
+    assert info["specdebug"]["engine"]["state"] == "ready"
+    assert info["max_total_num_tokens"] == 16384
+
+
+def test_a_flush_begins_the_mean_anew(serving: Serving) -> None:
+    serving.generate(text="def f(", sampling_params=GREEDY)
+    serving.http.post("/flush_cache")
+    assert serving.http.get("/server_info").json()["internal_states"][0]["avg_spec_accept_length"] == 0
+
+
+def test_metrics_add_up(serving: Serving) -> None:
+    before = metrics(serving)
+    answers = [serving.generate(text="def f(x, y):\n" * 3, sampling_params=GREEDY)["meta_info"] for _ in range(3)]
+    wait_until(serving.idle, "nothing is held")
+    after = metrics(serving)
+    for name, key in (
+        ("sglang:prompt_tokens_total", "prompt_tokens"),
+        ("sglang:generation_tokens_total", "completion_tokens"),
+        ("sglang:cached_tokens_total", "cached_tokens"),
+    ):
+        assert after[name] - before[name] == sum(meta[key] for meta in answers), name
+    for name in ("num_requests_total", "time_to_first_token_seconds_count", "e2e_request_latency_seconds_count"):
+        assert after[f"sglang:{name}"] - before[f"sglang:{name}"] == 3, name
+    between = "sglang:inter_token_latency_seconds_count"
+    assert after[between] - before[between] == sum(meta["completion_tokens"] - 1 for meta in answers)
+    assert after["sglang:num_running_reqs"] == after["sglang:num_queue_reqs"] == after["sglang:token_usage"] == 0
+    assert 0 < after["sglang:cache_hit_rate"] < 1
+    assert after["sglang:spec_accept_length"] >= 1
+
+
+def test_there_are_no_metrics_unless_asked_for() -> None:
+    with Serving() as serving:
+        assert serving.http.get("/metrics").status_code == 404
+
+
+def test_requests_are_in_the_log_when_asked_for() -> None:
+    with Serving(log_requests=True) as serving:
+        serving.generate(text="x", rid="mine", sampling_params={"max_new_tokens": 1})
+        assert any("request mine: 1 tokens" in line for line in serving.said)
+
+
+def test_gauges_are_those_of_the_last_step() -> None:
+    totals = Totals()
+    registry = ServerMetrics(totals, "m", 100).registry
+    totals.gauge({"running": 3, "waiting": 2, "used": 50})
+    assert registry.get_sample_value("sglang:num_running_reqs", {"model_name": "m"}) == 3
+    assert registry.get_sample_value("sglang:token_usage", {"model_name": "m"}) == 0.5

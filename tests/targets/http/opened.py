@@ -1,0 +1,38 @@
+"""Sessions on a fake server, and what their openings said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdebug.scenario.servers import HttpServer
+from specdebug.scenario.workload import RequestSampling
+from specdebug.targets.base import Opening
+from specdebug.targets.http.session import HttpSession
+from specdebug.targets.http.target import HttpTarget
+from tests.targets.http.fake import FakeServer
+
+
+class Silent:
+    def said(self, text: str) -> None: ...
+    def compiling(self, kernel: str) -> None: ...
+    def compiled(self) -> None: ...
+
+
+def opened(fake: FakeServer, options: Mapping[str, Any] | None = None, **settings: Any) -> HttpSession:
+    settings = {"request_timeout_s": 20.0, **settings}
+    target = HttpTarget(HttpServer(url=fake.url, **settings))
+    return target.open(dict(options or {}), 0, Opening("x", lambda event, **fields: None, Silent()))
+
+
+def add(
+    session: HttpSession, rid: str, first: int = 10, tokens: int = 5, speculative: bool = True, **sampling: Any
+) -> None:
+    session.add(rid, [first, first + 1, first + 2], RequestSampling(tokens, **sampling), speculative=speculative)
+
+
+def drain(session: HttpSession) -> list[Any]:
+    reports = []
+    while session.has_work:
+        reports.append(session.advance())
+    return reports

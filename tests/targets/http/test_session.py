@@ -1,0 +1,221 @@
+"""Requests on a server: what is sent, what is taken from the answers, aborts, flushes, and how failures are told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from specdebug.targets.http.session import CannotBeServed, HttpSession
+from specdebug.targets.serving import SessionFailed
+from tests.targets.http.fake import FakeServer, serving
+from tests.targets.http.opened import add, drain, opened
+
+Open = Callable[..., tuple[FakeServer, HttpSession]]
+
+
+@pytest.fixture
+def server() -> Iterator[Open]:
+    with ExitStack() as stack:
+
+        def start(
+            options: dict[str, Any] | None = None, settings: dict[str, Any] | None = None, **switches: Any
+        ) -> Any:
+            fake = stack.enter_context(serving(FakeServer(**switches)))
+            session = opened(fake, options, **(settings or {}))
+            stack.callback(session.close, True)
+            fake.served.clear()
+            return fake, session
+
+        yield start
+
+
+def test_a_request_ends_with_its_tokens_its_counts_and_its_reason(server: Open) -> None:
+    fake, session = server({"speculative": {"algorithm": "EAGLE"}})
+    add(session, "a", first=10, tokens=5)
+    (report,) = drain(session)
+    request = session.request("a")
+    assert (report.finished, report.emitted) == (("a",), {"a": [13, 14, 15, 16, 17]})
+    assert (list(request.output_ids), request.finish_reason, request.cached_tokens) == (
+        [13, 14, 15, 16, 17],
+        "length",
+        0,
+    )
+    assert sorted(request.accept_lengths) == [2, 2]
+    assert request.kv_len == 3 + 5 - 1
+    (sent,) = fake.served
+    assert sent["sampling_params"] == {"max_new_tokens": 5, "temperature": 0.0, "ignore_eos": True}
+    assert sent["stream"] is True
+    assert "speculative" not in sent
+
+
+@pytest.mark.parametrize("switches", [{"old": True}, {"incremental": True}, {"old": True, "incremental": True}])
+@pytest.mark.parametrize("stream", [True, False])
+def test_older_servers_and_those_that_stream_what_is_new_are_read_alike(
+    server: Open, switches: dict[str, bool], stream: bool
+) -> None:
+    if switches.get("incremental") and not stream:
+        pytest.skip("a whole answer holds all tokens on any server")
+    fake, session = server(settings={"stream": stream}, **switches)
+    add(session, "a", first=10, tokens=4)
+    (report,) = drain(session)
+    assert report.emitted == {"a": [13, 14, 15, 16]}
+    assert session.request("a").output_ids == [13, 14, 15, 16]
+    assert ("return_logprob" in fake.served[0]) is bool(switches.get("old"))
+
+
+def test_sampling_goes_by_sglang_s_names(server: Open) -> None:
+    fake, session = server(switch=False)
+    add(session, "a", temperature=0.7, top_k=5, top_p=0.9, stop_token_ids=(14,))
+    drain(session)
+    assert fake.served[0]["sampling_params"] == {
+        "max_new_tokens": 5, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "stop_token_ids": [14],
+    }  # fmt: skip
+    assert (session.request("a").finish_reason, session.request("a").output_ids) == ("stop", [13, 14])
+
+
+def test_our_own_server_gets_each_request_s_seed(server: Open) -> None:
+    fake, session = server()
+    add(session, "a", temperature=0.7, seed=2**60 + 5)
+    add(session, "b", temperature=0.0, seed=5)
+    drain(session)
+    assert sorted(str(body["sampling_params"].get("sampling_seed")) for body in fake.served) == ["5", "None"]
+
+
+def test_requests_run_beside_each_other_as_many_as_there_may_be_connections(server: Open) -> None:
+    fake, session = server(settings={"connections": 3}, hold=threading.Event())
+    for number in range(7):
+        add(session, f"r{number}", first=100 * number + 1)
+    assert fake.hold is not None
+    threading.Timer(0.2, fake.hold.set).start()
+    drain(session)
+    assert fake.most_busy == 3
+    assert len(fake.served) == 7
+    assert len({body["rid"] for body in fake.served}) == 7
+
+
+def test_an_aborted_request_has_ended_when_abort_returns_and_nothing_is_reported_of_it(server: Open) -> None:
+    fake, session = server(hold=threading.Event())
+    add(session, "a")
+    session.abort("a")
+    session.abort("a")
+    assert (session.has_work, session.request("a").finish_reason, list(session.request("a").output_ids)) == (
+        False,
+        "abort",
+        [],
+    )
+    assert [rid.endswith("-a") for rid in fake.aborted] == [True]
+
+
+def test_a_request_that_ended_before_its_abort_came_is_reported_as_any_other(server: Open) -> None:
+    _, session = server()
+    add(session, "a")
+    add(session, "b", first=50)
+    while "a" not in session._ended:
+        session.call(session._one_ended())
+    session.abort("a")
+    finished = [rid for report in drain(session) for rid in report.finished]
+    assert sorted(finished) == ["a", "b"]
+    assert session.request("a").finish_reason == "length"
+
+
+def test_the_cache_is_flushed_before_the_run_and_when_asked(server: Open) -> None:
+    fake, session = server()
+    assert fake.flushes == 1
+    add(session, "a")
+    drain(session)
+    add(session, "b")
+    drain(session)
+    assert (session.request("a").cached_tokens, session.request("b").cached_tokens) == (0, 1)
+    session.flush_cache()
+    add(session, "c")
+    drain(session)
+    assert (fake.flushes, session.request("c").cached_tokens) == (2, 0)
+
+
+def test_a_server_that_must_not_be_flushed_is_not(server: Open) -> None:
+    fake, session = server(settings={"flush": False})
+    assert fake.flushes == 0
+    assert "cache_flush" not in session.shows
+
+
+@pytest.mark.parametrize(
+    ("switches", "shown"),
+    [
+        ({}, {"accept_lengths", "cache_flush", "plain", "failures"}),
+        ({"speculative": False}, {"cache_flush", "plain", "failures"}),
+        ({"switch": False}, {"accept_lengths", "cache_flush"}),
+        ({"model": "tiny"}, {"accept_lengths", "cache_flush", "plain", "logits", "failures"}),
+    ],
+)  # fmt: skip
+def test_what_a_server_says_of_itself_decides_what_is_shown(
+    server: Open, switches: dict[str, Any], shown: set[str]
+) -> None:
+    _, session = server(**switches)
+    assert session.shows == {"cached_tokens", "tokens", "alive", "counts"} | shown
+
+
+def test_a_declined_request_is_the_scenario_s_fault(server: Open) -> None:
+    fake, session = server()
+    fake.status["/generate"] = 400
+    add(session, "a")
+    with pytest.raises(CannotBeServed, match="'a' is declined by the server: no") as caught:
+        drain(session)
+    assert (caught.value.exit_code, caught.value.rid) == (2, "a")
+
+
+@pytest.mark.parametrize(
+    ("break_it", "signature"),
+    [
+        (lambda fake: fake.status.update({"/generate": 500}), ("error", "http.500")),
+        (lambda fake: setattr(fake, "die_after", 0), ("error", "http.connection")),
+        (lambda fake: fake.event.update(error={"message": "it died: fail guard@a.b->c: x"}), ("guard", "a.b->c")),
+        (lambda fake: fake.event.update(meta_info=None), ("error", "http.answer")),
+        (lambda fake: fake.event.update(output_ids="x"), ("error", "http.answer")),
+    ],
+)  # fmt: skip
+def test_a_server_that_fails_ends_the_run_in_what_it_died_of(
+    server: Open, break_it: Callable[[FakeServer], None], signature: tuple[str, str]
+) -> None:
+    fake, session = server()
+    break_it(fake)
+    add(session, "a")
+    with pytest.raises(SessionFailed, match="request a: ") as caught:
+        drain(session)
+    assert (caught.value.kind, caught.value.site) == signature
+
+
+def test_a_server_that_is_silent_hangs(server: Open) -> None:
+    fake, session = server(settings={"request_timeout_s": 0.2})
+    fake.hold = threading.Event()
+    add(session, "a")
+    with pytest.raises(SessionFailed) as caught:
+        drain(session)
+    assert (caught.value.kind, caught.value.site) == ("hang", "")
+    fake.hold.set()
+
+
+def test_a_stream_that_takes_back_what_it_said_is_told(server: Open) -> None:
+    fake, session = server()
+    answer, texts = fake.answer, iter(["x y", "x", "x y z", "x y z", "x"])
+
+    def changed(*args: Any) -> dict[str, Any]:
+        return {**answer(*args), "text": next(texts)}
+
+    fake.answer = changed  # type: ignore[method-assign]
+    add(session, "a")
+    drain(session)
+    assert "'x y' at the end and then 'x'" in str(session.server().revised("a"))
+
+
+def test_what_the_server_tells_of_failures_is_told_once(server: Open) -> None:
+    fake, session = server()
+    told = {"violations": [{"signature": "nan@draft.x", "detail": "3 of 4"}], "reverts": {"1": {"1#1": 2}}}
+    info = fake.info
+    fake.info = lambda: {**info(), "specdebug": told}  # type: ignore[method-assign]
+    assert session.server().findings() == [("nan@draft.x", "3 of 4")]
+    assert session.server().findings() == []
+    assert session.server().hits() == {"1": {"1#1": 2}}

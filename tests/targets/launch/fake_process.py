@@ -1,0 +1,52 @@
+"""The fake server as a process: ``PORT [--say TEXT] [--end STATUS] [--sick] [--kill-after N] [--child FILE]``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from tests.targets.http.fake import FakeServer, serving
+
+
+class Dying(FakeServer):
+    """Dies of SIGSEGV instead of answering more than so many requests."""
+
+    most = 0
+
+    def text_of(self, body: dict[str, Any]) -> list[int]:
+        if self.most and len(self.served) > self.most:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().text_of(body)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("port", type=int)
+    parser.add_argument("--say", default="")
+    parser.add_argument("--end", type=int)
+    parser.add_argument("--sick", action="store_true")
+    parser.add_argument("--kill-after", type=int, default=0)
+    parser.add_argument("--child")
+    asked = parser.parse_args()
+    print(f"reverts {os.environ.get('SGLANG_DEBUG_REVERT_PR', 'nothing')}", flush=True)
+    print(asked.say, flush=True)
+    if asked.end is not None:
+        sys.exit(asked.end)
+    if asked.child:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        Path(asked.child).write_text(str(child.pid))
+    fake = Dying(model="tiny", health=503 if asked.sick else 200)
+    fake.most = asked.kill_after
+    with serving(fake, asked.port):
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The process that keeps servers for a search: who gets which, and that none outlives it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from specdebug.targets.launch.keeper import ServerWish
+from specdebug.targets.launch.lease import LentServer, ServerKeeper
+from specdebug.targets.launch.process import StartFailed
+from specdebug.targets.serving import NoServer
+from tests.targets.launch.starting import lives, words
+
+
+@pytest.fixture
+def keeper() -> Iterator[ServerKeeper]:
+    kept = ServerKeeper()
+    yield kept
+    kept.close()
+
+
+def wish(*more: str) -> ServerWish:
+    return ServerWish(words(*more), dict(os.environ), "label", None, "/health", 60.0, (("X-Key", "y"),))
+
+
+def lent(keeper: ServerKeeper, *more: str) -> LentServer:
+    return LentServer(keeper.address, wish(*more), lambda text: None)
+
+
+def test_a_wish_is_read_as_it_was_written() -> None:
+    assert ServerWish.read(wish("--say", "x").line) == wish("--say", "x")
+
+
+def test_a_sound_server_is_lent_again_and_an_unsound_one_is_ended(keeper: ServerKeeper) -> None:
+    first = lent(keeper)
+    assert first.status() is None
+    first.release(True)
+    again = lent(keeper)
+    assert again.pid == first.pid
+    again.release(False)
+    other = lent(keeper)
+    assert other.pid != first.pid
+    assert not lives(first.pid)
+    keeper.close()
+    assert not lives(other.pid)
+
+
+def test_two_at_a_time_and_two_commands_get_servers_of_their_own(keeper: ServerKeeper) -> None:
+    servers = [lent(keeper), lent(keeper), lent(keeper, "--say", "other")]
+    assert len({server.pid for server in servers}) == 3
+    assert len({server.url for server in servers}) == 3
+    for server in servers:
+        server.release(True)
+    assert lent(keeper, "--say", "other").pid == servers[2].pid
+
+
+def test_a_server_that_died_while_it_waited_is_not_lent(keeper: ServerKeeper) -> None:
+    first = lent(keeper)
+    first.release(True)
+    os.kill(first.pid, 9)
+    assert lent(keeper).pid != first.pid
+
+
+def test_how_a_start_failed_is_told(keeper: ServerKeeper) -> None:
+    with pytest.raises(NoServer, match="ended \\(exit status 2\\) before it was ready"):
+        lent(keeper, "--end", "2")
+    with pytest.raises(StartFailed) as caught:
+        lent(keeper, "--say", "x: fail nan@draft.x", "--end", "1")
+    assert caught.value.signature == "nan@draft.x"
+
+
+def test_a_server_whose_worker_is_gone_without_a_word_is_ended(keeper: ServerKeeper) -> None:
+    first = lent(keeper)
+    first._talk.close()
+    first._socket.close()
+    second = lent(keeper)
+    assert second.pid != first.pid
+    keeper.close()
+    assert not lives(first.pid)

@@ -1,0 +1,108 @@
+"""A server's process: until it is ready, what it is said to have died of, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specdebug.targets.launch.command import StartCommand
+from specdebug.targets.launch.log import ServerLog
+from specdebug.targets.launch.process import ServerProcess, StartFailed, answers
+from specdebug.targets.serving import NoServer
+from tests.targets.launch.starting import command, lives
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[list[ServerProcess]]:
+    servers: list[ServerProcess] = []
+    yield servers
+    for server in servers:
+        server.end()
+
+
+def start(started: list[ServerProcess], folder: Path, *more: str) -> ServerProcess:
+    server = ServerProcess(command(*more), "label", str(folder / "logs"))
+    started.append(server)
+    return server
+
+
+def test_it_is_ready_once_it_answers_and_its_log_is_kept(started: list[ServerProcess], tmp_path: Path) -> None:
+    server = start(started, tmp_path, "--say", "loading weights")
+    said: list[str] = []
+    server.wait_ready("/health", PATIENCE_S, said.append, ())
+    assert answers(server.url + "/health")
+    assert said[-1] == ""
+    assert "loading weights" in Path(server.log_path).read_text()
+    assert Path(server.log_path).parent == tmp_path / "logs"
+
+
+def test_its_whole_group_is_ended(started: list[ServerProcess], tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    server = start(started, tmp_path, "--child", str(child))
+    server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
+    pid = int(child.read_text())
+    assert lives(pid)
+    server.end()
+    server.end()
+    assert not lives(server.pid)
+    assert not lives(pid)
+
+
+def test_one_that_is_never_ready(started: list[ServerProcess], tmp_path: Path) -> None:
+    server = start(started, tmp_path, "--sick", "--say", "the last words")
+    with pytest.raises(
+        NoServer, match=r"did not answer /health within 0\.5 s; its log is .*, which ends with: "
+    ) as caught:
+        server.wait_ready("/health", 0.5, lambda text: None, ())
+    assert caught.value.exit_code == 2
+
+
+def test_one_that_ends_at_once_is_the_user_s_to_mend(started: list[ServerProcess], tmp_path: Path) -> None:
+    server = start(started, tmp_path, "--say", "error: no such flag --x", "--end", "2")
+    with pytest.raises(NoServer, match=r"ended \(exit status 2\) before it was ready; .*: error: no such flag --x"):
+        server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
+
+
+def test_one_that_dies_of_damage_that_its_log_names_has_failed(started: list[ServerProcess], tmp_path: Path) -> None:
+    server = start(started, tmp_path, "--say", "x: fail guard@draft.kv_indices->draft.kv_indptr", "--end", "1")
+    with pytest.raises(StartFailed) as caught:
+        server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
+    assert caught.value.signature == "guard@draft.kv_indices->draft.kv_indptr"
+
+
+def test_its_status_tells_what_killed_it(started: list[ServerProcess], tmp_path: Path) -> None:
+    server = start(started, tmp_path)
+    server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
+    server._process.send_signal(signal.SIGKILL)
+    assert server.status() == -signal.SIGKILL
+    assert not server.alive()
+
+
+def test_a_command_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(NoServer, match=r"target\.launch: cannot start no-such-program: No such file"):
+        ServerProcess(StartCommand(("no-such-program", "{port}"), {}), "x", str(tmp_path))
+
+
+def test_a_folder_that_no_log_can_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NoServer, match=r"target\.log: no log can be written to .*file"):
+        ServerProcess(command(), "x", str(tmp_path / "file"))
+
+
+def test_a_log_tells_of_each_failure_once_and_of_exceptions_never(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = ServerLog(path)
+    assert (log.findings(), log.last_line()) == ((), "")
+    path.write_text("ValueError: handled\nGET /health 503\nasync probe nan@draft.x [3 bad]\n\nasync probe oob@dra")
+    assert [signature for signature, _ in log.findings()] == ["nan@draft.x"]
+    assert list(log.findings()) == []
+    with path.open("a") as file:
+        file.write("ft.y [1 bad]\n")
+    assert [signature for signature, _ in log.findings()] == ["oob@draft.y"]
+    path.write_text("one\nGET /health 503\n")
+    assert (log.last_line(), log.last_line("GET /health ")) == ("GET /health 503", "one")

@@ -1,0 +1,77 @@
+"""Arms on servers that are started for them, as the command line has them run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdebug.cli.main import run as run_command
+from tests.targets.launch.starting import words
+
+SCENARIO = """
+name: started
+target: {{launch: {command}, request_timeout_s: 30, log: '{logs}'}}
+probes: []
+workload:
+  - {{id: a, requests: 4, prompt: {{token_ids: [5, 6]}}, max_new_tokens: 6}}
+oracles: {{lossless: false, sampling: false}}
+arms:
+  only: {{}}
+  reverted: {{revert: [27338]}}
+"""
+
+Replay = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def replay(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Replay:
+    monkeypatch.chdir(tmp_path)
+
+    def run(arm: str, *more: str) -> dict[str, Any]:
+        file = tmp_path / "started.yaml"
+        file.write_text(SCENARIO.format(command=json.dumps(shlex.join(words(*more))), logs=tmp_path / "logs"))
+        code = run_command(["replay", str(file), "--arm", arm, "--json"])
+        out = capsys.readouterr()
+        return {"code": code, "err": out.err, **(json.loads(out.out)["arms"][0] if out.out else {})}
+
+    return run
+
+
+def test_a_started_server_serves_the_arm_and_its_log_is_named(replay: Replay, tmp_path: Path) -> None:
+    arm = replay("only")
+    assert (arm["code"], arm["verdict"], arm["target"]) == (0, "pass", "launch")
+    (log,) = (tmp_path / "logs").iterdir()
+    assert f"the server's log is {log}" in arm["notes"]
+    assert "reverts nothing" in log.read_text()
+
+
+@pytest.mark.slow
+def test_the_arm_s_reverts_are_in_the_server_s_environment(replay: Replay, tmp_path: Path) -> None:
+    assert replay("reverted")["verdict"] == "pass"
+    (log,) = (tmp_path / "logs").iterdir()
+    assert "reverts 27338" in log.read_text()
+
+
+def test_a_server_that_dies_of_a_signal_fails_the_arm_by_that(replay: Replay) -> None:
+    arm = replay("only", "--kill-after", "3")
+    assert (arm["code"], arm["verdict"], arm["signature"]) == (1, "fail", "crash:SIGSEGV")
+    assert "the server ended (signal 11); its log is " in arm["detail"]
+
+
+@pytest.mark.slow
+def test_what_its_log_says_it_died_of_comes_first(replay: Replay) -> None:
+    arm = replay("only", "--kill-after", "3", "--say", "async probe nan@draft.x [3 bad]")
+    assert (arm["verdict"], arm["signature"]) == ("fail", "nan@draft.x")
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_start_is_the_user_s_to_mend(replay: Replay) -> None:
+    arm = replay("only", "--say", "error: no such model", "--end", "2")
+    assert arm["code"] == 2
+    assert "arm 'only': the server ended (exit status 2) before it was ready" in arm["err"]
+    assert "error: no such model" in arm["err"]

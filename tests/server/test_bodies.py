@@ -92,7 +92,8 @@ def test_a_bad_field_of_generate_is_named(body: dict[str, Any], field: str) -> N
         ("stop_token_ids", ["x"]),
         ("ignore_eos", "yes"),
         ("sampling_seed", -1),
-        ("n", 2),
+        ("n", 0),
+        ("n", 129),
         ("min_p", 0.1),
         ("min_new_tokens", 4),
         ("frequency_penalty", 0.5),
@@ -149,7 +150,7 @@ def test_what_is_no_json_is_said_to_be_none(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({"prompt": "x", "n": 2}, "n"),
+        ({"prompt": ["x"] * 20, "n": 100}, "n"),
         ({"prompt": "x", "model": "gpt"}, "model"),
         ({"prompt": {}}, "prompt"),
         ({"prompt": [[], [1]]}, "prompt"),

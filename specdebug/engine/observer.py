@@ -68,7 +68,7 @@ class DraftForward:
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchedForward:
     """A forward over ``batch_size`` requests. ``captured``: the size that its graph runner padded them to, None where
     it runs eagerly."""
 
@@ -107,7 +107,7 @@ class EngineObserver:
     def on_draft_forward(self, forward: DraftForward) -> None:
         """A forward of the draft loop is computed, or captured in a graph. Of a graph's replays nothing is told."""
 
-    def on_launched(self, launch: Launch) -> None:
+    def on_launched(self, launch: LaunchedForward) -> None:
         """A forward is launched. One that was prepared and is not wanted any more is never launched."""
 
     def on_decided(self, decision: Decision) -> None:
@@ -175,7 +175,7 @@ class Observers:
     def launched(self, forward: Forward, batch_size: int, captured: int | None) -> None:
         """Tell of a launch."""
         for each in self._all:
-            each.on_launched(Launch(forward, batch_size, captured))
+            each.on_launched(LaunchedForward(forward, batch_size, captured))
 
     def decided(self, decision: Decision) -> None:
         """Tell of a decision."""

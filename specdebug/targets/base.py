@@ -162,7 +162,7 @@ class RequestOnlooker(Protocol):
     forwards that are launched."""
 
     def on_launched(self, engine: Any, launch: Any) -> None:
-        """A forward is launched, as a graph or eagerly (``engine.observer.Launch``)."""
+        """A forward is launched, as a graph or eagerly (``engine.observer.LaunchedForward``)."""
 
     def on_draft_forward(self, engine: Any, forward: Any) -> None:
         """A forward of the draft loop was computed, or is captured (``engine.observer.DraftForward``)."""

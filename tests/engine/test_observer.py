@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdebug.engine import Engine, EngineObserver, Request
 from specdebug.engine.batch import PrefillBatch
-from specdebug.engine.observer import Decision, Launch, ObservedBatch, Observers, Stage
+from specdebug.engine.observer import Decision, LaunchedForward, ObservedBatch, Observers, Stage
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run
 
@@ -116,7 +116,7 @@ class Launches(EngineObserver):
     def __init__(self) -> None:
         self.told: list[tuple[str, int, int | None]] = []
 
-    def on_launched(self, launch: Launch) -> None:
+    def on_launched(self, launch: LaunchedForward) -> None:
         self.told.append((launch.forward, launch.batch_size, launch.captured))
 
 

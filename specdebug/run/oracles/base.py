@@ -130,7 +130,7 @@ class Oracle:
         """A forward of the draft loop was computed, or is captured in a graph (``engine.observer.DraftForward``)."""
 
     def on_launched(self, session: Any, launch: Any) -> None:
-        """A forward is launched, as a graph or eagerly (an ``engine.observer.Launch``)."""
+        """A forward is launched, as a graph or eagerly (an ``engine.observer.LaunchedForward``)."""
 
     def on_decided(self, session: Any, decision: Any) -> None:
         """A verify has decided (an ``engine.observer.Decision``); what must not wait for the device is read later."""

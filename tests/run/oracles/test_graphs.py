@@ -13,7 +13,7 @@ from specdebug.engine import EngineObserver
 from specdebug.engine.graph import runner as runner_module
 from specdebug.engine.graph.draft_runner import DraftGraphRunner
 from specdebug.engine.graph.runner import GraphRunner
-from specdebug.engine.observer import Launch
+from specdebug.engine.observer import LaunchedForward
 from specdebug.engine.speculative.draft import DraftStage
 from specdebug.engine.speculative.extend import ExtendStage
 from specdebug.engine.speculative.verify import VerifyStage
@@ -42,7 +42,7 @@ class Seen(EngineObserver):
         self.dropped = 0
         engine.observers.add(self)
 
-    def on_launched(self, launch: Launch) -> None:
+    def on_launched(self, launch: LaunchedForward) -> None:
         self.launches.add((launch.batch_size, launch.captured))
         self.forwards.add(launch.forward)
 
@@ -137,7 +137,7 @@ def test_another_size_than_the_smallest_is_seen(monkeypatch: pytest.MonkeyPatch,
     assert found[0].detail == "draft of a batch of 2 ran as the graph of 4, expected as the graph of 2"
 
 
-def judged(launches: list[Launch], steps: int = 1) -> list[Violation]:
+def judged(launches: list[LaunchedForward], steps: int = 1) -> list[Violation]:
     """What is found where the scenario asks for graphs of 2 and 4, and each step launches these."""
     found: list[Violation] = []
     settings = oracle_settings(lossless=False, draft_kv=False, pools=False, ends=False, graphs=(2, 4))
@@ -151,12 +151,14 @@ def judged(launches: list[Launch], steps: int = 1) -> list[Violation]:
 
 
 def test_a_graph_that_the_scenario_does_not_ask_for_is_seen() -> None:
-    (one,) = judged([Launch("draft", 5, 8), Launch("verify", 5, None)])
+    (one,) = judged([LaunchedForward("draft", 5, 8), LaunchedForward("verify", 5, None)])
     assert one.detail == "draft of a batch of 5 ran as the graph of 8, expected eagerly"
 
 
 def test_each_way_in_which_a_forward_ran_wrongly_is_said_once_in_its_first_step() -> None:
-    found = judged([Launch("draft", 3, None), Launch("draft", 3, None), Launch("draft", 2, 4)], steps=3)
+    found = judged(
+        [LaunchedForward("draft", 3, None), LaunchedForward("draft", 3, None), LaunchedForward("draft", 2, 4)], steps=3
+    )
     assert [(each.step, each.data["batch_size"]) for each in found] == [(1, 3), (1, 2)]
 
 

@@ -40,9 +40,11 @@ def failure_of(error: Exception, host: Host | None, url: str, rid: str = "") -> 
     about = f"request {rid}: " if rid else ""
     status = None if host is None else host.status()
     if host is not None and status is not None:
-        kind, site = split(name_of(host.scan(), status))
+        log = host.scan()
+        kind, site = split(name_of(log, status))
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        return SessionFailed(f"{about}the server ended ({how}); its log is {host.log_path}", site, kind)
+        words = "" if log.main is None else f": {log.main.text}"
+        return SessionFailed(f"{about}the server ended ({how}){words}; its log is {host.log_path}", site, kind)
     told = said_in(str(error)) or (None if host is None else _main(host.scan(), Strength.EXCEPTION))
     if told is not None:
         kind, site = split(told)

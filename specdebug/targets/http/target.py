@@ -106,6 +106,7 @@ def open_session(
         loop=loop,
         reference=reference,
         host=host,
+        note=lambda text: opening.say("note", text=text),
     )
     session.server().switch, session.server().own = facts.switch, bool(facts.own)
     session.server().findings()  # of runs before this one

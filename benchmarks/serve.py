@@ -181,15 +181,12 @@ def main() -> None:
     parser.add_argument("--stream", action="store_true")
     arguments = parser.parse_args()
     pairs = measure(arguments.rounds, streams=arguments.stream)
-    print(
-        f"{'round':>5}{'alone tok/s':>13}{'served tok/s':>14}{'share':>8}{'alone ms':>10}{'served ms':>11}{'later ms':>10}"
-    )
+    heads = ("round", "alone tok/s", "served tok/s", "share", "alone ms", "served ms", "later ms")
+    print("".join(f"{head:>14}" for head in heads))
     for number, (one, other) in enumerate(pairs, start=1):
-        firsts = [statistics.median(each.first_s) * 1e3 for each in (one, other)]
-        print(
-            f"{number:>5}{one.tokens_per_s:>13.1f}{other.tokens_per_s:>14.1f}"
-            f"{other.tokens_per_s / one.tokens_per_s:>8.3f}{firsts[0]:>10.2f}{firsts[1]:>11.2f}{firsts[1] - firsts[0]:>10.2f}"
-        )
+        early, late = (statistics.median(each.first_s) * 1e3 for each in (one, other))
+        row = (one.tokens_per_s, other.tokens_per_s, other.tokens_per_s / one.tokens_per_s, early, late, late - early)
+        print(f"{number:>14}" + "".join(f"{value:>14.3f}" for value in row))
     share = statistics.median(other.tokens_per_s / one.tokens_per_s for one, other in pairs)
     later = statistics.median(
         (late - early) * 1e3 for one, other in pairs for early, late in zip(one.first_s, other.first_s, strict=True)

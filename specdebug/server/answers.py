@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from specdebug.server.client import EngineClient
+from specdebug.server.failure import ENDING
 from specdebug.server.fields import BadField, TooBig, parse
 from specdebug.server.served import ServedRequest
 
@@ -60,7 +61,7 @@ def refusal_of(request: ServedRequest) -> Refusal | None:
     if request.rejected is not None:
         return Refusal(400, request.rejected)
     if request.failure is not None:
-        return Refusal(500, str(request.failure))
+        return Refusal(503 if request.failure is ENDING else 500, str(request.failure))
     return None
 
 

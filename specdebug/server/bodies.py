@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specdebug.server.fields import BadField, Fields, text, whole
@@ -13,6 +13,7 @@ from specdebug.server.text import ModelText
 
 MAX_BATCH = 1024
 """Prompts of one body."""
+MAX_SAMPLES = 128
 MAX_STOPS = 64
 MAX_LOGPROBS = 128
 MAX_RID = 200
@@ -22,7 +23,6 @@ GREEDY_BELOW = 1e-6
 _NOTHING: tuple[Any, ...] = (False, [], {}, "")
 
 SAMPLING_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
     "min_p": (0, 0.0),
     "frequency_penalty": (0, 0.0),
     "presence_penalty": (0, 0.0),
@@ -65,13 +65,15 @@ GENERATE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 @dataclass(frozen=True)
 class SamplingFields:
     """Sampling parameters as read. ``engine``: fields of the engine's ``SamplingParams``. ``silent``: no token is asked
-    for, as by who wants the prompt's log probabilities alone; the engine's one is dropped."""
+    for, as by who wants the prompt's log probabilities alone; the engine's one is dropped. ``samples``: how often
+    the prompt is to be served."""
 
     engine: Mapping[str, Any]
     stops: tuple[str, ...] = ()
     skip_special: bool = True
     keep_stop: bool = False
     silent: bool = False
+    samples: int = 1
 
 
 @dataclass(frozen=True)
@@ -116,15 +118,31 @@ def read_generate(data: Any, model: ModelText, context_length: int) -> GenerateB
         LogprobWish(top, own, start if 0 <= start < len(ids) else None)
         for top, own, start, ids in zip(tops, chosen, starts, prompts, strict=True)
     ]
-    asked = tuple(
+    asked = [
         AskedPrompt(
             Wish(rid, ids, sampling.engine, speculative, logprobs if wants else None, sampling.silent),
             sampling,
             texts,
         )
         for rid, ids, sampling, wants, logprobs in zip(rids, prompts, samplings, wanted, wishes, strict=True)
+    ]
+    every = sampled(asked, fields.at("sampling_params"))
+    return GenerateBody(every, single and len(every) == 1, stream)
+
+
+def sampled(asked: Sequence[AskedPrompt], path: str) -> tuple[AskedPrompt, ...]:
+    """Each prompt as often as it is to be served, the samples of one together. Raises BadField."""
+    samples = {each.sampling.samples for each in asked}
+    if len(samples) > 1:
+        raise BadField(path, f"must have one n for all prompts, got {', '.join(map(str, sorted(samples)))}")
+    (n,) = samples
+    if n == 1:
+        return tuple(asked)
+    if n * len(asked) > MAX_BATCH:
+        raise BadField(path, f"must ask for {MAX_BATCH} outputs at most, got {n * len(asked)}")
+    return tuple(
+        replace(each, wish=replace(each.wish, rid=f"{each.wish.rid}_{number}")) for each in asked for number in range(n)
     )
-    return GenerateBody(asked, single, stream)
 
 
 def _sampling_params(fields: Fields, model: ModelText) -> SamplingFields:
@@ -169,7 +187,8 @@ def read_sampling(
         "seed": fields.whole(own("sampling_seed"), 0, 0),
     }
     skip_special, keep_stop = fields.switch("skip_special_tokens", True), fields.switch("no_stop_trim", False)
-    return SamplingFields(engine, stops, skip_special, keep_stop, silent=not tokens)
+    samples = fields.whole("n", 1, 1, MAX_SAMPLES)
+    return SamplingFields(engine, stops, skip_special, keep_stop, silent=not tokens, samples=samples)
 
 
 def new_rid() -> str:

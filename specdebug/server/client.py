@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ State = Literal["starting", "ready", "dead", "closed"]
 
 DUMP_S = 0.3
 """Seconds that a hanging engine has to print where it is before it is killed."""
+MAX_VIOLATIONS = 1000
 TICK_S = 0.25
 """Seconds between two looks at the clock, and what one look counts for at most: should this machine have been asleep,
 the engine is not to blame."""
@@ -145,12 +147,17 @@ class EngineClient:
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Take in what the engine says until it is gone; then say why."""
         lines = LineReader()
-        with contextlib.suppress(ConnectionError):
+        try:
             while data := await reader.read(1 << 20):
                 self._owed_s = 0.0
                 for event in lines.feed(data):
                     self._hear(event)
-        await self._end()
+        except ConnectionError:
+            pass
+        except Exception as error:  # ours: what came of the requests is lost
+            self._say("".join(traceback.format_exception(error)).rstrip())
+        finally:
+            await self._end()
 
     def _hear(self, event: Mapping[str, Any]) -> None:
         match event["event"]:
@@ -221,8 +228,8 @@ class EngineClient:
     def _on_violation(self, event: Mapping[str, Any]) -> None:
         violation = Violation(**{key: value for key, value in event.items() if key != "event"})
         known = any(each.signature == violation.signature for each in self.violations)
-        self.violations.append(violation)
-        del self.violations[:-1000]
+        if len(self.violations) < MAX_VIOLATIONS:  # the first name the failure, should there be one
+            self.violations.append(violation)
         if not known:
             self._say(f"found {violation.signature} at step {violation.step}: {violation.detail}")
 

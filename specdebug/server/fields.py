@@ -112,13 +112,11 @@ class Fields:
     def close(self, neutral: Mapping[str, tuple[Any, ...]]) -> None:
         """Refuse every other field. ``neutral``: those of the interface that mean nothing here, each with the values
         that ask for nothing."""
-        for name in self._data.keys() - self._asked:
-            value = self._data[name]
-            if value is None:
-                if name in neutral or name in self._asked:
-                    continue
-            elif name in neutral:
-                if any(type(value) is type(each) and value == each for each in neutral[name]):
+        for name, value in self._data.items():
+            if name in self._asked:
+                continue
+            if name in neutral:
+                if value is None or any(type(value) is type(each) and value == each for each in neutral[name]):
                     continue
                 raise self.bad(name, "is not supported by this server")
             raise BadField(self.at(one_line(str(name), 60)), f"unknown field{_hint(name, {*neutral, *self._asked})}")

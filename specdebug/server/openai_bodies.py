@@ -14,6 +14,7 @@ from specdebug.server.bodies import (
     new_rid,
     prompt_ids,
     read_sampling,
+    sampled,
     token_ids,
 )
 from specdebug.server.chat import ChatTemplate
@@ -55,12 +56,13 @@ CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 @dataclass(frozen=True)
 class OpenAIBody:
     """All prompts of a body. ``usage``: a stream ends with how many tokens it had. ``top``: of a chat, how many
-    log probabilities of each position are told."""
+    log probabilities of each position are told. ``samples``: choices of each prompt."""
 
     asked: tuple[AskedPrompt, ...]
     stream: bool
     usage: bool
     top: int | None
+    samples: int
 
 
 def read_completion(data: Any, model: ModelText, names: tuple[str, ...], context_length: int) -> OpenAIBody:
@@ -120,7 +122,7 @@ def _body(
         AskedPrompt(Wish(own, ids, sampling.engine, speculative, logprobs), sampling)
         for own, ids in zip(rids, prompts, strict=True)
     ]
-    return OpenAIBody(tuple(asked), stream, usage, top)
+    return OpenAIBody(sampled(asked, fields.at("n")), stream, usage, top, sampling.samples)
 
 
 def _check_model(fields: Fields, names: tuple[str, ...]) -> None:

@@ -43,7 +43,7 @@ async def _answer(state: ServerState, http: Request, form: _Form) -> Response:
         abort_all(state.client, requests)
         raise
     choices = [form.choice(at, body, asked, request) for at, (asked, request) in enumerate(pairs)]
-    return JSONResponse({**head, "choices": choices, "usage": _usage(requests)})
+    return JSONResponse({**head, "choices": choices, "usage": _usage(requests, body.samples)})
 
 
 async def _stream(
@@ -60,12 +60,13 @@ async def _stream(
     async for each in merged([events(at, *pair) for at, pair in enumerate(pairs)], form.state.say):
         yield each
     if body.usage:
-        yield event({**head, "choices": [], "usage": _usage([request for _, request in pairs])})
+        yield event({**head, "choices": [], "usage": _usage([request for _, request in pairs], body.samples)})
     yield DONE
 
 
-def _usage(requests: Sequence[ServedRequest]) -> dict[str, Any]:
-    prompt = sum(len(request.wish.ids) for request in requests)
+def _usage(requests: Sequence[ServedRequest], samples: int) -> dict[str, Any]:
+    """The tokens of all choices; a prompt counts once, however many ``samples`` of it there are."""
+    prompt = sum(len(request.wish.ids) for request in requests[::samples])
     output = sum(len(request.output_ids) for request in requests)
     cached = sum(request.cached_tokens for request in requests)
     return {

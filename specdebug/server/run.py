@@ -50,7 +50,7 @@ def listen(address: Address, *, keyed: bool) -> socket.socket:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ServeError(f"--host {address.host}: {error.strerror or error}") from None
-    family, kind, protocol, _, place = found[0]
+    family, kind, protocol, _, place = min(found, key=lambda each: each[0] != socket.AF_INET)
     if not keyed and not ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback:
         raise ServeError(f"--host {address.host} is open to other machines; that needs --api-key")
     bound = socket.socket(family, kind, protocol)
@@ -109,6 +109,7 @@ async def _serve(
     )
     over = asyncio.Event()
     with _signals(over.set):
+        interrupts.check()  # one may have come while all this was imported
         await client.start()
         serving = asyncio.create_task(server.serve(sockets=[bound]))
         try:

@@ -6,9 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from specdebug.assets import checkpoint_path
+from specdebug.errors import CheckpointError, one_line
 from specdebug.files import read_file
 from specdebug.scenario.text import MAX_CONFIG_BYTES, load_tokenizer
 
@@ -21,8 +23,8 @@ class ModelText:
 
     def __init__(self, model: str) -> None:
         self.tokenizer: Any = load_tokenizer(model)
-        config = json.loads(read_file(checkpoint_path(model) / "config.json", MAX_CONFIG_BYTES))
-        eos = config.get("eos_token_id") if isinstance(config, dict) else None
+        config = _config(checkpoint_path(model) / "config.json")
+        eos = config.get("eos_token_id")
         listed = eos if isinstance(eos, list) else [eos]
         self.eos_ids: tuple[int, ...] = tuple(each for each in listed if isinstance(each, int))
         self.architectures: list[str] = list(config.get("architectures") or ())
@@ -41,6 +43,16 @@ class ModelText:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Ids as text; bytes cut off in mid-character become U+FFFD."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(read_file(path, MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {one_line(str(error))}") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} holds no object")
+    return config
 
 
 @dataclass

@@ -190,6 +190,17 @@ def test_a_prompt_can_be_scored_without_a_token_of_output(serving: Serving) -> N
     assert len(meta["input_token_logprobs"]) == len(ids)
 
 
+def test_several_samples_of_a_prompt_are_a_list(serving: Serving) -> None:
+    params = {"temperature": 1.5, "max_new_tokens": 16, "n": 3}
+    answers: Any = serving.generate(text=[PROMPT, "class A"], rid=["a", "b"], sampling_params=params)
+    assert [answer["meta_info"]["id"] for answer in answers] == ["a_0", "a_1", "a_2", "b_0", "b_1", "b_2"]
+    assert len({answer["text"] for answer in answers}) > 2
+    one: Any = serving.generate(text=PROMPT, sampling_params={**GREEDY, "n": 2})
+    assert one[0]["output_ids"] == one[1]["output_ids"]
+    mixed = {"text": ["x", "y"], "sampling_params": [{"n": 1}, {"n": 2}]}
+    assert serving.refused("/generate", mixed)["param"] == "sampling_params"
+
+
 def test_sampling_is_repeated_by_its_name_and_seed(serving: Serving) -> None:
     params = {"temperature": 1.5, "max_new_tokens": 16, "sampling_seed": 3, "top_k": 50, "top_p": 0.95}
     one, same = (serving.generate(text=PROMPT, rid="r", sampling_params=params)["text"] for _ in range(2))

@@ -58,6 +58,18 @@ def test_several_prompts_are_several_choices(client: openai.OpenAI) -> None:
     assert [choice.index for choice in answer.choices] == [0, 1]
 
 
+def test_several_samples_are_several_choices_of_one_prompt(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=6, temperature=1, n=3)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 18)
+    texts = ["", "", ""]
+    for chunk in client.completions.create(model="tiny", prompt=PROMPT, max_tokens=6, temperature=0, n=3, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert len(set(texts)) == 1
+    assert texts[0]
+
+
 def test_log_probabilities_of_a_completion(client: openai.OpenAI) -> None:
     choice = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=4, temperature=0, logprobs=2).choices[0]
     found = choice.logprobs

@@ -10,7 +10,7 @@ from typing import Any
 
 from specdebug.assets import checkpoint_path
 from specdebug.errors import CheckpointError, one_line
-from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Unreachable
+from specdebug.targets.http.client import Declined, ServerClient, Unreachable
 from specdebug.targets.serving import NoServer
 
 MAX_DENSE_BYTES = 2 << 30
@@ -45,21 +45,14 @@ def own_words(told: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 async def ask_server(client: ServerClient) -> ServerFacts:
-    """Ask a server what it is, and for one token. Raises NoServer."""
-    try:
-        health = await client.ask("GET", "/health")
-        if health.status_code != 200:
-            raise NoServer(f"the server at {client.url} is not well: /health answers {health.status_code}")
-        told = await first_of(client, "/server_info", "/get_server_info")
-        model = await first_of(client, "/model_info", "/get_model_info")
-        token = await client.post("/generate", _one_token())
-    except Unreachable as error:
-        raise NoServer(f"no server answers at {client.url} ({error}); start one, or name the one that runs") from None
-    except Declined as error:
-        hint = "; name the variable with its key as api_key" if error.status in (401, 403) else ""
-        raise NoServer(f"{client.url} is no server of SGLang's interface: {error.status}, {error}{hint}") from None
-    except FAILURES as error:
-        raise NoServer(f"{client.url} is no server of SGLang's interface: {error}") from None
+    """Ask a server what it is, and for one token. Raises NoServer for one that says itself that it is not well, or one
+    of FAILURES."""
+    health = await client.ask("GET", "/health")
+    if health.status_code != 200:
+        raise NoServer(f"the server at {client.url} is not well: /health answers {health.status_code}")
+    told = await first_of(client, "/server_info", "/get_server_info")
+    model = await first_of(client, "/model_info", "/get_model_info")
+    token = await client.post("/generate", _one_token())
     dtype = str(told.get("dtype", "")).removeprefix("torch.")
     algorithm = told.get("speculative_algorithm")
     return ServerFacts(
@@ -72,6 +65,17 @@ async def ask_server(client: ServerClient) -> ServerFacts:
         ids="output_ids" in token,
         told=told,
     )
+
+
+def no_server(error: Exception, url: str) -> NoServer:
+    """What it means that a server which is said to be there failed what :func:`ask_server` asked."""
+    if isinstance(error, Unreachable):
+        return NoServer(f"no server answers at {url} ({error}); start one, or name the one that runs")
+    status, hint = "", ""
+    if isinstance(error, Declined):
+        status = f"{error.status}, "
+        hint = "; name the variable with its key as api_key" if error.status in (401, 403) else ""
+    return NoServer(f"{url} is no server of SGLang's interface: {status}{error}{hint}")
 
 
 async def first_of(client: ServerClient, *paths: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -10,6 +11,9 @@ from specdebug.logs.naming import name_of
 from specdebug.logs.scan import LogReader, Scan
 from specdebug.targets.http.client import BadAnswer, Declined, Silent
 from specdebug.targets.serving import SessionFailed
+
+MAX_WORDS = 80
+_NO_SITE = re.compile(r"[^\w.#]+")
 
 
 class Host(Protocol):
@@ -36,10 +40,12 @@ def failure_of(error: Exception, host: Host | None, url: str, rid: str = "") -> 
     about = f"request {rid}: " if rid else ""
     status = None if host is None else host.status()
     if host is not None and status is not None:
-        kind, site = split(name_of(host.scan(), status))
+        log = host.scan()
+        kind, site = split(name_of(log, status))
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        return SessionFailed(f"{about}the server ended ({how}); its log is {host.log_path}", site, kind)
-    told = said_in(str(error)) or (None if host is None else _main(host.scan()))
+        words = "" if log.main is None else f": {log.main.text}"
+        return SessionFailed(f"{about}the server ended ({how}){words}; its log is {host.log_path}", site, kind)
+    told = said_in(str(error)) or (None if host is None else _main(host.scan(), Strength.EXCEPTION))
     if told is not None:
         kind, site = split(told)
         return SessionFailed(f"{about}{error}", site, kind)
@@ -52,20 +58,23 @@ def failure_of(error: Exception, host: Host | None, url: str, rid: str = "") -> 
 
 
 def split(signature: str) -> tuple[str, str]:
-    """Kind and site of a signature; a name without a site that is no kind of ours is an error's."""
+    """Kind and site of a signature. What a log names without a site, as ``assert:WORDS`` or ``exit:1``, is a failed
+    assertion, or an error, of the server's, at these words."""
     kind, at, site = signature.partition("@")
     if at or kind in ("hang", "oom") or kind.startswith("crash:"):
         return kind, site
-    return "error", f"server.{signature.replace(':', '.')}"
+    kind, _, words = signature.partition(":")
+    site = _NO_SITE.sub("-", words if kind == "assert" else signature.replace(":", ".")).strip("-")
+    return "assert" if kind == "assert" else "error", f"server.{site[:MAX_WORDS]}"
 
 
 def said_in(text: str) -> str | None:
     """The signature that some words hold, if any does that names more than an exception."""
     reader = LogReader(settings=False)
     reader.feed(text.encode() + b"\n")
-    return _main(reader.close())
+    return _main(reader.close(), Strength.HANG)
 
 
-def _main(scan: Scan) -> str | None:
+def _main(scan: Scan, weakest: Strength) -> str | None:
     main = scan.main
-    return main.signature if main is not None and main.strength <= Strength.HANG else None
+    return main.signature if main is not None and main.strength <= weakest else None

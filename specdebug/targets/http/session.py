@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -73,6 +73,7 @@ class HttpSession(Plain):
         loop: asyncio.AbstractEventLoop | None = None,
         reference: PlainText | None = None,
         host: Host | None = None,
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.shows = shows
         self.vocab_size = vocab_size
@@ -84,6 +85,8 @@ class HttpSession(Plain):
         self._loop = loop or asyncio.new_event_loop()
         self._reference = reference
         self._host = host
+        self._note = note
+        self._noted = False
         self._onlooker: RequestOnlooker | None = None
         self._run = uuid.uuid4().hex[:8]  # a server may remember the ids of other runs
         self._answers: dict[str, HttpAnswer] = {}
@@ -118,6 +121,9 @@ class HttpSession(Plain):
             raise failure_of(error, self._host, self._client.url) from error
 
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
+        if not speculative and self._asked.drafts and not self._view.switch and not self._noted:
+            self._noted = True
+            self._note("this server cannot leave out drafts for a request; all are served with them")
         answer = HttpAnswer(rid, tuple(prompt_ids), sampling, speculative)
         self._answers[rid] = answer
         self._tasks[rid] = self._loop.create_task(self._serve(answer))
@@ -215,7 +221,7 @@ class HttpSession(Plain):
             "sampling_params": sampling_params(answer.sampling, seeded=self._view.own),
             "rid": f"{self._run}-{answer.rid}",
         }
-        if not answer.speculative and self._asked.drafts and self._switch:
+        if not answer.speculative and self._view.switch:
             body["speculative"] = False
         if not self._ids:
             body |= {"return_logprob": True, "logprob_start_len": -1}
@@ -227,10 +233,6 @@ class HttpSession(Plain):
                 if error.status != 503 or error.retry_after_s is None or not left:
                     raise
                 await asyncio.sleep(min(error.retry_after_s, 1.0))
-
-    @property
-    def _switch(self) -> bool:
-        return self._view.switch
 
     async def _answered(self, answer: HttpAnswer, body: Mapping[str, Any]) -> None:
         if self._settings.stream:

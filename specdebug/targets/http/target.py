@@ -75,14 +75,18 @@ def open_session(
     url: str, settings: ServerSettings, asked: Asked, opening: Opening, host: Host | None = None
 ) -> HttpSession:
     """Ask a server what it is, and begin to use it. Raises NoServer, or SessionFailed for what ``host`` knows."""
-    from specdebug.targets.http.client import ServerClient
-    from specdebug.targets.http.facts import ask_server, can_be_dense, is_same_model, vocab_of
+    from specdebug.targets.http.client import FAILURES, ServerClient
+    from specdebug.targets.http.facts import ask_server, can_be_dense, is_same_model, no_server, vocab_of
+    from specdebug.targets.http.host import failure_of
     from specdebug.targets.http.plain import PlainText
     from specdebug.targets.http.session import HttpSession
 
     loop = asyncio.new_event_loop()
     client = _client(url, settings, ServerClient)
-    facts = loop.run_until_complete(ask_server(client))
+    try:
+        facts = loop.run_until_complete(ask_server(client))
+    except FAILURES as error:
+        raise no_server(error, url) if host is None else failure_of(error, host, url) from None
     dense = can_be_dense(asked.model) and (settings.model is not None or is_same_model(asked.model, facts.model))
     reference = None
     if not dense and settings.plain is not None:
@@ -102,6 +106,7 @@ def open_session(
         loop=loop,
         reference=reference,
         host=host,
+        note=lambda text: opening.say("note", text=text),
     )
     session.server().switch, session.server().own = facts.switch, bool(facts.own)
     session.server().findings()  # of runs before this one

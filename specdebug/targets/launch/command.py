@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import shlex
 import socket
 import sys
@@ -13,7 +15,7 @@ from typing import Any
 from specdebug.engine_flags import arguments_of
 from specdebug.errors import ConfigError
 from specdebug.targets.base import OverThere
-from specdebug.targets.serving import LaunchSettings
+from specdebug.targets.serving import LaunchSettings, NoServer
 
 SERVE = "serve"
 REVERTS = "SGLANG_DEBUG_REVERT_PR"
@@ -57,9 +59,15 @@ def command_of(settings: LaunchSettings, options: Mapping[str, Any], seed: int, 
     return StartCommand(words, env | ({REVERTS: numbers} if numbers else {}))
 
 
+PORTS = range(20000, 32000)
+"""Below those that Linux gives to connections, and so far from the last one that a server may add to its own, as SGLang
+does for gRPC."""
+
+
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of this machine that nobody listens on. Raises NoServer."""
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise NoServer(f"no port from {PORTS.start} to {PORTS.stop - 1} is free")

@@ -85,6 +85,20 @@ def test_our_own_server_gets_each_request_s_seed(server: Open) -> None:
     assert sorted(str(body["sampling_params"].get("sampling_seed")) for body in fake.served) == ["5", "None"]
 
 
+@pytest.mark.parametrize(("switch", "sent"), [(True, [False]), (False, [])])
+def test_drafts_are_left_out_where_the_server_can_do_that_and_else_it_is_told(
+    server: Open, switch: bool, sent: list[bool]
+) -> None:
+    fake, session = server(switch=switch)
+    told: list[str] = []
+    session._note = told.append
+    add(session, "a", speculative=False)
+    add(session, "b", speculative=False)
+    drain(session)
+    assert [body["speculative"] for body in fake.served if "speculative" in body] == sent * 2
+    assert told == ([] if switch else ["this server cannot leave out drafts for a request; all are served with them"])
+
+
 def test_requests_run_beside_each_other_as_many_as_there_may_be_connections(server: Open) -> None:
     fake, session = server(settings={"connections": 3}, hold=threading.Event())
     for number in range(7):

@@ -65,4 +65,5 @@ def test_options_of_our_own_server_are_checked_before_it_is_started() -> None:
 
 
 def test_a_free_port_is_free() -> None:
-    assert 1024 < free_port() < 65536
+    """And one to which a server can add 10,000, as SGLang does."""
+    assert 20000 <= free_port() < 32000

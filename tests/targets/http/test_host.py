@@ -1,0 +1,67 @@
+"""What a server's failure is called: by its process and log, by its own words, or by how the connection ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from specdebug.logs.scan import LogReader, Scan
+from specdebug.targets.http.client import BadAnswer, Declined, Silent, Unreachable
+from specdebug.targets.http.host import failure_of, split
+from specdebug.verdict.signatures import complaint
+
+
+class Process:
+    """A server's process that ended so, or not, and left that log."""
+
+    log_path = "/a/log"
+
+    def __init__(self, ended: int | None, log: str) -> None:
+        self.ended, self.log = ended, log
+
+    def status(self) -> int | None:
+        return self.ended
+
+    def scan(self) -> Scan:
+        reader = LogReader(settings=False)
+        reader.feed(self.log.encode())
+        return reader.close()
+
+    def findings(self) -> Sequence[tuple[str, str]]:
+        return ()
+
+    def release(self, sound: bool) -> None: ...
+
+
+BROKEN = Unreachable("ReadError")
+ASSERTION = "AssertionError: draft expand page_table (width decode_length + 1): used 3 > capacity 2\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "host", "signature"),
+    [
+        (BROKEN, None, ("error", "http.connection")),
+        (Declined(500, "no"), None, ("error", "http.500")),
+        (Declined(500, "it died: fail nan@draft.x: 3 bad"), None, ("nan", "draft.x")),
+        (BadAnswer("no JSON"), None, ("error", "http.answer")),
+        (Silent("nothing came"), None, ("hang", "")),
+        (BROKEN, Process(-11, ""), ("crash:SIGSEGV", "")),
+        (BROKEN, Process(1, ""), ("error", "server.exit.1")),
+        (BROKEN, Process(-11, "async probe nan@draft.x [3 bad]\n"), ("nan", "draft.x")),
+        (BROKEN, Process(None, "async probe nan@draft.x [3 bad]\n"), ("nan", "draft.x")),
+        (BROKEN, Process(None, "all is well\n"), ("error", "http.connection")),
+        (BROKEN, Process(None, ASSERTION),
+         ("assert", "server.draft-expand-page_table-width-decode_length-#-used-#-capacity-#")),
+    ],
+)  # fmt: skip
+def test_the_name_of_a_failure(error: Exception, host: Process | None, signature: tuple[str, str]) -> None:
+    failed = failure_of(error, host, "http://host:1", "a.0")
+    assert (failed.kind, failed.site) == signature
+    assert str(failed).startswith("request a.0: ")
+
+
+@pytest.mark.parametrize("name", ["guard@a->b", "hang", "crash:SIGSEGV", "assert:x == y", "error:ValueError", "exit:3"])
+def test_every_name_becomes_a_signature_that_a_scenario_can_state(name: str) -> None:
+    kind, site = split(name)
+    assert complaint(f"{kind}@{site}" if site else kind) is None

@@ -5,6 +5,9 @@ alone (the promise is at least 0.9). And how much later the first byte comes, of
 (the promise is at most 5 ms at the median, on a CPU). The rounds alternate, so that a slower machine slows both; each
 begins with an empty cache.
 
+Where others use the machine, too, processor time tells more: that of the engine alone, of the engine that serves, and
+of the front, over all rounds of the crowd.
+
 Run alone, ``python benchmarks/serve.py`` prints the table; ``--stream`` has clients read streams. The clients share the
 machine with the server: on two cores they take a part of one.
 """
@@ -23,6 +26,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -46,10 +50,19 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Round:
-    """One round of both: tokens a second, and seconds to the first byte of each request alone."""
+    """One round: tokens a second, seconds to the first byte of each request alone, and the processor time that the
+    crowd took of each process."""
 
     tokens_per_s: float
     first_s: list[float]
+    processor_s: list[float]
+
+
+def processor_s(pid: int) -> float:
+    """The processor time that a process has taken; Linux alone tells."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def prompts(count: int, round_number: int) -> list[list[int]]:
@@ -69,7 +82,7 @@ class Alone:
     def run(self, crowd: Sequence[list[int]], single: Sequence[list[int]]) -> Round:
         """Serve the crowd, then each of the others by itself."""
         self._engine.flush_cache()
-        waiting, tokens, began = list(crowd[::-1]), 0, time.perf_counter()
+        waiting, tokens, began, taken = list(crowd[::-1]), 0, time.perf_counter(), time.process_time()
         open_now = 0
         while waiting or open_now:
             while waiting and open_now < CLIENTS:
@@ -79,8 +92,8 @@ class Alone:
             tokens += sum(map(len, report.emitted.values()))
             open_now -= len(report.finished)
             self._engine.forget_finished()
-        seconds = time.perf_counter() - began
-        return Round(tokens / seconds, [self._first(ids) for ids in single])
+        seconds, taken = time.perf_counter() - began, time.process_time() - taken
+        return Round(tokens / seconds, [self._first(ids) for ids in single], [taken])
 
     def _first(self, ids: list[int]) -> float:
         began = time.perf_counter()
@@ -100,8 +113,8 @@ class Alone:
 class Served:
     """Clients of a server."""
 
-    def __init__(self, port: int, *, streams: bool) -> None:
-        self._port, self._streams = port, streams
+    def __init__(self, port: int, front: int, *, streams: bool) -> None:
+        self._port, self._front, self._streams = port, front, streams
 
     def run(self, crowd: Sequence[list[int]], single: Sequence[list[int]]) -> Round:
         """Have the crowd served to as many clients as there are, then each of the others by itself."""
@@ -118,17 +131,21 @@ class Served:
                 tokens += answer["meta_info"]["completion_tokens"]
             return tokens
 
-        began = time.perf_counter()
+        _, info = await self._ask("/server_info", None)
+        pids = info["specdebug"]["engine"]["pid"], self._front
+        before, began = [processor_s(pid) for pid in pids], time.perf_counter()
         tokens = sum(await asyncio.gather(*(client() for _ in range(CLIENTS))))
         seconds = time.perf_counter() - began
+        taken = [processor_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
         firsts = [(await self._ask("/generate", body(ids, 4, streams=True)))[0] for ids in single]
-        return Round(tokens / seconds, firsts)
+        return Round(tokens / seconds, firsts, taken)
 
-    async def _ask(self, path: str, document: object) -> tuple[float, dict[str, dict[str, int]]]:
+    async def _ask(self, path: str, document: object) -> tuple[float, dict[str, Any]]:
         """Seconds to the first byte of the answer's body, and the last document of it."""
-        data = json.dumps(document).encode()
+        data = b"" if document is None else json.dumps(document).encode()
+        method = "GET" if document is None else "POST"
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
         began = time.perf_counter()
         writer.write(head.encode() + data)
         status, *_ = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
@@ -147,8 +164,8 @@ def body(ids: list[int], tokens: int, *, streams: bool) -> dict[str, object]:
 
 
 @contextmanager
-def server() -> Iterator[int]:
-    """The port of a server of these options."""
+def server() -> Iterator[tuple[int, int]]:
+    """The port of a server of these options, and the number of its process."""
     command = [sys.executable, "-m", "specdebug", "serve", "--port", "0", "--log-level", "error"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([*command, *arguments_of(OPTIONS)], stderr=subprocess.PIPE, text=True, env=env)
@@ -156,7 +173,7 @@ def server() -> Iterator[int]:
     try:
         line = next((line for line in process.stderr if "ready to roll" in line), "")
         assert line, "the server did not start"
-        yield int(line.rstrip().rpartition(":")[2])
+        yield int(line.rstrip().rpartition(":")[2]), process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
@@ -165,8 +182,8 @@ def server() -> Iterator[int]:
 def measure(rounds: int, *, streams: bool) -> list[tuple[Round, Round]]:
     """Rounds of the engine alone and of the server, each pair on the same requests; a first one is thrown away."""
     alone, pairs = Alone(), []
-    with server() as port:
-        served = Served(port, streams=streams)
+    with server() as (port, front):
+        served = Served(port, front, streams=streams)
         for number in range(rounds + 1):
             crowd, single = prompts(REQUESTS, 2 * number), prompts(FIRST_BYTES, 2 * number + 1)
             runs = [alone.run, served.run][:: 1 if number % 2 else -1]
@@ -191,6 +208,11 @@ def main() -> None:
     later = statistics.median(
         (late - early) * 1e3 for one, other in pairs for early, late in zip(one.first_s, other.first_s, strict=True)
     )
+    (alone,), (engine, front) = (
+        [sum(times) for times in zip(*(each.processor_s for each in side), strict=True)]
+        for side in zip(*pairs, strict=True)
+    )
+    print(f"processor time: alone {alone:.1f} s; served {engine:.1f} s, and the front {front:.1f} s")
     print(f"share of the engine's tokens a second, median: {share:.3f} (at least {LEAST_SHARE})")
     print(f"the first byte comes later, median: {later:.2f} ms (at most {MOST_LATER_MS:g})")
 

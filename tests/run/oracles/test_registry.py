@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -12,7 +13,7 @@ from specdebug.scenario.grammar import AcceptOracle
 from specdebug.targets.base import SHOWN, Ability
 from tests.run.fakes import oracle_settings
 
-ALL = oracle_settings(
+ON_ENGINE = oracle_settings(
     each_step=True,
     guards=True,
     graphs=(1, 2),
@@ -22,6 +23,7 @@ ALL = oracle_settings(
     acceptance=True,
     sampling=True,
 )
+ALL = replace(ON_ENGINE, target=replace(ON_ENGINE.target, server=True))
 
 
 def bench(settings: OracleSettings = ALL) -> Bench:
@@ -42,6 +44,13 @@ def test_one_whose_needs_are_not_met_is_listed_with_what_it_lacks(missing: type)
     (said,) = [str(each) for each in blind if each.oracle == missing.name]
     assert all(SHOWN[ability] in said for ability in missing.needs)
     assert len(looking) + len(blind) == len(ORACLES)
+
+
+def test_an_engine_that_is_no_server_is_not_looked_at_as_one() -> None:
+    looking, blind = oracles_of(bench(ON_ENGINE), ())
+    names = [*(each.name for each in looking), *(each.oracle for each in blind)]
+    assert names
+    assert not any(name.startswith("server") for name in names)
 
 
 def test_what_is_not_asked_for_is_not_listed_either() -> None:

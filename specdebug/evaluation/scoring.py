@@ -55,10 +55,10 @@ def _letter(text: str, count: int) -> int | None:
 
 
 def _continuation(text: str, choices: Sequence[str]) -> int | None:
-    """The choice that shares the longest beginning with an output; None where two share as much."""
+    """The choice that shares the longest beginning with an output; None where that is white space, or two share it."""
     shared = [_shared(text, choice) for choice in choices]
     most = max(shared)
-    return shared.index(most) if most and shared.count(most) == 1 else None
+    return shared.index(most) if text[:most].strip() and shared.count(most) == 1 else None
 
 
 def _shared(one: str, other: str) -> int:

@@ -30,6 +30,7 @@ from specdebug.errors import SpecDebugError
 if TYPE_CHECKING:
     from specdebug.evaluation.declared import Evaluation, Expected
     from specdebug.evaluation.gate import Threshold
+    from specdebug.evaluation.run import Evaluated
 
 
 class AskFor(StrEnum):
@@ -94,6 +95,15 @@ class GateOptions:
         return replace(expected, score=score or expected.score, accept_length=accept_length or expected.accept_length)
 
 
+@dataclass(frozen=True)
+class EvalResults(JsonOptions):
+    """The document, and a file of all answers."""
+
+    answers: Annotated[
+        Path | None, typer.Option("--answers", metavar="FILE", help="A line of JSON for each answer, too.")
+    ] = None
+
+
 def _threshold(option: str, text: str | None, bounds: tuple[float, float]) -> Threshold | None:
     from specdebug.evaluation.gate import ThresholdError, parse_threshold
 
@@ -115,13 +125,10 @@ def evaluate(
     target: WithTarget = None,
     revert: Annotated[Reverts, Help("Revert these fixes.")] = None,
     engine: EngineOptions,
-    answers: Annotated[
-        Path | None, typer.Option("--answers", metavar="FILE", help="A line of JSON for each answer, too.")
-    ] = None,
     timeout: Annotated[
         float | None, typer.Option("--timeout", metavar="SECONDS", help="For all questions together.")
     ] = None,
-    results: JsonOptions,
+    results: EvalResults,
     shared: ContentOptions,
 ) -> int:
     """Ask multiple-choice questions, and hold the score and the accept length against what is expected of both.
@@ -130,30 +137,27 @@ def evaluate(
     every threshold was reached, 1 when one was missed or the target failed, 125 when one could not be decided.
     """
     results.check()
-    _check_writable(answers)
     with workers(1) as pool:
         from specdebug.evaluation.run import evaluate
-        from specdebug.report.evaluation import answers_jsonl, evaluation_document, render_evaluation
 
         evaluation = _evaluation(file, asking, gate, target, engine.overrides())
         evaluation = replace(evaluation, timeout_s=positive(timeout) or evaluation.timeout_s)
         toggles = shared.library().toggles(numbers_of(revert))
         with progress() as watcher:
             result = evaluate(pool, evaluation, toggles, confidence_of(gate.confidence), watcher)
+    return _tell(result, results)
+
+
+def _tell(result: Evaluated, results: EvalResults) -> int:
+    from specdebug.report.evaluation import answers_jsonl, evaluation_document, render_evaluation
+
     tell_results(
         results,
         lambda: evaluation_document(result),
         lambda: show(render_evaluation(result)),
-        (answers, lambda: answers_jsonl(result)),
+        (results.answers, lambda: answers_jsonl(result)),
     )
     return result.exit_code
-
-
-def _check_writable(path: Path | None) -> None:
-    from specdebug.cli.output import check_writable
-
-    if path is not None:
-        check_writable(path)
 
 
 def _evaluation(

@@ -48,7 +48,7 @@ SCORE, ACCEPT_LENGTH = (0.0, 1.0), (1.0, 1024.0)
 
 
 @dataclass(frozen=True)
-class Measured:
+class Estimate:
     """A mean and its interval. ``value``: None where nothing was measured; ``why``: why that is, in words."""
 
     name: str
@@ -70,24 +70,24 @@ class Check:
     """The threshold lies inside the interval: another draw of questions might fall on its other side."""
 
 
-def score_of(right: int, asked: int, confidence: float) -> Measured:
+def score_of(right: int, asked: int, confidence: float) -> Estimate:
     """The part of the answers that is right, with the exact interval for a number fixed beforehand."""
     if not asked:
-        return Measured("score", None, why="no question was answered")
-    return Measured("score", right / asked, clopper_pearson(right, asked, confidence), asked)
+        return Estimate("score", None, why="no question was answered")
+    return Estimate("score", right / asked, clopper_pearson(right, asked, confidence), asked)
 
 
-def accept_length_of(verifies: Sequence[Sequence[int]], confidence: float, why: str) -> Measured:
+def accept_length_of(verifies: Sequence[Sequence[int]], confidence: float, why: str) -> Estimate:
     """Tokens a verify over all verifies of all answers; the interval takes answers, not verifies, as drawn. ``why``:
     why there might be none."""
     sums, counts = [sum(each) for each in verifies], [len(each) for each in verifies]
     value = pooled_mean(sums, counts)
     if value is None:
-        return Measured("accept length", None, why=why or "no draft was verified")
-    return Measured("accept length", value, pooled_interval(sums, counts, confidence), sum(counts))
+        return Estimate("accept length", None, why=why or "no draft was verified")
+    return Estimate("accept length", value, pooled_interval(sums, counts, confidence), sum(counts))
 
 
-def check(measured: Measured, threshold: Threshold | None, incomplete: str) -> list[Check]:
+def check(measured: Estimate, threshold: Threshold | None, incomplete: str) -> list[Check]:
     """The check of what was measured, if a threshold is set. ``incomplete``: why not every question has an answer."""
     if threshold is None:
         return []

@@ -7,7 +7,7 @@ from string import ascii_uppercase
 from typing import Literal
 
 from specdebug.errors import SpecDebugError
-from specdebug.evaluation.questions import Question, QuestionSet
+from specdebug.evaluation.questions import ChoiceQuestion, QuestionSet
 
 Ask = Literal["letter", "continuation"]
 """``letter``: the choices are shown, and one's letter is asked for. ``continuation``: the choices are not shown; the
@@ -24,7 +24,7 @@ def prompts_of(found: QuestionSet, ask: Ask, shots: int | None) -> list[str]:
     return [_lettered(question, _examples(found, question, shots)) for question in found.questions]
 
 
-def _examples(found: QuestionSet, question: Question, shots: int | None) -> Sequence[Question]:
+def _examples(found: QuestionSet, question: ChoiceQuestion, shots: int | None) -> Sequence[ChoiceQuestion]:
     there = found.examples.get(question.subject, ())
     if shots is not None and shots > len(there):
         about = f" of {question.subject}" if question.subject else ""
@@ -35,14 +35,14 @@ def _examples(found: QuestionSet, question: Question, shots: int | None) -> Sequ
     return there[:shots]
 
 
-def _lettered(question: Question, examples: Sequence[Question]) -> str:
+def _lettered(question: ChoiceQuestion, examples: Sequence[ChoiceQuestion]) -> str:
     about = f" about {question.subject.replace('_', ' ')}" if question.subject else ""
     head = f"The following are multiple choice questions (with answers){about}.\n\n"
     worked = "".join(f"{_block(each)} {ascii_uppercase[each.answer]}\n\n" for each in examples)
     return f"{head}{worked}{_block(question)}"
 
 
-def _block(question: Question) -> str:
+def _block(question: ChoiceQuestion) -> str:
     choices = "".join(
         f"{letter}. {choice}\n" for letter, choice in zip(ascii_uppercase, question.choices, strict=False)
     )

@@ -23,7 +23,7 @@ _COLUMNS = ("question", "a", "b", "c", "d", "answer")
 
 
 @dataclass(frozen=True)
-class Question:
+class ChoiceQuestion:
     """A question with one right choice. ``answer``: its index. ``place``: where it stands, ``file:line``."""
 
     text: str
@@ -38,8 +38,8 @@ class QuestionSet:
     """All questions of a path, in its order. ``examples``: worked ones, by subject."""
 
     path: str
-    questions: tuple[Question, ...]
-    examples: Mapping[str, tuple[Question, ...]] = field(default_factory=dict)
+    questions: tuple[ChoiceQuestion, ...]
+    examples: Mapping[str, tuple[ChoiceQuestion, ...]] = field(default_factory=dict)
 
     def drawn(self, count: int | None, seed: int) -> QuestionSet:
         """``count`` of the questions, drawn without replacement and left in order; all, for None. Raises
@@ -86,7 +86,7 @@ def _text_of(path: Path) -> str:
         raise ContentError("is not UTF-8 text", Where(str(path), line)) from None
 
 
-def _examples_of(test: Path) -> dict[str, tuple[Question, ...]]:
+def _examples_of(test: Path) -> dict[str, tuple[ChoiceQuestion, ...]]:
     """The worked examples that belong to a file of questions, by subject."""
     if not test.name.endswith(TEST):
         return {}
@@ -101,7 +101,7 @@ def _subject_of(path: Path) -> str:
     return path.name.removesuffix(TEST).removesuffix(DEV) if path.name.endswith((TEST, DEV)) else ""
 
 
-def _csv_questions(path: Path) -> Iterator[Question]:
+def _csv_questions(path: Path) -> Iterator[ChoiceQuestion]:
     """MMLU has no head, and the columns question, A, B, C, D, answer; a head may name them in another order."""
     rows = csv.reader(io.StringIO(_text_of(path), newline=""), strict=True)
     places: Mapping[str, int] = {name: index for index, name in enumerate(_COLUMNS)}
@@ -131,7 +131,7 @@ def _csv_questions(path: Path) -> Iterator[Question]:
         yield _question(row[places["question"]], choices, row[places["answer"]].strip(), subject, where)
 
 
-def _json_questions(path: Path) -> Iterator[Question]:
+def _json_questions(path: Path) -> Iterator[ChoiceQuestion]:
     for number, line in enumerate(_text_of(path).split("\n"), start=1):
         where = Where(str(path), number)
         if not line.strip():
@@ -150,7 +150,7 @@ def _json_questions(path: Path) -> Iterator[Question]:
         yield _question(record["question"], record["choices"], record["answer"], subject, where)
 
 
-def _question(text: Any, choices: Any, answer: Any, subject: str, where: Where) -> Question:
+def _question(text: Any, choices: Any, answer: Any, subject: str, where: Where) -> ChoiceQuestion:
     if not isinstance(text, str) or not text.strip():
         raise ContentError("the question must be text, and not empty", where)
     if not isinstance(choices, list) or not 2 <= len(choices) <= len(ascii_uppercase):
@@ -159,7 +159,7 @@ def _question(text: Any, choices: Any, answer: Any, subject: str, where: Where) 
         raise ContentError("every choice must be text, and not empty", where)
     if len(set(choices)) < len(choices):
         raise ContentError("two choices are the same", where)
-    return Question(text, tuple(choices), _index_of(answer, choices, where), subject, str(where))
+    return ChoiceQuestion(text, tuple(choices), _index_of(answer, choices, where), subject, str(where))
 
 
 def _index_of(answer: Any, choices: Sequence[str], where: Where) -> int:

@@ -12,9 +12,9 @@ from specdebug import interrupts
 from specdebug.errors import SpecDebugError
 from specdebug.evaluation.askers import Put
 from specdebug.evaluation.declared import ARM, Evaluation
-from specdebug.evaluation.gate import Check, Measured, accept_length_of, check, score_of
+from specdebug.evaluation.gate import Check, Estimate, accept_length_of, check, score_of
 from specdebug.evaluation.prompts import prompts_of
-from specdebug.evaluation.questions import Question, QuestionSet, read_questions
+from specdebug.evaluation.questions import ChoiceQuestion, QuestionSet, read_questions
 from specdebug.evaluation.scoring import Top, taken_by_odds, taken_by_text
 from specdebug.evaluation.worker import Paper
 from specdebug.loops.replay import ArmListener, ArmResult, ArmRun, Progress
@@ -29,11 +29,11 @@ TARGET = "specdebug.evaluation.worker:evaluate"
 
 
 @dataclass(frozen=True)
-class Answer:
+class MarkedAnswer:
     """A question with what became of it. ``taken``: the index of the choice that was taken, if one was."""
 
     number: int
-    question: Question
+    question: ChoiceQuestion
     text: str
     taken: int | None
     verifies: tuple[int, ...]
@@ -56,7 +56,7 @@ class Evaluated:
 
     evaluation: Evaluation
     asked: QuestionSet
-    answers: tuple[Answer, ...]
+    answers: tuple[MarkedAnswer, ...]
     outcome: Outcome
     reverts: tuple[int, ...]
     confidence: float
@@ -66,12 +66,12 @@ class Evaluated:
     interrupted: bool = False
 
     @property
-    def score(self) -> Measured:
+    def score(self) -> Estimate:
         """The part of the answers that is right."""
         return score_of(sum(each.right for each in self.answers), len(self.answers), self.confidence)
 
     @property
-    def accept_length(self) -> Measured:
+    def accept_length(self) -> Estimate:
         """Tokens a verify."""
         why = "" if self.tells_accepts else "this target tells no accept lengths"
         return accept_length_of([each.verifies for each in self.answers], self.confidence, why)
@@ -194,22 +194,21 @@ def _never_begun(listening: _Listening, run: ArmRun) -> Outcome:
     return listening.ledgers.get(run.key, Ledger()).outcome(WorkerEnd("interrupted", 0, 0.0, 0.0, ""))
 
 
-def _answers(evaluation: Evaluation, found: QuestionSet, listening: _Listening, outcome: Outcome) -> tuple[Answer, ...]:
-    asking = evaluation.questions
+def _answers(
+    evaluation: Evaluation, found: QuestionSet, listening: _Listening, outcome: Outcome
+) -> tuple[MarkedAnswer, ...]:
+    asking, results = evaluation.questions, {result.rid: result for result in outcome.requests}
     answers = []
-    for result in outcome.requests:
-        told = listening.told.get(int(result.rid))
-        if told is None:
-            continue
-        question = found.questions[int(result.rid)]
+    for number, told in sorted(listening.told.items()):
+        result, question = results[str(number)], found.questions[number]
         top = [(float(value), str(text)) for value, text in told["top"]]
         if asking.by == "logprob":
             taken = taken_by_odds(question, asking.ask, top)
         else:
             taken = taken_by_text(question, asking.ask, result.text)
         answers.append(
-            Answer(
-                int(result.rid),
+            MarkedAnswer(
+                number,
                 question,
                 result.text,
                 taken,
@@ -220,4 +219,4 @@ def _answers(evaluation: Evaluation, found: QuestionSet, listening: _Listening, 
                 top,
             )
         )
-    return tuple(sorted(answers, key=lambda each: each.number))
+    return tuple(answers)

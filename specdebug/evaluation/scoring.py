@@ -9,26 +9,26 @@ from string import ascii_uppercase
 from typing import Literal, TypeAlias
 
 from specdebug.evaluation.prompts import Ask
-from specdebug.evaluation.questions import Question
+from specdebug.evaluation.questions import ChoiceQuestion
 
 By = Literal["generation", "logprob"]
 Top: TypeAlias = Sequence[tuple[float, str]]
 """The likeliest first tokens: of each the log probability, and its text."""
 
 
-def taken_by_text(question: Question, ask: Ask, text: str) -> int | None:
+def taken_by_text(question: ChoiceQuestion, ask: Ask, text: str) -> int | None:
     """The index of the choice that an output takes; None where it takes none."""
     return _letter(text, len(question.choices)) if ask == "letter" else _continuation(text, question.choices)
 
 
-def taken_by_odds(question: Question, ask: Ask, top: Top) -> int | None:
+def taken_by_odds(question: ChoiceQuestion, ask: Ask, top: Top) -> int | None:
     """The index of the choice that the first token most likely begins; None where that is none, or two alike."""
     odds = choice_odds(question, ask, top)
     best = max(odds)
     return odds.index(best) if best > -math.inf and odds.count(best) == 1 else None
 
 
-def choice_odds(question: Question, ask: Ask, top: Top) -> list[float]:
+def choice_odds(question: ChoiceQuestion, ask: Ask, top: Top) -> list[float]:
     """Of each choice the log of the probability that the first token is one that begins it; minus infinity where none
     of the likeliest does."""
     wanted = list(ascii_uppercase[: len(question.choices)]) if ask == "letter" else question.choices

@@ -11,8 +11,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from specdebug import __version__
-from specdebug.evaluation.gate import Check, Measured
-from specdebug.evaluation.run import Answer, Evaluated
+from specdebug.evaluation.gate import Check, Estimate
+from specdebug.evaluation.run import Evaluated, MarkedAnswer
 from specdebug.evaluation.scoring import choice_odds
 from specdebug.report.foreign import shown
 from specdebug.report.tables import Column, Listing, columns, line
@@ -44,7 +44,7 @@ def render_evaluation(result: Evaluated) -> RenderableType:
 
 
 def _row(
-    result: Evaluated, measured: Measured, noun: str, *, plural: str = "", percent: bool = False
+    result: Evaluated, measured: Estimate, noun: str, *, plural: str = "", percent: bool = False
 ) -> tuple[str | Text, ...]:
     form = "{:.1%}" if percent else "{:.3f}"
     mean = "unknown" if measured.value is None else form.format(measured.value)
@@ -58,7 +58,7 @@ def _row(
     return (measured.name, mean, interval, number, str(check.threshold), Text(_HELD[check.held], style))
 
 
-def _check_of(result: Evaluated, measured: Measured) -> Check | None:
+def _check_of(result: Evaluated, measured: Estimate) -> Check | None:
     return next((each for each in result.checks if each.name == measured.name), None)
 
 
@@ -136,7 +136,7 @@ def evaluation_document(result: Evaluated) -> dict[str, Any]:
     }
 
 
-def _measured(measured: Measured) -> dict[str, Any]:
+def _measured(measured: Estimate) -> dict[str, Any]:
     between = measured.interval
     return {
         "mean": measured.value,
@@ -159,7 +159,7 @@ def answers_jsonl(result: Evaluated) -> str:
     return "".join(f"{each}\n" for each in lines)
 
 
-def _answer(each: Answer) -> dict[str, Any]:
+def _answer(each: MarkedAnswer) -> dict[str, Any]:
     choices = each.question.choices
     return {
         "number": each.number,

@@ -121,7 +121,6 @@ class ServerAsker:
     def __init__(self, session: HttpSession, max_new_tokens: int, *, odds: bool) -> None:
         self.step = 0
         self._session = session
-        self._tells_accepts = "accept_lengths" in session.shows
         self._more: dict[str, Any] = {"sampling_params": {"max_new_tokens": max_new_tokens, "temperature": 0}}
         if odds:
             self._more |= {
@@ -173,7 +172,7 @@ class ServerAsker:
             put.number,
             text,
             ids if isinstance(ids, list) else [0] * int(meta.get("completion_tokens") or 0),
-            accept_lengths_of(meta) if self._tells_accepts else (),
+            accept_lengths_of(meta),
             kind,
             int(meta.get("prompt_tokens") or 0),
             int(meta.get("cached_tokens") or 0),

@@ -72,9 +72,12 @@ class Evaluated:
 
     @property
     def accept_length(self) -> Estimate:
-        """Tokens a verify."""
+        """Tokens a verify: by the answers, or by the server's own count where they tell of no verify."""
         why = "" if self.tells_accepts else "this target tells no accept lengths"
-        return accept_length_of([each.verifies for each in self.answers], self.confidence, why)
+        by_answers = accept_length_of([each.verifies for each in self.answers], self.confidence, why)
+        if by_answers.value is None and self.server_accept_length:
+            return Estimate("accept length", self.server_accept_length)
+        return by_answers
 
     @property
     def incomplete(self) -> str:

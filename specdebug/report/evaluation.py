@@ -51,6 +51,8 @@ def _row(
     between = measured.interval
     interval = "" if between is None else f"{form.format(between.low)} to {form.format(between.high)}"
     number = f"{measured.number} {plural}" if plural and measured.number != 1 else counted(measured.number, noun)
+    if measured.value is not None and not measured.number:
+        number = "the server's own count"
     check = _check_of(result, measured)
     if check is None:
         return (measured.name, mean, interval, number, "", "")

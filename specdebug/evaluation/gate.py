@@ -84,7 +84,10 @@ def accept_length_of(verifies: Sequence[Sequence[int]], confidence: float, why: 
     value = pooled_mean(sums, counts)
     if value is None:
         return Estimate("accept length", None, why=why or "no draft was verified")
-    return Estimate("accept length", value, pooled_interval(sums, counts, confidence), sum(counts))
+    between = pooled_interval(sums, counts, confidence)
+    if between is not None:
+        between = Interval(max(between.low, 1.0), between.high)  # a verify gives a token at least
+    return Estimate("accept length", value, between, sum(counts))
 
 
 def check(measured: Estimate, threshold: Threshold | None, incomplete: str) -> list[Check]:

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdebug.content import shipped_root
 from specdebug.errors import ConfigError, SpecDebugError
 from specdebug.run.arm import hits_of
 from specdebug.targets.base import SHOWN, Opening, OverThere, Session
@@ -120,8 +122,7 @@ class _Evaluating:
 
         arm, paper = self._payload["arm"], pickle.loads(self._payload["paper"])
         target, options = find_target(scenario.target_of(arm)), scenario.engine_of(arm)
-        there = OverThere(tuple(each.pr for each in self._toggles)) if self._payload["elsewhere"] else OverThere()
-        opening = Opening(f"{scenario.name}-{arm}", self._sink.emit, _Busy(self._sink), over_there=there)
+        opening = Opening(f"{scenario.name}-{arm}", self._sink.emit, _Busy(self._sink), over_there=self._over_there())
         session = self._session = target.open(options, self._payload["seed"], opening)
         self._sink.emit(
             "target", name=target.name, lacks=sorted(set(SHOWN) - set(target.shows)), looking=["eval"], cannot_show=[]
@@ -129,6 +130,13 @@ class _Evaluating:
         asked = session.known(target.asked(options))
         self._asker = asker_of(session, asked, paper.max_new_tokens, odds=paper.odds)
         return session, self._asker
+
+    def _over_there(self) -> OverThere:
+        """The reverts, for a target whose engine runs elsewhere, and the folders that they are from."""
+        if not self._payload["elsewhere"]:
+            return OverThere()
+        roots = {Path(each.path).resolve().parents[1] for each in self._toggles} - {shipped_root()}
+        return OverThere(tuple(each.pr for each in self._toggles), content=tuple(sorted(map(str, roots))))
 
     def _ask_all(self, session: Session, asker: Asker, paper: Paper) -> None:
         """Keep as many questions under way as may be, to the last answer."""

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from specdebug.errors import ContentError
-from specdebug.evaluation.declared import SHIPPED, read_evaluation
+from specdebug.evaluation.declared import SHIPPED, Asking, Evaluation, Expected, read_evaluation
 from specdebug.evaluation.gate import Threshold
 from specdebug.evaluation.questions import read_questions
 from specdebug.scenario.checks import asked_of
+from specdebug.scenario.parts import keys_of
 from specdebug.scenario.servers import HttpServer
 
 LEAST = "name: own\nquestions: {file: q.jsonl}\n"
@@ -71,3 +72,10 @@ def test_a_name_that_there_is_not(name: str, said: str) -> None:
     with pytest.raises(ContentError) as caught:
         read_evaluation(name)
     assert str(caught.value) == said
+
+
+def test_the_page_has_every_key() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "eval.md").read_text(encoding="utf-8")
+    named = [key.name for key in keys_of(Evaluation) if key.name not in ("questions", "expect")]
+    named += [f"questions.{key.name}" for key in keys_of(Asking)] + [f"expect.{key.name}" for key in keys_of(Expected)]
+    assert [name for name in named if f"`{name}`" not in page] == []

@@ -72,4 +72,6 @@ def test_nothing_is_decided_of_what_was_not_measured_or_not_measured_to_the_end(
 def test_the_accept_length_is_over_verifies() -> None:
     measured = accept_length_of([(6, 6, 6), (1,), ()], 0.95, "")
     assert (measured.value, measured.number) == (19 / 4, 4)
+    assert measured.interval is not None
+    assert measured.interval.low == 1.0, "no verify gives less"
     assert accept_length_of([(), ()], 0.95, "").why == "no draft was verified"

@@ -122,7 +122,9 @@ def evaluate(
     *,
     asking: AskingOptions,
     gate: GateOptions,
-    target: WithTarget = None,
+    target: Annotated[
+        WithTarget, Help("What answers: embedded (unless the file says otherwise), reference, serve, or a URL.")
+    ] = None,
     revert: Annotated[Reverts, Help("Revert these fixes.")] = None,
     engine: EngineOptions,
     timeout: Annotated[

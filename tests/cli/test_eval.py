@@ -137,6 +137,15 @@ def test_a_user_s_mistake_is_one_line(
 
 
 @pytest.mark.slow
+def test_a_fix_is_reverted_where_the_engine_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    for target in ("embedded", "serve"):
+        code, told = document(capsys, "--num-questions", "4", "--revert", "25015", "--target", target)
+        assert code == 0
+        assert told["reverted"] == [25015]
+        assert all(told["reverted_hits"]["25015"].values()), target
+
+
+@pytest.mark.slow
 def test_the_shipped_target_answers_the_shipped_questions_far_above_chance(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

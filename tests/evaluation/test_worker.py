@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from specdebug import patching
+from specdebug.errors import Where
 from specdebug.evaluation import askers
 from specdebug.evaluation.declared import Expected
 from specdebug.evaluation.gate import Threshold
@@ -58,11 +60,17 @@ def test_a_machine_that_fails_is_no_verdict(tmp_path: Path, monkeypatch: pytest.
     assert "there is no room to write" in result.outcome.detail
 
 
-def test_a_fix_whose_revert_cannot_be_put_in_place_is_no_verdict(tmp_path: Path) -> None:
-    """It cannot in this process, which has imported what it would change."""
+def test_a_fix_whose_revert_cannot_be_put_in_place_is_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object) -> None:
+        raise patching.PatchError("the text is not there", Where("toggles/25015.yaml", 9))
+
+    monkeypatch.setattr(patching, "apply", refuse)
     result = evaluated(evaluation(tmp_path), toggles=load_registry().select([25015]))
     assert (result.verdict, result.exit_code) == ("unknown", 125)
-    assert "25015" in result.outcome.detail or "imported" in result.outcome.detail
+    assert result.outcome.detail == "toggles/25015.yaml:9: the text is not there"
+    assert result.answers == ()
 
 
 @pytest.mark.parametrize(("own", "verdict"), [((), "pass"), ((("nan@draft.logits", "3 values"),), "fail")])

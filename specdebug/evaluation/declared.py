@@ -6,7 +6,7 @@ Its keys are declared as a scenario's are (``scenario/parts.py``), and ``target`
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,13 +91,17 @@ class Evaluation(Part):
         return os.path.join(self.path.parent, self.questions.file)
 
     def scenario(self) -> Scenario:
-        """A scenario without a workload, of one arm, for whoever starts workers and targets by scenarios."""
+        """A scenario without a workload, of one arm, for whoever starts workers and targets by scenarios. A server is
+        given a connection for each question under way."""
+        target, needed = self.target, self.questions.concurrency
+        if not isinstance(target, str):
+            target = replace(target, connections=max(target.connections, needed))
         return Scenario(
             self.name,
             workload=(),
             arms={ARM: Arm(ARM)},
             expect={},
-            target=self.target,
+            target=target,
             engine=self.engine,
             probes=(),
             limits=Limits(timeout_s=self.timeout_s),

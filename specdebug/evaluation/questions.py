@@ -157,9 +157,19 @@ def _question(text: Any, choices: Any, answer: Any, subject: str, where: Where) 
         raise ContentError(f"there must be 2 to {len(ascii_uppercase)} choices, in a list", where)
     if not all(isinstance(each, str) and each for each in choices):
         raise ContentError("every choice must be text, and not empty", where)
+    if not _is_text("".join((text, subject, *choices))):
+        raise ContentError("holds half of a surrogate pair, which is no text", where)
     if len(set(choices)) < len(choices):
         raise ContentError("two choices are the same", where)
     return ChoiceQuestion(text, tuple(choices), _index_of(answer, choices, where), subject, str(where))
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _index_of(answer: Any, choices: Sequence[str], where: Where) -> int:

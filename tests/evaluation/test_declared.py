@@ -13,7 +13,7 @@ from specdebug.evaluation.gate import Threshold
 from specdebug.evaluation.questions import read_questions
 from specdebug.scenario.checks import asked_of
 from specdebug.scenario.parts import keys_of
-from specdebug.scenario.servers import HttpServer
+from specdebug.scenario.servers import HttpServer, LaunchedServer
 
 LEAST = "name: own\nquestions: {file: q.jsonl}\n"
 
@@ -47,6 +47,14 @@ def test_questions_lie_beside_the_file_and_thresholds_may_be_numbers(tmp_path: P
     assert evaluation.question_path == str(tmp_path / "q.jsonl")
     assert evaluation.target == HttpServer(url="http://host:1")
     assert (evaluation.expect.score, evaluation.expect.accept_length) == (Threshold(0.5), Threshold(2.0, strict=True))
+
+
+def test_a_server_gets_a_connection_for_every_question_under_way(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("name: own\nquestions: {file: q.jsonl, concurrency: 200}\ntarget: serve\n")
+    evaluation = read_evaluation(str(tmp_path / "own.yaml"))
+    served = evaluation.scenario().target
+    assert isinstance(served, LaunchedServer)
+    assert served.connections == 200
 
 
 def test_what_is_wrong_is_told_with_its_place(tmp_path: Path) -> None:

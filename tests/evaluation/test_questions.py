@@ -63,6 +63,7 @@ def test_a_line_of_json_has_its_answer_as_letter_index_or_text(tmp_path: Path) -
         (RIGHT | {"choices": ["1"]}, "there must be 2 to 26 choices, in a list"),
         (RIGHT | {"choices": ["1", 2, "3"]}, "every choice must be text, and not empty"),
         (RIGHT | {"choices": ["1", "1"]}, "two choices are the same"),
+        (RIGHT | {"question": "\ud800"}, "holds half of a surrogate pair, which is no text"),
         (RIGHT | {"answer": "D"}, "answer 'D' is neither of ABC nor one of the choices"),
         (RIGHT | {"answer": 3}, "answer must be a letter, a choice's text or its index below 3"),
         (RIGHT | {"answer": True}, "answer must be a letter, a choice's text or its index below 3"),

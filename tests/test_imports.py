@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("scenario",),
     ("run",),
     ("loops", "server"),
-    ("bundle", "diverge", "doctor", "triage", "trials"),
+    ("bundle", "diverge", "doctor", "evaluation", "triage", "trials"),
     ("mutants", "shrink"),
     ("report",),
     ("cli", "pytest_plugin"),

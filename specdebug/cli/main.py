@@ -23,6 +23,7 @@ from specdebug.cli import (
     config,
     diverge,
     doctor,
+    eval,
     faults,
     flake,
     minimise,
@@ -62,6 +63,7 @@ app.command("minimise", cls=OldJson)(minimise.minimise)
 app.command("minimize", cls=OldJson, hidden=True)(minimise.minimise)
 app.command("mutants")(mutants.mutants)
 app.command("triage")(triage.triage)
+app.command("eval")(eval.evaluate)
 app.add_typer(toggles.app, name="toggles")
 app.add_typer(probes.app, name="probes")
 app.add_typer(scenarios.app, name="scenarios")

@@ -276,6 +276,15 @@ ROWS = (
         variant="--run",
         known="what the log told, and the candidates that were tried",
     ),
+    Row(
+        "eval",
+        ("--num-questions", "8", "--json-file", "r.json"),
+        workers=0,
+        told="8 of 8 questions have no answer",
+        reported="score",
+        files={"r.json": '"interrupted": true'},
+        known="the score and the accept length of the answers that came; no threshold is judged",
+    ),
     Row("toggles list", reported="27338"),
     Row("toggles show", ("27338",), reported="27338"),
     Row(

@@ -120,6 +120,10 @@ class HttpSession(Plain):
         except FAILURES as error:
             raise failure_of(error, self._host, self._client.url) from error
 
+    async def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole answer of ``/generate`` to a body of somebody's own. Raises one of FAILURES."""
+        return await _taken(lambda: self._client.post("/generate", body))
+
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
         if not speculative and self._asked.drafts and not self._view.switch and not self._noted:
             self._noted = True
@@ -225,14 +229,7 @@ class HttpSession(Plain):
             body["speculative"] = False
         if not self._ids:
             body |= {"return_logprob": True, "logprob_start_len": -1}
-        for left in reversed(range(_FULL_TIMES)):
-            try:
-                await self._answered(answer, body)
-                return
-            except Declined as error:
-                if error.status != 503 or error.retry_after_s is None or not left:
-                    raise
-                await asyncio.sleep(min(error.retry_after_s, 1.0))
+        await _taken(lambda: self._answered(answer, body))
 
     async def _answered(self, answer: HttpAnswer, body: Mapping[str, Any]) -> None:
         if self._settings.stream:
@@ -253,6 +250,18 @@ class HttpSession(Plain):
             await asyncio.wait([task], timeout=_AGAIN_S)
             if self._loop.time() > until:
                 raise Silent(f"request {rid} goes on {ABORT_S:g} s after its abort")
+
+
+async def _taken(send: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """What comes of a request that is sent again while the server's queue is full."""
+    for _ in range(_FULL_TIMES - 1):
+        try:
+            return await send()
+        except Declined as error:
+            if error.status != 503 or error.retry_after_s is None:
+                raise
+            await asyncio.sleep(min(error.retry_after_s, 1.0))
+    return await send()
 
 
 async def flush(client: ServerClient) -> None:

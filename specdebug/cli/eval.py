@@ -16,7 +16,6 @@ from specdebug.cli.options import (
     EngineOptions,
     JsonOptions,
     Reverts,
-    WithTarget,
     numbers_of,
     positive,
 )
@@ -122,9 +121,6 @@ def evaluate(
     *,
     asking: AskingOptions,
     gate: GateOptions,
-    target: Annotated[
-        WithTarget, Help("What answers: embedded (unless the file says otherwise), reference, serve, or a URL.")
-    ] = None,
     revert: Annotated[Reverts, Help("Revert these fixes.")] = None,
     engine: EngineOptions,
     timeout: Annotated[
@@ -142,7 +138,7 @@ def evaluate(
     with workers(1) as pool:
         from specdebug.evaluation.run import evaluate
 
-        evaluation = _evaluation(file, asking, gate, target, engine.overrides())
+        evaluation = _evaluation(file, asking, gate, engine)
         evaluation = replace(evaluation, timeout_s=positive(timeout) or evaluation.timeout_s)
         toggles = shared.library().toggles(numbers_of(revert))
         with progress() as watcher:
@@ -162,13 +158,11 @@ def _tell(result: Evaluated, results: EvalResults) -> int:
     return result.exit_code
 
 
-def _evaluation(
-    file: str | None, asking: AskingOptions, gate: GateOptions, target: str | None, overrides: dict[str, str | int]
-) -> Evaluation:
+def _evaluation(file: str | None, asking: AskingOptions, gate: GateOptions, engine: EngineOptions) -> Evaluation:
     """Return the evaluation that is asked for, with the options laid over its file. Raises SpecDebugError."""
     from specdebug.evaluation.declared import DEFAULT_NAME, Asking, Expected, read_evaluation
-    from specdebug.scenario.servers import parse_target
 
+    chosen = engine.choices()
     evaluation = read_evaluation(file or DEFAULT_NAME)
     if asking.questions is not None:
         path = str(asking.questions.absolute())
@@ -178,11 +172,11 @@ def _evaluation(
             evaluation = replace(evaluation, name="questions", questions=own, expect=Expected())
         else:
             evaluation = replace(evaluation, questions=replace(evaluation.questions, file=path))
-    if target is not None:
-        evaluation = replace(evaluation, target=parse_target(target))
+    if chosen.target is not None:
+        evaluation = replace(evaluation, target=chosen.target)
     return replace(
         evaluation,
         questions=replace(evaluation.questions, **asking.changes()),
         expect=gate.over(evaluation.expect),
-        overrides=overrides,
+        overrides=dict(chosen.engine),
     )

@@ -83,15 +83,15 @@ class SessionAsker:
         except SpecDebugError as error:
             raise _unserved(put, error) if error.exit_code == 2 else error from None
         if self._recorder is not None:
-            self._recorder.want(rid, TOP)
+            self._recorder.want(rid, {"top": TOP, "ids": [], "start": None})
         return len(ids)
 
     def wait(self) -> Sequence[Answered]:
         report = self._session.advance()
         self.step += 1
         if self._recorder is not None:
-            for rid, tokens in self._recorder.take(report.emitted).items():
-                self._top[rid] = tokens[0][1]
+            for rid, told in self._recorder.take(report.emitted).items():
+                self._top[rid] = told["output"][0][1]
                 self._recorder.forget(rid)  # of the first token alone
         return [self._answer(rid) for rid in report.finished]
 

@@ -65,7 +65,7 @@ BASE = (
     *("jinja2", "markupsafe", "xxhash"),
 )
 """What specdebug itself imports, on a GPU."""
-TESTS = (*BASE, "pytest", "xdist", "hypothesis", "transformers")
+TESTS = (*BASE, "pytest", "xdist", "hypothesis", "transformers", "fastapi", "uvicorn", "httpx", "prometheus_client")
 """What the tests need beside it; tests that need other packages skip themselves."""
 AGAINST = (*BASE, "transformers")
 DISTRIBUTIONS = {"yaml": "pyyaml", "xdist": "pytest-xdist"}

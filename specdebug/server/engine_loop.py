@@ -77,6 +77,10 @@ class EngineLoop:
             return 1
         return 0
 
+    def close(self) -> None:
+        """Nothing is served any more."""
+        self._session.close(False)
+
     _failure: Exception | None = None
 
     def _hear(self) -> bool:

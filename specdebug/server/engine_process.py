@@ -71,7 +71,10 @@ def serve(launch: Launch, channel: socket.socket, sink: PipeSink) -> int:
         return 0
     except Exception as error:
         return _failed(error, sink)
-    return loop.run()
+    try:
+        return loop.run()
+    finally:
+        loop.close()
 
 
 def _build(launch: Launch, channel: socket.socket, sink: PipeSink) -> EngineLoop:

@@ -93,15 +93,19 @@ class EmbeddedTarget:
         if asked.device != "cpu":
             opening.say("claiming", device=asked.device)
         opening.say("stack", **claim(asked.device, str(asked.attention_backend), asked.dtype, opening.label))
-        progress.listen(opening.busy.said)
-        if asked.device != "cpu":
-            watch_triton(opening.busy.compiling, opening.busy.compiled)
-        opening.before()
-        engine = build_engine(options, seed)
+        forget = progress.listen(opening.busy.said)
+        try:
+            if asked.device != "cpu":
+                watch_triton(opening.busy.compiling, opening.busy.compiled)
+            opening.before()
+            engine = build_engine(options, seed)
+        except BaseException:
+            forget()
+            raise
         opening.busy.said("")  # what the engine said last, such as what it captured, is done
         if asked.device != "cpu":
             async_probe.drain()  # what warm-ups before a capture said of their dummy inputs is nobody's failure
-        return EmbeddedSession(engine, asked)
+        return EmbeddedSession(engine, asked, forget)
 
 
 def _told(engine: Engine, onlooker: RequestOnlooker) -> EngineObserver:
@@ -132,12 +136,14 @@ class EmbeddedSession:
     shows: frozenset[Ability] = EVERYTHING
     _told: EngineObserver | None = None
 
-    def __init__(self, engine: Engine, asked: Asked) -> None:
+    def __init__(self, engine: Engine, asked: Asked, forget: Callable[[], None] = lambda: None) -> None:
+        """``forget`` ends what was begun to listen to."""
         from specdebug.assets import checkpoint_path
         from specdebug.engine.speculative.worker import EagleWorker
         from specdebug.reference.config import read_config
 
         self.inside = engine
+        self._forget = forget
         self.vocab_size = read_config(checkpoint_path(asked.model)).vocab_size
         self.clock: Callable[[], float] = clock_of(asked.device)
         self._on_gpu = asked.device != "cpu"
@@ -208,7 +214,8 @@ class EmbeddedSession:
         return None
 
     def close(self, sound: bool) -> None:
-        """Do nothing: the worker ends with the engine in it."""
+        """Tell nobody any more what the engine is busy with; it ends with its worker."""
+        self._forget()
 
 
 TARGET = EmbeddedTarget()

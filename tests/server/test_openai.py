@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import openai
 import pytest
 
 from tests.server.serving import Serving
+
+openai = pytest.importorskip("openai")
 
 PROMPT = "import os\n"
 

@@ -105,7 +105,8 @@ class Reuse:
         return paths
 
     def _used(self, request: Request, stayed: Iterable[_Path]) -> Iterator[str]:
-        tokens = np.asarray(request.prompt_ids, dtype=np.int64)
+        most = len(request.prompt_ids) if request.cache_limit is None else request.cache_limit + 1
+        tokens = np.asarray(request.prompt_ids[:most], dtype=np.int64)
         needs_draft = self._recompute and request.speculative
         shared = [(self._shared(path, tokens), path.written) for path in stayed]
         there = max((min(each) if needs_draft else each[0] for each in shared), default=0)

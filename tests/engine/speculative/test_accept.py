@@ -278,9 +278,9 @@ def test_check_probes_what_later_kernels_index_with() -> None:
     bad = Acceptance(good.predict + VOCAB, good.accept_index + 2, good.num_correct_drafts + 1)
     async_probe.configure("record")
     try:
-        good.check(2, VOCAB)
+        good.probe_indices(2, VOCAB)
         assert async_probe.drain() == []
-        bad.check(2, VOCAB)
+        bad.probe_indices(2, VOCAB)
         sites = [violation.site for violation in async_probe.drain()]
     finally:
         async_probe.configure("off")

@@ -220,17 +220,26 @@ def keys_of(schema):
     return found - {"$defs"}
 
 
+def test_schema_and_reader_agree_on_mutants():
+    agree_on(every=4, least=250)
+
+
+@pytest.mark.slow
 def test_schema_and_reader_agree_on_every_mutant():
+    agree_on(every=1, least=1000)
+
+
+def agree_on(every, least):
     count = accepted = 0
-    for path, data in mutants():
-        if is_engine_value(path):
+    for number, (path, data) in enumerate(mutants()):
+        if number % every or is_engine_value(path):
             continue
         count += 1
         by_schema, by_reader = schema_accepts(data), reader_accepts(data)
         accepted += by_schema
         assert by_schema == by_reader or follows_from_another_value(path, data), (path, data, by_schema)
-    assert count > 1000
-    assert 50 < accepted < count / 2
+    assert count > least
+    assert least / 20 < accepted < count / 2
 
 
 def follows_from_another_value(path, data):

@@ -260,7 +260,7 @@ def never_fails(serving: Serving, path: str, body: bytes) -> None:
 QUIET: Any = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
 
-@settings(max_examples=200, **QUIET)
+@settings(max_examples=80, **QUIET)
 @given(PATHS, BODIES)
 def test_no_body_makes_the_server_fail(small: Serving, path: str, body: bytes) -> None:
     never_fails(small, path, body)

@@ -1,4 +1,4 @@
-"""What HTTP costs: ``specdebug serve`` against the engine alone, on the same requests, in turns.
+"""Measure what HTTP costs: ``specdebug serve`` and the engine alone serve the same requests, in turns.
 
 Two numbers. Tokens a second while 32 clients each have a request open at all times, as a part of what the engine gives
 alone (the promise is at least 0.9). And how much later the first byte comes, of one request at a time on an idle engine

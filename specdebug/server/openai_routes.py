@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,7 @@ def _usage(requests: Sequence[ServedRequest], samples: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Form:
+class _Form(ABC):
     """What the two routes have in common; each says how its body is read and how its choices look."""
 
     state: ServerState
@@ -86,8 +87,9 @@ class _Form:
     object = ""
     chunk_object = ""
 
+    @abstractmethod
     def read(self, data: Any) -> OpenAIBody:
-        raise NotImplementedError
+        """Read the body of a request. Raises BadField."""
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         """Choices that a stream begins with."""
@@ -110,11 +112,13 @@ class _Form:
         common = {"index": index, "logprobs": logprobs, "finish_reason": reason, "matched_stop": request.matched}
         return {**common, **self.content(text, delta=delta, ended=reason is not None)}
 
+    @abstractmethod
     def content(self, text: str, *, delta: bool, ended: bool) -> dict[str, Any]:
-        raise NotImplementedError
+        """The text of a choice, under the route's own keys."""
 
+    @abstractmethod
     def logprobs(self, request: ServedRequest, top: int, since: int) -> dict[str, Any]:
-        raise NotImplementedError
+        """The log probabilities of the tokens from ``since`` on."""
 
     def head(self, body: OpenAIBody) -> dict[str, Any]:
         """What an answer and each of its chunks begin with."""

@@ -27,13 +27,25 @@ from specdebug.reference.tree import TreeShape
 
 
 @dataclass(frozen=True)
+class Branches:
+    """What K branches read at each forward of a draft loop, int64 [n, S - 1, K]: ``tokens``, and beside each the output
+    of the forward before it of the branch ``parents``, which at the first are their own."""
+
+    tokens: Tensor
+    parents: Tensor
+
+
+@dataclass(frozen=True)
 class Guide:
     """Trees [n, T] to lean towards where a choice is narrow: ``tokens``, and the node that each continues (the root
-    none, -1), int64. ``margin``: the part of the largest logit within which a choice is narrow, for each level."""
+    none, -1), int64. ``margin``: the part of the largest logit within which a choice is narrow, for each level.
+    ``drafted``: in which branches they were drafted, where that is known: of two paths that are all but equally likely
+    either may lie in the first."""
 
     tokens: Tensor
     parents: Tensor
     margin: float
+    drafted: Branches | None = None
 
 
 @dataclass(frozen=True)
@@ -111,8 +123,9 @@ class DraftedText:
         goes_on.scatter_(1, guide.parents.clamp_min(0), guide.parents >= 0)
         none = torch.zeros(n, 1)
         start = _Beam(none[..., None][..., :0].long(), none.long(), none, none, outputs)
-        beam = level = self._children(start, outputs, guide, topk)
+        level = self._children(start, outputs, guide, topk)
         levels = [level]
+        beam = _taken(level, _in_branches(level, level.score.topk(level.score.shape[1], dim=1).indices, guide, 0))
         keys, values = self._no_path(n * beam.node.shape[1])
         for depth in range(1, shape.num_steps):
             width = beam.node.shape[1]
@@ -127,7 +140,8 @@ class DraftedText:
             level = self._children(beam, hidden, guide, topk)
             levels.append(level)
             in_tree = goes_on.gather(1, level.node.clamp_min(0)) & (level.node >= 0)
-            beam = _taken(level, (level.score + level.allowed * in_tree).topk(width, dim=1).indices)
+            best = (level.score + level.allowed * in_tree).topk(width, dim=1).indices
+            beam = _taken(level, _in_branches(level, best, guide, depth))
         return _chosen(levels, guide, shape)
 
     def follow(self, lengths: Tensor, outputs: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
@@ -201,6 +215,26 @@ class DraftedText:
         probs = (torch.cat([scores, own], dim=-1) * q.shape[-1] ** -0.5).softmax(-1)
         attended = probs[..., :m] @ text_values + (probs[..., m:, None] * own_values).sum(2)
         return finish_layer(head, merge_heads(attended), residual), own_keys, own_values
+
+
+def _in_branches(level: _Beam, best: Tensor, guide: Guide, forward: int) -> Tensor:
+    """The places int64 [n, K] of a level's paths in the order of the branches that they lie in: those of the guide
+    where rounding alone can make them, else the ``best``, likeliest first."""
+    ranked = best.gather(1, level.score.gather(1, best).argsort(dim=1, descending=True))
+    drafted = guide.drafted
+    if drafted is None or forward >= drafted.tokens.shape[1]:
+        return ranked
+    parents = drafted.parents[:, forward] if forward else torch.zeros_like(drafted.parents[:, 0])
+    each = level.score.shape[1] // best.shape[1] if forward else level.score.shape[1]
+    of_parent = torch.arange(level.score.shape[1]) // each
+    same = (of_parent == parents[..., None]) & (level.tokens[:, None, :, -1] == drafted.tokens[:, forward, :, None])
+    places = same.int().argmax(-1)
+    score, allowed = level.score.gather(1, places), level.allowed.gather(1, places)
+    distinct = places.sort(dim=1).values.diff(dim=1).ne(0).all(1)
+    among_best = (score >= level.score.topk(best.shape[1], dim=1).values[:, -1:] - allowed).all(1)
+    in_order = (score[:, :-1] >= score[:, 1:] - allowed[:, 1:]).all(1)
+    can_be = same.any(-1).all(1) & distinct & among_best & in_order
+    return torch.where(can_be[:, None], places, ranked)
 
 
 def _taken(level: _Beam, places: Tensor) -> _Beam:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from specdebug.reference import DraftHead, draft_kv, draft_logits, draft_unroll
 from specdebug.reference.draft import draft_step, to_target_ids
-from specdebug.reference.drafting import DraftedText, Guide
+from specdebug.reference.drafting import Branches, DraftedText, Guide
 from specdebug.reference.tree import TreeShape
 from tests.reference.test_draft import NEAR, make_head
 from tests.reference.test_tree import KINDS, LENGTH, SHAPES, text
@@ -28,11 +29,13 @@ Path = tuple[int, ...]
 @dataclass
 class Tree:
     """The paths of a tree; ``gap``: the least by which anything was chosen. ``forwards``: of each forward, what each
-    branch read, the branch of its parent and the log-probabilities that came of it."""
+    branch read, the branch of its parent and the log-probabilities that came of it. ``scored``: the log-probability of
+    each path that was looked at."""
 
     paths: list[Path]
     gap: float
     forwards: list[list[tuple[int, int, Tensor]]] = field(default_factory=list)
+    scored: dict[Path, float] = field(default_factory=dict)
 
 
 def best(scored: dict[Path, float], count: int, *, ordered: bool = False) -> tuple[list[Path], float]:
@@ -47,8 +50,11 @@ def output_at(head: DraftHead, ids: Tensor, features: Tensor, length: int) -> Te
     return draft_unroll(head, ids[1 : length + 1], features[:length], 1)[0][-1]
 
 
-def grown(head: DraftHead, ids: Tensor, features: Tensor, length: int, shape: TreeShape) -> Tree:
-    """The tree behind a prefix: each branch a cache of its own, that stays where it is."""
+def grown(
+    head: DraftHead, ids: Tensor, features: Tensor, length: int, shape: TreeShape, *, backwards: bool = False
+) -> Tree:
+    """The tree behind a prefix: each branch a cache of its own, that stays where it is. ``backwards``: the best path of
+    the first level lies in the last branch."""
     k, v = draft_kv(head, ids[1 : length + 1], features[:length], torch.arange(length))
     caches = [(k[None], v[None])] * shape.topk
     hidden = {(): output_at(head, ids, features, length)}
@@ -76,8 +82,10 @@ def grown(head: DraftHead, ids: Tensor, features: Tensor, length: int, shape: Tr
         before = beam
         beam, gap = best(level, shape.topk, ordered=True)
         gaps.append(gap)
+        if backwards and not depth:  # at every level, it would be the same branches by other names
+            beam.reverse()
     paths, gap = best(scored, shape.tree_size - 1)
-    return Tree(paths, min(*gaps, gap), forwards[1:])
+    return Tree(paths, min(*gaps, gap), forwards[1:], scored)
 
 
 def paths_of(tokens: Tensor) -> list[Path]:
@@ -157,6 +165,41 @@ def test_a_guide_decides_where_a_choice_is_narrow_and_only_there() -> None:
     }
     assert (nodes[0.0] == -1).all()
     assert (nodes[2.0] == 1).all(), "with a margin of twice the largest logit any choice is narrow"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_paths_lie_in_the_branches_in_which_they_were_drafted_if_that_can_be(kind: str) -> None:
+    """What a branch wrote before is read by whoever lies in it later: of two paths that are all but equally likely,
+    which lies in the first decides what both attend to."""
+    head, (ids, features), shape = make_head(kind), text(kind, 4), TreeShape(2, 4, 12)
+    drafted = DraftedText(head, ids, features)
+    outputs = drafted.outputs(LENGTHS)
+    forwards, backwards = (
+        [grown(head, ids, features, length, shape, backwards=way) for length in LENGTHS.tolist()]
+        for way in (False, True)
+    )
+    told = Branches(
+        *(
+            torch.tensor([[[branch[part] for branch in forward] for forward in tree.forwards] for tree in backwards])
+            for part in (0, 1)
+        )
+    )
+
+    def scores(trees: list[Tree], margin: float, branches: Branches | None) -> list[dict[Path, float]]:
+        guide = dataclasses.replace(guide_of(trees, shape, margin), drafted=branches)
+        rows = drafted.grow(LENGTHS, outputs, shape, guide).scores.tolist()
+        each = zip(trees, rows, strict=True)
+        return [dict(zip(sorted(tree.paths, key=len), row[1:], strict=True)) for tree, row in each]
+
+    def scored(trees: list[Tree]) -> list[dict[Path, float]]:
+        return [{path: tree.scored[path] for path in tree.paths} for tree in trees]
+
+    assert scores(forwards, 1e-6, told) == [pytest.approx(each, abs=CLEAR) for each in scored(forwards)]
+    narrow = scores(backwards, 2.0, told)
+    assert narrow == [pytest.approx(each, abs=CLEAR) for each in scored(backwards)]
+    moved = [path for one, other in zip(scored(forwards), narrow, strict=True) for path in one.keys() & other.keys()
+             if abs(one[path] - other[path]) > 2 * CLEAR]  # fmt: skip
+    assert moved, "which branch a path lies in made no difference to anything"
 
 
 def test_zeroed_positions_are_read_as_zeros_by_whoever_sees_them() -> None:

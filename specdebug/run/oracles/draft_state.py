@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdebug.reference.drafting import DraftedText, Grown, Guide
+from specdebug.reference.drafting import Branches, DraftedText, Grown, Guide
 from specdebug.reference.tree import TreeShape
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.run.oracles.kv import all_zero
@@ -235,38 +235,48 @@ class DraftStateOracle(Oracle):
             return [None] * len(kept)  # how far half precision moves a GPU's paths was not measured
         tokens = torch.stack([each.tree.tokens[each.row] for each in kept]).cpu()
         shown = read_masks(torch.stack([each.tree.mask[each.row] for each in kept]).cpu().numpy())
-        guide = Guide(tokens, torch.from_numpy(shown.parents), DRAFT_MARGIN[self.bench.settings.target.dtype])
+        margin, drafted = DRAFT_MARGIN[self.bench.settings.target.dtype], self._branches(kept)
+        guide = Guide(tokens, torch.from_numpy(shown.parents), margin, drafted)
         grown = text.grow(torch.tensor([each.length for each in kept]), outputs, self._shape, guide)
-        wrong = self._logits(text, kept, outputs)
+        wrong = self._logits(text, kept, outputs, drafted)
         return [
             _other_tree(tokens[n], shown, n, grown) or _out_of_order(shown, n, grown) or wrong[n]
             for n in range(len(kept))
         ]
 
-    def _logits(self, text: DraftedText, kept: list[_Kept], outputs: Tensor) -> list[_Wrong | None]:
-        """Return what is wrong of the logits that each tree was drafted by, None where nothing is or can be."""
+    def _branches(self, kept: list[_Kept]) -> Branches | None:
+        """What the branches read that each tree was drafted in; None where nobody could listen."""
         assert self._shape is not None  # for the type checker: there is a tree, so it was told
-        topk, forwards = self._shape.topk, self._shape.num_steps - 1
+        forwards = self._shape.num_steps - 1
         if not forwards or any(len(each.forwards) != forwards for each in kept):
+            return None
+        return Branches(self._of_forwards(kept, "tokens"), self._of_forwards(kept, "parents"))
+
+    def _of_forwards(self, kept: list[_Kept], name: str) -> Tensor:
+        """What each forward of each tree had, [n, S - 1, K, ...]."""
+        assert self._shape is not None
+        topk = self._shape.topk
+        return torch.stack(
+            [
+                torch.stack([getattr(each, name).unflatten(0, (-1, topk))[one.row] for each in one.forwards])
+                for one in kept
+            ]
+        )
+
+    def _logits(
+        self, text: DraftedText, kept: list[_Kept], outputs: Tensor, drafted: Branches | None
+    ) -> list[_Wrong | None]:
+        """Return what is wrong of the logits that each tree was drafted by, None where nothing is or can be."""
+        assert self._shape is not None
+        if drafted is None:
             return [None] * len(kept)
-
-        def rows(name: str) -> Tensor:
-            """[n, S - 1, K, ...]"""
-            per = [[getattr(each, name) for each in one.forwards] for one in kept]
-            return torch.stack(
-                [
-                    torch.stack([t.unflatten(0, (-1, topk))[one.row] for t in each])
-                    for one, each in zip(kept, per, strict=True)
-                ]
-            )
-
-        tokens, likely, logs = rows("tokens"), rows("likely"), rows("logs")
+        tokens, likely, logs = drafted.tokens, self._of_forwards(kept, "likely"), self._of_forwards(kept, "logs")
         known = (tokens >= 0) & (tokens < text.vocab_size)
         logits = text.follow(
             torch.tensor([each.length for each in kept]),
             outputs,
             tokens.clamp(0, text.vocab_size - 1),
-            rows("parents").clamp(0, topk - 1),
+            drafted.parents.clamp(0, self._shape.topk - 1),
         )
         theirs = logits.log_softmax(-1).gather(-1, likely)
         allowed = DRAFT_MARGIN[self.bench.settings.target.dtype] * logits.abs().amax(-1, keepdim=True)

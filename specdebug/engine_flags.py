@@ -192,6 +192,20 @@ def arguments_of(options: Mapping[str, Any]) -> list[str]:
     return words
 
 
+def values_of(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The value in effect of every flag, by parameter, for an engine's options with every default written out; of
+    speculation None where there is none."""
+    values: dict[str, Any] = {}
+    for flag in ENGINE_FLAGS:
+        place: Any = plain
+        for key in flag.into:
+            place = place.get(key) if isinstance(place, Mapping) else None
+        values[flag.parameter] = place == flag.switched if flag.kind == "switch" else place
+        if place is None and flag.nothing is not None:
+            values[flag.parameter] = flag.nothing
+    return values
+
+
 def flag_of(path: Sequence[str]) -> str | None:
     """The flag that sets an option; None where there is none."""
     return next((flag.name for flag in ENGINE_FLAGS if flag.into == tuple(path)), None)

@@ -49,6 +49,7 @@ GENERATE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
          "routed_dp_rank"),
         _NOTHING,
     ),
+    "stream_options": ({}, {"include_usage": True}, {"include_usage": False}),  # meta_info has the usage, always
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
     "return_bytes": (False,),
@@ -113,6 +114,7 @@ def read_generate(data: Any, model: ModelText, context_length: int) -> GenerateB
     texts = fields.switch("return_text_in_logprobs", False)
     speculative = fields.switch("speculative", True)
     stream = fields.switch("stream", False)
+    fields.text("model")  # clients that know several servers send one; there is one here
     fields.close(GENERATE_NEUTRAL)
     wishes = [
         LogprobWish(top, own, start if 0 <= start < len(ids) else None)

@@ -12,6 +12,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from specdebug import __version__
+from specdebug.engine_flags import values_of
 from specdebug.server.answers import Refusal, body_of, finished
 from specdebug.server.bodies import new_rid
 from specdebug.server.fields import BadField, Fields, parse
@@ -119,6 +120,9 @@ async def server_info(state: ServerState, http: Request) -> Response:
     return JSONResponse(
         {
             **state.settings.arguments,
+            **values_of(state.config.to_dict()),
+            "speculative_num_draft_tokens": state.tree_size,
+            "speculative_draft_model_path": state.config.draft_model,
             "max_total_num_tokens": state.config.usable_slots,
             "max_req_input_len": state.config.context_length - 1,
             "status": client.state,

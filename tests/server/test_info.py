@@ -46,6 +46,14 @@ def test_the_state_holds_the_mean_accept_length(serving: Serving, path: str) -> 
     assert info["max_total_num_tokens"] == 16384
 
 
+def test_what_no_flag_was_given_for_is_told_as_it_is(serving: Serving) -> None:
+    """SGLang's tests reckon with the page size that a server tells, given or not."""
+    info = serving.http.get("/server_info").json()
+    told = ("page_size", "speculative_num_steps", "speculative_num_draft_tokens", "speculative_draft_model_path",
+            "chunked_prefill_size", "disable_radix_cache", "dtype", "attention_backend")  # fmt: skip
+    assert [info[name] for name in told] == [1, 3, 4, "tiny-eagle", -1, False, "float32", "flashinfer"]
+
+
 def test_a_flush_begins_the_mean_anew(serving: Serving) -> None:
     serving.generate(text="def f(", sampling_params=GREEDY)
     serving.http.post("/flush_cache")

@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 SET_UP := $(PYTHON) tools/set_up.py $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo shell test test-all test-portable lint bench soak gpu clean
+.PHONY: help demo shell test test-all test-engines test-portable lint bench soak gpu clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -23,10 +23,14 @@ shell: $(VENV)/.ready  ## Open a shell that finds the command `specdebug`; `exit
 	@. $(BIN)/activate && echo "specdebug is on the path here; exit leaves this shell" && { "$${SHELL:-sh}" || true; }
 
 test: $(VENV)/.ready-test  ## Run the tests that need no GPU and are not slow.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not gpu and not slow" tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not gpu and not slow and not engines" tests
 
 test-all: $(VENV)/.ready-test  ## Run the slow ones, too.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not gpu" tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not gpu and not engines" tests
+
+test-engines: $(VENV)/.ready-test  ## Install SGLang for a CPU (into SPECDEBUG_ENGINES, or the cache) and run the tests on it.
+	$(BIN)/specdebug engines install sglang==0.5.13 --no-check
+	$(BIN)/python -m pytest -q -m engines tests/engines
 
 test-portable: $(VENV)/.ready-test  ## Run what is numerical under other processors' arithmetic; SHORT=1, SETTINGS=24.
 	$(BIN)/python tools/portable.py --jobs $(JOBS) $(if $(SHORT),--short) $(if $(SETTINGS),--settings $(SETTINGS))

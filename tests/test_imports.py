@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("plugins",),
     ("attention_plans",),
     ("configuration", "engine_flags", "schema", "yamlio"),
-    ("async_probe", "assets", "bisect", "content", "corpus", "minimise", "patching", "reference", "stats"),
+    ("async_probe", "assets", "bisect", "content", "corpus", "installs", "minimise", "patching", "reference", "stats"),
     ("logs", "toggles"),
     ("drift", "engine"),
     ("faults", "workers"),

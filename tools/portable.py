@@ -159,7 +159,7 @@ def run(setting: Setting, tests: Sequence[str], jobs: int, seed: int, log: Path)
     margins.unlink(missing_ok=True)
     processes = max(1, jobs // setting.threads)  # more threads than cores would mostly wait for one another
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(processes)]
-    command += ["-m", "not gpu and not slow", f"--hypothesis-seed={seed}", *tests]
+    command += ["-m", "not gpu and not slow and not engines", f"--hypothesis-seed={seed}", *tests]
     with log.open("w") as file:
         status = subprocess.run(
             command,

@@ -23,6 +23,7 @@ from specdebug.cli import (
     config,
     diverge,
     doctor,
+    engines,
     eval,
     faults,
     flake,
@@ -68,6 +69,7 @@ app.add_typer(toggles.app, name="toggles")
 app.add_typer(probes.app, name="probes")
 app.add_typer(scenarios.app, name="scenarios")
 app.add_typer(faults.app, name="faults")
+app.add_typer(engines.app, name="engines")
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve)
 app.command("doctor")(doctor.doctor)
 app.command("config")(config.config)

@@ -1,6 +1,7 @@
-"""``target:`` of a scenario: a target's name, or a server, which is there (``http``) or is started (``launch``).
+"""``target:`` of a scenario: a target's name, or a server, which is there (``http``) or is started: by a command
+(``launch``), or as a release of another engine that is installed here (``engine``).
 
-Read alike in a file and on the command line: a name, a URL, ``serve``, or the mapping, as YAML.
+Read alike in a file and on the command line: a name, a URL, ``serve``, ``sglang==0.5.13``, or the mapping, as YAML.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from specdebug.errors import ContentError, SpecDebugError, one_line
-from specdebug.scenario.kinds import FLAG, TEXT, Kind, checked, choice, form, map_of, real, whole
+from specdebug.installs.release import ENGINES, RELEASE, Release, parse_release
+from specdebug.scenario.kinds import FLAG, TEXT, Kind, checked, choice, form, list_of, map_of, real, whole
 from specdebug.scenario.parts import Key, Part
 from specdebug.schema import Gather, Item
 from specdebug.yamlio import parse_yaml
@@ -79,8 +81,20 @@ class HttpServer(AnyServer):
 
 
 @dataclass(frozen=True)
-class LaunchedServer(AnyServer):
+class StartedServer(AnyServer):
     """A server that is started for each arm, or of a search for each set of reverts."""
+
+    env: Annotated[dict[str, str], map_of(TEXT, "variable", VARIABLE, at_most=256), "more environment variables"] = (
+        field(default_factory=dict)
+    )
+    ready: Annotated[str, form(r"/\S*"), "what is asked for until the answer is 200"] = "/health"
+    ready_timeout_s: Annotated[float, real(0, 10**6, above=True), "seconds that this may take"] = 300.0
+    log: Annotated[str | None, TEXT, "folder for its log", Key(default="that of temporary files")] = None
+
+
+@dataclass(frozen=True)
+class LaunchedServer(StartedServer):
+    """A server that a command starts."""
 
     kind: ClassVar[str] = "launch"
     written = ("launch",)
@@ -91,21 +105,50 @@ class LaunchedServer(AnyServer):
         "how it is started, `{port}` being a free one; no shell reads it. `serve`: our own, with the engine's options",
         Key(name="launch", required=True),
     ] = ""
-    env: Annotated[dict[str, str], map_of(TEXT, "variable", VARIABLE, at_most=256), "more environment variables"] = (
-        field(default_factory=dict)
-    )
-    ready: Annotated[str, form(r"/\S*"), "what is asked for until the answer is 200"] = "/health"
-    ready_timeout_s: Annotated[float, real(0, 10**6, above=True), "seconds that this may take"] = 300.0
-    log: Annotated[str | None, TEXT, "folder for its log", Key(default="that of temporary files")] = None
 
     def __str__(self) -> str:
         return SERVE if self.command == SERVE else f"launch: {one_line(self.command, 80)}"
 
 
-Server = HttpServer | LaunchedServer
+@dataclass(frozen=True)
+class ReleasedEngine(StartedServer):
+    """A release of another engine, which ``specdebug engines install`` put here, with the scenario's engine options."""
+
+    written = ("engine",)
+
+    release: Annotated[
+        str,
+        form(RELEASE),
+        "`sglang==0.5.13`, or `sglang`, the newest that is installed",
+        Key(name="engine", required=True),
+    ] = ""
+    store: Annotated[str | None, TEXT, "folder that it was installed into", Key(default="as `engines install` has")] = (
+        None
+    )
+    arguments: Annotated[
+        tuple[str, ...], list_of(TEXT), "more words of its command line, after those of the engine's options"
+    ] = ()
+
+    @property
+    def kind(self) -> str:
+        return self.named.engine
+
+    @property
+    def named(self) -> Release:
+        return parse_release(self.release)
+
+    def __str__(self) -> str:
+        return self.release
+
+
+Server = HttpServer | LaunchedServer | ReleasedEngine
 TargetChoice = str | Server
 """A target's name, or a server."""
-_SERVERS: Mapping[str, type[HttpServer] | type[LaunchedServer]] = {"http": HttpServer, "launch": LaunchedServer}
+_SERVERS: Mapping[str, type[HttpServer] | type[LaunchedServer] | type[ReleasedEngine]] = {
+    "http": HttpServer,
+    "launch": LaunchedServer,
+    "engine": ReleasedEngine,
+}
 
 
 def _read(item: Item) -> TargetChoice:
@@ -115,10 +158,18 @@ def _read(item: Item) -> TargetChoice:
             if key in entries:
                 return server.read(item)
         Gather().table(item, optional=tuple(_SERVERS))
-        raise item.error("must be a target's name, a URL, 'serve', {http: URL, ...} or {launch: COMMAND, ...}")
+        raise item.error(
+            "must be a target's name, a URL, 'serve', {http: URL, ...}, {launch: COMMAND, ...} or "
+            "{engine: RELEASE, ...}"
+        )
     text = item.text()
     if text == SERVE:
         return LaunchedServer(command=SERVE)
+    if text.partition("==")[0] in ENGINES:
+        try:
+            return ReleasedEngine(release=str(parse_release(text)))
+        except SpecDebugError as error:
+            raise item.error(str(error)) from None
     if "://" in text:
         if wrong := _no_url(text):
             raise item.error(f"is a url, and {wrong}")

@@ -184,7 +184,8 @@ class Asked:
     ``graphs``: batch sizes for which graphs are captured, ascending. ``exact``: sampled tokens have the target's odds;
     thresholds of acceptance below 1 give drafts more. ``dense``: the checkpoint is here, so that the dense reference
     can judge. ``server``: it is reached over a network. ``probed``: it has the arm's probes live itself, and tells
-    what they find."""
+    what they find. ``context_length``: tokens of prompt and output to which requests are cut, for a server that
+    declines longer ones."""
 
     model: str
     device: str = "cpu"
@@ -199,6 +200,7 @@ class Asked:
     dense: bool = True
     server: bool = False
     probed: bool = False
+    context_length: int | None = None
     unused: tuple[str, ...] = ()
     """Engine options of the arm that mean nothing to this target."""
 

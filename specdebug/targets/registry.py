@@ -13,7 +13,11 @@ DEFAULT = "embedded"
 OURS = {DEFAULT: "specdebug.targets.embedded", "reference": "specdebug.targets.reference"}
 """Modules that hold a ``TARGET``, by its name. Each is imported when it is first asked for."""
 
-SERVED = {"http": "specdebug.targets.http", "launch": "specdebug.targets.launch"}
+SERVED = {
+    "http": "specdebug.targets.http",
+    "launch": "specdebug.targets.launch",
+    "sglang": "specdebug.targets.sglang",
+}
 """Modules that make a target of what a scenario says about a server, by the kind of that."""
 SERVE = "serve"
 """A target's name that stands for our own server; ``scenario/servers.py`` reads it."""

@@ -6,9 +6,12 @@ Such a target's engine runs in another process, or on another machine, behind SG
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.errors import SpecDebugError
+
+if TYPE_CHECKING:
+    from specdebug.installs.release import Release
 
 
 class SessionFailed(Exception):
@@ -54,11 +57,9 @@ class HttpSettings(ServerSettings, Protocol):
     def url(self) -> str: ...
 
 
-class LaunchSettings(ServerSettings, Protocol):
-    """The words about one that is to be started; ``scenario.servers.LaunchedServer`` has them."""
+class StartSettings(ServerSettings, Protocol):
+    """The words about one that is to be started; ``scenario.servers.StartedServer`` has them."""
 
-    @property
-    def command(self) -> str: ...
     @property
     def env(self) -> Mapping[str, str]: ...
     @property
@@ -67,6 +68,24 @@ class LaunchSettings(ServerSettings, Protocol):
     def ready_timeout_s(self) -> float: ...
     @property
     def log(self) -> str | None: ...
+
+
+class LaunchSettings(StartSettings, Protocol):
+    """The words about one that a command starts; ``scenario.servers.LaunchedServer`` has them."""
+
+    @property
+    def command(self) -> str: ...
+
+
+class EngineSettings(StartSettings, Protocol):
+    """The words about a release of another engine; ``scenario.servers.ReleasedEngine`` has them."""
+
+    @property
+    def named(self) -> Release: ...
+    @property
+    def store(self) -> str | None: ...
+    @property
+    def arguments(self) -> Sequence[str]: ...
 
 
 class ServerView(Protocol):

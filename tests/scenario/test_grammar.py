@@ -139,6 +139,9 @@ FULL = {
                 "log": "logs",
             },
         },
+        "release": {
+            "target": {"engine": "sglang==0.5.13", "store": "engines", "arguments": ["--log-level", "debug"]},
+        },
     },
     "expect": {"fixed": {"verdict": "pass"}, "other": {"verdict": "fail", "signature": ["nan@*", "hang"]}},
 }

@@ -6,7 +6,7 @@ import pytest
 
 from specdebug.errors import SpecDebugError
 from specdebug.scenario.grammar import Scenario, read_scenario
-from specdebug.scenario.servers import HttpServer, LaunchedServer, TargetChoice, parse_target
+from specdebug.scenario.servers import HttpServer, LaunchedServer, ReleasedEngine, TargetChoice, parse_target
 from specdebug.targets.registry import find_target
 from specdebug.yamlio import parse_yaml
 
@@ -43,7 +43,7 @@ def test_what_was_read_is_written_and_read_again(text: str) -> None:
     [
         ("ftp://host", "target is a url, and 'ftp://host' is none; write http://HOST:PORT"),
         ("http://host:1?x=y", "is none; write"),
-        ("{htp: 'http://host:1'}", "target must be a target's name, a URL, 'serve', {http: URL, ...} or {launch:"),
+        ("{htp: 'http://host:1'}", "target must be a target's name, a URL, 'serve', {http: URL, ...}, {launch:"),
         ("{http: 'http://host:1', conections: 3}", "did you mean 'connections'?"),
         ("{http: 'http://host:1', connections: 0}", "target.connections must be a whole number from 1"),
         ("{launch: 'run it'}", "command must hold {port}, which stands for a free port"),
@@ -65,3 +65,28 @@ def test_what_is_wrong_is_told_by_its_key(text: str, told: str) -> None:
 def test_a_name_that_is_none(name: str, told: str) -> None:
     with pytest.raises(SpecDebugError, match=told.replace("{", r"\{")):
         find_target(name)
+
+
+def test_a_release_is_a_target_by_its_name_or_with_more() -> None:
+    plain = ReleasedEngine(release="sglang==0.5.13")
+    assert read("sglang==0.5.13").target == parse_target("sglang==0.5.13") == plain
+    assert parse_target("{engine: sglang, store: /s, arguments: [--log-level, debug]}") == ReleasedEngine(
+        release="sglang", store="/s", arguments=("--log-level", "debug")
+    )
+    assert (plain.kind, str(plain), find_target(plain).name) == ("sglang", "sglang==0.5.13", "sglang")
+    scenario = read("{engine: sglang==0.5.13, env: {A: b}}")
+    assert Scenario.from_dict(scenario.to_dict()).target == scenario.target
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("sglang==", "'sglang==' names no release; write sglang==VERSION"),
+        ("sglang==one", "'one' is no version"),
+        ("{engine: sgl}", "target.engine 'sgl' does not fit the form"),
+    ],
+)
+def test_a_release_that_is_none(text: str, told: str) -> None:
+    with pytest.raises(SpecDebugError) as caught:
+        parse_target(text)
+    assert told in str(caught.value)

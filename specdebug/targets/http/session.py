@@ -7,11 +7,12 @@ aborted one has. Between, answers wait in the sockets.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from specdebug.errors import SpecDebugError
 from specdebug.targets.base import Ability, Asked, Plain, RequestOnlooker, RequestView, Sampling, StepView
@@ -86,7 +87,7 @@ class HttpSession(Plain):
         self._reference = reference
         self._host = host
         self._note = note
-        self._noted = False
+        self._noted: set[str] = set()
         self._onlooker: RequestOnlooker | None = None
         self._run = uuid.uuid4().hex[:8]  # a server may remember the ids of other runs
         self._answers: dict[str, HttpAnswer] = {}
@@ -125,12 +126,25 @@ class HttpSession(Plain):
         return await _taken(lambda: self._client.post("/generate", body))
 
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
-        if not speculative and self._asked.drafts and not self._view.switch and not self._noted:
-            self._noted = True
-            self._note("this server cannot leave out drafts for a request; all are served with them")
-        answer = HttpAnswer(rid, tuple(prompt_ids), sampling, speculative)
+        if not speculative and self._asked.drafts and not self._view.switch:
+            self._note_once("this server cannot leave out drafts for a request; all are served with them")
+        answer = HttpAnswer(rid, tuple(prompt_ids), self._within_context(prompt_ids, sampling), speculative)
         self._answers[rid] = answer
         self._tasks[rid] = self._loop.create_task(self._serve(answer))
+
+    def _within_context(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampling:
+        """The sampling of a request, its output cut to what the context has room for."""
+        limit = self._asked.context_length
+        if limit is None or not len(prompt_ids) < limit < len(prompt_ids) + sampling.max_new_tokens:
+            return sampling
+        self._note_once(f"outputs end with the context of {limit} tokens; this server takes no longer requests")
+        cut: Sampling = dataclasses.replace(cast(Any, sampling), max_new_tokens=limit - len(prompt_ids))
+        return cut
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self._note(text)
 
     def abort(self, rid: str) -> None:
         """End a request, and wait until the server has. One that had ended by then is reported as any other."""

@@ -1,16 +1,17 @@
-"""The target ``launch``: a server that is started for each arm, and ended after it."""
+"""Targets that are servers which are started for each arm, and ended after it: ``launch``, by a command."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from specdebug.engine_flags import arguments_of
-from specdebug.targets.base import Ability, Asked, Opening
+from specdebug.targets.base import Ability, Asked, Opening, OverThere
 from specdebug.targets.http.target import AT_MOST, asked_of_server, key_of, open_session
-from specdebug.targets.launch.command import SERVE, command_of
-from specdebug.targets.serving import LaunchSettings, SessionFailed
+from specdebug.targets.launch.command import SERVE, StartCommand, command_of
+from specdebug.targets.serving import LaunchSettings, SessionFailed, StartSettings
 
 if TYPE_CHECKING:
     from specdebug.targets.http.session import HttpSession
@@ -21,35 +22,25 @@ SHARED_SEED = 0
 """The seed of a server that trials of many seeds share: theirs are in what they ask of it."""
 
 
-class LaunchTarget:
-    """A server that a command starts."""
+class StartedTarget(ABC):
+    """A server that is started. Whoever implements it says by which command (:meth:`command`)."""
 
-    name = "launch"
     shows: frozenset[Ability] = AT_MOST | {"reverts"}
     elsewhere = True
+    _settings: StartSettings
 
-    def __init__(self, settings: LaunchSettings) -> None:
-        self._settings = settings
-
-    @property
-    def own(self) -> bool:
-        """Return True if the server is ours, which has the scenario's engine options."""
-        return self._settings.command == SERVE
-
+    @abstractmethod
     def asked(self, options: Mapping[str, Any]) -> Asked:
-        asked = asked_of_server(self._settings, options)
-        if self.own:
-            from specdebug.engine.config import EngineConfig
+        """The wishes of an arm of these options. Raises ConfigError."""
 
-            EngineConfig.from_dict(options)  # what cannot be is told where it stands, before anything is started
-            arguments_of(options)
-            return replace(asked, unused=(), probed=True)
-        return asked
+    @abstractmethod
+    def command(self, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
+        """How the server of an arm is started. Raises ConfigError for one that cannot be."""
 
-    def warm(self, options: Mapping[str, Any]) -> None:
+    def warm(self, options: Mapping[str, Any]) -> None:  # noqa: B027 - there is nothing that a target must do
         """Do nothing: each server loads its own."""
 
-    def cool(self) -> None:
+    def cool(self) -> None:  # noqa: B027
         """Do nothing."""
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
@@ -81,7 +72,7 @@ class LaunchTarget:
         opening.busy.said("starting a server")
         there = opening.over_there
         if there.keeper is not None:
-            command = command_of(settings, options, SHARED_SEED, there)
+            command = self.command(options, SHARED_SEED, there)
             wish = ServerWish(
                 command.words,
                 dict(command.env),
@@ -92,10 +83,37 @@ class LaunchTarget:
                 headers,
             )
             return LentServer(there.keeper, wish, opening.busy.said)
-        server = ServerProcess(command_of(settings, options, seed, there), opening.label, settings.log)
+        server = ServerProcess(self.command(options, seed, there), opening.label, settings.log)
         try:
             server.wait_ready(settings.ready, settings.ready_timeout_s, opening.busy.said, headers)
         except BaseException:
             server.end()
             raise
         return server
+
+
+class LaunchTarget(StartedTarget):
+    """A server that a command starts."""
+
+    name = "launch"
+
+    def __init__(self, settings: LaunchSettings) -> None:
+        self._settings: LaunchSettings = settings
+
+    @property
+    def own(self) -> bool:
+        """Return True if the server is ours, which has the scenario's engine options."""
+        return self._settings.command == SERVE
+
+    def asked(self, options: Mapping[str, Any]) -> Asked:
+        asked = asked_of_server(self._settings, options)
+        if self.own:
+            from specdebug.engine.config import EngineConfig
+
+            EngineConfig.from_dict(options)  # what cannot be is told where it stands, before anything is started
+            arguments_of(options)
+            return replace(asked, unused=(), probed=True)
+        return asked
+
+    def command(self, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
+        return command_of(self._settings, options, seed, there)

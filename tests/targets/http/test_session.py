@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from specdebug.scenario.servers import HttpServer
+from specdebug.targets.base import Asked
+from specdebug.targets.http.client import ServerClient
 from specdebug.targets.http.session import CannotBeServed, HttpSession
 from specdebug.targets.serving import SessionFailed
 from tests.targets.http.fake import FakeServer, serving
@@ -233,3 +236,25 @@ def test_what_the_server_tells_of_failures_is_told_once(server: Open) -> None:
     assert session.server().findings() == [("nan@draft.x", "3 of 4")]
     assert session.server().findings() == []
     assert session.server().hits() == {"1": {"1#1": 2}}
+
+
+def test_outputs_are_cut_to_a_context_that_the_target_knows() -> None:
+    """SGLang declines a request whose prompt and output do not fit; our engine ends it there."""
+    told: list[str] = []
+    with serving(FakeServer()) as fake:
+        client = ServerClient(fake.url, connections=4, timeout_s=20.0, key=None)
+        session = HttpSession(
+            client,
+            HttpServer(url=fake.url),
+            Asked("tiny", context_length=6),
+            frozenset(),
+            vocab_size=9,
+            note=told.append,
+        )
+        add(session, "cut", tokens=5)
+        add(session, "whole", tokens=3)
+        drain(session)
+        assert [len(session.request(rid).output_ids) for rid in ("cut", "whole")] == [3, 3]
+        assert session.request("cut").sampling.max_new_tokens == 3
+        session.close(True)
+    assert told == ["outputs end with the context of 6 tokens; this server takes no longer requests"]

@@ -1,0 +1,117 @@
+"""``specdebug engines``: install releases of SGLang and vLLM, list them, check them, remove them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specdebug import interrupts
+from specdebug.cli.options import Debug, Json, open_library
+from specdebug.cli.output import answer, note, write
+from specdebug.cli.replay import progress, workers
+from specdebug.errors import SpecDebugError
+
+app = typer.Typer(help="Install releases of SGLang and vLLM, to run scenarios on.", no_args_is_help=False)
+
+Named = Annotated[str, typer.Argument(metavar="RELEASE", help="As in sglang==0.5.13; without a version, the newest.")]
+Into = Annotated[
+    Path | None,
+    typer.Option("--into", metavar="DIR", help="The folder of all of them; else SPECDEBUG_ENGINES, or the cache."),
+]
+
+
+class _Told:
+    """A line when a step begins, and one when it ends."""
+
+    def begin(self, what: str) -> None:
+        note(f"== {what}")
+
+    def done(self, seconds: float) -> None:
+        note(f"   done in {seconds:.0f} s")
+
+    def skipped(self, what: str) -> None:
+        note(f"== {what}: was done before")
+
+
+@app.command("install")
+@interrupts.held()
+def install(
+    release: Named,
+    into: Into = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="For a CPU: without what only a GPU needs (the default).")] = False,
+    cuda: Annotated[bool, typer.Option("--cuda", help="For a GPU, with all that it asks for.")] = False,
+    python: Annotated[
+        Path | None, typer.Option("--python", metavar="PATH", help="An environment of your own that has it.")
+    ] = None,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Serve no tokens with it.")] = False,
+    debug: Debug = False,
+) -> int:
+    """Make an environment for a release, or go on with one, and serve ten tokens with it.
+
+    Packages come from where pip looks by your own settings. Exit code 1 when what is installed does not serve.
+    """
+    from specdebug.installs.recipe import find_recipe
+    from specdebug.installs.release import parse_release
+    from specdebug.installs.steps import adopt
+    from specdebug.installs.steps import install as install_by
+    from specdebug.installs.store import store_folder
+
+    if cpu and cuda:
+        raise SpecDebugError("--cpu or --cuda, not both")
+    named, store, device = parse_release(release), store_folder(into), "cuda" if cuda else "cpu"
+    if python is None:
+        there = install_by(find_recipe(named, device), store, _Told())
+    else:
+        there = adopt(named, device, python, store)
+    write(f"{there.release} for {there.device} is in {there.folder}")
+    return 0 if no_check else check(str(there.release), into=into)
+
+
+@app.command("list")
+def list_engines(into: Into = None, as_json: Json = False, debug: Debug = False) -> int:
+    """Every environment, what it was checked to do, and what else could be installed."""
+    from specdebug.installs.recipe import recipes
+    from specdebug.installs.store import installed, store_folder
+    from specdebug.report.engines import engines_document, engines_table
+
+    store = store_folder(into)
+    there, known = installed(store), recipes()
+    answer(as_json, engines_document(store, there, known), lambda: engines_table(store, there, known))
+    return 0
+
+
+@app.command("check")
+@interrupts.held()
+def check(release: Named, into: Into = None, debug: Debug = False) -> int:
+    """Serve ten tokens with a release, with drafts and without, and hold them to the reference; exit code 1 if they are
+    not right, 125 if it cannot be told."""
+    from specdebug.installs.release import parse_release
+    from specdebug.installs.store import find_installed, store_folder
+    from specdebug.loops.engine_check import SCENARIO, check_engine
+    from specdebug.report.engines import check_lines
+
+    there = find_installed(store_folder(into), parse_release(release))
+    library = open_library(None)
+    with workers(1) as pool, progress() as watcher:
+        checked = check_engine(pool, library, library.scenario(SCENARIO), there, watcher)
+    write("\n".join(check_lines(checked)))
+    return checked.exit_code
+
+
+@app.command("remove")
+def remove(release: Named, into: Into = None, debug: Debug = False) -> int:
+    """Delete an environment; one of your own is only forgotten."""
+    from specdebug.installs import store as kept
+    from specdebug.installs.release import parse_release
+
+    folder = kept.store_folder(into)
+    named = parse_release(release)
+    there = [each for each in kept.installed(folder) if each.engine == named.engine and named.admits(each.version)]
+    if len(there) != 1:
+        kept.find_installed(folder, named)  # which says what is there
+        raise SpecDebugError(f"{release} may be any of {', '.join(str(each.release) for each in there)}; name one")
+    kept.remove(there[0])
+    write(f"{there[0].release} is " + ("removed" if there[0].ours else f"forgotten; {there[0].python} is as it was"))
+    return 0

@@ -1,0 +1,180 @@
+"""Install an environment, step by step: one that is cut short goes on with the step that it was at.
+
+Packages come from where pip looks by the user's own settings. On a terminal pip shows its progress; elsewhere a line is
+said when a step begins and one when it ends, and what pip says is in a log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from specdebug.errors import SpecDebugError, one_line
+from specdebug.installs.recipe import Recipe, python_for
+from specdebug.installs.release import Release
+from specdebug.installs.store import Installed, find_installed, folder_of, held, installed
+
+LOG = "install.log"
+_PROBE = """
+import importlib, importlib.metadata, json, sys
+name = sys.argv[1]
+told = {"python": list(sys.version_info[:3]), "prefix": sys.prefix}
+try:
+    import torch
+    told["torch"] = torch.__version__
+    told["cuda"] = torch.cuda.is_available()
+except ImportError as error:
+    told["problem"] = f"torch cannot be imported: {error}"
+for each in (name, name + "-cpu"):
+    try:
+        told["version"] = importlib.metadata.version(each)
+        break
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(told))
+"""
+
+
+class InstallError(SpecDebugError):
+    """A step failed; the message says where its output is."""
+
+
+class Steps(Protocol):
+    """Told of each step."""
+
+    def begin(self, what: str) -> None: ...
+    def done(self, seconds: float) -> None: ...
+    def skipped(self, what: str) -> None: ...
+
+
+Run = Callable[[Sequence[str], Path], int]
+"""Runs a command, its output going to a log unless somebody watches; returns its exit status."""
+
+
+def run_logged(words: Sequence[str], log: Path) -> int:
+    """Run a command: on a terminal for all to see, else into the end of a log. Raises InstallError."""
+    try:
+        if sys.stdout is not None and sys.stdout.isatty():
+            return subprocess.call(words)
+        with log.open("ab") as sink:
+            return subprocess.call(words, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
+    except OSError as error:
+        raise InstallError(f"cannot run {words[0]}: {error.strerror}") from None
+
+
+def install(recipe: Recipe, store: Path, steps: Steps, run: Run = run_logged) -> Installed:
+    """Install a release by its recipe, or go on with it. Raises InstallError, StoreError or NoRecipe."""
+    python = python_for(recipe)
+    folder = folder_of(store, recipe.release, recipe.device)
+    with held(folder):
+        now = _begun(recipe, folder)
+        interpreter = Path(now.python)
+        pip = [now.python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+        for name, what, words in _commands(recipe, folder, python, pip):
+            if name in now.done:
+                steps.skipped(what)
+                continue
+            if name != "environment" and not interpreter.exists():
+                raise InstallError(f"{interpreter} is gone; remove {folder} and install again")
+            _step(what, words, folder / LOG, steps, run)
+            now = now.after(name)
+        return now if now.complete else now.after("installed")
+
+
+def adopt(release: Release, device: str, python: Path, store: Path) -> Installed:
+    """Take in an environment of the user's own. Raises InstallError for one that lacks the engine, StoreError."""
+    told = look_into(python, release.engine)
+    if "version" not in told:
+        raise InstallError(f"{python} has no {release.engine} installed")
+    if problem := told.get("problem"):
+        raise InstallError(f"{python}: {one_line(str(problem))}")
+    if not release.admits(str(told["version"])):
+        raise InstallError(f"{python} has {release.engine} {told['version']}, not {release.version}")
+    release = Release(release.engine, str(told["version"]))
+    folder = folder_of(store, release, device)
+    with held(folder):
+        there = [each for each in installed(store) if each.folder == folder and each.ours]
+        if there:
+            raise InstallError(
+                f"{folder} is an environment of ours; remove it first: specdebug engines remove {release}"
+            )
+        now = Installed(folder, release.engine, str(release.version), device, str(python.absolute()), False)
+        return now.after("installed")
+
+
+def look_into(python: Path, engine: str) -> dict[str, Any]:
+    """What an environment has, by its own Python. Raises InstallError where that does not run."""
+    try:
+        done = subprocess.run(
+            [str(python), "-c", _PROBE, engine],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=120,
+            cwd=tempfile.gettempdir(),
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        )
+        told: dict[str, Any] = json.loads(done.stdout)
+    except OSError as error:
+        raise InstallError(f"{python} does not run: {error.strerror}; name a Python interpreter") from None
+    except subprocess.TimeoutExpired:
+        raise InstallError(f"{python} did not answer within two minutes") from None
+    except ValueError:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise InstallError(f"{python} is no Python that can be used: {one_line(last)}") from None
+    return told
+
+
+def _begun(recipe: Recipe, folder: Path) -> Installed:
+    """The record to go on with: the one that is there, or a new one where the recipe is another now."""
+    there = next((each for each in installed(folder.parent) if each.folder == folder), None)
+    if there is not None and there.digest == recipe.digest:
+        return there
+    if there is not None and not there.ours:
+        raise InstallError(
+            f"{there.release} here is your own environment; forget it first: specdebug engines remove {there.release}"
+        )
+    python = folder / "venv" / "bin" / "python"
+    record = Installed(folder, recipe.engine, recipe.version, recipe.device, str(python), True, recipe.digest)
+    record.write()
+    return record
+
+
+def _commands(recipe: Recipe, folder: Path, python: str, pip: list[str]) -> list[tuple[str, str, list[str]]]:
+    """Each step: its name, what it does in words, and the command."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    made = ("environment", f"an environment of Python {version} in {folder / 'venv'}",
+            [python, "-m", "venv", "--clear", str(folder / "venv")])  # fmt: skip
+    alone = [(each, each, [*pip, each]) for each in recipe.first]
+    rest = [each for each in recipe.requirements if each not in recipe.first]
+    told = f", without {len(recipe.left_out)} that only a GPU needs" if recipe.left_out else ""
+    return [made, *alone, ("packages", f"{len(rest)} packages{told}", [*pip, "--no-deps", *rest])]
+
+
+def _step(what: str, words: Sequence[str], log: Path, steps: Steps, run: Run) -> None:
+    steps.begin(what)
+    began = time.monotonic()
+    status = run(words, log)
+    if status:
+        said = "what it says is above" if not log.exists() else f"{log} ends with: {_last_line(log)}"
+        raise InstallError(
+            f"pip ended with exit status {status} ({said}); the same command goes on from here"
+            if "pip" in words
+            else f"{words[0]} ended with exit status {status} ({said})"
+        )
+    steps.done(time.monotonic() - began)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return one_line(lines[-1], 160) if lines else "nothing"
+
+
+__all__ = ["InstallError", "adopt", "find_installed", "install", "look_into", "run_logged"]

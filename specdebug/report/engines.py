@@ -1,0 +1,82 @@
+"""Tables of installed releases, and of a check."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from specdebug.installs.recipe import Recipe
+from specdebug.installs.store import Installed
+from specdebug.loops.engine_check import EngineChecked
+from specdebug.report.tables import Column, Listing, line
+
+
+def engines_table(store: Path, there: Sequence[Installed], recipes: Sequence[Recipe]) -> RenderableType:
+    """What is installed, then what can be."""
+    columns = (Column("release", key=True), Column("for", key=True), Column("state", prose=True),
+               Column("Python", prose=True))  # fmt: skip
+    rows = [(str(each.release), each.device, _state(each), each.python) for each in there]
+    known = [(str(each.release), each.device, each.says or "-", ", ".join(each.pythons)) for each in recipes]
+    offered = (Column("to install", key=True), Column("for", key=True), Column("what it can do here", prose=True),
+               Column("on Python"))  # fmt: skip
+    head: RenderableType = Listing(columns, rows) if rows else line("nothing is installed")
+    return Group(line(f"in {store}"), head, Text(), Listing(offered, known))
+
+
+def engines_document(store: Path, there: Sequence[Installed], recipes: Sequence[Recipe]) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "store": str(store),
+        "installed": [
+            {
+                "release": str(each.release),
+                "device": each.device,
+                "python": each.python,
+                "own": not each.ours,
+                "complete": each.complete,
+                "checked": each.checked,
+                "folder": str(each.folder),
+            }
+            for each in there
+        ],
+        "recipes": [
+            {
+                "release": str(each.release),
+                "device": each.device,
+                "pythons": list(each.pythons),
+                "says": each.says,
+                "left_out": each.left_out,
+            }
+            for each in recipes
+        ],
+    }
+
+
+def check_lines(checked: EngineChecked) -> list[str]:
+    """A line for each arm of a check, and what the release rests on here."""
+    lines = []
+    for result in checked.replay.results:
+        outcome = result.outcome
+        mean = outcome.metrics.accept_mean
+        more = f", accept length {mean:.2f}" if result.run.arm == "drafts" and mean is not None else ""
+        failed = "" if outcome.verdict == "pass" else f": {outcome.detail or '; '.join(outcome.reasons)}"
+        tokens = sum(len(request.output_ids) for request in outcome.requests)
+        lines.append(f"{result.run.arm}: {outcome.verdict}, {tokens} tokens{more}{failed}")
+    notes = dict.fromkeys(note for result in checked.replay.results for note in result.outcome.notes)
+    return [*lines, *(f"  {note}" for note in notes)]
+
+
+def _state(each: Installed) -> str:
+    if not each.complete:
+        return f"not complete ({len(each.done)} steps done)"
+    if not each.checked:
+        return "not checked"
+    verdicts = {name: value for name, value in each.checked.items() if name != "accept_length"}
+    if set(verdicts.values()) == {"pass"}:
+        mean = each.checked.get("accept_length")
+        return "serves" + (f", accept length {mean:.2f}" if isinstance(mean, float) else "")
+    return ", ".join(f"{name}: {verdict}" for name, verdict in verdicts.items())

@@ -1,0 +1,100 @@
+"""A scenario's engine options as SGLang's command line: one table, which the docs print.
+
+Most flags of ``specdebug serve`` are SGLang's own (``engine_flags.py``); here stand those that differ, those that it
+has not, and those that a CPU needs besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specdebug.engine.config import EngineConfig
+from specdebug.engine_flags import ENGINE_FLAGS
+
+NO_FLAG: dict[tuple[str, ...], str] = {
+    ("memory", "fill"): "its memory is torch's: what it holds is not decided",
+    ("memory", "guards"): "its buffers have no guard regions",
+    ("speculative", "draft_kv_on_hit"): "it always recomputes",
+    ("device",): "it is the environment's",
+}
+"""Options that SGLang has not, and what is so there."""
+
+ON_CPU = (
+    "--device", "cpu", "--grammar-backend", "none", "--sampling-backend", "pytorch", "--disable-piecewise-cuda-graph",
+    "--mem-fraction-static", "0.5",
+)  # fmt: skip
+ALWAYS = ("--skip-server-warmup", "--host", "127.0.0.1", "--log-level", "info")
+CPU_BACKENDS = {"triton": "triton", "fa3": "fa3", "flashinfer": "triton"}
+"""SGLang's backend on a CPU for each attention plan."""
+ON_CPU_ENV = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "TRITON_INTERPRET": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "FLASHINFER_DISABLE_VERSION_CHECK": "1",
+}
+ALWAYS_ENV = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """Options as words of a command line. ``notes``: what is otherwise there, a line for each option."""
+
+    words: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def reserved_tokens(config: EngineConfig) -> int:
+    """Tokens of the context that SGLang keeps free for drafts: it declines requests that want these, too."""
+    spec = config.speculative
+    return 0 if spec is None else max(spec.eagle_topk * spec.num_steps, spec.tree_size)
+
+
+def mapped(options: Mapping[str, Any], *, cpu: bool) -> Mapped:
+    """The command line for an engine of these options, every default of ours written out. Raises ConfigError for
+    options that no engine can have."""
+    config = EngineConfig.from_dict(options)
+    plain = config.to_dict()
+    given = set(_places(options))
+    words, notes = list(ALWAYS), []
+    for flag in ENGINE_FLAGS:
+        if flag.ours or flag.into in NO_FLAG:
+            continue
+        value = _at(plain, flag.into)
+        if flag.into == ("attention_backend",) and cpu:
+            backend = CPU_BACKENDS.get(str(value), "triton")
+            if backend != value:
+                notes.append(f"attention_backend: {value} is {backend} on a CPU")
+            value = backend
+        words += _words(flag.name, flag.kind, flag.switched, flag.nothing, value)
+    notes += [f"{'.'.join(place)}: {why}" for place, why in NO_FLAG.items() if place in given and place != ("device",)]
+    return Mapped((*words, *(ON_CPU if cpu else ("--device", "cuda"))), tuple(notes))
+
+
+def _words(name: str, kind: str, switched: bool, nothing: int | None, value: Any) -> list[str]:
+    if kind == "switch":
+        return [name] if value == switched else []
+    if value is None:
+        return [] if nothing is None else [name, str(nothing)]
+    if kind == "sizes":
+        return [name, *map(str, value)]
+    return [name, str(value)]
+
+
+def _at(plain: Mapping[str, Any], place: tuple[str, ...]) -> Any:
+    """An option's value; None where the mapping that it is of is not there."""
+    found: Any = plain
+    for key in place:
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(key)
+    return found
+
+
+def _places(options: Mapping[str, Any], above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for key, value in options.items():
+        found += _places(value, (*above, key)) if isinstance(value, Mapping) else [(*above, key)]
+    return found

@@ -1,0 +1,72 @@
+"""The entry point: SGLang calls :func:`register` in each of its processes, before it imports its models.
+
+:data:`VARIABLE` holds, as JSON, what is wanted inside. Without it nothing is done. Should something fail, the process
+ends: an engine that runs without what was asked for would be judged for what it is not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+VARIABLE = "SPECDEBUG_INSIDE"
+FAILED = 86
+"""Exit status of a process in which this failed."""
+SAID = "specdebug inside: "
+"""What each line of ours in the engine's log begins with."""
+
+
+def register() -> None:
+    """Do what the environment asks for."""
+    wanted = json.loads(os.environ.get(VARIABLE, "null"))
+    if wanted is None:
+        return
+    try:
+        if wanted.get("device") == "cpu":
+            _say(f"replaced on this CPU: {', '.join(replace_for_cpu())}")
+    except BaseException:
+        traceback.print_exc()
+        _say("failed; this process ends")
+        sys.stderr.flush()
+        os._exit(FAILED)
+
+
+def replace_for_cpu() -> list[str]:
+    """Put the stand-ins in the place of what needs a GPU; returns the names of what was replaced."""
+    import torch
+
+    from specdebug.targets.sglang.inside import attention, trees
+    from specdebug.targets.sglang.inside.graphs import use_captured_calls
+
+    nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
+    torch.cuda.synchronize = nothing
+    torch.cuda.empty_cache = nothing
+    torch.Tensor.record_stream = nothing  # type: ignore[method-assign]
+    replaced = ["torch.cuda.synchronize", "torch.cuda.empty_cache", "torch.Tensor.record_stream"]
+    kernels = "sglang.srt.layers.attention.triton_ops"
+    table: list[tuple[str, str, Any]] = [
+        (f"{kernels}.decode_attention", "decode_attention_fwd", attention.decode_attention_fwd),
+        (f"{kernels}.extend_attention", "extend_attention_fwd", attention.extend_attention_fwd),
+        ("sglang.jit_kernel.flash_attention", "fa3_flash_attn_with_kvcache", attention.flash_attn_with_kvcache),
+        ("sglang.srt.layers.attention.attention_registry", "get_device_capability", lambda *_, **__: (9, 0)),
+        ("sglang.srt.speculative.eagle_info", "verify_tree_greedy_func", trees.verify_tree_greedy_func),
+        ("sglang.srt.speculative.eagle_info_v2", "verify_tree_greedy_func", trees.verify_tree_greedy_func),
+        ("sglang.srt.speculative.triton_ops.cache_locs", "_is_cuda", True),
+    ]
+    for module, name, stand_in in table:
+        found = importlib.import_module(module)
+        getattr(found, name)  # which an engine that is another now would lack
+        setattr(found, name, stand_in)
+        replaced.append(f"{module.removeprefix('sglang.srt.')}.{name}")
+    utils = importlib.import_module("sglang.srt.speculative.eagle_utils")
+    utils.sgl_build_tree_kernel_efficient = trees.build_tree_kernel_efficient  # type: ignore[attr-defined]
+    return [*replaced, "sgl_kernel.build_tree_kernel_efficient", *use_captured_calls()]
+
+
+def _say(text: str) -> None:
+    print(f"{SAID}{text}", file=sys.stderr, flush=True)

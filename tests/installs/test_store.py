@@ -1,0 +1,88 @@
+"""Records of environments: kept, found, damaged, held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specdebug.installs.release import Release
+from specdebug.installs.store import (
+    RECORD,
+    Installed,
+    StoreError,
+    find_installed,
+    held,
+    installed,
+    remove,
+    store_folder,
+)
+
+
+def environment(store: Path, version: str, *done: str) -> Installed:
+    made = Installed(store / f"sglang-{version}-cpu", "sglang", version, "cpu", "/python", True, "digest", done)
+    made.write()
+    return made
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    made = environment(tmp_path, "0.5.13").after("packages").after("installed")
+    assert installed(tmp_path) == [made]
+    assert made.done == ("packages", "installed")
+    assert made.complete
+
+
+def test_the_newest_complete_one_is_found(tmp_path: Path) -> None:
+    environment(tmp_path, "0.5.9", "installed")
+    newest = environment(tmp_path, "0.5.13", "installed")
+    environment(tmp_path, "0.5.23")
+    assert find_installed(tmp_path, Release("sglang")) == newest
+    assert find_installed(tmp_path, Release("sglang", "0.5.9")).version == "0.5.9"
+    with pytest.raises(
+        StoreError, match=r"0\.5\.23 in .* is not complete; go on with: specdebug engines install sglang==0\.5\.23"
+    ):
+        find_installed(tmp_path, Release("sglang", "0.5.23"))
+    with pytest.raises(
+        StoreError, match=r"vllm is not installed in .*sglang==0\.5\.23, .* is\); install it with: specdebug engines"
+    ):
+        find_installed(tmp_path, Release("vllm"))
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    made = environment(tmp_path, "0.5.13")
+    (made.folder / RECORD).write_text('{"engine": 1}')
+    with pytest.raises(StoreError, match=r"install\.json is damaged \(.*\); remove the folder and install again"):
+        installed(tmp_path)
+
+
+def test_two_do_not_install_into_one_folder(tmp_path: Path) -> None:
+    with held(tmp_path / "one"):
+        with pytest.raises(StoreError, match="another process installs into"), held(tmp_path / "one"):
+            pass
+        with held(tmp_path / "other"):
+            pass
+    with held(tmp_path / "one"):
+        pass
+
+
+def test_what_is_removed_is_gone(tmp_path: Path) -> None:
+    made = environment(tmp_path, "0.5.13", "installed")
+    remove(made)
+    assert installed(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"cannot write .*install\.json: Not a directory"):
+        environment(tmp_path / "file", "1")
+
+
+def test_the_store_is_told_or_named_by_a_variable_or_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPECDEBUG_ENGINES", str(tmp_path / "a"))
+    assert store_folder(tmp_path / "b") == tmp_path / "b"
+    assert store_folder(None) == tmp_path / "a"
+    monkeypatch.delenv("SPECDEBUG_ENGINES")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
+    assert store_folder(None) == tmp_path / "c" / "specdebug" / "engines"

@@ -1,0 +1,117 @@
+"""The stand-ins of attention kernels against attention written out in float64, slot by slot."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdebug.targets.sglang.inside.attention import (
+    decode_attention_fwd,
+    extend_attention_fwd,
+    flash_attn_with_kvcache,
+    from_pointer,
+    merge_state_v2,
+)
+
+HEADS, KV_HEADS, DIM, SLOTS = 4, 2, 8, 40
+SCALE = 0.3
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(math.prod(shape)))
+
+
+def written_out(q: Tensor, keys: Tensor, values: Tensor, visible: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Attention of each query over the positions that it sees, [n, heads, D], and the logs of the sums of weights."""
+    out, lse = torch.zeros(q.shape, dtype=torch.float64), torch.full((q.shape[1], q.shape[0]), float("-inf"))
+    for row, seen in enumerate(visible):
+        for head in range(q.shape[1]):
+            kv = head // (q.shape[1] // keys.shape[1])
+            scores = [float(q[row, head].double() @ keys[at, kv].double()) * SCALE for at in seen]
+            if scores:
+                weights = torch.tensor(scores, dtype=torch.float64)
+                lse[head, row] = weights.logsumexp(0)
+                out[row, head] = weights.softmax(0) @ values[seen, kv].double()
+    return out, lse
+
+
+def close(ours: Tensor, right: Tensor) -> None:
+    torch.testing.assert_close(ours.double(), right.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_decode_reads_the_slots_that_the_indices_name() -> None:
+    k, v, q = random(SLOTS, KV_HEADS, DIM), random(SLOTS, KV_HEADS, DIM), random(3, HEADS, DIM)
+    slots = torch.tensor([3, 1, 7, 7, 20, 39, 5])
+    out = torch.full_like(q, 9.0)
+    nothing = torch.empty(0)
+    decode_attention_fwd(
+        q, k, v, out, torch.tensor([0, 2, 2, 7]), slots, nothing, nothing, nothing, 1, SCALE, 1.0, 1.0, logit_cap=0.0
+    )
+    right, _ = written_out(q, k, v, [[3, 1], [], [7, 7, 20, 39, 5]])
+    close(out[[0, 2]], right[[0, 2]])
+    assert torch.equal(out[1], torch.full_like(out[1], 9.0))  # as the kernel, it writes nothing for no position
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_extend_sees_the_cache_and_of_new_tokens_what_is_allowed(masked: bool) -> None:
+    k, v = random(SLOTS, KV_HEADS, DIM), random(SLOTS, KV_HEADS, DIM)
+    q, new_k, new_v = random(5, HEADS, DIM), random(5, KV_HEADS, DIM), random(5, KV_HEADS, DIM)
+    mask = torch.tensor([*[0] * 2, 1, 0, *[1] * 2, 1, 1, *[1] * 3, *[0, 0], 1, 0, *[0] * 9, 1]).bool()
+    mask = torch.cat((mask[:8], torch.tensor([1, 0, 0, 1, 1, 0, 1, 0, 1]).bool()))
+    out = torch.zeros_like(q)
+    extend_attention_fwd(
+        q, new_k, new_v, out, k, v, torch.tensor([0, 2, 5]), torch.tensor([0, 2, 2]), torch.tensor([9, 4]),
+        mask if masked else None, True, torch.tensor([0, 8]), 3, 1.0, 1.0, SCALE, skip_prefix_custom_mask=True,
+    )  # fmt: skip
+    keys, values = torch.cat((k, new_k)), torch.cat((v, new_v))
+    at = SLOTS
+    tree = [[at + 2], [at + 2, at + 3], [at + 2, at + 4]]
+    causal = [[at + 2], [at + 2, at + 3], [at + 2, at + 3, at + 4]]
+    first = [[9, 4, at], [9, 4, at, at + 1]]
+    close(out, written_out(q, keys, values, [*first, *(tree if masked else causal)])[0])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("cut", [True, False])
+def test_flash_attention_over_pages(causal: bool, cut: bool) -> None:
+    page, lengths = 4, [6, 3]
+    k, v, q = random(10, page, KV_HEADS, DIM), random(10, page, KV_HEADS, DIM), random(4, HEADS, DIM)
+    table = torch.tensor([[7, 2, 99], [5, 99, 99]], dtype=torch.int32)
+    told = flash_attn_with_kvcache(
+        q if cut else q.view(2, 2, HEADS, DIM), k, v, cache_seqlens=torch.tensor(lengths), page_table=table,
+        cu_seqlens_q=torch.tensor([0, 2, 4]) if cut else None, softmax_scale=SCALE, causal=causal,
+        return_softmax_lse=True, k=None, window_size=(-1, -1), softcap=0.0,
+    )  # fmt: skip
+    slots = [[7 * page + n for n in range(4)] + [2 * page, 2 * page + 1], [5 * page + n for n in range(3)]]
+    seen = [at[: len(at) - 1 + row] if causal else at for at in slots for row in range(2)]
+    right, lse = written_out(q, k.view(-1, KV_HEADS, DIM), v.view(-1, KV_HEADS, DIM), seen)
+    close(told[0].reshape(q.shape), right)
+    close(told[1] if cut else told[1].transpose(0, 1).reshape(HEADS, 4), lse)
+
+
+def test_two_parts_merge_to_the_whole() -> None:
+    q, k, v = random(3, HEADS, DIM), random(12, KV_HEADS, DIM), random(12, KV_HEADS, DIM)
+    first, second = [[0, 1], [], [2]], [[3], [4, 5], []]
+    (a, log_a), (b, log_b) = (written_out(q, k, v, seen) for seen in (first, second))
+    merged, log = merge_state_v2(a.float(), log_a.T.float(), b.float(), log_b.T.float())
+    right, lse = written_out(q, k, v, [x + y for x, y in zip(first, second, strict=True)])
+    close(merged, right)
+    close(log, lse.T)
+
+
+def test_a_slice_is_a_pointer() -> None:
+    whole = torch.arange(10)
+    assert from_pointer(whole[3:5]).tolist() == [3, 4, 5, 6, 7, 8, 9]
+
+
+def test_what_is_not_done_is_refused() -> None:
+    q, empty = random(1, HEADS, DIM), torch.empty(0)
+    with pytest.raises(
+        NotImplementedError, match="stand-in for decode_attention_fwd has no logit_cap, and was given 30"
+    ):
+        decode_attention_fwd(q, q, q, q, empty, empty, empty, empty, empty, 1, 1.0, 1, 1, logit_cap=30.0)
+    with pytest.raises(NotImplementedError, match="has no window_size"):
+        flash_attn_with_kvcache(q, q, q, cache_seqlens=empty, page_table=empty, window_size=(64, 0))

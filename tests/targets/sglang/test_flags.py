@@ -1,0 +1,63 @@
+"""A scenario's options as SGLang's command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdebug.errors import ConfigError
+from specdebug.targets.sglang.flags import mapped
+
+
+def words(options: dict[str, object], *, cpu: bool = True) -> str:
+    return " ".join(mapped(options, cpu=cpu).words) + " "
+
+
+def test_every_option_is_said_defaults_too() -> None:
+    said = words(
+        {
+            "model": "/m", "page_size": 4, "attention_backend": "fa3", "chunked_prefill_size": 24, "radix_cache": False,
+            "memory": {"num_slots": 512}, "cuda_graph": {"max_bs": 4, "capture_bs": [1, 4]},
+            "speculative": {"num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 8, "draft_model": "/d"},
+        }
+    )  # fmt: skip
+    for part in (
+        "--model-path /m", "--page-size 4", "--attention-backend fa3", "--chunked-prefill-size 24",
+        "--disable-radix-cache", "--max-total-tokens 512", "--cuda-graph-bs 1 4", "--cuda-graph-max-bs 4",
+        "--speculative-algorithm EAGLE", "--speculative-num-steps 3", "--speculative-eagle-topk 4",
+        "--speculative-num-draft-tokens 8", "--speculative-draft-model-path /d", "--context-length 2048",
+        "--max-running-requests 8", "--dtype float32", "--random-seed 0", "--device cpu",
+    ):  # fmt: skip
+        assert f"{part} " in said, part
+
+
+def test_what_is_not_there_is_not_said() -> None:
+    said = words({"cuda_graph": {"enabled": False}})
+    assert "--disable-cuda-graph " in said
+    assert "speculative" not in said
+    assert "--chunked-prefill-size -1 " in said
+    assert "--disable-radix-cache" not in said
+
+
+def test_a_cpu_has_no_flashinfer_and_a_gpu_has() -> None:
+    assert "--attention-backend triton " in words({})
+    assert "--attention-backend flashinfer " in words({}, cpu=False)
+    assert mapped({}, cpu=True).notes == ("attention_backend: flashinfer is triton on a CPU",)
+    assert mapped({}, cpu=False).notes == ()
+
+
+def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:
+    options = {
+        "attention_backend": "triton",
+        "memory": {"guards": True, "fill": "nan"},
+        "speculative": {"draft_kv_on_hit": "zero_fill"},
+    }
+    assert mapped(options, cpu=True).notes == (
+        "memory.fill: its memory is torch's: what it holds is not decided",
+        "memory.guards: its buffers have no guard regions",
+        "speculative.draft_kv_on_hit: it always recomputes",
+    )
+
+
+def test_what_no_engine_can_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.page_size"):
+        mapped({"page_size": 0}, cpu=True)

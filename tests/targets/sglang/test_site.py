@@ -1,0 +1,36 @@
+"""The folder by which SGLang's processes find us: what another Python finds in it, and nothing else of ours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from specdebug.targets.sglang.site import PLUGINS, make_site
+
+ASK = """
+import importlib.metadata, importlib.util
+(point,) = importlib.metadata.entry_points(group="{group}")
+print(point.name, point.value, importlib.util.find_spec("specdebug") is not None)
+import torchvision
+print(torchvision.transforms.Resize.__name__, importlib.util.find_spec("typer") is None)
+"""
+
+
+def test_another_python_finds_the_plugin_and_empty_modules(tmp_path: Path) -> None:
+    site = make_site(tmp_path, ["torchvision"], cpu=True)
+    asked = subprocess.run(
+        [sys.executable, "-S", "-c", "import sitecustomize" + ASK.format(group=PLUGINS)],
+        env={"PYTHONPATH": str(site)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert asked.stderr == ""
+    assert asked.stdout == "specdebug specdebug.targets.sglang.inside.plugin:register True\nResize True\n"
+
+
+def test_a_folder_is_made_once_and_another_for_other_content(tmp_path: Path) -> None:
+    first = make_site(tmp_path, ["a"], cpu=True)
+    made = (first / "sitecustomize.py").stat().st_mtime_ns
+    assert make_site(tmp_path, ["a"], cpu=True) == first
+    assert (first / "sitecustomize.py").stat().st_mtime_ns == made
+    assert make_site(tmp_path, ["b"], cpu=True) != first
+    assert not (make_site(tmp_path, [], cpu=False) / "sgl_kernel").exists()

@@ -1,0 +1,82 @@
+"""The target: how its server is started, and what is refused before it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdebug.assets import checkpoint_path
+from specdebug.errors import ConfigError
+from specdebug.installs.store import Installed, StoreError
+from specdebug.scenario.servers import ReleasedEngine
+from specdebug.targets.base import OverThere
+from specdebug.targets.registry import find_target
+from specdebug.targets.sglang.inside.plugin import VARIABLE
+from specdebug.targets.sglang.target import SglangTarget
+
+OPTIONS: dict[str, Any] = {"attention_backend": "fa3", "speculative": {"num_steps": 3}, "page_size": 4}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    Installed(
+        tmp_path / "sglang-0.5.13-cpu", "sglang", "0.5.13", "cpu", "/env/bin/python", False, done=("installed",)
+    ).write()
+    return tmp_path
+
+
+def target(store: Path, **more: Any) -> SglangTarget:
+    made = find_target(ReleasedEngine(release="sglang==0.5.13", store=str(store), **more))
+    assert isinstance(made, SglangTarget)
+    return made
+
+
+def test_a_server_of_the_release_is_started_with_the_scenario_s_options(store: Path) -> None:
+    command = target(store, arguments=("--log-level", "debug"), env={"A": "b"}).command(OPTIONS, 7, OverThere((27360,)))
+    said = " ".join(command.words)
+    assert said.startswith("/env/bin/python -m sglang.launch_server --port {port} ")
+    assert said.endswith(" --log-level debug")
+    for part in (
+        "--page-size 4",
+        "--attention-backend fa3",
+        "--random-seed 7",
+        f"--model-path {checkpoint_path('tiny').resolve()}",
+    ):
+        assert part in said, part
+    draft = Path(command.words[command.words.index("--speculative-draft-model-path") + 1])
+    assert draft.parent == store / "sglang-0.5.13-cpu" / "checkpoints"
+    assert json.loads((draft / "config.json").read_text())["tie_word_embeddings"] is False
+    assert command.env["SGLANG_DEBUG_REVERT_PR"] == "27360"
+    assert (command.env["TRITON_INTERPRET"], command.env["A"]) == ("1", "b")
+    assert json.loads(command.env[VARIABLE]) == {"device": "cpu"}
+    assert (Path(command.env["PYTHONPATH"]) / "specdebug").is_symlink()
+
+
+def test_what_this_process_has_is_not_the_server_s(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "1")
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    env = target(store).command(OPTIONS, 0, OverThere()).env
+    assert "SGLANG_DEBUG_REVERT_PR" not in env
+    assert "/ours" not in env["PYTHONPATH"]
+
+
+def test_two_reverts_are_more_than_sglang_takes(store: Path) -> None:
+    with pytest.raises(ConfigError, match="reverts one fix at a time, not 27360, 26972"):
+        target(store).command(OPTIONS, 0, OverThere((27360, 26972)))
+
+
+def test_what_is_not_installed_is_said_how_to_install(tmp_path: Path) -> None:
+    with pytest.raises(
+        StoreError, match=r"sglang==0\.5\.13 is not installed in .*specdebug engines install sglang==0\.5\.13"
+    ):
+        target(tmp_path).command(OPTIONS, 0, OverThere())
+
+
+def test_options_that_no_engine_has_are_refused_before_anything_is_started(store: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.page_sze: unknown option"):
+        target(store).asked({"page_sze": 4})
+    asked = target(store).asked(OPTIONS)
+    assert (asked.server, asked.unused, asked.drafts) == (True, (), True)

@@ -12,7 +12,7 @@ A choice that is narrow for the engine's dtype may go either way, and is taken t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,8 @@ class _Kept:
 
 @dataclass
 class _Life:
-    """A request since its last admission. ``zeroed``: positions whose draft KV was zeroed by policy."""
+    """A request since its last admission, or since another mended what it reads. ``zeroed``: positions whose draft KV
+    was zeroed by policy."""
 
     request: Any
     stored_in: int
@@ -117,11 +118,7 @@ class DraftStateOracle(Oracle):
         if not request.speculative or request.rid in self._wrong:
             return
         self._compare(request)  # what it stored before it was retracted
-        zeroed = None
-        if self.bench.settings.target.zero_fill:
-            ours = tuple(pool[0].cpu() for pool in session.draft_kv(request, 0, request.kv_len))
-            zeroed = all_zero(ours).nonzero().flatten()
-        self._lives[request.rid] = _Life(request, self.bench.step, zeroed)
+        self._lives[request.rid] = _Life(request, self.bench.step, self._zeroed(session, request))
         self._keep(session, request)
 
     @torch.no_grad()
@@ -140,10 +137,18 @@ class DraftStateOracle(Oracle):
         self._decided.append((decision, [request.kv_len for request in decision.requests]))
         for row, request in enumerate(decision.requests):
             life = self._lives.get(request.rid)
-            if life is not None:
-                kept = _Kept(life.stored_in, request.kv_len, row, state, decision.tree, self.bench.step, forwards)
+            if life is None:
+                continue
+            kept = _Kept(life.stored_in, request.kv_len, row, state, decision.tree, self.bench.step, forwards)
+            zeroed = self._zeroed(session, request)
+            if zeroed is None or (life.zeroed is not None and torch.equal(zeroed, life.zeroed)):
                 life.kept.append(kept)
                 life.stored_in = self.bench.step
+            else:  # another has mended what this one reads: it stored before that, and drafted after
+                life.kept.append(replace(kept, tree=None, forwards=()))
+                self._compare(request)
+                if request.rid in self._lives:
+                    self._lives[request.rid] = _Life(request, self.bench.step, zeroed)
 
     def on_going(self, session: Any, request: Any) -> None:
         self._keep(session, request)
@@ -169,6 +174,13 @@ class DraftStateOracle(Oracle):
         for life in list(self._lives.values()) if failed else ():
             with self.bench.judging(life.request.rid):
                 self._compare(life.request)
+
+    def _zeroed(self, session: Any, request: Any) -> Tensor | None:
+        """The positions whose draft KV was zeroed by policy; None where that is not the policy."""
+        if not self.bench.settings.target.zero_fill:
+            return None
+        ours = tuple(pool[0].cpu() for pool in session.draft_kv(request, 0, request.kv_len))
+        return all_zero(ours).nonzero().flatten()
 
     def _keep(self, session: Any, request: Any) -> None:
         life = self._lives.get(request.rid)

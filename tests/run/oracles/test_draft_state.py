@@ -68,6 +68,26 @@ def test_zero_filled_prefixes_are_read_as_zeros() -> None:
     assert watched.judge.looks["draft_state"] == 1
 
 
+def test_a_zeroed_prefix_that_another_request_mends_is_read_as_mended_from_then_on() -> None:
+    """The tree takes in draft KV that it lacks from whoever computed it, also under those who read zeros there."""
+    watched = Watched({**TREE, "draft_kv_on_hit": "zero_fill"}, memory={"num_slots": 2048, "fill": "nan"})
+    (piece,) = prompts(20)
+    watched.serve([piece], 30, speculative=False)
+    text_of_both = list(watched.session.request("r0").all_ids)
+
+    def zeros() -> int:
+        keys, _ = watched.session.draft_kv(watched.session.request("r1"), 0, 45)
+        return int((keys == 0).flatten(2).all(-1).all(0).sum())
+
+    watched.serve([text_of_both[:46]], 60, until=lambda: len(watched.session.request("r1").output_ids) > 8)
+    assert zeros() == 45
+    watched.serve([piece], 12, until=lambda: watched.session.request("r2").finish_reason is not None)
+    assert list(watched.session.request("r2").all_ids) == text_of_both[:32]
+    assert zeros() < 40, "nothing was mended"
+    assert len(watched.session.request("r1").output_ids) < 50, "it has ended before that"
+    assert watched.serve([]) == []
+
+
 def wrong_row(original: Any, self: ExtendForward, inputs: Any, *rest: Any) -> Any:
     return original(self, replace(inputs, accept_lengths=(inputs.accept_lengths - 1).clamp_min(1)), *rest)
 

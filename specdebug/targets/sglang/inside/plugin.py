@@ -63,9 +63,31 @@ def replace_for_cpu() -> list[str]:
         getattr(found, name)  # which an engine that is another now would lack
         setattr(found, name, stand_in)
         replaced.append(f"{module.removeprefix('sglang.srt.')}.{name}")
-    utils = importlib.import_module("sglang.srt.speculative.eagle_utils")
-    utils.sgl_build_tree_kernel_efficient = trees.build_tree_kernel_efficient  # type: ignore[attr-defined]
-    return [*replaced, "sgl_kernel.build_tree_kernel_efficient", *use_captured_calls()]
+    return [*replaced, *add_kernels(), *use_captured_calls()]
+
+
+def add_kernels() -> list[str]:
+    """Give SGLang's modules the kernels of sgl-kernel that they import only where there is a GPU; returns their
+    names."""
+    from specdebug.targets.sglang.inside import trees
+
+    kernels: dict[str, dict[str, Any]] = {
+        "eagle_utils": {"sgl_build_tree_kernel_efficient": trees.build_tree_kernel_efficient},
+        **{
+            module: {
+                "tree_speculative_sampling_target_only": trees.tree_speculative_sampling_target_only,
+                "top_k_renorm_prob": trees.top_k_renorm_prob,
+                "top_p_renorm_prob": trees.top_p_renorm_prob,
+            }
+            for module in ("eagle_info", "eagle_info_v2")
+        },
+    }
+    for module, stand_ins in kernels.items():
+        found = importlib.import_module(f"sglang.srt.speculative.{module}")
+        for name, stand_in in stand_ins.items():
+            setattr(found, name, stand_in)
+    importlib.import_module("sglang.srt.speculative.eagle_info").TREE_SPEC_KERNEL_AVAILABLE = True  # type: ignore[attr-defined]
+    return [f"speculative.{module}.{name}" for module, stand_ins in kernels.items() for name in stand_ins]
 
 
 def _say(text: str) -> None:

@@ -79,6 +79,11 @@ class Outcome:
     failed: int = 0
     """Requests that ended as none may."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        samples = [asdict(each) for each in self.samples]
+        return {**vars(self), "ends": dict(self.ends), "acts": dict(self.acts), "samples": samples}
+
 
 class Crowd:
     """Clients of one server until ``until`` (by ``time.monotonic``), each with a random stream of its own."""
@@ -320,9 +325,9 @@ def main() -> None:
         outcome.problems.append(f"a traceback is in {given.log}")
     if outcome.ends.total() + outcome.failed < outcome.acts.total():
         outcome.problems.append("some requests never ended")
-    if given.json is not None:
-        given.json.write_text(json.dumps(asdict(outcome)))
     show(outcome, Console())
+    if given.json is not None:
+        given.json.write_text(json.dumps(outcome.to_dict()))
     sys.exit(bool(outcome.problems))
 
 

@@ -233,20 +233,19 @@ async def load(url: str, front: int, *, clients: int, seconds: float, seed: int)
     """Have the crowd at a server, and look at what is left."""
     outcome = Outcome(clients)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with (
-        httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http,
-        httpx.AsyncClient(base_url=url, timeout=120) as apart,
-    ):
+    async with httpx.AsyncClient(base_url=url, timeout=120) as apart:
         engine = int((await apart.get("/server_info")).json()["specdebug"]["engine"]["pid"])
         before = await _look(apart, front, engine, time.monotonic())
         began = time.monotonic()
-        crowd = Crowd(http, outcome, seed, began + seconds)
-        everybody = asyncio.gather(*(crowd.client(number) for number in range(clients)))
-        while not everybody.done():
-            outcome.samples.append(await _look(apart, front, engine, began))
-            await asyncio.wait([everybody], timeout=SAMPLE_S)
-        await everybody
-        outcome.seconds = time.monotonic() - began
+        # The client keeps some connections of requests that were cancelled until it is closed itself.
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http:
+            crowd = Crowd(http, outcome, seed, began + seconds)
+            everybody = asyncio.gather(*(crowd.client(number) for number in range(clients)))
+            while not everybody.done():
+                outcome.samples.append(await _look(apart, front, engine, began))
+                await asyncio.wait([everybody], timeout=SAMPLE_S)
+            await everybody
+            outcome.seconds = time.monotonic() - began
         outcome.problems += await _left(apart, front, engine, before)
         outcome.problems += list(_grown(outcome.samples))
     return outcome

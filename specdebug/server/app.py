@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from specdebug.server import info, openai_routes
 from specdebug.server.answers import ClientGone, Refusal, as_refusal
@@ -70,7 +71,7 @@ def _answered(state: ServerState, route: Route) -> Callable[[Request], Awaitable
             return as_refusal(error).response()
         except Refusal as error:
             return error.response()
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             return Response(status_code=CLIENT_CLOSED)
         except Exception as error:
             state.say("".join(traceback.format_exception(error)).rstrip())

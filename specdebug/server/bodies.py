@@ -208,11 +208,11 @@ def prompt_ids(value: str, path: str, model: ModelText, context_length: int) -> 
     return ids
 
 
-def token_ids(value: Any, path: str) -> list[int]:
-    """A prompt that comes as ids. Raises BadField."""
+def token_ids(value: Any, path: str, model: ModelText) -> list[int]:
+    """A prompt that comes as ids, of the model's vocabulary. Raises BadField."""
     if not isinstance(value, list) or not value:
         raise BadField(path, "must be a list of token ids, at least one")
-    return [whole(each, path, 0, 2**31) for each in value]
+    return [whole(each, path, 0, model.vocab_size - 1) for each in value]
 
 
 def _prompts(fields: Fields, model: ModelText, context_length: int) -> tuple[list[list[int]], bool]:
@@ -229,7 +229,7 @@ def _prompts(fields: Fields, model: ModelText, context_length: int) -> tuple[lis
         raise fields.bad(name, f"must hold {MAX_BATCH} prompts at most, got {len(listed)}")
     at = fields.at(name)
     if ids is not None:
-        return [token_ids(each, at) for each in listed], single
+        return [token_ids(each, at, model) for each in listed], single
     return [prompt_ids(text(each, at), at, model, context_length) for each in listed], single
 
 

@@ -143,7 +143,7 @@ def _prompts(fields: Fields, model: ModelText, context_length: int) -> list[list
     if len(listed) > MAX_BATCH:
         raise fields.bad("prompt", f"must hold {MAX_BATCH} prompts at most, got {len(listed)}")
     return [
-        token_ids(each, "prompt")
+        token_ids(each, "prompt", model)
         if isinstance(each, list)
         else prompt_ids(text(each, "prompt"), "prompt", model, context_length)
         for each in listed

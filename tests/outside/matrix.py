@@ -301,6 +301,7 @@ ROWS = (
     Row("scenarios list", reported="cache_hit"),
     Row("scenarios validate", (MINI,), reported="mini"),
     Row("scenarios schema", reported="workload"),
+    Row("engines list", reported="sglang==0.5.13"),
     Row("faults list", reported="nan_logits"),
     Row("faults show", ("nan_logits",), reported="nan_logits"),
     Row(
@@ -318,6 +319,9 @@ ROWS = (
 
 ENDLESS = {"serve"}
 """Commands that end by a signal alone and come to no result; tests/server/test_deaths.py plays what happens to them."""
+
+INSTALLING = {"engines check", "engines install", "engines remove"}
+"""Commands that need another engine; tests/installs and tests/engines play what happens to them."""
 
 FAST = {
     ("replay", "TERM"),

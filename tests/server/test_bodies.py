@@ -48,6 +48,7 @@ def generate_field(**body: Any) -> str:
         ({"input_ids": ["x"]}, "input_ids"),
         ({"input_ids": [[]]}, "input_ids"),
         ({"input_ids": [-1]}, "input_ids"),
+        ({"input_ids": [2048]}, "input_ids"),
         ({"text": "x", "rid": 7}, "rid"),
         ({"text": "x", "rid": ""}, "rid"),
         ({"text": ["x", "y"], "rid": ["a", "a"]}, "rid"),

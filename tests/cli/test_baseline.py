@@ -67,6 +67,7 @@ def told(capsys: pytest.CaptureFixture[str], *argv: str, code: int) -> tuple[str
     return out, err
 
 
+@pytest.mark.slow
 def test_a_draft_that_goes_bad_passes_every_oracle_and_not_the_baseline(capsys: pytest.CaptureFixture[str]) -> None:
     _, err = told(capsys, "replay", "drafts.yaml", "--arm", "sound", "--save-baseline", "b.json", code=0)
     assert "baseline: 1 arm saved in b.json" in err

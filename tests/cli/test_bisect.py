@@ -389,6 +389,7 @@ def test_the_option_a_scenario_fails_with() -> None:
     assert [one["id"] for one in told["candidates"]] == suspects
 
 
+@pytest.mark.slow
 def test_the_fault_that_is_to_blame() -> None:
     """Two are declared, one is added; the scenario's expectation of another arm is not what is looked for."""
     mini = (Path(__file__).parent / "mini.yaml").read_text()

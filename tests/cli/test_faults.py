@@ -161,6 +161,7 @@ def test_a_page_that_cannot_be_written_is_said_before_anything_runs(capsys: pyte
     )
 
 
+@pytest.mark.slow
 def test_an_interrupt_shows_what_was_measured(tmp_path: Path) -> None:
     page = tmp_path / "faults.html"
     argv = ["faults", "verify", "--class", "nan_logits", "--seeds", "30", "--jobs", "1", "--html", str(page)]

@@ -107,6 +107,7 @@ def test_a_revert_that_is_not_exercised_is_125() -> None:
     assert run("replay", str(MINI), "--revert", "27360").returncode == 125
 
 
+@pytest.mark.slow
 def test_compare_finds_that_drafting_changes_no_output() -> None:
     ended = run("compare", str(MINI), "--arm", "fixed", "--arm", "plain")
     assert ended.returncode == 0

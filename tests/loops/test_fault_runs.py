@@ -97,6 +97,7 @@ def test_what_was_measured_before_an_interrupt_is_kept() -> None:
     assert (matrix.detected, len(matrix.clean)) == (1, 1)
 
 
+@pytest.mark.slow
 def test_and_before_workers_can_be_had_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     wait = fault_runs.WarmPool.wait
     left = [2]

@@ -70,6 +70,7 @@ def outcome_of(pool: WarmPool, run: ArmRun) -> Outcome:
     return pool.wait().outcome
 
 
+@pytest.mark.slow
 def test_several_seeds_and_reverts_come_out_as_in_fresh_workers(pool: WarmPool, fresh: Fresh) -> None:
     sets = [(), *((one,) for one in LIBRARY.toggles([27360, 25015])), LIBRARY.toggles([26972, 26335])]
     runs = [

@@ -11,6 +11,7 @@ from specdebug.mutants.find import all_mutants, files, mutants_of, source_of
 from specdebug.patching.match import place
 
 
+@pytest.mark.slow
 def test_every_mutant_has_a_name_of_its_own_and_fits_one_place() -> None:
     found = all_mutants()
     assert len(found) > 1000

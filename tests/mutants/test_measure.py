@@ -64,6 +64,7 @@ def test_books_part_at_the_first_step_that_differs() -> None:
     assert first_other(sound, sound[:1]) == (2, "steps")
 
 
+@pytest.mark.slow
 def test_a_measurement_for_real_goes_on_where_it_was_and_holds_its_score_to_a_claim(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_measurement_for_real_goes_on_where_it_was_and_holds_its_score_to_a_cl
     assert err.count("(in the journal)") == 3
 
 
+@pytest.mark.slow
 def test_a_node_of_a_cluster_runs_mutants_against_a_sound_engine_of_its_own() -> None:
     arms = sound_arms(Library(), [Library().scenario(MINI)])
     hits_what_drafts_lack = "child is None or ((require_draft_kv or not child.draft_written))"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from specdebug.diverge.align import Difference
 from specdebug.diverge.stream import Descriptor, Share
@@ -70,6 +71,7 @@ def scaled(by: str) -> Mutant:
     return Mutant(file, "AttentionPass.run", line, by, 1, (line, line), (old,), new, (old, new))
 
 
+@pytest.mark.slow
 def test_a_hair_of_difference_is_rounding_and_a_wrong_value_is_not(tmp_path: Path) -> None:
     rows = _Rows()
     with Journal(tmp_path / "journal", "identity", "about") as journal:

@@ -6,7 +6,8 @@ which it takes as many as ``--sample`` says of those that were caught, each in t
 with as many seeds, and what fails is located as ``specdebug replay`` locates it.
 
 A signature is right if it names a stage that the changed file is part of, or the one after. Files that are part of
-every stage, such as the KV pools, are counted apart: any stage would be right. ``--out`` gets a line of JSON an arm.
+every stage, such as the KV pools, are counted apart: any stage would be right. So are exceptions that such a file
+raised: no stage is named, though the traceback has it. ``--out`` gets a line of JSON an arm.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+import specdebug
 from specdebug.diverge.locate import Locator
 from specdebug.loops.replay import ArmResult, ArmRun, Choices, plan, run_arms
 from specdebug.mutants.find import all_mutants
@@ -35,6 +37,7 @@ from specdebug.toggles import NOTHING, Toggle
 from specdebug.trials.trial import trial_seed
 from specdebug.workers.pool import WorkerPool
 
+PACKAGE = Path(specdebug.__file__).parent
 STAGES_OF = {
     "engine/scheduler.py": ("schedule",),
     "engine/memory/radix_cache.py": ("schedule",),
@@ -92,6 +95,8 @@ BELONGS = {
     "rows": "schedule",
     "locks": "schedule",
     "order": "schedule",
+    "kept": "schedule",
+    "reuse": "schedule",
     "flush_cache": "schedule",
 }
 """The stage of sites that do not begin with its name."""
@@ -128,23 +133,23 @@ def stages_of(file: str) -> tuple[str, ...]:
     return next((stages for glob, stages in STAGES_OF.items() if fnmatchcase(file, glob)), ())
 
 
-def stage_of(result: ArmResult) -> str:
-    """The stage that a failure's signature names."""
+def stage_of(result: ArmResult) -> str | None:
+    """The stage that a failure's signature names; None for an exception in code that all stages share."""
     located = result.outcome.located
     site = located.stage or located.site if located is not None else result.outcome.site or ""
     parts = site.partition("->")[0].split(".")
-    if (result.outcome.signature or "").startswith("error@"):
-        for end in range(len(parts), 0, -1):
-            stages = stages_of(f"engine/{'/'.join(parts[:end])}.py")
-            if stages:
-                return stages[0]
+    for end in range(len(parts), 0, -1):  # an exception names the function that raised it
+        file = f"engine/{'/'.join(parts[:end])}.py"
+        if located is None and (PACKAGE / file).is_file():
+            return next(iter(stages_of(file)), None)
     return BELONGS.get(parts[0], parts[0])
 
 
-def is_right(stage: str, files: Sequence[str]) -> bool | None:
-    """True for a stage that one of the files is part of, or that comes next; None if a file is part of all."""
+def is_right(stage: str | None, files: Sequence[str]) -> bool | None:
+    """True for a stage that one of the files is part of, or that comes next; None if a file, or where the failure came
+    to light, is part of all."""
     stages = [stages_of(file) for file in files]
-    if not all(stages):
+    if stage is None or not all(stages):
         return None
     own = {each for some in stages for each in some}
     return stage in own or any(stage in AFTER.get(each, ()) for each in own)
@@ -164,9 +169,10 @@ def caught(library: Library, document: Path, sample: int, seed: int) -> Iterator
     """Mutants that were caught, each in the arm that caught it."""
     rows = [row for row in json.loads(document.read_text())["mutants"] if row["caught"] and not row["by_time"]]
     mutants = {mutant.id: mutant for mutant in all_mutants()}
+    by_stem = {scenario.path.stem: scenario for scenario in library.scenarios()}  # of packs, too
     for row in random.Random(seed).sample(rows, min(sample, len(rows))):
-        mutant, (scenario, _, arm) = mutants[row["id"]], row["scenario"].partition("/")
-        (run,) = plan(library.scenario(scenario), Choices(arms=(arm,)), library)
+        mutant, (scenario, _, arm) = mutants[row["id"]], row["scenario"].rpartition("/")
+        (run,) = plan(by_stem[Path(scenario).stem], Choices(arms=(arm,)), library)
         toggle = Toggle(1, (), mutant.id, "", "", "", "", NOTHING, (mutant.patch,), {}, Path(mutant.file))
         broken = dataclasses.replace(run, toggles=(toggle,), expectation=None)
         yield Broken(mutant.id, broken, (mutant.file,))

@@ -27,7 +27,7 @@ class NoRecipe(SpecDebugError):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a release takes.
+    """The packages and the Python that a release needs here.
 
     Attributes:
         device: what it computes on, ``cpu`` or ``cuda``.

@@ -16,7 +16,7 @@ _RELEASE = re.compile(RELEASE)
 
 
 class ReleaseError(SpecDebugError):
-    """What should name a release does not."""
+    """A text that should name a release names none."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from specdebug.errors import SpecDebugError, one_line
 from specdebug.installs.recipe import Recipe, python_for
 from specdebug.installs.release import Release
-from specdebug.installs.store import Installed, find_installed, folder_of, held, installed
+from specdebug.installs.store import Installed, folder_of, held, installed
 
 LOG = "install.log"
 _PROBE = """
@@ -110,7 +110,7 @@ def adopt(release: Release, device: str, python: Path, store: Path) -> Installed
 
 
 def look_into(python: Path, engine: str) -> dict[str, Any]:
-    """What an environment has, by its own Python. Raises InstallError where that does not run."""
+    """Ask an environment's own Python what it has. Raises InstallError where that does not run."""
     try:
         done = subprocess.run(
             [str(python), "-c", _PROBE, engine],
@@ -175,6 +175,3 @@ def _step(what: str, words: Sequence[str], log: Path, steps: Steps, run: Run) ->
 def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return one_line(lines[-1], 160) if lines else "nothing"
-
-
-__all__ = ["InstallError", "adopt", "find_installed", "install", "look_into", "run_logged"]

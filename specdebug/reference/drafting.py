@@ -28,8 +28,8 @@ from specdebug.reference.tree import TreeShape
 
 @dataclass(frozen=True)
 class Branches:
-    """What K branches read at each forward of a draft loop, int64 [n, S - 1, K]: ``tokens``, and beside each the output
-    of the forward before it of the branch ``parents``, which at the first are their own."""
+    """K branches say what they read at each forward of a draft loop, int64 [n, S - 1, K]: ``tokens``, and beside each
+    the output of the forward before it of the branch ``parents``, which at the first are their own."""
 
     tokens: Tensor
     parents: Tensor

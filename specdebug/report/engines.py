@@ -16,7 +16,7 @@ from specdebug.report.tables import Column, Listing, line
 
 
 def engines_table(store: Path, there: Sequence[Installed], recipes: Sequence[Recipe]) -> RenderableType:
-    """What is installed, then what can be."""
+    """List the environments that are installed, then the releases that can be."""
     columns = (Column("release", key=True), Column("for", key=True), Column("state", prose=True),
                Column("Python", prose=True))  # fmt: skip
     rows = [(str(each.release), each.device, _state(each), each.python) for each in there]
@@ -28,7 +28,7 @@ def engines_table(store: Path, there: Sequence[Installed], recipes: Sequence[Rec
 
 
 def engines_document(store: Path, there: Sequence[Installed], recipes: Sequence[Recipe]) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the same as plain data, for programs."""
     return {
         "store": str(store),
         "installed": [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,8 +70,10 @@ def test_its_own_reverts_fail_by_its_own_words(scenario: str, number: int, signa
     assert arm["signature"].startswith(signature)
 
 
-def test_a_fix_that_it_does_not_know_is_told_in_its_own_words() -> None:
+def test_of_a_fix_that_it_does_not_know_the_log_that_is_named_has_its_words() -> None:
     words = [*REPLAY, "cache_hit", "--arm", "recompute", "--target", RELEASE, "--revert", "10846"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "is not registered" in done.stderr
+    named = re.search(r"its log is (\S+?\.log)", done.stderr)
+    assert named is not None, done.stderr
+    assert "PR #10846 revert is not registered" in Path(named[1]).read_text()

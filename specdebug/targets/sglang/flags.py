@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdebug.engine.config import EngineConfig
-from specdebug.engine_flags import ENGINE_FLAGS
+from specdebug.engine_flags import ENGINE_FLAGS, values_of
 
 NO_FLAG: dict[tuple[str, ...], str] = {
     ("memory", "fill"): "its memory is torch's: what it holds is not decided",
@@ -55,46 +55,33 @@ def reserved_tokens(config: EngineConfig) -> int:
 def mapped(options: Mapping[str, Any], *, cpu: bool) -> Mapped:
     """The command line for an engine of these options, every default of ours written out. Raises ConfigError for
     options that no engine can have."""
-    config = EngineConfig.from_dict(options)
-    plain = config.to_dict()
-    given = set(_places(options))
+    values = values_of(EngineConfig.from_dict(options).to_dict())
     words, notes = list(ALWAYS), []
     for flag in ENGINE_FLAGS:
         if flag.ours or flag.into in NO_FLAG:
             continue
-        value = _at(plain, flag.into)
+        value = values[flag.parameter]
         if flag.into == ("attention_backend",) and cpu:
             backend = CPU_BACKENDS.get(str(value), "triton")
             if backend != value:
                 notes.append(f"attention_backend: {value} is {backend} on a CPU")
             value = backend
-        words += _words(flag.name, flag.kind, flag.switched, flag.nothing, value)
-    notes += [f"{'.'.join(place)}: {why}" for place, why in NO_FLAG.items() if place in given and place != ("device",)]
+        words += _words(flag.name, value)
+    lacking = [place for place in NO_FLAG if place != ("device",) and _is_given(options, place)]
+    notes += [f"{'.'.join(place)}: {NO_FLAG[place]}" for place in lacking]
     return Mapped((*words, *(ON_CPU if cpu else ("--device", "cuda"))), tuple(notes))
 
 
-def _words(name: str, kind: str, switched: bool, nothing: int | None, value: Any) -> list[str]:
-    if kind == "switch":
-        return [name] if value == switched else []
-    if value is None:
-        return [] if nothing is None else [name, str(nothing)]
-    if kind == "sizes":
-        return [name, *map(str, value)]
-    return [name, str(value)]
+def _words(name: str, value: Any) -> list[str]:
+    """The words of a flag: none for one without a value, the name alone for a switch that is on."""
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [name]
+    return [name, *map(str, value)] if isinstance(value, (list, tuple)) else [name, str(value)]
 
 
-def _at(plain: Mapping[str, Any], place: tuple[str, ...]) -> Any:
-    """An option's value; None where the mapping that it is of is not there."""
-    found: Any = plain
-    for key in place:
-        if not isinstance(found, Mapping):
-            return None
-        found = found.get(key)
-    return found
-
-
-def _places(options: Mapping[str, Any], above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = []
-    for key, value in options.items():
-        found += _places(value, (*above, key)) if isinstance(value, Mapping) else [(*above, key)]
-    return found
+def _is_given(options: Mapping[str, Any], place: tuple[str, ...]) -> bool:
+    for key in place[:-1]:
+        options = options.get(key) or {}
+    return place[-1] in options

@@ -135,8 +135,8 @@ def stages_of(file: str) -> tuple[str, ...]:
 
 def stage_of(result: ArmResult) -> str | None:
     """The stage that a failure's signature names; None for an exception in code that all stages share."""
-    located = result.outcome.located
-    site = located.stage or located.site if located is not None else result.outcome.site or ""
+    located, first = result.outcome.located, result.outcome.violations[0]
+    site = located.stage or located.site if located is not None else first.data.get("caller") or first.site
     parts = site.partition("->")[0].split(".")
     for end in range(len(parts), 0, -1):  # an exception names the function that raised it
         file = f"engine/{'/'.join(parts[:end])}.py"

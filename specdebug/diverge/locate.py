@@ -24,7 +24,7 @@ from typing import Any
 
 from specdebug.diverge.align import Difference, in_lockstep
 from specdebug.diverge.run import not_comparable, recorded, unjudged
-from specdebug.diverge.stream import RecordedStep, read
+from specdebug.diverge.stream import RecordedStep, Share, read
 from specdebug.errors import SpecDebugError
 from specdebug.loops.replay import ArmResult, ArmRun, Progress, Replay, RunContent, run_arms
 from specdebug.verdict.outcome import Located, Outcome
@@ -206,11 +206,14 @@ def place_of(sound: Sequence[RecordedStep], failing: Sequence[RecordedStep], sus
     if found is None:
         when = "in all its steps" if until is None else f"up to step {until}"
         return f"{suspect.beside} computes the same {when}"
-    site = found.site if found.what in ("value", "shape") else SCHEDULE
-    by_number = {step.number: step for step in sides[1]}
-    return Located(
-        found.step, found.owner, site, _tensor(found), suspect.seen, suspect.beside, _stage(found, by_number)
-    )
+    if found.left is None and found.right is None:
+        return Located(found.step, None, SCHEDULE, _tensor(found), suspect.seen, suspect.beside)
+    # what the arm leaves out is wrong, or else what it does besides
+    share, steps = (found.right, sides[1]) if found.left is None or found.what == "value" else (found.left, sides[0])
+    assert share is not None  # for the type checker: a value differs of two shares
+    site = share.descriptor.site
+    stage = _stage(share, {step.number: step for step in steps})
+    return Located(found.step, found.owner, site, _tensor(found), suspect.seen, suspect.beside, stage)
 
 
 def _first_seen(outcome: Outcome, suspect: Suspect) -> Located | str:
@@ -233,10 +236,11 @@ def _tensor(found: Difference) -> str:
     return found.right.descriptor.dtype + ("" if rows is None else f", {rows} {'row' if rows == 1 else 'rows'}")
 
 
-def _stage(found: Difference, steps: dict[int, RecordedStep]) -> str:
-    if found.right is None or not found.site.startswith(SHARED):
+def _stage(share: Share, steps: dict[int, RecordedStep]) -> str:
+    """Whose forward passed a site that those of all stages pass; empty for any other site."""
+    if not share.descriptor.site.startswith(SHARED):
         return ""
-    later = (call.site for call in steps[found.step].calls[found.right.call :])
+    later = (call.site for call in steps[share.step].calls[share.call :])
     return next((site.partition(".")[0] for site in later if not site.startswith(SHARED)), "")
 
 

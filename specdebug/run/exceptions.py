@@ -13,6 +13,8 @@ from specdebug.targets.serving import SessionFailed
 from specdebug.verdict.device_errors import ENGINE, device_failure, noticed_in, out_of_memory
 from specdebug.verdict.outcome import Violation
 
+SHARED = ("kernels.", "attention.", "memory.", "model.", "async_probe.")
+"""Modules below the engine that every stage calls."""
 _OUT_OF_RANGE = re.compile(r"out of (bounds|range)|illegal memory access", re.IGNORECASE)
 _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
 
@@ -35,10 +37,11 @@ def violation_of(error: BaseException, step: int) -> Violation:
     probe = parse_message(str(error))
     if probe is not None:
         return Violation(probe.kind, probe.site, step, probe.message(), count=probe.count or 1)
-    if isinstance(error, IllegalAddress):
-        return Violation("illegal-address", error.site, step, text)
-    if isinstance(error, PlanAssertion):
-        return Violation("assert", error.site, step, text)
+    if isinstance(error, IllegalAddress | PlanAssertion):
+        kind = "assert" if isinstance(error, PlanAssertion) else "illegal-address"
+        caller = _caller(error.__traceback__)
+        called = f"; called by {caller}" if caller else ""
+        return Violation(kind, error.site, step, f"{text}{called}", data={"caller": caller} if caller else {})
     device = device_failure(error)
     if device is not None:
         memory = out_of_memory(error)
@@ -66,10 +69,20 @@ def out_of_host_memory(error: BaseException) -> bool:
 
 def engine_site(trace: TracebackType | None) -> str:
     """``module.qualname`` of the innermost engine frame, ``engine`` when there is none."""
-    site = "engine"
+    return (_engine_sites(trace) or ["engine"])[-1]
+
+
+def _caller(trace: TracebackType | None) -> str:
+    """The innermost engine function on a stack that is not in what all stages share, as a kernel is; or empty."""
+    return next((site for site in reversed(_engine_sites(trace)) if not site.startswith(SHARED)), "")
+
+
+def _engine_sites(trace: TracebackType | None) -> list[str]:
+    """Functions of the engine on a stack, the innermost last."""
+    sites = []
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
         if module.startswith(ENGINE):
-            site = f"{module.removeprefix(ENGINE)}.{trace.tb_frame.f_code.co_qualname}"
+            sites.append(f"{module.removeprefix(ENGINE)}.{trace.tb_frame.f_code.co_qualname}")
         trace = trace.tb_next
-    return site
+    return sites

@@ -62,14 +62,20 @@ def test_nothing_after_the_last_step_to_look_at_is_the_cause() -> None:
     assert place(steps(), steps()) == "its twin computes the same in all its steps"
 
 
-def test_other_requests_are_the_schedule_and_other_rows_the_site() -> None:
+def test_other_requests_are_the_schedule_and_in_a_step_the_site_that_is_left_out_is_named() -> None:
     found = place(steps(), [*steps()[:2], step(3, "a", inputs=[1])])
     assert isinstance(found, Located)
     assert (found.signature, found.step) == ("mismatch@schedule", 3)
     assert found.tensor == "requests a, b are computed in the twin, a in the arm"
     found = place([step(1, "a", inputs=[1])], [step(1, "a", k=[1])])
     assert isinstance(found, Located)
-    assert found.site == "schedule"
+    assert (found.site, found.tensor) == (INPUTS, f"the twin reaches {INPUTS}, the arm reaches {K}")
+    found = place([step(1, "a", k=[1], logits=[1])], [step(1, "a", logits=[1])])
+    assert isinstance(found, Located)
+    assert (found.site, found.stage) == (K, "verify")
+    found = place([step(1, "a", inputs=[1])], [step(1, "a", inputs=[1], k=[1])])
+    assert isinstance(found, Located)
+    assert (found.site, found.tensor) == (K, f"the twin reaches nothing more, the arm reaches {K}")
     found = place(steps(), steps(last=2))
     assert isinstance(found, Located)
     assert (found.site, found.step, found.tensor) == (

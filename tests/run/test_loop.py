@@ -322,6 +322,23 @@ def test_exceptions_have_signatures(error: Exception, signature: str) -> None:
     assert (violation.signature, violation.step) == (signature, 4)
 
 
+def test_of_an_error_in_what_all_stages_share_it_is_told_who_called() -> None:
+    from specdebug.engine.attention.planner import assert_fits
+    from specdebug.engine.speculative.tree import TreeBuilder
+
+    class TooWide:
+        @property
+        def draft_tokens(self) -> None:
+            assert_fits(3, 2, "attention.draft.plan", "a row")
+
+    candidates: Any = TooWide()
+    with pytest.raises(PlanAssertion) as caught:
+        TreeBuilder(topk=1, tree_size=2, device=torch.device("cpu")).build(candidates, torch.zeros(1), torch.zeros(1))
+    violation = violation_of(caught.value, 1)
+    assert violation.data == {"caller": "speculative.tree.TreeBuilder.build"}
+    assert violation.detail.endswith("; called by speculative.tree.TreeBuilder.build")
+
+
 def test_the_place_of_an_error_is_the_innermost_engine_function() -> None:
     from specdebug.engine.memory.arena import ArenaLayout
 
@@ -330,6 +347,7 @@ def test_the_place_of_an_error_is_the_innermost_engine_function() -> None:
     with pytest.raises(ValueError) as caught:
         layout.add("a", (1,), torch.int32)
     assert violation_of(caught.value, 1).signature == "error@memory.arena.ArenaLayout.add"
+    assert not violation_of(caught.value, 1).data
     outside: Any = raised(KeyError("x"))
     assert violation_of(outside, 1).detail == "KeyError: 'x'"
 

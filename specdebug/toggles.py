@@ -64,6 +64,10 @@ class Toggle:
     foreign: Mapping[str, Mapping[str, tuple[Patch, ...]]]
     path: Path
 
+    def is_in(self, engine: str) -> bool:
+        """Return True if some edits revert it in an engine, of some version."""
+        return bool(self.patches) if engine == OWN_ENGINE else engine in self.foreign
+
     @property
     def numbers(self) -> tuple[int, ...]:
         """Every number that selects it."""
@@ -97,28 +101,30 @@ class Registry:
             raise _unknown(wanted[0], known)
         return known[wanted[0]]
 
-    def select(self, wanted: str | int | Iterable[int]) -> tuple[Toggle, ...]:
+    def select(self, wanted: str | int | Iterable[int], engine: str = OWN_ENGINE) -> tuple[Toggle, ...]:
         """The toggles of some numbers, each once, in the order first named.
 
         ``wanted``: a number, several, or text such as ``27360,27338``; ``#`` before a number is allowed. Raises
-        SelectionError: a part is not a number, no toggle has it, or its fix is not in this engine.
+        SelectionError: a part is not a number, no toggle has it, or its fix is not in the engine.
         """
-        known, elsewhere = self.by_number, _by_number(self.elsewhere.values())
+        every = _by_number(self.all)
         if isinstance(wanted, str):
             wanted = parse_numbers(wanted)
         chosen: dict[int, Toggle] = {}
         for number in (wanted,) if isinstance(wanted, int) else wanted:
-            if number in elsewhere:
-                raise SelectionError(not_in_this_engine(elsewhere[number]))
-            if number not in known:
-                raise _unknown(number, known)
-            chosen.setdefault(known[number].pr, known[number])
+            if number not in every:
+                raise _unknown(number, [each for each, toggle in every.items() if toggle.is_in(engine)])
+            if not every[number].is_in(engine):
+                raise SelectionError(not_in(engine, every[number]))
+            chosen.setdefault(every[number].pr, every[number])
         return tuple(chosen.values())
 
 
-def not_in_this_engine(toggle: Toggle) -> str:
-    """Say in one line why a fix of other engines cannot be reverted here."""
-    return f"{toggle.pr} is a fix in {' and '.join(toggle.foreign)}; this engine has no such code to revert"
+def not_in(engine: str, toggle: Toggle) -> str:
+    """Say in one line why a fix of other engines cannot be reverted in one."""
+    there = [*([OWN_ENGINE] if toggle.patches else []), *toggle.foreign]
+    name = "this engine" if engine == OWN_ENGINE else engine
+    return f"{toggle.pr} is a fix in {' and '.join(there)}; {name} has no such code to revert"
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:

@@ -217,6 +217,10 @@ def test_a_fix_of_another_engine_is_known_but_not_selected(root):
     said = "77 is a fix in sglang; this engine has no such code to revert"
     for number in (77, 78, "55,77"):
         assert refusal(registry.select, number, error=SelectionError) == said
+    assert [toggle.pr for toggle in registry.select("78,77", "sglang")] == [77]
+    said = "55 is a fix in specdebug; sglang has no such code to revert"
+    assert refusal(registry.select, 55, "sglang", error=SelectionError) == said
+    assert refusal(registry.select, 7, "sglang", error=SelectionError) == "no toggle reverts 7; did you mean '78'?"
     assert registry.find("102").pr == 101
     assert refusal(registry.find, "103", error=SelectionError) == "no toggle reverts 103; did you mean '102'?"
     assert "is not one pull request's number" in refusal(registry.find, "55,77", error=SelectionError)

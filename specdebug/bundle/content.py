@@ -22,6 +22,7 @@ from specdebug.loops.replay import ArmRun
 from specdebug.scenario.checks import check_scenario
 from specdebug.scenario.grammar import Scenario, merge
 from specdebug.scenario.packs import ProbePack, read_pack
+from specdebug.scenario.servers import TargetChoice
 from specdebug.scenario.workload import Workload
 from specdebug.targets.registry import DEFAULT
 from specdebug.toggles import Toggle, read_toggle
@@ -61,7 +62,7 @@ class Bundle:
         """The arm's packs of these names."""
         return tuple(pack for pack in self.run.packs if pack.name in names)
 
-    def toggles(self, numbers: Sequence[int]) -> tuple[Toggle, ...]:
+    def toggles(self, numbers: Sequence[int], target: TargetChoice = DEFAULT) -> tuple[Toggle, ...]:
         """The arm's reverted fixes of these numbers."""
         return tuple(toggle for toggle in self.run.toggles if toggle.pr in numbers)
 

@@ -169,13 +169,15 @@ def _plan(
     if command and subject.arm is not None:
         raise SpecDebugError("--arm is for a scenario; a command has none")
     library = shared.library()
-    reverted = [str(toggle.pr) for toggle in library.toggles(numbers_of(subject.revert))]
+    numbers = numbers_of(subject.revert)
     if subject.scenario is None:
+        reverted = [str(toggle.pr) for toggle in library.toggles(numbers)]
         return _plan_of_command(command, library, reverted, measured)
     from specdebug.trials.scenario import ScenarioSource
 
     laid_over = library.scenario(subject.scenario).laid_over(engine)
     source = ScenarioSource(library, laid_over, arm=subject.arm, jobs=measured.jobs, timeout_s=measured.timeout)
+    reverted = [str(toggle.pr) for toggle in library.toggles(numbers, laid_over.target_of(source.arm))]
     others = {candidate.id for candidate in source.candidates}
     reverted = [one for one in reverted if one in others]  # the arm reverts the rest itself
     words = [subject.scenario, "--arm", source.arm, *(("--revert", ",".join(reverted)) if reverted else ())]

@@ -114,7 +114,7 @@ def _plan(library: Library, subject: MinimiseSubject, over: Mapping[str, str | i
     whole = library.scenario(subject.scenario).laid_over(over)
     arm = _arm_of(whole, subject.arm)
     own = whole.arms[arm].revert
-    toggles = library.toggles((*own, *numbers_of(subject.revert)))
+    toggles = library.toggles((*own, *numbers_of(subject.revert)), whole.target_of(arm))
     space = ScenarioSpace(whole, arm, tuple(toggle.pr for toggle in toggles))
     added = [str(toggle.pr) for toggle in toggles if not set(toggle.numbers) & set(own)]
     reverts = ("--revert", ",".join(added)) if added else ()

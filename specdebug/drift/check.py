@@ -97,17 +97,31 @@ def check(dist: Dist, registry: Registry) -> Report:
     return Report(dist, tuple(rows))
 
 
-def _row(dist: Dist, toggle: Toggle) -> FixRow:
+def patches_for(dist: Dist, toggle: Toggle) -> tuple[str, tuple[Patch, ...]] | None:
+    """The version range of a toggle that holds a release, and its patches; None if none does.
+
+    Raises ContentError if two do.
+    """
     ranges = _ranges(dist, toggle)
-    if not ranges:
-        return FixRow(toggle.pr, "ours", "not-for-version", f"no patches for {dist.name}")
     holding = [wanted for wanted in ranges if SpecifierSet(wanted, prereleases=True).contains(dist.version)]
     if len(holding) > 1:
         message = f"{dist} is in two version ranges, '{holding[0]}' and '{holding[1]}'; make them disjoint"
         raise ContentError(message, ranges[holding[1]][0].where)
-    if not holding:
-        return FixRow(toggle.pr, "ours", "not-for-version", f"patches are for {' or '.join(ranges)}")
-    return _judged(toggle.pr, "ours", fit(dist, ranges[holding[0]]), holding[0])
+    return (holding[0], ranges[holding[0]]) if holding else None
+
+
+def _row(dist: Dist, toggle: Toggle) -> FixRow:
+    found = patches_for(dist, toggle)
+    if found is None:
+        return FixRow(toggle.pr, "ours", "not-for-version", why_none(dist, toggle))
+    versions, patches = found
+    return _judged(toggle.pr, "ours", fit(dist, patches), versions)
+
+
+def why_none(dist: Dist, toggle: Toggle) -> str:
+    """Why a toggle has no patches for a release."""
+    ranges = _ranges(dist, toggle)
+    return f"patches are for {' or '.join(ranges)}" if ranges else f"no patches for {dist.name}"
 
 
 def _ranges(dist: Dist, toggle: Toggle) -> Mapping[str, tuple[Patch, ...]]:

@@ -79,6 +79,11 @@ def open_members(path: str | Path) -> Members:
     raise DistError(f"{shown} is neither a wheel (.whl), an sdist (.tar.gz) nor a folder")
 
 
+def open_package(folder: Path) -> Members:
+    """The files of one package where it is installed, or in a checkout; nothing beside it."""
+    return _Package(folder)
+
+
 class _Wheel(Members):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -147,6 +152,20 @@ class _Folder(Members):
 
     def place(self, name: str) -> str:
         return str(self.path / name)
+
+
+class _Package(_Folder):
+    """One folder of those that lie beside each other; paths begin with its name."""
+
+    @cached_property
+    def names(self) -> Sequence[str]:
+        return [f"{self.path.name}/{name}" for name in super().names]
+
+    def _open(self, name: str) -> IO[bytes]:
+        return (self.path.parent / name).open("rb")
+
+    def place(self, name: str) -> str:
+        return str(self.path.parent / name)
 
 
 def _wanted(name: str) -> bool:

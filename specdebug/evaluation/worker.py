@@ -136,7 +136,7 @@ class _Evaluating:
         if not self._payload["elsewhere"]:
             return OverThere()
         roots = {Path(each.path).resolve().parents[1] for each in self._toggles} - {shipped_root()}
-        return OverThere(tuple(each.pr for each in self._toggles), content=tuple(sorted(map(str, roots))))
+        return OverThere(tuple(self._toggles), content=tuple(sorted(map(str, roots))))
 
     def _ask_all(self, session: Session, asker: Asker, paper: Paper) -> None:
         """Keep as many questions under way as may be, to the last answer."""

@@ -182,7 +182,7 @@ class RunContent(Protocol):
 
     def packs(self, names: Sequence[str]) -> tuple[ProbePack, ...]: ...
 
-    def toggles(self, numbers: Sequence[int]) -> tuple[Toggle, ...]: ...
+    def toggles(self, numbers: Sequence[int], target: TargetChoice = DEFAULT) -> tuple[Toggle, ...]: ...
 
 
 def plan(scenario: Scenario, choices: Choices, library: RunContent) -> list[ArmRun]:
@@ -210,7 +210,7 @@ def plan(scenario: Scenario, choices: Choices, library: RunContent) -> list[ArmR
             arm=name,
             seed=scenario.seed if choices.seed is None else choices.seed,
             packs=library.packs(changed.probes_of(name)),
-            toggles=library.toggles((*scenario.arms[name].revert, *choices.reverts)),
+            toggles=library.toggles((*scenario.arms[name].revert, *choices.reverts), changed.target_of(name)),
             expectation=None if choices.plain else scenario.expect.get(name),
         )
         for name in names

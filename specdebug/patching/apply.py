@@ -15,7 +15,7 @@ from itertools import count
 from types import CodeType, FunctionType, ModuleType
 from typing import Literal, TypeAlias
 
-from specdebug.patching.hits import hits_of, new_counter
+from specdebug.patching.hits import hits_of, new_counter, own_hits_of
 from specdebug.patching.hook import PatchFinder, Pending
 from specdebug.patching.kernels import Kernels
 from specdebug.patching.live import Exchange, LiveFunctions, census_taken, undo
@@ -51,6 +51,10 @@ class Applied:
         A Triton kernel's edits count its launches; under ``torch.compile`` a trace counts once.
         """
         return {name: hits_of(index) for name, index in self._counters.items()}
+
+    def own_hits(self) -> dict[str, int]:
+        """As :meth:`hits`, of this process alone, without those that it spawned."""
+        return {name: own_hits_of(index) for name, index in self._counters.items()}
 
     @property
     def counters(self) -> tuple[int, ...]:

@@ -15,11 +15,13 @@ from __future__ import annotations
 import builtins
 import mmap
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 HIT_NAME = "__specdebug_hit__"
 
+on_first: Callable[[int], None] | None = None
+"""Called with a counter's number when it counts for the first time in this process."""
 folder: str | None = None
 """Where spawned processes count, a file each; None before there is any."""
 
@@ -38,8 +40,15 @@ def new_counter() -> int:
 def hit(index: int) -> None:
     """Count one pass through the edit of counter ``index``."""
     _counts[index] += 1
+    if on_first is not None and _counts[index] == 1:
+        on_first(index)
     if _shared is not None and index in _cells:
         _shared[_cells[index]] += 1
+
+
+def own_hits_of(index: int) -> int:
+    """The passes of this process."""
+    return _counts[index]
 
 
 def hits_of(index: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from specdebug.errors import Where, did_you_mean
@@ -121,6 +122,16 @@ def _search(name: str, path: Sequence[str] | None) -> Any:
             spec = find_spec(name, path, None)
         except (ImportError, ValueError, OSError):
             continue
+        except KeyError:  # a namespace package: the finder asks its parent, which is not imported
+            spec = _namespace(name, path or ())
         if spec is not None:
             return spec
     return None
+
+
+def _namespace(name: str, path: Sequence[str]) -> importlib.machinery.ModuleSpec | None:
+    """A namespace package below a parent that is not imported: the folders of its name."""
+    folders = [folder for entry in path if (folder := Path(entry, name.rpartition(".")[2])).is_dir()]
+    spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = list(map(str, folders))
+    return spec if folders else None

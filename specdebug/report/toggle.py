@@ -11,7 +11,7 @@ from rich.text import Text
 from specdebug.patching import Patch
 from specdebug.report.foreign import shown
 from specdebug.report.tables import Column, Listing, Prose, columns, line
-from specdebug.toggles import Toggle, not_in_this_engine
+from specdebug.toggles import OWN_ENGINE, Toggle, not_in
 
 
 def toggle_document(toggle: Toggle) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def describe_toggle(toggle: Toggle) -> RenderableType:
         facts["signature"] = " or ".join(toggle.detected_by.signatures)
     facts["file"] = str(toggle.path)
     if not toggle.patches:
-        facts["engine"] = not_in_this_engine(toggle)
+        facts["engine"] = not_in(OWN_ENGINE, toggle)
     facts |= {engine: f"patched in {' or '.join(versions)}" for engine, versions in toggle.foreign.items()}
     lines: list[RenderableType] = [line(f"{toggle.pr}  {toggle.title}"), Text()]
     lines += [Prose(Text(shown(f"{name:<10} {value}")), hang=11) for name, value in facts.items()]

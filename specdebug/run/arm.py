@@ -197,7 +197,7 @@ class _Arm:
         packs = pickle.loads(self._payload["packs"])
         roots = {Path(each.path).resolve().parents[1] for each in (*packs, *self._reverts)} - {shipped_root()}
         return OverThere(
-            tuple(toggle.pr for toggle in self._reverts),
+            tuple(self._reverts),
             tuple(pack.name for pack in packs),
             mode,
             tuple(sorted(map(str, roots))),

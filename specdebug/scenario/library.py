@@ -19,8 +19,10 @@ from specdebug.scenario.checks import asked_of
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.load import KnownNames, load_scenario
 from specdebug.scenario.packs import ProbePack, check_globs, load_pack
+from specdebug.scenario.servers import TargetChoice, engine_of
 from specdebug.scenario.text import load_tokenizer
 from specdebug.scenario.workload import Workload, expand
+from specdebug.targets.registry import DEFAULT
 from specdebug.toggles import Registry, Toggle, load_registry
 
 
@@ -43,13 +45,13 @@ class Library:
         """Every toggle. Raises ContentError."""
         return load_registry(self._extra)
 
-    def toggles(self, numbers: Sequence[int]) -> tuple[Toggle, ...]:
-        """The fixes of these numbers, each once. Raises SelectionError."""
-        return self.registry.select(numbers) if numbers else ()
+    def toggles(self, numbers: Sequence[int], target: TargetChoice = DEFAULT) -> tuple[Toggle, ...]:
+        """The fixes of these numbers in a target's engine, each once. Raises SelectionError."""
+        return self.registry.select(numbers, engine_of(target)) if numbers else ()
 
-    def all_toggles(self) -> tuple[Toggle, ...]:
-        """Every fix that this engine has, by number."""
-        return tuple(self.registry.toggles.values())
+    def all_toggles(self, target: TargetChoice = DEFAULT) -> tuple[Toggle, ...]:
+        """Every fix that a target's engine has, by number."""
+        return tuple(toggle for toggle in self.registry.all if toggle.is_in(engine_of(target)))
 
     def packs(self, names: Sequence[str]) -> tuple[ProbePack, ...]:
         """The packs of these names. Raises ContentError for one that is missing or malformed."""

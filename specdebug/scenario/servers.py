@@ -16,6 +16,7 @@ from specdebug.installs.release import ENGINES, RELEASE, Release, parse_release
 from specdebug.scenario.kinds import FLAG, TEXT, Kind, checked, choice, form, list_of, map_of, real, whole
 from specdebug.scenario.parts import Key, Part
 from specdebug.schema import Gather, Item
+from specdebug.toggles import OWN_ENGINE
 from specdebug.yamlio import parse_yaml
 
 SERVE = "serve"
@@ -139,6 +140,11 @@ class ReleasedEngine(StartedServer):
 
     def __str__(self) -> str:
         return self.release
+
+
+def engine_of(target: TargetChoice) -> str:
+    """The engine whose source a target runs, as toggles name it; of a server that is another's own affair, ours."""
+    return target.kind if isinstance(target, ReleasedEngine) else OWN_ENGINE
 
 
 Server = HttpServer | LaunchedServer | ReleasedEngine

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdebug.targets.serving import ServerView
+    from specdebug.toggles import Toggle
 
 Ability = Literal[
     "steps",
@@ -211,11 +212,16 @@ class OverThere:
     all probes if one is set, and the folders of content that those are from, beside what is shipped. ``keeper``: the
     address of who keeps servers for several runs (``launch/keeper.py``), in a search."""
 
-    reverts: tuple[int, ...] = ()
+    toggles: tuple[Toggle, ...] = ()
     probes: tuple[str, ...] = ()
     mode: str | None = None
     content: tuple[str, ...] = ()
     keeper: str | None = None
+
+    @property
+    def reverts(self) -> tuple[int, ...]:
+        """Numbers of the fixes to revert."""
+        return tuple(toggle.pr for toggle in self.toggles)
 
 
 @dataclass

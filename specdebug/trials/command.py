@@ -16,7 +16,7 @@ from specdebug import __version__
 from specdebug.errors import SpecDebugError
 from specdebug.logs.naming import HANG, REVISION, name_of
 from specdebug.logs.scan import Scan
-from specdebug.toggles import REVERT_VARIABLE, Registry
+from specdebug.toggles import REVERT_VARIABLE, Registry, Toggle
 from specdebug.trials.process import Ended
 from specdebug.trials.source import Candidate
 from specdebug.trials.threads import ThreadedSource
@@ -46,7 +46,7 @@ class CommandSource(ThreadedSource):
         self._timeout_s = timeout_s
         self._cwd = Path.cwd()
         require_program(self._command[0], self._cwd)
-        self.candidates = toggle_candidates(registry)
+        self.candidates = toggle_candidates(registry.toggles.values())
         self.identity = digest_of(
             limited("toggles", timeout_s),
             __version__,
@@ -68,8 +68,9 @@ class CommandSource(ThreadedSource):
         return result_of(ended)
 
 
-def toggle_candidates(registry: Registry) -> tuple[Candidate, ...]:
-    return tuple(Candidate(str(toggle.pr), toggle.title) for toggle in registry.toggles.values())
+def toggle_candidates(toggles: Iterable[Toggle]) -> tuple[Candidate, ...]:
+    """Fixes as candidates of a search."""
+    return tuple(Candidate(str(toggle.pr), toggle.title) for toggle in toggles)
 
 
 def reverts_text(reverted: Iterable[str]) -> str:

@@ -64,7 +64,7 @@ class FaultSource(WarmSource):
         self._scenario = _with_faults(replace(scenario, limits=limits), self.arm, tuple(self._faults.values()))
         check_faults(self._scenario, self.arm, engine_config(self._scenario, self.arm))
         self._packs = library.packs(scenario.probes_of(self.arm))
-        self._own = library.toggles(scenario.arms[self.arm].revert)
+        self._own = library.toggles(scenario.arms[self.arm].revert, scenario.target_of(self.arm))
         super().__init__(WarmPool(self._scenario, [self.arm], self._own, jobs))
         self._machine = MachineCheck()
         self.candidates = tuple(Candidate(name, CLASSES[fault.name].summary) for name, fault in self._faults.items())

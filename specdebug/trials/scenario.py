@@ -66,13 +66,15 @@ class ScenarioSource(WarmSource):
         self._library = library
         self._packs = library.packs(scenario.probes_of(self.arm))
         self._options = _parse(options, scenario.engine_of(self.arm))
-        self._own = own = library.toggles(scenario.arms[self.arm].revert)
+        self._target = target = scenario.target_of(self.arm)
+        self._own = own = library.toggles(scenario.arms[self.arm].revert, target)
         if options:
             self.candidates = tuple(Candidate(name, f"engine option {name}") for name in self._options)
         else:
             mine = {str(toggle.pr) for toggle in own}
-            self.candidates = tuple(one for one in toggle_candidates(library.registry) if one.id not in mine)
-        super().__init__(WarmPool(self._scenario, [self.arm], own if options else library.all_toggles(), jobs))
+            known = toggle_candidates(library.all_toggles(target))
+            self.candidates = tuple(one for one in known if one.id not in mine)
+        super().__init__(WarmPool(self._scenario, [self.arm], own if options else library.all_toggles(target), jobs))
         self._refused: deque[tuple[Trial, TrialResult]] = deque()
         self._machine = MachineCheck()
 
@@ -111,7 +113,7 @@ class ScenarioSource(WarmSource):
     def run_of(self, trial: Trial, key: str) -> ArmRun:
         """Return the arm as the trial has it. Raises InvalidOption for options that do not go together."""
         if not self._options:
-            toggles = self._library.toggles(sorted(map(int, trial.reverted)))
+            toggles = self._library.toggles(sorted(map(int, trial.reverted)), self._target)
             return ArmRun(key, self._scenario, self.arm, trial.seed, self._packs, (*self._own, *toggles))
         arm = self._scenario.arms[self.arm]
         engine = arm.engine

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdebug.drift import DistError, members
-from specdebug.drift.members import open_members
+from specdebug.drift.members import open_members, open_package
 from tests.drift.releases import SOURCES, sdist, tree, wheel
 
 
@@ -35,6 +35,13 @@ def test_only_source_and_metadata_count(tmp_path: Path) -> None:
     os.mkfifo(root / "pipe.py")
     (root / "loop").symlink_to(root, target_is_directory=True)
     assert list(open_members(root).names) == ["pyproject.toml"]
+
+
+def test_of_a_package_nothing_beside_it_is_read(tmp_path: Path) -> None:
+    package = open_package(tree(tmp_path, {}) / "toyserve")
+    assert list(package.names) == sorted(name for name in SOURCES if name.startswith("toyserve/"))
+    assert package.read("toyserve/flow.py").decode() == SOURCES["toyserve/flow.py"]
+    assert Path(package.place("toyserve/flow.py")).is_file()
 
 
 def refusal(path: Path | str) -> str:

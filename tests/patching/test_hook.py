@@ -229,6 +229,16 @@ def test_modules_without_source(target, message, refusal):
         assert message in refusal(apply, [Patch.of("t", target, ("x", "y"))], mode)
 
 
+def test_a_namespace_package_below_a_package_that_is_not_imported(toys):
+    package = toys.folder / "outer_ns"
+    (package / "middle" / "inner").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "middle" / "inner" / "mod.py").write_text("def f():\n    return 1\n")
+    with apply([Patch.of("t", "outer_ns.middle.inner.mod:f", ("return 1", "return 2"))], "import"):
+        assert "outer_ns" not in sys.modules
+        assert importlib.import_module("outer_ns.middle.inner.mod").f() == 2
+
+
 def test_namespace_packages_and_broken_files(toys, refusal):
     (toys.folder / "space").mkdir()
     assert "space is a namespace package" in refusal(apply, [Patch.of("t", "space", ("x", "y"))], "import")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from specdebug.logs.hits import Strength
@@ -27,6 +27,9 @@ class Host(Protocol):
 
     def findings(self) -> Sequence[tuple[str, str]]:
         """Failures that its log tells of: the signature, and the line."""
+
+    def hits(self) -> Mapping[str, Mapping[str, int]]:
+        """By reverted fix, how often each of its edits has run; empty where its log does not tell."""
 
     @property
     def log_path(self) -> str: ...

@@ -65,8 +65,10 @@ class HttpServerView:
         return list(new.items())
 
     def hits(self) -> Mapping[str, Mapping[str, int]]:
-        hits = own_words(self._server_info()).get("reverts")
-        return hits if isinstance(hits, Mapping) else {}
+        hits = own_words(self._server_info()).get("reverts")  # asked, an engine also tells its log
+        if isinstance(hits, Mapping):
+            return hits
+        return {} if self._host is None else self._host.hits()
 
     def reached(self) -> Mapping[str, int]:
         reached = own_words(self._server_info()).get("reached_sites")

@@ -65,6 +65,9 @@ class LentServer:
     def findings(self) -> Sequence[tuple[str, str]]:
         return self._log.findings()
 
+    def hits(self) -> Mapping[str, Mapping[str, int]]:
+        return self._log.hits()
+
     def release(self, sound: bool) -> None:
         self._talk.write(json.dumps({"release": sound}) + "\n")
         self._talk.flush()

@@ -9,6 +9,7 @@ from pathlib import Path
 from specdebug.errors import one_line
 from specdebug.logs.hits import Strength
 from specdebug.logs.scan import LogReader, Scan
+from specdebug.targets.inside.words import facts_in
 
 TAIL_BYTES = 8192
 
@@ -19,6 +20,7 @@ class ServerLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._read = 0
+        self._hits = self._all_hits()  # of runs before this one
 
     def last_line(self, without: str = "") -> str:
         """The last line that is not blank and does not hold ``without``, fit for one line of a terminal; empty where
@@ -46,6 +48,27 @@ class ServerLog:
         reader.feed(whole)
         ranked = reader.close().ranked()
         return [(found.signature, found.text) for found in ranked if found.strength <= Strength.DEATH]
+
+    def hits(self) -> dict[str, dict[str, int]]:
+        """By reverted fix, how often each edit has run in all processes of the engine since this was made; nothing of
+        an engine that does not tell."""
+        return {
+            fix: {edit: count - self._hits.get(fix, {}).get(edit, 0) for edit, count in edits.items()}
+            for fix, edits in self._all_hits().items()
+        }
+
+    def _all_hits(self) -> dict[str, dict[str, int]]:
+        last = {}  # of each process
+        for line in self._bytes(0).decode("utf-8", "replace").splitlines():
+            if "hits" in (facts := facts_in(line)):
+                last[facts["pid"]] = facts["hits"]
+        every: dict[str, dict[str, int]] = {}
+        for told in last.values():
+            for fix, edits in told.items():
+                counts = every.setdefault(fix, {})
+                for edit, count in edits.items():
+                    counts[edit] = counts.get(edit, 0) + count
+        return every
 
     def _size(self) -> int:
         try:

@@ -9,7 +9,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from specdebug.errors import one_line
@@ -110,6 +110,9 @@ class ServerProcess:
 
     def findings(self) -> Sequence[tuple[str, str]]:
         return self.log.findings()
+
+    def hits(self) -> Mapping[str, Mapping[str, int]]:
+        return self.log.hits()
 
     def release(self, sound: bool) -> None:
         self.end()

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from specdebug.assets import checkpoint_path
 from specdebug.engine.config import EngineConfig
-from specdebug.errors import ConfigError
 from specdebug.installs.recipe import recipes
 from specdebug.installs.store import Installed, find_installed, store_folder
 from specdebug.targets.base import Asked, Opening, OverThere
 from specdebug.targets.http.target import asked_of_server
 from specdebug.targets.launch.command import REVERTS, StartCommand
 from specdebug.targets.launch.target import StartedTarget
+from specdebug.targets.patches import patches_of
 from specdebug.targets.serving import EngineSettings
 from specdebug.targets.sglang.checkpoints import draft_folder
 from specdebug.targets.sglang.flags import ALWAYS_ENV, ON_CPU_ENV, Mapped, mapped, reserved_tokens
@@ -55,7 +55,7 @@ class SglangTarget(StartedTarget):
             here.python, "-m", "sglang.launch_server", "--port", "{port}",
             *self._mapped(options, seed, here).words, *self._settings.arguments,
         )  # fmt: skip
-        return StartCommand(words, self._env(site, there, cpu=cpu))
+        return StartCommand(words, self._env(site, here, there))
 
     def _installed(self) -> Installed:
         store = self._settings.store
@@ -70,14 +70,12 @@ class SglangTarget(StartedTarget):
             folders["speculative"] = {**options["speculative"], "draft_model": str(draft)}
         return mapped({**options, **folders}, cpu=here.device == "cpu")
 
-    def _env(self, site: Path, there: OverThere, *, cpu: bool) -> dict[str, str]:
-        if len(there.reverts) > 1:
-            numbers = ", ".join(map(str, there.reverts))
-            raise ConfigError(f"SGLang's own registry reverts one fix at a time, not {numbers}")
+    def _env(self, site: Path, here: Installed, there: OverThere) -> dict[str, str]:
+        cpu = here.device == "cpu"
+        inside = {"device": here.device, "reverts": patches_of(here, there.toggles)}
         env = {name: value for name, value in os.environ.items() if name not in (REVERTS, "PYTHONPATH")}
         env |= ALWAYS_ENV | (ON_CPU_ENV if cpu else {})
-        env |= {"PYTHONPATH": str(site), VARIABLE: json.dumps({"device": "cpu" if cpu else "cuda"})}
-        return env | dict(self._settings.env) | ({REVERTS: str(there.reverts[0])} if there.reverts else {})
+        return env | {"PYTHONPATH": str(site), VARIABLE: json.dumps(inside)} | dict(self._settings.env)
 
 
 def _stand_ins(here: Installed) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -30,6 +30,9 @@ class Process:
 
     def findings(self) -> Sequence[tuple[str, str]]:
         return ()
+
+    def hits(self) -> Mapping[str, Mapping[str, int]]:
+        return {}
 
     def release(self, sound: bool) -> None: ...
 

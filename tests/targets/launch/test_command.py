@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,14 @@ from specdebug.scenario.servers import LaunchedServer
 from specdebug.targets.base import OverThere
 from specdebug.targets.launch.command import StartCommand, command_of, free_port
 from specdebug.targets.launch.target import LaunchTarget
+from specdebug.toggles import NOTHING, Toggle
+
+
+def reverting(*numbers: int, **more: Any) -> OverThere:
+    """An arm that reverts fixes of these numbers, which have no edits."""
+    toggles = (Toggle(number, (), "", "", "", "", "", NOTHING, (), {}, Path("t.yaml")) for number in numbers)
+    return OverThere(tuple(toggles), **more)
+
 
 OPTIONS: dict[str, Any] = {
     "model": "tiny",
@@ -26,7 +35,7 @@ def made(text: str, there: OverThere | None = None, **settings: Any) -> StartCom
 
 
 def test_our_own_server_gets_the_options_the_reverts_and_the_probes_as_flags() -> None:
-    there = OverThere((27338, 10846), ("default", "kv"), "record", ("/mine",))
+    there = reverting(27338, 10846, probes=("default", "kv"), mode="record", content=("/mine",))
     words = made("serve", there).words
     assert words[:7] == (sys.executable, "-P", "-m", "specdebug", "serve", "--port", "{port}")
     said = " ".join(words)
@@ -39,7 +48,7 @@ def test_our_own_server_gets_the_options_the_reverts_and_the_probes_as_flags() -
 
 def test_another_s_command_gets_a_port_and_the_reverts_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "1")
-    command = made("run --at '127.0.0.1:{port}' --page-size 8", OverThere((27338,)), env={"A": "b"})
+    command = made("run --at '127.0.0.1:{port}' --page-size 8", reverting(27338), env={"A": "b"})
     assert command.on(5) == ["run", "--at", "127.0.0.1:5", "--page-size", "8"]
     assert (command.env["SGLANG_DEBUG_REVERT_PR"], command.env["A"]) == ("27338", "b")
     assert "SGLANG_DEBUG_REVERT_PR" not in made("run {port}").env
@@ -47,7 +56,7 @@ def test_another_s_command_gets_a_port_and_the_reverts_in_its_environment(monkey
 
 def test_equal_commands_start_the_same_server() -> None:
     assert made("run {port}").key == made("run {port}").key
-    assert made("run {port}").key != made("run {port}", OverThere((1,))).key
+    assert made("run {port}").key != made("run {port}", reverting(1)).key
     assert made("run {port}").key != made("run {port} --more").key
 
 

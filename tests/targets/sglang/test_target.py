@@ -16,6 +16,7 @@ from specdebug.targets.base import OverThere
 from specdebug.targets.registry import find_target
 from specdebug.targets.sglang.inside.plugin import VARIABLE
 from specdebug.targets.sglang.target import SglangTarget
+from specdebug.toggles import load_registry
 
 OPTIONS: dict[str, Any] = {"attention_backend": "fa3", "speculative": {"num_steps": 3}, "page_size": 4}
 
@@ -35,7 +36,7 @@ def target(store: Path, **more: Any) -> SglangTarget:
 
 
 def test_a_server_of_the_release_is_started_with_the_scenario_s_options(store: Path) -> None:
-    command = target(store, arguments=("--log-level", "debug"), env={"A": "b"}).command(OPTIONS, 7, OverThere((27360,)))
+    command = target(store, arguments=("--log-level", "debug"), env={"A": "b"}).command(OPTIONS, 7, OverThere())
     said = " ".join(command.words)
     assert said.startswith("/env/bin/python -m sglang.launch_server --port {port} ")
     assert said.endswith(" --log-level debug")
@@ -49,9 +50,8 @@ def test_a_server_of_the_release_is_started_with_the_scenario_s_options(store: P
     draft = Path(command.words[command.words.index("--speculative-draft-model-path") + 1])
     assert draft.parent == store / "sglang-0.5.13-cpu" / "checkpoints"
     assert json.loads((draft / "config.json").read_text())["tie_word_embeddings"] is False
-    assert command.env["SGLANG_DEBUG_REVERT_PR"] == "27360"
     assert (command.env["TRITON_INTERPRET"], command.env["A"]) == ("1", "b")
-    assert json.loads(command.env[VARIABLE]) == {"device": "cpu"}
+    assert json.loads(command.env[VARIABLE]) == {"device": "cpu", "reverts": []}
     assert (Path(command.env["PYTHONPATH"]) / "specdebug").is_symlink()
 
 
@@ -63,9 +63,19 @@ def test_what_this_process_has_is_not_the_server_s(store: Path, monkeypatch: pyt
     assert "/ours" not in env["PYTHONPATH"]
 
 
-def test_two_reverts_are_more_than_sglang_takes(store: Path) -> None:
-    with pytest.raises(ConfigError, match="reverts one fix at a time, not 27360, 26972"):
-        target(store).command(OPTIONS, 0, OverThere((27360, 26972)))
+def test_its_processes_get_the_patches_of_every_revert(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def patches_of(here: Installed, toggles: Any) -> list[dict[str, Any]]:
+        asked.append((here.version, toggles))
+        return [{"pr": 1, "patches": []}]
+
+    monkeypatch.setattr("specdebug.targets.sglang.target.patches_of", patches_of)
+    toggles = tuple(load_registry().all[:2])
+    env = target(store).command(OPTIONS, 0, OverThere(toggles)).env
+    assert asked == [("0.5.13", toggles)]
+    assert json.loads(env[VARIABLE])["reverts"] == [{"pr": 1, "patches": []}]
+    assert "SGLANG_DEBUG_REVERT_PR" not in env
 
 
 def test_what_is_not_installed_is_said_how_to_install(tmp_path: Path) -> None:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
+from specdebug.targets.inside.reverts import revert
+from specdebug.targets.inside.words import say
+
 VARIABLE = "SPECDEBUG_INSIDE"
 FAILED = 86
 """Exit status of a process in which this failed."""
-SAID = "specdebug inside: "
-"""What each line of ours in the engine's log begins with."""
 
 
 def register() -> None:
@@ -27,13 +27,27 @@ def register() -> None:
     if wanted is None:
         return
     try:
+        if wanted.get("reverts"):
+            told_when_asked(revert(wanted["reverts"]))  # first: what is replaced below imports what is to be patched
         if wanted.get("device") == "cpu":
-            _say(f"replaced on this CPU: {', '.join(replace_for_cpu())}")
+            say(f"replaced on this CPU: {', '.join(replace_for_cpu())}")
     except BaseException:
         traceback.print_exc()
-        _say("failed; this process ends")
-        sys.stderr.flush()
+        say("failed; this process ends")
         os._exit(FAILED)
+
+
+def told_when_asked(tell: Callable[[], None]) -> None:
+    """Have something told whenever the engine is asked how it does (``/server_info``)."""
+    from sglang.srt.managers.scheduler import Scheduler
+
+    answer = Scheduler.get_internal_state
+
+    def get_internal_state(self: Any, *asked: Any) -> Any:
+        tell()
+        return answer(self, *asked)
+
+    Scheduler.get_internal_state = get_internal_state
 
 
 def replace_for_cpu() -> list[str]:
@@ -88,7 +102,3 @@ def add_kernels() -> list[str]:
             setattr(found, name, stand_in)
     importlib.import_module("sglang.srt.speculative.eagle_info").TREE_SPEC_KERNEL_AVAILABLE = True  # type: ignore[attr-defined]
     return [f"speculative.{module}.{name}" for module, stand_ins in kernels.items() for name in stand_ins]
-
-
-def _say(text: str) -> None:
-    print(f"{SAID}{text}", file=sys.stderr, flush=True)

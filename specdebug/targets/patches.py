@@ -1,0 +1,53 @@
+"""An arm's reverts as patches for the release that is installed, held against its files before it is started."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from specdebug.drift.check import patches_for, why_none
+from specdebug.drift.dist import Dist
+from specdebug.drift.fit import fit
+from specdebug.drift.members import open_package
+from specdebug.errors import ConfigError
+from specdebug.installs.store import Installed
+from specdebug.toggles import Toggle
+
+_FIND = "import importlib.util, sys; print(importlib.util.find_spec(sys.argv[1]).submodule_search_locations[0])"
+
+
+def patches_of(here: Installed, toggles: Sequence[Toggle]) -> list[dict[str, Any]]:
+    """The patches that revert some fixes in a release, as plain data for its processes. Raises ConfigError for a fix
+    that has none for it, or whose patches do not fit the files that are there."""
+    if not toggles:
+        return []
+    dist = Dist(here.engine, Version(here.version), open_package(_package(here.python, here.engine)))
+    plain = []
+    for toggle in toggles:
+        found = patches_for(dist, toggle)
+        if found is None:
+            raise ConfigError(f"{toggle.pr} cannot be reverted in {here.release}: {why_none(dist, toggle)}")
+        _, patches = found
+        for problem in fit(dist, patches).problems:
+            near = f"; nearest is {problem.near.where}" if problem.near else ""
+            raise ConfigError(f"{toggle.pr} does not fit {here.release} in {dist.path}: {problem.what}{near}")
+        plain.append({"pr": toggle.pr, "patches": [asdict(patch) for patch in patches]})
+    return plain
+
+
+@cache
+def _package(python: str, name: str) -> Path:
+    """Where an environment imports a package from. Raises ConfigError."""
+    words = [python, "-I", "-c", _FIND, name]
+    try:
+        told = subprocess.run(words, capture_output=True, text=True, cwd=tempfile.gettempdir(), timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        raise ConfigError(f"{python} cannot import {name} any more; install it again") from None
+    return Path(told.stdout.strip())

@@ -1,0 +1,75 @@
+"""An arm's reverts as patches for an installed release: only what fits its files goes to its processes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from specdebug.errors import ConfigError
+from specdebug.installs.store import Installed
+from specdebug.targets import patches as module
+from specdebug.targets.patches import patches_of
+from specdebug.toggles import Toggle, load_toggle
+
+TOGGLE = """
+pr: 77
+title: widen the rows
+url: https://example.org/pull/77
+family: rows
+symptom: none here
+patches:
+  sglang:
+    ">=0.5.13,<0.5.14":
+      - target: sglang.rows:width
+        edits: [{match: return 3, replacement: return 2}]
+"""
+
+
+@pytest.fixture
+def toggle(tmp_path: Path) -> Toggle:
+    (tmp_path / "77.yaml").write_text(TOGGLE)
+    return load_toggle(tmp_path / "77.yaml")
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    package = tmp_path / "site" / "sglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "rows.py").write_text("def width():\n    return 3\n")
+    monkeypatch.setattr(module, "_package", lambda python, name: package)
+    return package
+
+
+def release(tmp_path: Path, version: str = "0.5.13") -> Installed:
+    return Installed(tmp_path, "sglang", version, "cpu", sys.executable, False)
+
+
+def test_patches_that_fit_are_plain_data(tmp_path: Path, toggle: Toggle, package: Path) -> None:
+    (fix,) = patches_of(release(tmp_path), [toggle])
+    assert fix["pr"] == 77
+    (patch,) = fix["patches"]
+    assert (patch["module"], patch["qualname"]) == ("sglang.rows", "width")
+    assert [edit["id"] for edit in patch["edits"]] == ["77#1"]
+    assert patches_of(release(tmp_path), []) == []
+
+
+def test_a_release_that_is_another_now_is_refused_with_the_nearest_place(
+    tmp_path: Path, toggle: Toggle, package: Path
+) -> None:
+    (package / "rows.py").write_text("def width():\n    return 4\n")
+    with pytest.raises(ConfigError, match=r"77 does not fit sglang==0\.5\.13 in .*nearest is .*rows\.py:2"):
+        patches_of(release(tmp_path), [toggle])
+
+
+def test_a_release_that_a_fix_has_no_patches_for(tmp_path: Path, toggle: Toggle, package: Path) -> None:
+    with pytest.raises(ConfigError, match=r"77 cannot be reverted in sglang==0\.5\.14: patches are for >=0\.5\.13,<0"):
+        patches_of(release(tmp_path, "0.5.14"), [toggle])
+
+
+def test_a_package_is_where_its_environment_imports_it_from() -> None:
+    assert module._package(sys.executable, "json").name == "json"
+    with pytest.raises(ConfigError, match="cannot import no_such_engine any more"):
+        module._package(sys.executable, "no_such_engine")

@@ -145,7 +145,7 @@ def _accept(listening: socket.socket, shelf: Shelf) -> None:
 def _lend(connection: socket.socket, shelf: Shelf) -> None:
     """Serve one worker."""
     server: ServerProcess | None = None
-    with connection, connection.makefile("rw", encoding="utf-8") as talk, contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError), connection, connection.makefile("rw", encoding="utf-8") as talk:
         try:
             wish = ServerWish.read(talk.readline())
             server = _started(wish, talk, shelf)

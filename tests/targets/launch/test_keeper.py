@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 
 import pytest
 
-from specdebug.targets.launch.keeper import ServerWish
+from specdebug.targets.launch.keeper import ServerWish, Shelf, _lend
 from specdebug.targets.launch.lease import LentServer, ServerKeeper
 from specdebug.targets.launch.process import StartFailed
 from specdebug.targets.serving import NoServer
@@ -79,3 +80,13 @@ def test_a_server_whose_worker_is_gone_without_a_word_is_ended(keeper: ServerKee
     assert second.pid != first.pid
     keeper.close()
     assert not lives(first.pid)
+
+
+def test_a_worker_that_leaves_while_its_server_starts_is_no_error() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    theirs.sendall(wish().line.encode())
+    theirs.close()
+    shelf = Shelf()
+    _lend(ours, shelf)  # which cannot tell anybody how the start goes on
+    assert shelf.take(wish()) is None
+    assert shelf._used == []

@@ -91,6 +91,8 @@ BELONGS = {
     "prefix_cache": "schedule",
     "req_to_token": "schedule",
     "books": "schedule",
+    "draft_tree": "tree",
+    "liveness": "schedule",
     "ownership": "schedule",
     "rows": "schedule",
     "locks": "schedule",
@@ -133,26 +135,27 @@ def stages_of(file: str) -> tuple[str, ...]:
     return next((stages for glob, stages in STAGES_OF.items() if fnmatchcase(file, glob)), ())
 
 
-def stage_of(result: ArmResult) -> str | None:
-    """The stage that a failure's signature names; None for an exception in code that all stages share."""
+def stages_named(result: ArmResult) -> tuple[str, ...]:
+    """The stages that a failure's signature names, several where it names a file that is part of these; none for an
+    exception in code that all stages share."""
     located, first = result.outcome.located, result.outcome.violations[0]
     site = located.stage or located.site if located is not None else first.data.get("caller") or first.site
     parts = site.partition("->")[0].split(".")
     for end in range(len(parts), 0, -1):  # an exception names the function that raised it
         file = f"engine/{'/'.join(parts[:end])}.py"
         if located is None and (PACKAGE / file).is_file():
-            return next(iter(stages_of(file)), None)
-    return BELONGS.get(parts[0], parts[0])
+            return stages_of(file)
+    return (BELONGS.get(parts[0], parts[0]),)
 
 
-def is_right(stage: str | None, files: Sequence[str]) -> bool | None:
-    """True for a stage that one of the files is part of, or that comes next; None if a file, or where the failure came
-    to light, is part of all."""
+def is_right(named: Sequence[str], files: Sequence[str]) -> bool | None:
+    """True if a stage that is named is one that some file is part of, or comes next; None if a file, or where the
+    failure came to light, is part of all."""
     stages = [stages_of(file) for file in files]
-    if stage is None or not all(stages):
+    if not named or not all(stages):
         return None
     own = {each for some in stages for each in some}
-    return stage in own or any(stage in AFTER.get(each, ()) for each in own)
+    return any(stage in own or any(stage in AFTER.get(each, ()) for each in own) for stage in named)
 
 
 def shipped(library: Library) -> Iterator[Broken]:
@@ -188,7 +191,7 @@ def judge(pool: WorkerPool, library: Library, broken: Broken, seeds: int) -> tup
     failed = [each for each in locator.located(results) if each.outcome.verdict == "fail"]
     counts = Counter(each.outcome.signature or "" for each in failed)
     commonest = next((each for each in failed if each.outcome.signature == max(counts, key=counts.__getitem__)), None)
-    right = None if commonest is None else is_right(stage_of(commonest), broken.files)
+    right = None if commonest is None else is_right(stages_named(commonest), broken.files)
     judged = Judged(broken.name, broken.files, seeds, len(failed), dict(counts.most_common()), right)
     return judged, interrupted or locator.interrupted
 
@@ -234,6 +237,8 @@ def show(found: Sequence[Judged], seeds: int) -> None:
         f"the stage is right in {sum(told)} of {len(told)}; {len(failed) - len(told)} more are part of every stage"
     )
     console.print(f"the signature is the same in at least 19 of 20 failures in {sum(steady)} of {len(steady)}")
+    failures, same = sum(each.failed for each in failed), sum(each.same for each in failed)
+    console.print(f"{same} of {failures} failures have their arm's commonest signature")
 
 
 def _file(module: str) -> str:

@@ -17,6 +17,7 @@ SERVED = {
     "http": "specdebug.targets.http",
     "launch": "specdebug.targets.launch",
     "sglang": "specdebug.targets.sglang",
+    "vllm": "specdebug.targets.vllm",
 }
 """Modules that make a target of what a scenario says about a server, by the kind of that."""
 SERVE = "serve"

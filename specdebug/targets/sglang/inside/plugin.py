@@ -1,6 +1,6 @@
 """The entry point: SGLang calls :func:`register` in each of its processes, before it imports its models.
 
-:data:`VARIABLE` holds, as JSON, what is wanted inside. Without it nothing is done. Should something fail, the process
+``targets.inside.VARIABLE`` says what is wanted. Without it nothing is done. Should something fail, the process
 ends: an engine that runs without what was asked for would be judged for what it is not.
 """
 
@@ -13,10 +13,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from specdebug.targets.inside import VARIABLE
 from specdebug.targets.inside.reverts import revert
 from specdebug.targets.inside.words import say
 
-VARIABLE = "SPECDEBUG_INSIDE"
 FAILED = 86
 """Exit status of a process in which this failed."""
 

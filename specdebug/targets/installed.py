@@ -1,0 +1,61 @@
+"""Targets that are releases of other engines, installed here by ``specdebug engines`` and started for each arm."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdebug.engine.config import EngineConfig
+from specdebug.installs.store import Installed, find_installed, store_folder
+from specdebug.targets.base import Asked, Opening, OverThere
+from specdebug.targets.http.target import asked_of_server
+from specdebug.targets.inside import VARIABLE
+from specdebug.targets.launch.command import REVERTS
+from specdebug.targets.launch.target import StartedTarget
+from specdebug.targets.patches import patches_of
+from specdebug.targets.serving import EngineSettings
+
+if TYPE_CHECKING:
+    from specdebug.targets.http.session import HttpSession
+
+
+class InstalledTarget(StartedTarget):
+    """A release of an engine. Whoever derives from it maps the options (:meth:`notes`, ``command``)."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings: EngineSettings = settings
+
+    def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
+        """What of some options is otherwise there, a line each. Raises ConfigError for what cannot be there."""
+        raise NotImplementedError
+
+    def room(self, config: EngineConfig) -> int:
+        """Tokens of prompt and output that a request may have."""
+        return config.context_length
+
+    def asked(self, options: Mapping[str, Any]) -> Asked:
+        config = EngineConfig.from_dict(options)  # what cannot be is told where it stands, before anything is started
+        return replace(asked_of_server(self._settings, options), unused=(), context_length=self.room(config))
+
+    def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
+        for note in self.notes(options, self.installed()):
+            opening.say("note", text=f"engine.{note}")
+        return super().open(options, seed, opening)
+
+    def installed(self) -> Installed:
+        """The environment. Raises StoreError where there is none."""
+        store = self._settings.store
+        return find_installed(store_folder(None if store is None else Path(store)), self._settings.named)
+
+    def environment(
+        self, site: Path, here: Installed, there: OverThere, own: Mapping[str, str], **inside: Any
+    ) -> dict[str, str]:
+        """The variables of its processes: ours, the engine's ``own``, what is wanted ``inside``, and the user's. Raises
+        ConfigError where a fix cannot be reverted."""
+        env = {name: value for name, value in os.environ.items() if name not in (REVERTS, "PYTHONPATH")}
+        wanted = {"device": here.device, "reverts": patches_of(here, there.toggles), **inside}
+        return env | dict(own) | {"PYTHONPATH": str(site), VARIABLE: json.dumps(wanted)} | dict(self._settings.env)

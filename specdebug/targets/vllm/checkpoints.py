@@ -1,0 +1,104 @@
+"""Draft heads as vLLM reads them.
+
+vLLM 0.32.0 takes a head for EAGLE's by ``architectures: [EagleLlamaForCausalLM]`` alone. Two things of EAGLE's own
+format it reads otherwise, and its drafts are worthless then, without a word (of the shipped ``tiny-eagle`` none of 186
+was accepted; 2026-11-23):
+
+- ``bias: true`` of the config says that ``fc`` has a bias. vLLM's Llama layers take that key for biases of attention,
+  which no head has: they stay as torch allocated them.
+- ``fc.bias`` itself is not loaded: vLLM builds ``fc`` without one, and skips the tensor.
+
+So a head that has a bias is given to vLLM by a folder of its own: the config without the key, and the bias folded into
+an embedding of the head's own, ``e + W^-1 b`` with ``W`` the embedding's half of ``fc``, which gives the same ``fc``
+output but for rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdebug.assets import checkpoint_path
+from specdebug.errors import CheckpointError, SpecDebugError
+from specdebug.files import replace_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ARCHITECTURE = "EagleLlamaForCausalLM"
+_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+_EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")
+
+
+def draft_folder(name: str, target: str, below: Path) -> Path:
+    """The folder of a draft head for vLLM: its own, or one made ``below``. ``target``: whose embedding it shares.
+    Raises SpecDebugError."""
+    path = checkpoint_path(name).resolve()
+    config = _config(path)
+    if _is_eagle3(config) or (config.get("architectures") == [ARCHITECTURE] and "bias" not in config):
+        return path
+    facts = f"{path}{checkpoint_path(target).resolve()}{json.dumps(config)}"
+    made = below / f"{path.name}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
+    if (made / _CONFIG).exists():
+        return made
+    config = {**{key: value for key, value in config.items() if key != "bias"}, "architectures": [ARCHITECTURE]}
+    try:
+        made.mkdir(parents=True, exist_ok=True)
+        _write_weights(path, checkpoint_path(target), made / _WEIGHTS)
+        for file in path.iterdir():
+            link = made / file.name
+            if file.suffix != ".safetensors" and file.name != _CONFIG and not link.exists():
+                link.symlink_to(file)
+        replace_file(made / _CONFIG, (json.dumps(config, indent=1) + "\n").encode())  # last: it says that all is there
+    except OSError as error:
+        raise SpecDebugError(f"cannot write {error.filename or made}: {error.strerror}") from None
+    return made
+
+
+def with_bias_folded(weights: Mapping[str, Tensor], embedding: Tensor) -> dict[str, Tensor]:
+    """A head's tensors without ``fc.bias``, and with an embedding that stands for it. ``embedding``: [V, H], the one
+    that the head would have used. Raises CheckpointError where no embedding can stand for the bias."""
+    import torch
+
+    rest = dict(weights)
+    bias = rest.pop("fc.bias", None)
+    if bias is None:
+        return rest
+    half = rest["fc.weight"][:, : embedding.shape[1]].double()
+    try:
+        shift = torch.linalg.solve(half, bias.double())
+    except RuntimeError:  # torch.linalg.LinAlgError
+        raise CheckpointError(
+            "the head's fc.bias cannot be folded into its embedding, and vLLM's fc has none"
+        ) from None
+    rest["embed_tokens.weight"] = (embedding.double() + shift).float()
+    return rest
+
+
+def _write_weights(head: Path, target: Path, into: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = {name: each for file in sorted(head.glob("*.safetensors")) for name, each in load_file(file).items()}
+    of_target = {name: each for file in sorted(target.glob("*.safetensors")) for name, each in load_file(file).items()}
+    found = next((each[name] for each in (tensors, of_target) for name in _EMBEDDINGS if name in each), None)
+    if found is None:
+        raise CheckpointError(f"neither {head} nor {target} has an embedding")
+    beside = into.with_name(f".{into.name}-{os.getpid()}")
+    save_file({name: each.contiguous() for name, each in with_bias_folded(tensors, found).items()}, beside)
+    os.replace(beside, into)
+
+
+def _is_eagle3(config: Mapping[str, Any]) -> bool:
+    return any("eagle3" in str(each).lower() for each in config.get("architectures") or ())
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path / _CONFIG} cannot be read: {error}") from None
+    return config

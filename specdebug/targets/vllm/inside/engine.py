@@ -1,0 +1,124 @@
+"""vLLM's engine in a thread of its own: requests go in and what becomes of them comes out, step by step."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specdebug.targets.inside.words import say
+from specdebug.targets.vllm.inside.accepted import on_verify
+
+FAILED = 86
+"""Exit status of the process when the engine has failed."""
+Event = dict[str, Any]
+
+
+@dataclass
+class Served:
+    """One request. ``told`` takes its events, and is called in the engine's thread. ``accepted``: by number of drafts
+    that were, how many verifies."""
+
+    rid: str
+    prompt: list[int]
+    told: Callable[[Event], None]
+    accepted: dict[int, int] = field(default_factory=dict)
+
+    def event(self, text: str, ids: list[int], cached: int, finish: Mapping[str, Any] | None) -> Event:
+        """An event of SGLang's interface, with all tokens so far."""
+        verifies = sum(self.accepted.values())
+        meta: Event = {
+            "id": self.rid,
+            "prompt_tokens": len(self.prompt),
+            "completion_tokens": len(ids),
+            "cached_tokens": cached,
+            "finish_reason": finish,
+            "spec_verify_ct": verifies,
+        }
+        if verifies:
+            longest = max(self.accepted)
+            meta["spec_accept_histogram"] = [self.accepted.get(length, 0) for length in range(longest + 1)]
+            meta["spec_accept_length"] = 1 + sum(n * times for n, times in self.accepted.items()) / verifies
+        return {"text": text, "output_ids": ids, "meta_info": meta}
+
+
+class EngineThread:
+    """Serves requests with one engine. Everything that touches it runs in its thread, in the order it was asked."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        """Load it; this takes as long as vLLM does."""
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        on_verify(self._verified)
+        self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        self._served: dict[str, Served] = {}
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.verifies, self.accepted = 0, 0
+        threading.Thread(target=self._run, name="engine", daemon=True).start()
+
+    @property
+    def config(self) -> Any:
+        """vLLM's configuration."""
+        return self._engine.vllm_config
+
+    def ask(self, work: Callable[[], None]) -> None:
+        """Have something done in the engine's thread, between two steps."""
+        self._work.put(work)
+
+    def add(self, served: Served, params: Any) -> None:
+        """Begin a request; in the engine's thread. Raises ValueError for one that cannot be served."""
+        self._engine.add_request(served.rid, {"prompt_token_ids": served.prompt}, params)
+        self._served[served.rid] = served
+
+    def abort(self, rid: str) -> None:
+        """End a request where it is; in the engine's thread."""
+        served = self._served.pop(rid, None)
+        if served is not None:
+            self._engine.abort_request([rid])
+            served.told(served.event("", [], 0, {"type": "abort", "message": "Aborted"}))
+
+    def flush(self) -> bool:
+        """Forget every prefix, unless something is served; in the engine's thread."""
+        return not self._served and bool(self._engine.reset_prefix_cache())
+
+    def _run(self) -> None:
+        try:
+            while True:
+                while not self._engine.has_unfinished_requests() or not self._work.empty():
+                    self._work.get()()
+                for output in self._engine.step():
+                    self._give(output)
+        except BaseException:
+            traceback.print_exc()
+            say("the engine has failed; this process ends")
+            os._exit(FAILED)
+
+    def _give(self, output: Any) -> None:
+        served = self._served.get(output.request_id)
+        if served is None:  # it was aborted
+            return
+        (made,) = output.outputs
+        finish = None
+        if output.finished:
+            del self._served[output.request_id]
+            finish = {"type": made.finish_reason}
+            if made.finish_reason == "stop":
+                finish["matched"] = made.stop_reason if made.stop_reason is not None else made.token_ids[-1]
+            else:
+                finish["length"] = len(made.token_ids)
+        served.told(served.event(made.text, list(made.token_ids), output.num_cached_tokens or 0, finish))
+
+    def _verified(self, rid: str, drafts: int) -> None:
+        """A verify has accepted so many drafts of a request, which vLLM names by the id it was given and a suffix."""
+        served = self._served.get(rid) or next(
+            (each for name, each in self._served.items() if rid.startswith(f"{name}-")), None
+        )
+        if served is not None:
+            served.accepted[drafts] = served.accepted.get(drafts, 0) + 1
+            self.verifies += 1
+            self.accepted += drafts

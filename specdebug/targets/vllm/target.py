@@ -1,0 +1,56 @@
+"""The target ``vllm``: a release of vLLM that is installed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdebug.assets import checkpoint_path
+from specdebug.engine.config import EngineConfig
+from specdebug.installs.store import Installed
+from specdebug.targets.base import Asked, OverThere
+from specdebug.targets.installed import InstalledTarget
+from specdebug.targets.launch.command import StartCommand
+from specdebug.targets.site import make_site
+from specdebug.targets.vllm.checkpoints import draft_folder
+from specdebug.targets.vllm.options import VllmOptions, mapped
+
+ALWAYS_ENV = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+ON_CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+"""GiB; how much of it is used says the number of blocks."""
+SERVE = "specdebug.targets.vllm.inside.serve"
+
+
+class VllmTarget(InstalledTarget):
+    """A release of vLLM."""
+
+    name = "vllm"
+
+    def asked(self, options: Mapping[str, Any]) -> Asked:
+        config = EngineConfig.from_dict(options)
+        mapped(config, "", "", cpu=True)  # what it cannot do is told before anything is started
+        return super().asked(options)
+
+    def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
+        return self._mapped(options, here).notes
+
+    def command(self, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
+        """Raises StoreError where the release is not installed, ConfigError."""
+        here = self.installed()
+        arguments = {**self._mapped(options, here).arguments, "seed": seed}
+        own = ALWAYS_ENV | (ON_CPU_ENV if here.device == "cpu" else {})
+        env = self.environment(make_site(here.folder, {}), here, there, own, engine=arguments)
+        return StartCommand((here.python, "-P", "-m", SERVE, "--port", "{port}", *self._settings.arguments), env)
+
+    def _mapped(self, options: Mapping[str, Any], here: Installed) -> VllmOptions:
+        """The arguments, checkpoints by their folders."""
+        config = EngineConfig.from_dict(options)
+        draft = None
+        if config.draft_model is not None:
+            draft = str(draft_folder(config.draft_model, config.model, here.folder / "checkpoints"))
+        return mapped(config, str(checkpoint_path(config.model).resolve()), draft, cpu=here.device == "cpu")

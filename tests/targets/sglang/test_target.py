@@ -13,8 +13,8 @@ from specdebug.errors import ConfigError
 from specdebug.installs.store import Installed, StoreError
 from specdebug.scenario.servers import ReleasedEngine
 from specdebug.targets.base import OverThere
+from specdebug.targets.inside import VARIABLE
 from specdebug.targets.registry import find_target
-from specdebug.targets.sglang.inside.plugin import VARIABLE
 from specdebug.targets.sglang.target import SglangTarget
 from specdebug.toggles import load_registry
 
@@ -70,7 +70,7 @@ def test_its_processes_get_the_patches_of_every_revert(store: Path, monkeypatch:
         asked.append((here.version, toggles))
         return [{"pr": 1, "patches": []}]
 
-    monkeypatch.setattr("specdebug.targets.sglang.target.patches_of", patches_of)
+    monkeypatch.setattr("specdebug.targets.installed.patches_of", patches_of)
     toggles = tuple(load_registry().all[:2])
     env = target(store).command(OPTIONS, 0, OverThere(toggles)).env
     assert asked == [("0.5.13", toggles)]

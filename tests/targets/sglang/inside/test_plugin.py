@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 
-from specdebug.targets.sglang.inside.plugin import FAILED, VARIABLE
+from specdebug.targets.inside import VARIABLE
+from specdebug.targets.sglang.inside.plugin import FAILED
 
 CALL = "from specdebug.targets.sglang.inside.plugin import register; register(); print('goes on')"
 

@@ -28,8 +28,9 @@ test: $(VENV)/.ready-test  ## Run the tests that need no GPU and are not slow.
 test-all: $(VENV)/.ready-test  ## Run the slow ones, too.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not gpu and not engines" tests
 
-test-engines: $(VENV)/.ready-test  ## Install SGLang for a CPU (into SPECDEBUG_ENGINES, or the cache) and run the tests on it.
+test-engines: $(VENV)/.ready-test  ## Install SGLang and vLLM for a CPU (into SPECDEBUG_ENGINES, or the cache) and test on them.
 	$(BIN)/specdebug engines install sglang==0.5.13 --no-check
+	$(BIN)/specdebug engines install vllm==0.32.0 --no-check
 	$(BIN)/python -m pytest -q -m engines tests/engines
 
 test-portable: $(VENV)/.ready-test  ## Run what is numerical under other processors' arithmetic; SHORT=1, SETTINGS=24.

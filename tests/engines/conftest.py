@@ -1,0 +1,16 @@
+"""The releases that these tests run on must be installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdebug.installs.release import parse_release
+from specdebug.installs.store import StoreError, find_installed, store_folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed(request: pytest.FixtureRequest) -> None:
+    try:
+        find_installed(store_folder(None), parse_release(request.module.RELEASE))
+    except StoreError as error:
+        pytest.fail(f"{error} (make test-engines does)")

@@ -1,0 +1,29 @@
+"""vLLM's own code on a CPU: scenarios of chains run on it and agree with our engine token for token."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.engines.replays import REPLAY, ROOT, alike, replayed
+
+pytestmark = pytest.mark.engines
+
+RELEASE = "vllm==0.32.0"
+
+
+@pytest.mark.parametrize("scenario", ["multiturn_cache_hit", "eagle3"])
+def test_tokens_and_accept_lengths_are_those_of_our_engine(scenario: str) -> None:
+    code, theirs = replayed(scenario, "--arm", "fixed", "--target", RELEASE)
+    assert (code, theirs["verdict"]) == (0, "pass"), theirs["detail"]
+    _, ours = replayed(scenario, "--arm", "fixed")
+    assert alike(theirs, ours)
+
+
+def test_a_tree_is_refused_where_it_stands() -> None:
+    words = [*REPLAY, "scenarios/topk_page_table.yaml", "--arm", "fixed", "--target", RELEASE]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "vLLM drafts chains, not trees" in done.stderr
+    assert "scenarios/topk_page_table.yaml:" in done.stderr

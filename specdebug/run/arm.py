@@ -194,6 +194,8 @@ class _Arm:
         """The arm's reverts and probes, for a target whose engine runs elsewhere."""
         if not self._payload["elsewhere"]:
             return OverThere()
+        from specdebug.scenario.packs import rules
+
         packs = pickle.loads(self._payload["packs"])
         roots = {Path(each.path).resolve().parents[1] for each in (*packs, *self._reverts)} - {shipped_root()}
         return OverThere(
@@ -202,6 +204,7 @@ class _Arm:
             mode,
             tuple(sorted(map(str, roots))),
             self._payload.get("keeper"),
+            rules(packs, mode),
         )
 
     def _hits_elsewhere(self) -> dict[str, dict[str, int]]:

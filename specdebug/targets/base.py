@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdebug.async_probe.gate import Rule
     from specdebug.targets.serving import ServerView
     from specdebug.toggles import Toggle
 
@@ -210,13 +211,15 @@ class Asked:
 class OverThere:
     """The part of an arm that is put in place where the engine runs: fixes to revert, names of probe packs, the mode of
     all probes if one is set, and the folders of content that those are from, beside what is shipped. ``keeper``: the
-    address of who keeps servers for several runs (``launch/keeper.py``), in a search."""
+    address of who keeps servers for several runs (``launch/keeper.py``), in a search. ``rules``: what those packs and
+    that mode come to."""
 
     toggles: tuple[Toggle, ...] = ()
     probes: tuple[str, ...] = ()
     mode: str | None = None
     content: tuple[str, ...] = ()
     keeper: str | None = None
+    rules: tuple[Rule, ...] = ()
 
     @property
     def reverts(self) -> tuple[int, ...]:

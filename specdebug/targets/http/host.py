@@ -31,6 +31,9 @@ class Host(Protocol):
     def hits(self) -> Mapping[str, Mapping[str, int]]:
         """By reverted fix, how often each of its edits has run; empty where its log does not tell."""
 
+    def reached(self) -> Mapping[str, int]:
+        """By probe site, how often it was passed; empty where its log does not tell."""
+
     @property
     def log_path(self) -> str: ...
 

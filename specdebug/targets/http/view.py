@@ -72,7 +72,9 @@ class HttpServerView:
 
     def reached(self) -> Mapping[str, int]:
         reached = own_words(self._server_info()).get("reached_sites")
-        return reached if isinstance(reached, Mapping) else {}
+        if isinstance(reached, Mapping):
+            return reached
+        return {} if self._host is None else self._host.reached()
 
     def _server_info(self) -> Mapping[str, Any]:
         """What the server says of itself; nothing, if it does not any more: that is told elsewhere."""

@@ -68,6 +68,9 @@ class LentServer:
     def hits(self) -> Mapping[str, Mapping[str, int]]:
         return self._log.hits()
 
+    def reached(self) -> Mapping[str, int]:
+        return self._log.reached()
+
     def release(self, sound: bool) -> None:
         self._talk.write(json.dumps({"release": sound}) + "\n")
         self._talk.flush()

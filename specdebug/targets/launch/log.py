@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from specdebug.errors import one_line
 from specdebug.logs.hits import Strength
@@ -57,13 +59,24 @@ class ServerLog:
             for fix, edits in self._all_hits().items()
         }
 
-    def _all_hits(self) -> dict[str, dict[str, int]]:
-        last = {}  # of each process
+    def reached(self) -> dict[str, int]:
+        """By probe site, how often it was passed in all processes of the engine since that was started."""
+        every: Counter[str] = Counter()
+        for told in self._last_told("reached"):
+            every.update(told)
+        return dict(every)
+
+    def _last_told(self, name: str) -> list[dict[str, Any]]:
+        """What each process last said of something."""
+        last = {}
         for line in self._bytes(0).decode("utf-8", "replace").splitlines():
-            if "hits" in (facts := facts_in(line)):
-                last[facts["pid"]] = facts["hits"]
+            if name in (facts := facts_in(line)):
+                last[facts["pid"]] = facts[name]
+        return list(last.values())
+
+    def _all_hits(self) -> dict[str, dict[str, int]]:
         every: dict[str, dict[str, int]] = {}
-        for told in last.values():
+        for told in self._last_told("hits"):
             for fix, edits in told.items():
                 counts = every.setdefault(fix, {})
                 for edit, count in edits.items():

@@ -114,6 +114,9 @@ class ServerProcess:
     def hits(self) -> Mapping[str, Mapping[str, int]]:
         return self.log.hits()
 
+    def reached(self) -> Mapping[str, int]:
+        return self.log.reached()
+
     def release(self, sound: bool) -> None:
         self.end()
 

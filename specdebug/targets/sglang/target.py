@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from specdebug.assets import checkpoint_path
 from specdebug.engine.config import EngineConfig
 from specdebug.installs.recipe import recipes
 from specdebug.installs.store import Installed
-from specdebug.targets.base import OverThere
+from specdebug.targets.base import Asked, OverThere
 from specdebug.targets.installed import InstalledTarget
 from specdebug.targets.launch.command import StartCommand
 from specdebug.targets.sglang.checkpoints import draft_folder
@@ -22,6 +23,9 @@ class SglangTarget(InstalledTarget):
     """A release of SGLang."""
 
     name = "sglang"
+
+    def asked(self, options: Mapping[str, Any]) -> Asked:
+        return replace(super().asked(options), probed=True)
 
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
         return self._mapped(options, 0, here).notes
@@ -38,7 +42,9 @@ class SglangTarget(InstalledTarget):
             here.python, "-m", "sglang.launch_server", "--port", "{port}",
             *self._mapped(options, seed, here).words, *self._settings.arguments,
         )  # fmt: skip
-        return StartCommand(words, self.environment(site, here, there, ALWAYS_ENV | (ON_CPU_ENV if cpu else {})))
+        own = ALWAYS_ENV | (ON_CPU_ENV if cpu else {})
+        probes = [asdict(rule) for rule in there.rules]
+        return StartCommand(words, self.environment(site, here, there, own, probes=probes))
 
     def _mapped(self, options: Mapping[str, Any], seed: int, here: Installed) -> Mapped:
         """The command line, checkpoints by their folders."""

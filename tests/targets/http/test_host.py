@@ -34,6 +34,9 @@ class Process:
     def hits(self) -> Mapping[str, Mapping[str, int]]:
         return {}
 
+    def reached(self) -> Mapping[str, int]:
+        return {}
+
     def release(self, sound: bool) -> None: ...
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from specdebug.targets.inside import VARIABLE
 from specdebug.targets.inside.reverts import revert
 from specdebug.targets.inside.words import say
+from specdebug.targets.sglang.inside.probes import probe
 
 FAILED = 86
 """Exit status of a process in which this failed."""
@@ -29,6 +30,8 @@ def register() -> None:
     try:
         if wanted.get("reverts"):
             told_when_asked(revert(wanted["reverts"]))  # first: what is replaced below imports what is to be patched
+        if wanted.get("probes"):
+            told_when_asked(probe(wanted["probes"]))
         if wanted.get("device") == "cpu":
             say(f"replaced on this CPU: {', '.join(replace_for_cpu())}")
     except BaseException:

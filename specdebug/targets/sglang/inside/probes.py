@@ -1,0 +1,136 @@
+"""SGLang's probes as ours: its ``maybe_detect_*`` calls, by our names of the sites, in record or assert mode.
+
+Upstream's functions keep their places in the modules that have imported them, and get other code, which calls
+:mod:`specdebug.async_probe`. What that records is told after every batch; the server lives on.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from specdebug import async_probe
+from specdebug.async_probe.gate import OFF, RECORD, Rule
+from specdebug.targets.inside.words import say, tell
+
+_NAME = "__specdebug_probes__"
+SITES: tuple[tuple[str, str], ...] = (
+    (r"draft_forward step .*topk_index", "draft.forward.topk_index"),
+    (r"draft_forward step ", "draft.forward.logits"),
+    (r"draft_forward: .*topk_p", "draft.topk_p"),
+    (r"EagleDraftCudaGraphRunner\.replay: topk_p", "draft_graph.replay.topk_p"),
+    (r"EagleDraftCudaGraphRunner\.replay: topk_index", "draft_graph.replay.topk_index"),
+    (r"organize_draft_results: top_scores_index", "draft.organize.top_scores_index"),
+    (r"draft_extend_for_decode", "draft_extend.logits"),
+    (r"draft_extend_for_prefill", "draft_prefill.logits"),
+    (r".*prepare_for_extend_to_fill_draft_kvcache input_ids", "draft_extend.input_ids"),
+    (r".*prepare_for_verify input_ids", "verify.input_ids"),
+    (r"verify: target model logits", "verify.logits"),
+    (r".*target_probs after softmax", "sampler.softmax.probs"),
+    (r".*target_probs after top_k", "sampler.top_k.probs"),
+    (r".*target_probs after top_p", "sampler.top_p.probs"),
+    (r".*accept_index", "accept.accept_index"),
+    (r".*accept_tokens", "accept.predict"),
+    (r".*num_correct_drafts", "accept.num_correct_drafts"),
+    (r"move_kv_cache tgt_loc", "move_kv_cache.tgt_loc"),
+    (r"move_kv_cache src_loc", "move_kv_cache.src_loc"),
+    (r"set_(mla_)?kv_buffer", "kv_pool.write.loc"),
+    (r"VocabParallelEmbedding input id", "embedding.input_ids"),
+)
+"""Upstream's words for a place, as patterns, and our name of the site; the first that fits counts."""
+
+
+@cache
+def site_of(words: str) -> str:
+    """Our name of the site that upstream's words mean; of words that are not known, these themselves."""
+    known = next((site for pattern, site in SITES if re.match(pattern, words)), None)
+    return known or "sglang." + (re.sub(r"\W+", "_", re.sub(r"\d+", "N", words)).strip("_").lower() or "unnamed")
+
+
+class _Calls:
+    """Takes upstream's calls."""
+
+    def nan(self, tensor: Any, words: str) -> None:
+        async_probe.maybe_detect_nan(tensor, site_of(words))
+
+    def inf(self, tensor: Any, words: str) -> None:
+        async_probe.maybe_detect_inf(tensor, site_of(words))
+
+    def oob(self, tensor: Any, low: int, high: int, words: str) -> None:
+        async_probe.maybe_detect_oob(tensor, low, high, site_of(words))
+
+    def page_aligned(self, tensor: Any, page_size: int, words: str) -> None:
+        if page_size > 1:
+            async_probe.maybe_detect_page_aligned(tensor, page_size, site_of(words))
+
+
+# Their code is run with upstream's globals, so the one name that they use is a builtin.
+def _nan(tensor: Any, msg: str = "") -> None:
+    __specdebug_probes__.nan(tensor, msg)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _inf(tensor: Any, msg: str = "") -> None:
+    __specdebug_probes__.inf(tensor, msg)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _oob(indices: Any, low: int, high: int, msg: str) -> None:
+    __specdebug_probes__.oob(indices, low, high, msg)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _page_aligned(indices: Any, page_size: int, msg: str) -> None:
+    __specdebug_probes__.page_aligned(indices, page_size, msg)  # type: ignore[name-defined]  # noqa: F821
+
+
+BECOME: Mapping[str, Any] = {
+    "maybe_detect_nan": _nan,
+    "maybe_detect_inf": _inf,
+    "maybe_detect_oob": _oob,
+    "maybe_detect_page_aligned": _page_aligned,
+}
+"""Upstream's probes, and the functions whose code and defaults they get."""
+
+
+def probe(rules: Sequence[Mapping[str, Any]]) -> Callable[[], None]:
+    """Have upstream's probes follow our rules (``Rule`` as plain data); returns what tells which sites were reached.
+    Raises AttributeError where upstream lacks one."""
+    from sglang.srt.utils import async_probe as upstream
+
+    chosen = [Rule(each["glob"], each["mode"], tuple(each["kinds"])) for each in rules]
+    async_probe.configure(RECORD if chosen else OFF, chosen)
+    setattr(builtins, _NAME, _Calls())
+    for name, ours in BECOME.items():
+        theirs = getattr(upstream, name)
+        theirs.__code__, theirs.__defaults__ = ours.__code__, ours.__defaults__
+    _follow_batches()
+
+    def tell_reached() -> None:
+        tell(pid=os.getpid(), reached=async_probe.reached())
+
+    return tell_reached
+
+
+def _follow_batches() -> None:
+    """Number the scheduler's batches, and tell after each what was found in it. What was found before the first is
+    forgotten: graphs are captured then, over buffers that hold nothing yet."""
+    from sglang.srt.managers.scheduler import Scheduler
+
+    run = Scheduler.run_batch
+    steps = 0
+
+    def run_batch(self: Any, *args: Any, **named: Any) -> Any:
+        nonlocal steps
+        if not steps:
+            async_probe.drain()
+        steps += 1
+        async_probe.set_step(steps)
+        try:
+            return run(self, *args, **named)
+        finally:
+            for finding in async_probe.poll():
+                say(finding.message())
+
+    Scheduler.run_batch = run_batch

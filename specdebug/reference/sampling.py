@@ -1,4 +1,8 @@
-"""The distribution that a sampled token is drawn from: softmax under a temperature, cut by top-k, then by top-p."""
+"""The distribution that a sampled token is drawn from: softmax under a temperature, cut by top-k, then by top-p.
+
+Top-p is of what top-k leaves. Some samplers cut by both at once (``joint``, as FlashInfer's ``filter_apply_order`` has
+it): top-p is of the whole distribution then, and leaves more.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,31 @@ import torch
 from torch import Tensor
 
 
-def kept_probs(logits: Tensor, temperature: float, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
-    """float64 probabilities of logits [.., V], the likeliest first, and their tokens. Top-p is of what top-k leaves,
-    and equals of the last kept are kept."""
+def kept_probs(
+    logits: Tensor, temperature: float, top_k: int, top_p: float, *, joint: bool = False
+) -> tuple[Tensor, Tensor]:
+    """float64 probabilities of logits [.., V], the likeliest first, and their tokens. Equals of the last kept are
+    kept."""
     ordered, tokens = logits.sort(-1, descending=True)
-    probs = torch.softmax(ordered.double() / temperature, -1)
+    probs = whole = torch.softmax(ordered.double() / temperature, -1)
     if 0 < top_k < probs.shape[-1]:
         probs = _only(probs, ordered >= ordered[..., top_k - 1 : top_k])
     if top_p < 1:
-        fewest = (probs.cumsum(-1) - probs < top_p).sum(-1, keepdim=True)
+        of = whole if joint else probs
+        fewest = (of.cumsum(-1) - of < top_p).sum(-1, keepdim=True)
         probs = _only(probs, ordered >= ordered.gather(-1, fewest - 1))
     return probs, tokens
 
 
 def may_be_kept(
-    logits: Tensor, tokens: Tensor, margins: Tensor, temperature: float, top_k: int, top_p: float
+    logits: Tensor,
+    tokens: Tensor,
+    margins: Tensor,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    *,
+    joint: bool = False,
 ) -> Tensor:
     """True for each of ``tokens`` [N] that top-k and top-p keep of logits [N, V], or would keep if rounding had moved
     any two logits towards or from each other by no more than ``margins`` [N]."""
@@ -30,7 +44,8 @@ def may_be_kept(
     probs = torch.softmax(logits.double() / temperature, -1)
     if 0 < top_k < logits.shape[-1]:
         kept &= above.sum(-1) < top_k
-        probs = _only(probs, logits >= logits.topk(top_k, -1).values[:, -1:] - margin)
+        if not joint:
+            probs = _only(probs, logits >= logits.topk(top_k, -1).values[:, -1:] - margin)
     if top_p < 1:
         before = torch.where(above, probs, 0.0).sum(-1)
         moved = before * torch.exp(-margins.double() / temperature)

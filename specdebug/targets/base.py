@@ -187,7 +187,7 @@ class Asked:
     thresholds of acceptance below 1 give drafts more. ``dense``: the checkpoint is here, so that the dense reference
     can judge. ``server``: it is reached over a network. ``probed``: it has the arm's probes live itself, and tells
     what they find. ``context_length``: tokens of prompt and output to which requests are cut, for a server that
-    declines longer ones."""
+    declines longer ones. ``joint``: of which sampled tokens top-k and top-p cut at once (``reference/sampling.py``)."""
 
     model: str
     device: str = "cpu"
@@ -203,6 +203,7 @@ class Asked:
     server: bool = False
     probed: bool = False
     context_length: int | None = None
+    joint: Literal["none", "first", "all"] = "none"
     unused: tuple[str, ...] = ()
     """Engine options of the arm that mean nothing to this target."""
 

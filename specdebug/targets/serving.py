@@ -89,7 +89,10 @@ class EngineSettings(StartSettings, Protocol):
 
 
 class ServerView(Protocol):
-    """A server, as oracles see it. What one cannot be asked for it does not show."""
+    """A server, as oracles see it. What one cannot be asked for it does not show. ``own``: it is ours."""
+
+    @property
+    def own(self) -> bool: ...
 
     def check_alive(self, *, generates: bool) -> str | None:
         """Ask it if it is well, by a request of its own if ``generates``; what is wrong, or None."""

@@ -43,3 +43,14 @@ def test_more_room_lets_more_in() -> None:
     kept = [int(may_be_kept(logits, tokens, torch.full((50,), room), 0.8, 9, 0.7).sum()) for room in (0.0, 0.05, 0.5)]
     assert kept == sorted(kept)
     assert kept[0] < kept[-1]
+
+
+def test_cut_jointly_top_p_is_of_the_whole_distribution() -> None:
+    logits = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.1]]))
+    one_by_one, tokens = kept_probs(logits, 1.0, 2, 0.5)  # of 0.57 and 0.43 the first is enough
+    assert one_by_one.tolist() == [[1.0, 0.0, 0.0, 0.0]]
+    jointly, _ = kept_probs(logits, 1.0, 2, 0.5, joint=True)
+    torch.testing.assert_close(jointly, torch.tensor([[4 / 7, 3 / 7, 0, 0]], dtype=torch.float64))
+    margins, each = torch.full((4,), 1e-4), logits.expand(4, 4)
+    assert may_be_kept(each, tokens[0], margins, 1.0, 2, 0.5).tolist() == [True, False, False, False]
+    assert may_be_kept(each, tokens[0], margins, 1.0, 2, 0.5, joint=True).tolist() == [True, True, False, False]

@@ -40,7 +40,8 @@ class Ends(Oracle):
                 got = f"was given {_named(tokens, request.output_ids)}" if tokens else "was reported finished again"
                 self._report(rid, "stream", f"{after} {got}", len(self._streamed[rid]) - len(tokens))
                 continue
-            self._check_end(request, finished=rid in report.finished)
+            server = session.server()
+            self._check_end(request, finished=rid in report.finished, ours=server is None or server.own)
             self._check_stream(request)
             self._check_accepted(request, tokens, report.accept_lengths, finished=rid in report.finished)
             if rid in report.finished:
@@ -57,8 +58,12 @@ class Ends(Oracle):
                     rid, "reason", f"{rid} was never reported finished; it has {count} of {most} tokens", count
                 )
 
-    def _check_end(self, request: RequestView, *, finished: bool) -> None:
-        """The output is as long as it may be and has no stop but at its end, and the reason says so."""
+    def _check_end(self, request: RequestView, *, finished: bool, ours: bool) -> None:
+        """The output is as long as it may be and has no stop but at its end, and the reason says so.
+
+        A stop that is also the last token there may be is ``stop`` to us; other engines (``ours`` is not set) may say
+        ``length``, as SGLang does.
+        """
         rid, output, most = request.rid, request.output_ids, request.sampling.max_new_tokens
         reason, last = request.finish_reason, len(output) - 1
         stop, stops = self._first_stop(request)
@@ -73,6 +78,8 @@ class Ends(Oracle):
             site = reason if reason in ("stop", "length") else "reason"
             held = f"{rid} ended ({reason}) after {len(output)} of {most} tokens and no stop"
             self._report(rid, site, f"{held}; {_last(output)}", last)
+        elif not ours and stops and reason == "length" and len(output) == most:
+            return
         elif reason != due:
             said = f"{rid} says finish reason {reason}, it is {due}"
             self._report(rid, "reason", f"{said}: {len(output)} of {most} tokens; {_last(output)}", last)

@@ -42,13 +42,13 @@ class SampledTokens(Oracle):
             return
         self.bench.looked(self.name)
         ids, start = [*request.prompt_ids, *request.output_ids], len(request.prompt_ids)
-        for first in range(start, len(ids), AT_ONCE):
-            stop = min(first + AT_ONCE, len(ids))
+        for first, stop in _parts(start, len(ids)):
             logits = reference.logits(ids[:stop], first)
-            if self._unsupported(request, logits, first - start):
+            joint = target.joint == "all" or (target.joint == "first" and first == start)
+            if self._unsupported(request, logits, first - start, joint=joint):
                 return
             if target.dtype == "float32" and target.exact:
-                self._count(request, logits, first - start)
+                self._count(request, logits, first - start, joint=joint)
         if self._test.alarm and not self._alarmed:
             self._alarmed = True
             test = self._test
@@ -62,19 +62,19 @@ class SampledTokens(Oracle):
         if 0 < self._test.draws < NEEDED and not self._alarmed:
             yield f"sampling@distribution: unknown: {self._test.draws} draws, needs {NEEDED}"
 
-    def _unsupported(self, request: Any, logits: torch.Tensor, position: int) -> bool:
+    def _unsupported(self, request: Any, logits: torch.Tensor, position: int, *, joint: bool) -> bool:
         """Report the first token that top-k or top-p leaves out. ``position``: of the first of the logits' rows."""
         sampling, bench = request.sampling, self.bench
         tokens = torch.tensor(request.output_ids[position : position + len(logits)])
         margins = TIE_MARGIN[bench.settings.target.dtype] * logits.abs().amax(-1)
         cut = sampling.temperature, sampling.top_k, sampling.top_p
-        bad = (~may_be_kept(logits, tokens, margins, *cut)).nonzero()
+        bad = (~may_be_kept(logits, tokens, margins, *cut, joint=joint)).nonzero()
         if not len(bad):
             return False
         row = int(bad[0])
         at, token = position + row, int(tokens[row])
         rank = int((logits[row] > logits[row, token]).sum())
-        left = int((kept_probs(logits[row], *cut)[0] > 0).sum())
+        left = int((kept_probs(logits[row], *cut, joint=joint)[0] > 0).sum())
         detail = (
             f"{request.rid} output {at}: sampled {token} {bench.decode([token])!r}, which {rank} tokens precede; top_k "
             f"{sampling.top_k} and top_p {sampling.top_p:g} leave {left} at temperature {sampling.temperature:g}"
@@ -83,15 +83,22 @@ class SampledTokens(Oracle):
         bench.report(Violation("sampling", "support", bench.step_of(request.rid, at), detail, data=data))
         return True
 
-    def _count(self, request: Any, logits: torch.Tensor, position: int) -> None:
+    def _count(self, request: Any, logits: torch.Tensor, position: int, *, joint: bool) -> None:
         sampling = request.sampling
-        probs, order = kept_probs(logits, sampling.temperature, sampling.top_k, sampling.top_p)
+        probs, order = kept_probs(logits, sampling.temperature, sampling.top_k, sampling.top_p, joint=joint)
         left = (probs > 0).sum(-1)
         tokens = torch.tensor(request.output_ids[position : position + len(logits)])
         # A near-tie at the border counts as the last that is kept.
         ranks = torch.minimum((order == tokens[:, None]).int().argmax(-1), left - 1)
         coins = [_coin(request.rid, position + row) for row in range(len(logits))]
         self._test.add(probs[:, : int(left.max())].numpy(), ranks.numpy(), np.array(coins), sampling.temperature)
+
+
+def _parts(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Positions from ``start`` on, so many at once as logits are kept of; the first, which is a prefill's, alone."""
+    yield start, min(start + 1, end)
+    for first in range(start + 1, end, AT_ONCE):
+        yield first, min(first + AT_ONCE, end)
 
 
 def _coin(rid: str, position: int) -> float:

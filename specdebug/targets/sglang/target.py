@@ -25,7 +25,9 @@ class SglangTarget(InstalledTarget):
     name = "sglang"
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
-        return replace(super().asked(options), probed=True)
+        asked = super().asked(options)
+        # Its sampler cuts by both at once; a verify, which samples all tokens but the first, by one after the other.
+        return replace(asked, probed=True, joint="first" if asked.drafts else "all")
 
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
         return self._mapped(options, 0, here).notes

@@ -39,8 +39,13 @@ class Told:
         self.held = FakeRequest("a.0", [1, 2], sampling)
         self.oracle = Ends(Bench(oracle_settings(), None, self.found.append, print, letters))
 
+        self.view: Any = None
+
     def request(self, rid: str) -> FakeRequest:
         return self.held
+
+    def server(self) -> Any:
+        return self.view
 
     def step(
         self,
@@ -82,6 +87,18 @@ def test_requests_that_end_as_they_should_are_silent() -> None:
         told.step([4, 4, 4], accepted=3)
         told.step(last, accepted=5, reason=reason)
         assert told.end() == []
+
+
+def test_of_another_s_server_a_stop_at_the_full_length_may_be_called_a_length() -> None:
+    for own, said in ((True, ["ends@reason"]), (False, [])):
+        told = Told()
+        told.view = SimpleNamespace(own=own)
+        told.step([3, 4, 4, 4, 5, 6, 7, STOP], reason="length", matched=None)
+        assert told.end() == said
+    told = Told()
+    told.view = SimpleNamespace(own=False)
+    told.step([3, STOP], reason="length", matched=None)
+    assert told.end() == ["ends@reason"]
 
 
 def test_an_aborted_request_ends_anywhere_and_is_given_nothing_more() -> None:

@@ -51,7 +51,7 @@ def test_a_server_of_the_release_is_started_with_the_scenario_s_options(store: P
     assert draft.parent == store / "sglang-0.5.13-cpu" / "checkpoints"
     assert json.loads((draft / "config.json").read_text())["tie_word_embeddings"] is False
     assert (command.env["TRITON_INTERPRET"], command.env["A"]) == ("1", "b")
-    assert json.loads(command.env[VARIABLE]) == {"device": "cpu", "reverts": []}
+    assert json.loads(command.env[VARIABLE]) == {"device": "cpu", "reverts": [], "probes": []}
     assert (Path(command.env["PYTHONPATH"]) / "specdebug").is_symlink()
 
 
@@ -90,3 +90,9 @@ def test_options_that_no_engine_has_are_refused_before_anything_is_started(store
         target(store).asked({"page_sze": 4})
     asked = target(store).asked(OPTIONS)
     assert (asked.server, asked.unused, asked.drafts) == (True, (), True)
+
+
+def test_its_first_token_is_cut_by_top_k_and_top_p_at_once_and_without_drafts_every_one(store: Path) -> None:
+    assert target(store).asked(OPTIONS).joint == "first"
+    assert target(store).asked({"model": "tiny"}).joint == "all"
+    assert target(store).asked(OPTIONS).probed

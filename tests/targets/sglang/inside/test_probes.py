@@ -1,0 +1,92 @@
+"""SGLang's probes become ours, wherever they have been imported to: on modules that stand for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specdebug.targets.launch.log import ServerLog
+from specdebug.targets.sglang.inside.probes import SITES, site_of
+
+UPSTREAM = """
+def maybe_detect_nan(tensor, msg=""):
+    raise AssertionError("upstream's own")
+
+maybe_detect_inf = lambda tensor, msg="": maybe_detect_nan(tensor)
+
+
+def maybe_detect_oob(indices, low, high, msg):
+    maybe_detect_nan(indices)
+
+
+def maybe_detect_page_aligned(indices, page_size, msg):
+    maybe_detect_nan(indices)
+"""
+SCHEDULER = """
+import torch
+from sglang.srt.utils.async_probe import maybe_detect_nan, maybe_detect_oob, maybe_detect_page_aligned, maybe_detect_inf
+
+
+class Scheduler:
+    def run_batch(self, ids):
+        maybe_detect_oob(torch.tensor(ids), 0, 10, "v2 prepare_for_verify input_ids")
+        maybe_detect_nan(torch.tensor([float("nan")]), f"some new place {len(ids)}")
+        maybe_detect_nan(None)
+        maybe_detect_inf(torch.ones(2), msg="verify: target model logits")
+        maybe_detect_page_aligned(torch.tensor(ids), 1, "x")
+        return len(ids)
+
+    def get_internal_state(self, asked):
+        return asked
+"""
+MAIN = """
+from specdebug.targets.sglang.inside.probes import probe
+from sglang.srt.managers.scheduler import Scheduler, maybe_detect_oob
+import torch
+tell = probe([{"glob": "*", "mode": "record", "kinds": ["nan", "inf", "oob"]}])
+maybe_detect_oob(torch.tensor([99]), 0, 10, "while graphs are captured")
+scheduler = Scheduler()
+print(scheduler.run_batch([1, 2]), scheduler.run_batch([1, 12, 13]))
+tell()
+"""
+
+
+def test_its_calls_are_recorded_by_our_names_and_told_after_each_batch(tmp_path: Path) -> None:
+    for name, text in (("utils/async_probe", UPSTREAM), ("managers/scheduler", SCHEDULER)):
+        file = tmp_path / "sglang" / "srt" / f"{name}.py"
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    (tmp_path / "main.py").write_text(MAIN)
+    root = Path(__file__).resolve().parents[4]
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "main.py")],
+        env={"PYTHONPATH": f"{tmp_path}:{root}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "2 3\n"), done.stderr
+    log = tmp_path / "log"
+    log.write_text(done.stderr)
+    read = ServerLog(log)
+    assert [signature for signature, _ in read.findings()] == ["nan@sglang.some_new_place_n", "oob@verify.input_ids"]
+    assert "[step 2, 2 bad, first 12 at 1]" in done.stderr
+    assert read.reached()["verify.input_ids"] == 2
+    assert "while_graphs_are_captured" not in "".join(signature for signature, _ in read.findings())
+
+
+@pytest.mark.parametrize(
+    ("words", "site"),
+    [
+        ("draft_forward step 3: topk_index OOB vs vocab_size=2048", "draft.forward.topk_index"),
+        ("draft_forward step 3", "draft.forward.logits"),
+        ("verify: target_probs after top_p_renorm", "sampler.top_p.probs"),
+        ("set_mla_kv_buffer (MLA)", "kv_pool.write.loc"),
+        ("", "sglang.unnamed"),
+    ],
+)
+def test_upstream_s_words_are_our_sites(words: str, site: str) -> None:
+    assert site_of(words) == site
+    assert len({pattern for pattern, _ in SITES}) == len(SITES)

@@ -245,22 +245,26 @@ def _read_engines(item: Item, pr: int, here: bool) -> tuple[tuple[Patch, ...], d
     if OWN_ENGINE not in engines and (here or not engines):
         hint = did_you_mean(OWN_ENGINE, engines) if engines else ""
         raise item.error(f"lacks the key '{OWN_ENGINE}'{hint}")
-    foreign: dict[str, dict[str, tuple[Patch, ...]]] = {}
-    for engine, versions in engines.items():
-        if engine == OWN_ENGINE:
-            continue
-        foreign[engine] = {}
-        if not versions.entries():
-            raise versions.error("needs a version range")
-        for wanted, patches in versions.entries().items():
-            if not all(_VERSION_RANGE.fullmatch(part.strip()) for part in wanted.split(",")):
-                message = f"'{one_line(wanted, 60)}' is no version range; write for example '>=0.5.12,<0.5.14'"
-                raise ContentError(message, patches.where_key)
-            foreign[engine][wanted] = _read_patches(patches, pr)
-    return _read_patches(engines[OWN_ENGINE], pr) if OWN_ENGINE in engines else (), foreign
+    owner = f"toggle {pr}"
+    foreign = {engine: read_ranges(item, owner) for engine, item in engines.items() if engine != OWN_ENGINE}
+    return _read_patches(engines[OWN_ENGINE], owner) if OWN_ENGINE in engines else (), foreign
 
 
-def _read_patches(item: Item, pr: int) -> tuple[Patch, ...]:
+def read_ranges(item: Item, owner: str) -> dict[str, tuple[Patch, ...]]:
+    """Patches of an engine by version range. ``owner``: who wants them, as errors name it. Raises ContentError."""
+    ranges: dict[str, tuple[Patch, ...]] = {}
+    if not item.entries():
+        raise item.error("needs a version range")
+    for wanted, patches in item.entries().items():
+        if not all(_VERSION_RANGE.fullmatch(part.strip()) for part in wanted.split(",")):
+            message = f"'{one_line(wanted, 60)}' is no version range; write for example '>=0.5.12,<0.5.14'"
+            raise ContentError(message, patches.where_key)
+        ranges[wanted] = _read_patches(patches, owner)
+    return ranges
+
+
+def _read_patches(item: Item, owner: str) -> tuple[Patch, ...]:
+    """``owner``'s last word begins the ids of the edits: ``27338#1`` of ``toggle 27338``."""
     patches, numbers = list[Patch](), itertools.count(1)
     for entry in item.items(at_least=1):
         table = entry.table(required=("target", "edits"))
@@ -269,8 +273,9 @@ def _read_patches(item: Item, pr: int) -> tuple[Patch, ...]:
             module, qualname = parse_target(target.text())
         except ValueError as error:
             raise target.error(f"is '{one_line(target.text(), 60)}': {error}") from None
-        edits = tuple(_read_edit(one, f"{pr}#{next(numbers)}") for one in table["edits"].items(at_least=1))
-        patches.append(Patch(f"toggle {pr}", module, qualname, edits, target.where))
+        name = owner.rpartition(" ")[2]
+        edits = tuple(_read_edit(one, f"{name}#{next(numbers)}") for one in table["edits"].items(at_least=1))
+        patches.append(Patch(owner, module, qualname, edits, target.where))
     return tuple(patches)
 
 

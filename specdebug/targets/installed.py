@@ -43,7 +43,7 @@ class InstalledTarget(StartedTarget):
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
         for note in self.notes(options, self.installed()):
-            opening.say("note", text=f"engine.{note}")
+            opening.say("note", text=note)
         return super().open(options, seed, opening)
 
     def installed(self) -> Installed:

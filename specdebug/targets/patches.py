@@ -18,6 +18,7 @@ from specdebug.drift.fit import fit
 from specdebug.drift.members import open_package
 from specdebug.errors import ConfigError
 from specdebug.installs.store import Installed
+from specdebug.patching import Patch
 from specdebug.toggles import Toggle
 
 _FIND = "import importlib.util, sys; print(importlib.util.find_spec(sys.argv[1]).submodule_search_locations[0])"
@@ -28,7 +29,7 @@ def patches_of(here: Installed, toggles: Sequence[Toggle]) -> list[dict[str, Any
     that has none for it, or whose patches do not fit the files that are there."""
     if not toggles:
         return []
-    dist = Dist(here.engine, Version(here.version), open_package(_package(here.python, here.engine)))
+    dist = _dist(here)
     plain = []
     for toggle in toggles:
         found = patches_for(dist, toggle)
@@ -40,6 +41,21 @@ def patches_of(here: Installed, toggles: Sequence[Toggle]) -> list[dict[str, Any
             raise ConfigError(f"{toggle.pr} does not fit {here.release} in {dist.path}: {problem.what}{near}")
         plain.append({"pr": toggle.pr, "patches": [asdict(patch) for patch in patches]})
     return plain
+
+
+def sites_of(here: Installed, sites: Sequence[Patch]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Those patches of added probe sites that fit a release, as plain data, and why others do not, a line each."""
+    dist = _dist(here)
+    plain, lacking = [], []
+    for patch in sites:
+        problems = fit(dist, [patch]).problems
+        lacking += [f"no probe is added to {patch.target}: {problem.what}" for problem in problems]
+        plain += [] if problems else [asdict(patch)]
+    return plain, lacking
+
+
+def _dist(here: Installed) -> Dist:
+    return Dist(here.engine, Version(here.version), open_package(_package(here.python, here.engine)))
 
 
 @cache

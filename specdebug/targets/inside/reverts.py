@@ -16,19 +16,23 @@ from specdebug.patching import Applied, Edit, Patch, apply, hits, spawned
 from specdebug.targets.inside.words import say, tell
 
 
-def revert(fixes: Sequence[Mapping[str, Any]]) -> Callable[[], None]:
-    """Revert fixes; returns what tells how often each edit has run in this process. Raises PatchError."""
-    patches = [_patch(each) for fix in fixes for each in fix["patches"]]
+def revert(fixes: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]] = ()) -> Callable[[], None]:
+    """Revert fixes, and put ``others``' patches in force that are no fix's; returns what tells how often each edit of a
+    fix has run in this process. Raises PatchError."""
+    patches = [_patch(each) for each in (*others, *(patch for fix in fixes for patch in fix["patches"]))]
     in_force: list[Applied] = spawned.carried or _applied(patches)
     owners = {edit.id: str(fix["pr"]) for fix in fixes for each in fix["patches"] for edit in _patch(each).edits}
-    say(f"reverted here: {', '.join(str(fix['pr']) for fix in fixes)}")
+    if fixes:
+        say(f"reverted here: {', '.join(str(fix['pr']) for fix in fixes)}")
 
     def tell_hits(*_: object) -> None:
         told: dict[str, dict[str, int]] = {}
         for applied in in_force:
             for edit, count in applied.own_hits().items():
-                told.setdefault(owners[edit], {})[edit] = count
-        tell(pid=os.getpid(), hits=told)
+                if edit in owners:
+                    told.setdefault(owners[edit], {})[edit] = count
+        if told:
+            tell(pid=os.getpid(), hits=told)
 
     hits.on_first = tell_hits  # at once: the next thing that happens may be the engine's death
     tell_hits()

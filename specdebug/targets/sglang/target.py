@@ -10,9 +10,11 @@ from specdebug.assets import checkpoint_path
 from specdebug.engine.config import EngineConfig
 from specdebug.installs.recipe import recipes
 from specdebug.installs.store import Installed
+from specdebug.targets.added_sites import added_sites
 from specdebug.targets.base import Asked, OverThere
 from specdebug.targets.installed import InstalledTarget
 from specdebug.targets.launch.command import StartCommand
+from specdebug.targets.patches import sites_of
 from specdebug.targets.sglang.checkpoints import draft_folder
 from specdebug.targets.sglang.flags import ALWAYS_ENV, ON_CPU_ENV, Mapped, mapped, reserved_tokens
 from specdebug.targets.sglang.site import site_files
@@ -30,7 +32,10 @@ class SglangTarget(InstalledTarget):
         return replace(asked, probed=True, joint="first" if asked.drafts else "all")
 
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
-        return self._mapped(options, 0, here).notes
+        return (
+            *(f"engine.{note}" for note in self._mapped(options, 0, here).notes),
+            *sites_of(here, added_sites(here))[1],
+        )
 
     def room(self, config: EngineConfig) -> int:
         return config.context_length - reserved_tokens(config)
@@ -46,7 +51,8 @@ class SglangTarget(InstalledTarget):
         )  # fmt: skip
         own = ALWAYS_ENV | (ON_CPU_ENV if cpu else {})
         probes = [asdict(rule) for rule in there.rules]
-        return StartCommand(words, self.environment(site, here, there, own, probes=probes))
+        sites = sites_of(here, added_sites(here))[0] if probes else []
+        return StartCommand(words, self.environment(site, here, there, own, probes=probes, sites=sites))
 
     def _mapped(self, options: Mapping[str, Any], seed: int, here: Installed) -> Mapped:
         """The command line, checkpoints by their folders."""

@@ -37,7 +37,7 @@ class VllmTarget(InstalledTarget):
         return super().asked(options)
 
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
-        return self._mapped(options, here).notes
+        return tuple(f"engine.{note}" for note in self._mapped(options, here).notes)
 
     def command(self, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
         """Raises StoreError where the release is not installed, ConfigError."""

@@ -28,8 +28,9 @@ def register() -> None:
     if wanted is None:
         return
     try:
-        if wanted.get("reverts"):
-            told_when_asked(revert(wanted["reverts"]))  # first: what is replaced below imports what is to be patched
+        if wanted.get("reverts") or wanted.get("sites"):
+            # first: what is replaced below imports what is to be patched
+            told_when_asked(revert(wanted["reverts"], wanted["sites"]))
         if wanted.get("probes"):
             told_when_asked(probe(wanted["probes"]))
         if wanted.get("device") == "cpu":

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import torch
+
 from specdebug import async_probe
 from specdebug.async_probe.gate import OFF, RECORD, Rule
 from specdebug.targets.inside.words import say, tell
@@ -66,6 +68,24 @@ class _Calls:
     def page_aligned(self, tensor: Any, page_size: int, words: str) -> None:
         if page_size > 1:
             async_probe.maybe_detect_page_aligned(tensor, page_size, site_of(words))
+
+    # Sites that upstream has no probe at: the calls are added by ``probes/sites/sglang.yaml``.
+
+    def draft_positions(self, batch: Any, step: int) -> None:
+        """Forward ``step`` of a draft is at L + step. Rows that a graph is padded with have the length 1."""
+        positions, lengths = batch.positions, batch.seq_lens
+        lengths = lengths.repeat_interleave(positions.numel() // lengths.numel())
+        base = torch.where(lengths > 1, lengths, positions - step)
+        async_probe.maybe_detect_oob(positions, step, step + 1, "draft.forward.positions", base)
+
+    def chunk_tail(self, tail_tokens: Any, batch: Any) -> None:
+        """Behind a chunk that is not the prompt's last comes the prompt's next token."""
+        if (token := batch.chunked_req_next_prompt_token) is None:
+            return
+        for number, request in enumerate(batch.reqs):
+            if request is batch.chunked_req:
+                behind = tail_tokens[number : number + 1]
+                async_probe.maybe_detect_oob(behind, int(token), int(token) + 1, "draft_prefill.input_ids")
 
 
 # Their code is run with upstream's globals, so the one name that they use is a builtin.

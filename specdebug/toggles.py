@@ -10,9 +10,11 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
 
 from specdebug.content import content_files
 from specdebug.errors import ContentError, SpecDebugError, Where, did_you_mean
@@ -50,7 +52,8 @@ NOTHING = Detection("", ())
 @dataclass(frozen=True)
 class Toggle:
     """One fix that can be reverted. A fix that this engine lacks has no ``patches``, and is detected by ``NOTHING``.
-    ``foreign``: per other engine, per version range, the edits that revert it there (see ``specdebug.drift``)."""
+    ``foreign``: per other engine, per version range, the edits that revert it there (see ``specdebug.drift``), and in
+    ``detected_in`` what shows it there."""
 
     pr: int
     aliases: tuple[int, ...]
@@ -63,6 +66,17 @@ class Toggle:
     patches: tuple[Patch, ...]
     foreign: Mapping[str, Mapping[str, tuple[Patch, ...]]]
     path: Path
+    detected_in: Mapping[str, Detection] = field(default_factory=dict)
+
+    def of_release(self, engine: str, version: str) -> Toggle | None:
+        """The fix as one of another engine's release: with its edits there, and what shows it there; None where none is
+        known for this version, or nothing shows it."""
+        ranges = self.foreign.get(engine, {})
+        held = (each for wanted, each in ranges.items() if SpecifierSet(wanted, prereleases=True).contains(version))
+        patches = next(held, None)
+        if patches is None or engine not in self.detected_in:
+            return None
+        return replace(self, patches=patches, detected_by=self.detected_in[engine])
 
     def is_in(self, engine: str) -> bool:
         """Return True if some edits revert it in an engine, of some version."""
@@ -184,7 +198,7 @@ def read_toggle(doc: Doc) -> Toggle:
     root = doc.root
     top = root.table(
         required=("pr", "title", "url", "family", "symptom", "patches"),
-        optional=("aliases", "description", "detected_by"),
+        optional=("aliases", "description", "detected_by", "detected_in"),
     )
     pr = top["pr"].integer(low=1, high=_MAX_PR)
     detection = _read_detection(top["detected_by"]) if "detected_by" in top else NOTHING
@@ -203,6 +217,7 @@ def read_toggle(doc: Doc) -> Toggle:
         patches=own,
         foreign=foreign,
         path=Path(doc.path),
+        detected_in=_read_detected_in(top["detected_in"], foreign) if "detected_in" in top else {},
     )
 
 
@@ -234,6 +249,15 @@ def _read_detection(item: Item) -> Detection:
     found = item.table(required=("scenario", "signature"))
     signatures = tuple(_line(one) for one in found["signature"].one_or_many(at_least=1))
     return Detection(_line(found["scenario"]), signatures)
+
+
+def _read_detected_in(item: Item, foreign: Iterable[str]) -> dict[str, Detection]:
+    found = {}
+    for engine, detection in item.entries().items():
+        if engine not in foreign:
+            raise ContentError(f"'{one_line(engine, 60)}' has no patches here", detection.where_key)
+        found[engine] = _read_detection(detection)
+    return found
 
 
 def _read_engines(item: Item, pr: int, here: bool) -> tuple[tuple[Patch, ...], dict[str, dict[str, tuple[Patch, ...]]]]:

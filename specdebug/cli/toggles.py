@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,14 +19,21 @@ from specdebug.cli.options import (
     JsonOptions,
     NoLocate,
     OnDevice,
+    OnTarget,
     WithBackend,
     engine_overrides,
     open_library,
 )
-from specdebug.cli.output import answer, show
+from specdebug.cli.output import answer, note, show
 from specdebug.cli.params import grouped
 from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import tell_results
+from specdebug.errors import SpecDebugError
+
+if TYPE_CHECKING:
+    from specdebug.scenario.library import Library
+    from specdebug.scenario.servers import TargetChoice
+    from specdebug.toggles import Toggle
 
 app = typer.Typer(help="List, show, verify and check the fixes that can be reverted.", no_args_is_help=False)
 
@@ -93,6 +101,7 @@ def verify(
     device: OnDevice = None,
     dtype: InDtype = None,
     backend: WithBackend = None,
+    target: OnTarget = None,
     jobs: Jobs = 0,
     no_locate: NoLocate = False,
     results: JsonOptions,
@@ -111,13 +120,37 @@ def verify(
         from specdebug.diverge.locate import Locator
         from specdebug.loops.verify import verify as run_matrix
         from specdebug.report.matrix import render_matrix
+        from specdebug.scenario.servers import parse_target
 
         library = open_library(content)
-        chosen = library.registry.select(",".join(numbers)) if numbers else library.all_toggles()
+        on = None if target is None else parse_target(target)
+        chosen = _chosen(library, numbers or [], on)
         with progress() as watcher:
             locate = list if no_locate else Locator(pool, library, watcher).located
-            matrix = run_matrix(pool, library, chosen, seeds, watcher, over, locate)
+            matrix = run_matrix(pool, library, chosen, seeds, watcher, over, locate, on)
     tell_results(
         results, lambda: [check.to_dict() for check in matrix.checks], lambda: show(render_matrix(matrix.checks))
     )
     return matrix.exit_code
+
+
+def _chosen(library: Library, numbers: Sequence[str], on: TargetChoice | None) -> tuple[Toggle, ...]:
+    """The fixes of these numbers, else all, with the edits of the engine that a target runs, and what shows them there.
+    Raises SpecDebugError where nothing does for one that is named."""
+    from specdebug.installs.store import find_installed, store_folder
+    from specdebug.scenario.servers import ReleasedEngine, engine_of
+    from specdebug.targets.registry import DEFAULT
+
+    target = DEFAULT if on is None else on
+    known = library.registry.select(",".join(numbers), engine_of(target)) if numbers else library.all_toggles(target)
+    if not isinstance(on, ReleasedEngine):
+        return tuple(known)
+    here = find_installed(store_folder(None if on.store is None else Path(on.store)), on.named)
+    found = {toggle.pr: toggle.of_release(here.engine, here.version) for toggle in known}
+    lacking = [str(pr) for pr, toggle in found.items() if toggle is None]
+    if lacking:
+        said = f"no scenario is known to show {', '.join(lacking)} in {here.release}"
+        if numbers:
+            raise SpecDebugError(said)
+        note(said)
+    return tuple(toggle for toggle in found.values() if toggle is not None)

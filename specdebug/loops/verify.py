@@ -27,6 +27,7 @@ from specdebug.loops.plans import exists_in
 from specdebug.loops.replay import ArmResult, ArmRun, Progress, run_arms
 from specdebug.scenario.checks import engine_config
 from specdebug.scenario.grammar import Arm, Scenario
+from specdebug.scenario.servers import TargetChoice
 from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.verdict.signatures import stated
 from specdebug.workers.pool import WorkerPool
@@ -141,16 +142,29 @@ def _found(result: ArmResult, nothing: str) -> str:
 
 
 def plan_matrix(
-    library: ScenarioContent, toggles: Sequence[Toggle], seeds: int, overrides: Mapping[str, Any] | None = None
+    library: ScenarioContent,
+    toggles: Sequence[Toggle],
+    seeds: int,
+    overrides: Mapping[str, Any] | None = None,
+    target: TargetChoice | None = None,
 ) -> list[ArmRun]:
     """Return every run of the matrix. Applied runs that several toggles share are planned once."""
-    runs = (run for toggle in toggles for run in _runs(library, toggle, seeds, overrides or {}))
+    over = Over(overrides or {}, target)
+    runs = (run for toggle in toggles for run in _runs(library, toggle, seeds, over))
     return list({run.key: run for run in runs}.values())
 
 
-def _runs(library: ScenarioContent, toggle: Toggle, seeds: int, overrides: Mapping[str, Any]) -> list[ArmRun]:
+@dataclass(frozen=True)
+class Over:
+    """What is laid over every scenario: engine options, and the target where it is another."""
+
+    options: Mapping[str, Any]
+    target: TargetChoice | None = None
+
+
+def _runs(library: ScenarioContent, toggle: Toggle, seeds: int, over: Over) -> list[ArmRun]:
     """Return a toggle's runs seed by seed, one with the fix applied and one with it reverted."""
-    scenario, base = _base(library, toggle, overrides)
+    scenario, base = _base(library, toggle, over)
     packs = library.packs(scenario.probes_of(base.name))
     pairs = product(range(scenario.seed, scenario.seed + seeds), ((), (toggle,)))
     return [
@@ -184,22 +198,26 @@ def verify(
     progress: Progress | None = None,
     overrides: Mapping[str, Any] | None = None,
     locate: Callable[[Sequence[ArmResult]], list[ArmResult]] = list,
+    target: TargetChoice | None = None,
 ) -> Matrix:
     """Run the matrix and judge each toggle. ``overrides``: engine options over those of every scenario. ``locate``
-    finds where failures began."""
+    finds where failures began. ``target``: what runs instead of the scenarios' own."""
     overrides = overrides or {}
+    over = Over(overrides, target)
     if not toggles:
         raise SpecDebugError("no toggles to verify; `specdebug toggles list` shows what is registered")
-    results, interrupted = _run(pool, library, plan_matrix(library, toggles, seeds, overrides), progress, locate)
+    results, interrupted = _run(
+        pool, library, plan_matrix(library, toggles, seeds, overrides, target), progress, locate
+    )
     checks = []
     for toggle in toggles:
-        runs = _runs(library, toggle, seeds, overrides)
+        runs = _runs(library, toggle, seeds, over)
         if all(run.key in results for run in runs):
             ended = tuple(results[run.key] for run in runs)
             backend = engine_config(runs[0].scenario, runs[0].arm).attention_backend
             kept = backend != overrides.get("attention_backend", backend)
             checks.append(ToggleCheck(toggle, ended[::2], ended[1::2], backend, kept))
-    more = {check.toggle.pr: _elsewhere(library, check.toggle, seeds, overrides) for check in checks if check.idle}
+    more = {check.toggle.pr: _elsewhere(library, check.toggle, seeds, over) for check in checks if check.idle}
     if not more or interrupted:
         return Matrix(tuple(check for check in checks if check.toggle.pr not in more), interrupted)
     results, interrupted = _run(pool, library, [run for runs in more.values() for run in runs], progress)
@@ -224,9 +242,9 @@ def _run(
     return {r.run.key: r for r in answers if not (interrupted and r.outcome.verdict == "unknown")}, interrupted
 
 
-def _elsewhere(library: ScenarioContent, toggle: Toggle, seeds: int, overrides: Mapping[str, Any]) -> list[ArmRun]:
+def _elsewhere(library: ScenarioContent, toggle: Toggle, seeds: int, over: Over) -> list[ArmRun]:
     """Return a toggle's runs in the arms of its scenario that the matrix passes over."""
-    scenario, base = _base(library, toggle, overrides)
+    scenario, base = _base(library, toggle, over)
     others = [dataclasses.replace(arm, revert=()) for arm in scenario.arms.values() if arm.name != base.name]
     scenario = dataclasses.replace(scenario, arms={arm.name: arm for arm in (base, *others)})
     return [
@@ -237,15 +255,17 @@ def _elsewhere(library: ScenarioContent, toggle: Toggle, seeds: int, overrides: 
     ]
 
 
-def _base(library: ScenarioContent, toggle: Toggle, overrides: Mapping[str, Any]) -> tuple[Scenario, Arm]:
+def _base(library: ScenarioContent, toggle: Toggle, over: Over) -> tuple[Scenario, Arm]:
     """Return the scenario that detects a toggle, and the arm to run with and without it."""
     scenario = library.scenario(toggle.detected_by.scenario)
+    if over.target is not None:
+        scenario = scenario.on(over.target)
     own = [arm for arm in scenario.arms.values() if arm.revert == (toggle.pr,)]
     base = dataclasses.replace((own or list(scenario.arms.values()))[0], revert=())
-    over = dict(overrides)
-    if "attention_backend" in over and not exists_in(toggle, over["attention_backend"]):
-        del over["attention_backend"]
-    return dataclasses.replace(scenario, arms={**scenario.arms, base.name: base}, overrides=over), base
+    options = dict(over.options)
+    if "attention_backend" in options and not exists_in(toggle, options["attention_backend"]):
+        del options["attention_backend"]
+    return dataclasses.replace(scenario, arms={**scenario.arms, base.name: base}, overrides=options), base
 
 
 def _key(scenario: Scenario, base: Arm, seed: int, chosen: Sequence[Toggle]) -> str:

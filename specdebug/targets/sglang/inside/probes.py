@@ -78,6 +78,12 @@ class _Calls:
         base = torch.where(lengths > 1, lengths, positions - step)
         async_probe.maybe_detect_oob(positions, step, step + 1, "draft.forward.positions", base)
 
+    def expand_page_table(self, page_table: Any, cache_loc: Any, page_size: int) -> None:
+        """The slots of a branch, in order, lie on no more pages than its row of the table has columns."""
+        pages = cache_loc // page_size
+        used = (pages[:, 1:] != pages[:, :-1]).sum(1) + 1
+        async_probe.maybe_detect_oob(used, 0, page_table.shape[1] + 1, "draft.expand_page_table")
+
     def chunk_tail(self, tail_tokens: Any, batch: Any) -> None:
         """Behind a chunk that is not the prompt's last comes the prompt's next token."""
         if (token := batch.chunked_req_next_prompt_token) is None:

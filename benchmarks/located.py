@@ -138,8 +138,9 @@ def stages_of(file: str) -> tuple[str, ...]:
 def stages_named(result: ArmResult) -> tuple[str, ...]:
     """The stages that a failure's signature names, several where it names a file that is part of these; none for an
     exception in code that all stages share."""
-    located, first = result.outcome.located, result.outcome.violations[0]
-    site = located.stage or located.site if located is not None else first.data.get("caller") or first.site
+    located, violations = result.outcome.located, result.outcome.violations
+    caller = next((each.data.get("caller") for each in violations[:1]), None)
+    site = located.stage or located.site if located is not None else caller or result.outcome.site or ""
     parts = site.partition("->")[0].split(".")
     for end in range(len(parts), 0, -1):  # an exception names the function that raised it
         file = f"engine/{'/'.join(parts[:end])}.py"

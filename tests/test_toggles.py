@@ -226,6 +226,20 @@ def test_a_fix_of_another_engine_is_known_but_not_selected(root):
     assert "is not one pull request's number" in refusal(registry.find, "55,77", error=SelectionError)
 
 
+def test_a_fix_of_a_release_has_its_edits_and_what_shows_it_there(root):
+    text = ELSEWHERE.replace("patches:", "detected_in:\n  sglang: {scenario: rows, signature: oob@rows}\npatches:")
+    (root / "toggles" / "77.yaml").write_text(text)
+    toggle = load_registry().find("77")
+    there = toggle.of_release("sglang", "0.5.13")
+    assert there is not None
+    assert [patch.target for patch in there.patches] == ["sglang.srt.layers:f"]
+    assert there.detected_by.recognises("oob@rows")
+    assert toggle.of_release("sglang", "0.5.16") is None
+    assert toggle.of_release("vllm", "0.5.13") is None
+    (root / "toggles" / "77.yaml").write_text(text.replace("detected_in:\n  sglang", "detected_in:\n  vllm"))
+    assert "'vllm' has no patches here" in refusal(load_registry)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

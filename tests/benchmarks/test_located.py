@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.located import AFTER, BELONGS, STAGES_OF, Broken, caught, is_right, shipped, stage_of, stages_of
+from benchmarks.located import AFTER, BELONGS, STAGES_OF, Broken, caught, is_right, shipped, stages_named, stages_of
 from specdebug.engine.sites import SITES
 from specdebug.loops.replay import ArmResult
 from specdebug.mutants.find import ROOT, all_mutants
 from specdebug.scenario.library import Library
-from specdebug.verdict.outcome import Located, Outcome
+from specdebug.verdict.outcome import Located, Outcome, Violation
 
+CALLER = "graph.extend_runner.ExtendGraphRunner._plan"
 SHARED = ("attention", "kv_pool")
 
 
@@ -51,15 +52,22 @@ def test_files_and_sites_are_those_of_the_engine() -> None:
     ],
 )
 def test_the_stage_that_a_signature_names(signature: str, located: dict[str, str], stage: str) -> None:
-    assert stage_of(result(signature, **located)) == stage
+    assert stages_named(result(signature, **located)) == (stage,)
+
+
+def test_an_error_in_what_all_stages_share_names_who_called() -> None:
+    called = result("illegal-address@create_kv_indices.req_to_token")
+    found = Violation("illegal-address", "create_kv_indices.req_to_token", 1, "", data={"caller": CALLER})
+    called = dataclasses.replace(called, outcome=dataclasses.replace(called.outcome, violations=(found,)))
+    assert stages_named(called) == ("draft_extend",)
 
 
 def test_a_stage_is_right_that_is_the_file_s_or_comes_next() -> None:
     file = "engine/speculative/verify.py"
-    found = {stage: is_right(stage, [file]) for stage in ("draft", "verify", "accept", "commit")}
+    found = {stage: is_right((stage,), [file]) for stage in ("draft", "verify", "accept", "commit")}
     assert found == {"draft": False, "verify": True, "accept": True, "commit": False}
     assert stages_of("engine/memory/mha_pool.py") == ()
-    assert is_right("draft", [file, "engine/memory/mha_pool.py"]) is None
+    assert is_right(("draft",), [file, "engine/memory/mha_pool.py"]) is None
 
 
 def test_a_mutant_is_reverted_in_the_arm_that_caught_it(tmp_path: Path) -> None:

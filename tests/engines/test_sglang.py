@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engines
 RELEASE = "sglang==0.5.13"
 
 
-@pytest.mark.parametrize("scenario", ["multiturn_cache_hit", "topk_page_table", "draft_positions", "row_headroom"])
+@pytest.mark.parametrize("scenario", ["multiturn_cache_hit", "topk_page_table", "draft_positions", "chunk_tail"])
 def test_tokens_and_accept_lengths_are_those_of_our_engine(scenario: str) -> None:
     code, theirs = replayed(scenario, "--arm", "fixed", "--target", RELEASE)
     assert (code, theirs["verdict"]) == (0, "pass"), theirs["detail"]
@@ -27,7 +27,9 @@ def test_tokens_and_accept_lengths_are_those_of_our_engine(scenario: str) -> Non
 @pytest.mark.parametrize(
     ("scenario", "number", "signature", "edits"),
     [
-        ("topk_page_table", 27360, "oob@index", 2),
+        ("draft_positions", 25015, "oob@draft.forward.positions", 3),
+        ("chunk_tail", 26329, "oob@draft_prefill.input_ids", 1),
+        ("topk_page_table", 27360, "oob@draft.expand_page_table", 2),
         ("row_headroom", 26972, "assert@server.spec-v#-page-#-topk-#-draft-over-allocation", 1),
     ],
 )
@@ -49,3 +51,9 @@ def test_a_fix_that_is_not_in_it_is_refused_before_it_is_started() -> None:
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert "10846 is a fix in specdebug; sglang has no such code to revert" in done.stderr
+
+
+def test_a_stop_string_that_is_complete_early_in_what_a_verify_accepted_is_missed() -> None:
+    """SGLang's own bug, mended by its pull request 23802 after this release."""
+    code, arm = replayed("request_ends", "--arm", "fixed", "--target", RELEASE)
+    assert (code, arm["signature"]) == (1, "ends@stop")

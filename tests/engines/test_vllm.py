@@ -13,7 +13,7 @@ pytestmark = pytest.mark.engines
 RELEASE = "vllm==0.32.0"
 
 
-@pytest.mark.parametrize("scenario", ["multiturn_cache_hit", "eagle3"])
+@pytest.mark.parametrize("scenario", ["multiturn_cache_hit", "chunk_tail", "bigram_key"])
 def test_tokens_and_accept_lengths_are_those_of_our_engine(scenario: str) -> None:
     code, theirs = replayed(scenario, "--arm", "fixed", "--target", RELEASE)
     assert (code, theirs["verdict"]) == (0, "pass"), theirs["detail"]

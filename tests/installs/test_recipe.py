@@ -18,7 +18,7 @@ def test_every_package_has_one_version_and_the_engine_is_among_them(recipe: Reci
     assert all(len(each.specifier) == 1 and str(each.specifier).startswith("==") for each in required)
     names = [each.name.lower() for each in required]
     assert len(names) == len(set(names))
-    assert f"{recipe.engine}=={recipe.version}" in recipe.requirements or recipe.engine != "sglang"
+    assert {f"{name}=={recipe.version}" for name in (recipe.engine, f"{recipe.engine}-cpu")} & set(recipe.requirements)
     assert set(recipe.first) <= set(recipe.requirements)
     assert not {name.lower() for name in recipe.left_out} & set(names)
     assert all(recipe.left_out.values())

@@ -227,7 +227,7 @@ class FakeLibrary:
     def packs(self, names: Sequence[str]) -> tuple[Any, ...]:
         return tuple(SimpleNamespace(name=name) for name in names)
 
-    def toggles(self, numbers: Sequence[int]) -> tuple[Any, ...]:
+    def toggles(self, numbers: Sequence[int], target: Any = None) -> tuple[Any, ...]:
         return tuple(SimpleNamespace(pr=number) for number in dict.fromkeys(numbers))
 
 

@@ -120,11 +120,9 @@ def verify(
         from specdebug.diverge.locate import Locator
         from specdebug.loops.verify import verify as run_matrix
         from specdebug.report.matrix import render_matrix
-        from specdebug.scenario.servers import parse_target
 
         library = open_library(content)
-        on = None if target is None else parse_target(target)
-        chosen = _chosen(library, numbers or [], on)
+        chosen, on = _chosen(library, numbers or [], target)
         with progress() as watcher:
             locate = list if no_locate else Locator(pool, library, watcher).located
             matrix = run_matrix(pool, library, chosen, seeds, watcher, over, locate, on)
@@ -134,17 +132,20 @@ def verify(
     return matrix.exit_code
 
 
-def _chosen(library: Library, numbers: Sequence[str], on: TargetChoice | None) -> tuple[Toggle, ...]:
-    """The fixes of these numbers, else all, with the edits of the engine that a target runs, and what shows them there.
-    Raises SpecDebugError where nothing does for one that is named."""
+def _chosen(
+    library: Library, numbers: Sequence[str], named: str | None
+) -> tuple[tuple[Toggle, ...], TargetChoice | None]:
+    """The fixes of these numbers, else all, with the edits of the engine that a target runs and what shows them there,
+    and the target. Raises SpecDebugError where nothing shows one that is named."""
     from specdebug.installs.store import find_installed, store_folder
-    from specdebug.scenario.servers import ReleasedEngine, engine_of
+    from specdebug.scenario.servers import ReleasedEngine, engine_of, parse_target
     from specdebug.targets.registry import DEFAULT
 
+    on = None if named is None else parse_target(named)
     target = DEFAULT if on is None else on
     known = library.registry.select(",".join(numbers), engine_of(target)) if numbers else library.all_toggles(target)
     if not isinstance(on, ReleasedEngine):
-        return tuple(known)
+        return tuple(known), on
     here = find_installed(store_folder(None if on.store is None else Path(on.store)), on.named)
     found = {toggle.pr: toggle.of_release(here.engine, here.version) for toggle in known}
     lacking = [str(pr) for pr, toggle in found.items() if toggle is None]
@@ -153,4 +154,4 @@ def _chosen(library: Library, numbers: Sequence[str], on: TargetChoice | None) -
         if numbers:
             raise SpecDebugError(said)
         note(said)
-    return tuple(toggle for toggle in found.values() if toggle is not None)
+    return tuple(toggle for toggle in found.values() if toggle is not None), on

@@ -149,20 +149,20 @@ def plan_matrix(
     target: TargetChoice | None = None,
 ) -> list[ArmRun]:
     """Return every run of the matrix. Applied runs that several toggles share are planned once."""
-    over = Over(overrides or {}, target)
+    over = LaidOver(overrides or {}, target)
     runs = (run for toggle in toggles for run in _runs(library, toggle, seeds, over))
     return list({run.key: run for run in runs}.values())
 
 
 @dataclass(frozen=True)
-class Over:
+class LaidOver:
     """What is laid over every scenario: engine options, and the target where it is another."""
 
     options: Mapping[str, Any]
     target: TargetChoice | None = None
 
 
-def _runs(library: ScenarioContent, toggle: Toggle, seeds: int, over: Over) -> list[ArmRun]:
+def _runs(library: ScenarioContent, toggle: Toggle, seeds: int, over: LaidOver) -> list[ArmRun]:
     """Return a toggle's runs seed by seed, one with the fix applied and one with it reverted."""
     scenario, base = _base(library, toggle, over)
     packs = library.packs(scenario.probes_of(base.name))
@@ -203,7 +203,7 @@ def verify(
     """Run the matrix and judge each toggle. ``overrides``: engine options over those of every scenario. ``locate``
     finds where failures began. ``target``: what runs instead of the scenarios' own."""
     overrides = overrides or {}
-    over = Over(overrides, target)
+    over = LaidOver(overrides, target)
     if not toggles:
         raise SpecDebugError("no toggles to verify; `specdebug toggles list` shows what is registered")
     results, interrupted = _run(
@@ -242,7 +242,7 @@ def _run(
     return {r.run.key: r for r in answers if not (interrupted and r.outcome.verdict == "unknown")}, interrupted
 
 
-def _elsewhere(library: ScenarioContent, toggle: Toggle, seeds: int, over: Over) -> list[ArmRun]:
+def _elsewhere(library: ScenarioContent, toggle: Toggle, seeds: int, over: LaidOver) -> list[ArmRun]:
     """Return a toggle's runs in the arms of its scenario that the matrix passes over."""
     scenario, base = _base(library, toggle, over)
     others = [dataclasses.replace(arm, revert=()) for arm in scenario.arms.values() if arm.name != base.name]
@@ -255,7 +255,7 @@ def _elsewhere(library: ScenarioContent, toggle: Toggle, seeds: int, over: Over)
     ]
 
 
-def _base(library: ScenarioContent, toggle: Toggle, over: Over) -> tuple[Scenario, Arm]:
+def _base(library: ScenarioContent, toggle: Toggle, over: LaidOver) -> tuple[Scenario, Arm]:
     """Return the scenario that detects a toggle, and the arm to run with and without it."""
     scenario = library.scenario(toggle.detected_by.scenario)
     if over.target is not None:

@@ -29,6 +29,7 @@ def test_tokens_and_accept_lengths_are_those_of_our_engine(scenario: str) -> Non
     [
         ("draft_positions", 25015, "oob@draft.forward.positions", 3),
         ("chunk_tail", 26329, "oob@draft_prefill.input_ids", 1),
+        ("topk_kv_indices", 27338, "oob@draft.kv_indices", 2),
         ("topk_page_table", 27360, "oob@draft.expand_page_table", 2),
         ("row_headroom", 26972, "assert@server.spec-v#-page-#-topk-#-draft-over-allocation", 1),
     ],

@@ -26,14 +26,13 @@ ON_CPU = (
     "--mem-fraction-static", "0.5",
 )  # fmt: skip
 ALWAYS = ("--skip-server-warmup", "--host", "127.0.0.1", "--log-level", "info")
-CPU_BACKENDS = {"triton": "triton", "fa3": "fa3", "flashinfer": "triton"}
-"""SGLang's backend on a CPU for each attention plan."""
 ON_CPU_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "TRITON_INTERPRET": "1",
     "TORCHDYNAMO_DISABLE": "1",
     "HF_HUB_OFFLINE": "1",
     "FLASHINFER_DISABLE_VERSION_CHECK": "1",
+    "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
 }
 ALWAYS_ENV = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
 
@@ -56,19 +55,13 @@ def mapped(options: Mapping[str, Any], *, cpu: bool) -> Mapped:
     """The command line for an engine of these options, every default of ours written out. Raises ConfigError for
     options that no engine can have."""
     values = values_of(EngineConfig.from_dict(options).to_dict())
-    words, notes = list(ALWAYS), []
+    words = list(ALWAYS)
     for flag in ENGINE_FLAGS:
         if flag.ours or flag.into in NO_FLAG:
             continue
-        value = values[flag.parameter]
-        if flag.into == ("attention_backend",) and cpu:
-            backend = CPU_BACKENDS.get(str(value), "triton")
-            if backend != value:
-                notes.append(f"attention_backend: {value} is {backend} on a CPU")
-            value = backend
-        words += _words(flag.name, value)
+        words += _words(flag.name, values[flag.parameter])
     lacking = [place for place in NO_FLAG if place != ("device",) and _is_given(options, place)]
-    notes += [f"{'.'.join(place)}: {NO_FLAG[place]}" for place in lacking]
+    notes = [f"{'.'.join(place)}: {NO_FLAG[place]}" for place in lacking]
     return Mapped((*words, *(ON_CPU if cpu else ("--device", "cuda"))), tuple(notes))
 
 

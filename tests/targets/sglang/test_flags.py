@@ -38,11 +38,11 @@ def test_what_is_not_there_is_not_said() -> None:
     assert "--disable-radix-cache" not in said
 
 
-def test_a_cpu_has_no_flashinfer_and_a_gpu_has() -> None:
-    assert "--attention-backend triton " in words({})
-    assert "--attention-backend flashinfer " in words({}, cpu=False)
-    assert mapped({}, cpu=True).notes == ("attention_backend: flashinfer is triton on a CPU",)
-    assert mapped({}, cpu=False).notes == ()
+@pytest.mark.parametrize("plan", ["flashinfer", "fa3", "triton"])
+def test_attention_plans_are_its_backends_everywhere(plan: str) -> None:
+    for cpu in (True, False):
+        assert f"--attention-backend {plan} " in words({"attention_backend": plan}, cpu=cpu)
+    assert mapped({"attention_backend": plan}, cpu=True).notes == ()
 
 
 def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:

@@ -44,7 +44,7 @@ def decode_attention_fwd(
     **more: Any,
 ) -> None:
     """One query a request, over the KV slots kv_indices[kv_indptr[i] : kv_indptr[i + 1]]; the answers go to ``o``."""
-    _refuse("decode_attention_fwd", more, logit_cap=(0.0,), sinks=(None,), xai_temperature_len=(-1,), has_mla=(False,))
+    refuse("decode_attention_fwd", more, logit_cap=(0.0,), sinks=(None,), xai_temperature_len=(-1,), has_mla=(False,))
     ends, slots = kv_indptr.tolist(), from_pointer(kv_indices)
     for row in range(q.shape[0]):
         at = slots[ends[row] : ends[row + 1]].long()
@@ -73,7 +73,7 @@ def extend_attention_fwd(
 ) -> None:
     """The new tokens of each request over its cached KV and each other: causally, or as ``custom_mask`` says, a bool
     for each pair of a query and a position, of which only those of new tokens are asked."""
-    _refuse(
+    refuse(
         "extend_attention_fwd", more, logit_cap=(0.0,), sinks=(None,), sliding_window_size=(-1,),
         xai_temperature_len=(-1,), skip_prefix_custom_mask=(True,),
     )  # fmt: skip
@@ -116,7 +116,7 @@ def flash_attn_with_kvcache(
     """FlashAttention 3 over pages. q: [batch, n, heads, D], or [tokens, heads, D] cut by ``cu_seqlens_q``; k_cache,
     v_cache: [pages, page size, KV heads, D]; page_table: int32 [batch, pages of a request]. With
     ``return_softmax_lse`` also the log of the sum of weights, [heads, tokens] or [batch, heads, n]."""
-    _refuse(
+    refuse(
         "flash_attn_with_kvcache", more, k=(None,), v=(None,), qv=(None,), rotary_cos=(None,), sinks=(None,),
         window_size=((-1, -1), [-1, -1]), softcap=(0.0,), attention_chunk=(None, 0), score_mod=(None,),
         cache_batch_idx=(None,), cache_leftpad=(None,),
@@ -131,7 +131,7 @@ def flash_attn_with_kvcache(
         new = slice(cuts[request], cuts[request + 1])
         if new.stop > new.start and length > 0:
             keys, values = (_paged(cache, page_table[request], length) for cache in (k_cache, v_cache))
-            answer[new], lse[:, new] = _with_lse(flat[new], keys, values, scale, causal)
+            answer[new], lse[:, new] = attend_with_lse(flat[new], keys, values, scale, causal)
     answer = answer.view(q.shape)
     if out is not None:
         out.copy_(answer)
@@ -162,8 +162,11 @@ def _paged(cache: Tensor, pages: Tensor, length: int) -> Tensor:
     return cache[pages[: -(-length // page)].long()].reshape(-1, *cache.shape[2:])[:length]
 
 
-def _with_lse(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-    """Attention [n, heads, D] and the logs of the sums of weights [heads, n]; causal: aligned to the last key."""
+def attend_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, visible: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention [n, heads, D] and the logs of the sums of weights [heads, n]; causal: aligned to the last key; visible:
+    bool [n, m]."""
     group = q.shape[1] // k.shape[1]
     keys, values = (each.float().repeat_interleave(group, 1) for each in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
@@ -171,11 +174,13 @@ def _with_lse(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tu
         count, length = q.shape[0], k.shape[0]
         last = torch.arange(length - count, length).unsqueeze(1)
         scores = scores.masked_fill(torch.arange(length).unsqueeze(0) > last, float("-inf"))
+    if visible is not None:
+        scores = scores.masked_fill(~visible, float("-inf"))
     weights = scores.softmax(-1).nan_to_num()
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype), scores.logsumexp(-1)
 
 
-def _refuse(kernel: str, given: dict[str, Any], **neutral: tuple[Any, ...]) -> None:
+def refuse(kernel: str, given: dict[str, Any], **neutral: tuple[Any, ...]) -> None:
     """Raise NotImplementedError where a kernel is asked for more than its stand-in does."""
     for name, values in neutral.items():
         value = given.get(name, values[0])

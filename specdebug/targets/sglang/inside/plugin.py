@@ -59,6 +59,7 @@ def replace_for_cpu() -> list[str]:
     import torch
 
     from specdebug.targets.sglang.inside import attention, trees
+    from specdebug.targets.sglang.inside.flashinfer import use_flashinfer
     from specdebug.targets.sglang.inside.graphs import use_captured_calls
 
     nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
@@ -81,7 +82,7 @@ def replace_for_cpu() -> list[str]:
         getattr(found, name)  # which an engine that is another now would lack
         setattr(found, name, stand_in)
         replaced.append(f"{module.removeprefix('sglang.srt.')}.{name}")
-    return [*replaced, *add_kernels(), *use_captured_calls()]
+    return [*replaced, *add_kernels(), *use_flashinfer(), *use_captured_calls()]
 
 
 def add_kernels() -> list[str]:

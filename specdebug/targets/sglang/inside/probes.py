@@ -84,6 +84,11 @@ class _Calls:
         used = (pages[:, 1:] != pages[:, :-1]).sum(1) + 1
         async_probe.maybe_detect_oob(used, 0, page_table.shape[1] + 1, "draft.expand_page_table")
 
+    def draft_kv_indices(self, kv_indptr: Any, kv_indices: Any) -> None:
+        """The slots of all branches fit the row of each forward of the draft; the last step has none."""
+        ends = kv_indptr[:-1, -1]
+        async_probe.maybe_detect_oob(ends, 0, kv_indices.shape[1] + 1, "draft.kv_indices")
+
     def chunk_tail(self, tail_tokens: Any, batch: Any) -> None:
         """Behind a chunk that is not the prompt's last comes the prompt's next token."""
         if (token := batch.chunked_req_next_prompt_token) is None:

@@ -1,0 +1,220 @@
+"""FlashInfer's wrappers without a GPU: planning into the same buffers, attention in torch.
+
+SGLang's backend plans on every step and, under graphs, into buffers that its wrappers were made with; a kernel then
+reads lengths and slots from these, as pointers. So do these wrappers: what a plan leaves in a buffer is what is used,
+right or wrong. Pages are of one slot, as SGLang has them. What no plan of its asks for is refused.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdebug.targets.sglang.inside.attention import attend_with_lse, from_pointer, merge_state_v2, refuse
+
+_KV = tuple[Tensor, Tensor]
+
+
+class _Wrapper:
+    """What all wrappers are. ``begin_forward`` and ``forward`` are the older names of ``plan`` and ``run``."""
+
+    def __init__(self, workspace: Tensor, layout: str = "NHD", **more: Any) -> None:
+        if layout != "NHD":
+            raise NotImplementedError(f"specdebug's stand-in for FlashInfer has no layout {layout}")
+        self.is_cuda_graph_enabled = bool(more.get("use_cuda_graph"))
+        self._more = more
+
+
+class _Paged(_Wrapper):
+    """Over KV slots [slots, KV heads, D]."""
+
+    _paged_kv_indices_buf: Tensor
+    _paged_kv_indptr_buf: Tensor
+
+    def _keep(self, indptr: Tensor, indices: Tensor) -> None:
+        """Take in a plan: under graphs into the buffers that the wrapper has, else as they are."""
+        if not self.is_cuda_graph_enabled:
+            self._paged_kv_indptr_buf, self._paged_kv_indices_buf = indptr, indices
+            return
+        if len(indices) > len(self._paged_kv_indices_buf):
+            raise ValueError(
+                f"{len(indices)} indices are planned, the buffer holds {len(self._paged_kv_indices_buf)} (FlashInfer)"
+            )
+        self._paged_kv_indptr_buf.copy_(indptr)
+        self._paged_kv_indices_buf[: len(indices)].copy_(indices)
+
+    def _slots(self) -> list[Tensor]:
+        """The slots of each request."""
+        ends, slots = self._paged_kv_indptr_buf.tolist(), from_pointer(self._paged_kv_indices_buf)
+        return [slots[ends[row] : ends[row + 1]].long() for row in range(len(ends) - 1)]
+
+
+class BatchDecodeWithPagedKVCacheWrapper(_Paged):
+    """One query a request."""
+
+    def __init__(self, workspace: Tensor, layout: str = "NHD", **more: Any) -> None:
+        super().__init__(workspace, layout, **more)
+        if self.is_cuda_graph_enabled:
+            self._paged_kv_indptr_buf = more["paged_kv_indptr_buffer"]
+            self._paged_kv_indices_buf = more["paged_kv_indices_buffer"]
+        self.begin_forward: Any = self.plan
+
+    def plan(
+        self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, num_qo_heads: int, num_kv_heads: int,
+        head_dim: int, page_size: int, **more: Any,
+    ) -> None:  # fmt: skip
+        """Plan for the slots ``indices[indptr[i] : indptr[i + 1]]`` of each request."""
+        refuse("BatchDecodeWithPagedKVCacheWrapper.plan", {"page_size": page_size}, page_size=(1,))
+        self._keep(indptr, indices)
+
+    def forward(self, q: Tensor, kv: _KV, **more: Any) -> Tensor:
+        """q: [requests, heads, D]."""
+        _refuse_options("BatchDecodeWithPagedKVCacheWrapper.forward", more)
+        scale, out = more["sm_scale"], torch.zeros_like(q)
+        for row, slots in enumerate(self._slots()[: q.shape[0]]):
+            if slots.numel():
+                out[row], _ = attend_with_lse(q[row : row + 1], kv[0][slots], kv[1][slots], scale, False)
+        return out
+
+
+def fast_decode_plan(
+    wrapper: BatchDecodeWithPagedKVCacheWrapper, indptr: Tensor, indices: Tensor, *sizes: Any, **more: Any
+) -> None:
+    """Plan for what lies in the wrapper's buffers already, as SGLang's kernels have written it: nothing is copied."""
+
+
+class BatchPrefillWithPagedKVCacheWrapper(_Paged):
+    """Several queries a request, causally or by a mask."""
+
+    def __init__(self, workspace: Tensor, layout: str = "NHD", **more: Any) -> None:
+        super().__init__(workspace, layout, **more)
+        self._qo_indptr: Tensor
+        self._mask: Tensor | None = None
+        if self.is_cuda_graph_enabled:
+            self._qo_indptr = more["qo_indptr_buf"]
+            self._paged_kv_indptr_buf = more["paged_kv_indptr_buf"]
+            self._paged_kv_indices_buf = more["paged_kv_indices_buf"]
+            self._mask = more.get("custom_mask_buf")
+        self._masked = False
+        self.begin_forward: Any = self.plan
+
+    def plan(
+        self, qo_indptr: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor, num_qo_heads: int,
+        num_kv_heads: int, head_dim: int, page_size: int, **more: Any,
+    ) -> None:  # fmt: skip
+        """Plan for the queries ``qo_indptr[i] : qo_indptr[i + 1]`` of each request over its slots. ``custom_mask``:
+        bool, a row of all its slots for each query of a request, request after request."""
+        name = "BatchPrefillWithPagedKVCacheWrapper.plan"
+        refuse(
+            name, {"page_size": page_size, **more}, page_size=(1,), prefix_len_ptr=(None,), packed_custom_mask=(None,)
+        )
+        self._keep(indptr, indices)
+        mask = more.get("custom_mask")
+        if not self.is_cuda_graph_enabled:
+            self._qo_indptr, self._mask = qo_indptr, mask
+        else:
+            self._qo_indptr.copy_(qo_indptr)
+            if mask is not None:
+                if self._mask is None:
+                    raise ValueError("a mask is planned for a wrapper that has no buffer for one (FlashInfer)")
+                self._mask[: mask.numel()].copy_(mask)
+        self._masked = self._mask is not None
+
+    def forward_return_lse(self, q: Tensor, kv: _KV, **more: Any) -> tuple[Tensor, Tensor]:
+        """q: [queries, heads, D]; also the logs of the sums of weights, [queries, heads]."""
+        _refuse_options("BatchPrefillWithPagedKVCacheWrapper.forward", more)
+        out, lse = torch.zeros_like(q), torch.full(q.shape[:2], float("-inf"))
+        rows, at = self._qo_indptr.tolist(), 0
+        for request, slots in enumerate(self._slots()):
+            new = slice(rows[request], rows[request + 1])
+            count, length = new.stop - new.start, slots.numel()
+            visible = None
+            if self._masked and self._mask is not None:
+                visible = self._mask[at : at + count * length].view(count, length).bool()
+            at += count * length
+            if count and length:
+                causal = bool(more.get("causal")) and visible is None
+                keys, values = kv[0][slots], kv[1][slots]
+                out[new], weights = attend_with_lse(q[new], keys, values, more["sm_scale"], causal, visible)
+                lse[new] = weights.T
+        return out, lse
+
+    def forward(self, q: Tensor, kv: _KV, **more: Any) -> Tensor:
+        return self.forward_return_lse(q, kv, **more)[0]
+
+
+class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
+    """Several queries a request over keys that lie beside each other."""
+
+    def begin_forward(self, qo_indptr: Tensor, kv_indptr: Tensor, *sizes: Any, **more: Any) -> None:
+        """Plan for the queries and the keys of each request, by where they begin."""
+        refuse("BatchPrefillWithRaggedKVCacheWrapper.plan", more, custom_mask=(None,))
+        self._rows, self._ends = qo_indptr.tolist(), kv_indptr.tolist()
+
+    def forward_return_lse(self, q: Tensor, k: Tensor, v: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
+        """q: [queries, heads, D]; k, v: [keys, KV heads, D]; as of the paged one."""
+        _refuse_options("BatchPrefillWithRaggedKVCacheWrapper.forward", more)
+        out, lse = torch.zeros_like(q), torch.full(q.shape[:2], float("-inf"))
+        for row in range(len(self._rows) - 1):
+            new, old = slice(*self._rows[row : row + 2]), slice(*self._ends[row : row + 2])
+            if new.stop > new.start and old.stop > old.start:
+                causal = bool(more.get("causal"))
+                out[new], weights = attend_with_lse(q[new], k[old], v[old], more["sm_scale"], causal)
+                lse[new] = weights.T
+        return out, lse
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
+        return self.forward_return_lse(q, k, v, **more)[0]
+
+
+class TorchHere:
+    """torch, for a module that asks for tensors on ``cuda``: they are made on this CPU.
+
+    Each has as much memory behind it as it is long, filled with the same: a kernel that leaves it, as with PR 27338
+    reverted, finds memory there, as on a GPU, and this process lives on.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        made = getattr(torch, name)
+        return partial(_made_here, made) if name in ("empty", "zeros") else made
+
+
+def _made_here(make: Any, *size: Any, **more: Any) -> Tensor:
+    if str(more.get("device", "")).partition(":")[0] != "cuda":
+        made: Tensor = make(*size, **more)
+        return made
+    shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    count = torch.Size(shape).numel()
+    whole: Tensor = make(2 * count, **{**more, "device": "cpu"})
+    return whole[:count].view(shape)
+
+
+def use_flashinfer() -> list[str]:
+    """Put the wrappers in the place of FlashInfer's; returns what was replaced."""
+    from sglang.srt.layers.attention import attention_registry, flashinfer_backend
+
+    wrappers = (
+        BatchDecodeWithPagedKVCacheWrapper,
+        BatchPrefillWithPagedKVCacheWrapper,
+        BatchPrefillWithRaggedKVCacheWrapper,
+    )
+    parts: dict[str, Any] = {each.__name__: each for each in wrappers}
+    parts |= {"fast_decode_plan": fast_decode_plan, "_safe_merge_state": merge_state_v2, "torch": TorchHere()}
+    for name, part in parts.items():
+        setattr(flashinfer_backend, name, part)
+
+    def create(runner: Any) -> Any:
+        return flashinfer_backend.FlashInferAttnBackend(runner, init_new_workspace=runner.init_new_workspace)
+
+    attention_registry.ATTENTION_BACKENDS["flashinfer"] = create
+    return [f"layers.attention.flashinfer_backend.{name}" for name in parts]
+
+
+def _refuse_options(kernel: str, given: dict[str, Any]) -> None:
+    refuse(
+        kernel, given, window_left=(-1, None), logits_soft_cap=(None, 0.0, 0), k_scale=(None, 1.0), v_scale=(None, 1.0)
+    )  # fmt: skip

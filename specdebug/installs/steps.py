@@ -154,7 +154,7 @@ def _commands(recipe: Recipe, folder: Path, python: str, pip: list[str]) -> list
             [python, "-m", "venv", "--clear", str(folder / "venv")])  # fmt: skip
     alone = [(each, each, [*pip, each]) for each in recipe.first]
     rest = [each for each in recipe.requirements if each not in recipe.first]
-    told = f", without {len(recipe.left_out)} that only a GPU needs" if recipe.left_out else ""
+    told = f", without {len(recipe.left_out)} that are not needed here" if recipe.left_out else ""
     return [made, *alone, ("packages", f"{len(rest)} packages{told}", [*pip, "--no-deps", *rest])]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,9 +30,9 @@ class InstalledTarget(StartedTarget):
     def __init__(self, settings: EngineSettings) -> None:
         self._settings: EngineSettings = settings
 
+    @abstractmethod
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
         """What of some options is otherwise there, a line each. Raises ConfigError for what cannot be there."""
-        raise NotImplementedError
 
     def room(self, config: EngineConfig) -> int:
         """Tokens of prompt and output that a request may have."""

@@ -81,7 +81,7 @@ SUITES = (
             "test_radix_attention": "its token ids go to 31,999; suite `radix` has it",
         },
     ),
-    Suite("radix", ("Radix",), (*EAGLE, "--max-total-tokens", "120000"), wide=True),
+    Suite("radix", ("Radix",), (*EAGLE, "--context-length", "4096", "--max-total-tokens", "120000"), wide=True),
     Suite(
         "api",
         ("basic_api_contract_kit:BasicAPIContractMixin", "matched_stop_kit:MatchedStopMixin",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from specdebug.loops.replay import ArmRun, Choices
     from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.library import Library
+    from specdebug.scenario.servers import TargetChoice
 
 
 @grouped
@@ -49,6 +50,7 @@ def diverge(
 ) -> int:
     """Run two arms and name the first step, request, site and tensor in which they differ, with both values.
 
+    ARM@TARGET runs an arm on that target: fixed@sglang==0.5.13, fixed@embedded; or, with --target sglang, fixed@0.5.13.
     What another batch shape does to the last bits is told apart from a fault. Exit code 0 when nothing diverged (but
     for rounding), 1 when something did, 125 when the two cannot be compared.
     """
@@ -71,27 +73,53 @@ def diverge(
         both = _planned(scenario, _two_arms(scenario, arm, changes), changes, library)
         with tempfile.TemporaryDirectory(prefix="specdebug-diverge-") as folder, progress() as watcher:
             answer = Diverging(pool, library, both, Path(folder), watcher).run()
-    name = scenario.name
-    tell_results(results, lambda: divergence_document(name, answer), lambda: show(render_divergence(name, answer)))
+    told = scenario.name, answer
+    tell_results(results, lambda: divergence_document(*told), lambda: show(render_divergence(*told)))
     return answer.exit_code
 
 
-def _two_arms(scenario: Scenario, named: Sequence[str] | None, changes: Choices) -> tuple[str, str]:
-    """Return the arms to compare. One arm is compared with itself only if the second run is changed."""
-    names = list(named or list(scenario.arms)[:2])
-    if len(names) == 1:
-        names *= 2
-    if len(names) != 2 or (names[0] == names[1] and not (changes.reverts or changes.faults)):
+def _two_arms(
+    scenario: Scenario, named: Sequence[str] | None, changes: Choices
+) -> tuple[tuple[str, TargetChoice | None], tuple[str, TargetChoice | None]]:
+    """Return the arms to compare, each with its target if it names one. One arm is compared with itself only if the
+    second run is changed, or made elsewhere."""
+    arms = [_placed(name, scenario, changes) for name in named or list(scenario.arms)[:2]]
+    if len(arms) == 1:
+        arms *= 2
+    if len(arms) != 2 or (arms[0] == arms[1] and not (changes.reverts or changes.faults)):
         known = ", ".join(scenario.arms)
-        raise SpecDebugError(f"diverge needs two arms, or one and --revert or --fault; {scenario.path} has {known}")
-    return names[0], names[1]
+        raise SpecDebugError(
+            f"diverge needs two arms, or one and --revert or --fault, or one on two targets (--arm ARM@TARGET); "
+            f"{scenario.path} has {known}"
+        )
+    return arms[0], arms[1]
 
 
-def _planned(scenario: Scenario, names: tuple[str, str], changes: Choices, library: Library) -> tuple[ArmRun, ArmRun]:
+def _placed(name: str, scenario: Scenario, changes: Choices) -> tuple[str, TargetChoice | None]:
+    """Return an arm's name, and the target that is written behind it."""
+    from specdebug.scenario.servers import ReleasedEngine, parse_target
+
+    arm, at, place = name.partition("@")
+    if not at:
+        return arm, changes.target
+    if place[:1].isdigit():
+        of = changes.target or scenario.target_of(arm) if arm in scenario.arms else changes.target
+        if not isinstance(of, ReleasedEngine):
+            raise SpecDebugError(f"--arm {name}: a version of what? Write {arm}@sglang=={place}, or --target sglang")
+        place = f"{of.kind}=={place}"
+    return arm, parse_target(place, option="--arm")
+
+
+def _planned(
+    scenario: Scenario,
+    arms: tuple[tuple[str, TargetChoice | None], tuple[str, TargetChoice | None]],
+    changes: Choices,
+    library: Library,
+) -> tuple[ArmRun, ArmRun]:
     """Return the first arm as it is, and the second with the changes."""
     from specdebug.loops import replay as replaying
 
-    first = replace(changes, arms=names[:1], reverts=(), faults=())
-    (left,) = replaying.plan(scenario, first, library)
-    (right,) = replaying.plan(scenario, replace(changes, arms=names[1:]), library)
+    (one, on), (other, there) = arms
+    (left,) = replaying.plan(scenario, replace(changes, arms=(one,), reverts=(), faults=(), target=on), library)
+    (right,) = replaying.plan(scenario, replace(changes, arms=(other,), target=there), library)
     return left, right

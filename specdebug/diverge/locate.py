@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.diverge.align import Difference, in_lockstep
-from specdebug.diverge.run import not_comparable, recorded, unjudged
+from specdebug.diverge.run import unjudged
+from specdebug.diverge.sides import recorded
 from specdebug.diverge.stream import RecordedStep, Share, read
 from specdebug.errors import SpecDebugError
 from specdebug.loops.replay import ArmResult, ArmRun, Progress, Replay, RunContent, run_arms
@@ -141,8 +142,8 @@ class Locator:
 
     def _suspect(self, result: ArmResult) -> Suspect | str:
         run, outcome = result.run, result.outcome
-        if reason := not_comparable(run, run):
-            return reason
+        if run.config is None:
+            return f"target {run.target} cannot show its tensors again; only the embedded engine's runs repeat"
         seen, step = outcome.signature or "", outcome.where_step
         sound = twin_of(run)
         if sound is None:

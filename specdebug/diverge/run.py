@@ -10,20 +10,22 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from specdebug import interrupts
 from specdebug.diverge.align import Difference, in_lockstep, same_schedule
+from specdebug.diverge.common import Looked, in_common, integers_of
 from specdebug.diverge.judge import Pairs, Rounding, compared, judge, next_sites
-from specdebug.diverge.stream import RecordedStep, read
+from specdebug.diverge.sides import EngineSide, Side, TapeSide, config_of
+from specdebug.diverge.stream import RecordedStep
 from specdebug.diverge.values import ValueDifference
-from specdebug.diverge.worker import TARGET
 from specdebug.loops.replay import ArmRun, Progress, RunContent, run_arms
 from specdebug.scenario.grammar import OracleSpec, Scenario
+from specdebug.targets.registry import DEFAULT
 from specdebug.verdict.outcome import EXIT_CODES, Outcome
-from specdebug.workers.job import Job
 from specdebug.workers.machine_failure import MachineFailed
 from specdebug.workers.pool import WorkerPool
 
@@ -34,30 +36,14 @@ SHAPE_OPTIONS = ("model", "device", "dtype")
 
 
 @dataclass(frozen=True)
-class RecordedRun(ArmRun):
-    """An arm run that writes ``hashes``, or keeps tensors in ``folder`` (``keep``: step, call and site of each)."""
-
-    folder: str = ""
-    hashes: str | None = None
-    by_request: bool = False
-    places: bool = False
-    keep: tuple[tuple[int, int, str], ...] = ()
-
-    def job(self, library: RunContent) -> Job:
-        job = super().job(library)
-        names = ("folder", "hashes", "keep", "by_request", "places")
-        record = {name: getattr(self, name) for name in names}
-        return dataclasses.replace(job, target=TARGET, payload={**job.payload, "record": record})
-
-
-@dataclass(frozen=True)
 class Divergence:
     """The answer: the place where two arms part.
 
     ``names``: of the arms, with what was done to them. ``alike``: their engines are configured alike, so everything
     must be equal to the bit. ``first``: the first difference (beyond rounding), with its ``values`` if those differ;
     ``after``: the first at each of the next sites. ``rescheduled``: the first step in which they computed other
-    requests or shapes. ``reason``: why they cannot be compared, empty if they can.
+    requests or shapes. ``reason``: why they cannot be compared, empty if they can. ``looked``: of two engines, what was
+    compared.
     """
 
     names: tuple[str, str]
@@ -69,6 +55,7 @@ class Divergence:
     after: tuple[Difference, ...] = ()
     rounding: Rounding = field(default_factory=Rounding)
     rescheduled: int | None = None
+    looked: Looked | None = None
     reason: str = ""
     interrupted: bool = False
 
@@ -84,10 +71,10 @@ class Divergence:
 
 def not_comparable(left: ArmRun, right: ArmRun) -> str:
     """Why two arms have no tensors in common, empty if they do. Raises ContentError for an engine that cannot be."""
-    one, other = left.config, right.config
+    one, other = config_of(left), config_of(right)
     if one is None or other is None:
         lacking = left if one is None else right
-        return f"target {lacking.target} cannot show its tensors; only the embedded engine's can be compared"
+        return f"target {lacking.target} cannot show its tensors; those of embedded and sglang can be compared"
     if unequal := _first_unequal(one, other, SHAPE_OPTIONS):
         return f"the arms' engines differ in {unequal}"
     if one.speculative is None or other.speculative is None:
@@ -118,37 +105,66 @@ class Diverging:
     def run(self) -> Divergence:
         """Compare the arms. Raises as ``loops.replay.run_arms``."""
         left, right = self.runs
-        names = (_name(left), _name(right))
+        apart = left.target != right.target
+        names = (_name(left, target=apart), _name(right, target=apart))
         reason = not_comparable(left, right)
         if reason:
             return Divergence(names, reason=reason)
-        files = [self.folder / f"{side}.hashes" for side in (0, 1)]
-        alike = left.config == right.config
-        record = {"folder": str(self.folder), "by_request": not alike}
-        runs = [
-            recorded(run, f"{side + 1}: {run.arm}", hashes=str(files[side]), **record)
-            for side, run in enumerate(self.runs)
-        ]
+        alike = self._alike
+        runs = [side.recorded(f"{n}: {side.run.arm}") for n, side in enumerate(self._sides, 1)]
         results, interrupted = run_arms(self.pool, self.library, runs, self.progress)
         outcomes = tuple(result.outcome for result in results)
         if interrupted:
             return Divergence(names, outcomes, interrupted=True)
-        streams = [read(file) if file.exists() else [] for file in files]
-        for file in files:
-            file.unlink(missing_ok=True)
+        one = self._sides[0].steps()
+        streams = [one, self._sides[1].steps(integers_of(one))]
         steps = (len(streams[0]), len(streams[1]))
-        answer = Divergence(names, outcomes, alike, steps, rescheduled=same_schedule(*streams))
+        answer = Divergence(names, outcomes, alike, steps)
         for name, outcome, stream in zip(names, outcomes, streams, strict=True):
             if outcome.unavailable or not stream:
                 why = outcome.detail or "it made no step"
                 return dataclasses.replace(answer, reason=f"arm {name} could not be run: {why}")
         try:
             if alike:
+                answer = dataclasses.replace(answer, rescheduled=same_schedule(*streams))
                 return self._in_lockstep(answer, *streams)
-            first, values, after, rounding = judge(streams[0], streams[1], self._kept, self.runs[0].config)
+            return self._by_request(answer, *streams)
         except KeyboardInterrupt:
             return dataclasses.replace(answer, interrupted=True)
+
+    @property
+    def _alike(self) -> bool:
+        left, right = self.runs
+        return left.target == right.target == DEFAULT and left.config == right.config
+
+    @cached_property
+    def _sides(self) -> tuple[Side, Side]:
+        return self._side(0), self._side(1)
+
+    def _side(self, number: int) -> Side:
+        run, name = self.runs[number], str(number)
+        if run.target == DEFAULT:
+            return EngineSide(run, self.folder, name, not self._alike)
+        config = config_of(run)
+        assert config is not None  # not_comparable has seen to that
+        return TapeSide(run, self.folder, name, config)
+
+    def _by_request(
+        self, answer: Divergence, left: Sequence[RecordedStep], right: Sequence[RecordedStep]
+    ) -> Divergence:
+        looked = None
+        if self.runs[0].target != self.runs[1].target:
+            left, right, looked = in_common(left, right, self._alone())
+        answer = dataclasses.replace(answer, rescheduled=same_schedule(left, right), looked=looked)
+        first, values, after, rounding = judge(left, right, self._kept, config_of(self.runs[0]))
         return dataclasses.replace(answer, first=first, values=values, after=after, rounding=rounding)
+
+    def _alone(self) -> dict[str, str]:
+        """Requests that two engines compute otherwise by right, and why."""
+        planned = [self.library.workload(run.scenario, run.arm, run.seed).requests for run in self.runs]
+        every = [request for requests in planned for request in requests]
+        sampled = {each.rid: "is sampled, by coins of each engine's own" for each in every if each.sampling.temperature}
+        return sampled | {each.rid: "is served with drafts by one of them" for each in every if not each.speculative}
 
     def _in_lockstep(
         self, answer: Divergence, left: Sequence[RecordedStep], right: Sequence[RecordedStep]
@@ -167,15 +183,17 @@ class Diverging:
     def _kept(self, pairs: Pairs) -> Iterator[tuple[Path, Path]]:
         """Run both arms again, keeping each one's parts, in a folder of its own while the block lasts."""
         self._looks += 1
-        runs, folders = [], []
-        for side, run in enumerate(self.runs):
-            folder = self.folder / f"{self._looks}-{side}"
+        runs: list[ArmRun] = []
+        folders: list[Path] = []
+        for number, side in enumerate(self._sides):
+            folder = self.folder / f"{self._looks}-{number}"
             folder.mkdir()
             folders.append(folder)
-            parts = {part for pair in pairs if (part := pair[side]) is not None}
-            keep = tuple(sorted({(part.step, part.call, part.descriptor.site) for part in parts}))
-            runs.append(recorded(run, f"{side + 1}: {run.arm}, again", folder=str(folder), keep=keep))
-        if pairs:
+            parts = {part for pair in pairs if (part := pair[number]) is not None}
+            places = {(part.step, part.call, part.descriptor.site) for part in parts}
+            again = side.again(f"{number + 1}: {side.run.arm}, again", places, folder)
+            runs += [] if again is None else [again]
+        if pairs and runs:
             results, interrupted = run_arms(self.pool, self.library, runs, self.progress)
             if interrupted:
                 raise KeyboardInterrupt
@@ -198,21 +216,18 @@ def _owned(found: Difference, seen: ValueDifference | None, steps: Mapping[int, 
 
 
 def unjudged(run: ArmRun) -> ArmRun:
-    """The run without oracles: they cost time and see nothing that the fingerprints do not."""
+    """The run without oracles that cost time and see nothing that the fingerprints do not."""
     scenario: Scenario = run.scenario
     flags: dict[str, Any] = {each.name: False for each in dataclasses.fields(OracleSpec) if each.default is True}
-    off = OracleSpec(**{**flags, "pools": scenario.oracles_of(run.arm).pools})
+    own = scenario.oracles_of(run.arm)
+    off = OracleSpec(**{**flags, "pools": own.pools, "server": own.server})
     arms = {name: dataclasses.replace(arm, oracles=off) for name, arm in scenario.arms.items()}
     return dataclasses.replace(run, scenario=dataclasses.replace(scenario, arms=arms, oracles=off), expectation=None)
 
 
-def recorded(run: ArmRun, key: str, **record: Any) -> RecordedRun:
-    facts: Mapping[str, Any] = {each.name: getattr(run, each.name) for each in dataclasses.fields(ArmRun)}
-    return RecordedRun(**{**facts, "key": key, **record})
-
-
-def _name(run: ArmRun) -> str:
-    """The arm, and what is done to it beside what it says itself."""
+def _name(run: ArmRun, *, target: bool) -> str:
+    """The arm, its ``target`` if that is wanted, and what is done to it beside what it says itself."""
     extra = [f"revert {number}" for number in run.reverts if number not in run.scenario.arms[run.arm].revert]
     extra += [f"fault {fault}" for fault in run.scenario.faults_of(run.arm)]
-    return f"{run.arm} ({', '.join(extra)})" if extra else run.arm
+    place = f"{run.arm} on {run.target}" if target else run.arm
+    return f"{place} ({', '.join(extra)})" if extra else place

@@ -67,7 +67,12 @@ def keep(folder: Path, place: Place, rows: Tensor) -> None:
     rows = rows.detach()
     if rows.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
         rows = rows.float()  # numpy has no such types; float32 holds their values
-    np.save(_path(folder, place), rows.cpu().numpy())
+    keep_array(folder, place, rows.cpu().numpy())
+
+
+def keep_array(folder: Path, place: Place, rows: np.ndarray) -> None:
+    """As :func:`keep`, of what is an array."""
+    np.save(_path(folder, place), rows)
 
 
 def kept(folder: Path, place: Place) -> np.ndarray | None:

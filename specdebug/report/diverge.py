@@ -9,6 +9,7 @@ from rich.text import Text
 
 from specdebug import __version__
 from specdebug.diverge.align import Difference
+from specdebug.diverge.common import Looked
 from specdebug.diverge.run import Divergence
 from specdebug.report.foreign import shown
 from specdebug.report.tables import Column, Listing, Prose, columns, line
@@ -55,6 +56,7 @@ def divergence_document(scenario: str, answer: Divergence) -> dict[str, Any]:
             "parted": [_difference(each) for each in rounding.parted],
         },
         "rescheduled": answer.rescheduled,
+        "looked": answer.looked and _looked(answer.looked),
         "outcomes": [
             {"verdict": each.verdict, "signature": each.signature, "detail": each.detail} for each in answer.outcomes
         ],
@@ -99,15 +101,27 @@ def _circumstances(answer: Divergence) -> list[str]:
             f"{each.owner} is compared up to step {_step(each)} only: at {each.site} the arms chose otherwise, each "
             "rightly by its own numbers, which differ by rounding"
         )
-    if not answer.alike and answer.rescheduled is not None:
+    looked = answer.looked
+    if looked is not None:
+        rest = [
+            f"{len(only)} are the {which} arm's alone"
+            for only, which in zip(looked.only, ("first", "second"), strict=True)
+        ]
+        lines.append(f"two engines: {len(looked.sites)} sites of both were compared, {' and '.join(rest)}")
+        lines += [f"{rid} was not compared: it {why}" for rid, why in looked.alone.items()]
+    elif not answer.alike and answer.rescheduled is not None:
         lines.append(
-            f"the arms are configured otherwise and schedule otherwise from step {answer.rescheduled} on: requests "
+            f"the arms are not alike, and schedule otherwise from step {answer.rescheduled} on: requests "
             "were compared step by step of their own; slots and places in the batch were not"
         )
     for name, outcome in zip(answer.names, answer.outcomes, strict=False):
         if outcome.verdict != "pass":
             lines.append(f"{name} ends with {outcome.verdict}: {outcome.signature or outcome.detail}")
     return lines
+
+
+def _looked(looked: Looked) -> dict[str, Any]:
+    return {"sites": list(looked.sites), "only": [list(each) for each in looked.only], "alone": dict(looked.alone)}
 
 
 def _step(found: Difference) -> str:

@@ -205,6 +205,7 @@ class _Arm:
             tuple(sorted(map(str, roots))),
             self._payload.get("keeper"),
             rules(packs, mode),
+            self._payload.get("tape"),
         )
 
     def _hits_elsewhere(self) -> dict[str, dict[str, int]]:

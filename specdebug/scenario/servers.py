@@ -198,12 +198,11 @@ def _plain(choice: TargetChoice) -> Any:
 TARGET = Kind(_read, _schema, lambda item: "", _plain)
 
 
-def parse_target(text: str) -> TargetChoice:
-    """The target that a command line names: a name, a URL, ``serve``, or a mapping as in a file. Raises
-    SpecDebugError."""
+def parse_target(text: str, option: str = "--target") -> TargetChoice:
+    """The target that an option names: a name, a URL, ``serve``, or a mapping as in a file. Raises SpecDebugError."""
     try:
-        table = parse_yaml(f"target: {text}", "--target").root.table(required=("target",))
+        table = parse_yaml(f"target: {text}", option).root.table(required=("target",))
         read: TargetChoice = TARGET.read(table["target"])
     except ContentError as error:
-        raise SpecDebugError(f"--target {one_line(text, 80)}: {error.message}") from None
+        raise SpecDebugError(f"{option} {one_line(text, 80)}: {error.message}") from None
     return read

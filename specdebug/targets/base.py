@@ -213,7 +213,7 @@ class OverThere:
     """The part of an arm that is put in place where the engine runs: fixes to revert, names of probe packs, the mode of
     all probes if one is set, and the folders of content that those are from, beside what is shipped. ``keeper``: the
     address of who keeps servers for several runs (``launch/keeper.py``), in a search. ``rules``: what those packs and
-    that mode come to."""
+    that mode come to. ``tape``: the file into which an engine that can be recorded writes what passes its sites."""
 
     toggles: tuple[Toggle, ...] = ()
     probes: tuple[str, ...] = ()
@@ -221,6 +221,7 @@ class OverThere:
     content: tuple[str, ...] = ()
     keeper: str | None = None
     rules: tuple[Rule, ...] = ()
+    tape: str | None = None
 
     @property
     def reverts(self) -> tuple[int, ...]:

@@ -119,3 +119,8 @@ class ServerView(Protocol):
 def reverts_itself(target: object) -> bool:
     """Return True if a target's engine runs elsewhere, where the target has fixes reverted: nothing is patched here."""
     return bool(getattr(target, "elsewhere", False))
+
+
+def records_itself(target: object) -> bool:
+    """Return True if a target's engine can write down what passes its sites (``OverThere.tape``)."""
+    return bool(getattr(target, "records", False))

@@ -30,6 +30,9 @@ def diverge(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[s
         (["--arm", "base"], "diverge needs two arms, or one and --revert or --fault"),
         (["--arm", "base", "--arm", "two"], "no arm 'two'"),
         (["--arm", "base", "--fault", "next_tokn_swapped"], "did you mean 'next_token_swapped'?"),
+        (["--arm", "base@embeded", "--arm", "base"], "no target 'embeded'; did you mean 'embedded'?"),
+        (["--arm", "base@0.5.13", "--arm", "base"], "a version of what? Write base@sglang==0.5.13, or --target sglang"),
+        (["--arm", "base@embedded", "--arm", "base@embedded"], "or one on two targets (--arm ARM@TARGET)"),
         (["--timeout", "0"], "--timeout must be above 0 seconds, got 0"),
         (["--json", "/no/such/folder/x.json"], "no folder /no/such/folder"),
     ],
@@ -48,6 +51,13 @@ def test_arms_without_common_tensors_are_not_compared(capsys: pytest.CaptureFixt
         False,
         "the arms' engines differ in speculative eagle_topk (2 and 1)",
     )
+
+
+def test_a_target_that_shows_no_tensors_is_not_compared(capsys: pytest.CaptureFixture[str], scenario: str) -> None:
+    code, found = diverge(capsys, scenario, "--arm", "base", "--arm", "base@reference")
+    assert code == 125
+    assert found["reason"] == "target reference cannot show its tensors; those of embedded and sglang can be compared"
+    assert found["arms"] == ["base on embedded", "base on reference"]
 
 
 @pytest.mark.slow

@@ -23,6 +23,22 @@ def replayed(scenario: str, *more: str, revert: int | None = None) -> tuple[int,
     return done.returncode, json.loads(done.stdout)["arms"][0]
 
 
+def diverged(scenario: str, *more: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and the document of a comparison of two arms."""
+    words = [
+        sys.executable,
+        "-m",
+        "specdebug",
+        "diverge",
+        str(ROOT / "scenarios" / f"{scenario}.yaml"),
+        "--json",
+        *more,
+    ]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
 def alike(one: dict[str, Any], other: dict[str, Any], *names: str) -> bool:
     """Compare the tokens and accept lengths of all requests of two arms, and what else is named."""
     pairs = zip(*(sorted(arm["requests"], key=lambda each: each["rid"]) for arm in (one, other)), strict=True)

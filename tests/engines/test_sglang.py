@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.engines.replays import REPLAY, ROOT, alike, replayed
+from tests.engines.replays import REPLAY, ROOT, alike, diverged, replayed
 
 pytestmark = pytest.mark.engines
 
@@ -58,3 +58,20 @@ def test_a_stop_string_that_is_complete_early_in_what_a_verify_accepted_is_misse
     """SGLang's own bug, mended by its pull request 23802 after this release."""
     code, arm = replayed("request_ends", "--arm", "fixed", "--target", RELEASE)
     assert (code, arm["signature"]) == (1, "ends@stop")
+
+
+@pytest.mark.parametrize("scenario", ["multiturn_cache_hit", "topk_page_table"])
+def test_every_tensor_beside_our_engines_differs_by_rounding_alone(scenario: str) -> None:
+    code, answer = diverged(scenario, "--arm", "fixed", "--arm", f"fixed@{RELEASE}")
+    assert (code, answer["diverged"], answer["reason"]) == (0, False, "")
+    assert {"verify.logits", "draft.forward.logits", "accept.predict"} <= set(answer["looked"]["sites"])
+    assert answer["rounding"]["shares"] > 100
+
+
+@pytest.mark.parametrize(
+    ("scenario", "number", "site"),
+    [("draft_positions", 25015, "draft.forward.positions"), ("chunk_tail", 26329, "draft_prefill.input_ids")],
+)
+def test_the_first_tensor_that_a_reverted_fix_changes_is_named(scenario: str, number: int, site: str) -> None:
+    code, answer = diverged(scenario, "--arm", "fixed", "--target", RELEASE, "--revert", str(number))
+    assert (code, answer["first"]["site"]) == (1, site)

@@ -25,6 +25,7 @@ class SglangTarget(InstalledTarget):
     """A release of SGLang."""
 
     name = "sglang"
+    records = True
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         asked = super().asked(options)
@@ -52,7 +53,8 @@ class SglangTarget(InstalledTarget):
         own = ALWAYS_ENV | (ON_CPU_ENV if cpu else {})
         probes = [asdict(rule) for rule in there.rules]
         sites = sites_of(here, added_sites(here))[0] if probes else []
-        return StartCommand(words, self.environment(site, here, there, own, probes=probes, sites=sites))
+        wanted = {"probes": probes, "sites": sites, "tape": there.tape}
+        return StartCommand(words, self.environment(site, here, there, own, **wanted))
 
     def _mapped(self, options: Mapping[str, Any], seed: int, here: Installed) -> Mapped:
         """The command line, checkpoints by their folders."""

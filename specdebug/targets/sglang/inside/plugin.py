@@ -17,6 +17,7 @@ from specdebug.targets.inside import VARIABLE
 from specdebug.targets.inside.reverts import revert
 from specdebug.targets.inside.words import say
 from specdebug.targets.sglang.inside.probes import probe
+from specdebug.targets.sglang.inside.tape import record
 
 FAILED = 86
 """Exit status of a process in which this failed."""
@@ -35,6 +36,8 @@ def register() -> None:
             told_when_asked(probe(wanted["probes"]))
         if wanted.get("device") == "cpu":
             say(f"replaced on this CPU: {', '.join(replace_for_cpu())}")
+        if wanted.get("tape"):
+            record(wanted["tape"])
     except BaseException:
         traceback.print_exc()
         say("failed; this process ends")

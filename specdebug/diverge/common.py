@@ -1,0 +1,64 @@
+"""Of two engines' recordings, what both have: sites, and requests that both must compute alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from specdebug.diverge.stream import PADDING, Descriptor, RecordedStep
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What of two engines was compared. ``sites``: by both. ``only``: sites of the first alone, and of the second.
+    ``alone``: requests that were not compared, and why not."""
+
+    sites: tuple[str, ...]
+    only: tuple[tuple[str, ...], tuple[str, ...]]
+    alone: Mapping[str, str]
+
+
+def in_common(
+    left: Sequence[RecordedStep], right: Sequence[RecordedStep], alone: Mapping[str, str]
+) -> tuple[list[RecordedStep], list[RecordedStep], Looked]:
+    """The steps of both with the calls that both have, and with the requests not in ``alone``."""
+    mine, others = sites_of(left), sites_of(right)
+    both = mine & others
+    rids = {rid for steps in (left, right) for step in steps for rid in step.rids}
+    looked = Looked(
+        tuple(sorted(both)),
+        (tuple(sorted(mine - both)), tuple(sorted(others - both))),
+        {rid: why for rid, why in alone.items() if rid in rids},
+    )
+    one, other = ([_only(step, both, alone) for step in steps] for steps in (left, right))
+    return one, other, looked
+
+
+def sites_of(steps: Sequence[RecordedStep]) -> set[str]:
+    """Every site that was passed."""
+    return {call.site for step in steps for call in step.calls}
+
+
+def integers_of(steps: Sequence[RecordedStep]) -> dict[str, str]:
+    """By site, the type of its tensor where that is one of integers."""
+    return {call.site: call.dtype for step in steps for call in step.calls if "int" in call.dtype}
+
+
+def _only(step: RecordedStep, sites: set[str], alone: Mapping[str, str]) -> RecordedStep:
+    """The step with the calls of some sites, rows of other requests being nobody's. Calls keep their numbers, by which
+    their tensors are found."""
+    apart = len(step.digests) == sum(len(call.owners) for call in step.calls)
+    gone = {place for place, rid in enumerate(step.rids) if rid in alone}
+    calls, digests, at = [], array("Q"), 0
+    for call in step.calls:
+        size = len(call.owners) if apart else 1
+        if call.site in sites:
+            owners = tuple(PADDING if owner in gone else owner for owner in call.owners)
+            calls.append(dataclasses.replace(call, owners=owners))
+            digests.extend(step.digests[at : at + size])
+        else:
+            calls.append(Descriptor(call.site, call.dtype, (), ()))
+        at += size
+    return RecordedStep(step.number, step.rids, tuple(calls), digests)

@@ -1,0 +1,145 @@
+"""The two ways in which an arm is recorded: our own engine, and another that writes a tape.
+
+Our engine repeats a run to the bit, so it is fingerprinted first and run again for values. Another's schedule hangs on
+when requests came, so everything is kept by the first run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from specdebug.diverge import worker
+from specdebug.diverge.stream import RecordedStep, read
+from specdebug.diverge.tape import TapeRecording
+from specdebug.loops.replay import ArmRun, RunContent
+from specdebug.scenario.checks import engine_config
+from specdebug.targets.registry import DEFAULT, find_target
+from specdebug.targets.serving import records_itself
+from specdebug.workers.job import Job
+
+if TYPE_CHECKING:
+    from specdebug.engine.config import EngineConfig
+
+_Run = TypeVar("_Run", bound=ArmRun)
+CallPlace = tuple[int, int, str]
+"""Step, call and site."""
+
+
+@dataclass(frozen=True)
+class RecordedRun(ArmRun):
+    """An arm run that writes ``hashes``, or keeps tensors in ``folder`` (``keep``: step, call and site of each)."""
+
+    folder: str = ""
+    hashes: str | None = None
+    by_request: bool = False
+    places: bool = False
+    keep: tuple[CallPlace, ...] = ()
+
+    def job(self, library: RunContent) -> Job:
+        job = super().job(library)
+        names = ("folder", "hashes", "keep", "by_request", "places")
+        record = {name: getattr(self, name) for name in names}
+        return dataclasses.replace(job, target=worker.TARGET, payload={**job.payload, "record": record})
+
+
+@dataclass(frozen=True)
+class TapedRun(ArmRun):
+    """An arm run whose engine writes a ``tape``."""
+
+    tape: str = ""
+
+    def job(self, library: RunContent) -> Job:
+        job = super().job(library)
+        return dataclasses.replace(job, payload={**job.payload, "tape": self.tape})
+
+
+class Side(Protocol):
+    """An arm under comparison."""
+
+    run: ArmRun
+
+    def recorded(self, key: str) -> ArmRun:
+        """The run to make first."""
+
+    def steps(self, as_in: Mapping[str, str] | None = None) -> list[RecordedStep]:
+        """The steps that it wrote; none where it did not come that far. ``as_in``: by site, the integers to read its
+        own as."""
+
+    def again(self, key: str, places: Iterable[CallPlace], folder: Path) -> ArmRun | None:
+        """The run that puts the tensors of those calls into ``folder``; None if they are there now."""
+
+
+@dataclass
+class EngineSide:
+    """An arm of our own engine. ``by_request``: have a hash for each request's share."""
+
+    run: ArmRun
+    folder: Path
+    name: str
+    by_request: bool
+
+    @property
+    def _hashes(self) -> Path:
+        return self.folder / f"{self.name}.hashes"
+
+    def recorded(self, key: str) -> ArmRun:
+        return recorded(self.run, key, folder=str(self.folder), hashes=str(self._hashes), by_request=self.by_request)
+
+    def steps(self, as_in: Mapping[str, str] | None = None) -> list[RecordedStep]:
+        found = read(self._hashes) if self._hashes.exists() else []
+        self._hashes.unlink(missing_ok=True)
+        return found
+
+    def again(self, key: str, places: Iterable[CallPlace], folder: Path) -> ArmRun | None:
+        return recorded(self.run, key, folder=str(folder), keep=tuple(sorted(places)))
+
+
+@dataclass
+class TapeSide:
+    """An arm of another engine."""
+
+    run: ArmRun
+    folder: Path
+    name: str
+    config: EngineConfig
+    _recording: TapeRecording | None = None
+
+    @property
+    def _tape(self) -> Path:
+        return self.folder / f"{self.name}.tape"
+
+    def recorded(self, key: str) -> ArmRun:
+        return _as(TapedRun, self.run, key=key, tape=str(self._tape))
+
+    def steps(self, as_in: Mapping[str, str] | None = None) -> list[RecordedStep]:
+        spec = self.config.speculative
+        branches, nodes = (1, 1) if spec is None else (spec.eagle_topk, spec.tree_size)
+        self._recording = TapeRecording(self._tape, branches=branches, nodes=nodes, as_in=as_in)
+        return self._recording.steps
+
+    def again(self, key: str, places: Iterable[CallPlace], folder: Path) -> ArmRun | None:
+        assert self._recording is not None
+        self._recording.keep([(step, call) for step, call, _ in places], folder)
+        return None
+
+
+def config_of(run: ArmRun) -> EngineConfig | None:
+    """The configuration of an engine that can be recorded, ours or another; None of any other target. Raises
+    ContentError."""
+    if run.target == DEFAULT or records_itself(find_target(run.target)):
+        return engine_config(run.scenario, run.arm)
+    return None
+
+
+def recorded(run: ArmRun, key: str, **record: Any) -> RecordedRun:
+    """The run of our own engine, recorded."""
+    return _as(RecordedRun, run, key=key, **record)
+
+
+def _as(kind: type[_Run], run: ArmRun, **more: Any) -> _Run:
+    facts: Mapping[str, Any] = {each.name: getattr(run, each.name) for each in dataclasses.fields(ArmRun)}
+    return kind(**{**facts, **more})

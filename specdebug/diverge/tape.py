@@ -1,0 +1,143 @@
+"""Read what another engine's processes wrote of a run (``targets/inside/tape.py``) as steps of a recording.
+
+Those engines schedule as they do, and one run may not repeat another: tensors were kept in full, and are looked up
+here. Rows that belong to no request of the workload, such as those of a server's own checks, count as padding; so do
+rows of a request in a step that was computed after its end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from specdebug.diverge.owners import Batch, Segment
+from specdebug.diverge.stream import PADDING, Descriptor, RecordedStep
+from specdebug.diverge.values import Place, keep_array
+from specdebug.engine.sites import held_at
+
+_RID = re.compile(r"[0-9a-f]{8}-(.+)")
+"""The id that a session gives a request: a number of its own before the scenario's."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A tensor. ``start``: where its bytes are in the file."""
+
+    site: str
+    dtype: str
+    numpy: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+@dataclass
+class _Step:
+    kind: Any
+    rids: tuple[str, ...]
+    lens: tuple[int, ...]
+    number: int
+    calls: list[_Call] = field(default_factory=list)
+
+
+class TapeRecording:
+    """A file's steps, and the tensors behind them. ``branches``, ``nodes``: of a draft step and of a tree, for each
+    request. ``as_in``: the types of the other side's tensors by site, where integers are wider or narrower there."""
+
+    def __init__(self, path: Path, *, branches: int, nodes: int, as_in: Mapping[str, str] | None = None) -> None:
+        self._path = path
+        self._branches, self._nodes = branches, nodes
+        self._as_in = as_in or {}
+        self._decodes: dict[str, int] = {}
+        self._steps = list(self._read())
+
+    @property
+    def steps(self) -> list[RecordedStep]:
+        """Every step that has computed a request of the workload, with a hash for each request's share of a tensor."""
+        made: dict[str, int] = {}
+        steps = []
+        for step in self._steps:
+            over = set()
+            if step.kind != "prefill":
+                for rid in step.rids:
+                    made[rid] = made.get(rid, 0) + 1
+                    if made[rid] > self._decodes.get(rid, made[rid]):
+                        over.add(rid)
+            known = [_RID.fullmatch(rid) for rid in step.rids]
+            gone = {place for place, rid in enumerate(step.rids) if rid in over or known[place] is None}
+            if len(gone) < len(step.rids):
+                names = tuple(found[1] if found else rid for found, rid in zip(known, step.rids, strict=True))
+                steps.append(self._recorded(step, names, gone))
+        return steps
+
+    def keep(self, places: Iterable[Place], folder: Path) -> None:
+        """Put the tensors of some calls into a folder, as a second run of our own engine would (``values.kept``)."""
+        steps = {step.number: step for step in self._steps}
+        for number, call in places:
+            keep_array(folder, (number, call), self._values(steps[number].calls[call]))
+
+    def _read(self) -> Iterator[_Step]:
+        """The steps of the file; what was cut off at its end is passed over."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        with self._path.open("rb") if size else open("/dev/null", "rb") as file:
+            step: _Step | None = None
+            while line := file.readline():
+                try:
+                    facts = json.loads(line)
+                except ValueError:
+                    break
+                if "batch" in facts:
+                    if step is not None:
+                        yield step
+                    step = _Step(facts["kind"], tuple(facts["rids"]), tuple(facts["lens"]), facts["batch"])
+                elif "ended" in facts:
+                    self._decodes[facts["ended"]] = facts["decodes"]
+                elif step is not None:
+                    start, length = file.tell(), facts.get("bytes", 0)
+                    if start + length > size:
+                        break
+                    file.seek(length, 1)
+                    shape = tuple(facts["shape"])
+                    step.calls.append(_Call(facts["site"], facts["dtype"], facts["numpy"], shape, start, length))
+            if step is not None:
+                yield step
+
+    def _recorded(self, step: _Step, names: tuple[str, ...], gone: set[int]) -> RecordedStep:
+        batch = Batch(step.kind, names, tuple(range(len(names))), step.lens, self._branches, self._nodes)
+        calls, digests = [], array("Q")
+        for call in step.calls:
+            segments = batch.segments(call.site, call.shape[0])
+            owners = tuple(PADDING if owner in gone else owner for owner, _, _ in segments)
+            rows = tuple(stop - start for _, start, stop in segments)
+            dtype = self._as_in.get(call.site, call.dtype) if "int" in call.dtype else call.dtype
+            calls.append(Descriptor(call.site, dtype, owners, rows))
+            digests.extend(_hashes(self._values(call), dtype, segments, self._relative(call.site)))
+        return RecordedStep(step.number, names, tuple(calls), digests)
+
+    def _relative(self, site: str) -> int:
+        return self._nodes if held_at(site).flat else 0
+
+    def _values(self, call: _Call) -> np.ndarray:
+        if not call.size:
+            return np.empty(call.shape, call.numpy)
+        return np.memmap(self._path, call.numpy, "r", call.start, call.shape)
+
+
+def _hashes(values: np.ndarray, dtype: str, segments: Sequence[Segment], relative: int) -> list[int]:
+    """Of each segment, as ``fingerprint.HostHasher`` has them."""
+    values = values.astype(dtype) if "int" in dtype else values
+    found = []
+    for number, (_, start, stop) in enumerate(segments):
+        rows = values[start:stop]
+        if relative:
+            rows = np.where(rows >= 0, rows - number * relative, rows).astype(values.dtype)
+        found.append(xxh3_64_intdigest(np.ascontiguousarray(rows).data))
+    return found

@@ -1,7 +1,6 @@
 """Hashes of rows that lie on a device: equal rows have equal hashes, others do not but for one in 2**64.
 
-The device adds up **groups** of rows, the host the sums of a **segment**, each time modulo 2**64 over (value XOR key)
-times odd weight, key and weight by position. One changed element always changes both. Hashes of the host
+The device adds up **groups** of rows, the host the sums of a **segment** (``sums.py``). Hashes of the host
 (``fingerprint.py``) and of a device are not comparable.
 
 Nobody waits: at the end of a step its sums are sent to pinned memory of the host, which reads them once they are there.
@@ -14,7 +13,6 @@ a group is a row, or all rows. After a replay that memory is copied to the step'
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,13 +21,11 @@ from torch import Tensor
 
 from specdebug.async_probe import SiteCall
 from specdebug.diverge.fingerprint import rows_of
-from specdebug.diverge.owners import Segment
+from specdebug.diverge.sums import keys_and_weights
 
 BLOCK = 4096
 """Sums in a piece of memory."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_STEPS = (-7046029254386353131, -4658895280553007687)
-"""2**64 over the golden ratio, and another odd number whose bits are as mixed."""
 
 _compiled: dict[tuple[object, ...], Any] = {}
 
@@ -160,53 +156,13 @@ class StepSums:
         return self._blocks[-1][0]
 
 
-class Layout:
-    """Makes the hashes of segments of the sums of their calls. ``calls``: segments and number of sums of each."""
-
-    def __init__(self, calls: Sequence[tuple[Sequence[Segment], int]]) -> None:
-        index: list[int] = []
-        place: list[int] = []
-        starts: list[int] = []
-        base = 0
-        for segments, count in calls:
-            for _, start, stop in segments:
-                mine = range(min(start, count), min(stop, count))
-                starts.append(len(index))
-                index += [base + group for group in mine]
-                place += range(len(mine))
-            base += count
-        self._index = np.array(index, dtype=np.int64)
-        self._starts = np.array(starts, dtype=np.int64)
-        self._empty = self._starts == np.array([*starts[1:], len(index)], dtype=np.int64)
-        keys, weights = _keys_and_weights(np.array(place, dtype=np.int64))
-        self._keys, self._weights = keys.view(np.uint64), weights.view(np.uint64)
-
-    def hashes(self, sums: np.ndarray) -> np.ndarray:
-        """One for each segment, uint64. ``sums``: uint64, those of the calls in their order."""
-        if not len(self._starts):
-            return np.zeros(0, dtype=np.uint64)
-        # One more than there are, so that an empty segment may begin at the end.
-        terms = np.zeros(len(self._index) + 1, dtype=np.uint64)
-        terms[:-1] = (sums[self._index] ^ self._keys) * self._weights
-        found: np.ndarray = np.add.reduceat(terms, self._starts)
-        found[self._empty] = 0  # which reduceat takes for the term it begins at
-        return found
-
-
 def reference(call: SiteCall, groups: Groups) -> Tensor:
     """The sums of a call's groups, int64 [count], by torch: what the kernel computes."""
     rows = rows_of(call).contiguous()
     bits = rows.view(_BITS[rows.element_size()]).to(torch.int64).reshape(groups.number, -1)
     place = torch.arange(bits.shape[1], dtype=torch.int64, device=bits.device)
-    keys, weights = _keys_and_weights(place)
+    keys, weights = keys_and_weights(place)
     return torch.sum((bits ^ keys) * weights, 1)
-
-
-def _keys_and_weights(place: Any) -> tuple[Any, Any]:
-    """Key and odd weight of each place, int64, of numpy or of torch."""
-    mixed = (place + 1) * _STEPS[0]
-    mixed = (mixed ^ (mixed >> 29)) * _STEPS[1]
-    return mixed ^ (mixed >> 32), (mixed ^ (mixed >> 27)) | 1
 
 
 def _launch(call: SiteCall, groups: Groups, out: Tensor, first: int) -> None:

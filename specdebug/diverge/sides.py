@@ -118,7 +118,8 @@ class TapeSide:
     def steps(self, as_in: Mapping[str, str] | None = None) -> list[RecordedStep]:
         spec = self.config.speculative
         branches, nodes = (1, 1) if spec is None else (spec.eagle_topk, spec.tree_size)
-        self._recording = TapeRecording(self._tape, branches=branches, nodes=nodes, as_in=as_in)
+        summed = self.config.device != "cpu"  # as our engine hashes there
+        self._recording = TapeRecording(self._tape, branches=branches, nodes=nodes, as_in=as_in, summed=summed)
         return self._recording.steps
 
     def again(self, key: str, places: Iterable[CallPlace], folder: Path) -> ArmRun | None:

@@ -17,11 +17,12 @@ import torch
 
 from specdebug.async_probe import SiteCall
 from specdebug.diverge.align import is_where
-from specdebug.diverge.device_hashes import Groups, Layout, Memory, Sent, StepSums
+from specdebug.diverge.device_hashes import Groups, Memory, Sent, StepSums
 from specdebug.diverge.fingerprint import HostHasher, Staging, list_hash, whole_hash
 from specdebug.diverge.listener import Captured, Described, described
 from specdebug.diverge.owners import LISTS, Batch, Segment
 from specdebug.diverge.stream import BATCH, PADDING, Descriptor, Writer
+from specdebug.diverge.sums import Layout
 from specdebug.engine.sites import SITES
 
 RELATIVE = frozenset(name for name, each in SITES.items() if each.flat)

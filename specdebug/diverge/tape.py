@@ -20,6 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from specdebug.diverge.owners import Batch, Segment
 from specdebug.diverge.stream import PADDING, Descriptor, RecordedStep
+from specdebug.diverge.sums import Layout, row_sums
 from specdebug.diverge.values import Place, keep_array
 from specdebug.engine.sites import held_at
 
@@ -50,12 +51,22 @@ class _Step:
 
 class TapeRecording:
     """A file's steps, and the tensors behind them. ``branches``, ``nodes``: of a draft step and of a tree, for each
-    request. ``as_in``: the types of the other side's tensors by site, where integers are wider or narrower there."""
+    request. ``as_in``: the types of the other side's tensors by site, where integers are wider or narrower there.
+    ``summed``: hash as the other side did on a device."""
 
-    def __init__(self, path: Path, *, branches: int, nodes: int, as_in: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        branches: int,
+        nodes: int,
+        as_in: Mapping[str, str] | None = None,
+        summed: bool = False,
+    ) -> None:
         self._path = path
         self._branches, self._nodes = branches, nodes
         self._as_in = as_in or {}
+        self._summed = summed
         self._decodes: dict[str, int] = {}
         self._steps = list(self._read())
 
@@ -119,11 +130,11 @@ class TapeRecording:
             rows = tuple(stop - start for _, start, stop in segments)
             dtype = self._as_in.get(call.site, call.dtype) if "int" in call.dtype else call.dtype
             calls.append(Descriptor(call.site, dtype, owners, rows))
-            digests.extend(_hashes(self._values(call), dtype, segments, self._relative(call.site)))
+            values = _typed(self._values(call), dtype)
+            if held_at(call.site).flat:
+                values = _from_first(values, segments, self._nodes)
+            digests.extend((_sums if self._summed else _hashes)(values, segments))
         return RecordedStep(step.number, names, tuple(calls), digests)
-
-    def _relative(self, site: str) -> int:
-        return self._nodes if held_at(site).flat else 0
 
     def _values(self, call: _Call) -> np.ndarray:
         if not call.size:
@@ -131,13 +142,28 @@ class TapeRecording:
         return np.memmap(self._path, call.numpy, "r", call.start, call.shape)
 
 
-def _hashes(values: np.ndarray, dtype: str, segments: Sequence[Segment], relative: int) -> list[int]:
-    """Of each segment, as ``fingerprint.HostHasher`` has them."""
-    values = values.astype(dtype) if "int" in dtype else values
-    found = []
+def _typed(values: np.ndarray, dtype: str) -> np.ndarray:
+    """The values with the bits that a tensor of that type has."""
+    if dtype == "bfloat16":  # written as float32, whose upper half it is
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(dtype) if "int" in dtype else values
+
+
+def _from_first(values: np.ndarray, segments: Sequence[Segment], nodes: int) -> np.ndarray:
+    """Numbers of rows, taken from the first row of each request."""
+    values = values.copy()
     for number, (_, start, stop) in enumerate(segments):
         rows = values[start:stop]
-        if relative:
-            rows = np.where(rows >= 0, rows - number * relative, rows).astype(values.dtype)
-        found.append(xxh3_64_intdigest(np.ascontiguousarray(rows).data))
+        rows[rows >= 0] -= number * nodes
+    return values
+
+
+def _hashes(values: np.ndarray, segments: Sequence[Segment]) -> list[int]:
+    """Of each segment, as ``fingerprint.HostHasher`` has them."""
+    return [xxh3_64_intdigest(np.ascontiguousarray(values[start:stop]).data) for _, start, stop in segments]
+
+
+def _sums(values: np.ndarray, segments: Sequence[Segment]) -> list[int]:
+    """Of each segment, as a recording on a device has them."""
+    found: list[int] = Layout([(segments, values.shape[0])]).hashes(row_sums(values)).tolist()
     return found

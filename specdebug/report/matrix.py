@@ -59,4 +59,6 @@ def _place(check: ToggleCheck) -> str:
     stack = next((r.outcome.stack for r in (*check.applied, *check.reverted) if r.outcome.stack), None)
     if stack is None or (stack["device"] == "cpu" and stack["dtype"] == "float32"):
         return ""
+    if stack["executor"] == "server":
+        return f"on a server ({stack['name']}), {stack['dtype']}"
     return f"on {stack['device']} ({stack['name']}), {stack['dtype']}"

@@ -148,6 +148,8 @@ def stack_text(results: Sequence[ArmResult]) -> str:
         stack = result.outcome.stack
         if stack and (stack["device"] != "cpu" or result.run.scenario.overrides):
             phrase = "{device} ({name}), {dtype}, {backend} by {executor}".format_map(stack)
+            if stack["executor"] == "server":
+                phrase = "a server ({name}), {dtype}, {backend}".format_map(stack)
             phrases.setdefault(phrase, []).append(result.run.arm)
     if len(phrases) == 1:
         return f"on {next(iter(phrases))}"

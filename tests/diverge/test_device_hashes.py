@@ -15,13 +15,13 @@ from specdebug.diverge.device_hashes import (
     BLOCK,
     CapturedSums,
     Groups,
-    Layout,
     Memory,
     StepSums,
     _launch,
     reference,
 )
 from specdebug.diverge.owners import Segment
+from specdebug.diverge.sums import Layout, row_sums
 from tests.diverge.samples import SEGMENTS, flipped
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -50,6 +50,13 @@ def by_kernel(call: SiteCall, groups: Groups) -> list[int]:
     _launch(call, groups, out, 1)
     assert int(out[0]) == 0
     return out[1:].tolist()
+
+
+@given(st.sampled_from((torch.float32, torch.float16, torch.int64, torch.int32)), st.integers(1, 5), st.integers(1, 3))
+def test_numpy_adds_up_the_same(dtype: torch.dtype, rows: int, width: int) -> None:
+    tensor = torch.randn(rows, width).mul(100).to(dtype)
+    call = call_of(tensor)
+    assert row_sums(tensor.numpy()).tolist() == [each % 2**64 for each in reference(call, Groups(rows, 1)).tolist()]
 
 
 @given(st.sampled_from(DTYPES[:-1]), st.integers(0, 5), st.integers(0, 2), st.integers(0, 14))

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import torch
 
+from specdebug.async_probe import SiteCall
+from specdebug.diverge.device_hashes import Groups, reference
 from specdebug.diverge.stream import PADDING
+from specdebug.diverge.sums import Layout
 from specdebug.diverge.tape import TapeRecording
 from specdebug.diverge.values import kept
 from specdebug.targets.inside.tape import Tape
@@ -57,6 +60,18 @@ def test_rows_have_owners_and_equal_shares_have_equal_hashes_whatever_the_order(
     assert set(shares[0]) == {(site, rid) for site in ("draft.forward.logits", "accept.accept_index") for rid in "ab"}
     assert one[1].calls[1].dtype == "int64"
     assert one[1].calls[0].owners == (0, 1, PADDING)
+
+
+def test_hashes_are_those_of_a_recording_on_a_device_where_that_is_asked(tmp_path: Path) -> None:
+    tape = Tape(str(tmp_path / "x"))
+    tape.begin(1, "speculative", [A, B])
+    logits = torch.randn(2, 5).to(torch.bfloat16)
+    tape.add("draft.forward.logits", logits)
+    tape.end()
+    (step,) = TapeRecording(tmp_path / "x", branches=1, nodes=2, summed=True).steps
+    call = SiteCall("draft.forward.logits", "nan", logits, 0, 0, None, None)
+    sums = reference(call, Groups.of(call, apart=True)).numpy().view("u8")
+    assert list(step.digests) == Layout([([(0, 0, 1), (1, 1, 2)], 2)]).hashes(sums).tolist()
 
 
 def test_a_step_after_a_requests_end_does_not_count(tmp_path: Path) -> None:

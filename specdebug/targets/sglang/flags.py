@@ -21,11 +21,12 @@ NO_FLAG: dict[tuple[str, ...], str] = {
 }
 """Options that SGLang has not, and what is so there."""
 
-ON_CPU = (
-    "--device", "cpu", "--grammar-backend", "none", "--sampling-backend", "pytorch", "--disable-piecewise-cuda-graph",
-    "--mem-fraction-static", "0.5",
+ALWAYS = (
+    "--skip-server-warmup", "--host", "127.0.0.1", "--log-level", "info", "--grammar-backend", "none",
+    "--sampling-backend", "pytorch", "--disable-piecewise-cuda-graph", "--mem-fraction-static", "0.5",
 )  # fmt: skip
-ALWAYS = ("--skip-server-warmup", "--host", "127.0.0.1", "--log-level", "info")
+"""Beside the options: nothing that a scenario does not ask for, one sampler whose rules are known, and room on a device
+for servers of other arms."""
 ON_CPU_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "TRITON_INTERPRET": "1",
@@ -34,7 +35,12 @@ ON_CPU_ENV = {
     "FLASHINFER_DISABLE_VERSION_CHECK": "1",
     "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
 }
-ALWAYS_ENV = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
+ALWAYS_ENV = {
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
+    # else a server that has crashed waits 65 s for dumps before it ends
+    "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+    "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ def mapped(options: Mapping[str, Any], *, cpu: bool) -> Mapped:
         words += _words(flag.name, values[flag.parameter])
     lacking = [place for place in NO_FLAG if place != ("device",) and _is_given(options, place)]
     notes = [f"{'.'.join(place)}: {NO_FLAG[place]}" for place in lacking]
-    return Mapped((*words, *(ON_CPU if cpu else ("--device", "cuda"))), tuple(notes))
+    return Mapped((*words, "--device", "cpu" if cpu else "cuda"), tuple(notes))
 
 
 def _words(name: str, value: Any) -> list[str]:

@@ -7,6 +7,7 @@ Upstream's functions keep their places in the modules that have imported them, a
 from __future__ import annotations
 
 import builtins
+import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from specdebug import async_probe
+from specdebug.async_probe.finding import ProbeFinding
 from specdebug.async_probe.gate import OFF, RECORD, Rule
 from specdebug.targets.inside.words import say, tell
 
@@ -146,10 +148,14 @@ def probe(rules: Sequence[Mapping[str, Any]]) -> Callable[[], None]:
 
 def _follow_batches() -> None:
     """Number the scheduler's batches, and tell after each what was found in it. What was found before the first is
-    forgotten: graphs are captured then, over buffers that hold nothing yet."""
+    forgotten: graphs are captured then, over buffers that hold nothing yet.
+
+    A GPU computes behind the scheduler's back, so its death shows in one batch or in the results of the one before;
+    what was found until then is told before the scheduler is.
+    """
     from sglang.srt.managers.scheduler import Scheduler
 
-    run = Scheduler.run_batch
+    run, take = Scheduler.run_batch, Scheduler.process_batch_result
     steps = 0
 
     def run_batch(self: Any, *args: Any, **named: Any) -> Any:
@@ -158,10 +164,27 @@ def _follow_batches() -> None:
             async_probe.drain()
         steps += 1
         async_probe.set_step(steps)
-        try:
-            return run(self, *args, **named)
-        finally:
-            for finding in async_probe.poll():
-                say(finding.message())
+        return _telling(lambda: run(self, *args, **named))
 
-    Scheduler.run_batch = run_batch
+    def process_batch_result(self: Any, *args: Any, **named: Any) -> Any:
+        return _telling(lambda: take(self, *args, **named))
+
+    Scheduler.run_batch, Scheduler.process_batch_result = run_batch, process_batch_result
+
+
+def _telling(call: Callable[[], Any]) -> Any:
+    """Tell what has been found, after a call or at its failure."""
+    try:
+        answer = call()
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # which a device that is lost raises whatever it is asked
+            _tell_found(async_probe.poll())
+        _tell_found(async_probe.salvage())
+        raise
+    _tell_found(async_probe.poll())
+    return answer
+
+
+def _tell_found(findings: Sequence[ProbeFinding]) -> None:
+    for finding in findings:
+        say(finding.message())

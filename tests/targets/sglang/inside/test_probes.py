@@ -39,6 +39,10 @@ class Scheduler:
         maybe_detect_page_aligned(torch.tensor(ids), 1, "x")
         return len(ids)
 
+    def process_batch_result(self, ids):
+        maybe_detect_oob(torch.tensor(ids), 0, 10, "move_kv_cache src_loc")
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
     def get_internal_state(self, asked):
         return asked
 """
@@ -50,6 +54,10 @@ tell = probe([{"glob": "*", "mode": "record", "kinds": ["nan", "inf", "oob"]}])
 maybe_detect_oob(torch.tensor([99]), 0, 10, "while graphs are captured")
 scheduler = Scheduler()
 print(scheduler.run_batch([1, 2]), scheduler.run_batch([1, 12, 13]))
+try:
+    scheduler.process_batch_result([99])
+except RuntimeError as error:
+    print(error)
 tell()
 """
 
@@ -67,11 +75,15 @@ def test_its_calls_are_recorded_by_our_names_and_told_after_each_batch(tmp_path:
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stdout) == (0, "2 3\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "2 3\nCUDA error: device-side assert triggered\n"), done.stderr
     log = tmp_path / "log"
     log.write_text(done.stderr)
     read = ServerLog(log)
-    assert [signature for signature, _ in read.findings()] == ["nan@sglang.some_new_place_n", "oob@verify.input_ids"]
+    assert [signature for signature, _ in read.findings()] == [
+        "nan@sglang.some_new_place_n",
+        "oob@verify.input_ids",
+        "oob@move_kv_cache.src_loc",
+    ]
     assert "[step 2, 2 bad, first 12 at 1]" in done.stderr
     assert read.reached()["verify.input_ids"] == 2
     assert "while_graphs_are_captured" not in "".join(signature for signature, _ in read.findings())

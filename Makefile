@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 SET_UP := $(PYTHON) tools/set_up.py $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo shell test test-all test-engines test-portable lint bench soak gpu clean
+.PHONY: help demo shell test test-all test-engines test-portable lint bench soak gpu gpu-engines clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -51,6 +51,9 @@ soak: $(VENV)/.ready-test  ## Serve a million decode steps, for hours: no false 
 
 gpu:  ## Check and time everything on this machine's GPU, with the Python that has torch for it; OUT=folder.
 	$(PYTHON) benchmarks/gpu/suite.py $(or $(OUT),gpu-results)
+
+gpu-engines:  ## Run SGLang itself on this machine's GPU; FILES=folder that has it packed; OUT=folder.
+	$(PYTHON) benchmarks/gpu/engines.py $(or $(OUT),gpu-engines) $(if $(FILES),--files $(FILES))
 
 clean:  ## Remove the environment and every cache.
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -51,18 +51,18 @@ def make_target(
     seed: int = 0,
 ) -> TargetModel:
     """A target of ``config``'s shape; the 8B shape takes 16.1 GB in bf16. ``max_positions`` sizes the RoPE table."""
-    source = _RandomTensors(dtype, torch.device(device), seed)
+    source = RandomTensors(dtype, torch.device(device), seed)
     return build_target(Weights(source, config, dtype, source.device), max_positions)
 
 
 def make_eagle(target: TargetModel, *, seed: int = 1) -> EagleDraft:
     """An EAGLE head of one layer of the target's shape, under the target's embedding and lm_head."""
     dtype, device = target.embedding.dtype, target.embedding.device
-    weights = Weights(_RandomTensors(dtype, device, seed), replace(target.config, num_layers=1), dtype, device)
+    weights = Weights(RandomTensors(dtype, device, seed), replace(target.config, num_layers=1), dtype, device)
     return build_eagle(weights, target, target.rotary.table.shape[0])
 
 
-class _RandomTensors:
+class RandomTensors:
     """A checkpoint that holds whatever it is asked for, drawn on the device; nothing optional is in it."""
 
     folder = Path("random")

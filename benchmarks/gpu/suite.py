@@ -338,15 +338,15 @@ def install_line(missing: Iterable[str]) -> str:
     return f"{PYTHON} -m pip install {' '.join(names)}"
 
 
-def show(results: Sequence[Result], out: Path) -> None:
-    """The ends of the logs that hold tables, then one line a stage."""
+def show(results: Sequence[Result], out: Path, told: Sequence[str] = TOLD) -> None:
+    """The ends of the logs that hold tables (``told``) or failed, then one line a stage."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console(width=130)
     for result in results:
         log = out / f"{result.stage.name}.log"
-        if result.seconds and (result.end != "ok" or result.stage.name in TOLD):
+        if result.seconds and (result.end != "ok" or result.stage.name in told):
             console.rule(result.stage.name)
             tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
             console.print("\n".join(tail), markup=False, highlight=False)

@@ -33,6 +33,21 @@ GROUNDS = {
 }
 """The site that hands over a choice, and those of the same step that hand over its grounds."""
 
+DRAFTED = frozenset(
+    {
+        "draft.forward.input_ids",
+        "draft.organize.top_scores_index",
+        "draft.organize.draft_tokens",
+        "tree.parents",
+        "tree.retrieve_next_token",
+        "tree.retrieve_next_sibling",
+        "verify.input_ids",
+    }
+)
+"""Sites of what the draft loop chose, and of what follows from that alone."""
+DRAFT_LOGITS = "draft.forward.logits"
+"""Their grounds. An engine that drafts within a CUDA graph need not show them."""
+
 
 def grounds(part: Share, step: RecordedStep) -> dict[Place, Share]:
     """The choice ``part`` and those shares of its request that decide it; empty for what is no choice."""

@@ -37,8 +37,8 @@ def in_common(
 
 
 def sites_of(steps: Sequence[RecordedStep]) -> set[str]:
-    """Every site that was passed."""
-    return {call.site for step in steps for call in step.calls}
+    """Every site that was passed, and not left out."""
+    return {call.site for step in steps for call in step.calls if call.owners}
 
 
 def integers_of(steps: Sequence[RecordedStep]) -> dict[str, str]:

@@ -13,7 +13,8 @@ import numpy as np
 
 from specdebug.assets import checkpoint_path
 from specdebug.diverge.align import Difference, by_request
-from specdebug.diverge.choices import Place, explained, grounds
+from specdebug.diverge.choices import DRAFT_LOGITS, DRAFTED, Place, explained, grounds
+from specdebug.diverge.common import sites_of
 from specdebug.diverge.stream import RecordedStep, Share
 from specdebug.diverge.values import ValueDifference, difference, kept, tolerance
 from specdebug.reference.config import read_config
@@ -33,17 +34,21 @@ Look = Callable[[Pairs], AbstractContextManager[tuple[Path, Path]]]
 class Rounding:
     """Differences that another batch shape explains. ``widest``: as a part of a row's largest value.
 
-    ``parted``: choices that rounding explains, after which their requests have no counterparts.
+    ``parted``: choices that rounding explains, after which their requests have no counterparts. ``unseen``: choices of
+    the draft in half precision, of which there is no telling, for an arm does not show what it chose from; likewise.
     """
 
     shares: int = 0
     widest: float = 0.0
     first: Difference | None = None
     parted: tuple[Difference, ...] = ()
+    unseen: tuple[Difference, ...] = ()
 
     def with_one(self, found: Difference, gap: float) -> Rounding:
         """These and one more."""
-        return Rounding(self.shares + 1, max(self.widest, gap), self.first or found, self.parted)
+        return dataclasses.replace(
+            self, shares=self.shares + 1, widest=max(self.widest, gap), first=self.first or found
+        )
 
 
 class Judgement(NamedTuple):
@@ -65,6 +70,9 @@ def judge(left: Sequence[RecordedStep], right: Sequence[RecordedStep], look: Loo
     model = read_config(checkpoint_path(config.model))
     topk = 1 if config.speculative is None else config.speculative.eagle_topk
     found, rounding = list(by_request(left, right)), Rounding()
+    if config.dtype != "float32" and DRAFT_LOGITS not in sites_of(left) & sites_of(right):
+        found, unseen = _without_drafted(found)
+        rounding = Rounding(unseen=unseen)
     while found:
         hard = next((n for n, each in enumerate(found[:WINDOW]) if not each.soft), None)
         window = found[:WINDOW] if hard is None else found[: hard + 1]
@@ -103,6 +111,20 @@ def next_sites(found: Sequence[Difference]) -> tuple[Difference, ...]:
     for each in found:
         firsts.setdefault(each.site, each)
     return tuple(firsts.values())[1 : AFTER + 1]
+
+
+def _without_drafted(found: Sequence[Difference]) -> tuple[list[Difference], tuple[Difference, ...]]:
+    """The differences up to each request's first choice of the draft that differs, and those choices."""
+    unseen: dict[str | None, Difference] = {}
+    kept = []
+    for each in found:
+        if each.owner in unseen:
+            continue
+        if each.site in DRAFTED:
+            unseen[each.owner] = each
+        else:
+            kept.append(each)
+    return kept, tuple(unseen.values())
 
 
 def _grounds(

@@ -54,6 +54,7 @@ def divergence_document(scenario: str, answer: Divergence) -> dict[str, Any]:
             "widest": rounding.widest,
             "first": rounding.first and _difference(rounding.first),
             "parted": [_difference(each) for each in rounding.parted],
+            "unseen": [_difference(each) for each in rounding.unseen],
         },
         "rescheduled": answer.rescheduled,
         "looked": answer.looked and _looked(answer.looked),
@@ -70,7 +71,8 @@ def _answer(answer: Divergence) -> list[str]:
     if answer.reason:
         return [f"cannot be compared: {answer.reason}"]
     if first is None:
-        rounded = " but for rounding" if answer.rounding.shares or answer.rounding.parted else ""
+        rounding = answer.rounding
+        rounded = " but for rounding" if rounding.shares or rounding.parted or rounding.unseen else ""
         return [f"nothing diverged{rounded} in {answer.steps[1]} steps"]
     who = f", request {first.owner}" if first.owner is not None else ""
     if first.what != "value":
@@ -100,6 +102,11 @@ def _circumstances(answer: Divergence) -> list[str]:
         lines.append(
             f"{each.owner} is compared up to step {_step(each)} only: at {each.site} the arms chose otherwise, each "
             "rightly by its own numbers, which differ by rounding"
+        )
+    for each in rounding.unseen:
+        lines.append(
+            f"{each.owner} is compared up to step {_step(each)} only: drafts differ ({each.site}), perhaps by "
+            "rounding, for what one arm chose them from is not shown"
         )
     looked = answer.looked
     if looked is not None:

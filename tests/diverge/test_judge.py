@@ -70,6 +70,23 @@ def test_a_near_tie_parts_one_request_and_the_others_are_still_compared(tmp_path
     assert (answer.first.site, answer.first.owner, looks) == ("draft.bonus", "b", 2)
 
 
+def test_drafts_whose_grounds_are_not_shown_part_their_request_in_half_precision_alone(tmp_path: Path) -> None:
+    tree = Descriptor("tree.retrieve_next_token", "int64", (0, 1), (1, 1))
+
+    def drafted(first: int, bonus: int) -> Run:
+        return [[(tree, [[first], [3]])], [(BONUS, [first, bonus])]]
+
+    answer, _ = judged(tmp_path, drafted(1, 8), drafted(2, 8))
+    assert answer.first is None
+    assert [(each.site, each.owner) for each in answer.rounding.unseen] == [(tree.site, "a")]
+    for number, dtype in enumerate(("bfloat16", "float32")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        answer, _ = judged(folder, drafted(1, 8), drafted(2, 9), dtype)
+        assert answer.first is not None
+        assert (answer.first.site, answer.first.owner) == [("draft.bonus", "b"), (tree.site, "a")][number]
+
+
 @pytest.mark.parametrize(
     ("right", "dtype", "site"),
     [

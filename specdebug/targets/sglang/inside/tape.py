@@ -21,6 +21,7 @@ def record(path: str) -> None:
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.speculative import eagle_worker_v2
     from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
     from sglang.srt.speculative.eagle_info import EagleVerifyInput
     from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
@@ -39,6 +40,7 @@ def record(path: str) -> None:
         (EAGLEDraftExtendCudaGraphRunner, "replay", taps.extend_replay),
     ):
         _wrap(owner, name, tap)
+    eagle_worker_v2.organize_draft_results = functools.partial(taps.organize, eagle_worker_v2.organize_draft_results)
 
 
 def _wrap(owner: type, name: str, tap: Callable[..., Any]) -> None:
@@ -131,6 +133,11 @@ class _Taps:
             self._tape.add("draft.organize.top_scores_index", top_scores_index)
             self._tape.add("draft.organize.draft_tokens", draft_tokens)
         return answer
+
+    def organize(self, call: Callable[..., Any], score_list: Any, *args: Any, **named: Any) -> Any:
+        if self._tape.recording:
+            self._tape.add("draft.organize.scores", torch.cat(score_list, dim=1).flatten(1))
+        return call(score_list, *args, **named)
 
     def draft_prefill(self, call: Callable[..., Any], _: Any, *args: Any, **named: Any) -> Any:
         answer = call(*args, **named)

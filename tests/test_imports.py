@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("loops", "server"),
     ("bundle", "diverge", "doctor", "evaluation", "triage", "trials"),
     ("mutants", "shrink"),
+    ("hunt",),
     ("report",),
     ("cli", "pytest_plugin"),
     ("__main__",),

@@ -7,12 +7,12 @@ turn, in an order of the block's own, so that even a short soak meets them all.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from specdebug.attention_plans import SHIPPED
 from specdebug.engine.config import EngineConfig
+from specdebug.hunt.workload import LONGEST_PROMPT, MOST_NEW, groups
 from specdebug.scenario.random_streams import stream
 
 T = TypeVar("T")
@@ -39,12 +39,8 @@ ON_HIT = ("recompute", "recompute", "zero_fill")
 FILLS = ("nan", "garbage", "zeros")
 TIGHT = (True, False)
 
-LONGEST_PROMPT, MOST_NEW = 40, 48
-"""Tokens. With large pages documents are a page longer, or none of them would ever be found in the cache."""
 REACH = max(PAGE_SIZES) + LONGEST_PROMPT + MOST_NEW + MOST_NODES
 """Positions of every engine, a step's look ahead included: models are loaded for so many, and shared."""
-OFFSETS = (0, 64)
-"""Where documents begin that come back from workload to workload."""
 
 
 def dealt(seed: int, worker: int, number: int, option: str, values: Sequence[T]) -> T:
@@ -98,87 +94,10 @@ def scenario(seed: int, worker: int, number: int, nth: int) -> Plain:
         "description": f"Workload {nth} of engine {worker}.{number} of the soak of seed {seed}.",
         "seed": rng.getrandbits(31),
         "engine": options,
-        "workload": _groups(rng, page_size if _is_large(page_size) else 0),
+        "workload": groups(rng, page_size if _is_large(page_size) else 0),
         "limits": {"max_steps": 2000},
     }
 
 
 def _is_large(page_size: int) -> bool:
     return page_size > LONGEST_PROMPT
-
-
-def _groups(rng: random.Random, more: int) -> list[Plain]:
-    """Three to five groups, some of which wait for an earlier one. Documents are ``more`` tokens longer than usual."""
-    groups: list[Plain] = []
-    for place, kind in enumerate(rng.sample(KINDS, rng.randint(3, 5))):
-        arrive: Plain = {"step": rng.randint(0, 6), "every": rng.randint(0, 2), "jitter": rng.randint(0, 3)}
-        if place and rng.random() < 0.3:
-            arrive["after"] = f"g{rng.randrange(place)}"
-        groups.append({"id": f"g{place}", "max_new_tokens": [4, MOST_NEW], **kind(rng, more), "arrive": arrive})
-    return groups
-
-
-def _slice(rng: random.Random) -> Plain:
-    return {"corpus": "stdlib", "tokens": [4, rng.randint(8, LONGEST_PROMPT)]}
-
-
-STOP_STRINGS = ("return", "self.", " in ", "):\n", "e_", "\n\n", "==", "import", "th", '""')
-"""Parts of source code, within a token and across several."""
-
-
-def _greedy(rng: random.Random, more: int) -> Plain:
-    return {"requests": rng.randint(1, 3), "prompt": _slice(rng)}
-
-
-def _sampled(rng: random.Random, more: int) -> Plain:
-    how = rng.choice(({}, {"top_k": 20}, {"top_p": 0.9}, {"top_k": 8, "top_p": 0.8}))
-    return _greedy(rng, more) | {"temperature": rng.choice((0.3, 0.8, 1.5)), **how}
-
-
-def _document(rng: random.Random, more: int) -> Plain:
-    """A prompt that other requests, of this workload and of others, begin with."""
-    prompt = {"corpus": "stdlib", "tokens": [more + 16, more + LONGEST_PROMPT], "offset": rng.choice(OFFSETS)}
-    return {"requests": rng.randint(1, 2), "prompt": prompt}
-
-
-def _plain(rng: random.Random, more: int) -> Plain:
-    """Without drafts: what it leaves in the cache has no draft KV."""
-    return _document(rng, more) | {"speculative": False, "temperature": rng.choice((0.0, 0.8))}
-
-
-def _shared(rng: random.Random, more: int) -> Plain:
-    prefix = {"corpus": "stdlib", "tokens": rng.randint(8, 24)}
-    suffix = {"corpus": "stdlib", "tokens": [1, 12]}
-    return {"requests": rng.randint(2, 3), "prompt": {"shared_prefix": prefix, "suffix": suffix}}
-
-
-def _turns(rng: random.Random, more: int) -> Plain:
-    return {
-        "turns": {"clients": rng.randint(1, 2), "rounds": 2, "input_tokens": [4, 16]},
-        "max_new_tokens": [4, 16],
-    }
-
-
-def _aborted(rng: random.Random, more: int) -> Plain:
-    requests = rng.randint(1, 3)
-    some = rng.sample(range(requests), rng.randint(1, requests))
-    return _greedy(rng, more) | {"requests": requests, "abort": {"after_steps": rng.randint(0, 8), "requests": some}}
-
-
-def _stopped(rng: random.Random, more: int) -> Plain:
-    """With stop tokens or stop strings among the most common ones: a request may end within what a verify accepts."""
-    if rng.random() < 0.5:
-        return _greedy(rng, more) | {"stop_token_ids": sorted(rng.sample(range(512), 48))}
-    return _greedy(rng, more) | {"stop": rng.sample(STOP_STRINGS, 3)}
-
-
-KINDS: tuple[Callable[[random.Random, int], Plain], ...] = (
-    _greedy,
-    _sampled,
-    _document,
-    _plain,
-    _shared,
-    _turns,
-    _aborted,
-    _stopped,
-)

@@ -27,6 +27,7 @@ from specdebug.cli import (
     eval,
     faults,
     flake,
+    hunt,
     minimise,
     mutants,
     probes,
@@ -62,6 +63,7 @@ app.command("bisect", cls=WithCommand)(bisect.bisect)
 app.command("flake", cls=WithCommand)(flake.flake)
 app.command("minimise", cls=OldJson)(minimise.minimise)
 app.command("minimize", cls=OldJson, hidden=True)(minimise.minimise)
+app.command("hunt")(hunt.hunt)
 app.command("mutants")(mutants.mutants)
 app.command("triage")(triage.triage)
 app.command("eval")(eval.evaluate)

@@ -14,7 +14,7 @@ from specdebug.loops.device_watch import DeviceWatch
 from specdebug.loops.replay import ArmListener, ArmResult, ArmRun
 from specdebug.run.preload import PRELOAD
 from specdebug.run.warm_worker import Common, Foreseen
-from specdebug.scenario.servers import LaunchedServer
+from specdebug.scenario.servers import StartedServer
 from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 from specdebug.workers.pool import WorkerPool
@@ -95,7 +95,7 @@ class WarmPool:
 
     def _keeper_for(self, run: ArmRun) -> str | None:
         """The address of who keeps the servers that runs start; None for one that starts none. Raises NoServer."""
-        if not isinstance(run.target, LaunchedServer):
+        if not isinstance(run.target, StartedServer):
             return None
         if self._keeper is None:
             from specdebug.targets.launch.lease import ServerKeeper

@@ -41,7 +41,7 @@ class Condition:
 
 _GO_ON = (
     "Workers and commands under test are ended, what is known is printed and written, arms that were not done are "
-    "`unknown`. `bisect`, `flake`, `minimise` and `mutants` have every finished trial in their journal: the same "
+    "`unknown`. `bisect`, `flake`, `minimise`, `mutants` and `hunt` keep every finished trial: the same "
     "command goes on from there. Of `replay` run the arms that are missing (`--arm`)."
 )
 
@@ -264,6 +264,15 @@ ROWS = (
         files={"r.json": '"interrupted"', "h.html": "3 mutants not run"},
         journal=True,
         known="the score of the mutants that were run, which are in the journal",
+    ),
+    Row(
+        "hunt",
+        ("-o", "hunt", "--count", "3", "--small", "0", "-j", "1", "--json-file", "r.json"),
+        workers=1,
+        told="interrupted; 1 scenario on embedded",
+        reported="3 scenarios on embedded",
+        files={"r.json": '"interrupted": true', "hunt/report.md": "1 scenario", "hunt/hunt.jsonl": '"pass"'},
+        known="every scenario that ended, in the folder: the same command goes on from there",
     ),
     Row("triage", (LOG, "--json-file", "r.json"), files={"r.json": None}, reported="to run next:"),
     Row(

@@ -1,0 +1,76 @@
+"""Make the first scenario of each failure small, by the search of ``specdebug minimise``."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from specdebug import __version__
+from specdebug.hunt.draw import ARM
+from specdebug.hunt.hunting import Hunt
+from specdebug.hunt.record import Judged
+from specdebug.minimise import Minimiser, Seen
+from specdebug.minimise.minimiser import StageResult
+from specdebug.shrink.file import scenario_text
+from specdebug.shrink.space import ScenarioSpace
+from specdebug.shrink.trials import ShrunkSource, ShrunkTrials
+from specdebug.trials.inorder import InOrder
+from specdebug.trials.journal import Journal
+from specdebug.trials.trial import trial_seed
+
+CONFIDENCE = 0.9
+
+
+class _Silent:
+    """Watches nothing."""
+
+    def opening(self, seen: Seen, failures: int, trials: int) -> None:
+        """Do nothing."""
+
+    def tried(self, title: str, gone: int, size: int, seen: Seen, failed: bool, removed: int, trials: int) -> None:
+        """Do nothing."""
+
+    def ended(self, step: StageResult) -> None:
+        """Do nothing."""
+
+    def closing(self, seen: Seen, failures: int, trials: int) -> None:
+        """Do nothing."""
+
+
+def shrunk_path(hunt: Hunt, one: Judged) -> Path:
+    """Where the small scenario of a failure goes."""
+    return hunt.record.folder / f"{one.number:05d}-small.yaml"
+
+
+def shrink(hunt: Hunt, one: Judged, max_trials: int) -> Path | None:
+    """Write a smaller scenario that fails as ``one`` does, in so many trials; None where none failed again.
+
+    Trials are kept beside it, so that a hunt that goes on goes on with them. Raises as ``specdebug minimise`` does.
+    """
+    scenario = hunt.scenario(one.number).on(hunt.target)
+    toggles = hunt.library.toggles(hunt.reverts, hunt.target)
+    space = ScenarioSpace(scenario, ARM, tuple(toggle.pr for toggle in toggles))
+    source = ShrunkSource(space, hunt.library.packs(space.start.probes), toggles, hunt.jobs)
+    path = hunt.record.folder / f"{one.number:05d}-small.sqlite"
+    about = f"making scenario {one.number} small, which fails with {one.signature}"
+    with contextlib.closing(source), Journal(path, f"{source.identity} {one.signature}", about) as journal:
+        search = Minimiser(
+            space,
+            ShrunkTrials(source, InOrder(source, journal, hunt.seed, max_trials)),
+            seeds=lambda number: trial_seed(hunt.seed, number),
+            max_trials=max_trials,
+            confidence=CONFIDENCE,
+            pattern=one.signature,
+        )
+        summary = search.run(_Silent())
+    if not summary.seeds:
+        return None
+    header = (
+        f"Fails with {one.signature} on {hunt.target}.",
+        "",
+        f"Made by specdebug {__version__}, specdebug hunt, out of scenario {one.number} of seed {hunt.seed}.",
+    )
+    text = scenario_text(summary.smallest, f"{scenario.name}-small", summary.seeds[0], one.signature, header)
+    made = shrunk_path(hunt, one)
+    made.write_text(text, encoding="utf-8")
+    return made

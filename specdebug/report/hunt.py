@@ -1,0 +1,139 @@
+"""What a hunt searched and found: for a terminal, as data, and as a page to paste into an issue."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from specdebug import __version__
+from specdebug.hunt.draw import ARM
+from specdebug.hunt.record import HuntRecord, Judged
+from specdebug.report.foreign import shown
+from specdebug.report.tables import Column, Listing, columns, line
+from specdebug.report.words import counted
+
+FOUND = (*columns("signature", key=True), *columns("scenarios", "first", right=True), Column("what", prose=True))
+SHOWN = 6
+"""Numbers of scenarios that are named of each failure."""
+
+
+@dataclass(frozen=True)
+class HuntAnswer:
+    """A hunt so far. ``small``: by signature, the small scenario that was made. ``words``: that go on with it."""
+
+    record: HuntRecord
+    target: str
+    seed: int
+    words: str
+    small: Mapping[str, Path]
+    reverts: tuple[int, ...] = ()
+    interrupted: bool = False
+
+    @property
+    def again(self) -> list[str]:
+        """Words behind a scenario that have it run as the hunt did."""
+        reverts = ["--revert", ",".join(map(str, self.reverts))] if self.reverts else []
+        return ["--target", self.target, *reverts]
+
+
+def render_hunt(answer: HuntAnswer) -> RenderableType:
+    """The count, and a row for each failure."""
+    record = answer.record
+    lines: list[RenderableType] = [line(_searched(answer))]
+    if record.findings:
+        rows = [
+            (shown(signature), str(len(ones)), str(ones[0].number), shown(ones[0].detail))
+            for signature, ones in _ranked(record)
+        ]
+        lines += [Text(), Listing(FOUND, rows), Text()]
+    else:
+        lines.append(line("nothing failed"))
+    lines.append(line(f"report: {record.folder / 'report.md'}"))
+    return Group(*lines)
+
+
+def hunt_document(answer: HuntAnswer, code: int) -> dict[str, Any]:
+    record = answer.record
+    return {
+        "specdebug": __version__,
+        "target": answer.target,
+        "seed": answer.seed,
+        "exit_code": code,
+        "interrupted": answer.interrupted,
+        "searched": len(record.judged),
+        "verdicts": {name: record.count(name) for name in ("pass", "fail", "unknown", "refused")},
+        "findings": [
+            {
+                "signature": signature,
+                "scenarios": [one.number for one in ones],
+                "first": asdict(ones[0]),
+                "small": None if signature not in answer.small else str(answer.small[signature]),
+            }
+            for signature, ones in _ranked(record)
+        ],
+    }
+
+
+def hunt_page(answer: HuntAnswer) -> str:
+    """Markdown: what was searched, and of each failure how to see it, its scenario and its words."""
+    record = answer.record
+    lines = [
+        f"# Hunt on {answer.target}, seed {answer.seed}",
+        "",
+        f"specdebug {__version__}. {_searched(answer)}.",
+        "",
+        f"    {answer.words}",
+        "",
+    ]
+    for signature, ones in _ranked(record):
+        lines += _finding(answer, signature, ones)
+    if not record.findings:
+        lines += ["Nothing failed.", ""]
+    for verdict, what in (("unknown", "came to no verdict"), ("refused", "cannot be asked of this engine")):
+        some = [one for one in record.judged.values() if one.verdict == verdict]
+        if some:
+            lines += [f"## {len(some)} {what}", ""]
+            lines += [f"- {one.number}: {one.detail}" for one in some[:SHOWN]]
+            lines += [f"- and {len(some) - SHOWN} more"] * (len(some) > SHOWN) + [""]
+    return "\n".join(lines)
+
+
+def _finding(answer: HuntAnswer, signature: str, ones: Sequence[Judged]) -> list[str]:
+    folder, first = answer.record.folder, ones[0]
+    file = answer.small.get(signature, folder / f"{first.number:05d}.yaml")
+    numbers = ", ".join(str(one.number) for one in ones[:SHOWN]) + (", ..." if len(ones) > SHOWN else "")
+    return [
+        f"## {signature}",
+        "",
+        f"{len(ones)} of {len(answer.record.judged)} scenarios: {numbers}.",
+        "",
+        f"> {' '.join(first.detail.split())}",
+        "",
+        f"    specdebug replay {shlex.join([file.name, '--arm', ARM, *answer.again])}",
+        "",
+        "```yaml",
+        file.read_text(encoding="utf-8").rstrip() if file.exists() else f"# {file.name} is not there any more",
+        "```",
+        "",
+    ]
+
+
+def _ranked(record: HuntRecord) -> list[tuple[str, list[Judged]]]:
+    return sorted(record.findings.items(), key=lambda found: (-len(found[1]), found[0]))
+
+
+def _searched(answer: HuntAnswer) -> str:
+    record = answer.record
+    counts = ", ".join(f"{record.count(name)} {word}" for name, word in (
+        ("pass", "pass"), ("fail", "fail"), ("unknown", "come to no verdict"), ("refused", "cannot be asked of it"),
+    ) if record.count(name))  # fmt: skip
+    tokens = sum(one.tokens for one in record.judged.values())
+    cut = "interrupted; " if answer.interrupted else ""
+    scenarios = counted(len(record.judged), "scenario")
+    return f"{cut}{scenarios} on {answer.target}, {tokens} tokens: {counts or 'none was run'}"

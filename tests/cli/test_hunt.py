@@ -1,0 +1,50 @@
+"""``specdebug hunt`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdebug.cli.main import run
+
+
+def hunt(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
+    code = run(["hunt", "--json", *argv])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_it_goes_on_where_it_was_and_says_what_was_searched(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = str(tmp_path / "h")
+    code, found = hunt(capsys, "-o", folder, "--count", "1")
+    assert (code, found["searched"], found["verdicts"]["pass"], found["findings"]) == (0, 1, 1, [])
+    code, found = hunt(capsys, "-o", folder, "--count", "2")
+    assert (code, found["searched"]) == (0, 2)
+    page = (tmp_path / "h" / "report.md").read_text()
+    assert "2 scenarios on embedded" in page
+    assert "Nothing failed." in page
+
+
+def test_a_fix_taken_out_is_found_and_its_scenario_fails_when_it_is_replayed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "h"
+    code, found = hunt(capsys, "-o", str(folder), "--count", "5", "--revert", "25015", "--small", "3")
+    assert code == 1
+    signatures = {each["signature"]: each for each in found["findings"]}
+    first = signatures["oob@draft.forward.positions"]["scenarios"][0]
+    page = (folder / "report.md").read_text()
+    assert "## oob@draft.forward.positions" in page
+    assert "--arm drawn --target embedded --revert 25015" in page
+    assert run(["replay", str(folder / f"{first:05d}.yaml"), "--arm", "drawn", "--revert", "25015", "--no-locate"]) == 1
+
+
+def test_what_cannot_be_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["hunt", "-o", str(tmp_path), "--target", "embeded"]) == 2
+    assert "did you mean 'embedded'?" in capsys.readouterr().err
+    assert run(["hunt", "-o", str(tmp_path), "--count", "1", "--small", "0"]) == 0
+    capsys.readouterr()
+    assert run(["hunt", "-o", str(tmp_path), "--count", "1", "--seed", "1"]) == 2
+    assert "is of another hunt" in capsys.readouterr().err

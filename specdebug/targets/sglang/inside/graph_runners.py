@@ -1,6 +1,6 @@
 """SGLang's graph runners (target, draft, draft extend) on a CPU, as each release has them.
 
-Until 0.5.17 each runner captures by a method of its own; from 0.5.18 on all have a graph backend that does.
+In 0.5.13 each runner captures by a method of its own; from 0.5.18 on all have a graph backend that does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def use_captured_calls() -> list[str]:
     torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]
     forward_batch_info.ForwardMode.is_cpu_graph = forward_batch_info.ForwardMode.is_cuda_graph
     use = of_release({"0.5.13": _capturing_runners, "0.5.18": _capturing_backend}, installed())
-    return ["torch.cuda.CUDAGraph", *use()]
+    return ["torch.cuda.CUDAGraph", "torch.cuda.current_stream", "ForwardMode.is_cpu_graph", *use()]
 
 
 def _capture_context(*_: Any, **__: Any) -> Any:
@@ -70,6 +70,7 @@ def _capturing_runners() -> list[str]:
 
 
 def _capturing_backend() -> list[str]:
+    from sglang.srt.layers.attention.flashattention_backend import FlashAttentionBackend
     from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
     from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
@@ -87,15 +88,16 @@ def _capturing_backend() -> list[str]:
 
     def capture_decode_graph(*, model_runner: Any) -> Any:
         runner = None if disabled() else decode.DecodeCudaGraphRunner(model_runner)
-        return cuda_graph_setup.GraphCapture(
-            runner=runner, memory_phase="target_verify", memory_usage_gb=0.0, capture_time=0.0
-        )
+        phase = "target_verify" if model_runner.spec_algorithm.is_speculative() else "decode"
+        return cuda_graph_setup.GraphCapture(runner=runner, memory_phase=phase, memory_usage_gb=0.0, capture_time=0.0)
 
     full.FullCudaGraphBackend.capture_one = capture_one
     full.set_graph_pool_id = lambda *_: None
     decode.graph_capture = _capture_context
     cuda_graph_setup.capture_decode_graph = capture_decode_graph
-    EagleDraftWorker._capture_cuda_graphs = _captures_drafts(disabled, (TritonAttnBackend, FlashInferAttnBackend))
+    extends = (TritonAttnBackend, FlashInferAttnBackend)
+    extends = of_release({"0.5.18": extends, "0.5.23": (*extends, FlashAttentionBackend)}, installed())
+    EagleDraftWorker._capture_cuda_graphs = _captures_drafts(disabled, extends)
     return ["FullCudaGraphBackend.capture_one", "cuda_graph_setup.capture_decode_graph",
             "EagleDraftWorker._capture_cuda_graphs"]  # fmt: skip
 

@@ -14,6 +14,7 @@ from specdebug.targets.sglang.inside.releases import StandIn
 
 _REGISTRY = "srt.layers.attention.attention_registry"
 _UTILS = "srt.speculative.eagle_utils"
+_SAMPLING = (trees.tree_speculative_sampling_target_only, trees.top_k_renorm_prob, trees.top_p_renorm_prob)
 _GPU_BRANCHES: dict[str, tuple[str, ...]] = {
     "kernels.ops.kvcache.cache_move": ("_is_cpu",),
     "kernels.ops.speculative.cache_locs": ("_is_cpu", "_is_cuda"),
@@ -22,9 +23,8 @@ _GPU_BRANCHES: dict[str, tuple[str, ...]] = {
     "srt.speculative.eagle_utils": ("_is_cpu",),
     "srt.speculative.eagle_worker_common": ("_is_cpu",),
     "srt.speculative.eagle_worker_v2": ("_is_cpu", "_is_cuda"),
-    "srt.speculative.spec_utils": ("_is_cpu",),
 }
-"""Modules of 0.5.18 in which SGLang is told that this is a GPU, and by which of their names."""
+"""Modules, from 0.5.18 on, in which SGLang is told that this is a GPU, and by which of their names."""
 
 
 def _hopper(*_: Any, **__: Any) -> tuple[int, int]:
@@ -49,18 +49,32 @@ def _of_0_5_13() -> Iterator[StandIn]:
     yield StandIn(_UTILS, "sgl_build_tree_kernel_efficient", trees.build_tree_kernel_efficient, new=True)
     for module in ("srt.speculative.eagle_info", "srt.speculative.eagle_info_v2"):
         yield StandIn(module, "verify_tree_greedy_func", trees.verify_tree_greedy_func)
-        for kernel in (trees.tree_speculative_sampling_target_only, trees.top_k_renorm_prob, trees.top_p_renorm_prob):
-            yield StandIn(module, kernel.__name__, kernel, new=True)
+        yield from (StandIn(module, kernel.__name__, kernel, new=True) for kernel in _SAMPLING)
     yield StandIn("srt.speculative.eagle_info", "TREE_SPEC_KERNEL_AVAILABLE", True)
 
 
 def _of_0_5_18() -> Iterator[StandIn]:
-    yield from _attention("kernels.ops.attention", "kernels.ops.attention.flash_attention")
+    yield from _with_branches_of_a_gpu()
+    yield StandIn("srt.speculative.spec_utils", "_is_cpu", False)
     yield StandIn(_UTILS, "sgl_build_tree_kernel_efficient", trees.build_tree_kernel_efficient, new=True)
+
+
+def _of_0_5_23() -> Iterator[StandIn]:
+    yield from _with_branches_of_a_gpu()
+    yield StandIn(_UTILS, "build_tree_kernel_efficient_func", trees.build_tree_kernel_efficient)
+    yield from (StandIn(_UTILS, kernel.__name__, kernel) for kernel in _SAMPLING)
+
+
+def _with_branches_of_a_gpu() -> Iterator[StandIn]:
+    yield from _attention("kernels.ops.attention", "kernels.ops.attention.flash_attention")
     yield StandIn(_UTILS, "verify_tree_greedy_func", trees.verify_tree_greedy_func)
     yield StandIn("srt.arg_groups.speculative_hook", "_disable_overlap_schedule_for_cpu", _leave_overlap)
     for module, names in _GPU_BRANCHES.items():
         yield from (StandIn(module, name, name == "_is_cuda") for name in names)
 
 
-STAND_INS: dict[str, tuple[StandIn, ...]] = {"0.5.13": tuple(_of_0_5_13()), "0.5.18": tuple(_of_0_5_18())}
+STAND_INS: dict[str, tuple[StandIn, ...]] = {
+    "0.5.13": tuple(_of_0_5_13()),
+    "0.5.18": tuple(_of_0_5_18()),
+    "0.5.23": tuple(_of_0_5_23()),
+}

@@ -30,6 +30,8 @@ test-all: $(VENV)/.ready-test  ## Run the slow ones, too.
 
 test-engines: $(VENV)/.ready-test  ## Install SGLang and vLLM for a CPU (into SPECDEBUG_ENGINES, or the cache) and test on them.
 	$(BIN)/specdebug engines install sglang==0.5.13 --no-check
+	$(BIN)/specdebug engines install sglang==0.5.18 --no-check
+	$(BIN)/specdebug engines install sglang==0.5.23 --no-check
 	$(BIN)/specdebug engines install vllm==0.32.0 --no-check
 	$(BIN)/python -m pytest -q -m engines tests/engines
 

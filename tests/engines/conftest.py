@@ -11,6 +11,7 @@ from specdebug.installs.store import StoreError, find_installed, store_folder
 @pytest.fixture(scope="module", autouse=True)
 def _installed(request: pytest.FixtureRequest) -> None:
     try:
-        find_installed(store_folder(None), parse_release(request.module.RELEASE))
+        for release in (request.module.RELEASE, *getattr(request.module, "NEWER", ())):
+            find_installed(store_folder(None), parse_release(release))
     except StoreError as error:
         pytest.fail(f"{error} (make test-engines does)")

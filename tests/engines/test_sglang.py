@@ -14,6 +14,7 @@ from tests.engines.replays import REPLAY, ROOT, alike, diverged, replayed
 pytestmark = pytest.mark.engines
 
 RELEASE = "sglang==0.5.13"
+NEWER = ("sglang==0.5.18", "sglang==0.5.23")
 
 
 @pytest.mark.parametrize("scenario", ["multiturn_cache_hit", "topk_page_table", "draft_positions", "chunk_tail"])
@@ -22,6 +23,22 @@ def test_tokens_and_accept_lengths_are_those_of_our_engine(scenario: str) -> Non
     assert (code, theirs["verdict"]) == (0, "pass"), theirs["detail"]
     _, ours = replayed(scenario, "--arm", "fixed")
     assert alike(theirs, ours, "cached_tokens")
+
+
+@pytest.mark.parametrize("release", NEWER)
+@pytest.mark.parametrize("scenario", ["topk_page_table", "chunk_tail"])
+def test_on_newer_releases_too(release: str, scenario: str) -> None:
+    code, theirs = replayed(scenario, "--arm", "fixed", "--target", release)
+    assert (code, theirs["verdict"]) == (0, "pass"), theirs["detail"]
+    _, ours = replayed(scenario, "--arm", "fixed")
+    assert alike(theirs, ours, "cached_tokens")
+
+
+@pytest.mark.parametrize("release", NEWER)
+def test_a_revert_fails_on_newer_releases_too(release: str) -> None:
+    code, arm = replayed("topk_page_table", "--arm", "fixed", "--target", release, revert=27360)
+    assert (code, arm["signature"]) == (1, "oob@draft.expand_page_table")
+    assert [count > 0 for count in arm["reverted_hits"]["27360"].values()] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -60,9 +77,12 @@ def test_a_stop_string_that_is_complete_early_in_what_a_verify_accepted_is_misse
     assert (code, arm["signature"]) == (1, "ends@stop")
 
 
-@pytest.mark.parametrize("scenario", ["multiturn_cache_hit", "topk_page_table"])
-def test_every_tensor_beside_our_engines_differs_by_rounding_alone(scenario: str) -> None:
-    code, answer = diverged(scenario, "--arm", "fixed", "--arm", f"fixed@{RELEASE}")
+@pytest.mark.parametrize(
+    ("scenario", "release"),
+    [("multiturn_cache_hit", RELEASE), *(("topk_page_table", release) for release in (RELEASE, *NEWER))],
+)
+def test_every_tensor_beside_our_engines_differs_by_rounding_alone(scenario: str, release: str) -> None:
+    code, answer = diverged(scenario, "--arm", "fixed", "--arm", f"fixed@{release}")
     assert (code, answer["diverged"], answer["reason"]) == (0, False, "")
     assert {"verify.logits", "draft.forward.logits", "accept.predict"} <= set(answer["looked"]["sites"])
     assert answer["rounding"]["shares"] > 100

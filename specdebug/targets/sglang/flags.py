@@ -12,6 +12,7 @@ from typing import Any
 
 from specdebug.engine.config import EngineConfig
 from specdebug.engine_flags import ENGINE_FLAGS, values_of
+from specdebug.targets.sglang.inside.releases import of_release
 
 NO_FLAG: dict[tuple[str, ...], str] = {
     ("memory", "fill"): "its memory is torch's: what it holds is not decided",
@@ -21,9 +22,19 @@ NO_FLAG: dict[tuple[str, ...], str] = {
 }
 """Options that SGLang has not, and what is so there."""
 
+RENAMED: dict[str, dict[str, str]] = {
+    "0.5.13": {},
+    "0.5.18": {"--cuda-graph-max-bs": "--cuda-graph-max-bs-decode", "--cuda-graph-bs": "--cuda-graph-bs-decode"},
+}
+"""Flags that have another name from a release on."""
+
+NO_PREFILL_GRAPHS: dict[str, tuple[str, ...]] = {
+    "0.5.13": ("--disable-piecewise-cuda-graph",),
+    "0.5.18": ("--cuda-graph-backend-prefill", "disabled"),
+}
 ALWAYS = (
     "--skip-server-warmup", "--host", "127.0.0.1", "--log-level", "info", "--grammar-backend", "none",
-    "--sampling-backend", "pytorch", "--disable-piecewise-cuda-graph", "--mem-fraction-static", "0.5",
+    "--sampling-backend", "pytorch", "--mem-fraction-static", "0.5",
 )  # fmt: skip
 """Beside the options: nothing that a scenario does not ask for, one sampler whose rules are known, and room on a device
 for servers of other arms."""
@@ -57,18 +68,20 @@ def reserved_tokens(config: EngineConfig) -> int:
     return 0 if spec is None else max(spec.eagle_topk * spec.num_steps, spec.tree_size)
 
 
-def mapped(options: Mapping[str, Any], *, cpu: bool) -> Mapped:
-    """The command line for an engine of these options, every default of ours written out. Raises ConfigError for
-    options that no engine can have."""
+def mapped(options: Mapping[str, Any], *, cpu: bool, release: str) -> Mapped:
+    """A release's command line for an engine of these options, every default of ours written out. Raises ConfigError
+    for options that no engine can have."""
+    renamed = of_release(RENAMED, release)
     values = values_of(EngineConfig.from_dict(options).to_dict())
     words = list(ALWAYS)
     for flag in ENGINE_FLAGS:
         if flag.ours or flag.into in NO_FLAG:
             continue
-        words += _words(flag.name, values[flag.parameter])
+        words += _words(renamed.get(flag.name, flag.name), values[flag.parameter])
     lacking = [place for place in NO_FLAG if place != ("device",) and _is_given(options, place)]
     notes = [f"{'.'.join(place)}: {NO_FLAG[place]}" for place in lacking]
-    return Mapped((*words, "--device", "cpu" if cpu else "cuda"), tuple(notes))
+    words += (*of_release(NO_PREFILL_GRAPHS, release), "--device", "cpu" if cpu else "cuda")
+    return Mapped(tuple(words), tuple(notes))
 
 
 def _words(name: str, value: Any) -> list[str]:

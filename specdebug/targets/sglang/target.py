@@ -63,7 +63,7 @@ class SglangTarget(InstalledTarget):
         if config.speculative is not None and config.draft_model is not None:
             draft = draft_folder(config.draft_model, here.folder / "checkpoints")
             folders["speculative"] = {**options["speculative"], "draft_model": str(draft)}
-        return mapped({**options, **folders}, cpu=here.device == "cpu")
+        return mapped({**options, **folders}, cpu=here.device == "cpu", release=here.version)
 
 
 def _stand_ins(here: Installed) -> tuple[str, ...]:

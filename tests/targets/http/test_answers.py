@@ -15,6 +15,7 @@ from specdebug.targets.http.answers import accept_lengths_of
         ({}, ()),
         ({"spec_verify_ct": 0}, ()),
         ({"spec_verify_ct": 3, "spec_accept_histogram": [1, 0, 2]}, (3, 3, 1)),
+        ({"spec_verify_ct": 3, "spec_correct_drafts_histogram": [0, 3]}, (2, 2, 2)),
         ({"spec_verify_ct": 3, "completion_tokens": 9}, (3, 3, 2)),
         ({"spec_verify_ct": 3, "completion_tokens": 2}, (1, 1, 1)),
     ],

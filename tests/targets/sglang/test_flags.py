@@ -8,8 +8,8 @@ from specdebug.errors import ConfigError
 from specdebug.targets.sglang.flags import mapped
 
 
-def words(options: dict[str, object], *, cpu: bool = True) -> str:
-    return " ".join(mapped(options, cpu=cpu).words) + " "
+def words(options: dict[str, object], *, cpu: bool = True, release: str = "0.5.13") -> str:
+    return " ".join(mapped(options, cpu=cpu, release=release).words) + " "
 
 
 def test_every_option_is_said_defaults_too() -> None:
@@ -30,6 +30,16 @@ def test_every_option_is_said_defaults_too() -> None:
         assert f"{part} " in said, part
 
 
+def test_a_flag_has_the_name_that_a_release_has_for_it() -> None:
+    options: dict[str, object] = {"cuda_graph": {"max_bs": 4, "capture_bs": [1, 4]}}
+    assert "--disable-piecewise-cuda-graph " in words(options)
+    for release in ("0.5.18", "0.5.23"):
+        said = words(options, release=release)
+        assert "--cuda-graph-bs-decode 1 4 --" in said
+        assert "--cuda-graph-max-bs-decode 4 --" in said
+        assert said.endswith("--cuda-graph-backend-prefill disabled ")
+
+
 def test_what_is_not_there_is_not_said() -> None:
     said = words({"cuda_graph": {"enabled": False}})
     assert "--disable-cuda-graph " in said
@@ -42,7 +52,7 @@ def test_what_is_not_there_is_not_said() -> None:
 def test_attention_plans_are_its_backends_everywhere(plan: str) -> None:
     for cpu in (True, False):
         assert f"--attention-backend {plan} " in words({"attention_backend": plan}, cpu=cpu)
-    assert mapped({"attention_backend": plan}, cpu=True).notes == ()
+    assert mapped({"attention_backend": plan}, cpu=True, release="0.5.13").notes == ()
 
 
 def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:
@@ -51,7 +61,7 @@ def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:
         "memory": {"guards": True, "fill": "nan"},
         "speculative": {"draft_kv_on_hit": "zero_fill"},
     }
-    assert mapped(options, cpu=True).notes == (
+    assert mapped(options, cpu=True, release="0.5.13").notes == (
         "memory.fill: its memory is torch's: what it holds is not decided",
         "memory.guards: its buffers have no guard regions",
         "speculative.draft_kv_on_hit: it always recomputes",
@@ -60,4 +70,4 @@ def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:
 
 def test_what_no_engine_can_have_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.page_size"):
-        mapped({"page_size": 0}, cpu=True)
+        mapped({"page_size": 0}, cpu=True, release="0.5.13")

@@ -8,6 +8,7 @@ right or wrong. Pages are of one slot, as SGLang has them. What no plan of its a
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -91,13 +92,14 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
 
     def __init__(self, workspace: Tensor, layout: str = "NHD", **more: Any) -> None:
         super().__init__(workspace, layout, **more)
-        self._qo_indptr: Tensor
-        self._mask: Tensor | None = None
+        self._qo_indptr_buf: Tensor
+        self._custom_mask_buf: Tensor | None = None
         if self.is_cuda_graph_enabled:
-            self._qo_indptr = more["qo_indptr_buf"]
+            self._qo_indptr_buf = more["qo_indptr_buf"]
             self._paged_kv_indptr_buf = more["paged_kv_indptr_buf"]
             self._paged_kv_indices_buf = more["paged_kv_indices_buf"]
-            self._mask = more.get("custom_mask_buf")
+            self._custom_mask_buf = more.get("custom_mask_buf")
+            self._let_sglang_plan(workspace, more["paged_kv_last_page_len_buf"])
         self._masked = False
         self.begin_forward: Any = self.plan
 
@@ -114,26 +116,36 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
         self._keep(indptr, indices)
         mask = more.get("custom_mask")
         if not self.is_cuda_graph_enabled:
-            self._qo_indptr, self._mask = qo_indptr, mask
+            self._qo_indptr_buf, self._custom_mask_buf = qo_indptr, mask
         else:
-            self._qo_indptr.copy_(qo_indptr)
+            self._qo_indptr_buf.copy_(qo_indptr)
             if mask is not None:
-                if self._mask is None:
+                if self._custom_mask_buf is None:
                     raise ValueError("a mask is planned for a wrapper that has no buffer for one (FlashInfer)")
-                self._mask[: mask.numel()].copy_(mask)
-        self._masked = self._mask is not None
+                self._custom_mask_buf[: mask.numel()].copy_(mask)
+        self._masked = self._custom_mask_buf is not None
+
+    def _let_sglang_plan(self, workspace: Tensor, last_page_len: Tensor) -> None:
+        """Have what a plan of SGLang's own (``fast_prefill_plan``, from 0.5.18 on) takes of a wrapper: it writes into
+        the buffers and has FlashInfer's module plan how the kernel is cut, which here it is not."""
+        self._backend, self.device = "fa2", workspace.device
+        self._paged_kv_last_page_len_buf = last_page_len
+        self._float_workspace_buffer = self._int_workspace_buffer = workspace
+        self._pin_memory_int_workspace_buffer = workspace
+        self._max_total_num_rows: int | None = None
+        self._cached_module = SimpleNamespace(plan=lambda *_: None)
 
     def forward_return_lse(self, q: Tensor, kv: _KV, **more: Any) -> tuple[Tensor, Tensor]:
         """q: [queries, heads, D]; also the logs of the sums of weights, [queries, heads]."""
         _refuse_options("BatchPrefillWithPagedKVCacheWrapper.forward", more)
         out, lse = torch.zeros_like(q), torch.full(q.shape[:2], float("-inf"))
-        rows, at = self._qo_indptr.tolist(), 0
+        rows, at = self._qo_indptr_buf.tolist(), 0
         for request, slots in enumerate(self._slots()):
             new = slice(rows[request], rows[request + 1])
             count, length = new.stop - new.start, slots.numel()
             visible = None
-            if self._masked and self._mask is not None:
-                visible = self._mask[at : at + count * length].view(count, length).bool()
+            if self._masked and self._custom_mask_buf is not None:
+                visible = self._custom_mask_buf[at : at + count * length].view(count, length).bool()
             at += count * length
             if count and length:
                 causal = bool(more.get("causal")) and visible is None

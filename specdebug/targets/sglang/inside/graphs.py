@@ -9,12 +9,15 @@ happens at each replay, which is the one difference.
 from __future__ import annotations
 
 import contextlib
-import types
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_METADATA = ("forward_metadata", "forward_metadata_spec_decode_expand")
+"""The attributes of SGLang's attention backends that hold what a forward was planned with."""
 
 
 class ReplayedCall:
@@ -23,7 +26,7 @@ class ReplayedCall:
     def __init__(self, *_: Any, **__: Any) -> None:
         self._call: Callable[[], Any]
         self._context: Any = None
-        self._planned: list[tuple[Any, Any]] = []
+        self._planned: list[_Planned] = []
         self._answer: Any = None
 
     def pool(self) -> int:
@@ -37,7 +40,7 @@ class ReplayedCall:
         from sglang.srt.model_executor.forward_context import get_forward_context
 
         self._call, self._context = call, get_forward_context()
-        self._planned = [(each, each.forward_metadata) for each in backends if hasattr(each, "forward_metadata")]
+        self._planned = [_Planned.of(each) for each in backends]
         self._answer = call()
         return self._answer
 
@@ -48,17 +51,33 @@ class ReplayedCall:
             _write(self._answer, self._call())
 
 
+@dataclass(frozen=True)
+class _Planned:
+    """The metadata that a backend has at some time, by the names of its attributes."""
+
+    backend: Any
+    metadata: dict[str, Any]
+
+    @classmethod
+    def of(cls, backend: Any) -> _Planned:
+        return cls(backend, {name: getattr(backend, name) for name in _METADATA if hasattr(backend, name)})
+
+    def restore(self) -> None:
+        for name, value in self.metadata.items():
+            setattr(self.backend, name, value)
+
+
 @contextlib.contextmanager
-def _metadata(planned: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+def _metadata(planned: Sequence[_Planned]) -> Iterator[None]:
     """Give backends the metadata of a capture meanwhile."""
-    now = [(backend, backend.forward_metadata) for backend, _ in planned]
-    for backend, metadata in planned:
-        backend.forward_metadata = metadata
+    now = [_Planned.of(each.backend) for each in planned]
+    for each in planned:
+        each.restore()
     try:
         yield
     finally:
-        for backend, metadata in now:
-            backend.forward_metadata = metadata
+        for each in now:
+            each.restore()
 
 
 def _write(kept: Any, new: Any) -> None:
@@ -82,55 +101,9 @@ def backends_of(runner: Any) -> list[Any]:
         runner.model_runner.attn_backend,
         getattr(runner, "attn_backend", None),
         getattr(runner, "draft_attn_backend", None),
+        getattr(runner, "draft_extend_attn_backend", None),
         getattr(worker, "draft_extend_attn_backend", None),
     ]
     every = [each for each in found if each is not None]
     every += [inner for each in every for inner in getattr(each, "attn_backends", ())]
     return list({id(each): each for each in every}.values())
-
-
-def use_captured_calls() -> list[str]:
-    """Have SGLang's graph runners (target, draft, draft extend) capture on a CPU; returns what was replaced."""
-    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
-    from sglang.srt.model_executor import cuda_graph_runner, forward_batch_info
-    from sglang.srt.model_executor.model_runner import ModelRunner
-    from sglang.srt.speculative import eagle_draft_cuda_graph_runner as draft
-    from sglang.srt.speculative import eagle_draft_extend_cuda_graph_runner as extend
-    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
-
-    def capture(self: Any, graph: ReplayedCall, pool: Any, stream: Any, run_once_fn: Callable[[], Any]) -> Any:
-        return graph.capture(run_once_fn, backends_of(self))
-
-    def init_device_graphs(self: Any) -> None:
-        self.graph_runner, self.graph_mem_usage = None, 0
-        if self.is_generation and not self.server_args.disable_cuda_graph:
-            self.graph_runner = cuda_graph_runner.CudaGraphRunner(self)
-
-    def init_cuda_graphs(self: Any) -> None:
-        self.cuda_graph_runner = self.cuda_graph_runner_for_draft_extend = None
-        if self.server_args.disable_cuda_graph:
-            return
-        if self.speculative_num_steps > 1:
-            self.cuda_graph_runner = draft.EAGLEDraftCudaGraphRunner(self)
-        if isinstance(self.draft_extend_attn_backend, TritonAttnBackend):  # of those here, the one it captures for
-            self.cuda_graph_runner_for_draft_extend = extend.EAGLEDraftExtendCudaGraphRunner(self)
-
-    runners = (
-        cuda_graph_runner.CudaGraphRunner,
-        draft.EAGLEDraftCudaGraphRunner,
-        extend.EAGLEDraftExtendCudaGraphRunner,
-    )
-    for runner in runners:
-        runner._capture_graph = capture
-    for module in (cuda_graph_runner, draft, extend):
-        if hasattr(module, "set_graph_pool_id"):
-            module.set_graph_pool_id = lambda *_: None
-    torch.cuda.CUDAGraph = ReplayedCall  # type: ignore[misc, assignment]
-    torch.cpu.graph_pool_handle = lambda: 0  # type: ignore[attr-defined]
-    torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]
-    cuda_graph_runner.graph_capture = lambda *_, **__: contextlib.nullcontext(types.SimpleNamespace(stream=None))
-    forward_batch_info.ForwardMode.is_cpu_graph = forward_batch_info.ForwardMode.is_cuda_graph
-    ModelRunner.init_device_graphs = init_device_graphs
-    EagleDraftWorker.init_cuda_graphs = init_cuda_graphs
-    return ["torch.cuda.CUDAGraph", *(f"{runner.__name__}._capture_graph" for runner in runners),
-            "ModelRunner.init_device_graphs", "EagleDraftWorker.init_cuda_graphs"]  # fmt: skip

@@ -31,7 +31,7 @@ SITES: tuple[tuple[str, str], ...] = (
     (r"organize_draft_results: top_scores_index", "draft.organize.top_scores_index"),
     (r"draft_extend_for_decode", "draft_extend.logits"),
     (r"draft_extend_for_prefill", "draft_prefill.logits"),
-    (r".*prepare_for_extend_to_fill_draft_kvcache input_ids", "draft_extend.input_ids"),
+    (r".*prepare_for_(extend_to_fill_draft_kvcache|draft_extend) input_ids", "draft_extend.input_ids"),
     (r".*prepare_for_verify input_ids", "verify.input_ids"),
     (r"verify: target model logits", "verify.logits"),
     (r".*target_probs after softmax", "sampler.softmax.probs"),

@@ -13,6 +13,10 @@ from typing import Any
 import torch
 
 from specdebug.targets.inside.tape import Tape
+from specdebug.targets.sglang.inside.releases import installed, of_release
+
+_Tapped = tuple[Any, str, Callable[..., Any]]
+"""A class or a module, the name of its function, and the tap."""
 
 
 def record(path: str) -> None:
@@ -22,12 +26,10 @@ def record(path: str) -> None:
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.speculative import eagle_worker_v2
-    from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
-    from sglang.srt.speculative.eagle_info import EagleVerifyInput
     from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
     taps = _Taps(Tape(path))
-    for owner, name, tap in (
+    tapped: list[_Tapped] = [
         (Scheduler, "run_batch", taps.run_batch),
         (Scheduler, "process_batch_result", taps.process_batch_result),
         (TpModelWorker, "forward_batch_generation", taps.target_forward),
@@ -36,15 +38,32 @@ def record(path: str) -> None:
         (EagleDraftWorker, "draft_forward", taps.draft_forward),
         (EagleDraftWorker, "_draft_extend_for_prefill", taps.draft_prefill),
         (EagleDraftWorker, "_draft_extend_for_decode", taps.draft_extend),
-        (EagleVerifyInput, "sample", taps.sample),
-        (EAGLEDraftExtendCudaGraphRunner, "replay", taps.extend_replay),
-    ):
+        (eagle_worker_v2, "organize_draft_results", taps.organize),
+        *of_release({"0.5.13": _of_0_5_13, "0.5.18": _of_0_5_18}, installed())(taps),
+    ]
+    for owner, name, tap in tapped:
         _wrap(owner, name, tap)
-    eagle_worker_v2.organize_draft_results = functools.partial(taps.organize, eagle_worker_v2.organize_draft_results)
 
 
-def _wrap(owner: type, name: str, tap: Callable[..., Any]) -> None:
-    """Have ``tap`` called in the place of a method, with that first."""
+def _of_0_5_13(taps: _Taps) -> tuple[_Tapped, ...]:
+    from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
+    from sglang.srt.speculative.eagle_info import EagleVerifyInput
+
+    return (EagleVerifyInput, "sample", taps.sample), (EAGLEDraftExtendCudaGraphRunner, "replay", taps.extend_replay)
+
+
+def _of_0_5_18(taps: _Taps) -> tuple[_Tapped, ...]:
+    from sglang.srt.speculative import eagle_worker_common
+    from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
+
+    return (
+        (eagle_worker_common, "eagle_sample", taps.sample),
+        (EAGLEDraftExtendCudaGraphRunner, "execute", taps.extend_replay),
+    )
+
+
+def _wrap(owner: Any, name: str, tap: Callable[..., Any]) -> None:
+    """Have ``tap`` called in the place of a method, or of a function of a module, with that first."""
     method = getattr(owner, name)
 
     @functools.wraps(method)
@@ -129,7 +148,7 @@ class _Taps:
     def draft_forward(self, call: Callable[..., Any], worker: Any, *args: Any, **named: Any) -> Any:
         answer = call(*args, **named)
         if worker.topk > 1:  # a chain has nothing to organize
-            _, top_scores_index, draft_tokens = answer
+            _, top_scores_index, draft_tokens = answer[:3]  # from 0.5.18 on probabilities follow
             self._tape.add("draft.organize.top_scores_index", top_scores_index)
             self._tape.add("draft.organize.draft_tokens", draft_tokens)
         return answer
@@ -137,7 +156,7 @@ class _Taps:
     def organize(self, call: Callable[..., Any], score_list: Any, *args: Any, **named: Any) -> Any:
         if self._tape.recording:
             self._tape.add("draft.organize.scores", torch.cat(score_list, dim=1).flatten(1))
-        return call(score_list, *args, **named)
+        return call(*args, **named)
 
     def draft_prefill(self, call: Callable[..., Any], _: Any, *args: Any, **named: Any) -> Any:
         answer = call(*args, **named)
@@ -172,7 +191,7 @@ def _place(drafts: bool, mode: Any) -> str | None:
     if drafts:
         if mode.is_decode():
             return "draft.forward"
-        if mode.is_draft_extend(include_v2=True):
+        if mode.is_draft_extend_v2():
             return "draft_extend"
         return "draft_prefill" if mode.is_extend() else None
     if mode.is_target_verify():

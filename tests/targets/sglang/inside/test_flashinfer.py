@@ -90,6 +90,7 @@ def test_a_verify_sees_what_its_mask_lets_it(graphs: bool) -> None:
         "qo_indptr_buf": torch.zeros(3, dtype=torch.int32),
         "paged_kv_indptr_buf": torch.zeros(3, dtype=torch.int32),
         "paged_kv_indices_buf": torch.zeros(9, dtype=torch.int32),
+        "paged_kv_last_page_len_buf": torch.zeros(2, dtype=torch.int32),
         "custom_mask_buf": torch.zeros(50, dtype=torch.uint8),
     }
     wrapper = BatchPrefillWithPagedKVCacheWrapper(WORKSPACE, use_cuda_graph=graphs, **(buffers if graphs else {}))
@@ -100,6 +101,22 @@ def test_a_verify_sees_what_its_mask_lets_it(graphs: bool) -> None:
     for row in range(4):
         wanted = reference(q[row], slots[row // 2], allowed[row])
         torch.testing.assert_close(out[row], wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_under_graphs_a_plan_of_sglangs_own_writes_into_the_buffers() -> None:
+    names = ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_last_page_len_buf")
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(
+        WORKSPACE, use_cuda_graph=True, paged_kv_indices_buf=torch.zeros(20, dtype=torch.int32),
+        **{name: torch.zeros(4, dtype=torch.int32) for name in names},
+    )  # fmt: skip
+    assert (wrapper._backend, wrapper._cached_module.plan(1, 2)) == ("fa2", None)
+    wrapper._qo_indptr_buf.copy_(torch.arange(4))
+    wrapper._paged_kv_indptr_buf.copy_(INDPTR)
+    wrapper._paged_kv_indices_buf[:8] = INDICES
+    q = drawn(3, HEADS, DIM)
+    out = wrapper.forward(q, KV, causal=False, sm_scale=SCALE)
+    for row in (0, 2):
+        torch.testing.assert_close(out[row], reference(q[row], SLOTS[row]), atol=1e-5, rtol=1e-5)
 
 
 def test_new_tokens_and_the_cached_prefix_are_attended_to_apart_and_merged() -> None:

@@ -96,6 +96,8 @@ def test_its_calls_are_recorded_by_our_names_and_told_after_each_batch(tmp_path:
         ("draft_forward step 3", "draft.forward.logits"),
         ("verify: target_probs after top_p_renorm", "sampler.top_p.probs"),
         ("set_mla_kv_buffer (MLA)", "kv_pool.write.loc"),
+        ("v2 prepare_for_extend_to_fill_draft_kvcache input_ids", "draft_extend.input_ids"),
+        ("v2 prepare_for_draft_extend input_ids", "draft_extend.input_ids"),
         ("", "sglang.unnamed"),
     ],
 )

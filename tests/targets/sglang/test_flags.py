@@ -37,7 +37,7 @@ def test_a_flag_has_the_name_that_a_release_has_for_it() -> None:
         said = words(options, release=release)
         assert "--cuda-graph-bs-decode 1 4 --" in said
         assert "--cuda-graph-max-bs-decode 4 --" in said
-        assert said.endswith("--cuda-graph-backend-prefill disabled ")
+        assert said.endswith("--cuda-graph-backend-prefill disabled --device cpu ")
 
 
 def test_what_is_not_there_is_not_said() -> None:

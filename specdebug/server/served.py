@@ -117,7 +117,7 @@ class ServedRequest:
             "finish_reason": reason,
             "prompt_tokens": len(self.wish.ids),
             "weight_version": weight_version,
-            "total_retractions": self.retractions,
+            "num_retractions": self.retractions,
             "completion_tokens": len(self.output_ids),
             "cached_tokens": self.cached_tokens,
             "e2e_latency": (self.ended or time.perf_counter()) - self.began,

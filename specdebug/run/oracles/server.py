@@ -7,6 +7,7 @@ from typing import Any
 
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.targets.base import Session, StepView
+from specdebug.targets.http.answers import HISTOGRAMS
 from specdebug.verdict.outcome import Violation
 
 ASK_EVERY = 8
@@ -114,23 +115,27 @@ class ServerCounts(_OfServer):
 def wrong_counts(request: Any, meta: Mapping[str, Any]) -> Iterator[str]:
     """What of a request's counts contradicts the request, or another count."""
     prompt, output = len(request.prompt_ids), len(request.output_ids)
-    for name, count in (("prompt_tokens", prompt), ("completion_tokens", output)):
-        if meta.get(name) != count:
-            yield f"{name} is {meta.get(name)}, there are {count}"
+    for count, there in (("prompt_tokens", prompt), ("completion_tokens", output)):
+        if meta.get(count) != there:
+            yield f"{count} is {meta.get(count)}, there are {there}"
     cached = meta.get("cached_tokens", 0)
     if not isinstance(cached, int) or not 0 <= cached < max(prompt, 1):
         yield f"cached_tokens is {cached} of a prompt of {prompt}"
     verifies = meta.get("spec_verify_ct") or 0
     if not verifies:
         return
-    lengths, histogram = request.accept_lengths, meta.get("spec_accept_histogram")
+    lengths = request.accept_lengths
+    name = next((each for each in HISTOGRAMS if meta.get(each)), "")
+    histogram = meta.get(name)
+    # A request that was put back is prefilled again, and that prefill emits a token as the first does.
+    again = meta.get("num_retractions") or 0
     if histogram:
         if sum(histogram) != verifies:
-            yield f"spec_verify_ct is {verifies}, spec_accept_histogram counts {sum(histogram)}"
+            yield f"spec_verify_ct is {verifies}, {name} counts {sum(histogram)}"
         # The first token is the prefill's; of what the last verify accepted, an end may cut some off.
-        elif not 0 <= sum(lengths) - (output - 1) < max(lengths):
-            yield f"spec_accept_histogram accepts {sum(lengths)} tokens, of which {output - 1} are there"
+        elif not -again <= sum(lengths) - (output - 1) < max(lengths):
+            yield f"{name} accepts {sum(lengths)} tokens, of which {output - 1} are there"
     mean = meta.get("spec_accept_length")
     most = max(output, sum(lengths)) / verifies
-    if mean is not None and not (output - 1) / verifies - 1e-6 <= mean <= most + 1e-6:
+    if mean is not None and not (output - 1 - again) / verifies - 1e-6 <= mean <= most + 1e-6:
         yield f"spec_accept_length is {mean:g} of {output} tokens by {verifies} verifies"

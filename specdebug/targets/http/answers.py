@@ -89,13 +89,16 @@ def _ids_of(event: Mapping[str, Any], meta: Mapping[str, Any]) -> list[int]:
     return ids
 
 
+HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
+"""Names of SGLang's histogram of correct drafts, the newer one first."""
+
+
 def accept_lengths_of(meta: Mapping[str, Any]) -> tuple[int, ...]:
     """How many tokens each verify accepted, the bonus counted, the most first: the interface tells no order.
 
-    SGLang's histogram of correct drafts has a newer name and an older. Without one the verifies are made out to be as
-    equal as their sum allows: their mean is right.
+    Without a histogram the verifies are made out to be as equal as their sum allows: their mean is right.
     """
-    histogram = meta.get("spec_correct_drafts_histogram") or meta.get("spec_accept_histogram")
+    histogram = next((meta[name] for name in HISTOGRAMS if meta.get(name)), None)
     if histogram:
         pairs = reversed(list(enumerate(histogram, start=1)))
         return tuple(length for length, times in pairs for _ in range(int(times)))

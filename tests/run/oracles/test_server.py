@@ -130,6 +130,14 @@ def test_a_histogram_that_accepts_what_is_not_there() -> None:
     assert list(wrong_counts(held, meta)) == ["spec_accept_histogram accepts 8 tokens, of which 5 are there"]
 
 
+def test_each_prefill_after_a_retraction_emits_a_token_that_no_verify_accepts() -> None:
+    held = request()
+    held.accept_lengths = [2, 2]
+    meta = {**GOOD, "spec_verify_ct": 2, "spec_accept_histogram": [0, 2], "spec_accept_length": 2.0}
+    assert list(wrong_counts(held, {**meta, "num_retractions": 1})) == []
+    assert "spec_accept_histogram accepts 4 tokens, of which 5 are there" in list(wrong_counts(held, meta))
+
+
 def test_counts_and_streams_are_told_by_request() -> None:
     watching = Watching(ServerCounts)
     watching.step("a.0")

@@ -12,8 +12,8 @@ from specdebug.diverge.stream import PADDING, Descriptor, RecordedStep
 
 @dataclass(frozen=True)
 class Looked:
-    """What of two engines was compared. ``sites``: by both. ``only``: sites of the first alone, and of the second.
-    ``alone``: requests that were not compared, and why not."""
+    """The part of two engines' recordings that was compared. ``sites``: those of both. ``only``: sites of the first
+    alone, and of the second. ``alone``: requests that were not compared, and why not."""
 
     sites: tuple[str, ...]
     only: tuple[tuple[str, ...], tuple[str, ...]]

@@ -26,7 +26,8 @@ LARGE = 64
 
 @dataclass(frozen=True)
 class HuntSpace:
-    """What an engine can be asked for. ``pages_with_trees``: plans that take pages and several branches at once."""
+    """The options that an engine can be asked for. ``pages_with_trees``: plans that take pages and several branches at
+    once."""
 
     plans: tuple[str, ...]
     pages: tuple[int, ...]

@@ -14,10 +14,10 @@ from specdebug.errors import SpecDebugError
 from specdebug.hunt.draw import ARM, SERVED, SPACES, HuntSpace, drawn
 from specdebug.hunt.record import HuntRecord, Judged
 from specdebug.loops import replay as replaying
+from specdebug.loops.kept_servers import KeptServers
 from specdebug.loops.replay import ArmResult, ArmRun, Choices, Progress, RunContent, run_arms
 from specdebug.scenario.grammar import Scenario
-from specdebug.scenario.servers import StartedServer, TargetChoice
-from specdebug.targets.launch.lease import ServerKeeper
+from specdebug.scenario.servers import TargetChoice
 from specdebug.workers.job import Job
 from specdebug.workers.pool import WorkerPool
 
@@ -46,7 +46,7 @@ class Hunt:
     reverts: tuple[int, ...] = ()
     progress: Progress | None = None
     jobs: int = 1
-    _keeper: ServerKeeper | None = field(default=None, init=False)
+    _servers: KeptServers = field(default_factory=KeptServers, init=False)
 
     def run(self, numbers: Sequence[int], until: float = float("inf")) -> bool:
         """Run those scenarios that have not been run; returns True if a signal cut it short. ``until``: on the
@@ -59,8 +59,7 @@ class Hunt:
                 if self._together(left[first : first + self.jobs]):
                     return True
         finally:
-            if self._keeper is not None:
-                self._keeper.close()
+            self._servers.close()
         return False
 
     def scenario(self, number: int) -> Scenario:
@@ -96,19 +95,11 @@ class Hunt:
         choices = Choices(arms=(ARM,), target=self.target, reverts=self.reverts)
         (run,) = replaying.plan(self.scenario(number), choices, self.library)
         facts: dict[str, Any] = {each.name: getattr(run, each.name) for each in dataclasses.fields(ArmRun)}
-        return HuntRun(**{**facts, "key": f"{number}", "keeper": self._keeper_for(run)})
-
-    def _keeper_for(self, run: ArmRun) -> str | None:
-        """The address of who keeps servers; None of a target that starts none."""
-        if not isinstance(run.target, StartedServer):
-            return None
-        if self._keeper is None:
-            self._keeper = ServerKeeper()
-        return self._keeper.address
+        return HuntRun(**{**facts, "key": f"{number}", "keeper": self._servers.address_for(run)})
 
 
 def space_of(target: TargetChoice) -> HuntSpace:
-    """What a target's engine can be asked for."""
+    """Return the space of what a target's engine can be asked for."""
     kind = target if isinstance(target, str) else target.kind
     return SPACES.get(kind, SERVED)
 

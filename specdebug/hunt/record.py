@@ -1,4 +1,4 @@
-"""What a hunt has done so far: a file with a line for each scenario, so that the same command goes on."""
+"""The record of a hunt: a file has a line for each scenario that was run, so that the same command goes on."""
 
 from __future__ import annotations
 

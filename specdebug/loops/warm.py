@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 
 from specdebug.errors import SpecDebugError
 from specdebug.loops.device_watch import DeviceWatch
+from specdebug.loops.kept_servers import KeptServers
 from specdebug.loops.replay import ArmListener, ArmResult, ArmRun
 from specdebug.run.preload import PRELOAD
 from specdebug.run.warm_worker import Common, Foreseen
-from specdebug.scenario.servers import StartedServer
 from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 from specdebug.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
     from specdebug.scenario.grammar import Scenario
-    from specdebug.targets.launch.lease import ServerKeeper
     from specdebug.toggles import Toggle
 
 TARGET = "specdebug.run.warm_worker:run_warm"
@@ -64,7 +63,7 @@ class WarmPool:
         self._pool = WorkerPool(jobs, PRELOAD, (PREPARE, commons))
         self._listener = _Collected()
         self._watch = DeviceWatch(self._pool, self._listener)
-        self._keeper: ServerKeeper | None = None
+        self._servers = KeptServers()
         self._again: set[str] = set()
         self.rerun = 0
         """The number of arms that were begun again because the machine failed them."""
@@ -91,17 +90,7 @@ class WarmPool:
         """Begin an arm and return; keys of arms under way must differ. Raises WorkerStartError or MachineFailed."""
         self._listener.runs[run.key] = run
         # Unlike a fresh arm's, its requests are planned in the worker: workers are many, the parent is one.
-        self._pool.launch(run.job_of(TARGET, model=run.asked.model, keeper=self._keeper_for(run)))
-
-    def _keeper_for(self, run: ArmRun) -> str | None:
-        """The address of who keeps the servers that runs start; None for one that starts none. Raises NoServer."""
-        if not isinstance(run.target, StartedServer):
-            return None
-        if self._keeper is None:
-            from specdebug.targets.launch.lease import ServerKeeper
-
-            self._keeper = ServerKeeper()
-        return self._keeper.address
+        self._pool.launch(run.job_of(TARGET, model=run.asked.model, keeper=self._servers.address_for(run)))
 
     def wait(self) -> ArmResult:
         """Return the result of the next arm to end, at least one being under way.
@@ -132,9 +121,7 @@ class WarmPool:
     def close(self) -> None:
         """End whatever runs. May be called more than once."""
         self._pool.close()
-        if self._keeper is not None:
-            self._keeper.close()
-            self._keeper = None
+        self._servers.close()
 
 
 Ended = ArmResult | ArmAtFault | tuple[ArmRun, MachineFailure]

@@ -1,4 +1,4 @@
-"""What a hunt searched and found: for a terminal, as data, and as a page to paste into an issue."""
+"""Reports of a hunt: they say what was searched and found, on a terminal, as data, and as a page for an issue."""
 
 from __future__ import annotations
 

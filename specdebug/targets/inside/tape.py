@@ -22,7 +22,7 @@ _NO_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Tape:
-    """Writes the file. ``open_at``: its path; it is made by the first batch, so by the process that has batches.
+    """Writes the file at ``path``, which the first batch makes, so the process that has batches.
 
     A disk that is full, or a file of :data:`LARGEST` bytes, ends the writing and not the engine; a line of the log says
     so.

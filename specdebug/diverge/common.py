@@ -1,4 +1,4 @@
-"""Of two engines' recordings, what both have: sites, and requests that both must compute alike."""
+"""Two engines' recordings are cut down to what both have: sites, and requests that both must compute alike."""
 
 from __future__ import annotations
 

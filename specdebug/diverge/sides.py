@@ -10,12 +10,12 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.diverge import worker
 from specdebug.diverge.stream import RecordedStep, read
 from specdebug.diverge.tape import TapeRecording
-from specdebug.loops.replay import ArmRun, RunContent
+from specdebug.loops.replay import ArmRun, RunContent, run_as
 from specdebug.scenario.checks import engine_config
 from specdebug.targets.registry import DEFAULT, find_target
 from specdebug.targets.serving import records_itself
@@ -24,7 +24,6 @@ from specdebug.workers.job import Job
 if TYPE_CHECKING:
     from specdebug.engine.config import EngineConfig
 
-_Run = TypeVar("_Run", bound=ArmRun)
 CallPlace = tuple[int, int, str]
 """Step, call and site."""
 
@@ -113,7 +112,7 @@ class TapeSide:
         return self.folder / f"{self.name}.tape"
 
     def recorded(self, key: str) -> ArmRun:
-        return _as(TapedRun, self.run, key=key, tape=str(self._tape))
+        return run_as(TapedRun, self.run, key=key, tape=str(self._tape))
 
     def steps(self, as_in: Mapping[str, str] | None = None) -> list[RecordedStep]:
         spec = self.config.speculative
@@ -138,9 +137,4 @@ def config_of(run: ArmRun) -> EngineConfig | None:
 
 def recorded(run: ArmRun, key: str, **record: Any) -> RecordedRun:
     """The run of our own engine, recorded."""
-    return _as(RecordedRun, run, key=key, **record)
-
-
-def _as(kind: type[_Run], run: ArmRun, **more: Any) -> _Run:
-    facts: Mapping[str, Any] = {each.name: getattr(run, each.name) for each in dataclasses.fields(ArmRun)}
-    return kind(**{**facts, **more})
+    return run_as(RecordedRun, run, key=key, **record)

@@ -6,7 +6,6 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import yaml
 
@@ -15,7 +14,7 @@ from specdebug.hunt.draw import ARM, SERVED, SPACES, HuntSpace, drawn
 from specdebug.hunt.record import HuntRecord, Judged
 from specdebug.loops import replay as replaying
 from specdebug.loops.kept_servers import KeptServers
-from specdebug.loops.replay import ArmResult, ArmRun, Choices, Progress, RunContent, run_arms
+from specdebug.loops.replay import ArmResult, ArmRun, Choices, Progress, RunContent, run_arms, run_as
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.servers import TargetChoice
 from specdebug.workers.job import Job
@@ -73,9 +72,9 @@ class Hunt:
                 self.pool, self.library, [self._run(number) for number in numbers], self.progress
             )
         except SpecDebugError as error:
-            if error.exit_code != 2 or len(numbers) > 1:
-                if error.exit_code != 2:
-                    raise
+            if error.exit_code != 2:
+                raise
+            if len(numbers) > 1:  # which of them cannot be asked for shows one by one
                 return any(self._together([number]) for number in numbers)
             self._keep(Judged(numbers[0], "refused", detail=str(error)))
             return False
@@ -86,16 +85,15 @@ class Hunt:
 
     def _keep(self, one: Judged) -> None:
         if one.verdict == "fail":
-            path = self.record.folder / f"{one.number:05d}.yaml"
             plain = drawn(self.seed, one.number, space_of(self.target))
-            path.write_text(yaml.safe_dump(plain, sort_keys=False, width=110), encoding="utf-8")
+            text = yaml.safe_dump(plain, sort_keys=False, width=110)
+            self.record.write(f"{one.number:05d}.yaml", text)
         self.record.add(one)
 
     def _run(self, number: int) -> HuntRun:
         choices = Choices(arms=(ARM,), target=self.target, reverts=self.reverts)
         (run,) = replaying.plan(self.scenario(number), choices, self.library)
-        facts: dict[str, Any] = {each.name: getattr(run, each.name) for each in dataclasses.fields(ArmRun)}
-        return HuntRun(**{**facts, "key": f"{number}", "keeper": self._servers.address_for(run)})
+        return run_as(HuntRun, run, key=f"{number}", keeper=self._servers.address_for(run))
 
 
 def space_of(target: TargetChoice) -> HuntSpace:

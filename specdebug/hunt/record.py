@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from specdebug.errors import SpecDebugError
 from specdebug.workers.machine_failure import machine_failure
@@ -70,7 +71,7 @@ class HuntRecord:
         if not lines:
             self._write(dict(self.about))
         elif len(self.judged) + 1 < len(lines):
-            self._rewrite(path)
+            self._rewrite()
 
     def add(self, one: Judged) -> None:
         """Keep what became of a scenario. Raises RecordError."""
@@ -89,20 +90,30 @@ class HuntRecord:
     def count(self, verdict: str) -> int:
         return sum(one.verdict == verdict for one in self.judged.values())
 
-    def _rewrite(self, path: Path) -> None:
+    def write(self, name: str, text: str) -> None:
+        """Write a file beside the record. Raises RecordError."""
+        with self._writing(name, "w") as file:
+            file.write(text)
+
+    def _rewrite(self) -> None:
         """Write the record without what was cut off."""
         plain: Sequence[Mapping[str, Any]] = (dict(self.about), *map(asdict, self.judged.values()))
-        path.write_text("".join(json.dumps(each) + "\n" for each in plain), encoding="utf-8")
+        self.write(RECORD, "".join(json.dumps(each) + "\n" for each in plain))
 
     def _write(self, plain: Mapping[str, Any]) -> None:
+        with self._writing(RECORD, "a") as file:
+            file.write(json.dumps(plain) + "\n")
+
+    @contextmanager
+    def _writing(self, name: str, mode: str) -> Iterator[IO[str]]:
         try:
-            with (self.folder / RECORD).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(plain) + "\n")
+            with (self.folder / name).open(mode, encoding="utf-8") as file:
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             kind = RecordError if machine_failure(error) is None else RecordFull
-            raise kind(f"cannot write {self.folder / RECORD}: {error.strerror}") from None
+            raise kind(f"cannot write {self.folder / name}: {error.strerror}") from None
 
 
 def _said(plain: Any) -> str:

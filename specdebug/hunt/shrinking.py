@@ -72,5 +72,5 @@ def shrink(hunt: Hunt, one: Judged, max_trials: int) -> Path | None:
     )
     text = scenario_text(summary.smallest, f"{scenario.name}-small", summary.seeds[0], one.signature, header)
     made = shrunk_path(hunt, one)
-    made.write_text(text, encoding="utf-8")
+    hunt.record.write(made.name, text)
     return made

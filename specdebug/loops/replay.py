@@ -11,7 +11,7 @@ import pickle
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from specdebug import interrupts
 from specdebug.errors import SpecDebugError, did_you_mean
@@ -126,6 +126,15 @@ class ArmRun:
             return option_error(self.scenario, self.arm, option, message)
         path = str(self.scenario.path)
         return ReplayError(message if message.startswith(path) else f"{path}: arm '{self.arm}': {message}")
+
+
+AnyRun = TypeVar("AnyRun", bound=ArmRun)
+
+
+def run_as(kind: type[AnyRun], run: ArmRun, **more: Any) -> AnyRun:
+    """Return the run as one of a derived class, with ``more`` of its fields."""
+    facts = {each.name: getattr(run, each.name) for each in dataclasses.fields(ArmRun)}
+    return kind(**{**facts, **more})
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 from specdebug.diverge.align import Difference, in_lockstep
 from specdebug.diverge.stream import RecordedStep, read
 from specdebug.errors import CannotRunHere, SpecDebugError
-from specdebug.loops.replay import ArmResult, ArmRun, Choices, RunContent, plan
+from specdebug.loops.replay import ArmResult, ArmRun, Choices, RunContent, plan, run_as
 from specdebug.loops.warm import WarmPool
 from specdebug.mutants.books import Books, first_other, read_books
 from specdebug.mutants.find import ROOT, Mutant
@@ -98,7 +98,7 @@ class Sound:
         )
         scenario = dataclasses.replace(self.run.scenario, limits=limited)
         patch = None if mutant is None else mutant.patch
-        return _recorded(self.run, key=key, scenario=scenario, patch=patch, folder=str(folder), keep=keep)
+        return run_as(MutantRun, self.run, key=key, scenario=scenario, patch=patch, folder=str(folder), keep=keep)
 
     def difference(
         self, folder: Path, outcome: Outcome | None
@@ -172,7 +172,7 @@ def measure_sound(
             run = waiting.pop()
             place = folder / f"sound-{started}"
             place.mkdir()
-            pool.start(_recorded(run, folder=str(place), traced=traced))
+            pool.start(run_as(MutantRun, run, folder=str(place), traced=traced))
             started += 1
         found.append(_sound(pool.wait()))
         moved(len(found), len(arms))
@@ -209,8 +209,3 @@ def _is_sound(scenario: Scenario, arm: str) -> bool:
 def _steps(folder: Path) -> list[RecordedStep]:
     path = folder / HASHES
     return read(path) if path.exists() else []
-
-
-def _recorded(run: ArmRun, **facts: Any) -> MutantRun:
-    known = {each.name: getattr(run, each.name) for each in dataclasses.fields(ArmRun)}
-    return MutantRun(**{**known, **facts})

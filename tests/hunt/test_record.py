@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,23 @@ def test_a_record_of_another_hunt_is_refused(tmp_path: Path) -> None:
     (tmp_path / RECORD).write_text("nonsense\n{}\n")
     with pytest.raises(RecordError, match=f"{RECORD}:1: is no record of a hunt"):
         record(tmp_path)
+
+
+def test_no_room_is_told_with_the_file_and_says_nothing_of_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = record(tmp_path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RecordError, match=r"cannot write .*00004.yaml: No space") as caught:
+        held.write("00004.yaml", "name: x")
+    assert caught.value.exit_code == 125
+    with pytest.raises(RecordError, match=RECORD):
+        held.add(Judged(4, "fail"))
+    assert held.judged == {}
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What passes an engine's sites, written to a file as it happens: the batches, and the tensors of each, in full.
+"""The tape: an engine's process writes its batches, and in full the tensors that pass its sites, to a file.
 
 The file holds records. Each is a line of JSON; one of a tensor is followed by as many bytes as it says. A server's
 batches depend on when requests came, so a second run may not repeat the first: everything is kept at once.

@@ -1,4 +1,4 @@
-"""What differs from release to release of SGLang: tables, each by the first release that it is for."""
+"""Releases of SGLang differ: tables say how, each by the first release that it is for."""
 
 from __future__ import annotations
 

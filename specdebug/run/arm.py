@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from specdebug.content import shipped_root
 from specdebug.errors import ConfigError, ContentError, SpecDebugError
 from specdebug.scenario.text import Decode, decoder, load_tokenizer
-from specdebug.targets.base import SHOWN, Asked, Opening, OverThere, Session, Target
+from specdebug.targets.base import INSIDE, SHOWN, Ability, Asked, Opening, OverThere, Session, Target
 from specdebug.targets.registry import find_target
 from specdebug.verdict.device_errors import device_lost, out_of_memory
 from specdebug.verdict.outcome import EXIT_CODES
@@ -190,8 +190,8 @@ class _Arm:
         self._sink.emit("reverts", hits=hits())
         return hits
 
-    def _over_there(self, mode: str | None) -> OverThere:
-        """The arm's reverts and probes, for a target whose engine runs elsewhere."""
+    def _over_there(self, mode: str | None, shows: frozenset[Ability]) -> OverThere:
+        """The arm's reverts and probes, and what its oracles look at, for a target whose engine runs elsewhere."""
         if not self._payload["elsewhere"]:
             return OverThere()
         from specdebug.scenario.packs import rules
@@ -206,6 +206,7 @@ class _Arm:
             self._payload.get("keeper"),
             rules(packs, mode),
             self._payload.get("tape"),
+            tuple(sorted(shows)),
         )
 
     def _hits_elsewhere(self) -> dict[str, dict[str, int]]:
@@ -236,6 +237,8 @@ class _Arm:
         from specdebug.faults.injector import Injector
         from specdebug.run.driver import WorkloadDriver
         from specdebug.run.loop import RunLoop
+        from specdebug.run.oracles.base import OracleSettings
+        from specdebug.run.oracles.registry import needed_by
         from specdebug.scenario.packs import activate
         from specdebug.scenario.random_streams import stream
 
@@ -250,7 +253,9 @@ class _Arm:
             if self._onlooker is not None:
                 self._onlooker.building()
 
-        label, there = f"{scenario.name}-{arm}", self._over_there(scenario.arms[arm].mode)
+        settings = OracleSettings(scenario.oracles_of(arm), asked)
+        there = self._over_there(scenario.arms[arm].mode, INSIDE & target.shows & needed_by(settings))
+        label = f"{scenario.name}-{arm}"
         opening = Opening(label, self._say, self._busy, before, there)
         self._session = session = target.open(options, seed, opening)
         asked = session.known(asked)

@@ -74,6 +74,10 @@ OF_SERVERS: frozenset[Ability] = frozenset({"alive", "counts", "failures"})
 """Abilities that an engine in the worker's own process has no need of: it is alive if the worker is."""
 
 
+INSIDE: frozenset[Ability] = frozenset({"pools", "kv", "draft", "drafts", "decisions"})
+"""Abilities for which an engine that runs elsewhere has to be prepared when it is started."""
+
+
 class Sampling(Protocol):
     """The choice of a request's tokens; ``scenario.workload.RequestSampling`` is one."""
 
@@ -145,14 +149,14 @@ class StepView(Protocol):
 class StoredDrafts(Protocol):
     """The state that requests store for their next draft, a row each. ``seq_lens``: positions with target KV.
     ``bonus``: the token after them. ``topk_p``, ``topk_index``, ``hidden_states``: the draft head's output at the last
-    of them."""
+    of them; ``topk_p`` is None where an engine stores none for its chains."""
 
     @property
     def seq_lens(self) -> Tensor: ...
     @property
     def bonus(self) -> Tensor: ...
     @property
-    def topk_p(self) -> Tensor: ...
+    def topk_p(self) -> Tensor | None: ...
     @property
     def topk_index(self) -> Tensor: ...
     @property
@@ -213,7 +217,8 @@ class OverThere:
     """The part of an arm that is put in place where the engine runs: fixes to revert, names of probe packs, the mode of
     all probes if one is set, and the folders of content that those are from, beside what is shipped. ``keeper``: the
     address of who keeps servers for several runs (``launch/keeper.py``), in a search. ``rules``: what those packs and
-    that mode come to. ``tape``: the file into which an engine that can be recorded writes what passes its sites."""
+    that mode come to. ``tape``: the file into which an engine that can be recorded writes what passes its sites.
+    ``shows``: what the arm's oracles want to look at inside it."""
 
     toggles: tuple[Toggle, ...] = ()
     probes: tuple[str, ...] = ()
@@ -222,6 +227,7 @@ class OverThere:
     keeper: str | None = None
     rules: tuple[Rule, ...] = ()
     tape: str | None = None
+    shows: tuple[Ability, ...] = ()
 
     @property
     def reverts(self) -> tuple[int, ...]:

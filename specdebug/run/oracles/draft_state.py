@@ -220,7 +220,7 @@ class DraftStateOracle(Oracle):
 
     def _states(self, text: DraftedText, ids: list[int], kept: list[_Kept], outputs: Tensor) -> list[_Wrong | None]:
         """Return the fault of each stored state, None where there is none."""
-        hidden, top, index = (_rows(kept, name) for name in ("hidden_states", "topk_p", "topk_index"))
+        hidden, index = (_rows(kept, name) for name in ("hidden_states", "topk_index"))
         dtype = self.bench.settings.target.dtype
         off = (hidden.float() - outputs).norm(dim=1) / outputs.norm(dim=1).clamp_min(1e-6)
         logits = text.logits(outputs)
@@ -230,6 +230,8 @@ class DraftStateOracle(Oracle):
         best = logs.topk(index.shape[1], dim=1)
         distinct = index.sort(dim=1).values.diff(dim=1).ne(0).all(1, keepdim=True)
         right_index = known & distinct & (ours >= best.values[:, -1:] - allowed)
+        stored = kept[0].state.topk_p is not None  # which an engine may leave out for chains
+        top = _rows(kept, "topk_p") if stored else ours.exp()
         right_p = (top.log() - ours).abs() <= allowed
         return [
             _wrong_number("seq_lens", int(each.state.seq_lens[each.row]), each.length)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from specdebug.plugins import PluginRegistry
 from specdebug.run.oracles.accept import Accept, AcceptFloor
 from specdebug.run.oracles.acceptance import AcceptanceOracle
-from specdebug.run.oracles.base import Bench, Oracle
+from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.run.oracles.draft_kv import DraftKV
 from specdebug.run.oracles.draft_state import DraftStateOracle
 from specdebug.run.oracles.ends import Ends
@@ -55,6 +55,11 @@ class CannotShow:
 
     def __str__(self) -> str:
         return f"{self.oracle}: this target cannot show {', '.join(SHOWN[each] for each in self.lacks)}"
+
+
+def needed_by(settings: OracleSettings) -> frozenset[Ability]:
+    """All that the shipped oracles of a run of these settings need of a target."""
+    return frozenset().union(*(each.needs for each in ORACLES if each.wanted(settings)))
 
 
 def oracles_of(bench: Bench, shows: Collection[Ability]) -> tuple[list[Oracle], list[CannotShow]]:

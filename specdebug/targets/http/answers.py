@@ -29,6 +29,8 @@ class HttpAnswer:
     """The first event that does not go on from the one before, in words."""
     aborting: bool = False
     accept_lengths: tuple[int, ...] = ()
+    stored: Any = None
+    """What the engine stores for its next draft at the end, where it can be looked at (``looks.py``)."""
 
     @property
     def all_ids(self) -> Sequence[int]:

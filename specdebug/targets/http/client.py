@@ -50,7 +50,8 @@ class ServerClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+        # No connection is used again: while requests are judged nobody hears a server close one that is idle.
+        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=0)
         self._timeout_s = timeout_s
         self._http = httpx.AsyncClient(
             base_url=self.url,
@@ -62,7 +63,12 @@ class ServerClient:
         )
         # Beside those of requests: what ends or checks on them must not wait for them.
         self._aside = httpx.AsyncClient(
-            base_url=self.url, headers=self._http.headers, timeout=timeout_s, trust_env=False, transport=transport
+            base_url=self.url,
+            headers=self._http.headers,
+            limits=httpx.Limits(max_keepalive_connections=0),
+            timeout=timeout_s,
+            trust_env=False,
+            transport=transport,
         )
 
     async def close(self) -> None:

@@ -34,6 +34,12 @@ class Host(Protocol):
     def reached(self) -> Mapping[str, int]:
         """By probe site, how often it was passed; empty where its log does not tell."""
 
+    def new_problems(self) -> Sequence[str]:
+        """Laws of memory pools that its log newly says are broken, each ``law: what``."""
+
+    def said(self, words: str) -> str:
+        """The last line of its log that holds some words; empty where none does."""
+
     @property
     def log_path(self) -> str: ...
 

@@ -12,16 +12,29 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from specdebug.errors import SpecDebugError
-from specdebug.targets.base import Ability, Asked, Plain, RequestOnlooker, RequestView, Sampling, StepView
+from specdebug.targets.base import (
+    Ability,
+    Asked,
+    Plain,
+    RequestOnlooker,
+    RequestView,
+    Sampling,
+    StepView,
+    StoredDrafts,
+)
 from specdebug.targets.http.answers import HttpAnswer, sampling_params
 from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Silent
 from specdebug.targets.http.host import Host, failure_of
+from specdebug.targets.http.inside import Inside
 from specdebug.targets.http.plain import PlainText
 from specdebug.targets.http.view import HttpServerView
 from specdebug.targets.serving import ServerSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -59,7 +72,8 @@ class Completed:
 
 
 class HttpSession(Plain):
-    """Serves requests on a server. ``host``: who knows the server's process, if anybody does."""
+    """Serves requests on a server. ``host``: who knows the server's process, if anybody does. ``inside``: what that
+    process shows of itself, if it does."""
 
     def __init__(
         self,
@@ -74,6 +88,7 @@ class HttpSession(Plain):
         loop: asyncio.AbstractEventLoop | None = None,
         reference: PlainText | None = None,
         host: Host | None = None,
+        inside: Inside | None = None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.shows = shows
@@ -86,6 +101,7 @@ class HttpSession(Plain):
         self._loop = loop or asyncio.new_event_loop()
         self._reference = reference
         self._host = host
+        self._inside = inside
         self._note = note
         self._noted: set[str] = set()
         self._onlooker: RequestOnlooker | None = None
@@ -181,6 +197,23 @@ class HttpSession(Plain):
         self.call(self._all_ended())
         self.call(flush(self._client))
 
+    def check_pools(self) -> Sequence[str]:
+        return () if self._inside is None else self._inside.new_problems()
+
+    def draft_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self._known_inside("kv").kv("draft", request.rid, start, stop)
+
+    def target_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self._known_inside("kv").kv("target", request.rid, start, stop)
+
+    def draft_state(self, requests: Sequence[Any]) -> StoredDrafts:
+        return self._known_inside("drafts").draft_state(requests)
+
+    def _known_inside(self, ability: Ability) -> Inside:
+        if self._inside is None:
+            raise self._hidden(ability)
+        return self._inside
+
     def settle(self) -> bool:
         """Have requests judged that had to wait, because the server itself is asked what is right."""
         if self._to_judge and "cache_flush" in self.shows:
@@ -209,6 +242,8 @@ class HttpSession(Plain):
     def _tell(self, answer: HttpAnswer) -> None:
         if self._onlooker is None or answer.finish_reason == "abort":
             return
+        if self._inside is not None:
+            self._inside.show(self, f"{self._run}-{answer.rid}", answer, self._onlooker)
         if self._reference is not None and self._reference.same_server:
             self._to_judge.append(answer)  # asking now would change what is cached for those to come
         else:

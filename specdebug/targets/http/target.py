@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from specdebug.targets.http.client import ServerClient
     from specdebug.targets.http.facts import ServerFacts
     from specdebug.targets.http.host import Host
+    from specdebug.targets.http.inside import Inside
     from specdebug.targets.http.session import HttpSession
 
 ALWAYS: frozenset[Ability] = frozenset({"cached_tokens", "tokens", "alive", "counts"})
@@ -72,7 +73,12 @@ def key_of(settings: ServerSettings) -> str | None:
 
 
 def open_session(
-    url: str, settings: ServerSettings, asked: Asked, opening: Opening, host: Host | None = None
+    url: str,
+    settings: ServerSettings,
+    asked: Asked,
+    opening: Opening,
+    host: Host | None = None,
+    inside: Inside | None = None,
 ) -> HttpSession:
     """Ask a server what it is, and begin to use it. Raises NoServer, or SessionFailed for what ``host`` knows."""
     from specdebug.targets.http.client import FAILURES, ServerClient
@@ -94,6 +100,7 @@ def open_session(
     elif not dense and facts.switch:
         reference = PlainText(client, same_server=True)
     shows = _shown(facts, settings, dense=dense, plain=reference is not None, host=host is not None)
+    shows |= frozenset(opening.over_there.shows) if inside is not None else frozenset()
     asked = replace(asked, dtype=settings.dtype or facts.dtype or asked.dtype, drafts=facts.speculative, dense=dense)
     session = HttpSession(
         client,
@@ -106,6 +113,7 @@ def open_session(
         loop=loop,
         reference=reference,
         host=host,
+        inside=inside,
         note=lambda text: opening.say("note", text=text),
     )
     session.server().switch, session.server().own = facts.switch, bool(facts.own)

@@ -71,6 +71,12 @@ class LentServer:
     def reached(self) -> Mapping[str, int]:
         return self._log.reached()
 
+    def new_problems(self) -> Sequence[str]:
+        return self._log.new_problems()
+
+    def said(self, words: str) -> str:
+        return self._log.last_with(words)
+
     def release(self, sound: bool) -> None:
         self._talk.write(json.dumps({"release": sound}) + "\n")
         self._talk.flush()

@@ -23,6 +23,7 @@ class ServerLog:
         self.path = path
         self._read = 0
         self._hits = self._all_hits()  # of runs before this one
+        self._problems = self._all_problems()
 
     def last_line(self, without: str = "") -> str:
         """The last line that is not blank and does not hold ``without``, fit for one line of a terminal; empty where
@@ -65,6 +66,20 @@ class ServerLog:
         for told in self._last_told("reached"):
             every.update(told)
         return dict(every)
+
+    def new_problems(self) -> Sequence[str]:
+        """Broken laws of memory pools, each ``law: what``, that were told since the last call."""
+        known, self._problems = set(self._problems), self._all_problems()
+        return [each for each in self._problems if each not in known]
+
+    def last_with(self, words: str) -> str:
+        """The last line that holds some words; empty where none does."""
+        lines = self._bytes(0).decode("utf-8", "replace").splitlines()
+        return next((one_line(line, 240) for line in reversed(lines) if words in line), "")
+
+    def _all_problems(self) -> list[str]:
+        lines = self._bytes(0).decode("utf-8", "replace").splitlines()
+        return [facts["law"] for line in lines if "law" in (facts := facts_in(line))]
 
     def _last_told(self, name: str) -> list[dict[str, Any]]:
         """What each process last said of something."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from specdebug.errors import one_line
 from specdebug.logs.naming import name_of, tells_of_damage
 from specdebug.logs.scan import Scan
+from specdebug.targets.inside.looks import LOG_VARIABLE, looks_folder
 from specdebug.targets.launch.command import StartCommand, free_port
 from specdebug.targets.launch.log import ServerLog
 from specdebug.targets.serving import NoServer
@@ -45,8 +47,9 @@ class ServerProcess:
         words = command.on(port)
         self.url = f"http://127.0.0.1:{port}"
         self.log = ServerLog(_log_file(label, folder))
+        told = {**command.env, LOG_VARIABLE: str(self.log.path)}
         try:
-            with open(self.log.path, "wb") as log, lifeline.starting(command.env) as (self._key, env):
+            with open(self.log.path, "wb") as log, lifeline.starting(told) as (self._key, env):
                 self._process = subprocess.Popen(
                     words,
                     env=env,
@@ -117,6 +120,12 @@ class ServerProcess:
     def reached(self) -> Mapping[str, int]:
         return self.log.reached()
 
+    def new_problems(self) -> Sequence[str]:
+        return self.log.new_problems()
+
+    def said(self, words: str) -> str:
+        return self.log.last_with(words)
+
     def release(self, sound: bool) -> None:
         self.end()
 
@@ -130,6 +139,7 @@ class ServerProcess:
         self._process.wait()
         wait_for({self._process.pid})
         lifeline.ended(self._key)
+        shutil.rmtree(looks_folder(self.log_path), ignore_errors=True)
 
 
 def answers(url: str, headers: Sequence[tuple[str, str]] = (), timeout_s: float = 5.0) -> bool:

@@ -45,6 +45,7 @@ class StartedTarget(ABC):
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
         from specdebug.targets.http.host import split
+        from specdebug.targets.http.inside import Inside
         from specdebug.targets.launch.process import StartFailed
 
         try:
@@ -54,7 +55,8 @@ class StartedTarget(ABC):
             raise SessionFailed(str(error), site, kind) from None
         opening.say("note", text=f"the server's log is {server.log_path}")
         try:
-            return open_session(server.url, self._settings, self.asked(options), opening, server)
+            inside = Inside(server, shows, options) if (shows := opening.over_there.shows) else None
+            return open_session(server.url, self._settings, self.asked(options), opening, server, inside)
         except BaseException:
             server.release(False)
             raise

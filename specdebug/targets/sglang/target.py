@@ -14,6 +14,7 @@ from specdebug.targets.added_sites import added_sites
 from specdebug.targets.base import Asked, OverThere
 from specdebug.targets.installed import InstalledTarget
 from specdebug.targets.launch.command import StartCommand
+from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.patches import sites_of
 from specdebug.targets.sglang.checkpoints import draft_folder
 from specdebug.targets.sglang.flags import ALWAYS_ENV, ON_CPU_ENV, Mapped, mapped, reserved_tokens
@@ -26,9 +27,10 @@ class SglangTarget(InstalledTarget):
 
     name = "sglang"
     records = True
+    shows = StartedTarget.shows | {"pools", "kv", "draft", "drafts", "decisions"}
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
-        asked = super().asked(options)
+        asked = replace(super().asked(options), draft_model=EngineConfig.from_dict(options).draft_model)
         # Its sampler cuts by both at once; a verify, which samples all tokens but the first, by one after the other.
         return replace(asked, probed=True, joint="first" if asked.drafts else "all")
 
@@ -53,7 +55,7 @@ class SglangTarget(InstalledTarget):
         own = ALWAYS_ENV | (ON_CPU_ENV if cpu else {})
         probes = [asdict(rule) for rule in there.rules]
         sites = sites_of(here, added_sites(here))[0] if probes else []
-        wanted = {"probes": probes, "sites": sites, "tape": there.tape}
+        wanted = {"probes": probes, "sites": sites, "tape": there.tape, "shows": sorted(there.shows)}
         return StartCommand(words, self.environment(site, here, there, own, **wanted))
 
     def _mapped(self, options: Mapping[str, Any], seed: int, here: Installed) -> Mapped:

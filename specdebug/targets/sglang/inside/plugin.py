@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from specdebug.targets.inside import VARIABLE
+from specdebug.targets.inside.looks import LOG_VARIABLE, Looks, looks_folder
 from specdebug.targets.inside.reverts import revert
 from specdebug.targets.inside.words import say
+from specdebug.targets.sglang.inside.books import keep_books
+from specdebug.targets.sglang.inside.looks import look
 from specdebug.targets.sglang.inside.probes import probe
 from specdebug.targets.sglang.inside.tape import record
 
@@ -37,10 +40,19 @@ def register() -> None:
             say(f"replaced on this CPU: {', '.join(replace_for_cpu())}")
         if wanted.get("tape"):
             record(wanted["tape"])
+        show(wanted.get("shows") or (), on_cpu=wanted.get("device") == "cpu")
     except BaseException:
         traceback.print_exc()
         say("failed; this process ends")
         os._exit(FAILED)
+
+
+def show(shows: Sequence[str], *, on_cpu: bool) -> None:
+    """Show the harness what its oracles ask for: the books of the ``pools``, and of each request all else."""
+    if "pools" in shows:
+        keep_books()
+    if {*shows} - {"pools"} and (log := os.environ.get(LOG_VARIABLE)):
+        look(Looks(looks_folder(log)), coin_of_step=on_cpu)
 
 
 def told_when_asked(tell: Callable[[], None]) -> None:

@@ -6,7 +6,6 @@ function on the host, so the forwards of the draft are recorded where they run e
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +13,7 @@ import torch
 
 from specdebug.targets.inside.tape import Tape
 from specdebug.targets.sglang.inside.releases import installed, of_release
-
-_Tapped = tuple[Any, str, Callable[..., Any]]
-"""A class or a module, the name of its function, and the tap."""
+from specdebug.targets.sglang.inside.taps import Tapped, tap_all
 
 
 def record(path: str) -> None:
@@ -29,7 +26,7 @@ def record(path: str) -> None:
     from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
     taps = _Taps(Tape(path))
-    tapped: list[_Tapped] = [
+    tapped: list[Tapped] = [
         (Scheduler, "run_batch", taps.run_batch),
         (Scheduler, "process_batch_result", taps.process_batch_result),
         (TpModelWorker, "forward_batch_generation", taps.target_forward),
@@ -41,18 +38,17 @@ def record(path: str) -> None:
         (eagle_worker_v2, "organize_draft_results", taps.organize),
         *of_release({"0.5.13": _of_0_5_13, "0.5.18": _of_0_5_18}, installed())(taps),
     ]
-    for owner, name, tap in tapped:
-        _wrap(owner, name, tap)
+    tap_all(tapped)
 
 
-def _of_0_5_13(taps: _Taps) -> tuple[_Tapped, ...]:
+def _of_0_5_13(taps: _Taps) -> tuple[Tapped, ...]:
     from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
     from sglang.srt.speculative.eagle_info import EagleVerifyInput
 
     return (EagleVerifyInput, "sample", taps.sample), (EAGLEDraftExtendCudaGraphRunner, "replay", taps.extend_replay)
 
 
-def _of_0_5_18(taps: _Taps) -> tuple[_Tapped, ...]:
+def _of_0_5_18(taps: _Taps) -> tuple[Tapped, ...]:
     from sglang.srt.speculative import eagle_worker_common
     from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
 
@@ -60,17 +56,6 @@ def _of_0_5_18(taps: _Taps) -> tuple[_Tapped, ...]:
         (eagle_worker_common, "eagle_sample", taps.sample),
         (EAGLEDraftExtendCudaGraphRunner, "execute", taps.extend_replay),
     )
-
-
-def _wrap(owner: Any, name: str, tap: Callable[..., Any]) -> None:
-    """Have ``tap`` called in the place of a method, or of a function of a module, with that first."""
-    method = getattr(owner, name)
-
-    @functools.wraps(method)
-    def wrapped(self: Any, *args: Any, **named: Any) -> Any:
-        return tap(functools.partial(method, self), self, *args, **named)
-
-    setattr(owner, name, wrapped)
 
 
 class _Taps:

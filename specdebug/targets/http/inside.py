@@ -1,0 +1,60 @@
+"""What an engine's own processes show of themselves, beside what their server answers: looks and broken laws."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from specdebug.engine.config import EngineConfig
+from specdebug.targets.base import Ability, RequestOnlooker, StoredDrafts
+from specdebug.targets.http.answers import HttpAnswer
+from specdebug.targets.http.host import Host
+from specdebug.targets.http.looks import Look, read_look, stored_rows
+from specdebug.targets.inside.looks import looks_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOOKS: frozenset[Ability] = frozenset({"kv", "draft", "drafts", "decisions"})
+"""Abilities that rest on looks."""
+
+
+class NoLook(Exception):
+    """An engine's process left no look of a request."""
+
+
+class Inside:
+    """The inside of an engine that ``host`` knows. ``shows``: what it was started to show. ``options``: of the arm's
+    engine."""
+
+    def __init__(self, host: Host, shows: Collection[Ability], options: Mapping[str, Any]) -> None:
+        self._host = host
+        self._folder = looks_folder(host.log_path) if LOOKS & frozenset(shows) else None
+        self._spec = EngineConfig.from_dict(options).speculative
+        self._looks: dict[str, Look] = {}
+
+    def show(self, session: Any, rid: str, answer: HttpAnswer, onlooker: RequestOnlooker) -> None:
+        """Show a request that has ended, by its id there. Raises NoLook."""
+        if self._folder is None:
+            return
+        look = read_look(self._folder, rid, answer)
+        if look is None:
+            words = self._host.said("looking ends") or "its log does not say why"
+            raise NoLook(f"the engine left no look of request {answer.rid}: {words}; its log is {self._host.log_path}")
+        self._looks[answer.rid] = look
+        if self._spec is not None:
+            look.show(session, self._spec, onlooker)
+
+    def kv(self, pool: str, rid: str, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of positions [start, stop) at a request's end, of the ``draft`` or the ``target``: each
+        [layers, n, heads, head_dim]."""
+        keys, values = (self._looks[rid].kv[f"{pool}_{kind}"][:, start:stop] for kind in ("k", "v"))
+        return keys, values
+
+    def draft_state(self, requests: Sequence[Any]) -> StoredDrafts:
+        """The rows that these requests store."""
+        return stored_rows(requests)
+
+    def new_problems(self) -> Sequence[str]:
+        """Laws of the pools that were broken since the last call, each ``law: what``."""
+        return self._host.new_problems()

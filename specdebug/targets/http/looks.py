@@ -1,0 +1,165 @@
+"""Looks that an engine's process left of a request (``targets/inside/looks.py``), as an oracle sees our own engine.
+
+A request that has ended is shown once more from its prompt on: each moment as it was, one verify at a time, with what
+was stored, drafted and decided then. Keys and values are those of its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from specdebug.targets.base import RequestOnlooker, Sampling
+from specdebug.targets.http.answers import HttpAnswer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdebug.engine.config import SpeculativeConfig
+
+
+@dataclass
+class Moment:
+    """A request at one time of its life, as ``base.RequestView``. ``stored``: what it drafts from next."""
+
+    rid: str
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    sampling: Sampling
+    kv_len: int
+    cached_tokens: int
+    accept_lengths: Sequence[int]
+    stored: Any
+    speculative: bool = True
+    finish_reason: str | None = None
+    matched_stop: int | str | None = None
+
+    @property
+    def all_ids(self) -> Sequence[int]:
+        return [*self.prompt_ids, *self.output_ids]
+
+
+@dataclass(frozen=True)
+class StoredRow:
+    """What one request stores, a row, as ``base.StoredDrafts``."""
+
+    seq_lens: Tensor
+    bonus: Tensor
+    topk_p: Tensor | None
+    topk_index: Tensor
+    hidden_states: Tensor
+
+
+@dataclass
+class Look:
+    """All that is known of a request: its ``events`` in order, and ``kv`` by pool and kind."""
+
+    answer: HttpAnswer
+    events: list[dict[str, Any]]
+    kv: dict[str, Tensor]
+
+    def show(self, session: Any, spec: SpeculativeConfig, onlooker: RequestOnlooker) -> None:
+        """Show the request from its prompt on to its last verify that counted. From then on its answer knows what it
+        stores at its end, and its verifies in their order."""
+        accepted: list[int] = []
+        for event in self._counted():
+            stored = event["stored"]
+            moment = self._at(stored, accepted)
+            if event["what"] == "prefilled":
+                onlooker.on_prefilled(session, moment)
+                continue
+            onlooker.on_decided(session, _decision(moment, event, spec))
+            accepted = [*accepted, event["accepted"]]
+            moment.accept_lengths = accepted
+            after = self._outputs(stored["seq_len"]) + event["accepted"]
+            moment.output_ids = self.answer.output_ids[:after]
+            self.answer.stored = event.get("stores")
+        if sorted(accepted) == sorted(self.answer.accept_lengths):
+            self.answer.accept_lengths = tuple(accepted)
+
+    def _at(self, stored: dict[str, Any], accepted: Sequence[int]) -> Moment:
+        answer = self.answer
+        return Moment(
+            answer.rid,
+            answer.prompt_ids,
+            answer.output_ids[: self._outputs(stored["seq_len"])],
+            answer.sampling,
+            stored["seq_len"],
+            answer.cached_tokens,
+            accepted,
+            stored,
+        )
+
+    def _outputs(self, seq_len: int) -> int:
+        """Tokens that were out when so many positions had KV: all of these, and the one after them."""
+        return seq_len - len(self.answer.prompt_ids) + 1
+
+    def _counted(self) -> list[dict[str, Any]]:
+        """The events that the request's tokens come from. An engine that schedules ahead verifies once more what has
+        ended, or is retracted: that counts for nothing."""
+        counted: list[dict[str, Any]] = []
+        for event in self.events:
+            if event["what"] == "prefilled":
+                length = event["stored"]["seq_len"]
+                counted = [each for each in counted if _positions_after(each) < length]
+            elif self._outputs(event["stored"]["seq_len"]) >= len(self.answer.output_ids):
+                continue
+            counted.append(event)
+        return counted
+
+
+def read_look(folder: Path, rid: str, answer: HttpAnswer) -> Look | None:
+    """The look of a request, whose file is deleted; None where there is none."""
+    import torch
+
+    path = folder / f"{rid}.look"
+    try:
+        plain = torch.load(path, weights_only=True)
+    except FileNotFoundError:
+        return None
+    path.unlink()
+    return Look(answer, plain["events"], plain["kv"])
+
+
+def stored_rows(moments: Sequence[Moment]) -> StoredRow:
+    """What some requests store, a row each."""
+    import torch
+
+    rows = [each.stored for each in moments]
+    stored = all("topk_p" in row for row in rows)
+    return StoredRow(
+        torch.tensor([row["seq_len"] for row in rows]),
+        torch.stack([row["bonus_tokens"] for row in rows]),
+        torch.stack([row["topk_p"] for row in rows]) if stored else None,
+        torch.stack([row["topk_index"] for row in rows]),
+        torch.stack([row["hidden_states"] for row in rows]),
+    )
+
+
+def _positions_after(event: dict[str, Any]) -> int:
+    """Positions with KV once an event's tokens are out."""
+    length: int = event["stored"]["seq_len"] + event.get("accepted", 0)
+    return length
+
+
+def _decision(moment: Moment, event: dict[str, Any], spec: SpeculativeConfig) -> Any:
+    """A verify of one request, as our engine tells of it."""
+    import torch
+
+    from specdebug.engine.observer import Decision
+    from specdebug.engine.speculative.accept import Acceptance
+    from specdebug.engine.speculative.tree import VerifyTree
+
+    tree = {name: each.unsqueeze(0) for name, each in event["tree"].items()}
+    coins = None if event["coins"] is None else event["coins"].unsqueeze(0)
+    return Decision(
+        requests=[cast(Any, moment)],  # oracles ask no more of a request than a moment has
+        tree=VerifyTree(**tree),
+        logits=event["logits"].float(),
+        acceptance=Acceptance(
+            event["predict"], event["accept_index"].unsqueeze(0), torch.tensor([event["accepted"] - 1]), coins
+        ),
+        spec=spec,
+    )

@@ -1,0 +1,159 @@
+"""A request's look, shown as our own engine shows its requests: each moment as it was, and only what counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specdebug.engine.config import EngineConfig, SpeculativeConfig
+from specdebug.scenario.workload import RequestSampling
+from specdebug.targets.http.answers import HttpAnswer
+from specdebug.targets.http.looks import Look, read_look, stored_rows
+
+PROMPT, OUTPUT = (1, 2, 3), [10, 11, 12, 13, 14, 15]
+NODES, VOCAB = 3, 32
+
+
+@pytest.fixture
+def spec() -> SpeculativeConfig:
+    config = EngineConfig.from_dict({"speculative": {"num_steps": 2, "eagle_topk": 1}})
+    assert config.speculative is not None
+    return config.speculative
+
+
+def answer(output: list[int], accepted: tuple[int, ...]) -> HttpAnswer:
+    sampling = RequestSampling(max_new_tokens=len(output))
+    return HttpAnswer("g0.0", PROMPT, sampling, True, output_ids=output, accept_lengths=accepted)
+
+
+def stored(seq_len: int, bonus: int) -> dict[str, Any]:
+    return {
+        "seq_len": seq_len,
+        "bonus_tokens": torch.tensor(bonus),
+        "topk_index": torch.tensor([bonus + 1]),
+        "hidden_states": torch.full((4,), float(seq_len)),
+    }
+
+
+def prefilled(seq_len: int, bonus: int) -> dict[str, Any]:
+    return {"what": "prefilled", "stored": stored(seq_len, bonus)}
+
+
+def verified(seq_len: int, bonus: int, accepted: int) -> dict[str, Any]:
+    chain = torch.arange(NODES)
+    return {
+        "what": "verified",
+        "stored": stored(seq_len, bonus),
+        "stores": stored(seq_len + accepted, bonus + accepted),
+        "tree": {
+            "tokens": bonus + chain,
+            "positions": seq_len + chain,
+            "mask": torch.ones(NODES, NODES, dtype=torch.bool).tril(),
+            "retrieve_next_token": torch.tensor([1, 2, -1]),
+            "retrieve_next_sibling": torch.tensor([-1, -1, -1]),
+        },
+        "logits": torch.zeros(NODES, VOCAB),
+        "predict": bonus + 1 + chain,
+        "accept_index": torch.where(chain < accepted, chain, -1),
+        "accepted": accepted,
+        "coins": None,
+    }
+
+
+class Told:
+    """An onlooker that notes what it is told, as it was then."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[Any, ...]] = []
+        self.moments: list[Any] = []
+
+    def on_prefilled(self, session: Any, request: Any) -> None:
+        self.lines.append(("prefilled", request.kv_len, list(request.output_ids)))
+
+    def on_decided(self, session: Any, decision: Any) -> None:
+        (moment,) = decision.requests
+        self.moments.append(moment)
+        self.lines.append(("decided", moment.kv_len, list(moment.output_ids), decision.tree.tokens[0].tolist()))
+
+    def on_finishing(self, session: Any, request: Any) -> None: ...
+    def on_launched(self, engine: Any, launch: Any) -> None: ...
+    def on_draft_forward(self, engine: Any, forward: Any) -> None: ...
+
+
+def shown(events: list[dict[str, Any]], one: HttpAnswer, spec: SpeculativeConfig) -> Told:
+    told = Told()
+    Look(one, events, {}).show(None, spec, told)
+    return told
+
+
+def test_moments_come_in_order_and_each_holds_what_was_out_then(spec: SpeculativeConfig) -> None:
+    one = answer(OUTPUT, (3, 2))
+    told = shown([prefilled(3, 10), verified(3, 10, 2), verified(5, 12, 3)], one, spec)
+    assert told.lines == [
+        ("prefilled", 3, [10]),
+        ("decided", 3, [10], [10, 11, 12]),
+        ("decided", 5, [10, 11, 12], [12, 13, 14]),
+    ]
+    # After its step a moment knows what the verify gave, as a request of our own engine does.
+    assert [(list(each.output_ids), list(each.accept_lengths)) for each in told.moments] == [
+        (OUTPUT[:3], [2]),
+        (OUTPUT, [2, 3]),
+    ]
+    assert one.accept_lengths == (2, 3), "in the order of the verifies, which the interface does not tell"
+    assert one.stored["seq_len"] == 8
+
+
+def test_a_verify_made_ahead_of_the_end_does_not_count(spec: SpeculativeConfig) -> None:
+    one = answer(OUTPUT[:3], (2,))
+    told = shown([prefilled(3, 10), verified(3, 10, 2), verified(5, 12, 3)], one, spec)
+    assert [line[:2] for line in told.lines] == [("prefilled", 3), ("decided", 3)]
+    assert one.stored["seq_len"] == 5
+
+
+def test_an_output_cut_within_a_verify_is_shown_as_far_as_it_goes(spec: SpeculativeConfig) -> None:
+    one = answer(OUTPUT[:2], (3,))
+    told = shown([prefilled(3, 10), verified(3, 10, 3)], one, spec)
+    assert list(told.moments[0].output_ids) == OUTPUT[:2]
+    assert one.accept_lengths == (3,)
+
+
+def test_what_was_verified_ahead_of_a_retraction_does_not_count(spec: SpeculativeConfig) -> None:
+    # Retracted with three tokens out; the verify that was under way is dropped, and all six positions prefilled again.
+    events = [prefilled(3, 10), verified(3, 10, 2), verified(5, 12, 3), prefilled(6, 13), verified(6, 13, 2)]
+    told = shown(events, answer(OUTPUT, (2, 2)), spec)
+    assert told.lines == [
+        ("prefilled", 3, [10]),
+        ("decided", 3, [10], [10, 11, 12]),
+        ("prefilled", 6, OUTPUT[:4]),
+        ("decided", 6, OUTPUT[:4], [13, 14, 15]),
+    ]
+
+
+def test_accept_lengths_that_do_not_agree_stay_as_the_server_tells_them(spec: SpeculativeConfig) -> None:
+    one = answer(OUTPUT, (4, 2))
+    shown([prefilled(3, 10), verified(3, 10, 2), verified(5, 12, 3)], one, spec)
+    assert one.accept_lengths == (4, 2)
+
+
+def test_stored_rows_have_probabilities_only_if_all_do(spec: SpeculativeConfig) -> None:
+    told = shown([prefilled(3, 10), verified(3, 10, 2), verified(5, 12, 3)], answer(OUTPUT, (3, 2)), spec)
+    rows = stored_rows(told.moments)
+    assert rows.seq_lens.tolist() == [3, 5]
+    assert rows.bonus.tolist() == [10, 12]
+    assert rows.topk_index.tolist() == [[11], [13]]
+    assert rows.topk_p is None
+    for moment in told.moments:
+        moment.stored["topk_p"] = torch.tensor([0.5])
+    assert stored_rows(told.moments).topk_p is not None
+
+
+def test_a_look_is_read_once(tmp_path: Path) -> None:
+    one = answer(OUTPUT, ())
+    torch.save({"events": [prefilled(3, 10)], "kv": {}}, tmp_path / "run-g0.0.look")
+    look = read_look(tmp_path, "run-g0.0", one)
+    assert look is not None
+    assert look.events[0]["stored"]["seq_len"] == 3
+    assert read_look(tmp_path, "run-g0.0", one) is None

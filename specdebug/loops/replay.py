@@ -23,7 +23,7 @@ from specdebug.scenario.grammar import Arm, Expectation, ProbeMode, Scenario
 from specdebug.scenario.servers import TargetChoice
 from specdebug.targets.base import Asked
 from specdebug.targets.registry import DEFAULT, find_target
-from specdebug.targets.serving import reverts_itself
+from specdebug.targets.serving import reverts_itself, slowness_of
 from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import EXIT_CODES, Outcome, not_run
 from specdebug.workers.job import Job, WorkerEnd
@@ -240,8 +240,9 @@ def _with_choices(scenario: Scenario, choices: Choices) -> Scenario:
     if choices.target is not None:
         scenario = scenario.on(choices.target)
     limits = scenario.limits
-    if choices.timeout_s is not None:
-        limits = dataclasses.replace(limits, timeout_s=choices.timeout_s)
+    slower = max(slowness_of(find_target(scenario.target_of(name))) for name in scenario.arms)
+    timeout_s = limits.timeout_s * slower if choices.timeout_s is None else choices.timeout_s
+    limits = dataclasses.replace(limits, timeout_s=timeout_s)
     arms = {name: changed(arm) for name, arm in scenario.arms.items()}
     return dataclasses.replace(scenario, arms=arms, limits=limits, overrides=dict(choices.engine))
 

@@ -121,6 +121,11 @@ def reverts_itself(target: object) -> bool:
     return bool(getattr(target, "elsewhere", False))
 
 
+def slowness_of(target: object) -> float:
+    """How many times as long as on our own engine a scenario may take before it counts as hanging."""
+    return float(getattr(target, "slowness", 1.0))
+
+
 def records_itself(target: object) -> bool:
     """Return True if a target's engine can write down what passes its sites (``OverThere.tape``)."""
     return bool(getattr(target, "records", False))

@@ -27,6 +27,7 @@ class SglangTarget(InstalledTarget):
 
     name = "sglang"
     records = True
+    slowness = 5.0  # its metadata kernels are interpreted on a CPU
     shows = StartedTarget.shows | {"pools", "kv", "draft", "drafts", "decisions"}
 
     def asked(self, options: Mapping[str, Any]) -> Asked:

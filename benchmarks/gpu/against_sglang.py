@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,14 +60,14 @@ Generate = Callable[[Sequence[Sequence[int]], int], tuple[float, int]]
 
 
 class Sglang:
-    """A server of SGLang in a process group of its own."""
+    """A server of SGLang in a process group of its own. ``env``: its variables; else ours without our packages."""
 
-    def __init__(self, python: str, words: Sequence[str], log: Path) -> None:
+    def __init__(self, python: str, words: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._url = f"http://127.0.0.1:{free.getsockname()[1]}"
         command = [python, "-m", "sglang.launch_server", "--port", self._url.rpartition(":")[2], *words]
-        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        env = env or {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with log.open("w") as sink:
             self._process = subprocess.Popen(command, env=env, stdout=sink, stderr=sink, start_new_session=True)
         self._log = log

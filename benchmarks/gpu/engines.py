@@ -8,7 +8,9 @@ CUDA is taken. Logs and tables go to OUT.
     verify   the fixes that SGLang has and a scenario shows: each applied and reverted
     arms     a cache hit, padding, trees on FA3 and on FlashInfer, each held to the reference
     diverge  our engine and SGLang, both with CUDA graphs, tensor by tensor
+    standins what stands in for SGLang's kernels on a CPU, beside those kernels (stand_ins.py)
     speed    a step of our engine beside SGLang's (against_sglang.py), alone on the machine
+    costs    what probes, recording and oracles cost SGLang (costs.py); only by its name, for it takes four minutes
 
 Exit codes as ``suite.py``'s.
 """
@@ -29,6 +31,7 @@ from suite import AGAINST, BUDGET_S, HERE, PYTHON, SPECDEBUG, Clock, Stage, exit
 RELEASE = "sglang==0.5.13"
 ON_GPU = ("--device", "cuda", "--dtype", "bfloat16")
 THERE = ("--target", RELEASE, *ON_GPU)
+NINE_MINUTES = ("verify", "arms", "diverge", "standins", "speed")
 ARMS = ("multiturn_cache_hit", "graph_padding", "topk_page_table", "topk_kv_indices")
 
 
@@ -39,12 +42,16 @@ def stages(out: Path) -> list[Stage]:
     arms = (*SPECDEBUG, "replay", *scenarios, "--arm", "fixed", *THERE, "--jobs", "4")
     both = ("--arm", "fixed", "--arm", f"fixed@{RELEASE}", *ON_GPU)
     diverge = (*SPECDEBUG, "diverge", "scenarios/topk_page_table.yaml", *both)
+    stand_ins = (PYTHON, str(HERE / "stand_ins.py"), str(out))
     speed = (PYTHON, str(HERE / "against_sglang.py"), str(out))
+    costs = (PYTHON, str(HERE / "costs.py"), str(out))
     return [
         Stage("verify", verify, 240, 100, workers=12),
         Stage("arms", arms, 200, 80, workers=4),
         Stage("diverge", diverge, 200, 80),
+        Stage("standins", stand_ins, 200, 60),
         Stage("speed", speed, 300, 150, AGAINST, timed=True),
+        Stage("costs", costs, 420, 240, AGAINST, timed=True),
     ]
 
 
@@ -89,7 +96,7 @@ def main() -> int:
     if options.files is not None:
         unpack(options.files.resolve())
         adopt(out)
-    chosen = [stage for stage in stages(out) if not options.only or stage.name in options.only]
+    chosen = [stage for stage in stages(out) if stage.name in (options.only or NINE_MINUTES)]
     with clock.stopped_by_signals():
         results = run_all(chosen, out, clock)
     show(results, out, told=tuple(stage.name for stage in chosen))

@@ -7,6 +7,8 @@ batches depend on when requests came, so a second run may not repeat the first: 
 from __future__ import annotations
 
 import json
+import queue
+import threading
 from collections.abc import Sequence
 from typing import IO, Any
 
@@ -17,79 +19,159 @@ from specdebug.targets.inside.words import say
 
 LARGEST = 8 << 30
 """Bytes after which nothing more is written."""
+AHEAD = 64
+"""Batches that a GPU may be ahead of the file; it waits at the next."""
 _NO_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 """Types that numpy lacks; float32 holds their values."""
+
+_Record = tuple[dict[str, Any], Tensor | None]
 
 
 class Tape:
     """Writes the file at ``path``, which the first batch makes, so the process that has batches.
 
-    A disk that is full, or a file of :data:`LARGEST` bytes, ends the writing and not the engine; a line of the log says
-    so.
+    What a GPU computes is copied there, and comes to the host and into the file in a thread of its own, so that the
+    engine waits for neither. A disk that is full, or a file of :data:`LARGEST` bytes, ends the writing and not the
+    engine; a line of the log says so.
     """
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        self._file: IO[bytes] | None = None
+        self._file = _TapeFile(path)
+        self._later: _Later | None = None
         self._begun = False
-        self._failed = False
 
     @property
     def recording(self) -> bool:
         """True while a batch is computed."""
-        return self._begun and not self._failed
+        return self._begun and not self._file.failed
 
     def begin(self, number: int, kind: str, rids: Sequence[str], lens: Sequence[int] = ()) -> None:
         """A batch of these requests is computed from now on. ``kind``: prefill, plain or speculative. ``lens``: of a
         prefill, the tokens of each."""
         self._begun = True
-        self._write({"batch": number, "kind": kind, "rids": list(rids), "lens": list(lens)})
+        self._put({"batch": number, "kind": kind, "rids": list(rids), "lens": list(lens)})
 
     def end(self) -> None:
         """The batch is computed."""
         self._begun = False
-        self._flush()
+        self._hand_over()
 
     def add(self, site: str, tensor: Tensor) -> None:
         """A tensor passes a site of the batch, rows first."""
         if not self.recording:
             return
         values = tensor.detach()
-        dtype = str(values.dtype).removeprefix("torch.")
-        values = (values.float() if values.dtype in _NO_NUMPY else values).cpu().contiguous()
-        if not values.dim():
-            values = values.reshape(1)
-        array = values.numpy()
-        facts = {"site": site, "dtype": dtype, "numpy": array.dtype.str, "shape": list(array.shape)}
-        self._write(facts, array.tobytes())
+        if values.device.type != "cpu":
+            self._later = self._later or _Later(self._file)
+            values = values.clone()
+        self._put({"site": site, "dtype": str(values.dtype).removeprefix("torch.")}, values)
 
     def ended(self, rid: str, decodes: int) -> None:
         """A request has ended. ``decodes``: of the decode steps that computed it, how many were of use; an engine that
         schedules ahead makes one more."""
-        self._write({"ended": rid, "decodes": decodes})
-        self._flush()
+        self._put({"ended": rid, "decodes": decodes})
+        self._hand_over()
 
-    def _flush(self) -> None:
+    def wait(self) -> None:
+        """Return once the file holds all that has passed."""
+        if self._later is not None:
+            self._later.wait()
+
+    def _put(self, facts: dict[str, Any], tensor: Tensor | None = None) -> None:
+        if self._later is None:
+            self._file.write(facts, tensor)
+        else:
+            self._later.put((facts, tensor))
+
+    def _hand_over(self) -> None:
         """Have the file hold all that was written: the engine may be killed next."""
-        if self._file is not None and not self._failed:
+        if self._later is None:
+            self._file.flush()
+        else:
+            self._later.hand_over()
+
+
+class _TapeFile:
+    """The file. ``failed``: nothing more is written."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self.failed = False
+
+    def write(self, facts: dict[str, Any], tensor: Tensor | None) -> None:
+        """Write a record, of a tensor on the host or of none."""
+        if self.failed:
+            return
+        try:
+            self._write(facts, tensor)
+        except OSError as error:
+            self._fail(error)
+
+    def flush(self) -> None:
+        """Give all that was written to the system."""
+        if self._file is not None and not self.failed:
             try:
                 self._file.flush()
             except OSError as error:
                 self._fail(error)
 
-    def _write(self, facts: dict[str, Any], body: bytes = b"") -> None:
-        if self._failed:
-            return
-        try:
-            if self._file is None:
-                self._file = open(self._path, "ab")  # noqa: SIM115 - the engine's end closes it
-            if self._file.tell() + len(body) > LARGEST:
-                raise OSError(f"it has {LARGEST >> 30} GiB")
-            facts |= {"bytes": len(body)} if body else {}
-            self._file.write(json.dumps(facts, separators=(",", ":")).encode() + b"\n" + body)
-        except OSError as error:
-            self._fail(error)
+    def _write(self, facts: dict[str, Any], tensor: Tensor | None) -> None:
+        if self._file is None:
+            self._file = open(self._path, "ab")  # noqa: SIM115 - the engine's end closes it
+        body: Any = b""
+        if tensor is not None:
+            values = (tensor.float() if tensor.dtype in _NO_NUMPY else tensor).contiguous()
+            array = (values if values.dim() else values.reshape(1)).numpy()
+            body = array.reshape(-1).view("u1").data
+            facts |= {"numpy": array.dtype.str, "shape": list(array.shape)}
+            facts |= {"bytes": len(body)} if len(body) else {}
+        if self._file.tell() + len(body) > LARGEST:
+            raise OSError(f"it has {LARGEST >> 30} GiB")
+        self._file.write(json.dumps(facts, separators=(",", ":")).encode() + b"\n")
+        self._file.write(body)
 
     def _fail(self, error: OSError) -> None:
-        self._failed = True
+        self.failed = True
         say(f"recording ends, {self._path}: {error.strerror or error}")
+
+
+class _Later:
+    """Writes what lies on a GPU, batch by batch, in a thread."""
+
+    def __init__(self, file: _TapeFile) -> None:
+        self._file = file
+        self._batch: list[_Record] = []
+        self._queue: queue.Queue[tuple[list[_Record], torch.cuda.Event]] = queue.Queue(AHEAD)
+        threading.Thread(target=self._run, name="tape", daemon=True).start()
+
+    def put(self, record: _Record) -> None:
+        """A record of the batch."""
+        self._batch.append(record)
+
+    def hand_over(self) -> None:
+        """The batch is whole; wait if there are too many."""
+        batch, self._batch = self._batch, []
+        computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        computed.record()
+        self._queue.put((batch, computed))
+
+    def wait(self) -> None:
+        """Return once all that was handed over is written."""
+        self._queue.join()
+
+    def _run(self) -> None:
+        copying = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        while True:
+            batch, computed = self._queue.get()
+            try:
+                with torch.cuda.stream(copying):
+                    copying.wait_event(computed)
+                    for facts, tensor in batch:
+                        self._file.write(facts, None if tensor is None else tensor.cpu())
+                self._file.flush()
+            except RuntimeError as error:  # the device is lost
+                self._file.failed = True
+                say(f"recording ends: {' '.join(str(error).split())[:200]}")
+            finally:
+                self._queue.task_done()

@@ -39,7 +39,7 @@ def register() -> None:
         if wanted.get("device") == "cpu":
             say(f"replaced on this CPU: {', '.join(replace_for_cpu())}")
         if wanted.get("tape"):
-            record(wanted["tape"])
+            told_when_asked(record(wanted["tape"]))
         show(wanted.get("shows") or (), on_cpu=wanted.get("device") == "cpu")
     except BaseException:
         traceback.print_exc()

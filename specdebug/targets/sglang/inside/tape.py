@@ -16,16 +16,17 @@ from specdebug.targets.sglang.inside.releases import installed, of_release
 from specdebug.targets.sglang.inside.taps import Tapped, tap_all
 
 
-def record(path: str) -> None:
-    """Record every batch of this process's scheduler, if it has one, to a file. Raises AttributeError where an engine
-    is another now."""
+def record(path: str) -> Callable[[], None]:
+    """Record every batch of this process's scheduler, if it has one, to a file; returns what waits until all of it is
+    written. Raises AttributeError where an engine is another now."""
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.speculative import eagle_worker_v2
     from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
-    taps = _Taps(Tape(path))
+    tape = Tape(path)
+    taps = _Taps(tape)
     tapped: list[Tapped] = [
         (Scheduler, "run_batch", taps.run_batch),
         (Scheduler, "process_batch_result", taps.process_batch_result),
@@ -39,6 +40,7 @@ def record(path: str) -> None:
         *of_release({"0.5.13": _of_0_5_13, "0.5.18": _of_0_5_18}, installed())(taps),
     ]
     tap_all(tapped)
+    return tape.wait
 
 
 def _of_0_5_13(taps: _Taps) -> tuple[Tapped, ...]:

@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.engine import Models
 from specdebug.installs.release import parse_release
 from specdebug.installs.store import find_installed, store_folder
+from specdebug.targets.launch.command import free_port
 
 sys.path.insert(0, str(Path(__file__).parent))
 from models import LLAMA_8B
@@ -63,9 +63,7 @@ class Sglang:
     """A server of SGLang in a process group of its own. ``env``: its variables; else ours without our packages."""
 
     def __init__(self, python: str, words: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self._url = f"http://127.0.0.1:{free_port()}"
         command = [python, "-m", "sglang.launch_server", "--port", self._url.rpartition(":")[2], *words]
         env = env or {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with log.open("w") as sink:

@@ -8,7 +8,7 @@ address covers becomes a ``Shot`` for its class's function. Its damage is report
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -140,9 +140,14 @@ class Injector(EngineObserver):
         for restore in reversed(self._installed):
             restore()
         self._installed = []
+        for number, why in self.idle():
+            self.sink.emit("unfired", number=number, why=why)
+
+    def idle(self) -> Iterator[tuple[int, str]]:
+        """Each fault that has never fired, and why it did not."""
         for armed in self._armed:
             if armed.left == armed.fault.times:
-                self.sink.emit("unfired", number=armed.number, why=armed.missed)
+                yield armed.number, armed.missed
 
     def on_batch_begin(self, batch: ObservedBatch) -> None:
         self._batches.append(batch.requests)

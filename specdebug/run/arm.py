@@ -33,6 +33,7 @@ from specdebug.workers.wire import Sink
 
 if TYPE_CHECKING:
     from specdebug.faults.injector import Injector
+    from specdebug.faults.model import Fault
     from specdebug.patching import Applied
     from specdebug.run.judge import Judge
     from specdebug.run.loop import RunLoop
@@ -140,6 +141,8 @@ class _Arm:
             if self._injector is not None:
                 self._injector.finish()
             server = None if self._session is None else self._session.server()
+            for told in () if server is None else server.injections():
+                self._sink.emit(told["ledger"], **{name: told[name] for name in told if name != "ledger"})
             reached = async_probe.reached() if server is None else dict(server.reached())
             self._sink.emit("coverage", reached=reached, hits=hits())
             if self._session is not None:
@@ -190,8 +193,8 @@ class _Arm:
         self._sink.emit("reverts", hits=hits())
         return hits
 
-    def _over_there(self, mode: str | None, shows: frozenset[Ability]) -> OverThere:
-        """The arm's reverts and probes, and what its oracles look at, for a target whose engine runs elsewhere."""
+    def _over_there(self, mode: str | None, shows: frozenset[Ability], faults: tuple[Fault, ...]) -> OverThere:
+        """The arm's reverts, probes and faults, and what its oracles look at, for an engine that runs elsewhere."""
         if not self._payload["elsewhere"]:
             return OverThere()
         from specdebug.scenario.packs import rules
@@ -203,10 +206,12 @@ class _Arm:
             tuple(pack.name for pack in packs),
             mode,
             tuple(sorted(map(str, roots))),
-            self._payload.get("keeper"),
+            None if faults else self._payload.get("keeper"),  # a damaged engine is lent to nobody else
             rules(packs, mode),
             self._payload.get("tape"),
             tuple(sorted(shows)),
+            faults,
+            self._payload["seed"],
         )
 
     def _hits_elsewhere(self) -> dict[str, dict[str, int]]:
@@ -254,7 +259,8 @@ class _Arm:
                 self._onlooker.building()
 
         settings = OracleSettings(scenario.oracles_of(arm), asked)
-        there = self._over_there(scenario.arms[arm].mode, INSIDE & target.shows & needed_by(settings))
+        shows = INSIDE & target.shows & needed_by(settings)
+        there = self._over_there(scenario.arms[arm].mode, shows, scenario.faults_of(arm))
         label = f"{scenario.name}-{arm}"
         opening = Opening(label, self._say, self._busy, before, there)
         self._session = session = target.open(options, seed, opening)
@@ -267,7 +273,7 @@ class _Arm:
         judge = self._judge(scenario, asked, decode, session)
         self._tell_limits(target, judge, asked)
         session.observe(judge)
-        if "faults" in session.shows:
+        if "faults" in session.shows and session.inside is not None:
             self._injector = Injector(faults, seed, self._sink, stream)
             self._injector.attach(session.inside)
         loop = RunLoop(

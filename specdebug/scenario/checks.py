@@ -29,6 +29,7 @@ from specdebug.scenario.grammar import (
 )
 from specdebug.targets.base import Asked
 from specdebug.targets.registry import DEFAULT, find_target
+from specdebug.targets.serving import refusal_of
 from specdebug.verdict.signatures import names_place
 from specdebug.yamlio import KeyPath, one_line
 
@@ -300,6 +301,8 @@ def _unfit_faults(scenario: Scenario, arm: str, config: EngineConfig) -> Iterato
             check_fit(fault, config, f"arm '{arm}'")
         except SpecDebugError as error:
             yield error
+        if why := refusal_of(find_target(scenario.target_of(arm)), fault):
+            yield fault.error(why)
         if fault.request is not None and fault.request not in rids:
             hint = did_you_mean(fault.request, rids) if len(rids) <= MAX_NAMED else ""
             yield fault.error(f"no request '{one_line(fault.request, 60)}'{hint}")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdebug.async_probe.gate import Rule
+    from specdebug.faults.model import Fault
     from specdebug.targets.serving import ServerView
     from specdebug.toggles import Toggle
 
@@ -218,7 +219,7 @@ class OverThere:
     all probes if one is set, and the folders of content that those are from, beside what is shipped. ``keeper``: the
     address of who keeps servers for several runs (``launch/keeper.py``), in a search. ``rules``: what those packs and
     that mode come to. ``tape``: the file into which an engine that can be recorded writes what passes its sites.
-    ``shows``: what the arm's oracles want to look at inside it."""
+    ``shows``: what the arm's oracles want to look at inside it. ``faults``: damage to do there, drawn by ``seed``."""
 
     toggles: tuple[Toggle, ...] = ()
     probes: tuple[str, ...] = ()
@@ -228,6 +229,8 @@ class OverThere:
     rules: tuple[Rule, ...] = ()
     tape: str | None = None
     shows: tuple[Ability, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    seed: int = 0
 
     @property
     def reverts(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
+    from specdebug.faults.model import Fault
     from specdebug.installs.release import Release
 
 
@@ -109,6 +110,9 @@ class ServerView(Protocol):
     def findings(self) -> Sequence[tuple[str, str]]:
         """New failures that it or its log tells of: the signature, and the words."""
 
+    def injections(self) -> Sequence[Mapping[str, Any]]:
+        """What it tells of the faults that it was started with: ``ledger`` is the event, the rest its fields."""
+
     def hits(self) -> Mapping[str, Mapping[str, int]]:
         """By fix that it was started without, how often each of its edits has run; empty where that is not known."""
 
@@ -119,6 +123,12 @@ class ServerView(Protocol):
 def reverts_itself(target: object) -> bool:
     """Return True if a target's engine runs elsewhere, where the target has fixes reverted: nothing is patched here."""
     return bool(getattr(target, "elsewhere", False))
+
+
+def refusal_of(target: object, fault: Fault) -> str | None:
+    """Why a fault cannot act in a target's engine; None if it can, or nobody can say."""
+    refusal: str | None = getattr(target, "refusal", lambda _: None)(fault)
+    return refusal
 
 
 def slowness_of(target: object) -> float:

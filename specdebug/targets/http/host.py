@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from specdebug.logs.hits import Strength
 from specdebug.logs.naming import name_of
@@ -33,6 +33,9 @@ class Host(Protocol):
 
     def reached(self) -> Mapping[str, int]:
         """By probe site, how often it was passed; empty where its log does not tell."""
+
+    def injections(self) -> Sequence[Mapping[str, Any]]:
+        """All that its log tells of faults."""
 
     def new_problems(self) -> Sequence[str]:
         """Laws of memory pools that its log newly says are broken, each ``law: what``."""

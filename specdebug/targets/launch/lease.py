@@ -71,6 +71,9 @@ class LentServer:
     def reached(self) -> Mapping[str, int]:
         return self._log.reached()
 
+    def injections(self) -> Sequence[Mapping[str, Any]]:
+        return self._log.injections()
+
     def new_problems(self) -> Sequence[str]:
         return self._log.new_problems()
 

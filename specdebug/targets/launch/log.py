@@ -72,6 +72,12 @@ class ServerLog:
         known, self._problems = set(self._problems), self._all_problems()
         return [each for each in self._problems if each not in known]
 
+    def injections(self) -> list[dict[str, Any]]:
+        """All that was told of faults, in order: ``ledger`` is the event, the rest are its fields."""
+        lines = self._bytes(0).decode("utf-8", "replace").splitlines()
+        told = [facts for line in lines if "ledger" in (facts := facts_in(line))]
+        return [{name: each[name] for name in each if name != "pid"} for each in told]
+
     def last_with(self, words: str) -> str:
         """The last line that holds some words; empty where none does."""
         lines = self._bytes(0).decode("utf-8", "replace").splitlines()

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from specdebug.errors import one_line
 from specdebug.logs.naming import name_of, tells_of_damage
@@ -119,6 +120,9 @@ class ServerProcess:
 
     def reached(self) -> Mapping[str, int]:
         return self.log.reached()
+
+    def injections(self) -> Sequence[Mapping[str, Any]]:
+        return self.log.injections()
 
     def new_problems(self) -> Sequence[str]:
         return self.log.new_problems()

@@ -8,6 +8,7 @@ from typing import Any
 
 from specdebug.assets import checkpoint_path
 from specdebug.engine.config import EngineConfig
+from specdebug.faults.model import Fault
 from specdebug.installs.recipe import recipes
 from specdebug.installs.store import Installed
 from specdebug.targets.added_sites import added_sites
@@ -17,6 +18,7 @@ from specdebug.targets.launch.command import StartCommand
 from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.patches import sites_of
 from specdebug.targets.sglang.checkpoints import draft_folder
+from specdebug.targets.sglang.faults import plain_fault, refusal
 from specdebug.targets.sglang.flags import ALWAYS_ENV, ON_CPU_ENV, Mapped, mapped, reserved_tokens
 from specdebug.targets.sglang.site import site_files
 from specdebug.targets.site import make_site
@@ -28,12 +30,16 @@ class SglangTarget(InstalledTarget):
     name = "sglang"
     records = True
     slowness = 5.0  # its metadata kernels are interpreted on a CPU
-    shows = StartedTarget.shows | {"pools", "kv", "draft", "drafts", "decisions"}
+    shows = StartedTarget.shows | {"pools", "kv", "draft", "drafts", "decisions", "faults"}
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         asked = replace(super().asked(options), draft_model=EngineConfig.from_dict(options).draft_model)
         # Its sampler cuts by both at once; a verify, which samples all tokens but the first, by one after the other.
         return replace(asked, probed=True, joint="first" if asked.drafts else "all")
+
+    def refusal(self, fault: Fault) -> str | None:
+        """Why a fault cannot act in SGLang; None if it can."""
+        return refusal(fault)
 
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
         return (
@@ -55,8 +61,10 @@ class SglangTarget(InstalledTarget):
         )  # fmt: skip
         own = ALWAYS_ENV | (ON_CPU_ENV if cpu else {})
         probes = [asdict(rule) for rule in there.rules]
-        sites = sites_of(here, added_sites(here))[0] if probes else []
-        wanted = {"probes": probes, "sites": sites, "tape": there.tape, "shows": sorted(there.shows)}
+        sites = sites_of(here, added_sites(here))[0] if probes or there.faults else []
+        wanted: dict[str, Any] = {"probes": probes, "sites": sites, "tape": there.tape, "shows": sorted(there.shows)}
+        if there.faults:
+            wanted |= {"faults": [plain_fault(each) for each in there.faults], "seed": there.seed}
         return StartCommand(words, self.environment(site, here, there, own, **wanted))
 
     def _mapped(self, options: Mapping[str, Any], seed: int, here: Installed) -> Mapped:

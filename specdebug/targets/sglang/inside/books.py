@@ -59,7 +59,7 @@ def violated(scheduler: Any) -> list[str]:
 
 def _holders(scheduler: Any) -> list[Held]:
     """The requests that hold a row."""
-    batches = (scheduler.running_batch, scheduler.last_batch, scheduler.cur_batch)
+    batches = (scheduler.running_batch, scheduler.last_batch, getattr(scheduler, "cur_batch", None))
     requests = [request for batch in batches if batch is not None for request in batch.reqs]
     requests += [scheduler.chunked_req] if scheduler.chunked_req is not None else []
     every = [held(request) for request in {id(each): each for each in requests}.values()]

@@ -34,8 +34,12 @@ def register() -> None:
         if wanted.get("reverts") or wanted.get("sites"):
             # first: what is replaced below imports what is to be patched
             told_when_asked(revert(wanted["reverts"], wanted["sites"]))
-        if wanted.get("probes"):
-            told_when_asked(probe(wanted["probes"]))
+        if wanted.get("probes") or wanted.get("faults"):
+            told_when_asked(probe(wanted.get("probes") or ()))
+        if wanted.get("faults"):
+            from specdebug.targets.sglang.inside.faults import inject
+
+            told_when_asked(inject(wanted["faults"], wanted["seed"]))
         if wanted.get("device") == "cpu":
             say(f"replaced on this CPU: {', '.join(replace_for_cpu())}")
         if wanted.get("tape"):

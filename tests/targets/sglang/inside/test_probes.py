@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specdebug.targets.launch.log import ServerLog
-from specdebug.targets.sglang.inside.probes import SITES, site_of
+from specdebug.targets.sglang.sites import SITES, site_of
 
 UPSTREAM = """
 def maybe_detect_nan(tensor, msg=""):

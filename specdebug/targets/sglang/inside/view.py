@@ -1,0 +1,170 @@
+"""SGLang's parts under the names of our engine's (``engine/inspect.py``), for what acts on either: faults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdebug.faults.shot import NotHere
+from specdebug.targets.sglang.inside.requests import held
+
+_OURS = re.compile(r"[0-9a-f]{8}-(.+)")
+"""The id that the harness gives a request: a number of the run before the scenario's."""
+
+
+def own_rid(rid: str) -> str | None:
+    """The scenario's id of a request; None for one that is not the harness's."""
+    found = _OURS.fullmatch(rid)
+    return found[1] if found else None
+
+
+class SeenRequest:
+    """A request, as ``engine.request.Request`` is seen by faults."""
+
+    speculative = True
+
+    def __init__(self, request: Any) -> None:
+        holds = held(request)
+        self.rid = own_rid(request.rid) or request.rid
+        self.row = holds.row
+        self.kv_len, self.kv_allocated = holds.committed, holds.allocated
+        self.protected_len = holds.protected
+        self.prompt_ids, self.output_ids = request.origin_input_ids, request.output_ids
+
+
+class SeenPool:
+    """A pool of keys and values, as ``engine.memory.kv_pool.KVPool``."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    @property
+    def size(self) -> int:
+        """Slots, those of padding included."""
+        return int(self._pool.k_buffer[0].shape[0])
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._pool.k_buffer)
+
+    def kv_buffer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [slots, heads, head_dim]."""
+        return self._pool.k_buffer[layer], self._pool.v_buffer[layer]
+
+
+class SeenAllocator:
+    """The free list, as ``engine.memory.allocator.SlotAllocator``."""
+
+    def __init__(self, allocator: Any) -> None:
+        self._allocator = allocator
+
+    def _free_pages(self) -> Tensor:
+        if every := getattr(self._allocator, "get_all_free_pages", None):
+            pages: Tensor = every()
+            return pages
+        return torch.cat((self._allocator.free_pages, self._allocator.release_pages))
+
+    @property
+    def num_free(self) -> int:
+        return int(self._allocator.available_size())
+
+    def free_slots(self) -> Tensor:
+        """int64 [free slots]."""
+        page, pages = self._allocator.page_size, self._free_pages()
+        slots: Tensor = pages.unsqueeze(1) * page + torch.arange(page, device=pages.device)
+        return slots.flatten()
+
+    def owns(self, page: int) -> bool:
+        """True if somebody holds the page."""
+        return not bool((self._free_pages() == page).any())
+
+
+class SeenMemory:
+    """Pools and allocator, as ``engine.memory.kv_memory.KVMemory``."""
+
+    def __init__(self, allocator: Any, draft: Any) -> None:
+        self._allocator = allocator
+        self.allocator = SeenAllocator(allocator)
+        self.target = SeenPool(allocator.get_kvcache())
+        self.draft = None if draft is None else SeenPool(draft)
+
+    def free(self, slots: Tensor) -> None:
+        self._allocator.free(slots)
+
+    def alloc(self, count: int) -> Tensor | None:
+        taken: Tensor | None = self._allocator.alloc(count)
+        return taken
+
+
+@dataclass(frozen=True)
+class SeenRadix:
+    """The radix tree, as ``engine.memory.radix_cache.RadixCache``. Raises NotHere where it is one of another kind."""
+
+    tree: Any
+
+    def nodes(self) -> Iterator[Any]:
+        root = getattr(self.tree, "root_node", None)
+        if root is None or not hasattr(root, "lock_ref"):
+            raise NotHere("this release's radix tree is not one of nodes")
+        waiting = list(root.children.values())
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting += node.children.values()
+
+    @property
+    def evictable_size(self) -> int:
+        return int(self.tree.evictable_size_)
+
+    @evictable_size.setter
+    def evictable_size(self, size: int) -> None:
+        self.tree.evictable_size_ = size
+
+
+class SeenEngine:
+    """A scheduler and its workers, as ``engine.inspect.EngineView``. ``batch``: the one that is computed next."""
+
+    def __init__(self, scheduler: Any) -> None:
+        drafts = None if scheduler.draft_worker is None else scheduler.draft_worker._draft_worker.draft_runner
+        args = scheduler.server_args
+        self._draft_runner: Any = drafts
+        self.vocab_size = int(scheduler.model_config.vocab_size)
+        self.table: Tensor = scheduler.req_to_token_pool.req_to_token
+        allocator = scheduler.token_to_kv_pool_allocator
+        self.memory = SeenMemory(allocator, None if drafts is None else drafts.token_to_kv_pool)
+        self.cache = SimpleNamespace(radix=SeenRadix(scheduler.tree_cache))
+        self.spec = SimpleNamespace(
+            num_steps=args.speculative_num_steps,
+            eagle_topk=args.speculative_eagle_topk,
+            tree_size=args.speculative_num_draft_tokens,
+        )
+        self.config = SimpleNamespace(page_size=allocator.page_size, speculative=None if drafts is None else self.spec)
+        self.running: Sequence[SeenRequest] = ()
+
+    @property
+    def draft_pool(self) -> SeenPool:
+        """Draft KV. Raises NotHere if there is none."""
+        if self.memory.draft is None:
+            raise NotHere("this engine has no draft model")
+        return self.memory.draft
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """The number of tokens that the draft head knows."""
+        config = self._draft_runner.model_config.hf_config
+        return int(getattr(config, "draft_vocab_size", None) or config.vocab_size)
+
+    def pools(self) -> list[tuple[str, SeenPool]]:
+        """Every KV pool with its name."""
+        named = [("target_kv", self.memory.target), ("draft_kv", self.memory.draft)]
+        return [(name, pool) for name, pool in named if pool is not None]
+
+    def slot(self, request: SeenRequest, position: int) -> int:
+        """The KV slot of a position."""
+        return int(self.table[request.row, position])

@@ -1,0 +1,54 @@
+"""Which faults can act in SGLang, and what is said of the others before anything is started."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.declare import parse_fault
+from specdebug.targets.sglang.faults import BETWEEN_BATCHES, NOT_AT_SITES, acting, plain_fault, refusal, sites_of_class
+from specdebug.targets.sglang.sites import ADDED, SITES, passed
+
+
+def test_every_class_that_is_named_is_one() -> None:
+    assert {*BETWEEN_BATCHES, *NOT_AT_SITES} <= set(CLASSES)
+    assert all(CLASSES[name].point in ("before", "after") for name in BETWEEN_BATCHES)
+    assert all(CLASSES[name].point == "site" for name in NOT_AT_SITES)
+
+
+def test_a_class_acts_where_sglang_passes_its_site() -> None:
+    assert sites_of_class("positions_off_by_one") == ("draft.forward.positions",)
+    assert sites_of_class("nan_draft_logits") == ("draft.forward.logits", "draft_extend.logits")
+    assert "stale_padding_positions" not in acting()
+    assert {"nan_kv_in_use", "slots_leaked", "index_out_of_range", "worker_killed"} <= set(acting())
+    assert set(ADDED) <= passed()
+    assert "verify.logits" in {site for _, site in SITES}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("nan_kv_in_use:step=3", None),
+        ("index_out_of_range:site=accept.predict", None),
+        ("outputs_read_early", "it has no meaning in SGLang; "),
+        ("index_out_of_range:site=draft.bonus", "SGLang passes no site draft.bonus; with site="),
+        ("next_token_swapped", "it has no meaning in SGLang; "),
+    ],
+)
+def test_what_cannot_act_is_refused_in_words(text: str, told: str | None) -> None:
+    said = refusal(parse_fault(text))
+    assert said is None if told is None else (said or "").startswith(told)
+
+
+def test_a_fault_travels_as_plain_data() -> None:
+    plain = plain_fault(parse_fault("nan_kv_in_use:step=2..5,request=g0.1,times=2"))
+    assert plain == {
+        "name": "nan_kv_in_use",
+        "step": (2, 5),
+        "request": "g0.1",
+        "row": None,
+        "site": None,
+        "probability": 1.0,
+        "times": 2,
+        "seed": None,
+    }

@@ -32,7 +32,7 @@ import torch
 
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine_flags import arguments_of
-from specdebug.scenario.random_streams import stream
+from specdebug.random_streams import stream
 
 CLIENTS = 32
 REQUESTS = 96

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from specdebug.attention_plans import SHIPPED
 from specdebug.engine.config import EngineConfig
 from specdebug.hunt.workload import LONGEST_PROMPT, MOST_NEW, Plain, groups
-from specdebug.scenario.random_streams import stream
+from specdebug.random_streams import stream
 
 T = TypeVar("T")
 

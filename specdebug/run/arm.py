@@ -240,12 +240,12 @@ class _Arm:
 
     def _build(self, scenario: Scenario) -> tuple[RunLoop, Judge]:
         from specdebug.faults.injector import Injector
+        from specdebug.random_streams import stream
         from specdebug.run.driver import WorkloadDriver
         from specdebug.run.loop import RunLoop
         from specdebug.run.oracles.base import OracleSettings
         from specdebug.run.oracles.registry import needed_by
         from specdebug.scenario.packs import activate
-        from specdebug.scenario.random_streams import stream
 
         arm, seed, packs = self._payload["arm"], self._payload["seed"], pickle.loads(self._payload["packs"])
         target, options = find_target(scenario.target_of(arm)), scenario.engine_of(arm)

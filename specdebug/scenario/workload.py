@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specdebug.errors import CheckpointError, ContentError
+from specdebug.random_streams import derive_seed, stream
 from specdebug.scenario.grammar import (
     Abort,
     CorpusPrompt,
@@ -20,7 +21,6 @@ from specdebug.scenario.grammar import (
     TokenPrompt,
     WorkloadGroup,
 )
-from specdebug.scenario.random_streams import derive_seed, stream
 from specdebug.scenario.slices import CorpusTooShort, Slicer, Tokenizer
 from specdebug.yamlio import one_line
 

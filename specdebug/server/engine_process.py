@@ -20,8 +20,8 @@ from typing import NoReturn
 
 from specdebug.errors import SpecDebugError
 from specdebug.faults.injector import Injector
+from specdebug.random_streams import stream
 from specdebug.scenario.packs import activate
-from specdebug.scenario.random_streams import stream
 from specdebug.server.engine_loop import EngineLoop
 from specdebug.server.launch import Launch
 from specdebug.targets.base import Opening

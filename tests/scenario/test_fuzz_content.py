@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from specdebug.errors import ContentError
+from specdebug.random_streams import stream
 from specdebug.scenario.load import KnownNames, scenario_of
 from specdebug.scenario.packs import read_pack
-from specdebug.scenario.random_streams import stream
 from specdebug.toggles import load_toggle
 from specdebug.yamlio import load_yaml
 

@@ -14,7 +14,7 @@ from specdebug import async_probe
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.faults.injector import Injector
 from specdebug.faults.model import Fault
-from specdebug.scenario.random_streams import stream
+from specdebug.random_streams import stream
 from specdebug.targets.embedded import TARGET, build_engine
 from tests.run.fakes import ListSink
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 from specdebug.engine.observer import ObservedBatch
 from specdebug.faults.injector import Injector
 from specdebug.faults.model import Fault
-from specdebug.scenario.random_streams import stream
+from specdebug.random_streams import stream
 from specdebug.targets.inside.words import tell
 from specdebug.targets.sglang.inside.view import SeenEngine, SeenRequest, own_rid
 

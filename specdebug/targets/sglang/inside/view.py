@@ -102,7 +102,7 @@ class SeenMemory:
         return taken
 
 
-@dataclass(frozen=True)
+@dataclass
 class SeenRadix:
     """The radix tree, as ``engine.memory.radix_cache.RadixCache``. Raises NotHere where it is one of another kind."""
 

@@ -4,10 +4,11 @@
     python tools/four_targets.py chunk_tail --target vllm==0.32.0  # one of them on one target
     python tools/four_targets.py --keep runs.jsonl                 # what that file has is not run again
 
-The arm with all fixes of each scenario runs by ``specdebug replay``, one at a time. Of each greedy request the output
-tokens are compared, and of those with drafts the accept lengths, in the order of their size, since a server may tell
-how many there were of each and not when. Releases come from ``specdebug engines install``. Exit code 1 if a run fails
-otherwise than its scenario expects there, or a request differs on a target where its scenario passes.
+The first arm of each scenario, which reverts nothing, runs by ``specdebug replay``, one at a time; what the scenario
+says is not run on a target is not. Of each greedy request the output tokens are compared, and of those with drafts the
+accept lengths, by their size, since a server may tell how many there were of each and not when. A request whose output
+ends with the target's context is compared as far as it goes. Releases come from ``specdebug engines install``. Exit
+code 1 if a run ends otherwise than its scenario expects there, or passes with other tokens or accept lengths than ours.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.load import load_scenario
+from specdebug.scenario.servers import parse_target
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 OURS = "embedded"
@@ -32,7 +35,7 @@ TARGETS = ("sglang==0.5.13", "sglang==0.5.23", "vllm==0.32.0")
 @dataclass(frozen=True)
 class Ran:
     """What came of a scenario on a target. ``requests``: output tokens and accept lengths by id. ``why``: that it could
-    not be run there, in words; empty of a run."""
+    not be run there, or came to nothing, in words."""
 
     scenario: str
     target: str
@@ -61,47 +64,44 @@ class Beside:
         return (self.tokens, self.accepted) == (self.tokens_of, self.accepted_of)
 
 
-def run(name: str, target: str) -> Ran:
+def run(scenario: Scenario, target: str) -> Ran:
     """Replay the first arm of a scenario on a target."""
-    scenario = load_scenario(SCENARIOS / f"{name}.yaml")
-    arm = next(iter(scenario.arms))
-    words = [
-        sys.executable,
-        "-m",
-        "specdebug",
-        "replay",
-        str(scenario.path),
-        "--arm",
-        arm,
-        "--target",
-        target,
-        "--json",
-    ]
-    done = subprocess.run([*words, "--no-locate"], capture_output=True, text=True, check=False)
+    name, arm = scenario.path.stem, next(iter(scenario.arms))
+    if (why := scenario.on(parse_target(target)).why_not(arm)) is not None:
+        return Ran(name, target, why=why)
+    words = [sys.executable, "-m", "specdebug", "replay", str(scenario.path), "--arm", arm, "--target", target]
+    done = subprocess.run([*words, "--json", "--no-locate"], capture_output=True, text=True, check=False)
     if not done.stdout:
         return Ran(name, target, why=done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "said nothing")
     (told,) = json.loads(done.stdout)["arms"]
-    requests = {one["rid"]: {key: one[key] for key in ("group", "output_ids", "accept_lengths", "finish_reason")}
-                for one in told["requests"]}  # fmt: skip
+    kept = ("group", "output_ids", "accept_lengths", "finish_reason")
+    requests = {one["rid"]: {key: one[key] for key in kept} for one in told["requests"]}
     why = told["detail"] if told["verdict"] == "unknown" else ""
-    wall_s = told["metrics"]["wall_s"]
-    return Ran(name, target, told["verdict"], told["signature"], wall_s, why, requests)
+    return Ran(name, target, told["verdict"], told["signature"], told["metrics"]["wall_s"], why, requests)
 
 
 def beside(scenario: Scenario, ours: Ran, theirs: Ran) -> Beside:
     """Compare greedy requests that neither engine was told to abort; accept lengths, of those that are drafted for."""
     groups = {group.id: group for group in scenario.workload}
-    counts = {"tokens": 0, "tokens_of": 0, "accepted": 0, "accepted_of": 0}
+    counts = Counter(dict.fromkeys(("tokens", "tokens_of", "accepted", "accepted_of"), 0))
     for rid, one in ours.requests.items():
         group, other = groups[one["group"]], theirs.requests.get(rid)
         if group.temperature or group.abort is not None or other is None:
             continue
+        cut = is_cut(one, other)
         counts["tokens_of"] += 1
-        counts["tokens"] += one["output_ids"] == other["output_ids"]
-        if group.speculative:
+        counts["tokens"] += cut or one["output_ids"] == other["output_ids"]
+        if group.speculative and not cut:
             counts["accepted_of"] += 1
             counts["accepted"] += sorted(one["accept_lengths"]) == sorted(other["accept_lengths"])
     return Beside(**counts)
+
+
+def is_cut(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Return True if an output is the beginning of ours, and ends because there may be no more."""
+    length, whole = len(theirs["output_ids"]), ours["output_ids"]
+    ends = (ours["finish_reason"], theirs["finish_reason"]) == ("length", "length")
+    return ends and 0 < length < len(whole) and whole[:length] == theirs["output_ids"]
 
 
 def cell(scenario: Scenario, ours: Ran, theirs: Ran) -> str:
@@ -111,22 +111,31 @@ def cell(scenario: Scenario, ours: Ran, theirs: Ran) -> str:
     said = theirs.verdict if theirs.signature is None else f"{theirs.verdict} `{theirs.signature}`"
     if theirs.why:
         said += f": {theirs.why}"
-    if theirs.target == OURS:
-        return said
     found = beside(scenario, ours, theirs)
-    if not found.tokens_of:
-        return f"{said}; sampled"
+    if theirs.target == OURS or not found.tokens_of:
+        return said
     return f"{said}; {found.tokens} of {found.tokens_of}, {found.accepted} of {found.accepted_of}"
 
 
-def table(names: Iterable[str], targets: Sequence[str], runs: Mapping[tuple[str, str], Ran]) -> list[str]:
+def table(scenarios: Sequence[Scenario], targets: Sequence[str], runs: Mapping[tuple[str, str], Ran]) -> list[str]:
     """The answer in Markdown: verdict; requests with the same tokens, requests with the same accept lengths."""
     lines = [f"| scenario | {' | '.join((OURS, *targets))} |", f"|{'---|' * (len(targets) + 2)}"]
-    for name in names:
-        scenario, ours = load_scenario(SCENARIOS / f"{name}.yaml"), runs[name, OURS]
-        cells = (cell(scenario, ours, runs[name, target]) for target in (OURS, *targets))
+    for scenario in scenarios:
+        name = scenario.path.stem
+        cells = (cell(scenario, runs[name, OURS], runs[name, target]) for target in (OURS, *targets))
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return lines
+
+
+def wrong(scenario: Scenario, ours: Ran, theirs: Ran) -> bool:
+    """Return True if a run did not end as its scenario expects there, or passed with other tokens than ours."""
+    there = scenario.on(parse_target(theirs.target))
+    arm = next(iter(there.arms))
+    if not theirs.verdict:
+        return there.why_not(arm) is None
+    expected = there.expectation_of(arm)
+    met = expected is None or expected.met_by(theirs.verdict, theirs.signature)
+    return not met or (theirs.verdict == "pass" and not beside(scenario, ours, theirs).same)
 
 
 def kept(path: Path | None) -> dict[tuple[str, str], Ran]:
@@ -137,11 +146,13 @@ def kept(path: Path | None) -> dict[tuple[str, str], Ran]:
     return {each.key: each for each in read}
 
 
-def wrong(scenario: Scenario, ours: Ran, theirs: Ran) -> bool:
-    """Return True if a run is not as its scenario expects, or its tokens are others than ours although it passed."""
-    if not theirs.verdict:
-        return False
-    return not theirs.met or (theirs.verdict == "pass" and not beside(scenario, ours, theirs).same)
+def keep(path: Path | None, ran: Ran) -> None:
+    """Tell of a run, and add it to the file."""
+    what = " ".join(filter(None, (ran.verdict or "not run", ran.signature, ran.why)))
+    print(f"{ran.scenario} on {ran.target}: {what}", file=sys.stderr)
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(ran)) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,19 +163,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, help="file of runs, a line each, that is added to and not run again")
     chosen = parser.parse_args(arguments)
     names = chosen.scenarios or sorted(path.stem for path in SCENARIOS.glob("*.yaml"))
+    scenarios = [load_scenario(SCENARIOS / f"{name}.yaml") for name in names]
     targets, runs = chosen.target or list(TARGETS), kept(chosen.keep)
     for target in (OURS, *targets):
-        for name in names:
-            if (name, target) in runs:
-                continue
-            ran = runs[name, target] = run(name, target)
-            print(f"{name} on {target}: {ran.verdict or 'not run'} {ran.signature or ran.why}", file=sys.stderr)
-            if chosen.keep is not None:
-                with chosen.keep.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(ran)) + "\n")
-    print("\n".join(table(names, targets, runs)))
-    loaded = {name: load_scenario(SCENARIOS / f"{name}.yaml") for name in names}
-    return int(any(wrong(loaded[name], runs[name, OURS], runs[name, target]) for name in names for target in targets))
+        for scenario in scenarios:
+            key = (scenario.path.stem, target)
+            if key not in runs:
+                runs[key] = run(scenario, target)
+                keep(chosen.keep, runs[key])
+    print("\n".join(table(scenarios, targets, runs)))
+    pairs = ((scenario, target) for scenario in scenarios for target in (OURS, *targets))
+    return int(any(wrong(one, runs[one.path.stem, OURS], runs[one.path.stem, target]) for one, target in pairs))
 
 
 if __name__ == "__main__":

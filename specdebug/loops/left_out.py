@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 from specdebug.errors import SpecDebugError, Where
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.servers import ReleasedEngine, TargetChoice
-from specdebug.scenario.target_ranges import version_of
+from specdebug.scenario.target_ranges import environment_of, version_of
 from specdebug.toggles import SelectionError, Toggle
 
 if TYPE_CHECKING:
@@ -71,9 +71,10 @@ def _no_such_fix(scenario: Scenario, arm: str, library: RunContent) -> str | Non
         toggles = library.toggles(scenario.arms[arm].revert, target)
     except SelectionError as error:
         return str(error)
-    version = version_of(target)
+    there = environment_of(target)
+    versions = (version_of(target),) if there is None else there.versions
     for toggle in toggles:
-        if version is not None and not _has_patches(toggle, target.kind, version):
+        if not any(version is None or _has_patches(toggle, target.kind, version) for version in versions):
             return f"{toggle.pr} has patches for {target.kind} {' or '.join(toggle.foreign[target.kind])}"
     return None
 

@@ -15,7 +15,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from specdebug.errors import did_you_mean
 from specdebug.installs.release import ENGINES
-from specdebug.installs.store import StoreError, find_installed, store_folder
+from specdebug.installs.store import Installed, StoreError, find_installed, store_folder
 from specdebug.scenario.servers import SERVE, LaunchedServer, ReleasedEngine, TargetChoice
 from specdebug.targets.registry import target_names
 
@@ -68,8 +68,14 @@ def version_of(target: ReleasedEngine) -> str | None:
     """The version that is named, or the newest that is installed; None where none is, which the run will say."""
     if target.named.version is not None:
         return target.named.version
+    there = environment_of(target)
+    return None if there is None else there.version
+
+
+def environment_of(target: ReleasedEngine) -> Installed | None:
+    """What is installed of a target; None where nothing is."""
     try:
-        return find_installed(store_folder(None if target.store is None else Path(target.store)), target.named).version
+        return find_installed(store_folder(None if target.store is None else Path(target.store)), target.named)
     except StoreError:
         return None
 

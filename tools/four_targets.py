@@ -29,6 +29,8 @@ from specdebug.scenario.servers import parse_target
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 OURS = "embedded"
+LIMIT_S = "1800"
+"""Of a run, in place of its scenario's: where kernels are interpreted a batch of many requests takes seconds a step."""
 TARGETS = ("sglang==0.5.13", "sglang==0.5.23", "vllm==0.32.0")
 
 
@@ -70,7 +72,8 @@ def run(scenario: Scenario, target: str) -> Ran:
     if (why := scenario.on(parse_target(target)).why_not(arm)) is not None:
         return Ran(name, target, why=why)
     words = [sys.executable, "-m", "specdebug", "replay", str(scenario.path), "--arm", arm, "--target", target]
-    done = subprocess.run([*words, "--json", "--no-locate"], capture_output=True, text=True, check=False)
+    words += ["--json", "--no-locate", "--timeout", LIMIT_S]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if not done.stdout:
         return Ran(name, target, why=done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "said nothing")
     (told,) = json.loads(done.stdout)["arms"]

@@ -46,6 +46,7 @@ class LentServer:
         self.pid: int = answer["pid"]
         self._log = ServerLog(Path(answer["log"]))
         self._log.findings()  # of runs before this one
+        self._log.begin()
 
     @property
     def log_path(self) -> str:
@@ -58,7 +59,7 @@ class LentServer:
         return status
 
     def scan(self) -> Scan:
-        return self._log.scan()
+        return self._log.scan_run()
 
     def findings(self) -> Sequence[tuple[str, str]]:
         return self._log.findings()

@@ -40,7 +40,7 @@ class ServerLog:
     def __init__(self, path: Path, room: LogRoom | None = None) -> None:
         self.path = path
         self._room = room or LogRoom()
-        self._read = 0
+        self._read = self._begun = 0
         self._hits = self._all_hits()  # of runs before this one
 
     def last_line(self, without: str = "") -> str:
@@ -80,9 +80,22 @@ class ServerLog:
             return False
         finally:
             os.close(file)
-        if self._read > room.head:
-            self._read = room.head + len(mark) + max(0, self._read - (size - len(tail)))
+        self._read, self._begun = (
+            place if place <= room.head else room.head + len(mark) + max(0, place - (size - len(tail)))
+            for place in (self._read, self._begun)
+        )
         return True
+
+    def begin(self) -> None:
+        """Take in that a run begins: what the server said before, such as an exception that it has handled while it
+        started, is none of the run's."""
+        self._begun = self._size()
+
+    def scan_run(self) -> Scan:
+        """All that it says of the run."""
+        reader = LogReader(settings=False)
+        reader.feed(self._bytes(min(self._begun, self._size())))
+        return reader.close()
 
     def scan(self) -> Scan:
         """All that it says."""

@@ -107,6 +107,7 @@ class ServerProcess:
                 late = f"the server did not answer {path} within {timeout_s:g} s: {said_last}"
                 raise NeverReady(f"{late}; its log is {self.log_path}")
             time.sleep(LOOK_S)
+        self.log.begin()
         said("")
 
     def _ended_early(self, status: int) -> None:
@@ -139,7 +140,7 @@ class ServerProcess:
             return None
 
     def scan(self) -> Scan:
-        return self.log.scan()
+        return self.log.scan_run()
 
     def findings(self) -> Sequence[tuple[str, str]]:
         return self.log.findings()

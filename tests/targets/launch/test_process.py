@@ -150,6 +150,17 @@ def test_its_status_tells_what_killed_it(started: list[ServerProcess], tmp_path:
     assert not server.alive()
 
 
+def test_what_it_said_before_it_was_ready_is_none_of_the_run_s(started: list[ServerProcess], tmp_path: Path) -> None:
+    server = start(started, tmp_path, "--say", "ConnectionRefusedError: no server yet, and tried again")
+    server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
+    assert server.scan().main is None
+    with Path(server.log_path).open("a") as log:
+        log.write("ValueError: in the run\n")
+    main = server.scan().main
+    assert main is not None
+    assert main.text == "ValueError: in the run"
+
+
 def test_a_command_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(NoServer, match=r"target\.launch: cannot start no-such-program: No such file"):
         ServerProcess(StartCommand(("no-such-program", "{port}"), {}), "x", str(tmp_path))

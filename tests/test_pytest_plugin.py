@@ -133,6 +133,14 @@ def test_arms_are_tests_and_must_do_what_is_expected(pytester: pytest.Pytester, 
     assert "Traceback" not in result.stdout.str()
 
 
+def test_an_arm_that_is_not_for_its_target_is_skipped(pytester: pytest.Pytester, mini: Path, workers: Workers) -> None:
+    mini.write_text(mini.read_text() + "not_on: {embedded: no such thing}\n")
+    result = session(pytester, "-rs", "scenarios/mini.yaml")
+    result.assert_outcomes(skipped=4)
+    result.stdout.fnmatch_lines(["SKIPPED*scenarios/mini.yaml:*: not run on embedded: no such thing"])
+    assert workers.ran == []
+
+
 def test_the_ini_option_collects(pytester: pytest.Pytester, mini: Path) -> None:
     pytester.makeini("[pytest]\nspecdebug_scenarios = scenarios/*.yaml")
     (pytester.path / "elsewhere.yaml").write_text(MINI.read_text())

@@ -20,7 +20,7 @@ from specdebug.errors import ContentError
 from specdebug.files import read_file
 from specdebug.loops.replay import ArmRun
 from specdebug.scenario.checks import check_scenario
-from specdebug.scenario.grammar import Scenario, merge
+from specdebug.scenario.grammar import Expectation, Scenario, merge
 from specdebug.scenario.packs import ProbePack, read_pack
 from specdebug.scenario.servers import TargetChoice
 from specdebug.scenario.workload import Workload
@@ -85,7 +85,9 @@ def resolved(run: ArmRun) -> Scenario:
         engine={},
         faults=(),
         arms={run.arm: arm},
-        expect={run.arm: scenario.expect[run.arm]},
+        expect={run.arm: scenario.expectation_of(run.arm) or Expectation()},
+        not_on={},
+        expect_on={},
         overrides={},
     )
 

@@ -66,6 +66,8 @@ def install(
     else:
         there = adopt(named, device, python, store)
     write(f"{there.release} for {there.device} is in {there.folder}")
+    if there.taken_as:
+        write(there.taken_as)
     return 0 if no_check else check(str(there.release), into=into)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +15,13 @@ import typer
 from specdebug import interrupts
 from specdebug.cli.options import (
     ContentOptions,
+    Executor,
+    ExecutorOption,
     JsonOptions,
     OnTarget,
+    RayAddress,
     Reverts,
+    check_cluster,
     numbers_of,
     positive,
 )
@@ -26,8 +32,12 @@ from specdebug.cli.results import tell_results
 from specdebug.verdict.outcome import EXIT_CODES
 
 if TYPE_CHECKING:
+    from specdebug.hunt.evidence import SeenFailure
     from specdebug.hunt.hunting import Hunt
     from specdebug.report.hunt import HuntAnswer
+    from specdebug.scenario.library import Library
+    from specdebug.scenario.servers import TargetChoice
+    from specdebug.trials.source import TrialSource
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,12 @@ class HuntSearch:
     max_time: Annotated[
         float | None, typer.Option("--max-time", metavar="SECONDS", help="Begin no scenario after so long.")
     ] = None
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Scenarios at a time, each with its server.")] = 1
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, help="Scenarios at a time: 1, of a cluster as many as it has CPUs."),
+    ] = None
+    executor: ExecutorOption = Executor.LOCAL
+    ray_address: RayAddress = None
     small: Annotated[
         int, typer.Option("--small", metavar="TRIALS", min=0, help="Trials to make each new failure small; 0: none.")
     ] = 24
@@ -54,42 +69,72 @@ def hunt(search: HuntSearch, results: JsonOptions, shared: ContentOptions) -> in
     """Draw scenarios for an engine, judge each with every oracle, and make small what fails.
 
     Page sizes, trees, steps, chunks, cache hits, aborts, retraction, graph sizes, memory pressure, stops and sampling
-    are drawn from the seed. The same command goes on where it was stopped; a larger --count goes further.
+    are drawn from the seed. The same command goes on where it was stopped; a larger --count goes further. Of each
+    failure DIR has a scenario, a bundle that `specdebug replay` repeats, and a page to paste upstream.
 
     Exit code 0 when nothing failed, 1 when something did, 125 when nothing could be judged.
     """
-    from specdebug.hunt.hunting import Hunt
+    from specdebug.hunt.hunting import Hunt, HuntRunner
     from specdebug.hunt.record import HuntRecord
-    from specdebug.report.hunt import HuntAnswer, hunt_document, hunt_page, render_hunt
+    from specdebug.report.hunt import HuntAnswer
     from specdebug.scenario.servers import parse_target
     from specdebug.targets.registry import find_target
 
     results.check()
+    check_cluster(search.executor, search.ray_address)
     until = float("inf") if positive(search.max_time) is None else time.monotonic() + float(search.max_time or 0)
     target, reverts = parse_target(search.target or "embedded"), numbers_of(search.revert)
     find_target(target)
+    library, jobs = shared.library(), search.jobs or 1
     record = HuntRecord(search.output, {"target": str(target), "seed": search.seed, "reverts": list(reverts)})
-    small: dict[str, Path] = {}
-    with workers(search.jobs) as pool, progress() as watcher:
-        hunting = Hunt(pool, shared.library(), record, target, search.seed, reverts, watcher, search.jobs)
-        interrupted = hunting.run(range(search.count), until)
-    answer = HuntAnswer(record, str(target), search.seed, _words(search), small, reverts, interrupted)
-    if not interrupted:
-        _make_small(hunting, search, small)
+    answer = HuntAnswer(record, str(target), search.seed, _words(search), {}, {}, reverts)
+    with workers(1 if search.executor is Executor.RAY else jobs) as pool:
+        with progress() as watcher:
+            runner = HuntRunner(pool, library, target, search.seed, reverts, watcher)
+            hunting = Hunt(runner, record, jobs, _cluster(search, library, target, reverts))
+            answer = replace(answer, interrupted=hunting.run(range(search.count), until))
+        if not answer.interrupted:
+            runner.progress = None  # it is told of scenarios, by their numbers
+            answer = replace(answer, small=_make_small(hunting, search))
+            answer = _with_evidence(hunting, answer)
+    return _tell(answer, results)
+
+
+def _cluster(
+    search: HuntSearch, library: Library, target: TargetChoice, reverts: tuple[int, ...]
+) -> Callable[[], TrialSource] | None:
+    """Return what makes the cluster that runs the scenarios; None if they are to run here."""
+    if search.executor is not Executor.RAY:
+        return None
+    from specdebug.hunt.source import HuntSource
+    from specdebug.trials.ray_executor import RaySource
+
+    make = partial(HuntSource, target, search.seed, reverts, tuple(library.folders[1:]))
+    return lambda: RaySource(make(), make, address=search.ray_address, jobs=search.jobs)
+
+
+def _tell(answer: HuntAnswer, results: JsonOptions) -> int:
+    """Tell the results, write a page of the hunt and one of each failure, and return the exit code."""
+    from specdebug.report.hunt import hunt_document, hunt_page, render_hunt
+    from specdebug.report.hunt_issue import issue_page
+
     code = _exit_code(answer)
+    pages = [(answer.issue_of(one), partial(issue_page, answer, one)) for one in answer.record.findings]
     tell_results(
         results,
         lambda: hunt_document(answer, code),
         lambda: show(render_hunt(answer)),
-        (search.output / "report.md", lambda: hunt_page(answer)),
+        (answer.record.folder / "report.md", lambda: hunt_page(answer)),
+        *pages,
     )
     return code
 
 
-def _make_small(hunting: Hunt, search: HuntSearch, small: dict[str, Path]) -> None:
-    """Make the first scenario of each failure small, unless that was done before."""
+def _make_small(hunting: Hunt, search: HuntSearch) -> dict[str, Path]:
+    """Make the first scenario of each failure small, unless that was done before; return the files by signature."""
     from specdebug.hunt.shrinking import shrink, shrunk_path
 
+    small: dict[str, Path] = {}
     for signature, ones in hunting.record.findings.items():
         path = shrunk_path(hunting, ones[0])
         if search.small and not path.exists():
@@ -97,11 +142,39 @@ def _make_small(hunting: Hunt, search: HuntSearch, small: dict[str, Path]) -> No
             shrink(hunting, ones[0], search.small)
         if path.exists():
             small[signature] = path
+    return small
+
+
+def _with_evidence(hunting: Hunt, answer: HuntAnswer) -> HuntAnswer:
+    """Return the answer with what each failure's scenario shows when it is run by itself, unless a signal comes."""
+    from specdebug.hunt.evidence import gather
+    from specdebug.report.document import replay_document
+
+    every: dict[str, SeenFailure] = {}
+    for signature in answer.record.findings:
+        file = answer.file_of(signature)
+        if not file.exists():
+            continue
+        note(f"running {file.name} by itself: {signature}")
+        seen = gather(hunting, signature, file, replay_document)
+        if seen is None:
+            return replace(answer, evidence=every, interrupted=True)
+        every[signature] = seen
+    return replace(answer, evidence=every)
 
 
 def _words(search: HuntSearch) -> str:
     """The command that goes on with the hunt."""
-    words = ["specdebug", "hunt", "-o", str(search.output), "--count", str(search.count), "--seed", str(search.seed)]
+    words = [
+        "specdebug",
+        "hunt",
+        "-o",
+        search.output.name or "hunt",
+        "--count",
+        str(search.count),
+        "--seed",
+        str(search.seed),
+    ]
     words += ["--target", search.target] if search.target else []
     return shlex.join([*words, *(["--revert", ",".join(search.revert)] if search.revert else [])])
 

@@ -125,7 +125,8 @@ def _plan(library: Library, subject: MinimiseSubject, over: Mapping[str, str | i
 def _arm_of(scenario: Scenario, named: str | None) -> str:
     if named is not None and named not in scenario.arms:
         raise SpecDebugError(f"{scenario.path}: no arm '{named}'{did_you_mean(named, scenario.arms)}")
-    failing = [name for name, expected in scenario.expect.items() if expected.verdict == "fail"]
+    expected = {name: scenario.expectation_of(name) for name in scenario.arms}
+    failing = [name for name, one in expected.items() if one is not None and one.verdict == "fail"]
     return named or next(iter(failing), None) or next(iter(scenario.arms))
 
 

@@ -17,8 +17,8 @@ from specdebug.errors import SpecDebugError
 from specdebug.verdict.signatures import is_seen_in_outputs
 
 if TYPE_CHECKING:
-    from specdebug.loops.replay import Choices, Progress
-    from specdebug.loops.replays import Plan, Replays
+    from specdebug.loops.replay import Choices, PlannedRuns, Progress
+    from specdebug.loops.replays import Replays
     from specdebug.loops.steplog import Recording
     from specdebug.scenario.library import Library
     from specdebug.workers.pool import WorkerPool
@@ -39,7 +39,7 @@ def check_several(results: ReplayResults) -> None:
 
 def plan_named(
     library: Library, named: Sequence[str], choices: Choices, keyword: str | None, *, last_failed: bool
-) -> list[Plan]:
+) -> list[PlannedRuns]:
     """Return the runs of the scenarios that were named, and say on stderr which of them ``--lf`` selects."""
     from specdebug.loops.last_failed import LastFailed
     from specdebug.loops.replays import only_failed, plan_all
@@ -59,7 +59,7 @@ def plan_named(
 def run_plans(
     pool: WorkerPool,
     library: Library,
-    plans: Sequence[Plan],
+    plans: Sequence[PlannedRuns],
     watching: AbstractContextManager[Progress],
     results: ReplayResults,
     baselines: BaselineOptions,

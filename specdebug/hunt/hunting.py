@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import yaml
 
@@ -17,6 +20,8 @@ from specdebug.loops.kept_servers import KeptServers
 from specdebug.loops.replay import ArmResult, ArmRun, Choices, Progress, RunContent, run_arms, run_as
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.servers import TargetChoice
+from specdebug.trials.source import TrialSource
+from specdebug.trials.trial import Trial, TrialResult
 from specdebug.workers.job import Job
 from specdebug.workers.pool import WorkerPool
 
@@ -33,40 +38,25 @@ class HuntRun(ArmRun):
 
 
 @dataclass
-class Hunt:
-    """A hunt on ``target``, of scenarios of ``seed``. ``reverts``: fixes taken out of the engine, to see what a hunt
-    makes of a known failure."""
+class HuntRunner:
+    """Runs drawn scenarios of ``seed`` on ``target``, a few at a time. ``reverts``: fixes taken out of the engine, to
+    see what a hunt makes of a known failure."""
 
     pool: WorkerPool
     library: RunContent
-    record: HuntRecord
     target: TargetChoice
     seed: int
     reverts: tuple[int, ...] = ()
     progress: Progress | None = None
-    jobs: int = 1
     _servers: KeptServers = field(default_factory=KeptServers, init=False)
-
-    def run(self, numbers: Sequence[int], until: float = float("inf")) -> bool:
-        """Run those scenarios that have not been run; returns True if a signal cut it short. ``until``: on the
-        monotonic clock, when no more is begun. Raises RecordError, or what says that this machine cannot run them."""
-        left = [number for number in numbers if number not in self.record.judged]
-        try:
-            for first in range(0, len(left), self.jobs):
-                if time.monotonic() >= until:
-                    return False
-                if self._together(left[first : first + self.jobs]):
-                    return True
-        finally:
-            self._servers.close()
-        return False
 
     def scenario(self, number: int) -> Scenario:
         """A drawn scenario."""
         return Scenario.from_dict(drawn(self.seed, number, space_of(self.target)))
 
-    def _together(self, numbers: Sequence[int]) -> bool:
-        """Run a few at a time."""
+    def together(self, numbers: Sequence[int]) -> tuple[list[Judged], bool]:
+        """Return what became of some scenarios, run side by side, without those that a signal cut short, and whether
+        one did. Raises what says that this machine cannot run them."""
         try:
             results, interrupted = run_arms(
                 self.pool, self.library, [self._run(number) for number in numbers], self.progress
@@ -75,20 +65,23 @@ class Hunt:
             if error.exit_code != 2:
                 raise
             if len(numbers) > 1:  # which of them cannot be asked for shows one by one
-                return any(self._together([number]) for number in numbers)
-            self._keep(Judged(numbers[0], "refused", detail=str(error)))
-            return False
-        for number, result in zip(numbers, results, strict=True):
-            if not result.outcome.interrupted:
-                self._keep(_judged(number, result))
-        return interrupted
+                return self._one_by_one(numbers)
+            return [Judged(numbers[0], "refused", detail=str(error))], False
+        ended = zip(numbers, results, strict=True)
+        return [_judged(number, result) for number, result in ended if not result.outcome.interrupted], interrupted
 
-    def _keep(self, one: Judged) -> None:
-        if one.verdict == "fail":
-            plain = drawn(self.seed, one.number, space_of(self.target))
-            text = yaml.safe_dump(plain, sort_keys=False, width=110)
-            self.record.write(f"{one.number:05d}.yaml", text)
-        self.record.add(one)
+    def close(self) -> None:
+        """End the servers that are kept. May be called more than once."""
+        self._servers.close()
+
+    def _one_by_one(self, numbers: Sequence[int]) -> tuple[list[Judged], bool]:
+        every: list[Judged] = []
+        for number in numbers:
+            judged, interrupted = self.together([number])
+            every += judged
+            if interrupted:
+                return every, True
+        return every, False
 
     def _run(self, number: int) -> HuntRun:
         choices = Choices(arms=(ARM,), target=self.target, reverts=self.reverts)
@@ -96,10 +89,81 @@ class Hunt:
         return run_as(HuntRun, run, key=f"{number}", keeper=self._servers.address_for(run))
 
 
+@dataclass
+class Hunt:
+    """A hunt, and what it remembers. ``jobs``: scenarios at a time. ``cluster``: makes what runs them elsewhere, in the
+    place of the runner."""
+
+    runner: HuntRunner
+    record: HuntRecord
+    jobs: int = 1
+    cluster: Callable[[], TrialSource] | None = None
+
+    def run(self, numbers: Sequence[int], until: float = float("inf")) -> bool:
+        """Run those scenarios that have not been run; returns True if a signal cut it short. ``until``: on the
+        monotonic clock, when no more is begun. Raises RecordError, or what says that they cannot be run."""
+        left = [number for number in numbers if number not in self.record.judged]
+        if self.cluster is not None:
+            return self._on_cluster(left, until) if left else False
+        try:
+            for first in range(0, len(left), self.jobs):
+                if time.monotonic() >= until:
+                    return False
+                judged, interrupted = self.runner.together(left[first : first + self.jobs])
+                for one in judged:
+                    self._keep(one)
+                if interrupted:
+                    return True
+        finally:
+            self.runner.close()
+        return False
+
+    def _on_cluster(self, left: Sequence[int], until: float) -> bool:
+        """Run them as trials of a cluster, as many at a time as it takes."""
+        assert self.cluster is not None
+        source, waiting, running = self.cluster(), deque(left), 0
+        try:
+            while waiting or running:
+                while waiting and running < source.capacity and time.monotonic() < until:
+                    source.start(Trial(waiting.popleft(), frozenset(), self.runner.seed))
+                    running += 1
+                if not running:
+                    return False
+                _, result = source.wait()
+                running -= 1
+                self._keep(judged_in(result))
+        except KeyboardInterrupt:
+            return True
+        finally:
+            source.close()
+        return False
+
+    def _keep(self, one: Judged) -> None:
+        if one.verdict == "fail":
+            plain = drawn(self.runner.seed, one.number, space_of(self.runner.target))
+            text = yaml.safe_dump(plain, sort_keys=False, width=110)
+            self.record.write(f"{one.number:05d}.yaml", text)
+        self.record.add(one)
+
+
 def space_of(target: TargetChoice) -> HuntSpace:
     """Return the space of what a target's engine can be asked for."""
     kind = target if isinstance(target, str) else target.kind
     return SPACES.get(kind, SERVED)
+
+
+def result_with(judged: Judged) -> TrialResult:
+    """Return what became of a scenario as the result of a trial, which comes back from a cluster."""
+    outcomes: dict[str, Literal["pass", "fail", "untestable"]] = {"pass": "pass", "fail": "fail"}
+    outcome = outcomes.get(judged.verdict, "untestable")
+    signature = judged.signature if outcome == "fail" else None
+    return TrialResult(outcome, signature, judged.wall_s, judged.detail, (json.dumps(dataclasses.asdict(judged)),))
+
+
+def judged_in(result: TrialResult) -> Judged:
+    """Inverse of :func:`result_with`."""
+    assert result.besides is not None
+    return Judged(**json.loads(result.besides[0]))
 
 
 def _judged(number: int, result: ArmResult) -> Judged:

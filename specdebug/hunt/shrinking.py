@@ -47,17 +47,18 @@ def shrink(hunt: Hunt, one: Judged, max_trials: int) -> Path | None:
 
     Trials are kept beside it, so that a hunt that goes on goes on with them. Raises as ``specdebug minimise`` does.
     """
-    scenario = hunt.scenario(one.number).on(hunt.target)
-    toggles = hunt.library.toggles(hunt.reverts, hunt.target)
+    runner = hunt.runner
+    scenario = runner.scenario(one.number).on(runner.target)
+    toggles = runner.library.toggles(runner.reverts, runner.target)
     space = ScenarioSpace(scenario, ARM, tuple(toggle.pr for toggle in toggles))
-    source = ShrunkSource(space, hunt.library.packs(space.start.probes), toggles, hunt.jobs)
+    source = ShrunkSource(space, runner.library.packs(space.start.probes), toggles, hunt.jobs)
     path = hunt.record.folder / f"{one.number:05d}-small.sqlite"
     about = f"making scenario {one.number} small, which fails with {one.signature}"
     with contextlib.closing(source), Journal(path, f"{source.identity} {one.signature}", about) as journal:
         search = Minimiser(
             space,
-            ShrunkTrials(source, InOrder(source, journal, hunt.seed, max_trials)),
-            seeds=lambda number: trial_seed(hunt.seed, number),
+            ShrunkTrials(source, InOrder(source, journal, runner.seed, max_trials)),
+            seeds=lambda number: trial_seed(runner.seed, number),
             max_trials=max_trials,
             confidence=CONFIDENCE,
             pattern=one.signature,
@@ -66,9 +67,9 @@ def shrink(hunt: Hunt, one: Judged, max_trials: int) -> Path | None:
     if not summary.seeds:
         return None
     header = (
-        f"Fails with {one.signature} on {hunt.target}.",
+        f"Fails with {one.signature} on {runner.target}.",
         "",
-        f"Made by specdebug {__version__}, specdebug hunt, out of scenario {one.number} of seed {hunt.seed}.",
+        f"Made by specdebug {__version__}, specdebug hunt, out of scenario {one.number} of seed {runner.seed}.",
     )
     text = scenario_text(summary.smallest, f"{scenario.name}-small", summary.seeds[0], one.signature, header)
     made = shrunk_path(hunt, one)

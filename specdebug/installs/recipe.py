@@ -102,6 +102,14 @@ def find_recipe(release: Release, device: str) -> Recipe:
     )
 
 
+def nearest_recipe(engine: str, version: str, device: str | None = None) -> Recipe | None:
+    """The recipe of the newest release that is not newer than a version, else of the oldest, for a device or for any;
+    None where there is none."""
+    of_engine = [each for each in recipes() if each.engine == engine and device in (None, each.device)]
+    older = (each for each in of_engine if order(each.version) <= order(version))
+    return next(older, of_engine[-1] if of_engine else None)
+
+
 def python_for(recipe: Recipe) -> str:
     """The Python that an environment is made of: this one. Raises NoRecipe where the release was not tried on it."""
     own = f"{sys.version_info.major}.{sys.version_info.minor}"

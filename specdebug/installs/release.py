@@ -52,3 +52,9 @@ def order(version: str) -> Version:
         return Version(version)
     except InvalidVersion:
         raise ReleaseError(f"'{one_line(version, 40)}' is no version") from None
+
+
+def between_releases(version: str) -> bool:
+    """Return True for a version of no release, such as one of a checkout: ``0.5.14.dev57+gabc1234``."""
+    found = order(version)
+    return found.is_prerelease or found.is_postrelease or found.local is not None

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specdebug.errors import SpecDebugError, one_line
-from specdebug.installs.recipe import Recipe, python_for
-from specdebug.installs.release import Release
+from specdebug.installs.checkout import checkout_version
+from specdebug.installs.recipe import Recipe, nearest_recipe, python_for
+from specdebug.installs.release import Release, between_releases, order
 from specdebug.installs.store import Installed, folder_of, held, installed
 
 LOG = "install.log"
 _PROBE = """
-import importlib, importlib.metadata, json, sys
+import importlib, importlib.metadata, json, sys, urllib.parse
 name = sys.argv[1]
 told = {"python": list(sys.version_info[:3]), "prefix": sys.prefix}
 try:
@@ -34,10 +35,14 @@ except ImportError as error:
     told["problem"] = f"torch cannot be imported: {error}"
 for each in (name, name + "-cpu"):
     try:
-        told["version"] = importlib.metadata.version(each)
-        break
+        found = importlib.metadata.distribution(each)
     except importlib.metadata.PackageNotFoundError:
-        pass
+        continue
+    told["version"] = found.version
+    source = json.loads(found.read_text("direct_url.json") or "{}")
+    if source.get("dir_info", {}).get("editable"):
+        told["checkout"] = urllib.parse.unquote(urllib.parse.urlparse(source["url"]).path)
+    break
 print(json.dumps(told))
 """
 
@@ -89,15 +94,25 @@ def install(recipe: Recipe, store: Path, steps: Steps, run: Run = run_logged) ->
 
 
 def adopt(release: Release, device: str, python: Path, store: Path) -> Installed:
-    """Take in an environment of the user's own. Raises InstallError for one that lacks the engine, StoreError."""
+    """Take in an environment of the user's own, under the name of what is there: a checkout that comes after the
+    release that is asked for is none itself. Raises InstallError for one that lacks the engine, StoreError."""
     told = look_into(python, release.engine)
     if "version" not in told:
         raise InstallError(f"{python} has no {release.engine} installed")
     if problem := told.get("problem"):
         raise InstallError(f"{python}: {one_line(str(problem))}")
-    if not release.admits(str(told["version"])):
-        raise InstallError(f"{python} has {release.engine} {told['version']}, not {release.version}")
-    release = Release(release.engine, str(told["version"]))
+    version = str(told["version"])
+    if "checkout" in told:
+        version = checkout_version(Path(told["checkout"]), version)
+        if release.version is not None and not any(order(version).release):  # built without tags: 0.0.0
+            version = "+".join(filter(None, (release.version, order(version).local)))
+    if not release.admits(version) and not _follows(release, version):
+        other = f"{release.engine} --python {python}"
+        raise InstallError(
+            f"{python} has {release.engine} {version}, not {release.version}; to take it as what it is: "
+            f"specdebug engines install {other}"
+        )
+    release = Release(release.engine, version)
     folder = folder_of(store, release, device)
     with held(folder):
         there = [each for each in installed(store) if each.folder == folder and each.ours]
@@ -107,6 +122,16 @@ def adopt(release: Release, device: str, python: Path, store: Path) -> Installed
             )
         now = Installed(folder, release.engine, str(release.version), device, str(python.absolute()), False)
         return now.after("installed")
+
+
+def _follows(release: Release, version: str) -> bool:
+    """Return True if a version is no release itself, and comes after the one that is named and before the next."""
+    if release.version is None or not between_releases(version):
+        return False
+    nearest = nearest_recipe(release.engine, version)
+    return order(version).base_version == order(release.version).base_version or (
+        nearest is not None and order(nearest.version) == order(release.version)
+    )
 
 
 def look_into(python: Path, engine: str) -> dict[str, Any]:

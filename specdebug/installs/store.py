@@ -14,7 +14,8 @@ from typing import Any
 
 from specdebug.errors import SpecDebugError, one_line
 from specdebug.files import read_file, replace_file
-from specdebug.installs.release import Release, order
+from specdebug.installs.recipe import nearest_recipe
+from specdebug.installs.release import Release, between_releases, order
 
 VARIABLE = "SPECDEBUG_ENGINES"
 RECORD = "install.json"
@@ -44,6 +45,29 @@ class Installed:
     @property
     def release(self) -> Release:
         return Release(self.engine, self.version)
+
+    @property
+    def like(self) -> str:
+        """The release whose recipe is the nearest; its own version, where there is none."""
+        nearest = nearest_recipe(self.engine, self.version)
+        return self.version if nearest is None else nearest.version
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """Its own version; of a checkout between two releases, also that of the one before: patches for either are held
+        against its files."""
+        return (self.version, self.like) if between_releases(self.version) else (self.version,)
+
+    @property
+    def taken_as(self) -> str:
+        """What follows where it is no release that is known, in words; empty of any other."""
+        if order(self.like) == order(self.version):
+            return ""
+        known = f"{self.engine}=={self.like}"
+        return (
+            f"{self.release} is no release that specdebug has a recipe for: it is run as {known}, and reverts and "
+            "probes are held against its own files"
+        )
 
     @property
     def complete(self) -> bool:

@@ -17,6 +17,7 @@ from specdebug import interrupts
 from specdebug.errors import SpecDebugError, did_you_mean
 from specdebug.faults.model import Fault
 from specdebug.loops.device_watch import DeviceWatch
+from specdebug.loops.left_out import LeftOut, left_out, refusal
 from specdebug.loops.steplog import Recording
 from specdebug.scenario.checks import asked_of, check_faults, engine_config, option_error
 from specdebug.scenario.grammar import Arm, Expectation, ProbeMode, Scenario
@@ -158,12 +159,14 @@ class ArmResult:
 
 @dataclass(frozen=True)
 class Replay:
-    """The results of one replay; those known by then where it was ``interrupted``."""
+    """The results of one replay; those known by then where it was ``interrupted``. ``left_out``: arms that are not run
+    on their target, which have no part in the answer."""
 
     scenario: Scenario
     results: tuple[ArmResult, ...]
     wall_s: float
     interrupted: bool = False
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def plain(self) -> bool:
@@ -194,7 +197,16 @@ class RunContent(Protocol):
     def toggles(self, numbers: Sequence[int], target: TargetChoice = DEFAULT) -> tuple[Toggle, ...]: ...
 
 
-def plan(scenario: Scenario, choices: Choices, library: RunContent) -> list[ArmRun]:
+@dataclass(frozen=True)
+class PlannedRuns:
+    """A scenario's runs, and the arms that are not run on their target."""
+
+    scenario: Scenario
+    runs: tuple[ArmRun, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def planned(scenario: Scenario, choices: Choices, library: RunContent) -> PlannedRuns:
     """Return the arm runs that the choices ask for.
 
     Raises ReplayError for an unknown arm, ContentError for an unknown pack or fix, BadFault or ContentError for a fault
@@ -207,23 +219,36 @@ def plan(scenario: Scenario, choices: Choices, library: RunContent) -> list[ArmR
     if (choices.reverts or choices.faults) and not choices.arms:
         names = names[:1]
     changed = _with_choices(scenario, choices)
+    without = left_out(changed, names, library)
+    names = [name for name in names if name not in {each.arm for each in without}]
     for name in names:
         if changed.target_of(name) == DEFAULT:
             check_faults(changed, name, engine_config(changed, name))
         else:
             asked_of(changed, name)
-    return [
-        ArmRun(
-            key=name,
-            scenario=changed,
-            arm=name,
-            seed=scenario.seed if choices.seed is None else choices.seed,
-            packs=library.packs(changed.probes_of(name)),
-            toggles=library.toggles((*scenario.arms[name].revert, *choices.reverts), changed.target_of(name)),
-            expectation=None if choices.plain else scenario.expect.get(name),
-        )
-        for name in names
-    ]
+    return PlannedRuns(scenario, tuple(_run_of(changed, name, choices, library) for name in names), without)
+
+
+def plan(scenario: Scenario, choices: Choices, library: RunContent) -> tuple[ArmRun, ...]:
+    """Return every arm run that the choices ask for. Raises as :func:`planned`, and NotOnTarget where one is left out
+    of those named, or all are."""
+    found = planned(scenario, choices, library)
+    if found.left_out and (choices.plain or not found.runs):
+        raise refusal(found.left_out)
+    return found.runs
+
+
+def _run_of(changed: Scenario, name: str, choices: Choices, library: RunContent) -> ArmRun:
+    """Return the run of an arm of a scenario that has the choices laid over it."""
+    return ArmRun(
+        key=name,
+        scenario=changed,
+        arm=name,
+        seed=changed.seed if choices.seed is None else choices.seed,
+        packs=library.packs(changed.probes_of(name)),
+        toggles=library.toggles((*changed.arms[name].revert, *choices.reverts), changed.target_of(name)),
+        expectation=None if choices.plain else changed.expectation_of(name),
+    )
 
 
 def _with_choices(scenario: Scenario, choices: Choices) -> Scenario:
@@ -415,5 +440,6 @@ def replay(
 ) -> Replay:
     """Run the arms of a scenario that the choices ask for. Raises as :func:`plan` and :func:`run_arms`."""
     began = time.monotonic()
-    results, interrupted = run_arms(pool, library, plan(scenario, choices, library), progress, recording, baseline)
+    runs = plan(scenario, choices, library)
+    results, interrupted = run_arms(pool, library, runs, progress, recording, baseline)
     return Replay(scenario, tuple(results), time.monotonic() - began, interrupted)

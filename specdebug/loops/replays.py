@@ -12,16 +12,24 @@ from specdebug import interrupts
 from specdebug.errors import SpecDebugError
 from specdebug.loops.baseline import Baseline
 from specdebug.loops.last_failed import LastFailed
-from specdebug.loops.replay import ArmResult, ArmRun, Choices, Progress, Replay, RunContent, plan, run_arms
+from specdebug.loops.left_out import LeftOut, refusal
+from specdebug.loops.replay import (
+    ArmResult,
+    ArmRun,
+    Choices,
+    PlannedRuns,
+    Progress,
+    Replay,
+    RunContent,
+    planned,
+    run_arms,
+)
 from specdebug.loops.selection import Expression, names_of
 from specdebug.loops.steplog import Recording
 from specdebug.scenario.grammar import Scenario
 from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.pool import WorkerPool
-
-Plan = tuple[Scenario, Sequence[ArmRun]]
-"""A scenario and its runs."""
 
 
 class NothingSelected(SpecDebugError):
@@ -30,7 +38,8 @@ class NothingSelected(SpecDebugError):
 
 @dataclass(frozen=True)
 class Replays:
-    """The results of several scenarios of which an arm has run, in the order they were named.
+    """The results of several scenarios of which an arm has run, or that are not for their target, in the order they
+    were named.
 
     A replay's ``wall_s`` is from its first arm's start to its last one's end, with other scenarios' arms beside them.
     ``missing`` is the number of arms that a signal kept from beginning (``interrupted``), or ``trouble`` from ending:
@@ -63,7 +72,7 @@ def labels_of(scenarios: Sequence[Scenario]) -> list[str]:
 def replay_all(
     pool: WorkerPool,
     library: RunContent,
-    plans: Sequence[Plan],
+    plans: Sequence[PlannedRuns],
     progress: Progress | None = None,
     recording: Recording | None = None,
     baseline: Baseline | None = None,
@@ -71,37 +80,37 @@ def replay_all(
     """Run all of them until an error stops them. Keys of several scenarios' runs begin with the scenario's label."""
     began = time.monotonic()
     if len(plans) > 1:
-        labels = labels_of([scenario for scenario, _ in plans])
-        plans = [
-            (scenario, [dataclasses.replace(run, key=f"{label}::{run.key}") for run in runs])
-            for label, (scenario, runs) in zip(labels, plans, strict=True)
-        ]
+        labels = labels_of([each.scenario for each in plans])
+        plans = [_labelled(each, label) for label, each in zip(labels, plans, strict=True)]
     kept = _Kept(progress)
     interrupted, trouble = False, None
     try:
-        every = [run for _, runs in plans for run in runs]
+        every = [run for each in plans for run in each.runs]
         results, interrupted = run_arms(pool, library, every, kept, recording, baseline)
         kept.results = {result.run.key: result for result in results}
     except SpecDebugError as error:
         trouble = error
     wall_s = time.monotonic() - began
     answers = [_answer(plan, kept, interrupted, wall_s if len(plans) == 1 else None) for plan in plans]
-    missing = sum(kept.lacks(run) for _, runs in plans for run in runs)
-    ran = tuple(
-        answer for answer in answers if len(plans) == 1 or any(not kept.lacks(result.run) for result in answer.results)
-    )
+    missing = sum(kept.lacks(run) for each in plans for run in each.runs)
+    ran = tuple(answer for answer in answers if len(plans) == 1 or kept.tells_of(answer))
     return Replays(ran, wall_s, missing, interrupted, trouble)
 
 
-def _answer(plan: Plan, kept: _Kept, interrupted: bool, wall_s: float | None) -> Replay:
-    scenario, runs = plan
-    results = tuple(kept.results[run.key] for run in runs if run.key in kept.results)
+def _labelled(plan: PlannedRuns, label: str) -> PlannedRuns:
+    runs = tuple(dataclasses.replace(run, key=f"{label}::{run.key}") for run in plan.runs)
+    return dataclasses.replace(plan, runs=runs)
+
+
+def _answer(plan: PlannedRuns, kept: _Kept, interrupted: bool, wall_s: float | None) -> Replay:
+    scenario = plan.scenario
+    results = tuple(kept.results[run.key] for run in plan.runs if run.key in kept.results)
     if wall_s is not None:  # it is alone: the interrupt was its own
-        return Replay(scenario, results, wall_s, interrupted)
+        return Replay(scenario, results, wall_s, interrupted, plan.left_out)
     spans = [kept.spans[result.run.key] for result in results if result.run.key in kept.spans]
     span = max((end for _, end in spans), default=0.0) - min((start for start, _ in spans), default=0.0)
     cut_short = interrupted and any(result.outcome.interrupted for result in results)
-    return Replay(scenario, results, span, cut_short)
+    return Replay(scenario, results, span, cut_short, plan.left_out)
 
 
 @dataclass
@@ -116,6 +125,12 @@ class _Kept:
         """Return True if a signal came before the arm began, or an error before it ended."""
         result = self.results.get(run.key)
         return result is None or (result.outcome.interrupted and run.key not in self.spans)
+
+    def tells_of(self, answer: Replay) -> bool:
+        """Return True if an arm of a scenario has run, or none was to."""
+        return any(not self.lacks(each.run) for each in answer.results) or (
+            not answer.results and answer.left_out != ()
+        )
 
     def arm_started(self, run: ArmRun) -> None:
         now = time.monotonic()
@@ -144,22 +159,26 @@ class _Kept:
 
 def plan_all(
     scenarios: Sequence[Scenario], choices: Choices, library: RunContent, expression: Expression | None = None
-) -> list[Plan]:
-    """Return the runs that are chosen and selected, by scenario. Raises as ``replay.plan``, and NothingSelected."""
-    plans = [(scenario, plan(scenario, choices, library)) for scenario in scenarios]
-    if expression is None:
-        return list(plans)
-    kept = _only(plans, lambda run: expression.holds(names_of(run)))
-    if not kept:
-        known = ", ".join(f"{run.scenario.path.stem}::{run.arm}" for _, runs in plans[:3] for run in runs)
-        raise NothingSelected(f"-k '{expression.text}' selects no arm; there are {known}{', ...' * (len(plans) > 3)}")
-    return kept
+) -> list[PlannedRuns]:
+    """Return the runs that are chosen and selected, by scenario. Raises as ``replay.planned``, NothingSelected, and
+    NotOnTarget where nothing of all that is run."""
+    plans = [planned(scenario, choices, library) for scenario in scenarios]
+    if expression is not None:
+        found = _only(plans, lambda arm: expression.holds(names_of(arm)))
+        if not found:
+            known = ", ".join(f"{run.scenario.path.stem}::{run.arm}" for each in plans[:3] for run in each.runs)
+            more = ", ..." * (len(plans) > 3)
+            raise NothingSelected(f"-k '{expression.text}' selects no arm; there are {known}{more}")
+        plans = found
+    if not any(each.runs for each in plans):
+        raise refusal([arm for each in plans for arm in each.left_out])
+    return plans
 
 
-def only_failed(plans: Sequence[Plan], record: LastFailed) -> tuple[list[Plan], str]:
+def only_failed(plans: Sequence[PlannedRuns], record: LastFailed) -> tuple[list[PlannedRuns], str]:
     """Return the plans of arms that are recorded as failed, or all plans if none is, and words for that."""
-    failed = _only(plans, record.has)
-    count = sum(len(runs) for _, runs in failed)
+    failed = _only(plans, lambda arm: isinstance(arm, ArmRun) and record.has(arm))
+    count = sum(len(each.runs) for each in failed)
     if count:
         return failed, f"running {count} {'arm' if count == 1 else 'arms'} that failed last time"
     others = sum(map(len, record.arms.values()))
@@ -167,6 +186,9 @@ def only_failed(plans: Sequence[Plan], record: LastFailed) -> tuple[list[Plan], 
     return list(plans), f"{why}; running all"
 
 
-def _only(plans: Sequence[Plan], wanted: Callable[[ArmRun], bool]) -> list[Plan]:
-    kept = [(scenario, [run for run in runs if wanted(run)]) for scenario, runs in plans]
-    return [(scenario, runs) for scenario, runs in kept if runs]
+def _only(plans: Sequence[PlannedRuns], wanted: Callable[[ArmRun | LeftOut], bool]) -> list[PlannedRuns]:
+    kept = [
+        PlannedRuns(each.scenario, tuple(filter(wanted, each.runs)), tuple(filter(wanted, each.left_out)))
+        for each in plans
+    ]
+    return [each for each in kept if each.runs or each.left_out]

@@ -15,6 +15,7 @@ from specdebug.errors import SpecDebugError
 from specdebug.yamlio import one_line
 
 if TYPE_CHECKING:
+    from specdebug.loops.left_out import LeftOut
     from specdebug.loops.replay import ArmRun
 
 _TOKEN = re.compile(r"[()]|[^\s()]+")
@@ -84,7 +85,7 @@ def parse_expression(text: str) -> Expression:
     return Expression(text, tuple(steps))
 
 
-def names_of(run: ArmRun) -> tuple[str, ...]:
+def names_of(run: ArmRun | LeftOut) -> tuple[str, ...]:
     """Return the names that select an arm's run: its scenario's name and file, and the arm."""
     return run.scenario.name, run.scenario.path.stem, run.arm, f"{run.scenario.path.stem}::{run.arm}"
 

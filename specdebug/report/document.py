@@ -21,6 +21,7 @@ def replay_document(replay: Replay) -> dict[str, Any]:
         "interrupted": replay.interrupted,
         "wall_s": round(replay.wall_s, 3),
         "arms": [arm_document(result) for result in replay.results],
+        "not_run": [arm.to_dict() for arm in replay.left_out],
     }
 
 

@@ -37,6 +37,7 @@ def engines_document(store: Path, there: Sequence[Installed], recipes: Sequence[
                 "device": each.device,
                 "python": each.python,
                 "own": not each.ours,
+                "like": each.like,
                 "complete": each.complete,
                 "checked": each.checked,
                 "folder": str(each.folder),

@@ -84,6 +84,7 @@ def replay_summary(replay: Replay) -> str:
     lines = _table(("arm", "verdict", "signature", "step", "accept length", "time"), rows)
     for result in replay.results:
         lines += _findings(result)
+    lines += [f"- {plain(f'{arm.arm}: {arm.text}')}" for arm in replay.left_out]
     sign = {0: "✅", 1: "❌", 2: "❌"}.get(replay.exit_code, "❔")
     return _summary(sign, f"replay: {plain(replay.scenario.name)}", closing_line(replay), lines)
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from specdebug import __version__
 from specdebug.hunt.draw import ARM
+from specdebug.hunt.evidence import SeenFailure
 from specdebug.hunt.record import HuntRecord, Judged
 from specdebug.report.foreign import shown
 from specdebug.report.tables import Column, Listing, columns, line
@@ -25,13 +26,15 @@ SHOWN = 6
 
 @dataclass(frozen=True)
 class HuntAnswer:
-    """A hunt so far. ``small``: by signature, the small scenario that was made. ``words``: that go on with it."""
+    """A hunt so far. ``small``: by signature, the small scenario that was made. ``evidence``: by signature, what was
+    seen of the first scenario when it was run by itself. ``words``: that go on with it."""
 
     record: HuntRecord
     target: str
     seed: int
     words: str
     small: Mapping[str, Path]
+    evidence: Mapping[str, SeenFailure]
     reverts: tuple[int, ...] = ()
     interrupted: bool = False
 
@@ -40,6 +43,15 @@ class HuntAnswer:
         """Words behind a scenario that have it run as the hunt did."""
         reverts = ["--revert", ",".join(map(str, self.reverts))] if self.reverts else []
         return ["--target", self.target, *reverts]
+
+    def file_of(self, signature: str) -> Path:
+        """The scenario to show of a failure: the small one, if there is one."""
+        first = self.record.findings[signature][0]
+        return self.small.get(signature, self.record.folder / f"{first.number:05d}.yaml")
+
+    def issue_of(self, signature: str) -> Path:
+        """The page of a failure, to paste upstream."""
+        return self.file_of(signature).with_suffix(".md")
 
 
 def render_hunt(answer: HuntAnswer) -> RenderableType:
@@ -52,6 +64,7 @@ def render_hunt(answer: HuntAnswer) -> RenderableType:
             for signature, ones in _ranked(record)
         ]
         lines += [Text(), Listing(FOUND, rows), Text()]
+        lines += [line(f"to paste upstream: {answer.issue_of(signature)}") for signature, _ in _ranked(record)]
     else:
         lines.append(line("nothing failed"))
     lines.append(line(f"report: {record.folder / 'report.md'}"))
@@ -74,14 +87,22 @@ def hunt_document(answer: HuntAnswer, code: int) -> dict[str, Any]:
                 "scenarios": [one.number for one in ones],
                 "first": asdict(ones[0]),
                 "small": None if signature not in answer.small else str(answer.small[signature]),
+                "bundle": _bundle_of(answer, signature),
+                "issue": str(answer.issue_of(signature)),
             }
             for signature, ones in _ranked(record)
         ],
     }
 
 
+def _bundle_of(answer: HuntAnswer, signature: str) -> str | None:
+    """The bundle of a failure; None where it did not fail so again, or was not run again."""
+    seen = answer.evidence.get(signature)
+    return str(answer.record.folder / seen.bundle) if seen is not None and seen.bundle else None
+
+
 def hunt_page(answer: HuntAnswer) -> str:
-    """Markdown: what was searched, and of each failure how to see it, its scenario and its words."""
+    """Markdown: what was searched, and of each failure its words, how to see it, and which page tells all of it."""
     record = answer.record
     lines = [
         f"# Hunt on {answer.target}, seed {answer.seed}",
@@ -105,8 +126,7 @@ def hunt_page(answer: HuntAnswer) -> str:
 
 
 def _finding(answer: HuntAnswer, signature: str, ones: Sequence[Judged]) -> list[str]:
-    folder, first = answer.record.folder, ones[0]
-    file = answer.small.get(signature, folder / f"{first.number:05d}.yaml")
+    first, file = ones[0], answer.file_of(signature)
     numbers = ", ".join(str(one.number) for one in ones[:SHOWN]) + (", ..." if len(ones) > SHOWN else "")
     return [
         f"## {signature}",
@@ -117,9 +137,7 @@ def _finding(answer: HuntAnswer, signature: str, ones: Sequence[Judged]) -> list
         "",
         f"    specdebug replay {shlex.join([file.name, '--arm', ARM, *answer.again])}",
         "",
-        "```yaml",
-        file.read_text(encoding="utf-8").rstrip() if file.exists() else f"# {file.name} is not there any more",
-        "```",
+        f"To paste upstream: {answer.issue_of(signature).name}.",
         "",
     ]
 

@@ -21,7 +21,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def junit_xml(replays: Sequence[Replay]) -> str:
     """The XML document."""
     return _document(
-        _suite(replay.scenario.name, [_result_case(replay, result) for result in replay.results], replay.wall_s)
+        _suite(replay.scenario.name, [*_result_cases(replay), *_left_out_cases(replay)], replay.wall_s)
         for replay in replays
     )
 
@@ -63,6 +63,18 @@ def _count(element: ET.Element) -> None:
 
 def _case(suite: str, name: str, seconds: float) -> ET.Element:
     return ET.Element("testcase", classname=_clean(f"specdebug.{suite}"), name=_clean(name), time=f"{seconds:.3f}")
+
+
+def _result_cases(replay: Replay) -> list[ET.Element]:
+    return [_result_case(replay, result) for result in replay.results]
+
+
+def _left_out_cases(replay: Replay) -> list[ET.Element]:
+    """A case for each arm that is not run on its target, skipped."""
+    cases = [_case(replay.scenario.name, arm.arm, 0.0) for arm in replay.left_out]
+    for case, arm in zip(cases, replay.left_out, strict=True):
+        ET.SubElement(case, "skipped", message=_clean(arm.text))
+    return cases
 
 
 def _result_case(replay: Replay, result: ArmResult) -> ET.Element:

@@ -48,10 +48,12 @@ def replays_summary(answer: Replays) -> str:
 
 def replays_line(answer: Replays) -> str:
     """The meaning of the exit code, in words."""
-    codes = [replay.exit_code for replay in answer.replays]
+    codes = [replay.exit_code for replay in answer.replays if replay.results]
     good, bad = codes.count(0), codes.count(1)
     counts = {"not": bad, "without a verdict": len(codes) - good - bad}
     parts = [f"{good} as they should", *(f"{count} {what}" for what, count in counts.items() if count)]
+    if without := sum(len(replay.left_out) for replay in answer.replays):
+        parts.append(f"{counted(without, 'arm')} not run on {'its' if without == 1 else 'their'} target")
     line = f"{counted(len(codes), 'scenario')}: {', '.join(parts)} ({answer.wall_s:.1f} s)"
     if answer.missing:
         line += f"; {counted(answer.missing, 'arm')} did not run"
@@ -65,7 +67,8 @@ def _table(answer: Replays) -> Listing:
     for replay in answer.replays:
         right = sum(map(as_it_should, replay.results))
         wrong = [_wrong(result) for result in replay.results if not as_it_should(result)]
-        counted = f"{right} of {len(replay.results)}"
+        wrong += [Text(shown(f"{arm.arm}: {arm.text}"), "yellow") for arm in replay.left_out]
+        counted = f"{right} of {len(replay.results)}" if replay.results else ""
         rows.append((replay.scenario.name, counted, f"{replay.wall_s:.1f} s", Text("\n").join(wrong)))
     return Listing(heads, rows, bar=True)
 

@@ -49,6 +49,7 @@ def render_replay(replay: Replay) -> RenderableType:
         *(line(each, "dim") for each in stack_text(replay.results).splitlines()),
         *(evidence(result) for result in replay.results if wants_evidence(result)),
         *(line(each) for each in lines_of(replay.results)),
+        *(line(f"{arm.arm}: {arm.text}", "yellow") for arm in replay.left_out),
         line(closing_line(replay)),
     )
 
@@ -162,6 +163,8 @@ def closing_line(replay: Replay) -> str:
         answer = ", ".join(f"{r.run.arm} {ended(r.outcome.verdict, r.outcome.signature)}" for r in replay.results)
     else:
         answer = f"{sum(r.met is True for r in replay.results)} of {len(replay.results)} arms as expected"
+    if replay.left_out:
+        answer += f", {len(replay.left_out)} not run on {' and '.join({str(arm.target): 0 for arm in replay.left_out})}"
     return f"{replay.scenario.name}: {answer} ({replay.wall_s:.1f} s)"
 
 

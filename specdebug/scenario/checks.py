@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from specdebug.errors import CheckpointError, ContentError, SpecDebugError, did_
 from specdebug.faults.fit import check_fit
 from specdebug.scenario.grammar import (
     CorpusPrompt,
+    Expectation,
     Prompt,
     Scenario,
     SharedPrefixPrompt,
@@ -27,6 +29,7 @@ from specdebug.scenario.grammar import (
     TokenPrompt,
     WorkloadGroup,
 )
+from specdebug.scenario.target_ranges import TARGET_RANGE, complaint_of
 from specdebug.targets.base import Asked
 from specdebug.targets.registry import DEFAULT, find_target
 from specdebug.targets.serving import refusal_of
@@ -84,6 +87,7 @@ def _problems(scenario: Scenario, known: KnownNames | None, broken: _Broken) -> 
         yield from _wrong_probes(scenario, known.packs)
         yield from _wrong_reverts(scenario, known)
     yield from _wrong_expectations(scenario, broken)
+    yield from _wrong_target_ranges(scenario)
     for arm in scenario.arms:
         if broken.within("arms", arm, "engine") or broken.within("engine"):
             continue
@@ -269,14 +273,32 @@ def _wrong_reverts(scenario: Scenario, known: KnownNames) -> Iterator[ContentErr
                 yield ContentError(f"no toggle for PR {pr}{did_you_mean(str(pr), map(str, known.toggles))}", where)
 
 
+def _wrong_target_ranges(scenario: Scenario) -> Iterator[ContentError]:
+    """Of what a scenario says of other targets than its own, the names that nobody has."""
+    tables: dict[KeyPath, Collection[str]] = {("not_on",): scenario.not_on, ("expect_on",): scenario.expect_on}
+    tables |= {("arms", name, "not_on"): arm.not_on for name, arm in scenario.arms.items()}
+    for path, names in tables.items():
+        for name in names:
+            if re.fullmatch(TARGET_RANGE, name) and (wrong := complaint_of(name)):
+                yield ContentError(one_line(wrong, 200), scenario.where_key(*path, name))
+
+
 def _wrong_expectations(scenario: Scenario, broken: _Broken) -> Iterator[ContentError]:
+    yield from _wrong_table(scenario, broken, ("expect",), scenario.expect)
+    for name, table in scenario.expect_on.items():
+        yield from _wrong_table(scenario, broken, ("expect_on", name), table)
+
+
+def _wrong_table(
+    scenario: Scenario, broken: _Broken, path: tuple[str, ...], table: Mapping[str, Expectation]
+) -> Iterator[ContentError]:
     groups = [group.id for group in scenario.workload]
-    for arm, expectation in scenario.expect.items():
+    for arm, expectation in table.items():
         if arm not in scenario.arms and ("arms",) not in broken.paths:
-            message = f"expect names no arm '{one_line(arm, 60)}'{did_you_mean(arm, scenario.arms)}"
-            yield ContentError(message, scenario.where_key("expect", arm))
-        where = scenario.where("expect", arm, "signature")
-        if expectation.signatures and expectation.verdict != "fail" and not broken.within("expect", arm, "verdict"):
+            message = f"{path[0]} names no arm '{one_line(arm, 60)}'{did_you_mean(arm, scenario.arms)}"
+            yield ContentError(message, scenario.where_key(*path, arm))
+        where = scenario.where(*path, arm, "signature")
+        if expectation.signatures and expectation.verdict != "fail" and not broken.within(*path, arm, "verdict"):
             message = f"only a failure has a signature; the verdict expected of '{arm}' is {expectation.verdict}"
             yield ContentError(message, where)
         for pattern in expectation.signatures:

@@ -36,6 +36,7 @@ from specdebug.scenario.kinds import (
 )
 from specdebug.scenario.parts import Key, Part, keys_of, nested, one_of, overlay
 from specdebug.scenario.servers import TARGET, TargetChoice, parse_target
+from specdebug.scenario.target_ranges import TARGET_RANGE, said_of
 from specdebug.schema import Gather, Item
 from specdebug.targets.registry import DEFAULT, find_target
 from specdebug.verdict.outcome import Verdict
@@ -87,6 +88,7 @@ TEXTS = list_of(TEXT)
 TOKEN_IDS = list_of(whole(*TOKEN_ID))
 STOPS = one_or_many(STOP_STRING)
 FAULTS = list_of(FAULT, at_most=1024, noun="faults")
+NOT_ON = map_of(TEXT, "target", TARGET_RANGE, at_most=64)
 
 
 @dataclass(frozen=True)
@@ -398,10 +400,16 @@ class Arm(Part):
         Key(default="the same"),
     ] = None
     target: Annotated[TargetChoice | None, TARGET, "in place of the scenario's", Key(default="the same")] = None
+    not_on: Annotated[dict[str, str], NOT_ON, "targets on which it is not run, beside the scenario's, and why"] = field(
+        default_factory=dict
+    )
 
     @classmethod
     def given(cls, item: Item) -> dict[str, Any]:
         return {"name": str(item.path[-1])}
+
+    def to_dict(self) -> dict[str, Any]:
+        return _without_empty(super().to_dict(), "not_on")
 
 
 @dataclass(frozen=True)
@@ -454,6 +462,14 @@ class Scenario(Part):
     probes: Annotated[tuple[str, ...], TEXTS, "probe packs, later ones over earlier ones"] = ("default",)
     oracles: Annotated[OracleSpec, nested(OracleSpec), "which oracles judge it"] = OracleSpec()
     limits: Annotated[Limits, nested(Limits), "what a run may use before it is stopped"] = Limits()
+    not_on: Annotated[
+        dict[str, str], NOT_ON, "targets (`vllm`, `sglang==0.5.13`, `sglang<0.5.18`) on which it is not run, and why"
+    ] = field(default_factory=dict)
+    expect_on: Annotated[
+        dict[str, dict[str, Expectation]],
+        map_of(map_of(nested(Expectation), "arm"), "target", TARGET_RANGE, at_most=64),
+        "of such targets, what an arm must come to there instead",
+    ] = field(default_factory=dict)
     path: Path = Path("<scenario>")
     overrides: dict[str, Any] = field(default_factory=dict)
     source: Doc | None = field(default=None, compare=False, repr=False)
@@ -496,6 +512,16 @@ class Scenario(Part):
         find_target(target)
         return replace(self, target=target, arms={name: replace(arm, target=None) for name, arm in self.arms.items()})
 
+    def why_not(self, arm: str) -> str | None:
+        """Why an arm is not run on its target, in the file's words; None where it is."""
+        target = self.target_of(arm)
+        return said_of(self.arms[arm].not_on, target) or said_of(self.not_on, target)
+
+    def expectation_of(self, arm: str) -> Expectation | None:
+        """What an arm must come to on its target; None where nothing was said of the arm."""
+        there = {name: arms[arm] for name, arms in self.expect_on.items() if arm in arms}
+        return said_of(there, self.target_of(arm)) or self.expect.get(arm)
+
     def faults_of(self, arm: str) -> tuple[Fault, ...]:
         """The faults injected in an arm, in the order in which they are numbered."""
         own = self.arms[arm].faults
@@ -513,7 +539,7 @@ class Scenario(Part):
     def to_dict(self) -> dict[str, Any]:
         """The scenario as a file has it, every default written out but the target's: journals and bundles made before
         there was a choice are of the embedded engine."""
-        plain = super().to_dict()
+        plain = _without_empty(super().to_dict(), "not_on", "expect_on")
         if self.target == DEFAULT:
             del plain["target"]
         return plain
@@ -523,6 +549,11 @@ class Scenario(Part):
         """Inverse of :meth:`to_dict`, but for ``overrides``, for which the grammar has no place; also after a trip
         through JSON. References to toggles and packs are not looked up again. Raises ContentError as a file would."""
         return replace(read_scenario(parse_yaml(as_json(data), str(path))), source=None)
+
+
+def _without_empty(plain: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """Without these keys where they hold nothing: what was written before there were any is the same scenario still."""
+    return {key: value for key, value in plain.items() if value or key not in keys}
 
 
 def read_scenario(doc: Doc) -> Scenario:

@@ -130,6 +130,11 @@ class ReleasedEngine(StartedServer):
         tuple[str, ...], list_of(TEXT), "more words of its command line, after those of the engine's options"
     ] = ()
 
+    request_timeout_s: Annotated[
+        float, real(0, 10**6, above=True), "seconds in which something of each request must arrive"
+    ] = 300.0
+    """On a CPU, with kernels that are interpreted, those that wait for a place in the batch wait long."""
+
     @property
     def kind(self) -> str:
         return self.named.engine

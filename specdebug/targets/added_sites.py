@@ -23,14 +23,11 @@ def added_sites(here: Installed, folder: Path | None = None) -> tuple[Patch, ...
     if not file.exists():
         return ()
     ranges = read_sites(file)
-    return next(
-        (
-            patches
-            for wanted, patches in ranges.items()
-            if SpecifierSet(wanted, prereleases=True).contains(here.version)
-        ),
-        (),
-    )
+    for version in here.versions:
+        for wanted, patches in ranges.items():
+            if SpecifierSet(wanted, prereleases=True).contains(version):
+                return patches
+    return ()
 
 
 def read_sites(file: Path) -> Mapping[str, tuple[Patch, ...]]:

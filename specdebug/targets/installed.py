@@ -43,7 +43,8 @@ class InstalledTarget(StartedTarget):
         return replace(asked_of_server(self._settings, options), unused=(), context_length=self.room(config))
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
-        for note in self.notes(options, self.installed()):
+        here = self.installed()
+        for note in (*filter(None, (here.taken_as,)), *self.notes(options, here)):
             opening.say("note", text=note)
         return super().open(options, seed, opening)
 
@@ -58,5 +59,5 @@ class InstalledTarget(StartedTarget):
         """The variables of its processes: ours, the engine's ``own``, what is wanted ``inside``, and the user's. Raises
         ConfigError where a fix cannot be reverted."""
         env = {name: value for name, value in os.environ.items() if name not in (REVERTS, "PYTHONPATH")}
-        wanted = {"device": here.device, "reverts": patches_of(here, there.toggles), **inside}
+        wanted = {"device": here.device, "release": here.version, "reverts": patches_of(here, there.toggles), **inside}
         return env | dict(own) | {"PYTHONPATH": str(site), VARIABLE: json.dumps(wanted)} | dict(self._settings.env)

@@ -32,7 +32,7 @@ def patches_of(here: Installed, toggles: Sequence[Toggle]) -> list[dict[str, Any
     dist = _dist(here)
     plain = []
     for toggle in toggles:
-        found = patches_for(dist, toggle)
+        found = next(filter(None, (patches_for(_dist(here, version), toggle) for version in here.versions)), None)
         if found is None:
             raise ConfigError(f"{toggle.pr} cannot be reverted in {here.release}: {why_none(dist, toggle)}")
         _, patches = found
@@ -54,8 +54,9 @@ def sites_of(here: Installed, sites: Sequence[Patch]) -> tuple[list[dict[str, An
     return plain, lacking
 
 
-def _dist(here: Installed) -> Dist:
-    return Dist(here.engine, Version(here.version), open_package(_package(here.python, here.engine)))
+def _dist(here: Installed, version: str = "") -> Dist:
+    """What is installed; as of a ``version``, where it is to be taken for another."""
+    return Dist(here.engine, Version(version or here.version), open_package(_package(here.python, here.engine)))
 
 
 @cache

@@ -173,7 +173,8 @@ def result_of(outcome: Outcome) -> TrialResult:
 def expected_signature(scenario: Scenario) -> str | None:
     """Return the signature (a shell pattern) of the one failure that the arms expect; None where that is not one.
     Trials are not located, so where a failure begins is none of theirs."""
-    every = {one for expectation in scenario.expect.values() for one in expectation.signatures}
+    expected = (scenario.expectation_of(arm) for arm in scenario.expect)
+    every = {one for expectation in expected if expectation is not None for one in expectation.signatures}
     stated = {one for one in every if not names_place(one)}
     return stated.pop() if len(stated) == 1 else None
 

@@ -63,24 +63,34 @@ def kill_group(group: int) -> None:
         return
 
 
-def _search(keys: set[str]) -> set[int]:
-    """Kill and return the groups of processes that have one of the keys; none is found where there is no /proc."""
+def kill_marked(keys: set[str]) -> set[int]:
+    """Kill and return the groups of processes that have one of the keys, once over; none is found where there is no
+    /proc. What has left the group that it was started in still has the key."""
+    if not keys or not os.path.isdir("/proc/self"):
+        return set()
     found: set[int] = set()
     wanted = [f"{KEY_VARIABLE}={key}".encode() for key in keys]
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                settings = file.read().split(b"\0")
+            if any(one in settings for one in wanted):
+                group = os.getpgid(int(name))
+                kill_group(group)
+                found.add(group)
+        except OSError:  # gone, or another user's
+            continue
+    return found
+
+
+def _search(keys: set[str]) -> set[int]:
+    """Do so until no process can appear any more."""
+    found: set[int] = set()
     until = time.monotonic() + _SEARCH_S
     while os.path.isdir("/proc/self") and time.monotonic() < until:
-        for name in os.listdir("/proc"):
-            if not name.isdigit():
-                continue
-            try:
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    settings = file.read().split(b"\0")
-                if any(one in settings for one in wanted):
-                    group = os.getpgid(int(name))
-                    kill_group(group)
-                    found.add(group)
-            except OSError:  # gone, or another user's
-                continue
+        found |= kill_marked(keys)
         time.sleep(_PAUSE_S)
     return found
 

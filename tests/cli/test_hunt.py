@@ -27,18 +27,37 @@ def test_it_goes_on_where_it_was_and_says_what_was_searched(capsys: pytest.Captu
     assert "Nothing failed." in page
 
 
+FOUND = "oob@draft.forward.positions"
+
+
 def test_a_fix_taken_out_is_found_and_its_scenario_fails_when_it_is_replayed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "h"
-    code, found = hunt(capsys, "-o", str(folder), "--count", "5", "--revert", "25015", "--small", "3")
+    hunted = ("-o", str(folder), "--count", "5", "--revert", "25015", "--small", "3")
+    code, found = hunt(capsys, *hunted)
     assert code == 1
-    signatures = {each["signature"]: each for each in found["findings"]}
-    first = signatures["oob@draft.forward.positions"]["scenarios"][0]
+    finding = next(each for each in found["findings"] if each["signature"] == FOUND)
+    first, bundle, issue = finding["scenarios"][0], Path(finding["bundle"]), Path(finding["issue"])
     page = (folder / "report.md").read_text()
-    assert "## oob@draft.forward.positions" in page
+    assert f"## {FOUND}" in page
     assert "--arm drawn --target embedded --revert 25015" in page
+    assert f"To paste upstream: {issue.name}." in page
     assert run(["replay", str(folder / f"{first:05d}.yaml"), "--arm", "drawn", "--revert", "25015", "--no-locate"]) == 1
+    capsys.readouterr()
+    assert run(["replay", str(bundle), "--json"]) == 1
+    again = json.loads(capsys.readouterr().out)
+    assert (again["bundle"]["status"], again["arms"][0]["signature"]) == ("exact", FOUND)
+    told = issue.read_text()
+    assert told.startswith(f"# {FOUND} on embedded\n\n- `{FOUND}` at step ")
+    assert f"specdebug replay {bundle.name}" in told
+    assert "specdebug hunt -o h --count 5 --seed 0 --revert 25015" in told
+    assert "\n| torch | " in told
+    assert "```yaml\n" in told
+    assert str(tmp_path) not in told
+    before = bundle.stat().st_mtime_ns
+    assert hunt(capsys, *hunted)[1]["findings"] == found["findings"]
+    assert (bundle.stat().st_mtime_ns, issue.read_text()) == (before, told)  # nothing was run again
 
 
 def test_what_cannot_be_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

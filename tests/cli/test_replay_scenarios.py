@@ -205,3 +205,22 @@ def test_several_for_real(tmp_path: Path) -> None:
     assert again.returncode == 1
     (document,) = json.loads(again.stdout)["scenarios"]
     assert [(document["path"].endswith("b.yaml"), arm["arm"]) for arm in document["arms"]] == [(True, "positions")]
+
+
+def test_an_arm_that_is_not_for_the_target_is_told_and_does_not_count(
+    played: Played, told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("some/one.yaml").write_text(Path("some/one.yaml").read_text() + "not_on: {reference: it has no pages}\n")
+    code, document = told("some", "--target", "reference", "--junit", "out.xml")
+    assert (code, document["exit_code"], played.ran) == (0, 0, ["two::x"])
+    assert [(each["scenario"], len(each["arms"]), len(each["not_run"])) for each in document["scenarios"]] == [
+        ("one", 0, 2),
+        ("two", 1, 0),
+    ]
+    assert document["scenarios"][0]["not_run"][0] == {"arm": "x", "target": "reference", "why": "it has no pages"}
+    skipped = [case.get("message") for case in ET.parse("out.xml").iter("skipped")]
+    assert skipped == ["not run on reference: it has no pages"] * 2
+    assert run(["replay", "some/one.yaml", "--target", "reference", "--json"]) == 2
+    done = capsys.readouterr()
+    assert (done.out, "error: some/one.yaml:4" in done.err) == ("", True)
+    assert done.err.strip().endswith("not run on reference: it has no pages")

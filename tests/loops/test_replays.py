@@ -10,10 +10,9 @@ import pytest
 
 from specdebug.errors import CannotRunHere, SpecDebugError
 from specdebug.loops.last_failed import LastFailed
-from specdebug.loops.replay import ArmResult, ArmRun, Choices, Replay
+from specdebug.loops.replay import ArmResult, ArmRun, Choices, PlannedRuns, Replay
 from specdebug.loops.replays import (
     NothingSelected,
-    Plan,
     Replays,
     labels_of,
     only_failed,
@@ -38,16 +37,16 @@ def scenario(path: str, *arms: str) -> Scenario:
 ONE, TWO, TWIN = scenario("a/one.yaml", "x", "y"), scenario("a/two.yaml", "x"), scenario("b/two.yaml", "x")
 
 
-def planned(*scenarios: Scenario, expression: str | None = None, **choices: Any) -> list[Plan]:
+def planned(*scenarios: Scenario, expression: str | None = None, **choices: Any) -> list[PlannedRuns]:
     read = None if expression is None else parse_expression(expression)
     return plan_all(scenarios, Choices(**choices), FakeLibrary(), read)  # type: ignore[arg-type]
 
 
-def keys(plans: list[Plan]) -> list[str]:
-    return [f"{scenario.path}::{run.arm}" for scenario, runs in plans for run in runs]
+def keys(plans: list[PlannedRuns]) -> list[str]:
+    return [f"{each.scenario.path}::{run.arm}" for each in plans for run in each.runs]
 
 
-def run(plans: list[Plan], script: Any = good_run, interrupt_at: str | None = None) -> tuple[Replays, FakePool]:
+def run(plans: list[PlannedRuns], script: Any = good_run, interrupt_at: str | None = None) -> tuple[Replays, FakePool]:
     pool = FakePool(script, interrupt_at)
     return replay_all(pool, FakeLibrary(), plans), pool  # type: ignore[arg-type]
 
@@ -60,8 +59,8 @@ def test_an_expression_selects_arms_and_leaves_out_scenarios() -> None:
 
 
 def test_an_arm_that_is_selected_keeps_its_expectation() -> None:
-    ((_, runs),) = planned(ONE, expression="y")
-    assert [each.expectation for each in runs] == [Expectation()]
+    (only,) = planned(ONE, expression="y")
+    assert [each.expectation for each in only.runs] == [Expectation()]
 
 
 def test_of_several_every_run_has_a_key_of_its_own() -> None:
@@ -133,7 +132,7 @@ def test_what_failed_last_time_is_run_and_all_where_nothing_did(tmp_path: Path) 
     record = LastFailed(tmp_path / "record")
     plans, said = only_failed(planned(ONE, TWO), record)
     assert (len(keys(plans)), said) == (3, "no failure is recorded here; running all")
-    results = [ArmResult(runs[-1], Outcome("fail", None, None, "", None)) for _, runs in plans]
+    results = [ArmResult(each.runs[-1], Outcome("fail", None, None, "", None)) for each in plans]
     record.update(results, lambda: None)
     plans, said = only_failed(planned(ONE, TWO, TWIN), record)
     assert (keys(plans), said) == (["a/one.yaml::y", "a/two.yaml::x"], "running 2 arms that failed last time")

@@ -115,6 +115,7 @@ FULL = {
             "mode": "record",
             "oracles": {"accept": None},
             "target": "reference",
+            "not_on": {"vllm": "it has no trees"},
         },
         "named": {"target": "http://127.0.0.1:30000"},
         "http": {
@@ -144,6 +145,8 @@ FULL = {
         },
     },
     "expect": {"fixed": {"verdict": "pass"}, "other": {"verdict": "fail", "signature": ["nan@*", "hang"]}},
+    "not_on": {"sglang": "pages of 3", "sglang>=0.5.13,<0.5.18": "and more"},
+    "expect_on": {"sglang==0.5.13": {"fixed": {"verdict": "fail", "signature": ["ends@stop"]}}},
 }
 
 INTRUDERS = [None, True, "word", "", -1, 2**70, 0.25, [], [None], {}, {"word": 1}]

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from specdebug.assets import tokenizer_path
 from specdebug.scenario.load import engine_config, load_scenario
+from specdebug.scenario.servers import parse_target
 from specdebug.scenario.workload import expand
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +74,29 @@ def test_a_toggle_and_its_scenario_promise_the_same(toggle):
     expected = scenario.expect["reverted"].signatures
     for promised in [stated] if isinstance(stated, str) else stated:
         assert any(fnmatch.fnmatchcase(promised, one) or fnmatch.fnmatchcase(one, promised) for one in expected)
+
+
+def is_not_on(name, engine):
+    """Whether a scenario's file says that its first arm is not run on an engine."""
+    there = SHIPPED[name].on(parse_target(f"{engine}==0.5.13"))
+    return there.why_not(next(iter(there.arms))) is not None
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_an_engine_cannot_run_says_so_in_its_own_file(name):
+    config = base_config(name)
+    assert is_not_on(name, "vllm") == (config.speculative.eagle_topk > 1), "vLLM drafts chains"
+    assert is_not_on(name, "sglang") == (config.page_size.bit_count() > 1), "SGLang's pages are powers of two"
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name not in WITHOUT_FIX])
+def test_a_revert_that_another_engine_has_is_expected_there_as_its_toggle_says(name):
+    scenario = SHIPPED[name].on(parse_target("sglang==0.5.13"))
+    (toggle,) = (each for each in TOGGLES if each["pr"] in scenario.arms["reverted"].revert)
+    if "sglang" in toggle["patches"]:
+        assert scenario.expectation_of("reverted").signatures == (toggle["detected_in"]["sglang"]["signature"],)
+    else:
+        assert not scenario.expect_on
 
 
 def test_cache_hit_has_661_cached_and_9_new_tokens(prompts):

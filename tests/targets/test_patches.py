@@ -73,3 +73,16 @@ def test_a_package_is_where_its_environment_imports_it_from() -> None:
     assert module._package(sys.executable, "json").name == "json"
     with pytest.raises(ConfigError, match="cannot import no_such_engine any more"):
         module._package(sys.executable, "no_such_engine")
+
+
+def test_a_checkout_between_two_releases_takes_the_patches_of_the_one_before_if_they_fit(
+    tmp_path: Path, toggle: Toggle, package: Path
+) -> None:
+    checkout = release(tmp_path, "0.5.14.dev57+gabc1234")  # in no range: it is neither 0.5.13 nor 0.5.14
+    (fix,) = patches_of(checkout, [toggle])
+    assert fix["pr"] == 77
+    (package / "rows.py").write_text("def width():\n    return 4\n")
+    with pytest.raises(ConfigError, match=r"77 does not fit sglang==0\.5\.14\.dev57\+gabc1234 in .*sglang"):
+        patches_of(checkout, [toggle])
+    with pytest.raises(ConfigError, match=r"77 cannot be reverted in sglang==0\.5\.18\+gabc1234: patches are for"):
+        patches_of(release(tmp_path, "0.5.18+gabc1234"), [toggle])

@@ -24,9 +24,11 @@ def replay_page(replay: Replay, recording: Recording, command: str) -> str:
 def scenario_facts(replay: Replay) -> dict[str, str]:
     """The facts in the head of a page about a replay."""
     seeds = {result.run.seed for result in replay.results} or {replay.scenario.seed}
+    without = {"not run": "; ".join(f"{arm.arm}: {arm.text}" for arm in replay.left_out)} if replay.left_out else {}
     return {
         "scenario": str(replay.scenario.path),
         "seed": ", ".join(map(str, sorted(seeds))),
         "duration": f"{replay.wall_s:.1f} s",
         "exit code": str(replay.exit_code),
+        **without,
     }

@@ -23,7 +23,7 @@ class Host(Protocol):
         """Its exit status; None while it runs. One that is about to end is waited for, a moment."""
 
     def scan(self) -> Scan:
-        """All that its log says so far."""
+        """All that its log says since the run began."""
 
     def findings(self) -> Sequence[tuple[str, str]]:
         """Failures that its log tells of: the signature, and the line."""

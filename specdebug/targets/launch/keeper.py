@@ -8,7 +8,8 @@ went away without a word is ended.
 
 Lines are JSON objects. From a worker: the :class:`ServerWish`, then ``{"status": true}`` any number of times, and
 ``{"release": SOUND}``. To it: ``{"progress": TEXT}``, then ``{"url": ..., "log": ..., "pid": ...}`` or
-``{"failed": TEXT, "signature": ...}``, then ``{"status": N}``, and ``{"released": true}`` once that is done.
+``{"failed": TEXT, "signature": ..., "late": ...}``, then ``{"status": N}``, and ``{"released": true}`` once that is
+done.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 from specdebug.targets.launch.command import StartCommand
-from specdebug.targets.launch.process import ServerProcess, StartFailed, answers
+from specdebug.targets.launch.process import NeverReady, ServerProcess, StartFailed, answers
 from specdebug.targets.serving import NoServer
 
 MAX_IDLE = 2
@@ -179,7 +180,8 @@ def _started(wish: ServerWish, talk: TextIO, shelf: Shelf) -> ServerProcess | No
     except (NoServer, StartFailed) as error:
         if server is not None:
             shelf.end(wish, server)
-        _say(talk, failed=str(error), signature=getattr(error, "signature", None))
+        signature = getattr(error, "signature", None)
+        _say(talk, failed=str(error), signature=signature, late=isinstance(error, NeverReady))
         return None
     except BaseException:
         if server is not None:

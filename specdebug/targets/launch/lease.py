@@ -16,7 +16,7 @@ from typing import Any
 from specdebug.logs.scan import Scan
 from specdebug.targets.launch.keeper import ServerWish
 from specdebug.targets.launch.log import ServerLog
-from specdebug.targets.launch.process import StartFailed
+from specdebug.targets.launch.process import NeverReady, StartFailed
 from specdebug.targets.serving import NoServer
 from specdebug.workers.lifeline import lifeline
 
@@ -28,7 +28,7 @@ class LentServer:
     """A server that a keeper lends, as ``http.host.Host`` sees it."""
 
     def __init__(self, address: str, wish: ServerWish, said: Callable[[str], None]) -> None:
-        """Wait until it is ready. Raises NoServer, or StartFailed."""
+        """Wait until it is ready. Raises NoServer, NeverReady, or StartFailed."""
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(address)
         self._talk = self._socket.makefile("rw", encoding="utf-8")
@@ -39,15 +39,14 @@ class LentServer:
             said(answer["progress"])
             answer = self._hear()
         if "failed" in answer:
-            raise (
-                StartFailed(answer["signature"], answer["failed"])
-                if answer["signature"]
-                else NoServer(answer["failed"])
-            )
+            if answer["signature"]:
+                raise StartFailed(answer["signature"], answer["failed"])
+            raise (NeverReady if answer["late"] else NoServer)(answer["failed"])
         self.url: str = answer["url"]
         self.pid: int = answer["pid"]
         self._log = ServerLog(Path(answer["log"]))
         self._log.findings()  # of runs before this one
+        self._log.begin()
 
     @property
     def log_path(self) -> str:
@@ -60,7 +59,7 @@ class LentServer:
         return status
 
     def scan(self) -> Scan:
-        return self._log.scan()
+        return self._log.scan_run()
 
     def findings(self) -> Sequence[tuple[str, str]]:
         return self._log.findings()

@@ -1,27 +1,46 @@
-"""The log of a server that was started here: its last line, and the failures that it names."""
+"""The log of a server that was started here: its last line, the failures that it names, and how long it may get."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specdebug.errors import one_line
 from specdebug.logs.hits import Strength
+from specdebug.logs.last_words import last_words
 from specdebug.logs.scan import LogReader, Scan
 from specdebug.targets.inside.words import facts_in
 
 TAIL_BYTES = 8192
+WORDS_BYTES = 1 << 20
+"""The end of a log, in which what the server died of is looked for."""
+_PORT_TAKEN = re.compile(
+    rb"address already in use|\berrno 98\b|\bport \d+ (?:is )?(?:already )?(?:in use|not available|occupied)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class LogRoom:
+    """How long a log may get: of one beyond ``most`` bytes the first ``head`` and the last ``tail`` are kept."""
+
+    most: int = 256 << 20
+    head: int = 8 << 20
+    tail: int = 64 << 20
 
 
 class ServerLog:
-    """A file that a server writes."""
+    """A file to whose end a server writes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, room: LogRoom | None = None) -> None:
         self.path = path
-        self._read = 0
+        self._room = room or LogRoom()
+        self._read = self._begun = 0
         self._hits = self._all_hits()  # of runs before this one
         self._problems = self._all_problems()
 
@@ -33,6 +52,52 @@ class ServerLog:
             (one_line(line, 160) for line in reversed(lines) if line.strip() and not (without and without in line)), ""
         )
 
+    def last_words(self) -> str:
+        """The line that says what ended the server, fit for one line of a terminal; empty of an empty log."""
+        text = self._bytes(max(0, self._size() - WORDS_BYTES)).decode("utf-8", "replace")
+        return one_line(last_words(text), 240)
+
+    def port_taken(self) -> bool:
+        """Return True if the server could not have its port."""
+        return _PORT_TAKEN.search(self._bytes(max(0, self._size() - WORDS_BYTES))) is not None
+
+    def cut(self) -> bool:
+        """Take out the middle of a log that has become too long, and return True if it had. What the server writes at
+        that moment may be lost; where nothing can be written, all stays as it is."""
+        room, size = self._room, self._size()
+        if size <= room.most:
+            return False
+        try:
+            file = os.open(self.path, os.O_RDWR | os.O_APPEND)
+        except OSError:
+            return False
+        try:
+            tail = os.pread(file, room.tail, size - room.tail)
+            tail = tail[tail.find(b"\n") + 1 :]
+            mark = f"\nspecdebug left out {size - room.head - len(tail)} bytes of this log here\n".encode()
+            os.ftruncate(file, room.head)
+            os.write(file, mark + tail)
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+        self._read, self._begun = (
+            place if place <= room.head else room.head + len(mark) + max(0, place - (size - len(tail)))
+            for place in (self._read, self._begun)
+        )
+        return True
+
+    def begin(self) -> None:
+        """Take in that a run begins: what the server said before, such as an exception that it has handled while it
+        started, is none of the run's."""
+        self._begun = self._size()
+
+    def scan_run(self) -> Scan:
+        """All that it says of the run."""
+        reader = LogReader(settings=False)
+        reader.feed(self._bytes(min(self._begun, self._size())))
+        return reader.close()
+
     def scan(self) -> Scan:
         """All that it says."""
         reader = LogReader(settings=False)
@@ -42,7 +107,10 @@ class ServerLog:
     def findings(self) -> Sequence[tuple[str, str]]:
         """Failures named by whole lines that came since the last call: the signature, and the line. Exceptions are
         none, for a server may well have handled them."""
-        if self._size() <= self._read:
+        size = self._size()
+        if size < self._read:  # whoever started the server has cut it
+            self._read = min(self._room.head, size)
+        if size <= self._read:
             return ()
         new = self._bytes(self._read)
         whole = new[: new.rfind(b"\n") + 1]

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,12 +20,16 @@ from specdebug.logs.naming import name_of, tells_of_damage
 from specdebug.logs.scan import Scan
 from specdebug.targets.inside.looks import LOG_VARIABLE, looks_folder
 from specdebug.targets.launch.command import StartCommand, free_port
-from specdebug.targets.launch.log import ServerLog
+from specdebug.targets.launch.log import LogRoom, ServerLog
 from specdebug.targets.serving import NoServer
 from specdebug.workers.lifeline import lifeline
-from specdebug.workers.reaper import kill_group, wait_for
+from specdebug.workers.reaper import kill_group, kill_marked, wait_for
 
 LOOK_S = 0.1
+LOG_LOOK_S = 1.0
+"""Seconds between two looks at how long the log has become."""
+PORTS_TRIED = 3
+"""Ports that a server is started on, where somebody else takes each first."""
 END_S = 10.0
 """Seconds that a server has to end once it is told to."""
 DYING_S = 3.0
@@ -39,18 +44,35 @@ class StartFailed(Exception):
         self.signature = signature
 
 
-class ServerProcess:
-    """A server that was started. Ended with its whole group, by :meth:`end` or when this process is gone."""
+class NeverReady(NoServer):
+    """A server that did not answer in time: nothing is said of it, for this machine may be slow."""
 
-    def __init__(self, command: StartCommand, label: str, folder: str | None) -> None:
+    exit_code = 125
+
+
+class ServerProcess:
+    """A server that was started. Ended with all that it has started itself, by :meth:`end` or when this process is
+    gone. Its log is kept from filling the disk (``room``)."""
+
+    def __init__(self, command: StartCommand, label: str, folder: str | None, room: LogRoom | None = None) -> None:
         """Start it. Raises NoServer."""
+        self.log = ServerLog(_log_file(label, folder), room)
+        self._command = command
+        self._tried = 0
+        self._over = threading.Event()
+        self._start()
+        threading.Thread(target=self._watch_log, daemon=True).start()
+
+    def _start(self) -> None:
+        """Start it on a port that is free. Raises NoServer."""
         port = free_port()
-        words = command.on(port)
+        words = self._command.on(port)
         self.url = f"http://127.0.0.1:{port}"
-        self.log = ServerLog(_log_file(label, folder))
-        told = {**command.env, LOG_VARIABLE: str(self.log.path)}
+        self._tried += 1
+        told = {**self._command.env, LOG_VARIABLE: str(self.log.path)}
         try:
-            with open(self.log.path, "wb") as log, lifeline.starting(told) as (self._key, env):
+            # to its end, wherever that is once the log was cut
+            with open(self.log.path, "ab") as log, lifeline.starting(told) as (self._key, env):
                 self._process = subprocess.Popen(
                     words,
                     env=env,
@@ -74,10 +96,10 @@ class ServerProcess:
     def wait_ready(
         self, path: str, timeout_s: float, said: Callable[[str], None], headers: Sequence[tuple[str, str]]
     ) -> None:
-        """Wait until ``path`` answers 200; ``said`` is told the last line of the log. Raises NoServer, or StartFailed
-        for a failure that the log names."""
+        """Wait until ``path`` answers 200; ``said`` is told the last line of the log. Raises NoServer, NeverReady once
+        the time is up, or StartFailed for a failure that the log names."""
         until, last = time.monotonic() + timeout_s, ""
-        while not answers(self.url + path, headers):
+        while not answers(self.url + path, headers) or not self.alive():
             line = self.log.last_line(f"GET {path} ") or "starting"
             if line != last:
                 said(f"server: {line}")
@@ -85,19 +107,31 @@ class ServerProcess:
             if (status := self._process.poll()) is not None:
                 self._ended_early(status)
             if time.monotonic() > until:
-                raise NoServer(
-                    f"the server did not answer {path} within {timeout_s:g} s; its log is {self.log_path}, "
-                    f"which ends with: {last}"
-                )
+                said_last = self.log.last_words() or "it said nothing"
+                late = f"the server did not answer {path} within {timeout_s:g} s: {said_last}"
+                raise NeverReady(f"{late}; its log is {self.log_path}")
             time.sleep(LOOK_S)
+        self.log.begin()
         said("")
 
     def _ended_early(self, status: int) -> None:
+        """Start it anew where somebody took its port; else say what it died of."""
+        taken = self.log.port_taken()
+        if taken and self._tried < PORTS_TRIED:
+            self._end_process()
+            self._start()
+            return
+        how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        words = self.log.last_words() or "it said nothing"
+        told = f"the server ended ({how}) before it was ready: {words}; its log is {self.log_path}"
         name = name_of(self.log.scan(), status)
-        told = f"the server ended (exit status {status}) before it was ready; its log is {self.log_path}"
         if tells_of_damage(name) and not name.startswith("hang"):
             raise StartFailed(name, told)
-        raise NoServer(f"{told}, which ends with: {self.log.last_line() or 'nothing'}")
+        raise NoServer(f"{told} ({self._tried} ports were tried, and somebody listens on each)" if taken else told)
+
+    def _watch_log(self) -> None:
+        while not self._over.wait(LOG_LOOK_S):
+            self.log.cut()
 
     def alive(self) -> bool:
         """Return True if it runs."""
@@ -110,7 +144,7 @@ class ServerProcess:
             return None
 
     def scan(self) -> Scan:
-        return self.log.scan()
+        return self.log.scan_run()
 
     def findings(self) -> Sequence[tuple[str, str]]:
         return self.log.findings()
@@ -134,14 +168,20 @@ class ServerProcess:
         self.end()
 
     def end(self) -> None:
-        """End it, and all of its group, and wait until it is gone."""
+        """End it, and all that it has started, and wait until that is gone. May be called more than once."""
+        self._over.set()
+        self._end_process()
+        self.log.cut()
+
+    def _end_process(self) -> None:
         if self._process.poll() is None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_S)
         kill_group(self._process.pid)  # what it left, or itself
+        others = kill_marked({self._key})  # what has left its group
         self._process.wait()
-        wait_for({self._process.pid})
+        wait_for({self._process.pid, *others})
         lifeline.ended(self._key)
         shutil.rmtree(looks_folder(self.log_path), ignore_errors=True)
 

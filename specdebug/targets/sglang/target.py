@@ -9,7 +9,7 @@ from typing import Any
 from specdebug.assets import checkpoint_path
 from specdebug.engine.config import EngineConfig
 from specdebug.faults.model import Fault
-from specdebug.installs.recipe import recipes
+from specdebug.installs.recipe import nearest_recipe
 from specdebug.installs.store import Installed
 from specdebug.targets.added_sites import added_sites
 from specdebug.targets.base import Asked, OverThere
@@ -79,6 +79,5 @@ class SglangTarget(InstalledTarget):
 
 def _stand_ins(here: Installed) -> tuple[str, ...]:
     """Modules that empty ones stand in for: those of the recipe, also in an environment of the user's own."""
-    of_engine = [each for each in recipes() if each.engine == here.engine and each.device == here.device]
-    exact = [each for each in of_engine if each.version == here.version]
-    return (exact or of_engine)[0].stand_ins if of_engine else ()
+    recipe = nearest_recipe(here.engine, here.version, here.device)
+    return () if recipe is None else recipe.stand_ins

@@ -1,4 +1,10 @@
-"""The fake server as a process: ``PORT [--say TEXT] [--end STATUS] [--sick] [--kill-after N] [--child FILE]``."""
+"""The fake server as a process: ``PORT [--say TEXT] [--end STATUS] [--sick] [--kill-after N] [--child FILE [--apart]]
+[--stubborn] [--fill BYTES] [--taken FILE]``.
+
+``--child``: the pid of a child that it starts, ``--apart`` in a session of its own; ``--stubborn``: it does not end
+when it is told to, and neither does the child; ``--fill``: so much is logged before it serves; ``--taken``: as often as
+the file says, its port is another's.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +40,26 @@ def main() -> None:
     parser.add_argument("--sick", action="store_true")
     parser.add_argument("--kill-after", type=int, default=0)
     parser.add_argument("--child")
+    parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--stubborn", action="store_true")
+    parser.add_argument("--fill", type=int, default=0)
+    parser.add_argument("--taken")
     asked = parser.parse_args()
     print(f"reverts {os.environ.get('SGLANG_DEBUG_REVERT_PR', 'nothing')}", flush=True)
     print(asked.say, flush=True)
+    if asked.stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which a child inherits
+    if asked.child:
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        child = subprocess.Popen(sleep, start_new_session=asked.apart)
+        Path(asked.child).write_text(str(child.pid))
+    if asked.taken and (left := int(Path(asked.taken).read_text())):
+        Path(asked.taken).write_text(str(left - 1))
+        sys.exit("OSError: [Errno 98] Address already in use")
     if asked.end is not None:
         sys.exit(asked.end)
-    if asked.child:
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        Path(asked.child).write_text(str(child.pid))
+    for number in range(asked.fill // 100):
+        print(f"line {number}".ljust(99), flush=True)
     fake = Dying(model="tiny", health=503 if asked.sick else 200)
     fake.most = asked.kill_after
     with serving(fake, asked.port):

@@ -15,7 +15,7 @@ from tests.targets.launch.starting import words
 
 SCENARIO = """
 name: started
-target: {{launch: {command}, request_timeout_s: 30, log: '{logs}'}}
+target: {{launch: {command}, request_timeout_s: 30, ready_timeout_s: {ready}, log: '{logs}'}}
 probes: []
 workload:
   - {{id: a, requests: 4, prompt: {{token_ids: [5, 6]}}, max_new_tokens: 6}}
@@ -32,9 +32,9 @@ Replay = Callable[..., dict[str, Any]]
 def replay(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Replay:
     monkeypatch.chdir(tmp_path)
 
-    def run(arm: str, *more: str) -> dict[str, Any]:
-        file = tmp_path / "started.yaml"
-        file.write_text(SCENARIO.format(command=json.dumps(shlex.join(words(*more))), logs=tmp_path / "logs"))
+    def run(arm: str, *more: str, ready: float = 60) -> dict[str, Any]:
+        file, command = tmp_path / "started.yaml", json.dumps(shlex.join(words(*more)))
+        file.write_text(SCENARIO.format(command=command, logs=tmp_path / "logs", ready=ready))
         code = run_command(["replay", str(file), "--arm", arm, "--json"])
         out = capsys.readouterr()
         return {"code": code, "err": out.err, **(json.loads(out.out)["arms"][0] if out.out else {})}
@@ -75,3 +75,13 @@ def test_a_server_that_does_not_start_is_the_user_s_to_mend(replay: Replay) -> N
     assert arm["code"] == 2
     assert "arm 'only': the server ended (exit status 2) before it was ready" in arm["err"]
     assert "error: no such model" in arm["err"]
+
+
+@pytest.mark.slow
+def test_a_server_that_is_never_ready_decides_nothing_and_its_last_words_are_told(
+    replay: Replay, tmp_path: Path
+) -> None:
+    arm = replay("only", "--sick", "--say", "waiting for a lock", ready=20)
+    assert (arm["code"], arm["verdict"]) == (125, "unknown")
+    assert "did not answer /health within 20 s: " in arm["detail"]
+    assert f"its log is {tmp_path / 'logs'}" in arm["detail"]

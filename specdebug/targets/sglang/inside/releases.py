@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from packaging.version import Version
+
+from specdebug.targets.inside import VARIABLE
 
 _T = TypeVar("_T")
 
@@ -36,7 +40,10 @@ class StandIn:
 
 
 def installed() -> str:
-    """The release of SGLang that this process runs."""
+    """The release of SGLang that this process runs: as it was installed, for a checkout may call itself otherwise."""
+    wanted = json.loads(os.environ.get(VARIABLE, "null")) or {}
+    if named := wanted.get("release"):
+        return str(named)
     version: str = importlib.import_module("sglang.version").__version__
     return version
 

@@ -1,0 +1,90 @@
+"""A hunt whose scenarios are run elsewhere: every one is kept, in whatever order they end."""
+
+from __future__ import annotations
+
+import pickle
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from specdebug.hunt.hunting import Hunt, HuntRunner, judged_in, result_with
+from specdebug.hunt.record import HuntRecord, Judged
+from specdebug.hunt.source import HuntSource
+from specdebug.trials.trial import Trial, TrialResult
+
+
+class Nodes:
+    """Stands in for a cluster of two workers: the trial that came last ends first. ``cut``: a signal comes after so
+    many."""
+
+    candidates = ()
+    identity = ""
+    capacity = 2
+    rerun = 0
+
+    def __init__(self, cut: int = 99) -> None:
+        self.running: list[Trial] = []
+        self.most = 0
+        self.left = cut
+        self.closed = False
+
+    def start(self, trial: Trial) -> None:
+        self.running.append(trial)
+        self.most = max(self.most, len(self.running))
+
+    def wait(self) -> tuple[Trial, TrialResult]:
+        if not self.left:
+            raise KeyboardInterrupt
+        self.left -= 1
+        trial = self.running.pop()
+        verdict = "fail" if trial.number == 2 else "pass"
+        return trial, result_with(Judged(trial.number, verdict, "nan@x" if verdict == "fail" else ""))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def hunt(folder: Path, nodes: Nodes) -> Hunt:
+    record = HuntRecord(folder, {"target": "embedded"})
+    runner: Any = HuntRunner(None, None, "embedded", 0)  # type: ignore[arg-type] - nothing is run here
+    return Hunt(runner, record, cluster=lambda: nodes)
+
+
+def test_every_scenario_that_is_left_is_run_and_kept(tmp_path: Path) -> None:
+    nodes = Nodes()
+    made = hunt(tmp_path, nodes)
+    made.record.add(Judged(1, "unknown"))
+    assert made.run(range(5)) is False
+    assert {number: one.verdict for number, one in sorted(made.record.judged.items())} == {
+        0: "pass", 1: "unknown", 2: "fail", 3: "pass", 4: "pass",
+    }  # fmt: skip
+    assert (nodes.most, nodes.closed, (tmp_path / "00002.yaml").exists()) == (2, True, True)
+    assert hunt(tmp_path, Nodes(cut=0)).run(range(5)) is False  # nothing is left, so no cluster is asked
+
+
+def test_a_signal_keeps_what_has_ended_and_no_more_is_begun_in_time_that_is_up(tmp_path: Path) -> None:
+    nodes = Nodes(cut=2)
+    cut = hunt(tmp_path / "cut", nodes)
+    assert cut.run(range(9)) is True
+    assert (len(cut.record.judged), nodes.closed) == (2, True)
+    late = hunt(tmp_path / "late", Nodes())
+    assert late.run(range(9), until=0.0) is False
+    assert late.record.judged == {}
+
+
+def test_what_becomes_of_a_scenario_travels() -> None:
+    for one in (Judged(3, "refused", detail="no"), Judged(4, "fail", "a@b", "words", 1.5, 2, 30), Judged(5, "pass")):
+        assert judged_in(pickle.loads(pickle.dumps(result_with(one)))) == one
+
+
+def test_a_node_makes_its_source_and_runs_a_scenario_as_this_machine_would() -> None:
+    make = partial(HuntSource, "embedded", 0, (25015,), ())
+    source = pickle.loads(pickle.dumps(make))()
+    assert source.identity == make().identity != HuntSource("embedded", 1, (25015,), ()).identity
+    try:
+        source.start(Trial(4, frozenset(), 0))
+        trial, result = source.wait()
+    finally:
+        source.close()
+    assert (trial.number, result.outcome, result.signature) == (4, "fail", "oob@draft.forward.positions")
+    assert judged_in(result).number == 4

@@ -24,13 +24,13 @@ def replayed(scenario: str, *more: str, revert: int | None = None) -> tuple[int,
 
 
 def diverged(scenario: str, *more: str) -> tuple[int, dict[str, Any]]:
-    """Exit code and the document of a comparison of two arms."""
+    """Exit code and the document of a comparison of two arms. ``scenario``: a shipped one, or a file."""
     words = [
         sys.executable,
         "-m",
         "specdebug",
         "diverge",
-        str(ROOT / "scenarios" / f"{scenario}.yaml"),
+        scenario if scenario.endswith(".yaml") else str(ROOT / "scenarios" / f"{scenario}.yaml"),
         "--json",
         *more,
     ]

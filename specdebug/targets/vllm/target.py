@@ -30,6 +30,7 @@ class VllmTarget(InstalledTarget):
     """A release of vLLM."""
 
     name = "vllm"
+    records = True
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         config = EngineConfig.from_dict(options)
@@ -44,7 +45,7 @@ class VllmTarget(InstalledTarget):
         here = self.installed()
         arguments = {**self._mapped(options, here).arguments, "seed": seed}
         own = ALWAYS_ENV | (ON_CPU_ENV if here.device == "cpu" else {})
-        env = self.environment(make_site(here.folder, {}), here, there, own, engine=arguments)
+        env = self.environment(make_site(here.folder, {}), here, there, own, engine=arguments, tape=there.tape)
         return StartCommand((here.python, "-P", "-m", SERVE, "--port", "{port}", *self._settings.arguments), env)
 
     def _mapped(self, options: Mapping[str, Any], here: Installed) -> VllmOptions:

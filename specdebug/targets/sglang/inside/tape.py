@@ -6,13 +6,13 @@ function on the host, so the forwards of the draft are recorded where they run e
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from specdebug.targets.inside.tape import Tape
+from specdebug.targets.inside.wrapping import wrap_method
 from specdebug.targets.sglang.inside.releases import installed, of_release
 
 _Tapped = tuple[Any, str, Callable[..., Any]]
@@ -42,7 +42,7 @@ def record(path: str) -> None:
         *of_release({"0.5.13": _of_0_5_13, "0.5.18": _of_0_5_18}, installed())(taps),
     ]
     for owner, name, tap in tapped:
-        _wrap(owner, name, tap)
+        wrap_method(owner, name, tap)
 
 
 def _of_0_5_13(taps: _Taps) -> tuple[_Tapped, ...]:
@@ -60,17 +60,6 @@ def _of_0_5_18(taps: _Taps) -> tuple[_Tapped, ...]:
         (eagle_worker_common, "eagle_sample", taps.sample),
         (EAGLEDraftExtendCudaGraphRunner, "execute", taps.extend_replay),
     )
-
-
-def _wrap(owner: Any, name: str, tap: Callable[..., Any]) -> None:
-    """Have ``tap`` called in the place of a method, or of a function of a module, with that first."""
-    method = getattr(owner, name)
-
-    @functools.wraps(method)
-    def wrapped(self: Any, *args: Any, **named: Any) -> Any:
-        return tap(functools.partial(method, self), self, *args, **named)
-
-    setattr(owner, name, wrapped)
 
 
 class _Taps:

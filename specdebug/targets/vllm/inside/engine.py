@@ -66,6 +66,16 @@ class EngineThread:
         """vLLM's configuration."""
         return self._engine.vllm_config
 
+    @property
+    def runner(self) -> Any:
+        """What computes the steps. Raises AttributeError of an engine in another process."""
+        return self._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+    def name_of(self, rid: str) -> str:
+        """The id that a request was given, by vLLM's own of it, which has a suffix."""
+        known = self._engine.output_processor.request_states.get(rid)
+        return rid if known is None else str(known.external_req_id)
+
     def ask(self, work: Callable[[], None]) -> None:
         """Have something done in the engine's thread, between two steps."""
         self._work.put(work)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from specdebug.targets.inside import VARIABLE
 from specdebug.targets.inside.reverts import revert
 from specdebug.targets.inside.words import say
-from specdebug.targets.vllm.inside.engine import EngineThread, Event, Served
+from specdebug.targets.vllm.inside.engine import FAILED, EngineThread, Event, Served
+from specdebug.targets.vllm.inside.watch import CannotWatch, watch
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -169,6 +170,11 @@ def main() -> int:
     tell = revert(wanted["reverts"]) if wanted["reverts"] else lambda: None
     engine = EngineThread(wanted["engine"])
     say("replaced: nothing")
+    try:
+        watch(engine, wanted)
+    except CannotWatch as error:
+        say(str(error))
+        return FAILED
 
     import uvicorn
 

@@ -9,6 +9,12 @@ from pathlib import Path
 import pytest
 
 from specdebug.assets import checkpoint_path
+from specdebug.installs.release import parse_release
+from specdebug.installs.store import find_installed, store_folder
+from specdebug.scenario.servers import ReleasedEngine
+from specdebug.targets.base import OverThere
+from specdebug.targets.inside import VARIABLE
+from specdebug.targets.registry import find_target
 from tests.engines.replays import REPLAY, ROOT, alike, diverged, replayed
 
 pytestmark = pytest.mark.engines
@@ -16,12 +22,80 @@ pytestmark = pytest.mark.engines
 RELEASE = "vllm==0.32.0"
 
 
-@pytest.mark.parametrize("scenario", ["multiturn_cache_hit", "chunk_tail", "bigram_key"])
+@pytest.mark.parametrize("scenario", ["multiturn_cache_hit", "bigram_key"])
 def test_tokens_and_accept_lengths_are_those_of_our_engine(scenario: str) -> None:
     code, theirs = replayed(scenario, "--arm", "fixed", "--target", RELEASE)
     assert (code, theirs["verdict"]) == (0, "pass"), theirs["detail"]
     _, ours = replayed(scenario, "--arm", "fixed")
     assert alike(theirs, ours)
+
+
+def test_the_probe_at_a_chunk_s_end_finds_vllm_s_own_mistake_and_the_server_lives_on() -> None:
+    """vLLM 0.32.0 gives the draft of a chunk that is not the last the prompt's last token, not its next."""
+    code, theirs = replayed("chunk_tail", "--arm", "fixed", "--target", RELEASE)
+    assert (code, theirs["signature"]) == (1, "oob@draft_prefill.input_ids"), theirs["detail"]
+    assert "1 bad, first " in theirs["detail"]
+    assert theirs["reached_sites"]["draft.forward.positions"] > 0
+    _, ours = replayed("chunk_tail", "--arm", "fixed")
+    assert alike(theirs, ours)
+
+
+def test_an_asserted_probe_ends_the_engine_and_names_the_failure(tmp_path: Path) -> None:
+    text = (ROOT / "scenarios" / "chunk_tail.yaml").read_text()
+    scenario = tmp_path / "asserted.yaml"
+    scenario.write_text(text.replace("\narms:", "\nprobes: [assert]\narms:"))
+    code, arm = replayed(str(scenario), "--arm", "fixed", "--target", RELEASE)
+    assert (code, arm["signature"]) == (1, "oob@draft_prefill.input_ids"), arm["detail"]
+    assert "RuntimeError: async probe" in arm["detail"]
+
+
+FOUND: dict[str, set[str]] = {
+    "ids": {"oob@target_prefill.input_ids", "oob@verify.input_ids"},
+    "logits": {"nan@target_prefill.logits", "nan@verify.logits"},
+    "infinite": {"inf@target_prefill.logits", "inf@verify.logits"},
+    "features": {"nan@target_prefill.hidden_states", "nan@verify.hidden_states"},
+    "sampled": {"oob@sampler.next_token_ids", "oob@accept.predict"},
+    "slots": {"oob@kv_pool.write.loc"},
+    "bonus": {"oob@draft.bonus"},
+    "counts": {"oob@accept.num_correct_drafts"},
+    "draft_ids": {"oob@draft_prefill.input_ids", "oob@draft_extend.input_ids"},
+    "drafts": {"oob@draft_extend.topk_index", "oob@draft.forward.input_ids"},
+    "draft_logits": {"nan@draft_extend.logits", "nan@draft.forward.logits"},
+    "positions": {"oob@draft.forward.positions"},
+    "draft_slots": {"oob@draft.out_cache_loc"},
+    "draft_hidden": {"nan@draft_prefill.hidden_states"},
+    "extend_features": {"nan@draft_extend.features"},
+}
+"""By what ``planting_vllm.py`` damages, what is found of that."""
+PLAIN: dict[str, set[str]] = {
+    "ids": {"oob@target_decode.input_ids"},
+    "logits": {"nan@target_decode.logits"},
+    "infinite": {"inf@target_decode.logits"},
+}
+"""Of an engine without drafts."""
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_each_site_finds_the_damage_done_there_and_is_silent_without(drafts: bool) -> None:
+    found = planted(drafts=drafts)
+    assert (found["sound"], found["sound again"]) == ([], [])
+    for name, wanted in (FOUND if drafts else PLAIN).items():
+        assert wanted <= {line.split()[2].rstrip(":") for line in found[name]}, name
+
+
+def planted(*, drafts: bool) -> dict[str, list[str]]:
+    """The findings of a process in which damage is done, by the name of that."""
+    here = find_installed(store_folder(None), parse_release(RELEASE))
+    options = {"context_length": 512, "max_running_requests": 4, "memory": {"num_slots": 2048}}
+    if drafts:
+        options["speculative"] = {"num_steps": 4}
+    command = find_target(ReleasedEngine(release=RELEASE)).command(options, 0, OverThere())
+    arguments = json.dumps(json.loads(command.env[VARIABLE])["engine"])
+    words = [here.python, "-P", str(ROOT / "tests" / "engines" / "planting_vllm.py"), arguments]
+    done = subprocess.run(words, env=dict(command.env), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
 def test_a_tree_is_refused_where_it_stands() -> None:

@@ -10,7 +10,7 @@ This is about the model runner V1, which vLLM takes where there is no Triton.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
 import torch
@@ -31,6 +31,8 @@ class StepRequests:
 
     ``places``: in vLLM's batch. ``starts``: positions of each that had KV before the step. ``rows``: of each in the
     forward. ``totals``: tokens of each whose KV a prefill is to make. ``drafts``: of each that are verified.
+    ``behind``: of each the token after its last row, -1 where that is not known yet. ``blocks``: of each the blocks of
+    KV that the scheduler gave it.
     """
 
     doing: Doing
@@ -40,6 +42,8 @@ class StepRequests:
     rows: tuple[int, ...]
     totals: tuple[int, ...]
     drafts: tuple[int, ...]
+    behind: tuple[int, ...]
+    blocks: tuple[tuple[int, ...], ...]
 
 
 class BoundaryOnlooker(Protocol):
@@ -65,10 +69,11 @@ class Boundaries:
         self._onlookers = onlookers
         self._steps = 0
         self._shares: tuple[StepRequests, ...] = ()
-        self._all = StepRequests("plain", (), (), (), (), (), ())
+        self._all = StepRequests("plain", (), (), (), (), (), (), (), ())
         self._forwards = 0  # of the draft model, in this step
         for name, tap in {
             "_prepare_inputs": self._prepared,
+            "_get_slot_mappings": self._target_slots,
             "_model_forward": self._target_forward,
             "execute_model": self._executed,
             "_sample": self._sampled,
@@ -80,6 +85,7 @@ class Boundaries:
             wrap_bound(drafter, "prepare_next_token_ids_padded", self._next_tokens)
             wrap_bound(drafter, "propose", self._proposed)
             wrap_bound(drafter, "set_inputs_first_pass", self._first_pass)
+            wrap_bound(drafter, "_update_positions_dependent_metadata", self._draft_slots)
             wrap_bound(drafter, "_sample_draft_tokens", self._draft_sampled)
             wrap_bound(drafter.model, "compute_logits", self._draft_logits)
             drafter.model.register_forward_pre_hook(self._draft_begins, with_kwargs=True)
@@ -99,6 +105,8 @@ class Boundaries:
             tuple(int(counts[place]) for place in places),
             tuple(self._to_prefill(place) for place in places),
             tuple(verified.num_draft_tokens) if verified is not None else (0,) * batch.num_reqs,
+            tuple(self._behind(place, int(counts[place])) for place in places),
+            tuple(tuple(self._runner.requests[rid].block_ids[0]) for rid in batch.req_ids[: batch.num_reqs]),
         )
         self._shares = tuple(share for doing in DOINGS if (share := self._share(doing)).places)
         self._steps += 1
@@ -112,12 +120,17 @@ class Boundaries:
         batch = self._runner.input_batch
         return max(int(batch.num_prompt_tokens[place]), int(batch.num_tokens_no_spec[place]) - 1)
 
+    def _behind(self, place: int, rows: int) -> int:
+        batch = self._runner.input_batch
+        end = int(batch.num_computed_tokens_cpu[place]) + rows
+        return int(batch.token_ids_cpu[place, end]) if end < int(batch.num_tokens_no_spec[place]) else -1
+
     def _share(self, doing: Doing) -> StepRequests:
         every = self._all
         decodes: Doing = "plain" if getattr(self._runner, "drafter", None) is None else "speculative"
         chosen = [n for n in every.places if ("prefill" if every.starts[n] < every.totals[n] else decodes) == doing]
-        facts = (every.places, every.rids, every.starts, every.rows, every.totals, every.drafts)
-        return StepRequests(doing, *(tuple(each[n] for n in chosen) for each in facts))  # type: ignore[arg-type]
+        facts = (getattr(every, each.name) for each in fields(every)[1:])
+        return StepRequests(doing, *(tuple(each[n] for n in chosen) for each in facts))
 
     def _tell(self, names: dict[Doing, str] | str, values: Tensor, rows: Sequence[int]) -> None:
         """Hand each share its rows of a tensor. ``rows``: how many each request of the batch has."""
@@ -136,6 +149,14 @@ class Boundaries:
         if not plain:
             del names["plain"]
         self._tell(names, values, rows)
+
+    def _target_slots(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        answer = call(*args, **named)
+        by_group = answer[0]
+        if self._shares and by_group is not None and len(by_group) == 1:  # else one request has several tables
+            (slots,) = by_group.values()
+            self._tell("kv_pool.write.loc", slots, self._all.rows)
+        return answer
 
     def _target_forward(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
         ids = named.get("input_ids")
@@ -196,6 +217,12 @@ class Boundaries:
                 self._drafter.input_ids,
                 self._all.rows,
             )
+        return answer
+
+    def _draft_slots(self, call: Callable[..., Any], positions: Any, metadata: Any, *args: Any, **named: Any) -> Any:
+        answer = call(positions, metadata, *args, **named)
+        if self._shares:
+            self._tell("draft.out_cache_loc", metadata.slot_mapping, (1,) * len(self._all.places))
         return answer
 
     def _draft_begins(self, model: Any, args: Any, named: dict[str, Any]) -> None:

@@ -167,16 +167,20 @@ def main() -> int:
     parser.add_argument("--port", type=int, required=True)
     asked = parser.parse_args()
     wanted = json.loads(os.environ[VARIABLE])
-    tell = revert(wanted["reverts"]) if wanted["reverts"] else lambda: None
+    tell_hits = revert(wanted["reverts"]) if wanted["reverts"] else lambda: None
     engine = EngineThread(wanted["engine"])
     say("replaced: nothing")
     try:
-        watch(engine, wanted)
+        tell_reached = watch(engine, wanted)
     except CannotWatch as error:
         say(str(error))
         return FAILED
 
     import uvicorn
+
+    def tell() -> None:
+        tell_hits()
+        tell_reached()
 
     uvicorn.run(routes(Interface(engine, tell)), host=asked.host, port=asked.port, log_level="warning")
     return 0

@@ -17,6 +17,8 @@ from specdebug.targets.vllm.inside.boundaries import StepRequests
 
 HELD = ("draft.bonus", "draft.forward.positions", "draft.forward.input_ids", "draft.forward.logits")
 """Sites of what is drafted ahead of the step that verifies it."""
+PLACES = ("kv_pool.write.loc", "draft.out_cache_loc")
+"""Sites that say where something lies, which two engines do not share."""
 _Rows = list[tuple[str, Tensor]]
 
 
@@ -38,6 +40,8 @@ class StepTape:
         self._passed = {share: [] for share in shares}
 
     def on_site(self, site: str, among: StepRequests, values: Tensor, rows: Sequence[int]) -> None:
+        if site in PLACES:
+            return
         values = values.detach().clone()  # vLLM goes on in the same buffers
         if site in HELD:
             for place, rid in enumerate(among.rids):

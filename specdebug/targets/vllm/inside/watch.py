@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specdebug.targets.inside.tape import Tape
 from specdebug.targets.vllm.inside.boundaries import Boundaries, BoundaryOnlooker
 from specdebug.targets.vllm.inside.engine import EngineThread
+from specdebug.targets.vllm.inside.probes import SiteProbes
 from specdebug.targets.vllm.inside.tape import StepTape
 
 
@@ -15,15 +16,28 @@ class CannotWatch(Exception):
     """This release, or this machine's model runner, has not the functions that are watched."""
 
 
-def watch(engine: EngineThread, wanted: Mapping[str, Any]) -> None:
-    """Have the engine's steps recorded, if that is wanted. Raises CannotWatch."""
+def watch(engine: EngineThread, wanted: Mapping[str, Any]) -> Callable[[], None]:
+    """Have the engine's steps recorded, and its sites probed, if that is wanted; returns what tells which sites were
+    reached. Raises CannotWatch."""
     onlookers: list[BoundaryOnlooker] = []
+    tell_reached: Callable[[], None] = lambda: None  # noqa: E731
+    num_steps = (wanted["engine"].get("speculative_config") or {}).get("num_speculative_tokens", 0)
+    if wanted.get("probes"):
+        cache = engine.config.cache_config
+        probes = SiteProbes(
+            wanted["probes"],
+            vocab_size=engine.config.model_config.get_vocab_size(),
+            num_steps=num_steps,
+            block_size=cache.block_size,
+            num_slots=cache.block_size * cache.num_gpu_blocks,
+        )
+        onlookers.append(probes)
+        tell_reached = probes.tell_reached
     if wanted.get("tape"):
-        drafts = wanted["engine"].get("speculative_config") or {}
-        onlookers.append(StepTape(Tape(wanted["tape"]), drafts.get("num_speculative_tokens", 0)))
-    if not onlookers:
-        return
-    try:
-        Boundaries(engine.runner, engine.name_of, onlookers)
-    except AttributeError as error:
-        raise CannotWatch(f"vLLM's model runner cannot be watched, which is made for its first one: {error}") from None
+        onlookers.append(StepTape(Tape(wanted["tape"]), num_steps))
+    if onlookers:
+        try:
+            Boundaries(engine.runner, engine.name_of, onlookers)
+        except AttributeError as error:
+            raise CannotWatch(f"only vLLM's model runner V1 can be probed and recorded: {error}") from None
+    return tell_reached

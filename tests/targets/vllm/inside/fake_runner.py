@@ -37,7 +37,7 @@ class Proposer:
         self.model = DraftHead()
         self.num_steps = num_steps
         self.input_ids = torch.zeros(64, dtype=torch.int32)
-        self.slot_mapping = torch.zeros(0, dtype=torch.int64)
+        self.first_slots = torch.zeros(0, dtype=torch.int64)
 
     def prepare_next_token_ids_padded(self, sampled: Tensor) -> tuple[Tensor, Tensor]:
         counts = (sampled >= 0).sum(1)
@@ -63,7 +63,7 @@ class Proposer:
         return torch.stack(drafts, 1)
 
     def _update_positions_dependent_metadata(self, positions: Tensor, metadata: Any) -> Tensor:
-        metadata.slot_mapping = positions + 1
+        metadata.slot_mapping = self.first_slots + positions + 1
         return positions + 1
 
     def _sample_draft_tokens(self, hidden: Tensor, _: Any) -> tuple[Tensor, None]:
@@ -106,13 +106,20 @@ class Runner:
             num_computed_tokens_cpu=np.array([self.computed[name] for name in names]),
             num_prompt_tokens=np.array([self.prompts[name] for name in names]),
             num_tokens_no_spec=np.array([len(self.tokens[name]) for name in names]),
+            token_ids_cpu=np.array([(self.tokens[name] + [0] * 64)[:64] for name in names]),
         )
+        self.requests = {f"{n}-suffix": SimpleNamespace(block_ids=([self.block_of(n)],)) for n in self.tokens}
         _, verified, _ = self._prepare_inputs(scheduled, np.array(list(self._counts.values())))
         ids = [(self.tokens[n] + self.drafts.get(n, []))[self.computed[n] :][: self._counts[n]] for n in names]
         flat = torch.tensor(list(chain(*ids)), dtype=torch.int32)
         starts = [self.computed[n] for n in names]
         spans = [range(start, start + len(each)) for start, each in zip(starts, ids, strict=True)]
         positions = torch.tensor(list(chain(*spans)))
+        self._get_slot_mappings(
+            [64 * self.block_of(n) + at for n, span in zip(names, spans, strict=True) for at in span]
+        )
+        if hasattr(self, "drafter"):
+            self.drafter.first_slots = torch.tensor([64 * self.block_of(n) for n in names])
         hidden = self._model_forward(input_ids=flat, positions=positions)
         ends = np.cumsum([len(each) for each in ids])
         drafts = verified.num_draft_tokens if verified else [0] * len(names)
@@ -120,6 +127,13 @@ class Runner:
         logits = logits_of(hidden[rows])
         self.execute_model_state = SimpleNamespace(logits=logits, hidden_states=hidden, aux_hidden_states=None)
         self._batch = names, ids, flat, positions, drafts, ends
+
+    def block_of(self, name: str) -> int:
+        """Each request has one block of 64 slots."""
+        return list(self.tokens).index(name) + 1
+
+    def _get_slot_mappings(self, slots: list[int]) -> Any:
+        return {0: torch.tensor(slots)}, None
 
     def _model_forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         return input_ids.float().unsqueeze(1)

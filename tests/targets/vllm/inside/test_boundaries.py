@@ -49,6 +49,7 @@ def test_a_prefill_and_what_is_drafted_behind_it() -> None:
     assert notes.steps == [(1, [("prefill", ("a",))])]
     assert notes.over == 1
     assert [told[0] for told in notes.passed] == [
+        "kv_pool.write.loc",
         "target_prefill.input_ids",
         "target_prefill.logits",
         "target_prefill.hidden_states",
@@ -58,8 +59,10 @@ def test_a_prefill_and_what_is_drafted_behind_it() -> None:
         "draft_prefill.hidden_states",
         "draft_extend.logits",
         "draft_extend.topk_index",
-        *["draft.forward.positions", "draft.forward.input_ids", "draft.forward.logits"] * 2,
+        *["draft.out_cache_loc", "draft.forward.positions", "draft.forward.input_ids", "draft.forward.logits"] * 2,
     ]
+    assert notes.of("kv_pool.write.loc") == [(("a",), [64, 65, 66], (3,))]
+    assert [values for _, values, _ in notes.of("draft.out_cache_loc")] == [[67], [68]]
     assert notes.of("target_prefill.input_ids") == [(("a",), [1, 2, 3], (3,))]
     assert notes.of("draft_prefill.input_ids") == [(("a",), [2, 3, 4], (3,))]
     assert notes.of("draft_extend.topk_index") == [(("a",), [5], (1,))]
@@ -110,8 +113,9 @@ def test_a_target_alone_decodes_plainly() -> None:
     runner.computed["a"] = 2
     runner.step(a=1)
     assert [told[0] for told in notes.passed] == [
-        "target_prefill.input_ids", "target_prefill.logits", "target_prefill.hidden_states", "sampler.next_token_ids",
-        "target_decode.input_ids", "target_decode.logits", "sampler.next_token_ids",
+        "kv_pool.write.loc", "target_prefill.input_ids", "target_prefill.logits", "target_prefill.hidden_states",
+        "sampler.next_token_ids",
+        "kv_pool.write.loc", "target_decode.input_ids", "target_decode.logits", "sampler.next_token_ids",
     ]  # fmt: skip
 
 

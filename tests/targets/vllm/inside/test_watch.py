@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from specdebug import async_probe
 from specdebug.diverge.tape import TapeRecording
+from specdebug.targets.inside.words import facts_in
 from specdebug.targets.vllm.inside.watch import CannotWatch, watch
-from tests.targets.vllm.inside.fake_runner import Runner
+from tests.targets.vllm.inside.fake_runner import VOCABULARY, Runner
 
 ENGINE = {"speculative_config": {"num_speculative_tokens": 3}}
 
@@ -34,6 +36,24 @@ def test_a_tape_is_written(tmp_path: Path) -> None:
     assert step.rids == ("a",)
 
 
+def test_probes_are_live_by_the_rules_of_the_arm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(block_size=64, num_gpu_blocks=4),
+        model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY),
+    )
+    runner = Runner()
+    made = thread(runner)
+    made.config = config
+    rules = [{"glob": "draft.forward.positions", "mode": "record", "kinds": ["oob"]}]
+    tell_reached = watch(made, {"engine": ENGINE, "probes": rules})
+    runner.add("a", [1, 2, 3])
+    runner.step(a=3)
+    tell_reached()
+    (told,) = [facts for line in capsys.readouterr().err.splitlines() if (facts := facts_in(line))]
+    assert told["reached"] == {"draft.forward.positions": 2}
+    async_probe.configure("off")
+
+
 def test_a_runner_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CannotWatch, match="cannot be watched"):
+    with pytest.raises(CannotWatch, match="only vLLM's model runner V1"):
         watch(thread(SimpleNamespace()), {"engine": ENGINE, "tape": str(tmp_path / "t")})

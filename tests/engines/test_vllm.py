@@ -98,6 +98,64 @@ def planted(*, drafts: bool) -> dict[str, list[str]]:
     return answer
 
 
+SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+FREE = "self.kv_cache_manager.free(request)"
+PLANTED = {
+    "leak": (f"{SCHEDULER}._free_request_blocks", FREE, "self.kv_cache_manager.pop_blocks_for_free(request)"),
+    "double-free": (
+        f"{SCHEDULER}._free_request_blocks",
+        FREE,
+        "self.kv_cache_manager.block_pool.free_blocks(self.kv_cache_manager.get_blocks(request.request_id).blocks[0])\n"
+        + FREE,
+    ),
+    "ref-count": ("vllm.v1.core.block_pool:BlockPool.touch", "block.ref_cnt += 1", "block.ref_cnt += 2"),
+    "rejected": (f"{SCHEDULER}.update_from_output", "request.num_computed_tokens -= num_rejected", "pass"),
+    "position": (
+        "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer._update_positions_dependent_metadata",
+        "positions = self.positions[:batch_size]",
+        "positions = self.positions[:batch_size].add_(1)",
+    ),
+}
+"""Damage by source patches of vLLM: the function, a line of it, and what stands there instead."""
+
+
+def planting(folder: Path, name: str) -> None:
+    """A folder of content whose fix 900001, reverted, is that damage."""
+    target, line, instead = PLANTED[name]
+    edit = {"match": f"{line}\n", "replacement": f"{instead}\n"}
+    toggle = {
+        "pr": 900001,
+        "title": "a fix that there is not",
+        "url": "https://example.org/900001",
+        "family": "planted",
+        "symptom": "none",
+        "patches": {"vllm": {">=0.32.0,<0.33": [{"target": target, "edits": [edit]}]}},
+    }
+    (folder / "toggles").mkdir()
+    (folder / "toggles" / "900001.yaml").write_text(json.dumps(toggle))
+
+
+@pytest.mark.parametrize(
+    ("name", "signature"),
+    [
+        ("leak", "pools@ownership"),
+        ("double-free", "pools@locks"),
+        ("ref-count", "pools@locks"),
+        ("rejected", "pools@lengths"),
+        ("position", "oob@draft.forward.positions"),
+    ],
+)
+def test_damage_in_vllm_s_own_code_is_the_arm_s_failure_by_law_or_site(
+    name: str, signature: str, tmp_path: Path
+) -> None:
+    planting(tmp_path, name)
+    words = ["--content", str(tmp_path), "--revert", "900001"]
+    code, arm = replayed("bigram_key", "--arm", "fixed", "--target", RELEASE, *words)
+    found = [each["signature"] for each in arm["violations"]]
+    assert (code, signature in found) == (1, True), (found, arm["detail"])
+    assert arm["signature"] == signature or name == "rejected"  # of which vLLM's step after that dies
+
+
 def test_a_tree_is_refused_where_it_stands() -> None:
     words = [*REPLAY, "scenarios/topk_page_table.yaml", "--arm", "fixed", "--target", RELEASE]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)

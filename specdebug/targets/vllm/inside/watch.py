@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from specdebug.targets.inside.tape import Tape
+from specdebug.targets.inside.words import say
+from specdebug.targets.vllm.inside.books import MOST_BLOCKS, SchedulerBooks
 from specdebug.targets.vllm.inside.boundaries import Boundaries, BoundaryOnlooker
 from specdebug.targets.vllm.inside.engine import EngineThread
 from specdebug.targets.vllm.inside.probes import SiteProbes
@@ -17,8 +19,9 @@ class CannotWatch(Exception):
 
 
 def watch(engine: EngineThread, wanted: Mapping[str, Any]) -> Callable[[], None]:
-    """Have the engine's steps recorded, and its sites probed, if that is wanted; returns what tells which sites were
-    reached. Raises CannotWatch."""
+    """Have the scheduler's books looked at, and the engine's steps recorded and its sites probed if that is wanted;
+    returns what tells which sites were reached. Raises CannotWatch."""
+    _keep_books(engine)
     onlookers: list[BoundaryOnlooker] = []
     tell_reached: Callable[[], None] = lambda: None  # noqa: E731
     num_steps = (wanted["engine"].get("speculative_config") or {}).get("num_speculative_tokens", 0)
@@ -41,3 +44,17 @@ def watch(engine: EngineThread, wanted: Mapping[str, Any]) -> Callable[[], None]
         except AttributeError as error:
             raise CannotWatch(f"only vLLM's model runner V1 can be probed and recorded: {error}") from None
     return tell_reached
+
+
+def _keep_books(engine: EngineThread) -> None:
+    """Have the scheduler's books looked at after each step, or say why they are not."""
+    try:
+        books = SchedulerBooks(engine.scheduler)
+        books.look()  # of a release that has other books this fails at once
+    except AttributeError as error:
+        say(f"the scheduler's books are not looked at, for this release has others: {error}")
+        return
+    if books.fits:
+        engine.after_step = books.look
+    else:
+        say(f"the scheduler's books are not looked at, for its pool has more than {MOST_BLOCKS} blocks")

@@ -13,12 +13,41 @@ from specdebug.diverge.tape import TapeRecording
 from specdebug.targets.inside.words import facts_in
 from specdebug.targets.vllm.inside.watch import CannotWatch, watch
 from tests.targets.vllm.inside.fake_runner import VOCABULARY, Runner
+from tests.targets.vllm.inside.test_books import scheduler
 
 ENGINE = {"speculative_config": {"num_speculative_tokens": 3}}
 
 
 def thread(runner: Any) -> Any:
-    return SimpleNamespace(runner=runner, name_of=lambda rid: rid.removesuffix("-suffix"))
+    return SimpleNamespace(
+        runner=runner, name_of=lambda rid: rid.removesuffix("-suffix"), scheduler=scheduler(), after_step=None
+    )
+
+
+def test_the_scheduler_s_books_are_looked_at_after_each_step(capsys: pytest.CaptureFixture[str]) -> None:
+    made = thread(Runner())
+    watch(made, {"engine": ENGINE})
+    made.after_step()
+    assert capsys.readouterr().err == ""
+    made.scheduler.kv_cache_manager.block_pool.blocks[2].ref_cnt = 7
+    made.after_step()
+    assert "found pools@locks at step 2: block 2 has ref_cnt 7" in capsys.readouterr().err
+
+
+def test_those_of_a_large_pool_are_not_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    made = thread(Runner())
+    made.scheduler.kv_cache_manager.block_pool.blocks *= 200
+    watch(made, {"engine": ENGINE})
+    assert made.after_step is None
+    assert "more than 1024 blocks" in capsys.readouterr().err
+
+
+def test_those_of_a_release_that_has_others_are_not_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    made = thread(Runner())
+    del made.scheduler.deferred_frees
+    watch(made, {"engine": ENGINE})
+    assert made.after_step is None
+    assert "this release has others" in capsys.readouterr().err
 
 
 def test_nothing_is_wrapped_where_nothing_is_wanted() -> None:

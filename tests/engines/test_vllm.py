@@ -176,6 +176,18 @@ def test_every_tensor_beside_our_engines_differs_by_rounding_alone(scenario: str
     assert looked["left_out"] == {}
 
 
+def test_so_does_every_tensor_of_an_eagle_3_head_which_has_features_of_several_layers(tmp_path: Path) -> None:
+    text = (ROOT / "scenarios" / "bigram_key.yaml").read_text()
+    scenario = tmp_path / "eagle3.yaml"
+    scenario.write_text(text.replace("algorithm: EAGLE,", "algorithm: EAGLE3, draft_model: tiny-eagle3,"))
+    code, answer = diverged(str(scenario), "--arm", f"fixed@{RELEASE}", "--arm", "fixed")  # and the other way round
+    assert (code, answer["diverged"], answer["reason"]) == (0, False, "")
+    assert {"draft_prefill.hidden_states", "draft_extend.features", "draft_extend.topk_index"} <= set(
+        answer["looked"]["sites"]
+    )
+    assert answer["looked"]["only"][0] == []
+
+
 def test_the_first_tensor_that_a_reverted_fix_changes_is_named() -> None:
     code, answer = diverged("flaky_draft_positions", "--arm", "reverted", "--arm", f"fixed@{RELEASE}")
     assert (code, answer["first"]["site"]) == (1, "draft.forward.positions")
